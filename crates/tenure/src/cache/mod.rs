@@ -1,0 +1,4 @@
+//! cache
+/// Cache.
+#[derive(Debug)]
+pub struct Cache<K>(std::marker::PhantomData<K>);

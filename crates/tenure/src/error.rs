@@ -1,0 +1,128 @@
+//! What every fallible call returns when it fails.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::io;
+
+/// Result of tenure's calls.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The cause of a failure, for programs that branch on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The range is unaligned, empty or wraps around the address space (`EINVAL`).
+    BadRange,
+    /// Part of the range is not mapped (`ENOMEM`).
+    NotMapped,
+    /// The mapping is of a kind the call cannot work on (`EINVAL`).
+    WrongMapping,
+    /// The range is locked in memory (`EINVAL`).
+    Locked,
+    /// The range is volatile, and the call needs it not to be (`EINVAL`).
+    IsVolatile,
+    /// The range is not marked volatile, and the call needs it to be (`EINVAL`).
+    NotMarked,
+    /// The kernel had no memory for it, or the process has too many mappings (`ENOMEM`).
+    OutOfMemory,
+    /// The kernel lacks or refuses a feature nothing can stand in for (`EOPNOTSUPP`).
+    Unsupported,
+    /// A refill function failed or panicked (`EIO`).
+    RefillFailed,
+    /// Any other failure of a system call; see [`Error::errno`].
+    System,
+}
+
+/// A failure: which call, on which range, why, and what to do about it.
+#[derive(Clone, Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    call: &'static str,
+    range: Option<(usize, usize)>,
+    errno: i32,
+    why: Cow<'static, str>,
+    remedy: Cow<'static, str>,
+}
+
+impl Error {
+    pub(crate) fn new(
+        kind: ErrorKind,
+        call: &'static str,
+        why: impl Into<Cow<'static, str>>,
+        remedy: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        let errno = match kind {
+            ErrorKind::BadRange
+            | ErrorKind::WrongMapping
+            | ErrorKind::Locked
+            | ErrorKind::IsVolatile
+            | ErrorKind::NotMarked => libc::EINVAL,
+            ErrorKind::NotMapped | ErrorKind::OutOfMemory => libc::ENOMEM,
+            ErrorKind::Unsupported => libc::EOPNOTSUPP,
+            ErrorKind::RefillFailed | ErrorKind::System => libc::EIO,
+        };
+        Error { kind, call, range: None, errno, why: why.into(), remedy: remedy.into() }
+    }
+
+    /// An error from a system call that failed with `errno`.
+    pub(crate) fn system(call: &'static str, syscall: &str, errno: rustix::io::Errno) -> Self {
+        let (kind, remedy) = match errno {
+            rustix::io::Errno::NOMEM => (
+                ErrorKind::OutOfMemory,
+                "free memory, raise the memory limit, or raise vm.max_map_count",
+            ),
+            rustix::io::Errno::NOSYS | rustix::io::Errno::OPNOTSUPP => {
+                (ErrorKind::Unsupported, "run `tenure doctor` to see what this kernel offers")
+            }
+            _ => (ErrorKind::System, "run `tenure doctor` to see what this kernel offers"),
+        };
+        let mut error = Error::new(kind, call, format!("{syscall} failed: {errno}"), remedy);
+        error.errno = errno.raw_os_error();
+        error
+    }
+
+    pub(crate) fn on(mut self, start: usize, len: usize) -> Self {
+        self.range = Some((start, len));
+        self
+    }
+
+    /// The cause.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// The `errno` value that the C ABI reports for it.
+    pub fn errno(&self) -> i32 {
+        self.errno
+    }
+
+    /// The range the call was given, as start address and length in bytes.
+    pub fn range(&self) -> Option<(usize, usize)> {
+        self.range
+    }
+
+    /// What can be done about it.
+    pub fn remedy(&self) -> &str {
+        &self.remedy
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.call)?;
+        if let Some((start, len)) = self.range {
+            // The end may wrap: it is the caller's mistake that is being reported.
+            write!(f, " of [{start:#x}, {:#x}) ({len} bytes)", start.wrapping_add(len))?;
+        }
+        write!(f, ": {}; {}", self.why, self.remedy)
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        let kind = io::Error::from_raw_os_error(error.errno).kind();
+        io::Error::new(kind, error)
+    }
+}

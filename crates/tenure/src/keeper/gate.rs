@@ -1,0 +1,127 @@
+//! Fork: no page is half way between two states when the child is made, and the child watches its
+//! own copies of the ranges before `fork` returns there.
+
+use super::node::{flag, slab, NodeId, Phase, Word};
+use super::watch::{self, Detection, Kind};
+use super::{inbox, pin, records, thread};
+use crate::os::{fork, uffd};
+use std::any::Any;
+use std::cell::RefCell;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
+static GATE: RwLock<()> = RwLock::new(());
+
+/// Held while pages move between two states; forks wait for it.
+pub(crate) fn pass() -> RwLockReadGuard<'static, ()> {
+    GATE.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks that other modules want held over a fork. Each answers a guard.
+pub(crate) type Locker = fn() -> Box<dyn Any>;
+static LOCKERS: RwLock<Vec<Locker>> = RwLock::new(Vec::new());
+
+/// Adds a lock to those held over every fork, taken before all added earlier.
+pub(crate) fn hold_over_fork(locker: Locker) {
+    let mut lockers = LOCKERS.write().unwrap_or_else(PoisonError::into_inner);
+    if !lockers.contains(&locker) {
+        lockers.push(locker);
+    }
+}
+
+thread_local! {
+    static HELD: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Starts watching forks. Once.
+pub(crate) fn install() {
+    fork::watch(fork::Hooks { prepare, parent, child });
+}
+
+fn prepare() {
+    let mut held: Vec<Box<dyn Any>> = Vec::new();
+    // Outermost first: the promises' locks, then ours in the order in which they nest.
+    let lockers = LOCKERS.read().unwrap_or_else(PoisonError::into_inner);
+    for locker in lockers.iter().rev() {
+        held.push(locker());
+    }
+    held.push(Box::new(GATE.write().unwrap_or_else(PoisonError::into_inner)));
+    held.push(Box::new(records::lock()));
+    held.push(Box::new(slab().lock()));
+    held.push(Box::new(pin::lock_all()));
+    held.push(Box::new(thread::lock()));
+    held.push(Box::new(inbox::lock()));
+    HELD.with_borrow_mut(|all| *all = held);
+}
+
+fn parent() {
+    release();
+}
+
+fn release() {
+    // Innermost first.
+    HELD.with_borrow_mut(|all| while all.pop().is_some() {});
+}
+
+fn child() {
+    HELD.with_borrow_mut(|all| {
+        for guard in all.iter_mut() {
+            if let Some(inbox) =
+                guard.downcast_mut::<std::sync::MutexGuard<'static, inbox::Inbox>>()
+            {
+                inbox::reset_in_child(inbox);
+            }
+        }
+    });
+    let missed = HELD.with_borrow(Vec::is_empty);
+    thread::reset_in_child();
+    watch_again(missed);
+    release();
+}
+
+/// Registers in the child what was registered in the parent. A page that was discarded in between is
+/// missing here too, so it still counts as purged.
+fn watch_again(missed: bool) {
+    if watch::detection() == Detection::Words {
+        return;
+    }
+    let reopened = watch::reopen_in_child().is_ok();
+    let fd = watch::raw(Kind::Sigbus);
+    each_node(|node, word| {
+        let offered = word.phase() != Phase::Resident;
+        node.set(flag::REFILLED, false);
+        if !offered && !node.is(flag::REGISTERED) {
+            return;
+        }
+        let registered = reopened && fd >= 0 && uffd::register(fd, node.range()).is_ok();
+        if !registered {
+            node.set(flag::REGISTERED | flag::DENSE, false);
+        }
+        // A child whose handlers did not run may have read a purged page as zeros before now.
+        if offered && (!registered || (missed && node.is(flag::RAW))) {
+            node.set(flag::SUSPECT, true);
+        }
+    });
+}
+
+/// Our userfaultfd was closed behind our back at a time when the keeper held no copy: what is
+/// offered can have been discarded unseen, so all of it counts as purged.
+pub(crate) fn suspect_all() {
+    let _ = watch::reopen_in_child();
+    each_node(|node, word| {
+        node.set(flag::REGISTERED | flag::DENSE, false);
+        if word.phase() != Phase::Resident {
+            node.set(flag::SUSPECT, true);
+        }
+    });
+}
+
+fn each_node(mut each: impl FnMut(&super::node::Node, Word)) {
+    for number in 0..slab().made() {
+        let node = NodeId(number).node();
+        let word = node.load();
+        if !word.has(Word::FREE) {
+            each(node, word);
+        }
+    }
+}
+

@@ -1,0 +1,103 @@
+//! How the rest of the process reaches the keeper: a wake, a pressure report, a job.
+
+use super::thread;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{mpsc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+pub(crate) struct Inbox {
+    jobs: VecDeque<Job>,
+    woken: bool,
+    pressure: bool,
+}
+
+static INBOX: Mutex<Inbox> =
+    Mutex::new(Inbox { jobs: VecDeque::new(), woken: false, pressure: false });
+static BELL: Condvar = Condvar::new();
+/// The keeper sleeps until it is called: it knows no range.
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+
+/// What the keeper finds when it wakes.
+pub(crate) struct Mail {
+    pub jobs: VecDeque<Job>,
+    pub pressure: bool,
+}
+
+pub(crate) fn lock() -> MutexGuard<'static, Inbox> {
+    INBOX.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes the keeper look at once.
+pub(crate) fn wake() {
+    lock().woken = true;
+    BELL.notify_one();
+}
+
+/// Makes the keeper look if it sleeps for good. One load when it does not.
+pub(crate) fn wake_sleeper() {
+    if ASLEEP.load(Ordering::SeqCst) {
+        wake();
+    }
+}
+
+/// Says that the kernel is short of memory.
+pub(crate) fn report_pressure() {
+    lock().pressure = true;
+    BELL.notify_one();
+}
+
+/// Runs `job` on the keeper's thread and waits for its result. `None`: there is no keeper.
+pub(crate) fn on_keeper<R: Send + 'static>(job: impl FnOnce() -> R + Send + 'static) -> Option<R> {
+    if thread::is_keeper() {
+        return Some(job());
+    }
+    thread::start().ok()?;
+    let (send, receive) = mpsc::sync_channel(1);
+    lock().jobs.push_back(Box::new(move || {
+        let _ = send.send(job());
+    }));
+    BELL.notify_one();
+    receive.recv().ok()
+}
+
+/// Waits for mail, or the time-out. `None`: for good, if `idle` still says so once it is known that
+/// the next new range will call.
+pub(crate) fn wait(timeout: Option<Duration>, idle: impl Fn() -> bool) -> Mail {
+    let mut inbox = lock();
+    let empty = |inbox: &mut Inbox| inbox.jobs.is_empty() && !inbox.woken && !inbox.pressure;
+    inbox = match timeout {
+        None => {
+            // SeqCst on both sides: either the maker of a new range sees ASLEEP, or we see the range.
+            ASLEEP.store(true, Ordering::SeqCst);
+            let inbox = if idle() {
+                BELL.wait_while(inbox, empty).unwrap_or_else(PoisonError::into_inner)
+            } else {
+                inbox
+            };
+            ASLEEP.store(false, Ordering::Release);
+            inbox
+        }
+        Some(timeout) => {
+            BELL.wait_timeout_while(inbox, timeout, empty)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0
+        }
+    };
+    inbox.woken = false;
+    Mail {
+        jobs: std::mem::take(&mut inbox.jobs),
+        pressure: std::mem::take(&mut inbox.pressure),
+    }
+}
+
+/// In a child, where the keeper did not come along: jobs of threads that are gone are dropped.
+pub(crate) fn reset_in_child(inbox: &mut Inbox) {
+    // Not dropped: freeing calls the allocator, which a fork handler must not.
+    std::mem::forget(std::mem::take(&mut inbox.jobs));
+    inbox.woken = false;
+    inbox.pressure = false;
+    ASLEEP.store(false, Ordering::Release);
+}

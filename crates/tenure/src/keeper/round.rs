@@ -1,0 +1,197 @@
+//! One look of the keeper at all ranges: which to offer now, and when to look again.
+
+use super::node::{flag, slab, NodeId, Phase, Word};
+use super::pages::Refusal;
+use super::settings::{settings, Priority};
+use super::{index, pin};
+use crate::os::memory_limit::{self, MemoryGroup, Room};
+use crate::stats::{self, COUNTERS};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// The least that may go unoffered unless set otherwise.
+const BOUND_MIN: u64 = 16 << 20;
+/// Nodes looked at in a round when nothing presses: 2^18 take about 1 ms.
+const LOOK: u32 = 1 << 18;
+/// The pause between rounds when nothing changes.
+const IDLE: Duration = Duration::from_secs(1);
+/// How long a pressure report counts.
+const PRESSED: Duration = Duration::from_secs(1);
+
+/// What the keeper remembers from round to round.
+pub(crate) struct Rounds {
+    hand: u32,
+    last: Instant,
+    rest: Duration,
+    group: Option<MemoryGroup>,
+    room: Room,
+    room_at: Option<Instant>,
+    pressed_until: Option<Instant>,
+    live: u32,
+    candidates: Vec<Candidate>,
+}
+
+struct Candidate {
+    priority: u8,
+    /// Set when it was used since the last round: such a range is offered only to keep the bound.
+    used: bool,
+    age: u8,
+    due: bool,
+    id: NodeId,
+    len: u64,
+}
+
+/// What a round saw.
+#[derive(Default)]
+struct Seen {
+    marked_bytes: u64,
+    pending: bool,
+    active: bool,
+    live: u32,
+}
+
+impl Rounds {
+    pub fn new() -> Rounds {
+        Rounds {
+            hand: 0,
+            last: Instant::now(),
+            rest: Duration::ZERO,
+            group: memory_limit::own_group(),
+            room: Room::default(),
+            room_at: None,
+            pressed_until: None,
+            live: 0,
+            candidates: Vec::new(),
+        }
+    }
+
+    /// Whether no range existed at the last look and none has been made since.
+    pub fn nothing_known(&self) -> bool {
+        self.live == 0 && slab().live() == 0
+    }
+
+    /// Looks, offers, and answers how long to pause (`None`: until called).
+    pub fn round(&mut self, pressure: bool) -> Option<Duration> {
+        let now = Instant::now();
+        if slab().live() == 0 {
+            self.live = 0;
+            self.last = now;
+            return None;
+        }
+        stats::add(&COUNTERS.keeper_rounds, 1);
+        if pressure {
+            stats::add(&COUNTERS.pressure_events, 1);
+            self.pressed_until = Some(now + PRESSED);
+        }
+        let pressed = self.pressed_until.is_some_and(|until| now < until);
+        let settings = settings();
+        let eighth = (settings.offer_after / 8).max(Duration::from_millis(1));
+        let units = self.age_units(now, eighth);
+        let bound = self.bound(now, settings.unoffered_max, pressed);
+
+        let seen = self.look(units, pressed, settings.offer_after.is_zero());
+        self.live = seen.live;
+        let left = self.offer(seen.marked_bytes, bound, pressed);
+
+        Some(if left > bound {
+            Duration::from_millis(10)
+        } else if seen.pending || seen.active {
+            eighth.clamp(Duration::from_millis(5), Duration::from_millis(250))
+        } else {
+            IDLE
+        })
+    }
+
+    /// How many eighths of the wait have passed since the last round.
+    fn age_units(&mut self, now: Instant, eighth: Duration) -> u8 {
+        let passed = now - self.last + self.rest;
+        self.last = now;
+        let units = (passed.as_nanos() / eighth.as_nanos()).min(255) as u8;
+        self.rest = if units == 255 { Duration::ZERO } else { passed - eighth * u32::from(units) };
+        units
+    }
+
+    fn bound(&mut self, now: Instant, set: Option<u64>, pressed: bool) -> u64 {
+        if let Some(bytes) = set {
+            return bytes;
+        }
+        if self.room_at.is_none_or(|at| now - at >= Duration::from_millis(250)) {
+            self.room = memory_limit::room(self.group.as_ref());
+            self.room_at = Some(now);
+        }
+        let bound = (self.room.free / 4).max(BOUND_MIN);
+        if pressed {
+            (bound / 4).min(BOUND_MIN)
+        } else {
+            bound
+        }
+    }
+
+    /// Ages the marked ranges and collects those that could be offered.
+    fn look(&mut self, units: u8, pressed: bool, at_once: bool) -> Seen {
+        let made = slab().made();
+        self.candidates.clear();
+        let mut seen = Seen { live: slab().live(), ..Seen::default() };
+        let count = if pressed { made } else { made.min(LOOK) };
+        for step in 0..count {
+            let id = NodeId((self.hand + step) % made);
+            let node = id.node();
+            let word = node.load();
+            if word.has(Word::FREE) || word.phase() != Phase::Resident {
+                continue;
+            }
+            let used = node.seen_uses.swap(word.uses(), Ordering::Relaxed) != word.uses();
+            seen.active |= used;
+            if word.pins() > 0 {
+                node.age.store(0, Ordering::Relaxed);
+                continue;
+            }
+            let age = if used { 0 } else { node.age.load(Ordering::Relaxed).saturating_add(units) };
+            node.age.store(age, Ordering::Relaxed);
+            let rest = node.rest.load(Ordering::Relaxed);
+            if rest > 0 && !pressed {
+                node.rest.store(rest - 1, Ordering::Relaxed);
+                continue;
+            }
+            let len = node.len() as u64;
+            seen.marked_bytes += len;
+            let priority = node.priority.load(Ordering::Relaxed);
+            let wait = Priority::new(priority).unwrap_or_default().wait_eighths();
+            let wait = if pressed { wait / 8 } else { wait };
+            let due = at_once || (!used && u64::from(age) >= wait);
+            seen.pending |= !due;
+            self.candidates.push(Candidate { priority, used, age, due, id, len });
+        }
+        self.hand = (self.hand + count) % made.max(1);
+        seen
+    }
+
+    /// Offers what is due and what is over the bound; answers what stays marked.
+    fn offer(&mut self, marked: u64, bound: u64, pressed: bool) -> u64 {
+        let mut left = marked;
+        if left <= bound {
+            self.candidates.retain(|c| c.due);
+        }
+        // Lowest priority first, then the longest unused.
+        self.candidates.sort_unstable_by_key(|c| (c.priority, c.used, u8::MAX - c.age, c.id));
+        for candidate in &self.candidates {
+            if !candidate.due && left <= bound {
+                continue;
+            }
+            let node = candidate.id.node();
+            let id = match node.is(flag::RAW) {
+                true => index::lock().merge_with_neighbours(candidate.id),
+                false => candidate.id,
+            };
+            match pin::offer(id, pressed) {
+                Ok(()) => left = left.saturating_sub(candidate.len),
+                Err(Refusal::Wanted) => {}
+                Err(_) => {
+                    node.rest.store(16, Ordering::Relaxed);
+                    left = left.saturating_sub(candidate.len);
+                }
+            }
+        }
+        left
+    }
+}

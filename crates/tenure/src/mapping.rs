@@ -1,0 +1,216 @@
+//! Owned mappings: memory that is unmapped when its owner goes.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::os::{self, advise, reserve};
+use crate::range::PageRange;
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fs::{fstat, ftruncate, memfd_create, MemfdFlags};
+
+/// What size of pages an anonymous mapping asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PageSize {
+    /// Whatever the system's setting gives.
+    #[default]
+    System,
+    /// Base pages only.
+    Base,
+    /// Huge pages where they fit: the mapping starts at a huge-page boundary and is advised
+    /// `MADV_HUGEPAGE` before its first touch.
+    Huge,
+}
+
+/// A mapping of whole pages, unmapped on drop.
+#[derive(Debug)]
+pub struct Mapping {
+    range: PageRange,
+    len: usize,
+    writable: bool,
+}
+
+// The memory behind a mapping is plain bytes, reached through `&self` for reading and `&mut self`
+// for writing only; `PageRange` is two numbers, so both traits hold by themselves.
+
+impl Mapping {
+    /// Maps `len` bytes (rounded up to whole pages) of zeroed private memory.
+    ///
+    /// # Errors
+    /// `EINVAL`: `len` is 0. `ENOMEM`: no address space, too many mappings, or over `RLIMIT_AS`.
+    pub fn anonymous(len: usize) -> Result<Mapping> {
+        Mapping::anonymous_with(len, PageSize::System)
+    }
+
+    /// [`Mapping::anonymous`] with a choice of page size.
+    ///
+    /// # Errors
+    /// As [`Mapping::anonymous`]. A kernel without huge pages gives base pages, without an error.
+    pub fn anonymous_with(len: usize, pages: PageSize) -> Result<Mapping> {
+        let size = whole_pages("Mapping::anonymous", len)?;
+        let align = if pages == PageSize::Huge { os::HUGE_PAGE } else { os::page_size() };
+        let range = reserve::map_anonymous(size, align)
+            .map_err(|errno| Error::system("Mapping::anonymous", "mmap", errno))?;
+        // Advice only: what it refuses costs speed, not correctness.
+        let _ = match pages {
+            PageSize::System => Ok(()),
+            PageSize::Base => advise::want_base_pages(range),
+            PageSize::Huge => advise::want_huge_pages(range),
+        };
+        Ok(Mapping { range, len, writable: true })
+    }
+
+    /// Maps a private, writable copy of `len` bytes of a file from `offset`; writes stay in memory.
+    ///
+    /// # Safety
+    /// Nobody truncates or writes the file while it is mapped: touching a page past its end raises
+    /// SIGBUS, and bytes that change under a `&[u8]` are undefined behaviour.
+    ///
+    /// # Errors
+    /// `EINVAL`: `len` is 0, `offset` is not page-aligned, or the range ends past the end of the
+    /// file. Others are `mmap`'s.
+    pub unsafe fn file(file: impl AsFd, offset: u64, len: usize) -> Result<Mapping> {
+        map_file("Mapping::file", file.as_fd(), offset, len, false)
+    }
+
+    /// Makes a memfd of `len` bytes (rounded up to whole pages) and maps it shared.
+    ///
+    /// # Errors
+    /// `EINVAL`: `len` is 0. `ENOMEM`, `EMFILE`, `ENFILE`: as `memfd_create` and `mmap`.
+    pub fn memfd(name: &str, len: usize) -> Result<Mapping> {
+        let call = "Mapping::memfd";
+        let size = whole_pages(call, len)?;
+        let fd = memfd_create(name, MemfdFlags::CLOEXEC)
+            .map_err(|errno| Error::system(call, "memfd_create", errno))?;
+        ftruncate(&fd, size as u64).map_err(|errno| Error::system(call, "ftruncate", errno))?;
+        let mut mapping = map_file(call, fd.as_fd(), 0, size, true)?;
+        mapping.len = len;
+        Ok(mapping)
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: mapped readable for the life of `self`; initialised (zeros or file contents).
+        unsafe { std::slice::from_raw_parts(self.range.start as *const u8, self.len) }
+    }
+
+    /// The bytes, for writing.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        assert!(self.writable);
+        // SAFETY: mapped writable for the life of `self`, and borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.range.start as *mut u8, self.len) }
+    }
+
+    /// The first byte's address.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.range.start as *const u8
+    }
+
+    /// The first byte's address, for the calls that take raw ranges.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.range.start as *mut u8
+    }
+
+    /// Length in bytes, as asked for.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: a mapping has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn range(&self) -> PageRange {
+        self.range
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and no borrow of it outlives us. munmap of a whole mapping
+        // that exists cannot fail but for a mapping count at its limit, and then it leaks.
+        let _ = unsafe { reserve::unmap(self.range) };
+    }
+}
+
+fn whole_pages(call: &'static str, len: usize) -> Result<usize> {
+    match len.checked_next_multiple_of(os::page_size()) {
+        Some(0) => Err(Error::new(
+            ErrorKind::BadRange,
+            call,
+            "the length is 0",
+            "ask for at least one byte",
+        )),
+        Some(size) if size <= isize::MAX as usize => Ok(size),
+        _ => Err(Error::new(
+            ErrorKind::BadRange,
+            call,
+            "the length does not fit the address space",
+            "check it for an underflow",
+        )),
+    }
+}
+
+fn map_file(
+    call: &'static str,
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    len: usize,
+    shared: bool,
+) -> Result<Mapping> {
+    let size = whole_pages(call, len)?;
+    let end = fstat(fd).map_err(|errno| Error::system(call, "fstat", errno))?.st_size as u64;
+    if offset % os::page_size() as u64 != 0 || offset.saturating_add(len as u64) > end {
+        return Err(Error::new(
+            ErrorKind::BadRange,
+            call,
+            format!("{len} bytes from {offset} are not page-aligned or end past the file's {end}"),
+            "pass a page-aligned offset and a length inside the file",
+        ));
+    }
+    let range = reserve::map_file(fd, offset, size, shared, true)
+        .map_err(|errno| Error::system(call, "mmap", errno))?;
+    Ok(Mapping { range, len, writable: true })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_holds_bytes() {
+        let mut maps = vec![
+            Mapping::anonymous(5000).unwrap(),
+            Mapping::anonymous_with(3 << 20, PageSize::Huge).unwrap(),
+            Mapping::anonymous_with(1 << 20, PageSize::Base).unwrap(),
+            Mapping::memfd("tenure-test", 5000).unwrap(),
+        ];
+        for map in &mut maps {
+            assert!(map.as_slice().iter().all(|byte| *byte == 0));
+            let last = map.len() - 1;
+            map.as_mut_slice()[last] = 9;
+            assert_eq!(map.as_slice()[last], 9);
+        }
+        assert_eq!(maps[1].as_ptr() as usize % os::HUGE_PAGE, 0);
+    }
+
+    #[test]
+    fn a_private_file_mapping_keeps_the_file() {
+        let path = std::env::temp_dir().join(format!("tenure-mapping-{}", std::process::id()));
+        std::fs::write(&path, vec![5u8; 9000]).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        // SAFETY: the file is this test's alone.
+        let mut map = unsafe { Mapping::file(&file, 4096, 4904) }.unwrap();
+        map.as_mut_slice()[0] = 6;
+        assert_eq!(map.as_slice()[1], 5);
+        assert_eq!(std::fs::read(&path).unwrap()[4096], 5);
+        // SAFETY: as above.
+        let past_end = unsafe { Mapping::file(&file, 4096, 5000) }.unwrap_err();
+        assert_eq!(past_end.errno(), libc::EINVAL);
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn nothing_and_too_much_are_refused() {
+        assert_eq!(Mapping::anonymous(0).unwrap_err().kind(), ErrorKind::BadRange);
+        assert_eq!(Mapping::anonymous(usize::MAX).unwrap_err().kind(), ErrorKind::BadRange);
+    }
+}

@@ -1,0 +1,146 @@
+//! How much memory this process may still take: the machine's, or its cgroup's (v1 and v2).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The memory cgroup that governs this process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MemoryGroup {
+    pub path: PathBuf,
+    pub root: PathBuf,
+    pub v2: bool,
+}
+
+/// What is left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// The smallest limit above this process: of a cgroup, or the machine's memory.
+    pub limit: u64,
+    /// What could still be taken before the kernel must reclaim anonymous memory that is in use.
+    /// Lazily freed and clean file pages count as room.
+    pub free: u64,
+}
+
+/// Finds the memory cgroup from `/proc/self/cgroup` and `/proc/self/mountinfo`.
+pub(crate) fn own_group() -> Option<MemoryGroup> {
+    let cgroup = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    find_group(&cgroup, &mounts)
+}
+
+fn find_group(cgroup: &str, mounts: &str) -> Option<MemoryGroup> {
+    // "4:memory:/a" is a v1 hierarchy; "0::/a" the v2 one. Where memory is on v1, v2 has none.
+    let line = |wanted: fn(&str) -> bool| {
+        cgroup.lines().find_map(|line| {
+            let mut parts = line.splitn(3, ':');
+            let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+            wanted(controllers).then(|| path.to_owned())
+        })
+    };
+    let v1 = line(|c| c.split(',').any(|c| c == "memory"));
+    let v2 = v1.is_none();
+    let path = v1.or_else(|| line(str::is_empty))?;
+    // mountinfo: id parent dev root mountpoint options - type source superoptions
+    mounts.lines().find_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let fields: Vec<&str> = before.split(' ').collect();
+        let (mount_root, point) = (*fields.get(3)?, *fields.get(4)?);
+        let mut after = after.split(' ');
+        let fits = if v2 {
+            after.next()? == "cgroup2"
+        } else {
+            after.next()? == "cgroup" && after.nth(1)?.split(',').any(|o| o == "memory")
+        };
+        if !fits {
+            return None;
+        }
+        // In a container the mount's root is the container's own group.
+        let below = path.strip_prefix(mount_root.trim_end_matches('/')).unwrap_or(&path);
+        let root = PathBuf::from(point);
+        let full = root.join(below.trim_start_matches('/'));
+        let path = if full.is_dir() { full } else { root.clone() };
+        Some(MemoryGroup { path, root, v2 })
+    })
+}
+
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+fn stat(path: &Path, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(path.join("memory.stat")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok())
+}
+
+impl MemoryGroup {
+    fn room_of(&self, path: &Path) -> Option<Room> {
+        let (limit, usage, inactive) = if self.v2 {
+            // "max" does not parse: no limit at this level.
+            let limit = [number(&path.join("memory.high")), number(&path.join("memory.max"))];
+            let limit = limit.into_iter().flatten().min()?;
+            (limit, number(&path.join("memory.current"))?, stat(path, "inactive_file "))
+        } else {
+            let limit = number(&path.join("memory.limit_in_bytes"))?;
+            let inactive = stat(path, "total_inactive_file ");
+            (limit, number(&path.join("memory.usage_in_bytes"))?, inactive)
+        };
+        // v1 writes "no limit" as a number near 2^63.
+        (limit < 1 << 60).then(|| Room {
+            limit,
+            free: limit.saturating_sub(usage.saturating_sub(inactive.unwrap_or(0))),
+        })
+    }
+}
+
+/// The room left under the machine and every cgroup above the process.
+pub(crate) fn room(group: Option<&MemoryGroup>) -> Room {
+    let mut room = machine_room().unwrap_or(Room { limit: u64::MAX, free: u64::MAX });
+    if let Some(group) = group {
+        for path in group.path.ancestors() {
+            if let Some(level) = group.room_of(path) {
+                room.limit = room.limit.min(level.limit);
+                room.free = room.free.min(level.free);
+            }
+            if path == group.root {
+                break;
+            }
+        }
+    }
+    room
+}
+
+fn machine_room() -> Option<Room> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = |key: &str| {
+        text.lines().find_map(|line| {
+            line.strip_prefix(key)?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
+        })
+    };
+    Some(Room { limit: kib("MemTotal:")? << 10, free: kib("MemAvailable:")? << 10 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_versions_are_found() {
+        let v1 = find_group(
+            "4:memory:/a/b\n0::/\n",
+            "30 20 0:26 / /nowhere/memory rw - cgroup cgroup rw,memory\n\
+             31 20 0:27 / /nowhere/unified rw - cgroup2 cgroup2 rw\n",
+        )
+        .unwrap();
+        assert!(!v1.v2);
+        assert_eq!(v1.root, Path::new("/nowhere/memory"));
+        let v2 = find_group("0::/x\n", "31 20 0:27 / /nowhere rw - cgroup2 cgroup2 rw\n").unwrap();
+        assert!(v2.v2);
+        assert_eq!(find_group("1:cpu:/\n", ""), None);
+    }
+
+    #[test]
+    fn the_machine_has_room() {
+        let room = room(own_group().as_ref());
+        assert!(room.limit > 0 && room.free > 0 && room.free <= room.limit.max(room.free));
+    }
+}

@@ -1,0 +1,34 @@
+//! The only place with unsafe system calls.
+//!
+//! Everything above calls these functions; each says what it needs and what it leaves behind, so
+//! that the callers' reasoning rests on one contract. Nothing here keeps policy.
+
+#![allow(unsafe_code)]
+
+pub(crate) mod advise;
+pub(crate) mod fork;
+pub(crate) mod maps;
+pub(crate) mod memory_limit;
+pub(crate) mod pagemap;
+pub(crate) mod pressure;
+pub(crate) mod probe;
+pub(crate) mod reserve;
+pub(crate) mod signal;
+pub(crate) mod thread;
+pub(crate) mod uffd;
+pub(crate) mod words;
+
+use std::sync::OnceLock;
+
+/// Size of a transparent huge page (a PMD's reach) on the architectures with 4 KiB pages.
+///
+/// With 16 or 64 KiB base pages a PMD reaches further; ranges are then offered in pieces of this
+/// size all the same, which splits nothing because such pieces are smaller than the huge page that
+/// `MADV_HUGEPAGE` would give and the probe reports huge pages as absent.
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
+
+/// The size of a base page.
+pub(crate) fn page_size() -> usize {
+    static SIZE: OnceLock<usize> = OnceLock::new();
+    *SIZE.get_or_init(rustix::param::page_size)
+}

@@ -1,0 +1,206 @@
+//! Which pages of a range are there: PAGEMAP_SCAN (6.7+), else `/proc/self/pagemap`.
+
+use super::advise::last_errno;
+use super::page_size;
+use crate::range::PageRange;
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{open, Mode, OFlags};
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+#[repr(C)]
+#[derive(Default)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+const IOC_SCAN: u64 = (3 << 30) | ((size_of::<ScanArg>() as u64) << 16) | ((b'f' as u64) << 8) | 16;
+const PRESENT: u64 = 1 << 3;
+const SWAPPED: u64 = 1 << 4;
+const PFN_ZERO: u64 = 1 << 5;
+const HUGE: u64 = 1 << 6;
+
+const ENTRY_PRESENT: u64 = 1 << 63;
+const ENTRY_SWAPPED: u64 = 1 << 62;
+const ENTRY_EXCLUSIVE: u64 = 1 << 56;
+
+/// Which pages to list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pages {
+    /// Nothing there: never touched, discarded or dropped.
+    Missing,
+    /// Pages that hold (or have in swap) data of their own. The shared zero page is left out where
+    /// the kernel tells it apart (PAGEMAP_SCAN); otherwise it counts as data.
+    Data,
+    /// Pages mapped by a huge page. Nothing is listed where the kernel cannot say.
+    Huge,
+}
+
+/// An open pagemap of the calling process.
+pub(crate) struct Pagemap {
+    fd: OwnedFd,
+}
+
+// 0 unknown, 1 PAGEMAP_SCAN works, 2 it does not.
+static SCAN_WORKS: AtomicU8 = AtomicU8::new(0);
+
+/// Whether PAGEMAP_SCAN is used; decided by the first scan.
+pub(crate) fn scan_works() -> bool {
+    SCAN_WORKS.load(Ordering::Relaxed) == 1
+}
+
+impl Pagemap {
+    /// Opens it anew: a descriptor kept open could be closed by the program, or be the parent's
+    /// after a fork.
+    pub fn open() -> Result<Pagemap, Errno> {
+        open("/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map(|fd| Pagemap { fd })
+    }
+
+    /// Calls `each` with the extents of `range` whose pages are of the kind asked for, in order.
+    pub fn extents(
+        &self,
+        range: PageRange,
+        pages: Pages,
+        mut each: impl FnMut(PageRange),
+    ) -> Result<(), Errno> {
+        if SCAN_WORKS.load(Ordering::Relaxed) != 2 {
+            match self.scan(range, pages, &mut each) {
+                Ok(()) => {
+                    SCAN_WORKS.store(1, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Err(errno) if SCAN_WORKS.load(Ordering::Relaxed) == 1 => return Err(errno),
+                Err(_) => SCAN_WORKS.store(2, Ordering::Relaxed),
+            }
+        }
+        self.entries(range, |at, entry| {
+            let there = entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0;
+            let wanted = match pages {
+                Pages::Missing => !there,
+                Pages::Data => there,
+                Pages::Huge => false,
+            };
+            if wanted {
+                each(PageRange::new(at, at + page_size()));
+            }
+        })
+    }
+
+    fn scan(
+        &self,
+        range: PageRange,
+        pages: Pages,
+        each: &mut impl FnMut(PageRange),
+    ) -> Result<(), Errno> {
+        // The kernel keeps a page if (categories ^ inverted) has all of `mask` and any of `anyof`.
+        let (inverted, mask, anyof) = match pages {
+            Pages::Missing => (PRESENT | SWAPPED, PRESENT | SWAPPED, 0),
+            Pages::Data => (PFN_ZERO, PFN_ZERO, PRESENT | SWAPPED),
+            Pages::Huge => (0, HUGE, 0),
+        };
+        let mut found = [Region::default(); 64];
+        let mut at = range.start;
+        while at < range.end {
+            let mut argument = ScanArg {
+                size: size_of::<ScanArg>() as u64,
+                start: at as u64,
+                end: range.end as u64,
+                vec: found.as_mut_ptr() as u64,
+                vec_len: found.len() as u64,
+                category_inverted: inverted,
+                category_mask: mask,
+                category_anyof_mask: anyof,
+                return_mask: PRESENT,
+                ..ScanArg::default()
+            };
+            // SAFETY: the argument and the vector it names live through the call and have the
+            // layout that the kernel defines; without the write-protect flag the call only reads.
+            let count = unsafe {
+                libc::ioctl(self.fd.as_raw_fd(), IOC_SCAN as libc::Ioctl, &mut argument)
+            };
+            if count < 0 {
+                match last_errno() {
+                    Errno::INTR | Errno::AGAIN => continue,
+                    errno => return Err(errno),
+                }
+            }
+            for region in &found[..count as usize] {
+                each(PageRange::new(region.start as usize, region.end as usize));
+            }
+            let next = argument.walk_end as usize;
+            if next <= at {
+                return Err(Errno::IO);
+            }
+            at = next;
+        }
+        Ok(())
+    }
+
+    /// Calls `each` with every page's address and pagemap entry.
+    fn entries(&self, range: PageRange, mut each: impl FnMut(usize, u64)) -> Result<(), Errno> {
+        let page = page_size();
+        let mut buffer = [0u8; 8 * 512];
+        let mut at = range.start;
+        while at < range.end {
+            let want = ((range.end - at) / page * 8).min(buffer.len());
+            let offset = (at / page * 8) as u64;
+            let got = match rustix::io::pread(&self.fd, &mut buffer[..want], offset) {
+                Ok(got) if got >= 8 => got / 8,
+                Ok(_) => return Err(Errno::IO),
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(errno),
+            };
+            for chunk in buffer[..got * 8].chunks_exact(8) {
+                let mut entry = [0u8; 8];
+                entry.copy_from_slice(chunk);
+                each(at, u64::from_ne_bytes(entry));
+                at += page;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether some present page of the range is mapped by another process too (a fork's child or
+    /// parent). The shared zero page does not count where the kernel tells it apart.
+    pub fn any_shared(&self, range: PageRange) -> Result<bool, Errno> {
+        let mut shared = false;
+        let mut check = |part: PageRange| {
+            self.entries(part, |_, entry| {
+                shared |= entry & ENTRY_PRESENT != 0 && entry & ENTRY_EXCLUSIVE == 0;
+            })
+        };
+        let mut data = Vec::new();
+        self.extents(range, Pages::Data, |part| data.push(part))?;
+        for part in data {
+            check(part)?;
+        }
+        Ok(shared)
+    }
+
+    /// Bytes of the range that are of the kind asked for.
+    pub fn count(&self, range: PageRange, pages: Pages) -> Result<usize, Errno> {
+        let mut bytes = 0;
+        self.extents(range, pages, |part| bytes += part.len())?;
+        Ok(bytes)
+    }
+}

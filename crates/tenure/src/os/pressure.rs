@@ -1,0 +1,120 @@
+//! Being told that memory runs short: PSI triggers, cgroup v1 pressure levels, cgroup v2 events.
+
+use super::memory_limit::MemoryGroup;
+use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fs::{open, Mode, OFlags};
+use std::path::Path;
+
+/// Where pressure is heard of.
+pub(crate) struct PressureWatch {
+    sources: Vec<Source>,
+}
+
+struct Source {
+    name: &'static str,
+    fd: OwnedFd,
+    flags: PollFlags,
+}
+
+/// 70 ms of stall within 1 s. Below 2 s windows an unprivileged trigger is refused (6.5+), so that
+/// one is tried second.
+const TRIGGERS: [&str; 2] = ["some 70000 1000000", "some 150000 2000000"];
+
+impl PressureWatch {
+    /// Opens every source that this kernel and this user's rights offer.
+    pub fn open(group: Option<&MemoryGroup>) -> PressureWatch {
+        let mut sources = Vec::new();
+        let mut add = |name, source: Option<(OwnedFd, PollFlags)>| {
+            if let Some((fd, flags)) = source {
+                sources.push(Source { name, fd, flags });
+            }
+        };
+        add("psi", psi(Path::new("/proc/pressure/memory")));
+        if let Some(group) = group {
+            if group.v2 {
+                add("cgroup psi", psi(&group.path.join("memory.pressure")));
+                add("cgroup events", v2_events(&group.path));
+            } else {
+                add("cgroup pressure_level", v1_level(&group.path));
+            }
+        }
+        PressureWatch { sources }
+    }
+
+    pub fn names(&self) -> Vec<&'static str> {
+        self.sources.iter().map(|source| source.name).collect()
+    }
+
+    /// Whether there is any source at all.
+    pub fn is_empty(&self) -> bool {
+        self.sources.is_empty()
+    }
+
+    /// Waits, for as long as it takes, until one of the sources reports pressure.
+    pub fn wait(&self) {
+        let mut fds: Vec<PollFd<'_>> =
+            self.sources.iter().map(|s| PollFd::from_borrowed_fd(s.fd.as_fd(), s.flags)).collect();
+        if poll(&mut fds, None).is_err() {
+            return;
+        }
+        for (fd, source) in fds.iter().zip(&self.sources) {
+            if fd.revents().intersects(source.flags) {
+                source.rearm();
+            }
+        }
+    }
+}
+
+impl Source {
+    fn rearm(&self) {
+        let mut buffer = [0u8; 512];
+        if self.flags.contains(PollFlags::IN) {
+            let _ = rustix::io::read(&self.fd, &mut buffer);
+        } else if self.name == "cgroup events" {
+            // kernfs reports a change until the file is read again.
+            let _ = rustix::io::pread(&self.fd, &mut buffer, 0);
+        }
+    }
+}
+
+fn psi(path: &Path) -> Option<(OwnedFd, PollFlags)> {
+    TRIGGERS.iter().find_map(|trigger| {
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = open(path, flags, Mode::empty()).ok()?;
+        // The terminating NUL is part of what the kernel documents.
+        let mut text = trigger.as_bytes().to_vec();
+        text.push(0);
+        rustix::io::write(&fd, &text).ok()?;
+        Some((fd, PollFlags::PRI))
+    })
+}
+
+fn v2_events(group: &Path) -> Option<(OwnedFd, PollFlags)> {
+    let path = group.join("memory.events");
+    let fd = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut buffer = [0u8; 512];
+    rustix::io::pread(&fd, &mut buffer, 0).ok()?;
+    Some((fd, PollFlags::PRI))
+}
+
+fn v1_level(group: &Path) -> Option<(OwnedFd, PollFlags)> {
+    let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
+    let level = open(
+        group.join("memory.pressure_level"),
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .ok()?;
+    let control = open(
+        group.join("cgroup.event_control"),
+        OFlags::WRONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .ok()?;
+    // "low": the kernel is reclaiming. It comes while there is still something to reclaim. The
+    // default mode also hears of pressure in groups above.
+    let line = format!("{} {} low", event.as_raw_fd(), level.as_raw_fd());
+    rustix::io::write(&control, line.as_bytes()).ok()?;
+    Some((event, PollFlags::IN))
+}

@@ -1,0 +1,368 @@
+//! What this kernel and this user's rights allow, found by doing each thing once on a scratch page
+//! and looking at the effect. A version number would not tell what a seccomp profile refuses.
+
+use super::advise;
+use super::maps;
+use super::memory_limit;
+use super::pagemap::{self, Pagemap, Pages};
+use super::pressure::PressureWatch;
+use super::uffd;
+use super::{page_size, HUGE_PAGE};
+use crate::mapping::{Mapping, PageSize};
+use crate::range::PageRange;
+use rustix::fd::AsRawFd;
+use rustix::io::Errno;
+use std::sync::OnceLock;
+
+/// Whether something works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Status {
+    /// It does.
+    Works,
+    /// It does not; something else stands in, at the price that the finding names.
+    Degraded,
+    /// It does not, and nothing stands in.
+    Missing,
+}
+
+/// One thing that was tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// Its name, stable across versions.
+    pub name: &'static str,
+    /// Whether it works.
+    pub status: Status,
+    /// The error that the attempt gave, if it gave one.
+    pub errno: Option<i32>,
+    /// What it is.
+    pub what: &'static str,
+    /// What its absence costs the user.
+    pub consequence: &'static str,
+    /// What can be done about it.
+    pub remedy: &'static str,
+}
+
+/// All findings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    findings: Vec<Finding>,
+}
+
+/// Tries everything once per process; later calls answer from memory.
+pub fn capabilities() -> &'static Capabilities {
+    static CAPABILITIES: OnceLock<Capabilities> = OnceLock::new();
+    CAPABILITIES.get_or_init(probe)
+}
+
+impl Capabilities {
+    /// The findings, most important first.
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    /// Whether the finding of that name works.
+    pub fn works(&self, name: &str) -> bool {
+        self.findings.iter().any(|f| f.name == name && f.status == Status::Works)
+    }
+
+    /// Whether volatile memory is possible at all.
+    pub(crate) fn lazy_free(&self) -> bool {
+        self.works("madv_free")
+    }
+
+    /// Whether purges are noticed by userfaultfd.
+    pub(crate) fn volatile_by_userfaultfd(&self) -> bool {
+        self.works("userfaultfd") && self.works("populate_write")
+    }
+}
+
+struct Texts {
+    name: &'static str,
+    what: &'static str,
+    consequence: &'static str,
+    remedy: &'static str,
+    absent: Status,
+}
+
+fn probe() -> Capabilities {
+    let findings = TEXTS
+        .iter()
+        .map(|(texts, attempt)| {
+            let result = attempt();
+            Finding {
+                name: texts.name,
+                status: if result.is_ok() { Status::Works } else { texts.absent },
+                errno: result.err().flatten().map(Errno::raw_os_error),
+                what: texts.what,
+                consequence: texts.consequence,
+                remedy: texts.remedy,
+            }
+        })
+        .collect();
+    Capabilities { findings }
+}
+
+/// `Err(None)`: the call succeeded without its effect.
+type Attempt = fn() -> Result<(), Option<Errno>>;
+
+const TEXTS: &[(Texts, Attempt)] = &[
+    (
+        Texts {
+            name: "madv_free",
+            what: "the kernel discards marked pages when memory runs short (MADV_FREE, 4.5+)",
+            consequence: "no volatile memory: marking and caches return an error",
+            remedy: "allow madvise in the seccomp profile",
+            absent: Status::Missing,
+        },
+        try_free,
+    ),
+    (
+        Texts {
+            name: "userfaultfd",
+            what: "a touch of a purged page raises SIGBUS (userfaultfd, user mode only, 5.11+)",
+            consequence: "purges are found by one remembered word a page: exact at unmark, but a \
+                          touch without unmark reads zeros, 4 KiB pages cost 10 bytes each, and \
+                          marked memory must not be written",
+            remedy: "allow userfaultfd in the seccomp profile, or pass /dev/userfaultfd (6.1+) in",
+            absent: Status::Degraded,
+        },
+        try_userfaultfd,
+    ),
+    (
+        Texts {
+            name: "populate_write",
+            what: "pages are taken back by one call (MADV_POPULATE_WRITE, 5.14+)",
+            consequence: "purges are found by one remembered word a page, as without userfaultfd",
+            remedy: "use Linux 5.14 or later, or allow madvise advice 23",
+            absent: Status::Degraded,
+        },
+        try_populate_write,
+    ),
+    (
+        Texts {
+            name: "populate_read",
+            what: "untouched pages are made readable by one call (MADV_POPULATE_READ, 5.14+)",
+            consequence: "done by process_vm_readv, about 100 ns an untouched page slower",
+            remedy: "use Linux 5.14 or later, or allow madvise advice 22",
+            absent: Status::Degraded,
+        },
+        try_populate_read,
+    ),
+    (
+        Texts {
+            name: "pageout",
+            what: "purges can be forced, for tests (MADV_PAGEOUT, 5.4+)",
+            consequence: "purge_now and TENURE_PURGE=always discard nothing; real pressure does",
+            remedy: "allow madvise advice 21",
+            absent: Status::Degraded,
+        },
+        try_page_out,
+    ),
+    (
+        Texts {
+            name: "pagemap",
+            what: "which pages are gone is read from /proc/self/pagemap",
+            consequence: "found page by page instead; untouched pages cost memory when unmarked",
+            remedy: "mount /proc, and keep the process dumpable",
+            absent: Status::Degraded,
+        },
+        try_pagemap,
+    ),
+    (
+        Texts {
+            name: "pagemap_scan",
+            what: "which pages are gone is found by one call (PAGEMAP_SCAN, 6.7+)",
+            consequence: "/proc/self/pagemap is read, 8 bytes a page; untouched pages of a range \
+                          that was offered cost memory when it is unmarked",
+            remedy: "use Linux 6.7 or later",
+            absent: Status::Degraded,
+        },
+        try_pagemap_scan,
+    ),
+    (
+        Texts {
+            name: "procmap_query",
+            what: "a range's mappings are looked up singly at its first mark (PROCMAP_QUERY, 6.11+)",
+            consequence: "/proc/self/maps is read instead, about 1 µs for each mapping there is",
+            remedy: "use Linux 6.11 or later",
+            absent: Status::Degraded,
+        },
+        try_procmap_query,
+    ),
+    (
+        Texts {
+            name: "huge_pages",
+            what: "2 MiB pages for large ranges (transparent huge pages, madvise or always)",
+            consequence: "offering and taking back costs 300 ns for each 4 KiB page instead of \
+                          2 µs for each 2 MiB",
+            remedy: "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (as root)",
+            absent: Status::Degraded,
+        },
+        try_huge_pages,
+    ),
+    (
+        Texts {
+            name: "uffd_poison",
+            what: "a touch of a page whose refill failed raises SIGBUS (UFFDIO_POISON, 6.6+)",
+            consequence: "the touching thread is sent a SIGBUS without an address",
+            remedy: "use Linux 6.6 or later",
+            absent: Status::Degraded,
+        },
+        try_poison,
+    ),
+    (
+        Texts {
+            name: "private_descriptors",
+            what: "tenure's descriptors survive a program that closes all (close_range, 5.9+)",
+            consequence: "a program that closes descriptors it did not open loses SIGBUS on purged \
+                          pages; ranges offered by then count as purged",
+            remedy: "allow close_range, or keep such programs from closing what they do not own",
+            absent: Status::Degraded,
+        },
+        try_private_table,
+    ),
+    (
+        Texts {
+            name: "pressure",
+            what: "the kernel says when memory runs short (PSI or memory cgroup events)",
+            consequence: "marked memory is offered by age alone, at most 1 s later",
+            remedy: "boot with psi=1; make the cgroup's memory.pressure writable",
+            absent: Status::Degraded,
+        },
+        try_pressure,
+    ),
+];
+
+fn scratch(pages: PageSize, len: usize) -> Result<Mapping, Option<Errno>> {
+    Mapping::anonymous_with(len, pages).map_err(|e| Some(Errno::from_raw_os_error(e.errno())))
+}
+
+/// A scratch page with something on it.
+fn dirty_page() -> Result<Mapping, Option<Errno>> {
+    let mut page = scratch(PageSize::Base, page_size())?;
+    page.as_mut_slice()[0] = 1;
+    Ok(page)
+}
+
+fn ensure(effect: bool) -> Result<(), Option<Errno>> {
+    effect.then_some(()).ok_or(None)
+}
+
+fn try_free() -> Result<(), Option<Errno>> {
+    let page = dirty_page()?;
+    advise::free(page.range())?;
+    // Its contents may be gone by now, but nothing else may stand there.
+    ensure(page.as_slice()[0] <= 1 && page.as_slice()[1] == 0)
+}
+
+fn try_userfaultfd() -> Result<(), Option<Errno>> {
+    let fd = uffd::open(uffd::feature::SIGBUS)?;
+    let page = scratch(PageSize::Base, page_size())?;
+    uffd::register(fd.as_raw_fd(), page.range())?;
+    // The kernel's own touch of a missing page must fail like a program's.
+    match read_by_kernel(page.range()) {
+        Err(Errno::FAULT) => {}
+        Err(errno) => return Err(Some(errno)),
+        Ok(()) => return Err(None),
+    }
+    uffd::unregister(fd.as_raw_fd(), page.range())?;
+    read_by_kernel(page.range()).map_err(Some)
+}
+
+/// Has the kernel read the page's first byte: `EFAULT` where a load would raise a signal.
+fn read_by_kernel(page: PageRange) -> Result<(), Errno> {
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    // SAFETY: the range is mapped and lives through the call; the kernel checks the access.
+    let bytes = unsafe { std::slice::from_raw_parts(page.start as *const u8, 1) };
+    let written = rustix::io::write(&writer, bytes).map(drop);
+    // The reading end only had to exist for the write to succeed.
+    drop(reader);
+    written
+}
+
+fn try_populate_write() -> Result<(), Option<Errno>> {
+    let page = scratch(PageSize::Base, page_size())?;
+    advise::populate_write(page.range())?;
+    let Ok(pagemap) = Pagemap::open() else { return Ok(()) };
+    ensure(pagemap.count(page.range(), Pages::Missing) == Ok(0))
+}
+
+fn try_populate_read() -> Result<(), Option<Errno>> {
+    let page = scratch(PageSize::Base, page_size())?;
+    advise::populate_read_plain(page.range())?;
+    let Ok(pagemap) = Pagemap::open() else { return Ok(()) };
+    ensure(pagemap.count(page.range(), Pages::Missing) == Ok(0))
+}
+
+fn try_page_out() -> Result<(), Option<Errno>> {
+    let page = dirty_page()?;
+    let pagemap = Pagemap::open().map_err(Some)?;
+    advise::free(page.range())?;
+    for _ in 0..8 {
+        advise::page_out(page.range())?;
+        if pagemap.count(page.range(), Pages::Missing) == Ok(page_size()) {
+            return Ok(());
+        }
+    }
+    Err(None)
+}
+
+fn try_pagemap() -> Result<(), Option<Errno>> {
+    let page = dirty_page()?;
+    let pagemap = Pagemap::open().map_err(Some)?;
+    ensure(pagemap.count(page.range(), Pages::Data) == Ok(page_size()))?;
+    advise::drop_pages(page.range())?;
+    ensure(pagemap.count(page.range(), Pages::Missing) == Ok(page_size()))
+}
+
+fn try_pagemap_scan() -> Result<(), Option<Errno>> {
+    let page = scratch(PageSize::Base, page_size())?;
+    let pagemap = Pagemap::open().map_err(Some)?;
+    advise::populate_read(page.range())?;
+    // The zero page must be told from data: that is what the scan is for.
+    let data = pagemap.count(page.range(), Pages::Data).map_err(Some)?;
+    ensure(pagemap::scan_works() && data == 0)
+}
+
+fn try_procmap_query() -> Result<(), Option<Errno>> {
+    let page = dirty_page()?;
+    maps::check_volatile(page.range()).map_err(|_| None)?;
+    ensure(maps::query_works())
+}
+
+fn try_huge_pages() -> Result<(), Option<Errno>> {
+    let mut page = scratch(PageSize::Huge, HUGE_PAGE)?;
+    page.as_mut_slice()[0] = 1;
+    let pagemap = Pagemap::open().map_err(Some)?;
+    if pagemap.count(page.range(), Pages::Huge) == Ok(HUGE_PAGE) {
+        return Ok(());
+    }
+    // Without PAGEMAP_SCAN: one touch made all of it resident.
+    ensure(pagemap.count(page.range(), Pages::Data) == Ok(HUGE_PAGE))
+}
+
+fn try_poison() -> Result<(), Option<Errno>> {
+    let fd = uffd::open(uffd::feature::SIGBUS)?;
+    let page = scratch(PageSize::Base, page_size())?;
+    uffd::register(fd.as_raw_fd(), page.range())?;
+    uffd::poison(fd.as_raw_fd(), page.range())?;
+    match advise::populate_write(page.range()) {
+        Err(Errno::HWPOISON) => Ok(()),
+        Err(errno) => Err(Some(errno)),
+        Ok(()) => Err(None),
+    }
+}
+
+fn try_private_table() -> Result<(), Option<Errno>> {
+    // On a thread of its own: its descriptor table does not come back.
+    std::thread::spawn(|| uffd::private_descriptor_table(&[]))
+        .join()
+        .unwrap_or(Err(Errno::AGAIN))
+        .map_err(Some)
+}
+
+fn try_pressure() -> Result<(), Option<Errno>> {
+    ensure(!PressureWatch::open(memory_limit::own_group().as_ref()).is_empty())
+}

@@ -1,0 +1,63 @@
+//! Making and ending mappings.
+
+use crate::range::PageRange;
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use rustix::mm::{mmap, mmap_anonymous, munmap, MapFlags, ProtFlags};
+use std::ffi::c_void;
+
+/// Maps `len` bytes of private anonymous memory whose start is a multiple of `align`.
+///
+/// `MAP_NORESERVE`: volatile memory must not be counted against the commit limit as if it could not
+/// be taken back. `ENOMEM`: no address space, too many mappings, or over `RLIMIT_AS`.
+pub(crate) fn map_anonymous(len: usize, align: usize) -> Result<PageRange, Errno> {
+    let page = super::page_size();
+    debug_assert!(len % page == 0 && align.is_power_of_two());
+    let slack = align.saturating_sub(page);
+    let whole = len.checked_add(slack).ok_or(Errno::NOMEM)?;
+    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+    let base = unsafe {
+        mmap_anonymous(
+            std::ptr::null_mut(),
+            whole,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        )
+    }? as usize;
+    let start = base.next_multiple_of(align);
+    for (from, to) in [(base, start), (start + len, base + whole)] {
+        if from < to {
+            // SAFETY: the ends of the mapping just made; nobody knows these addresses yet. Failing
+            // (the mapping count is at its limit) leaks address space only.
+            let _ = unsafe { munmap(from as *mut c_void, to - from) };
+        }
+    }
+    Ok(PageRange::new(start, start + len))
+}
+
+/// Maps part of a file.
+pub(crate) fn map_file(
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    len: usize,
+    shared: bool,
+    writable: bool,
+) -> Result<PageRange, Errno> {
+    let mut protection = ProtFlags::READ;
+    if writable {
+        protection |= ProtFlags::WRITE;
+    }
+    let flags = if shared { MapFlags::SHARED } else { MapFlags::PRIVATE };
+    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+    let base = unsafe { mmap(std::ptr::null_mut(), len, protection, flags, fd, offset) }? as usize;
+    Ok(PageRange::new(base, base + len))
+}
+
+/// Unmaps a range.
+///
+/// # Safety
+/// Nothing may refer to the range any more.
+pub(crate) unsafe fn unmap(range: PageRange) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { munmap(range.start as *mut c_void, range.len()) }
+}

@@ -1,0 +1,113 @@
+//! A SIGBUS handler that chains the one before it.
+
+use super::advise::last_errno;
+use rustix::io::Errno;
+use std::cell::Cell;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::OnceLock;
+
+/// Given the faulting address; `true` when the access may be tried again.
+pub(crate) type OnBus = fn(usize) -> bool;
+
+static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
+static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    // A second fault while the handler runs must reach the previous handler, not recurse.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+extern "C" fn on_sigbus(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
+    // errno belongs to the code that was interrupted.
+    // SAFETY: the thread's own errno; always valid.
+    let errno = unsafe { *libc::__errno_location() };
+    let handler = HANDLER.load(Ordering::Acquire);
+    let mut settled = false;
+    // SAFETY: the kernel passes a valid siginfo to a handler installed with SA_SIGINFO.
+    let code = unsafe { (*info).si_code };
+    if !handler.is_null() && code > 0 && !INSIDE.get() {
+        INSIDE.set(true);
+        // SAFETY: `HANDLER` only ever holds a pointer made from an `OnBus`; si_addr is set for
+        // SIGBUS raised by a fault (si_code > 0).
+        settled = unsafe {
+            let handler: OnBus = std::mem::transmute(handler);
+            handler((*info).si_addr() as usize)
+        };
+        INSIDE.set(false);
+    }
+    if !settled {
+        chain(signal, info, context);
+    }
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let previous = PREVIOUS.get();
+    match previous.map(|p| p.sa_sigaction) {
+        Some(action) if action != libc::SIG_DFL && action != libc::SIG_IGN => {
+            let flags = previous.map_or(0, |p| p.sa_flags);
+            // SAFETY: `action` is the handler that was installed before ours, called with the
+            // arguments that its flags say it expects.
+            unsafe {
+                if flags & libc::SA_SIGINFO != 0 {
+                    let f: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+                        std::mem::transmute(action);
+                    f(signal, info, context);
+                } else {
+                    let f: extern "C" fn(libc::c_int) = std::mem::transmute(action);
+                    f(signal);
+                }
+            }
+        }
+        _ => {
+            // The default: die of it when the access is tried again. (A fault's signal cannot be
+            // ignored: the kernel kills in that case as well.)
+            // SAFETY: resetting a signal's disposition with a zeroed, valid structure.
+            unsafe {
+                let mut default: libc::sigaction = MaybeUninit::zeroed().assume_init();
+                default.sa_sigaction = libc::SIG_DFL;
+                libc::sigaction(signal, &default, std::ptr::null_mut());
+            }
+        }
+    }
+}
+
+/// Calls `handler` for every SIGBUS that a fault raises; where it answers `false` the handler that
+/// was installed before gets the signal. A second call replaces the function, not the chain.
+pub(crate) fn install(handler: OnBus) -> Result<(), Errno> {
+    HANDLER.store(handler as *mut (), Ordering::Release);
+    if INSTALLED.swap(true, Ordering::AcqRel) {
+        return Ok(());
+    }
+    // SAFETY: `on_sigbus` is a valid SA_SIGINFO handler that lives forever. SA_ONSTACK: threads with
+    // small stacks may have an alternate one. SA_NODEFER: the handler may touch purged memory of
+    // another object, and a blocked SIGBUS would kill instead of being chained.
+    unsafe {
+        let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        action.sa_sigaction = on_sigbus as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+        libc::sigemptyset(&mut action.sa_mask);
+        let mut previous: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        if libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut previous) != 0 {
+            return Err(last_errno());
+        }
+        let _ = PREVIOUS.set(previous);
+        if libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()) != 0 {
+            return Err(last_errno());
+        }
+    }
+    Ok(())
+}
+
+/// Sends SIGBUS to a thread of this process.
+pub(crate) fn send_sigbus(thread: u32) {
+    // SAFETY: tgkill takes numbers only; a thread that has ended gives ESRCH.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, libc::SIGBUS) };
+}

@@ -1,0 +1,233 @@
+//! userfaultfd: missing pages raise SIGBUS, or wait for a refill thread.
+//!
+//! The descriptor lives in two descriptor tables: the process's, and a private one that only the
+//! keeper thread sees. Closing the last copy would silently end the SIGBUS promise and with it the
+//! detection of purges; programs that close every descriptor they do not know (daemons, launchers)
+//! do just that. So all *registering* goes through the private copy, which such a program cannot
+//! close or replace by another file.
+
+use super::advise::last_errno;
+use crate::range::PageRange;
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use rustix::io::Errno;
+
+const UFFD_API: u64 = 0xAA;
+const USER_MODE_ONLY: i32 = 1;
+const MODE_MISSING: u64 = 1;
+const IOC_NEW: u64 = 0xAA00;
+
+/// Features asked for.
+pub(crate) mod feature {
+    /// A missing page raises SIGBUS in the toucher instead of waiting for a reader.
+    pub const SIGBUS: u64 = 1 << 7;
+    /// Events carry the toucher's thread id.
+    pub const THREAD_ID: u64 = 1 << 8;
+}
+
+#[repr(C)]
+struct Api {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct RangeArg {
+    start: u64,
+    len: u64,
+}
+
+#[repr(C)]
+struct Register {
+    range: RangeArg,
+    mode: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct Copy {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    copied: i64,
+}
+
+/// Both `uffdio_zeropage` and `uffdio_poison`.
+#[repr(C)]
+struct Fill {
+    range: RangeArg,
+    mode: u64,
+    done: i64,
+}
+
+/// One event as read from the descriptor.
+#[repr(C)]
+#[derive(Clone, core::marker::Copy)]
+struct Message {
+    event: u8,
+    reserved: [u8; 7],
+    flags: u64,
+    address: u64,
+    thread: u32,
+    pad: u32,
+}
+
+const fn iowr(nr: u64, size: usize) -> u64 {
+    (3 << 30) | ((size as u64) << 16) | (0xAA << 8) | nr
+}
+const fn ior(nr: u64, size: usize) -> u64 {
+    (2 << 30) | ((size as u64) << 16) | (0xAA << 8) | nr
+}
+const IOC_API: u64 = iowr(0x3F, size_of::<Api>());
+const IOC_REGISTER: u64 = iowr(0x00, size_of::<Register>());
+const IOC_UNREGISTER: u64 = ior(0x01, size_of::<RangeArg>());
+const IOC_WAKE: u64 = ior(0x02, size_of::<RangeArg>());
+const IOC_COPY: u64 = iowr(0x03, size_of::<Copy>());
+const IOC_ZEROPAGE: u64 = iowr(0x04, size_of::<Fill>());
+const IOC_POISON: u64 = iowr(0x08, size_of::<Fill>());
+
+/// Opens a userfaultfd for faults of user code only and agrees on the features.
+///
+/// Tries the system call, then `/dev/userfaultfd` (6.1+), which a container may have been given
+/// although its seccomp profile refuses the call. `EPERM`/`ENOSYS`: refused.
+pub(crate) fn open(features: u64) -> Result<OwnedFd, Errno> {
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
+    // SAFETY: userfaultfd takes flags and returns a new descriptor or -1.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) } as RawFd;
+    let fd = if fd >= 0 {
+        fd
+    } else {
+        let errno = last_errno();
+        open_device(flags).ok_or(errno)?
+    };
+    // SAFETY: `fd` was just returned to us by the kernel and nobody else owns it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut api = Api { api: UFFD_API, features, ioctls: 0 };
+    ioctl(fd.as_raw_fd(), IOC_API, &mut api)?;
+    Ok(fd)
+}
+
+fn open_device(flags: i32) -> Option<RawFd> {
+    let device = rustix::fs::open(
+        "/dev/userfaultfd",
+        rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    )
+    .ok()?;
+    // SAFETY: USERFAULTFD_IOC_NEW takes flags by value and returns a new descriptor or -1.
+    let fd = unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW as libc::Ioctl, flags) };
+    (fd >= 0).then_some(fd)
+}
+
+fn ioctl<T>(fd: RawFd, request: u64, argument: &mut T) -> Result<(), Errno> {
+    loop {
+        // SAFETY: each request in this module is paired with the structure the kernel defines for
+        // it, passed by exclusive reference for the time of the call.
+        let done = unsafe { libc::ioctl(fd, request as libc::Ioctl, std::ptr::from_mut(argument)) };
+        if done >= 0 {
+            return Ok(());
+        }
+        match last_errno() {
+            // The address space is being changed (a fork is under way): the kernel asks to retry.
+            Errno::AGAIN | Errno::INTR => std::thread::yield_now(),
+            errno => return Err(errno),
+        }
+    }
+}
+
+fn range_arg(range: PageRange) -> RangeArg {
+    RangeArg { start: range.start as u64, len: range.len() as u64 }
+}
+
+/// From here on a missing page of the range is userfaultfd's. `ENOMEM`: too many mappings.
+/// `EINVAL`: not private anonymous (or shmem) memory. `EBUSY`: watched by another userfaultfd.
+pub(crate) fn register(fd: RawFd, range: PageRange) -> Result<(), Errno> {
+    let mut argument = Register { range: range_arg(range), mode: MODE_MISSING, ioctls: 0 };
+    ioctl(fd, IOC_REGISTER, &mut argument)
+}
+
+/// Ends it: missing pages fault in as zeros again. Wakes whoever waits in the range.
+pub(crate) fn unregister(fd: RawFd, range: PageRange) -> Result<(), Errno> {
+    ioctl(fd, IOC_UNREGISTER, &mut range_arg(range))
+}
+
+/// Wakes the threads that wait for pages of the range.
+pub(crate) fn wake(fd: RawFd, range: PageRange) -> Result<(), Errno> {
+    ioctl(fd, IOC_WAKE, &mut range_arg(range))
+}
+
+/// Maps the zero page into the missing pages of a range that has only missing pages.
+pub(crate) fn fill_zero(fd: RawFd, range: PageRange) -> Result<(), Errno> {
+    let mut argument = Fill { range: range_arg(range), mode: 0, done: 0 };
+    ioctl(fd, IOC_ZEROPAGE, &mut argument)
+}
+
+/// Makes touching the missing pages of the range raise SIGBUS (6.6+; else `EINVAL`).
+pub(crate) fn poison(fd: RawFd, range: PageRange) -> Result<(), Errno> {
+    let mut argument = Fill { range: range_arg(range), mode: 0, done: 0 };
+    ioctl(fd, IOC_POISON, &mut argument)
+}
+
+/// Fills one missing page with `bytes` and wakes its touchers. `EEXIST`: it is not missing.
+pub(crate) fn copy_page(fd: RawFd, page: usize, bytes: &[u8]) -> Result<(), Errno> {
+    assert_eq!(bytes.len(), super::page_size());
+    let mut argument = Copy {
+        dst: page as u64,
+        src: bytes.as_ptr() as u64,
+        len: bytes.len() as u64,
+        mode: 0,
+        copied: 0,
+    };
+    ioctl(fd, IOC_COPY, &mut argument)
+}
+
+/// A toucher that waits for a page.
+pub(crate) struct Fault {
+    pub address: usize,
+    pub thread: u32,
+}
+
+/// Reads the next fault; `None` when there is none.
+pub(crate) fn read_fault(fd: RawFd) -> Result<Option<Fault>, Errno> {
+    const EVENT_PAGEFAULT: u8 = 0x12;
+    let mut message = [0u8; size_of::<Message>()];
+    // SAFETY: the caller keeps the descriptor open for the call.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    match rustix::io::read(borrowed, &mut message) {
+        Ok(n) if n == message.len() => {
+            // SAFETY: `Message` is plain data of exactly that size and every bit pattern is valid.
+            let message: Message = unsafe { std::ptr::read_unaligned(message.as_ptr().cast()) };
+            Ok((message.event == EVENT_PAGEFAULT)
+                .then_some(Fault { address: message.address as usize, thread: message.thread }))
+        }
+        Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Gives the calling thread a descriptor table of its own that holds only `keep`.
+pub(crate) fn private_descriptor_table(keep: &[RawFd]) -> Result<(), Errno> {
+    const CLOSE_RANGE_UNSHARE: u32 = 2;
+    let mut keep = keep.to_vec();
+    keep.sort_unstable();
+    let mut from: u32 = 0;
+    let mut flags = CLOSE_RANGE_UNSHARE;
+    let mut gaps = Vec::new();
+    for fd in keep.iter().map(|fd| *fd as u32) {
+        if fd > from {
+            gaps.push((from, fd - 1));
+        }
+        from = fd + 1;
+    }
+    gaps.push((from, u32::MAX));
+    for (first, last) in gaps {
+        // SAFETY: with CLOSE_RANGE_UNSHARE first, the table is this thread's own before anything is
+        // closed, so no other thread loses a descriptor; this thread uses none but `keep`.
+        if unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) } < 0 {
+            return Err(last_errno());
+        }
+        flags = 0;
+    }
+    Ok(())
+}

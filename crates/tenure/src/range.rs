@@ -1,0 +1,110 @@
+//! A page-aligned, non-empty, non-wrapping range of addresses.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::os;
+
+/// A range of whole pages, checked once at the edge of the crate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PageRange {
+    pub start: usize,
+    pub end: usize,
+}
+
+impl PageRange {
+    /// Checks what a caller passed: aligned start and length, not empty, no wrap-around.
+    pub fn check(call: &'static str, addr: *const u8, len: usize) -> Result<PageRange> {
+        let page = os::page_size();
+        let start = addr as usize;
+        let bad = |why: String, remedy: &'static str| {
+            Err(Error::new(ErrorKind::BadRange, call, why, remedy).on(start, len))
+        };
+        if len == 0 {
+            return bad("the range is empty".into(), "pass a length of at least one page");
+        }
+        if start % page != 0 {
+            return bad(
+                format!("the start is not a multiple of the page size ({page})"),
+                "round the address down to a page, or allocate with mmap or aligned_alloc",
+            );
+        }
+        if len % page != 0 {
+            return bad(
+                format!("the length is not a multiple of the page size ({page})"),
+                "round the length to whole pages that hold nothing else",
+            );
+        }
+        match start.checked_add(len) {
+            // The top of the address space belongs to the kernel; isize::MAX is the bound that
+            // Rust's pointers need as well.
+            Some(end) if start != 0 && end <= isize::MAX as usize => Ok(PageRange { start, end }),
+            _ => bad(
+                "the range wraps around or leaves the user address space".into(),
+                "check the length for an underflow",
+            ),
+        }
+    }
+
+    /// A range already known to be aligned.
+    pub fn new(start: usize, end: usize) -> PageRange {
+        debug_assert!(start < end && start % os::page_size() == 0 && end % os::page_size() == 0);
+        PageRange { start, end }
+    }
+
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// The part made of whole huge pages, if there is one.
+    pub fn huge_part(&self) -> Option<PageRange> {
+        let start = self.start.next_multiple_of(os::HUGE_PAGE);
+        let end = self.end / os::HUGE_PAGE * os::HUGE_PAGE;
+        (start < end).then_some(PageRange { start, end })
+    }
+
+    /// The range in pieces of at most `step` bytes, cut at multiples of `step`.
+    pub fn pieces(self, step: usize) -> impl Iterator<Item = PageRange> {
+        let mut at = self.start;
+        std::iter::from_fn(move || {
+            if at >= self.end {
+                return None;
+            }
+            let end = (at / step * step + step).min(self.end);
+            let piece = PageRange { start: at, end };
+            at = end;
+            Some(piece)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_ranges_are_named() {
+        let page = os::page_size();
+        for (addr, len, part) in [
+            (page, 0, "empty"),
+            (page + 1, page, "start is not a multiple"),
+            (page, page + 1, "length is not a multiple"),
+            (usize::MAX - page + 1, 2 * page, "wraps"),
+            (0, page, "wraps around or leaves"),
+        ] {
+            let error = PageRange::check("mark", addr as *const u8, len).unwrap_err();
+            assert_eq!(error.errno(), libc::EINVAL);
+            assert!(error.to_string().contains(part), "{error}");
+            assert!(error.to_string().contains("mark"), "{error}");
+        }
+    }
+
+    #[test]
+    fn pieces_cover_the_range_once() {
+        let page = os::page_size();
+        let range = PageRange::new(3 * page, 21 * page);
+        let pieces: Vec<_> = range.pieces(8 * page).collect();
+        assert_eq!(pieces.first().unwrap().start, range.start);
+        assert_eq!(pieces.last().unwrap().end, range.end);
+        assert!(pieces.windows(2).all(|w| w[0].end == w[1].start));
+        assert!(pieces.iter().all(|p| p.len() <= 8 * page));
+    }
+}
