@@ -1,1 +1,30 @@
-//! Test kit.
+//! Real-kernel test equipment.
+//!
+//! Everything here works on real pages, real control groups and real system calls, and undoes
+//! itself when dropped. What cannot be had on a machine (a privilege, a kernel feature) is an
+//! [`Unavailable`] with a sentence that says why, never a panic.
+//!
+//! - [`cgroup`]: a memory-limited cgroup of either version, with its counters.
+//! - [`competitor`]: a process beside us that takes and gives back memory on request.
+//! - [`seccomp`]: system calls refused, failed at the Nth, counted, or forbidden altogether.
+//! - [`pages`]: what smaps and pagemap say about a range.
+//! - [`leak`]: mappings, descriptors and threads before and after.
+//! - [`child`]: a test body in a process of its own, as another user if need be.
+//! - [`skip`](mod@skip): skips with reasons, listed at the end of `cargo test --workspace`.
+//! - [`zram`]: swap for as long as it is needed.
+
+pub mod cgroup;
+pub mod child;
+pub mod competitor;
+pub mod leak;
+pub mod pages;
+pub mod seccomp;
+pub mod skip;
+mod unavailable;
+pub mod zram;
+
+pub use cgroup::MemoryCgroup;
+pub use child::{as_nobody, in_child, run_child, ChildResult};
+pub use competitor::Competitor;
+pub use leak::LeakCheck;
+pub use unavailable::Unavailable;

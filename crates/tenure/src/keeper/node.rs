@@ -85,8 +85,6 @@ pub(crate) mod flag {
     pub const SPARSE: u8 = 4;
     /// The range has no missing page and cannot get one but by being discarded.
     pub const DENSE: u8 = 8;
-    /// The kernel refused the last offer; tried again later.
-    pub const REFUSED: u8 = 16;
     /// Missing pages are refilled by the refill thread.
     pub const REFILLED: u8 = 32;
     /// Purges can no longer be told from zeros: everything counts as purged.

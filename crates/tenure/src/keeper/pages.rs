@@ -258,6 +258,31 @@ fn end_watch(node: &Node, range: PageRange, missing: &[PageRange]) -> Result<(),
     }
 }
 
+/// Drops a pinned, resident node's pages and stops watching it.
+pub(crate) fn discard(node: &Node) {
+    let range = node.range();
+    if node.is(flag::REGISTERED) && watch::unregister(Kind::Sigbus, range).is_err() {
+        // Still watched: its pages must stay, or writing the next contents would raise SIGBUS.
+        return;
+    }
+    node.set(flag::REGISTERED | flag::DENSE | flag::SPARSE, false);
+    let _ = advise::drop_pages(range);
+}
+
+/// How many bytes of an offered node are gone, without touching them. 0 where it cannot be told.
+pub(crate) fn missing(pagemap: &PagemapHandle, node: &Node) -> usize {
+    pagemap.0.count(node.range(), Pages::Missing).unwrap_or(0)
+}
+
+/// An open page map, for those above this layer.
+pub(crate) struct PagemapHandle(Pagemap);
+
+impl PagemapHandle {
+    pub fn open() -> Option<PagemapHandle> {
+        Pagemap::open().ok().map(PagemapHandle)
+    }
+}
+
 /// Turns "a watched page is missing" into `false`.
 fn populated(result: Result<(), Errno>) -> Result<bool, Errno> {
     match result {

@@ -69,7 +69,9 @@ pub(crate) fn leave_phase(id: NodeId, to: Phase) {
 /// node's `LOST` flag.
 #[inline(always)]
 pub(crate) fn pin(node: &Node) -> bool {
-    let before = Word(node.word.fetch_add(Word::PIN + Word::USE, Ordering::AcqRel));
+    // SeqCst: a cache reads a segment's generation after pinning it, and whoever recycles the segment
+    // writes the generation before looking for pins; one of the two must see the other.
+    let before = Word(node.word.fetch_add(Word::PIN + Word::USE, Ordering::SeqCst));
     if before.too_many_pins() {
         too_many(node);
     }
@@ -182,6 +184,14 @@ pub(crate) fn offer_now(id: NodeId) -> Result<(), pages::Refusal> {
             }
         }
     }
+}
+
+/// Gives back the pages of a node that the caller has pinned and settled, and whose contents nobody
+/// wants: its range is ordinary memory that was never touched.
+pub(crate) fn discard(id: NodeId) {
+    let node = id.node();
+    let _pass = gate::pass();
+    pages::discard(node);
 }
 
 /// Offers a node and has the kernel discard it; answers how many bytes are gone.

@@ -13,9 +13,7 @@ use crate::range::PageRange;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// The word of a range that is not volatile: one pin.
-const UNMARKED: Word = Word(Word::PIN);
-/// The word of a range that is.
+/// The word of a range that is volatile: no pin. One that is not has one.
 const MARKED: Word = Word(0);
 
 /// Makes `[addr, addr + len)` volatile: from now on the kernel may come to be told that it can take
@@ -421,16 +419,16 @@ fn volatile_ids(range: PageRange) -> Vec<NodeId> {
 ///
 /// # Safety
 /// As [`mark`].
-pub unsafe fn forget(addr: *mut u8, len: usize) -> Result<Outcome> {
+pub unsafe fn forget(addr: *mut u8, len: usize) -> Result<()> {
     let range = PageRange::check("forget", addr, len)?;
-    let outcome = unmark_range(addr, len, &mut |_| {})?;
+    let _ = unmark_range(addr, len, &mut |_| {})?;
     let mut index = index::lock();
     for id in index.overlapping(range) {
         index::hold(id);
         let id = index.cut(id, range).unwrap_or_else(|whole| whole);
         index.remove(id);
     }
-    Ok(outcome)
+    Ok(())
 }
 
 /// Whether any page of the range is volatile. What locks memory asks this first.

@@ -1,0 +1,163 @@
+//! Time per operation under read, write and mixed traffic.
+
+use super::keys::Pattern;
+use super::store::{blank, Store, Tally};
+use crate::harness::{parallel, Comparison, Contestant, Goal, Report, Role, Sample, Unit};
+use crate::Options;
+use std::io;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Work {
+    Get,
+    Insert,
+    Mixed,
+}
+
+impl Work {
+    fn name(self) -> &'static str {
+        match self {
+            Work::Get => "get",
+            Work::Insert => "overwrite",
+            Work::Mixed => "90 % get, 10 % overwrite",
+        }
+    }
+}
+
+struct Traffic {
+    work: Work,
+    pattern: Pattern,
+    threads: usize,
+    value_len: usize,
+    values: usize,
+    operations: usize,
+    rounds: u32,
+}
+
+/// 1 KiB values in a working set of 100 MiB.
+pub(super) fn small_values(
+    options: &Options,
+    threads: &[usize],
+    report: &mut Report<'_>,
+) -> io::Result<()> {
+    let mut plan = Vec::new();
+    for work in [Work::Get, Work::Mixed, Work::Insert] {
+        for pattern in [Pattern::Uniform, Pattern::Zipf] {
+            for &threads in threads {
+                plan.push(Traffic {
+                    work,
+                    pattern,
+                    threads,
+                    value_len: 1 << 10,
+                    values: options.size(100_000, 4_000),
+                    operations: options.size(400_000, 8_000),
+                    rounds: 11,
+                });
+            }
+        }
+    }
+    run_plan(options, &plan, report)
+}
+
+/// 100 KiB values in a working set of 100 MiB: the copying and reading outweigh the look-up.
+pub(super) fn large_values(
+    options: &Options,
+    threads: &[usize],
+    report: &mut Report<'_>,
+) -> io::Result<()> {
+    let mut plan = Vec::new();
+    for work in [Work::Get, Work::Insert] {
+        for &threads in threads {
+            plan.push(Traffic {
+                work,
+                pattern: Pattern::Uniform,
+                threads,
+                value_len: 100 << 10,
+                values: options.size(1_000, 50),
+                operations: options.size(8_000, 100),
+                rounds: 9,
+            });
+        }
+    }
+    run_plan(options, &plan, report)
+}
+
+/// The contestants live through the whole plan, filled once: what differs between its rows is the
+/// traffic alone.
+fn run_plan(options: &Options, plan: &[Traffic], report: &mut Report<'_>) -> io::Result<()> {
+    let plan: Vec<_> = plan
+        .iter()
+        .filter(|traffic| options.wants(&traffic.title()))
+        .collect();
+    let Some(first) = plan.first() else {
+        return Ok(());
+    };
+    let all: Vec<u64> = (0..first.values as u64).collect();
+    let stores = super::contestants(first.values, first.value_len)?;
+    for (_, _, store) in &stores {
+        store.write_each(&all, &mut blank(first.value_len))?;
+    }
+    for traffic in plan {
+        report.compare(traffic.comparison(&stores), traffic.rounds)?;
+    }
+    Ok(())
+}
+
+impl Traffic {
+    fn title(&self) -> String {
+        format!(
+            "{}, {} KiB values, {}, {} thread{}",
+            self.work.name(),
+            self.value_len >> 10,
+            self.pattern.name(),
+            self.threads,
+            if self.threads == 1 { "" } else { "s" }
+        )
+    }
+
+    fn comparison<'a>(&'a self, stores: &'a [super::Named]) -> Comparison<'a> {
+        let each = self.operations / self.threads;
+        let sequences: Vec<_> = (0..self.threads)
+            .map(|thread| self.pattern.sequence(self.values, each, 1 + thread as u64))
+            .collect();
+        let sequences = std::rc::Rc::new(sequences);
+        let mut comparison = Comparison::new(self.title(), Unit::Nanoseconds);
+        for (name, role, store) in stores {
+            let sequences = sequences.clone();
+            let mut contestant = Contestant::new(*name, *role, move || {
+                self.sample(store.as_ref(), &sequences)
+            });
+            if *role == Role::Ours && self.work == Work::Get {
+                contestant = contestant.goal(Goal::SpeedOfBestPeer(0.8));
+            }
+            comparison = comparison.with(contestant);
+        }
+        comparison
+    }
+
+    /// Wall time over all operations of all threads.
+    fn sample(&self, store: &dyn Store, sequences: &[Vec<u64>]) -> io::Result<Sample> {
+        let template = blank(self.value_len);
+        let (time, tallies) = parallel(self.threads, |thread| {
+            let keys = &sequences[thread];
+            match self.work {
+                Work::Get => Ok(store.read_each(keys)),
+                Work::Insert => store
+                    .write_each(keys, &mut template.clone())
+                    .map(|()| Tally::default()),
+                Work::Mixed => store.mix_each(keys, &mut template.clone()),
+            }
+        });
+        let mut all = Tally::default();
+        for tally in tallies {
+            all += tally?;
+        }
+        let operations: usize = sequences.iter().map(Vec::len).sum();
+        let sample = Sample::from(time.as_nanos() as f64 / operations as f64);
+        let misses = all.misses_if_right()?;
+        Ok(if self.work == Work::Insert {
+            sample
+        } else {
+            sample.with("misses", misses as f64)
+        })
+    }
+}

@@ -1,0 +1,322 @@
+//! Named contestants that take turns.
+
+use super::goal::{best_peer, findings, Finding, Goal};
+use super::stats::Stats;
+use serde::Serialize;
+use std::io;
+
+/// What a comparison counts. Less is better in all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Unit {
+    /// Nanoseconds.
+    Nanoseconds,
+    /// Milliseconds.
+    Milliseconds,
+    /// Bytes.
+    Bytes,
+    /// System calls.
+    Calls,
+}
+
+impl Unit {
+    /// The value with its unit, to three or four places.
+    pub fn show(self, value: f64) -> String {
+        let name = match self {
+            Unit::Nanoseconds => "ns",
+            Unit::Milliseconds => "ms",
+            Unit::Bytes => "B",
+            Unit::Calls => "calls",
+        };
+        let places = match value.abs() {
+            v if v >= 100.0 || self == Unit::Calls => 0,
+            v if v >= 10.0 => 1,
+            _ => 2,
+        };
+        format!("{value:.places$} {name}")
+    }
+}
+
+/// What a contestant is to us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Role {
+    /// tenure; its rows can lose.
+    Ours,
+    /// Somebody else's way to the same end.
+    Peer,
+    /// A limit or a landmark: nothing that we would have to beat.
+    Reference,
+}
+
+/// One measurement: the value, and what was counted beside it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    value: f64,
+    extras: Vec<(&'static str, f64)>,
+}
+
+impl From<f64> for Sample {
+    fn from(value: f64) -> Self {
+        Sample {
+            value,
+            extras: Vec::new(),
+        }
+    }
+}
+
+impl Sample {
+    /// Adds a count, shown as a column of its own (the median over the rounds).
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: f64) -> Self {
+        self.extras.push((name, value));
+        self
+    }
+}
+
+type Measure<'a> = Box<dyn FnMut() -> io::Result<Sample> + 'a>;
+
+/// Someone who takes part in a comparison.
+pub struct Contestant<'a> {
+    name: String,
+    role: Role,
+    goals: Vec<Goal>,
+    measure: Measure<'a>,
+}
+
+impl<'a> Contestant<'a> {
+    /// A contestant that `measure` takes one sample of.
+    ///
+    /// A feature that this kernel lacks is `ErrorKind::Unsupported`, which takes the contestant out
+    /// of the comparison with its reason; any other error ends the run.
+    pub fn new(
+        name: impl Into<String>,
+        role: Role,
+        measure: impl FnMut() -> io::Result<Sample> + 'a,
+    ) -> Self {
+        Contestant {
+            name: name.into(),
+            role,
+            goals: Vec::new(),
+            measure: Box::new(measure),
+        }
+    }
+
+    /// Adds a goal.
+    #[must_use]
+    pub fn goal(mut self, goal: Goal) -> Self {
+        self.goals.push(goal);
+        self
+    }
+}
+
+/// Contestants measured in turns, and how to show them.
+pub struct Comparison<'a> {
+    title: String,
+    unit: Unit,
+    contestants: Vec<Contestant<'a>>,
+    baseline: Option<String>,
+}
+
+/// One contestant's results.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The contestant.
+    pub name: String,
+    /// What it is to us.
+    pub role: Role,
+    /// Every measured value, in the order of the rounds, the warm-up left out.
+    pub samples: Vec<f64>,
+    /// Every value counted beside, by name, likewise.
+    pub extras: Vec<(&'static str, Vec<f64>)>,
+    /// Their summary; nothing if it could not run.
+    pub stats: Option<Stats>,
+    /// Goals and peers, for our rows.
+    pub findings: Vec<Finding>,
+    /// Why it could not run.
+    pub unavailable: Option<String>,
+}
+
+/// A comparison that has run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    /// What was compared.
+    pub title: String,
+    /// What was counted.
+    pub unit: Unit,
+    /// The contestant that the ratios refer to.
+    pub baseline: Option<String>,
+    /// Measured rounds.
+    pub rounds: u32,
+    /// The contestants in their order.
+    pub rows: Vec<Row>,
+}
+
+impl<'a> Comparison<'a> {
+    /// An empty comparison.
+    pub fn new(title: impl Into<String>, unit: Unit) -> Self {
+        Comparison {
+            title: title.into(),
+            unit,
+            contestants: Vec::new(),
+            baseline: None,
+        }
+    }
+
+    /// What is compared.
+    pub fn title(&self) -> &str {
+        &self.title
+    }
+
+    /// Names the contestant that the ratios refer to; otherwise the fastest peer, else the first
+    /// contestant.
+    #[must_use]
+    pub fn baseline(mut self, name: impl Into<String>) -> Self {
+        self.baseline = Some(name.into());
+        self
+    }
+
+    /// Adds a contestant; they run in the order in which they were added.
+    #[must_use]
+    pub fn with(mut self, contestant: Contestant<'a>) -> Self {
+        self.contestants.push(contestant);
+        self
+    }
+
+    /// Runs the warm-up round and then `rounds` measured ones.
+    ///
+    /// # Errors
+    /// The first error of a contestant other than `Unsupported`.
+    pub fn run(mut self, rounds: u32) -> io::Result<Outcome> {
+        let mut rows: Vec<Row> = self
+            .contestants
+            .iter()
+            .map(|contestant| Row {
+                name: contestant.name.clone(),
+                role: contestant.role,
+                samples: Vec::new(),
+                extras: Vec::new(),
+                stats: None,
+                findings: Vec::new(),
+                unavailable: None,
+            })
+            .collect();
+        for round in 0..=rounds {
+            for (contestant, row) in self.contestants.iter_mut().zip(&mut rows) {
+                if row.unavailable.is_some() {
+                    continue;
+                }
+                match (contestant.measure)() {
+                    // Round 0 faults the memory in, fills the caches and wakes the clock up.
+                    Ok(sample) if round > 0 => row.add(sample),
+                    Ok(_) => {}
+                    Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                        row.unavailable = Some(error.to_string());
+                    }
+                    Err(error) => {
+                        return Err(io::Error::new(
+                            error.kind(),
+                            format!("{}: {}: {error}", self.title, contestant.name),
+                        ))
+                    }
+                }
+            }
+        }
+        for row in &mut rows {
+            row.stats = Stats::of(&row.samples);
+        }
+        for (at, contestant) in self.contestants.iter().enumerate() {
+            if contestant.role == Role::Ours {
+                rows[at].findings = findings(&rows[at], &contestant.goals, &rows, self.unit);
+            }
+        }
+        let baseline = self
+            .baseline
+            .or_else(|| best_peer(&rows).map(|(name, _)| name.to_string()))
+            .or_else(|| rows.first().map(|row| row.name.clone()));
+        Ok(Outcome {
+            title: self.title,
+            unit: self.unit,
+            baseline,
+            rounds,
+            rows,
+        })
+    }
+}
+
+impl Row {
+    fn add(&mut self, sample: Sample) {
+        self.samples.push(sample.value);
+        for (name, value) in sample.extras {
+            match self.extras.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, values)) => values.push(value),
+                None => self.extras.push((name, vec![value])),
+            }
+        }
+    }
+
+    /// Whether this is a losing row: ours, and behind a goal or the best peer.
+    pub fn loses(&self) -> bool {
+        self.findings.iter().any(Finding::loses)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn contestants_take_turns_and_the_warm_up_is_dropped() {
+        let turns = RefCell::new(String::new());
+        let take = |name: char, value: f64| {
+            let turns = &turns;
+            let mut round = 0.0;
+            move || {
+                turns.borrow_mut().push(name);
+                round += 1.0;
+                // The first turn is absurdly slow, as a first turn is.
+                Ok(Sample::from(if round == 1.0 { 1e9 } else { value }).with("turn", round))
+            }
+        };
+        let outcome = Comparison::new("t", Unit::Nanoseconds)
+            .with(Contestant::new("a", Role::Ours, take('a', 3.0)).goal(Goal::TimesOf("b", 1.0)))
+            .with(Contestant::new("b", Role::Peer, take('b', 2.0)))
+            .with(Contestant::new("c", Role::Peer, take('c', 4.0)))
+            .run(3)
+            .unwrap();
+        assert_eq!(*turns.borrow(), "abcabcabcabc");
+        assert_eq!(outcome.rows[0].samples, [3.0, 3.0, 3.0]);
+        assert_eq!(outcome.rows[0].extras, [("turn", vec![2.0, 3.0, 4.0])]);
+        assert_eq!(outcome.baseline.as_deref(), Some("b"));
+        assert!(outcome.rows[0].loses());
+        assert!(!outcome.rows[1].loses(), "a peer's row never loses");
+    }
+
+    #[test]
+    fn what_the_kernel_lacks_takes_a_contestant_out_and_nothing_else() {
+        let outcome = Comparison::new("t", Unit::Milliseconds)
+            .with(Contestant::new("here", Role::Ours, || Ok(1.0.into())).goal(Goal::AtMost(2.0)))
+            .with(Contestant::new("not here", Role::Peer, || {
+                Err(io::Error::new(io::ErrorKind::Unsupported, "no such advice"))
+            }))
+            .run(2)
+            .unwrap();
+        assert_eq!(
+            outcome.rows[1].unavailable.as_deref(),
+            Some("no such advice")
+        );
+        assert_eq!(outcome.rows[1].stats, None);
+        assert!(!outcome.rows[0].loses());
+    }
+
+    #[test]
+    fn another_error_ends_the_run_and_says_where() {
+        let error = Comparison::new("reads", Unit::Milliseconds)
+            .with(Contestant::new("it", Role::Ours, || {
+                Err(io::Error::new(io::ErrorKind::InvalidData, "wrong bytes"))
+            }))
+            .run(1)
+            .unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert_eq!(error.to_string(), "reads: it: wrong bytes");
+    }
+}

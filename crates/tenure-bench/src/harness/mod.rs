@@ -1,0 +1,18 @@
+//! Interleaved comparisons, their tables and their raw samples.
+
+mod compare;
+mod goal;
+mod machine;
+mod parallel;
+mod process;
+mod report;
+mod stats;
+mod table;
+
+pub use compare::{Comparison, Contestant, Outcome, Role, Row, Sample, Unit};
+pub use goal::{Finding, Goal};
+pub use machine::{peer_versions, Machine};
+pub use parallel::parallel;
+pub use process::{minor_faults, settle_heap};
+pub use report::Report;
+pub use stats::Stats;

@@ -1,0 +1,196 @@
+//! A comparison as text.
+
+use super::compare::{Outcome, Role, Row};
+use super::stats::Stats;
+
+/// The outcome as a titled table, one line a contestant, losing rows marked.
+pub(crate) fn render(outcome: &Outcome) -> String {
+    let extras = extra_names(outcome);
+    let baseline = outcome.baseline.as_deref().unwrap_or("");
+    let base = base_of(outcome, baseline);
+    let mut head: Vec<String> = ["", "median", "min", "spread"]
+        .iter()
+        .map(|name| name.to_string())
+        .collect();
+    head.push(format!("x {baseline}"));
+    head.push("of minima".to_string());
+    head.extend(extras.iter().map(|name| name.to_string()));
+    head.push(String::new());
+
+    let mut lines = vec![head];
+    for row in &outcome.rows {
+        lines.push(cells(outcome, row, base, &extras));
+    }
+    let plural = if outcome.rounds == 1 { "" } else { "s" };
+    let mut text = format!("{} ({} round{plural})\n", outcome.title, outcome.rounds);
+    let widths: Vec<usize> = (0..lines[0].len())
+        .map(|at| {
+            lines
+                .iter()
+                .map(|line| line[at].chars().count())
+                .max()
+                .unwrap_or(0)
+        })
+        .collect();
+    for line in &lines {
+        text.push_str("  ");
+        for (at, cell) in line.iter().enumerate() {
+            let width = widths[at];
+            // Names and verdicts read from the left, numbers line up on the right.
+            if at == 0 || at + 1 == line.len() {
+                text.push_str(&format!("{cell:<width$}  "));
+            } else {
+                text.push_str(&format!("{cell:>width$}  "));
+            }
+        }
+        text.truncate(text.trim_end().len());
+        text.push('\n');
+    }
+    text
+}
+
+fn cells(outcome: &Outcome, row: &Row, base: Option<Stats>, extras: &[&str]) -> Vec<String> {
+    let mut cells = vec![row.name.clone()];
+    match row.stats {
+        Some(stats) => {
+            cells.push(outcome.unit.show(stats.median));
+            cells.push(outcome.unit.show(stats.min));
+            cells.push(format!("{:.0} %", stats.spread * 100.0));
+            cells.push(ratio(stats.median, base.map(|base| base.median)));
+            cells.push(ratio(stats.min, base.map(|base| base.min)));
+        }
+        None => cells.extend(std::iter::repeat_n("-".to_string(), 5)),
+    }
+    for name in extras {
+        let stats = row
+            .extras
+            .iter()
+            .find(|(known, _)| known == name)
+            .and_then(|(_, values)| Stats::of(values));
+        cells.push(stats.map_or("-".into(), |stats| count(stats.median)));
+    }
+    cells.push(verdict(row));
+    cells
+}
+
+/// What is said at the end of a row: first where it loses, then what it reached.
+pub(crate) fn verdict(row: &Row) -> String {
+    if let Some(reason) = &row.unavailable {
+        return format!("not measured: {reason}");
+    }
+    if row.role != Role::Ours {
+        return String::new();
+    }
+    let mut parts = Vec::new();
+    for finding in row.findings.iter().filter(|finding| finding.loses()) {
+        if finding.what.starts_with("to ") {
+            parts.push(format!(
+                "LOSES {} {}",
+                factor(finding.loses_by),
+                finding.what
+            ));
+        } else {
+            parts.push(format!(
+                "LOSES {} (goal {})",
+                factor(finding.loses_by),
+                finding.what
+            ));
+        }
+    }
+    for finding in row.findings.iter().filter(|finding| !finding.loses()) {
+        parts.push(format!("ok: {}", finding.what));
+    }
+    parts.join("; ")
+}
+
+/// A factor above one, never rounded down to "1.00x".
+fn factor(by: f64) -> String {
+    if by < 1.005 {
+        format!("{by:.4}x")
+    } else {
+        format!("{by:.2}x")
+    }
+}
+
+fn count(value: f64) -> String {
+    if value.fract() == 0.0 || value.abs() >= 1000.0 {
+        format!("{value:.0}")
+    } else {
+        format!("{value:.2}")
+    }
+}
+
+fn extra_names(outcome: &Outcome) -> Vec<&'static str> {
+    let mut names = Vec::new();
+    for (name, _) in outcome.rows.iter().flat_map(|row| &row.extras) {
+        if !names.contains(name) {
+            names.push(*name);
+        }
+    }
+    names
+}
+
+fn base_of(outcome: &Outcome, name: &str) -> Option<Stats> {
+    outcome.rows.iter().find(|row| row.name == name)?.stats
+}
+
+fn ratio(value: f64, base: Option<f64>) -> String {
+    match base {
+        Some(base) if base > 0.0 => format!("{:.2}", value / base),
+        _ => "-".to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::harness::{Comparison, Contestant, Goal, Role, Sample, Unit};
+    use std::io;
+
+    #[test]
+    fn losing_rows_are_marked_and_others_are_not() {
+        let outcome = Comparison::new("get", Unit::Nanoseconds)
+            .with(
+                Contestant::new("tenure", Role::Ours, || {
+                    Ok(Sample::from(114.0).with("faults", 3.0))
+                })
+                .goal(Goal::SpeedOfBestPeer(0.8))
+                .goal(Goal::AtMost(50.0)),
+            )
+            .with(Contestant::new("fast", Role::Peer, || Ok(100.0.into())))
+            .with(Contestant::new("gone", Role::Peer, || {
+                Err(io::Error::new(io::ErrorKind::Unsupported, "no such call"))
+            }))
+            .run(2)
+            .unwrap();
+        let text = super::render(&outcome);
+        let line = |name: &str| {
+            text.lines()
+                .find(|line| line.trim_start().starts_with(name))
+                .unwrap()
+                .to_string()
+        };
+        let ours = line("tenure");
+        assert!(ours.contains("LOSES 1.14x to fast"), "{text}");
+        assert!(
+            ours.contains("LOSES 2.28x (goal at most 50.0 ns)"),
+            "{text}"
+        );
+        assert!(
+            ours.contains("ok: at least 0.8x the best peer's speed"),
+            "{text}"
+        );
+        assert!(ours.contains("1.14") && ours.contains("114 ns"), "{text}");
+        assert!(!line("fast").contains("LOSES"), "{text}");
+        assert!(
+            line("gone").contains("not measured: no such call"),
+            "{text}"
+        );
+        assert!(text.lines().nth(1).unwrap().contains("x fast"), "{text}");
+    }
+
+    #[test]
+    fn a_narrow_loss_does_not_look_like_a_tie() {
+        assert_eq!(super::factor(1.0012), "1.0012x");
+        assert_eq!(super::factor(1.14), "1.14x");
+    }
+}

@@ -1,0 +1,91 @@
+//! What the command line may choose.
+
+use std::path::PathBuf;
+
+/// How to run the benches.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Smoke mode: everything runs, small and few times over, in a few seconds in all.
+    pub quick: bool,
+    /// Where to write every raw sample, the machine and the peers' versions.
+    pub json: Option<PathBuf>,
+    /// Measured rounds of each comparison, the warm-up not counted; each bench has its own default.
+    pub rounds: Option<u32>,
+    /// Thread counts; empty means each bench's own (1, 2, 4 or 1, 2, 4, 8).
+    pub threads: Vec<usize>,
+    /// Run only comparisons whose title contains this (upper and lower case alike).
+    pub filter: Option<String>,
+}
+
+impl Options {
+    /// The number of measured rounds: what was asked for, else 2 in smoke mode, else `default`.
+    pub(crate) fn rounds(&self, default: u32) -> u32 {
+        self.rounds
+            .unwrap_or(if self.quick { 2 } else { default })
+            .max(1)
+    }
+
+    /// The thread counts: what was asked for, else 1 and 2 in smoke mode, else `default`.
+    pub(crate) fn threads(&self, default: &[usize]) -> Vec<usize> {
+        match (self.threads.is_empty(), self.quick) {
+            (false, _) => self.threads.iter().copied().filter(|&n| n > 0).collect(),
+            (true, true) => vec![1, 2],
+            (true, false) => default.to_vec(),
+        }
+    }
+
+    /// `full`, or `quick` in smoke mode.
+    pub(crate) fn size(&self, full: usize, quick: usize) -> usize {
+        if self.quick {
+            quick
+        } else {
+            full
+        }
+    }
+
+    /// Whether the filter lets a comparison of this title run.
+    pub(crate) fn wants(&self, title: &str) -> bool {
+        self.filter
+            .as_ref()
+            .is_none_or(|filter| title.to_lowercase().contains(&filter.to_lowercase()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_wins_over_smoke_mode() {
+        let mut options = Options {
+            quick: true,
+            ..Options::default()
+        };
+        assert_eq!(
+            (options.rounds(9), options.threads(&[1, 2, 4])),
+            (2, vec![1, 2])
+        );
+        options.rounds = Some(5);
+        options.threads = vec![3, 0];
+        assert_eq!(
+            (options.rounds(9), options.threads(&[1, 2, 4])),
+            (5, vec![3])
+        );
+        options = Options::default();
+        assert_eq!(
+            (options.rounds(9), options.threads(&[1, 2, 4])),
+            (9, vec![1, 2, 4])
+        );
+    }
+
+    #[test]
+    fn the_filter_is_a_part_of_the_title() {
+        let options = Options {
+            filter: Some("zipf".into()),
+            ..Options::default()
+        };
+        assert!(options.wants("get, 1 KiB, Zipf(0.99), 2 threads"));
+        assert!(!options.wants("get, 1 KiB, uniform, 2 threads"));
+        assert!(Options::default().wants("anything"));
+    }
+}

@@ -1,0 +1,232 @@
+//! Memory to measure on, mapped by hand so that both sides of a comparison have the same.
+
+use rustix::io::Errno;
+use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
+use rustix::param::page_size;
+use std::ffi::c_void;
+use std::io;
+use std::ops::Range;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tenure::volatile;
+use tenure::Outcome;
+use tenure_testkit::pages::smaps_over;
+
+pub(super) const HUGE_PAGE: usize = 2 << 20;
+
+/// The page size asked for. Never left to the system's policy, so that the same row means the same
+/// on every machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pages {
+    /// 4 KiB pages (the machine's base pages), by `MADV_NOHUGEPAGE`.
+    Base,
+    /// 2 MiB pages, by alignment and `MADV_HUGEPAGE` before the first touch.
+    Huge,
+}
+
+impl Pages {
+    pub fn name(self) -> String {
+        match self {
+            Pages::Base => format!("{} KiB pages", page_size() >> 10),
+            Pages::Huge => "huge pages".into(),
+        }
+    }
+
+    /// How many pages `len` bytes are.
+    pub fn count(self, len: usize) -> usize {
+        match self {
+            Pages::Base => len / page_size(),
+            Pages::Huge => len / HUGE_PAGE,
+        }
+    }
+}
+
+/// A private anonymous mapping, aligned to huge pages, between guard pages so that no two merge.
+pub(super) struct Map {
+    reserved: *mut c_void,
+    addr: *mut u8,
+    len: usize,
+    pages: Pages,
+    known_to_tenure: AtomicBool,
+}
+
+// SAFETY: the mapping belongs to the Map alone; nothing in it is tied to a thread.
+unsafe impl Send for Map {}
+// SAFETY: through a shared Map only `touch` and `fill` write memory, by atomic stores or on behalf
+// of one thread for each part (the callers' threads work on separate maps); the calls of tenure and
+// of the kernel are safe from several threads.
+unsafe impl Sync for Map {}
+
+impl Map {
+    /// Maps `len` bytes, untouched.
+    pub fn new(len: usize, pages: Pages) -> io::Result<Map> {
+        let len = len.next_multiple_of(page_size());
+        let reserved_len = len + 2 * HUGE_PAGE;
+        // SAFETY: a new mapping wherever there is room; no memory of anybody else is touched.
+        let reserved = unsafe {
+            mm::mmap_anonymous(
+                ptr::null_mut(),
+                reserved_len,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )?
+        };
+        let start = (reserved as usize + page_size()).next_multiple_of(HUGE_PAGE);
+        let map = Map {
+            reserved,
+            addr: start as *mut u8,
+            len,
+            pages,
+            known_to_tenure: AtomicBool::new(false),
+        };
+        // SAFETY: [start, start + len) lies inside the mapping just made: at most one huge page was
+        // skipped before it, and one was added behind.
+        unsafe {
+            let addr = map.addr.cast();
+            mm::mprotect(addr, len, MprotectFlags::READ | MprotectFlags::WRITE)?;
+            let advice = match pages {
+                Pages::Base => Advice::LinuxNoHugepage,
+                Pages::Huge => Advice::LinuxHugepage,
+            };
+            match mm::madvise(addr, len, advice) {
+                // A kernel built without huge pages has base pages anyway.
+                Err(Errno::INVAL) if pages == Pages::Base => {}
+                Err(Errno::INVAL) => {
+                    return Err(unsupported("this kernel has no transparent huge pages"))
+                }
+                other => other?,
+            }
+        }
+        Ok(map)
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// A pointer to the byte at `part.start`.
+    fn at(&self, part: &Range<usize>) -> *mut u8 {
+        assert!(
+            part.start < part.end && part.end <= self.len,
+            "{part:?} of {}",
+            self.len
+        );
+        // SAFETY: checked to be inside the mapping.
+        unsafe { self.addr.add(part.start) }
+    }
+
+    /// memset, the C library's, as in the seed program.
+    pub fn fill(&self, part: Range<usize>, byte: u8) {
+        let addr = self.at(&part);
+        // SAFETY: the part is inside the mapping, and writable for as long as the Map lives.
+        unsafe { libc::memset(addr.cast(), byte.into(), part.len()) };
+    }
+
+    /// Writes a number that tells the page into each base page.
+    pub fn stamp(&self) {
+        for page in 0..self.len / page_size() {
+            // SAFETY: the first word of a page of the mapping, aligned, writable, and written by
+            // this thread alone.
+            unsafe {
+                self.addr
+                    .add(page * page_size())
+                    .cast::<u64>()
+                    .write(page as u64 + 1)
+            };
+        }
+    }
+
+    /// Whether every page still has its [`stamp`](Map::stamp).
+    pub fn check_stamps(&self) -> io::Result<()> {
+        for page in 0..self.len / page_size() {
+            // SAFETY: as in `stamp`; the mapping is not volatile when this is called, so the read
+            // cannot raise a signal. Volatile, because the kernel may have changed it.
+            let found = unsafe {
+                self.addr
+                    .add(page * page_size())
+                    .cast::<u64>()
+                    .read_volatile()
+            };
+            if found != page as u64 + 1 {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("page {page} is said to be intact and holds {found}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// An error unless the memory is in the pages that were asked for.
+    pub fn check_page_size(&self) -> io::Result<()> {
+        let huge: u64 = self.smaps(|smaps| smaps.anon_huge);
+        match self.pages {
+            Pages::Huge if huge < self.len as u64 => Err(unsupported(
+                "the kernel gave no huge pages (switched off, or memory is too fragmented)",
+            )),
+            Pages::Base if huge > 0 => Err(unsupported("the kernel gave huge pages unasked")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes that `MADV_FREE` has given up.
+    pub fn lazily_freed(&self) -> u64 {
+        self.smaps(|smaps| smaps.lazy_free)
+    }
+
+    fn smaps(&self, field: impl Fn(&tenure_testkit::pages::Smaps) -> u64) -> u64 {
+        smaps_over(self.addr as usize, self.len)
+            .iter()
+            .map(field)
+            .sum()
+    }
+
+    /// The kernel's own calls, by hand.
+    pub fn advise(&self, part: Range<usize>, advice: Advice) -> io::Result<()> {
+        let addr = self.at(&part);
+        // SAFETY: only this Map's memory changes, plain bytes that nobody holds a reference to.
+        match unsafe { mm::madvise(addr.cast(), part.len(), advice) } {
+            Err(Errno::INVAL) => Err(unsupported(&format!("the kernel refuses {advice:?}"))),
+            other => Ok(other?),
+        }
+    }
+
+    /// tenure's mark.
+    pub fn mark(&self, part: Range<usize>) -> io::Result<()> {
+        let addr = self.at(&part);
+        self.known_to_tenure.store(true, Ordering::Relaxed);
+        // SAFETY: the mapping stays as it is until `drop`, which has tenure forget it first; it is
+        // written only after `unmark`.
+        Ok(unsafe { volatile::mark(addr, part.len()) }?)
+    }
+
+    /// tenure's unmark.
+    pub fn unmark(&self, part: Range<usize>) -> io::Result<Outcome> {
+        // SAFETY: as for `mark`.
+        Ok(unsafe { volatile::unmark(self.at(&part), part.len()) }?)
+    }
+
+    /// tenure's offer.
+    pub fn offer_now(&self, part: Range<usize>) -> io::Result<()> {
+        // SAFETY: as for `mark`.
+        Ok(unsafe { volatile::offer_now(self.at(&part), part.len()) }?)
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        if self.known_to_tenure.load(Ordering::Relaxed) {
+            // SAFETY: the range is the Map's own, and its contents are not wanted any more. Were it
+            // to fail, the memory would have to stay mapped: leak it then.
+            if unsafe { volatile::forget(self.addr, self.len) }.is_err() {
+                return;
+            }
+        }
+        // SAFETY: the reservation is the Map's own, and nothing refers to it after this.
+        let _ = unsafe { mm::munmap(self.reserved, self.len + 2 * HUGE_PAGE) };
+    }
+}
+
+pub(super) fn unsupported(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, why)
+}

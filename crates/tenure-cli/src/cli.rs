@@ -1,0 +1,78 @@
+//! The command line's grammar.
+
+use crate::{bench, demo, doctor};
+use clap::{Parser, Subcommand};
+
+const EXAMPLES: &str = "\
+Examples:
+  tenure doctor                      what this kernel allows, and what to do where it does not
+  tenure demo                        a cache under real memory pressure, in less than a minute
+  tenure demo --limit 1G --dir /srv  the same with more memory, on your own files
+  tenure bench --list                the benchmarks there are
+  tenure bench cache --quick         one of them, in a few seconds
+
+Exit codes: 0 success, 1 failure, 2 wrong usage.";
+
+/// Memory that is kept while nobody needs the room, on a stock Linux kernel.
+#[derive(Debug, Parser)]
+#[command(name = "tenure", version, after_help = EXAMPLES, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Try what this kernel allows and say what to do where it does not.
+    Doctor(doctor::Args),
+    /// Serve real files from three caches in turn, beside a neighbour whose need for memory grows.
+    Demo(demo::Args),
+    /// Measure tenure against the alternatives on this machine.
+    Bench(bench::Args),
+    /// The process that serves requests in the demo.
+    #[command(name = demo::WORKER, hide = true)]
+    Worker,
+    /// The process beside it that needs memory.
+    #[command(name = demo::NEIGHBOUR, hide = true)]
+    Neighbour,
+}
+
+/// Parses the arguments and does what they say.
+pub fn run() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Worker => demo::work(),
+        Command::Neighbour => demo::neighbour(),
+    }
+}
+
+/// Ends the process the way clap does for wrong usage: the message, the usage, exit code 2.
+pub fn wrong_usage(message: String) -> ! {
+    use clap::{error::ErrorKind, CommandFactory};
+    Cli::command()
+        .error(ErrorKind::ValueValidation, message)
+        .exit()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn hidden_commands_stay_out_of_the_help() {
+        let help = Cli::command().render_long_help().to_string();
+        assert!(help.contains("tenure demo"), "{help}");
+        assert!(
+            !help.contains(demo::WORKER) && !help.contains(demo::NEIGHBOUR),
+            "{help}"
+        );
+    }
+}

@@ -1,0 +1,132 @@
+//! What is shown while the demo runs: a moving line on a terminal, else a line every second.
+//!
+//! All of it goes to standard error; standard output is for the result.
+
+use super::outcome::{Outcome, Sample, Way};
+use crate::size;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::{self, IsTerminal, Write};
+
+/// The display.
+pub struct Live {
+    terminal: bool,
+    bar: ProgressBar,
+    name: String,
+    limit: u64,
+    next_line: f64,
+}
+
+impl Live {
+    /// `limit` is shown beside the memory in use.
+    pub fn new(limit: u64) -> Live {
+        let terminal = io::stderr().is_terminal();
+        Live {
+            terminal,
+            bar: ProgressBar::hidden(),
+            name: String::new(),
+            limit,
+            next_line: 0.0,
+        }
+    }
+
+    /// A line of its own.
+    pub fn say(&self, line: &str) {
+        // With standard error closed there is nobody to tell.
+        let _ = writeln!(io::stderr(), "{line}");
+    }
+
+    /// Values are being made for the first time.
+    pub fn begin_preparing(&mut self, bytes: u64) {
+        self.name = "preparing".into();
+        self.start_bar(bytes);
+        self.next_line = 0.0;
+    }
+
+    /// `done` bytes of them are there, after so many seconds.
+    pub fn preparing(&mut self, done: u64, seconds: f64) {
+        self.bar.set_position(done);
+        let line = format!("{} of values made, checksums taken", size::mib(done));
+        self.show(seconds, line);
+    }
+
+    /// A way starts.
+    pub fn begin(&mut self, way: &Way, seconds: f64) {
+        self.name = way.name.into();
+        self.start_bar((seconds * 1000.0) as u64);
+        self.next_line = 1.0;
+    }
+
+    /// A way has gone so far.
+    pub fn running(&mut self, samples: &[Sample]) {
+        let Some(last) = samples.last() else { return };
+        self.bar.set_position((last.at * 1000.0) as u64);
+        let first = samples
+            .iter()
+            .find(|sample| last.at - sample.at <= 1.0)
+            .unwrap_or(last);
+        let requests = last.counts.requests - first.counts.requests;
+        let hits = last.counts.hits - first.counts.hits;
+        let line = format!(
+            "{:>7} requests/s  hits {:>3.0} %  worker {:>8}  neighbour {:>8}  together {} of {}",
+            size::count(Outcome::recent_rate(samples) as u64),
+            100.0 * hits as f64 / requests.max(1) as f64,
+            size::mib(last.worker),
+            size::mib(last.neighbour),
+            size::mib(last.used),
+            size::mib(self.limit),
+        );
+        self.show(last.at, line);
+    }
+
+    /// What was begun is over; `line` says how it ended.
+    pub fn end(&mut self, line: &str) {
+        self.bar.finish_and_clear();
+        self.say(&format!("{:<15} {line}", self.name));
+    }
+
+    fn show(&mut self, at: f64, line: String) {
+        if self.terminal {
+            self.bar.set_message(line);
+        } else if at >= self.next_line {
+            self.next_line = at.floor() + 1.0;
+            self.say(&format!("{:<15} {at:>3.0} s  {line}", self.name));
+        }
+    }
+
+    fn start_bar(&mut self, length: u64) {
+        if !self.terminal {
+            return;
+        }
+        let style = ProgressStyle::with_template("{prefix:<15} {bar:12} {wide_msg}")
+            .expect("the template is constant and tested");
+        self.bar = ProgressBar::new(length)
+            .with_style(style)
+            .with_prefix(self.name.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{outcome::tests::made_up, store::Kind};
+    use super::*;
+
+    #[test]
+    fn the_bar_takes_everything_it_is_shown() {
+        let outcome = made_up("tenure", Kind::Tenure, 3.0, None);
+        for terminal in [false, true] {
+            let mut live = Live {
+                terminal,
+                ..Live::new(256 << 20)
+            };
+            live.begin_preparing(100);
+            live.preparing(50, 0.5);
+            live.end("done");
+            live.begin(&outcome.way, 3.0);
+            for upto in 0..=outcome.samples.len() {
+                live.running(&outcome.samples[..upto]);
+            }
+            assert_eq!(live.bar.length(), terminal.then_some(3000));
+            live.end("survived");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! `tenure demo`: three caches in turn under the same pressure, on real files.
+
+mod live;
+mod neighbour;
+mod options;
+mod outcome;
+mod party;
+mod piece;
+mod popularity;
+mod prepare;
+mod reclaim;
+mod report;
+mod room;
+mod schedule;
+mod store;
+mod svg;
+mod table;
+mod terminal_plot;
+mod way;
+mod wire;
+mod worker;
+
+pub use neighbour::run as neighbour;
+pub use options::Args;
+pub use worker::run as work;
+
+use crate::failure::Found;
+use crate::size;
+use anyhow::Context;
+use live::Live;
+use options::Sizes;
+use outcome::{Outcome, Way};
+use piece::Pieces;
+use room::Enforcement;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::Instant;
+use wire::Plan;
+
+/// The hidden command that is the worker.
+pub const WORKER: &str = "demo-worker";
+/// The hidden command that is its neighbour.
+pub const NEIGHBOUR: &str = "demo-neighbour";
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let sizes = args
+        .sizes()
+        .unwrap_or_else(|wrong| crate::cli::wrong_usage(wrong));
+    let enforcement = Enforcement::choose(args.limit, args.stand_in);
+    let interrupted = interruptible()?;
+    let mut live = Live::new(args.limit);
+    live.say(&headline(args, &sizes));
+    if let Some(note) = enforcement.note() {
+        live.say(&note);
+    }
+    let pieces = prepare(args, &sizes, &interrupted.flag, &mut live)?;
+    let common = way::Common {
+        enforcement: &enforcement,
+        limit: args.limit,
+        schedule: args.schedule(&sizes),
+        interrupted: &interrupted.flag,
+    };
+    let mut outcomes = Vec::new();
+    for way in sizes.ways() {
+        if interrupted.is_set() {
+            break;
+        }
+        outcomes.push(run_way(args, &common, &way, &pieces, &mut live)?);
+    }
+    interrupted.end_if_set();
+    finish(args, &enforcement, &pieces, &outcomes)
+}
+
+fn headline(args: &Args, sizes: &Sizes) -> String {
+    format!(
+        "tenure demo: {} for a worker and its neighbour, who needs between {} and {}; \
+         three caches, {} s each",
+        size::show(args.limit),
+        size::show(sizes.neighbour_min),
+        size::show(sizes.neighbour_max),
+        args.seconds
+    )
+}
+
+fn prepare(
+    args: &Args,
+    sizes: &Sizes,
+    interrupted: &AtomicBool,
+    live: &mut Live,
+) -> anyhow::Result<Pieces> {
+    let started = Instant::now();
+    live.begin_preparing(sizes.working_set);
+    let wanted = prepare::Wanted {
+        dir: &args.dir,
+        seed: args.seed,
+        value_bytes: sizes.working_set,
+        least_value_bytes: sizes.least_working_set(),
+        level: args.level,
+        patience: options::PREPARATION,
+    };
+    let pieces = prepare::prepare(&wanted, interrupted, |done| {
+        live.preparing(done, started.elapsed().as_secs_f64());
+    })?;
+    live.end(&format!(
+        "{} pieces of {} files under {}, {} of values, {:.1} s",
+        size::count(pieces.list.len() as u64),
+        size::count(pieces.files.len() as u64),
+        args.dir.display(),
+        size::mib(pieces.value_bytes()),
+        started.elapsed().as_secs_f64()
+    ));
+    Ok(pieces)
+}
+
+fn run_way(
+    args: &Args,
+    common: &way::Common<'_>,
+    way: &Way,
+    pieces: &Pieces,
+    live: &mut Live,
+) -> anyhow::Result<Outcome> {
+    let plan = Plan {
+        store: way.store,
+        threads: args.threads,
+        exponent: args.zipf,
+        seed: args.seed,
+        level: args.level,
+        pieces: pieces.clone(),
+    };
+    live.begin(way, common.schedule.seconds);
+    let outcome = way::run(common, way, plan, |samples| live.running(samples))
+        .with_context(|| format!("running \"{}\"", way.name))?;
+    let fate = match &outcome.death {
+        None => "survived".into(),
+        Some(death) => format!("{} KILLED at {:.1} s by {}", death.who, death.at, death.by),
+    };
+    live.end(&format!(
+        "hit rate {:.1} %, {fate}",
+        100.0 * outcome.hit_rate()
+    ));
+    Ok(outcome)
+}
+
+fn finish(
+    args: &Args,
+    enforcement: &Enforcement,
+    pieces: &Pieces,
+    outcomes: &[Outcome],
+) -> anyhow::Result<()> {
+    let columns = rustix::termios::tcgetwinsize(rustix::stdio::stdout())
+        .map_or(90, |size| size.ws_col.max(60).into());
+    let setting = report::setting(args, enforcement, pieces, outcomes);
+    let mut out = io::stdout().lock();
+    writeln!(out, "\n{}", table::render(outcomes, args.limit))?;
+    for remark in table::remarks(outcomes) {
+        writeln!(out, "  {remark}")?;
+    }
+    writeln!(
+        out,
+        "\n{}",
+        terminal_plot::render(outcomes, args.limit, columns)
+    )?;
+    for line in &setting {
+        writeln!(out, "  {line}")?;
+    }
+    let picture = svg::render(
+        outcomes,
+        args.limit,
+        &report::caption(args, enforcement, pieces),
+    )?;
+    std::fs::write(&args.svg, picture)
+        .with_context(|| format!("cannot write {}", args.svg.display()))?;
+    writeln!(out, "  The same as a picture: {}", args.svg.display())?;
+    if let Some(path) = &args.json {
+        report::write_json(path, args, enforcement, pieces, outcomes)?;
+        writeln!(out, "  Every sample: {}", path.display())?;
+    }
+    out.flush()?;
+    if table::kept(outcomes) {
+        Ok(())
+    } else {
+        Err(Found.into())
+    }
+}
+
+/// Ctrl-C and SIGTERM as a flag, so that processes and cgroup are cleaned up before the end.
+struct Interrupted {
+    flag: Arc<AtomicBool>,
+    signal: Arc<std::sync::atomic::AtomicUsize>,
+}
+
+fn interruptible() -> io::Result<Interrupted> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    let interrupted = Interrupted {
+        flag: Arc::default(),
+        signal: Arc::default(),
+    };
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&interrupted.flag))?;
+        let number = Arc::clone(&interrupted.signal);
+        signal_hook::flag::register_usize(signal, number, signal as usize)?;
+    }
+    Ok(interrupted)
+}
+
+impl Interrupted {
+    fn is_set(&self) -> bool {
+        self.flag.load(Ordering::Relaxed)
+    }
+
+    /// Ends this process by the signal it was sent, as its parent expects.
+    fn end_if_set(&self) {
+        if self.is_set() {
+            let signal = self.signal.load(Ordering::Relaxed);
+            let _ = signal_hook::low_level::emulate_default_handler(signal as i32);
+        }
+    }
+}

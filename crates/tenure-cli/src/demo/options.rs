@@ -1,0 +1,231 @@
+//! The demo's options, and the sizes that follow from them.
+
+use super::outcome::Way;
+use super::schedule::Schedule;
+use super::store::Kind;
+use crate::size;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The most that preparing may take.
+pub const PREPARATION: Duration = Duration::from_secs(10);
+
+const HELP: &str = "\
+What happens: a worker process serves requests for pieces of real files, compressed by zstd, which
+is dear; so it keeps them in a cache. It shares a memory cgroup with a neighbour whose need for
+memory rises and falls twice. Three caches are tried in turn, with the same requests and the same
+neighbour: an LRU small enough for the neighbour's worst hour, an LRU that uses all the room of its
+best hour (and is killed for it), and tenure's cache, which is told no size. Every value that comes
+from a cache is held to a checksum that was taken before.
+
+Runs as root with memory cgroups v1 or v2, as a user in a scope of the user's systemd, and without
+either with a stand-in that says so.
+
+Examples:
+  tenure demo
+  tenure demo --limit 1G --seconds 30 --svg big.svg
+  tenure demo --dir ~/src --neighbour-max 150M --json demo.json
+
+Exit code: 0 if tenure's worker and its neighbour survived and no byte was wrong, else 1.";
+
+/// Serve real files from three caches in turn, beside a neighbour whose need for memory grows.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// Where the files are that pieces are taken from.
+    #[arg(long, value_name = "DIR", default_value = "/usr")]
+    pub dir: PathBuf,
+    /// Seconds for each of the three.
+    #[arg(long, value_name = "N", default_value_t = 14.0)]
+    pub seconds: f64,
+    /// Memory for worker and neighbour together.
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size::parse)]
+    pub limit: u64,
+    /// The neighbour's need in its best hour [default: a tenth of the limit].
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub neighbour_min: Option<u64>,
+    /// The neighbour's need in its worst hour [default: two thirds of the limit].
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub neighbour_max: Option<u64>,
+    /// Threads that serve requests.
+    #[arg(long, value_name = "N", default_value_t = 2,
+          value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub threads: u32,
+    /// How uneven the requests are: the exponent of Zipf's law.
+    #[arg(long, value_name = "S", default_value_t = 0.9)]
+    pub zipf: f64,
+    /// zstd's level: the higher, the dearer a value is to make.
+    #[arg(long, value_name = "N", default_value_t = 6,
+          value_parser = clap::value_parser!(i32).range(1..=19))]
+    pub level: i32,
+    /// Chooses pieces and requests.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Where to write the picture.
+    #[arg(long, value_name = "FILE", default_value = "tenure-demo.svg")]
+    pub svg: PathBuf,
+    /// Where to write the result with every sample.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Enforce the limit in this program even where a cgroup could be made.
+    #[arg(long)]
+    pub stand_in: bool,
+}
+
+/// What follows from the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    limit: u64,
+    /// The neighbour's least need.
+    pub neighbour_min: u64,
+    /// The neighbour's greatest need.
+    pub neighbour_max: u64,
+    /// Bytes of all values together.
+    pub working_set: u64,
+}
+
+impl Args {
+    /// Checks the options against each other.
+    pub fn sizes(&self) -> Result<Sizes, String> {
+        let sizes = Sizes {
+            limit: self.limit,
+            neighbour_min: self.neighbour_min.unwrap_or(self.limit / 10),
+            neighbour_max: self.neighbour_max.unwrap_or(self.limit / 3 * 2),
+            working_set: self.limit / 2 * 3,
+        };
+        if !(self.seconds.is_finite() && (1.0..=3600.0).contains(&self.seconds)) {
+            return Err("--seconds must be between 1 and 3600".into());
+        }
+        if !(self.zipf.is_finite() && (0.0..=3.0).contains(&self.zipf)) {
+            return Err("--zipf must be between 0 and 3".into());
+        }
+        if sizes.neighbour_min >= sizes.neighbour_max {
+            return Err("--neighbour-min must be less than --neighbour-max".into());
+        }
+        if sizes.worst_hour() < SMALLEST_CACHE {
+            return Err(format!(
+                "with a --limit of {} and a neighbour of up to {} nothing is left for a cache; \
+                 the worker alone takes about {}",
+                size::show(sizes.limit),
+                size::show(sizes.neighbour_max),
+                size::show(sizes.overhead())
+            ));
+        }
+        Ok(sizes)
+    }
+
+    /// The neighbour's need over time.
+    pub fn schedule(&self, sizes: &Sizes) -> Schedule {
+        Schedule {
+            least: sizes.neighbour_min,
+            most: sizes.neighbour_max,
+            seconds: self.seconds,
+        }
+    }
+}
+
+const SMALLEST_CACHE: u64 = 4 << 20;
+
+impl Sizes {
+    /// What two processes take beside neighbour's need and cached values: the program itself,
+    /// page tables, compressors, the list of pieces, and what an allocator loses between values.
+    fn overhead(&self) -> u64 {
+        (12 << 20) + self.limit / 20
+    }
+
+    fn worst_hour(&self) -> u64 {
+        self.limit
+            .saturating_sub(self.neighbour_max + self.overhead())
+    }
+
+    fn best_hour(&self) -> u64 {
+        self.limit
+            .saturating_sub(self.neighbour_min + self.overhead())
+    }
+
+    /// With fewer bytes of values the best hour's cache would never be full, and nothing shown.
+    pub fn least_working_set(&self) -> u64 {
+        self.best_hour()
+    }
+
+    /// The ways to compare.
+    pub fn ways(&self) -> [Way; 3] {
+        let (limit, overhead) = (size::mib(self.limit), size::mib(self.overhead()));
+        let sized = |need: u64| format!("{limit} - {} - {overhead}", size::mib(need));
+        [
+            Way {
+                name: "LRU, worst hour",
+                store: Kind::FixedLru {
+                    bytes: self.worst_hour(),
+                },
+                sized: sized(self.neighbour_max),
+            },
+            Way {
+                name: "LRU, best hour",
+                store: Kind::FixedLru {
+                    bytes: self.best_hour(),
+                },
+                sized: sized(self.neighbour_min),
+            },
+            Way {
+                name: "tenure",
+                store: Kind::Tenure,
+                sized: "no size set".into(),
+            },
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn sizes(line: &[&str]) -> Result<Sizes, String> {
+        let words = std::iter::once("demo").chain(line.iter().copied());
+        Line::try_parse_from(words)
+            .map_err(|e| e.to_string())?
+            .args
+            .sizes()
+    }
+
+    #[test]
+    fn the_defaults_leave_room_at_the_worst_hour_and_overflow_at_the_best() {
+        for limit in ["64M", "256M", "512M", "2G"] {
+            let sizes = sizes(&["--limit", limit]).unwrap();
+            let [worst, best, _] = sizes.ways().map(|way| match way.store {
+                Kind::FixedLru { bytes } => bytes,
+                Kind::Tenure => 0,
+            });
+            assert!(worst + sizes.neighbour_max < sizes.limit, "{sizes:?}");
+            assert!(best + sizes.neighbour_max > sizes.limit, "{sizes:?}");
+            assert!(sizes.working_set > best, "{sizes:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_the_option_at_fault() {
+        for (line, word) in [
+            (&["--seconds", "0"][..], "--seconds"),
+            (&["--seconds", "nan"], "--seconds"),
+            (&["--zipf", "-1"], "zipf"),
+            (
+                &["--neighbour-min", "200M", "--neighbour-max", "100M"],
+                "--neighbour-min",
+            ),
+            (&["--limit", "16M"], "--limit"),
+            (&["--neighbour-max", "256M"], "--limit"),
+            (&["--limit", "many"], "--limit"),
+            (&["--threads", "0"], "--threads"),
+        ] {
+            let error = sizes(line).unwrap_err();
+            assert!(error.contains(word), "{line:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! The memory that worker and neighbour share, and who enforces its limit.
+
+use super::party::Party;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tenure_testkit::{MemoryCgroup, Unavailable};
+
+/// Set in the environment of the program that systemd-run starts for us.
+const IN_SCOPE: &str = "TENURE_DEMO_IN_SCOPE";
+/// How long the stand-in lets a worker give up memory before it kills, as the kernel tries to
+/// reclaim before it kills.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// Where the limit comes from; chosen once for the whole demo.
+#[derive(Clone, Debug)]
+pub enum Enforcement {
+    /// The kernel, by a memory cgroup.
+    Kernel,
+    /// This program.
+    StandIn {
+        /// Why not the kernel.
+        reason: String,
+    },
+}
+
+impl Enforcement {
+    /// A cgroup where one can be made, directly or in a scope of the user's systemd, for which
+    /// this program is executed anew; else the stand-in.
+    pub fn choose(limit: u64, stand_in: bool) -> Enforcement {
+        if stand_in {
+            return Enforcement::StandIn {
+                reason: "--stand-in was given".into(),
+            };
+        }
+        let refused = match MemoryCgroup::create("probe", limit) {
+            Ok(_) => return Enforcement::Kernel,
+            Err(refused) => refused,
+        };
+        let scope = enter_user_scope();
+        Enforcement::StandIn {
+            reason: format!("{refused}; {scope}"),
+        }
+    }
+
+    /// What a reader of the output must know, if anything.
+    pub fn note(&self) -> Option<String> {
+        match self {
+            Enforcement::Kernel => None,
+            Enforcement::StandIn { reason } => Some(format!(
+                "stand-in: no memory cgroup is used here ({reason}); the limit is enforced by this \
+                 program, not by the kernel's reclaim and OOM killer"
+            )),
+        }
+    }
+}
+
+/// Executes this program again in a transient scope of the user's systemd, whose part of the
+/// cgroup tree belongs to the user. Returns only if that cannot be done, with the reason.
+fn enter_user_scope() -> String {
+    use std::os::unix::process::CommandExt;
+    if std::env::var_os(IN_SCOPE).is_some() {
+        return "nor in a scope of the user's systemd".into();
+    }
+    if rustix::process::geteuid().is_root() {
+        return "as root, no scope of a user's systemd would help".into();
+    }
+    let scope = [
+        "--user",
+        "--scope",
+        "--quiet",
+        "--collect",
+        "-p",
+        "Delegate=yes",
+        "--",
+    ];
+    // A rehearsal, because after exec there would be nobody left to fall back.
+    match Command::new("systemd-run").args(scope).arg("true").output() {
+        Err(e) => return format!("systemd-run: {e}"),
+        Ok(done) if !done.status.success() => {
+            let said = String::from_utf8_lossy(&done.stderr);
+            return format!(
+                "systemd-run --user --scope: {}",
+                said.trim().replace('\n', " ")
+            );
+        }
+        Ok(_) => {}
+    }
+    let Ok(exe) = std::env::current_exe() else {
+        return "this program has no path".into();
+    };
+    let error = Command::new("systemd-run")
+        .args(scope)
+        .arg(exe)
+        .args(std::env::args_os().skip(1))
+        .env(IN_SCOPE, "1")
+        .exec();
+    format!("systemd-run: {error}")
+}
+
+/// The room for one run.
+#[derive(Debug)]
+pub struct Room {
+    limit: u64,
+    group: Option<MemoryCgroup>,
+    /// Since when the stand-in has been short of memory.
+    short_since: Option<Instant>,
+}
+
+/// The stand-in's judgement on the memory that is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It fits.
+    Fits,
+    /// This much must be given up first.
+    Short(u64),
+    /// It was not given up in time.
+    OutOfMemory,
+}
+
+/// What a cgroup's counters say.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    /// Bytes charged.
+    pub usage: u64,
+    /// Of them, pages of files.
+    pub file_pages: u64,
+}
+
+impl Room {
+    /// Makes it.
+    pub fn open(enforcement: &Enforcement, limit: u64) -> Result<Room, Unavailable> {
+        let group = match enforcement {
+            Enforcement::Kernel => Some(MemoryCgroup::create("demo", limit)?),
+            Enforcement::StandIn { .. } => None,
+        };
+        Ok(Room {
+            limit,
+            group,
+            short_since: None,
+        })
+    }
+
+    /// Puts a process into it.
+    pub fn admit(&self, party: &Party) -> std::io::Result<()> {
+        self.group
+            .as_ref()
+            .map_or(Ok(()), |group| group.add_pid(party.pid()))
+    }
+
+    /// The kernel's counters, if it is the kernel that counts.
+    pub fn counters(&self) -> Option<Counters> {
+        let group = self.group.as_ref()?;
+        // Lazily freed pages are on the list of inactive file pages without being any; "cache"
+        // (v1) and "file" (v2) count true pages of files alone.
+        let file_pages = group
+            .stat("cache")
+            .or_else(|| group.stat("file"))
+            .unwrap_or(0);
+        Some(Counters {
+            usage: group.usage(),
+            file_pages,
+        })
+    }
+
+    /// The kernel's own record of the highest usage.
+    pub fn peak(&self) -> Option<u64> {
+        self.group.as_ref()?.peak()
+    }
+
+    /// Processes the kernel has killed here.
+    pub fn oom_kills(&self) -> u64 {
+        self.group.as_ref().map_or(0, MemoryCgroup::oom_kills)
+    }
+
+    /// Whether `wanted` bytes fit. The kernel answers by itself, when the memory is touched.
+    pub fn judge(&mut self, wanted: u64, now: Instant) -> Verdict {
+        if self.group.is_some() || wanted <= self.limit {
+            self.short_since = None;
+            return Verdict::Fits;
+        }
+        if now - *self.short_since.get_or_insert(now) < GRACE {
+            Verdict::Short(wanted - self.limit)
+        } else {
+            Verdict::OutOfMemory
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stand_in_waits_before_it_kills() {
+        let stand_in = Enforcement::StandIn {
+            reason: "test".into(),
+        };
+        let mut room = Room::open(&stand_in, 100).unwrap();
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        assert_eq!(room.judge(100, at(0)), Verdict::Fits);
+        assert_eq!(room.judge(130, at(10)), Verdict::Short(30));
+        assert_eq!(room.judge(110, at(400)), Verdict::Short(10));
+        assert_eq!(room.judge(90, at(450)), Verdict::Fits);
+        assert_eq!(
+            room.judge(101, at(500)),
+            Verdict::Short(1),
+            "the grace starts anew"
+        );
+        assert_eq!(room.judge(101, at(1100)), Verdict::OutOfMemory);
+    }
+
+    #[test]
+    fn the_stand_in_says_what_it_is() {
+        let note = Enforcement::choose(1 << 20, true).note().unwrap();
+        assert!(
+            note.contains("stand-in") && note.contains("not by the kernel"),
+            "{note}"
+        );
+        assert_eq!(Enforcement::Kernel.note(), None);
+    }
+}

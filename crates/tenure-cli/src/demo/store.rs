@@ -1,0 +1,174 @@
+//! The caches that are compared, behind one interface.
+
+use anyhow::Context;
+use lru::LruCache;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+/// One of the ways to keep values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Kind {
+    /// A least-recently-used cache of a fixed size.
+    FixedLru {
+        /// Bytes of values it may hold.
+        bytes: u64,
+    },
+    /// tenure's cache, told no size.
+    Tenure,
+}
+
+/// A cache of byte values, shared between threads.
+pub trait Store: Send + Sync {
+    /// Shows the value to `look` if it is there; says whether it was.
+    fn get_with(&self, key: u32, look: &mut dyn FnMut(&[u8])) -> bool;
+    /// Keeps a copy of `value`, if there is room for it.
+    fn put(&self, key: u32, value: &[u8]);
+    /// Bytes it takes for values now, as far as it knows.
+    fn bytes(&self) -> u64;
+}
+
+/// Makes the store.
+pub fn open(kind: Kind) -> anyhow::Result<Box<dyn Store>> {
+    Ok(match kind {
+        Kind::FixedLru { bytes } => Box::new(FixedLru::new(bytes)),
+        Kind::Tenure => Box::new(Tenure::new()?),
+    })
+}
+
+struct FixedLru {
+    limit: u64,
+    held: Mutex<Held>,
+}
+
+struct Held {
+    values: LruCache<u32, Arc<[u8]>>,
+    bytes: u64,
+}
+
+impl FixedLru {
+    fn new(limit: u64) -> FixedLru {
+        FixedLru {
+            limit,
+            held: Mutex::new(Held {
+                values: LruCache::unbounded(),
+                bytes: 0,
+            }),
+        }
+    }
+}
+
+impl Store for FixedLru {
+    fn get_with(&self, key: u32, look: &mut dyn FnMut(&[u8])) -> bool {
+        // The lock is held for a count, not for as long as the value is read.
+        let value = self
+            .held
+            .lock()
+            .expect("no thread panics")
+            .values
+            .get(&key)
+            .cloned();
+        value.as_deref().map(look).is_some()
+    }
+
+    fn put(&self, key: u32, value: &[u8]) {
+        let mut held = self.held.lock().expect("no thread panics");
+        // Room is made first: the sum must at no moment exceed what it was sized for.
+        if let Some(old) = held.values.pop(&key) {
+            held.bytes -= old.len() as u64;
+        }
+        while held.bytes + value.len() as u64 > self.limit {
+            let Some((_, old)) = held.values.pop_lru() else {
+                return;
+            };
+            held.bytes -= old.len() as u64;
+        }
+        held.bytes += value.len() as u64;
+        held.values.put(key, value.into());
+    }
+
+    fn bytes(&self) -> u64 {
+        self.held.lock().expect("no thread panics").bytes
+    }
+}
+
+struct Tenure {
+    cache: tenure::Cache<u32>,
+}
+
+impl Tenure {
+    fn new() -> anyhow::Result<Tenure> {
+        Ok(Tenure {
+            cache: tenure::Cache::new().context("tenure's cache")?,
+        })
+    }
+}
+
+impl Store for Tenure {
+    fn get_with(&self, key: u32, look: &mut dyn FnMut(&[u8])) -> bool {
+        self.cache.get(&key).map(|value| look(&value)).is_some()
+    }
+
+    fn put(&self, key: u32, value: &[u8]) {
+        // A refusal is no failure: the value was served, and will be made again.
+        let _ = self.cache.insert(key, value);
+    }
+
+    fn bytes(&self) -> u64 {
+        self.cache.stats().footprint_bytes
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::FixedLru { bytes } => write!(f, "fixed LRU of {}", crate::size::mib(*bytes)),
+            Kind::Tenure => f.write_str("tenure::Cache, no size set"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fixed_lru_keeps_to_its_size_and_drops_the_least_recent() {
+        let store = FixedLru::new(100);
+        for key in 0..4 {
+            store.put(key, &[key as u8; 25]);
+        }
+        assert!(store.get_with(0, &mut |value| assert_eq!(value, [0; 25])));
+        store.put(4, &[4; 25]);
+        assert!(
+            !store.get_with(1, &mut |_| ()),
+            "1 was the least recently used"
+        );
+        assert!(store.get_with(0, &mut |_| ()));
+        assert_eq!(store.bytes(), 100);
+        store.put(0, &[9; 10]);
+        assert_eq!(store.bytes(), 85);
+        store.put(5, &[5; 101]);
+        assert!(
+            !store.get_with(5, &mut |_| ()),
+            "what is too large is not kept"
+        );
+        assert_eq!(store.bytes(), 0);
+    }
+
+    #[test]
+    fn tenures_cache_gives_back_what_was_put() {
+        let store = Tenure::new().unwrap();
+        let values: Vec<Vec<u8>> = (0..200u8).map(|n| vec![n; 1000 + n as usize]).collect();
+        for (key, value) in values.iter().enumerate() {
+            store.put(key as u32, value);
+        }
+        let mut hits = 0;
+        for (key, value) in values.iter().enumerate() {
+            hits += usize::from(store.get_with(key as u32, &mut |got| assert_eq!(got, value)));
+        }
+        assert!(hits > 0, "a fifth of a megabyte fits anywhere");
+        assert!(!store.get_with(9999, &mut |_| ()));
+    }
+}

@@ -1,0 +1,133 @@
+//! What the demo's processes say to each other: one line of JSON each, over pipes.
+
+use super::piece::Pieces;
+use super::store::Kind;
+use serde::{de::DeserializeOwned, Deserialize, Serialize};
+use std::io::{BufRead, Write};
+
+/// To the worker.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ToWorker {
+    /// First of all: what to serve, and from what.
+    Plan(Box<Plan>),
+    /// Start serving.
+    Go,
+    /// Give up this many bytes if they are the kernel's to take (only where no cgroup is).
+    GiveUp(u64),
+    /// Stop, report and exit.
+    Stop,
+}
+
+/// A worker's job.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// The cache to use.
+    pub store: Kind,
+    /// Threads that serve.
+    pub threads: u32,
+    /// Zipf's exponent.
+    pub exponent: f64,
+    /// Of the sequence of requests.
+    pub seed: u64,
+    /// zstd's level.
+    pub level: i32,
+    /// What is asked for, the most popular first.
+    pub pieces: Pieces,
+}
+
+/// From the worker.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum FromWorker {
+    /// The plan is understood and the cache is made.
+    Ready,
+    /// Every tenth of a second.
+    Progress(Counts),
+    /// The last counts.
+    Done(Counts),
+}
+
+/// What a worker has done since it started to serve.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Requests served.
+    pub requests: u64,
+    /// Of them, from the cache.
+    pub hits: u64,
+    /// Values made.
+    pub made: u64,
+    /// Of them, values that had been made before in this run.
+    pub made_again: u64,
+    /// Seconds of processor time that went into those.
+    pub made_again_seconds: f64,
+    /// Values from the cache that were not, byte for byte, what was put in.
+    pub wrong_values: u64,
+    /// The bytes of those values.
+    pub wrong_bytes: u64,
+    /// Values that came out differently from the first time, because their file has changed.
+    pub changed_files: u64,
+    /// Bytes of values in the cache.
+    pub cache_bytes: u64,
+}
+
+/// To the neighbour: hold this many bytes.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Hold {
+    /// How many.
+    pub bytes: u64,
+}
+
+/// From the neighbour.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Holds {
+    /// Bytes it holds, every page written to.
+    pub bytes: u64,
+    /// Seconds it took to get there.
+    pub seconds: f64,
+}
+
+/// Writes a message.
+pub fn send<T: Serialize>(to: &mut impl Write, message: &T) -> anyhow::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    to.write_all(&line)?;
+    Ok(to.flush()?)
+}
+
+/// Reads the next message; `None` at the end, which may cut a line short.
+pub fn receive<T: DeserializeOwned>(from: &mut impl BufRead) -> anyhow::Result<Option<T>> {
+    let mut line = Vec::new();
+    from.read_until(b'\n', &mut line)?;
+    if line.last() != Some(&b'\n') {
+        return Ok(None);
+    }
+    Ok(Some(serde_json::from_slice(&line)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_through_and_a_cut_line_is_the_end() {
+        let mut pipe = Vec::new();
+        let counts = Counts {
+            requests: 5,
+            hits: 3,
+            ..Counts::default()
+        };
+        send(&mut pipe, &FromWorker::Ready).unwrap();
+        send(&mut pipe, &FromWorker::Progress(counts)).unwrap();
+        pipe.extend_from_slice(b"{\"Done\":{\"requ");
+        let mut from = &pipe[..];
+        assert!(matches!(
+            receive(&mut from).unwrap(),
+            Some(FromWorker::Ready)
+        ));
+        let Some(FromWorker::Progress(got)) = receive(&mut from).unwrap() else {
+            panic!()
+        };
+        assert_eq!(got, counts);
+        assert!(receive::<FromWorker>(&mut from).unwrap().is_none());
+        assert!(receive::<FromWorker>(&mut &b"nonsense\n"[..]).is_err());
+    }
+}

@@ -1,0 +1,169 @@
+//! The process that serves requests: one of the two parties in the demo's cgroup.
+
+use super::piece::Maker;
+use super::popularity::Popularity;
+use super::reclaim;
+use super::store::{self, Store};
+use super::wire::{self, Counts, FromWorker, Plan, ToWorker};
+use anyhow::{bail, Context};
+use std::io::{self, BufReader, StdinLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+const REPORT_EVERY: Duration = Duration::from_millis(100);
+
+/// Serves until it is told to stop or the demo is gone.
+pub fn run() -> anyhow::Result<()> {
+    let mut from = BufReader::new(io::stdin().lock());
+    let Some(ToWorker::Plan(plan)) = wire::receive(&mut from)? else {
+        bail!("this command is part of `tenure demo`; it does nothing by itself");
+    };
+    let store = store::open(plan.store)?;
+    let server = Server::new(&plan, store.as_ref());
+    wire::send(&mut io::stdout(), &FromWorker::Ready)?;
+    let Some(ToWorker::Go) = wire::receive(&mut from)? else {
+        return Ok(());
+    };
+
+    let server = &server;
+    std::thread::scope(|scope| -> anyhow::Result<()> {
+        let mut threads = Vec::new();
+        for number in 0..plan.threads {
+            threads.push(scope.spawn(move || server.serve(number.into())));
+        }
+        threads.push(scope.spawn(|| server.report()));
+        let obeyed = obey(&mut from);
+        server.stop.store(true, Relaxed);
+        for thread in threads {
+            thread.join().expect("no thread of the worker panics")?;
+        }
+        obeyed
+    })?;
+    wire::send(&mut io::stdout(), &FromWorker::Done(server.counts()))
+}
+
+/// Does what comes in until `Stop`, or until the demo has gone away.
+fn obey(from: &mut BufReader<StdinLock<'_>>) -> anyhow::Result<()> {
+    loop {
+        match wire::receive(from)? {
+            Some(ToWorker::GiveUp(bytes)) => reclaim::reclaim(bytes)?,
+            None | Some(ToWorker::Stop) => return Ok(()),
+            Some(other) => bail!("{other:?} makes no sense by now"),
+        }
+    }
+}
+
+/// Nanoseconds of processor time of this thread: work, whoever else the machine is busy for.
+fn cpu_time() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+struct Server<'a> {
+    plan: &'a Plan,
+    store: &'a dyn Store,
+    stop: AtomicBool,
+    made_before: Vec<AtomicBool>,
+    requests: AtomicU64,
+    hits: AtomicU64,
+    made: AtomicU64,
+    made_again: AtomicU64,
+    made_again_nanos: AtomicU64,
+    wrong_values: AtomicU64,
+    wrong_bytes: AtomicU64,
+    changed_files: AtomicU64,
+}
+
+impl<'a> Server<'a> {
+    fn new(plan: &'a Plan, store: &'a dyn Store) -> Server<'a> {
+        Server {
+            plan,
+            store,
+            stop: AtomicBool::new(false),
+            made_before: plan
+                .pieces
+                .list
+                .iter()
+                .map(|_| AtomicBool::new(false))
+                .collect(),
+            requests: AtomicU64::new(0),
+            hits: AtomicU64::new(0),
+            made: AtomicU64::new(0),
+            made_again: AtomicU64::new(0),
+            made_again_nanos: AtomicU64::new(0),
+            wrong_values: AtomicU64::new(0),
+            wrong_bytes: AtomicU64::new(0),
+            changed_files: AtomicU64::new(0),
+        }
+    }
+
+    fn serve(&self, stream: u64) -> anyhow::Result<()> {
+        let plan = self.plan;
+        let pieces = &plan.pieces.list;
+        let mut popularity = Popularity::new(pieces.len(), plan.exponent, plan.seed, stream)?;
+        let mut maker = Maker::new(plan.level).context("zstd")?;
+        while !self.stop.load(Relaxed) {
+            let at = popularity.next();
+            let piece = &pieces[at];
+            let mut wrong = None;
+            let hit = self.store.get_with(at as u32, &mut |value| {
+                if !piece.matches(value) {
+                    wrong = Some(value.len() as u64);
+                }
+            });
+            if let Some(bytes) = wrong {
+                self.wrong_values.fetch_add(1, Relaxed);
+                self.wrong_bytes.fetch_add(bytes, Relaxed);
+            }
+            if hit {
+                self.hits.fetch_add(1, Relaxed);
+            } else {
+                self.make(at, &mut maker);
+            }
+            self.requests.fetch_add(1, Relaxed);
+        }
+        Ok(())
+    }
+
+    fn make(&self, at: usize, maker: &mut Maker) {
+        let piece = &self.plan.pieces.list[at];
+        let started = cpu_time();
+        let value = maker.make(&self.plan.pieces.files, piece.source);
+        let nanos = cpu_time().saturating_sub(started);
+        self.made.fetch_add(1, Relaxed);
+        if self.made_before[at].swap(true, Relaxed) {
+            self.made_again.fetch_add(1, Relaxed);
+            self.made_again_nanos.fetch_add(nanos, Relaxed);
+        }
+        match value {
+            // What is put in is right; so whatever else comes out is the cache's doing.
+            Ok(value) if piece.matches(value) => self.store.put(at as u32, value),
+            _ => drop(self.changed_files.fetch_add(1, Relaxed)),
+        }
+    }
+
+    fn report(&self) -> anyhow::Result<()> {
+        while !self.stop.load(Relaxed) {
+            std::thread::sleep(REPORT_EVERY);
+            wire::send(&mut io::stdout(), &FromWorker::Progress(self.counts()))?;
+        }
+        Ok(())
+    }
+
+    fn counts(&self) -> Counts {
+        // Hits first: a request counts as one only after its hit does, so that a report made in
+        // between never has more hits than requests.
+        let hits = self.hits.load(Relaxed);
+        Counts {
+            hits,
+            requests: self.requests.load(Relaxed).max(hits),
+            made: self.made.load(Relaxed),
+            made_again: self.made_again.load(Relaxed),
+            made_again_seconds: self.made_again_nanos.load(Relaxed) as f64 / 1e9,
+            wrong_values: self.wrong_values.load(Relaxed),
+            wrong_bytes: self.wrong_bytes.load(Relaxed),
+            changed_files: self.changed_files.load(Relaxed),
+            cache_bytes: self.store.bytes(),
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! `tenure doctor`: what this kernel allows, and what to do where it does not.
+
+use crate::failure::Found;
+use serde::Serialize;
+use std::io::{self, Write};
+use tenure::{Finding, Status};
+
+const NOTES: &str = "\
+Each line is the result of doing the thing once and looking at its effect. WARN means that something
+stands in, at the price that the line names; FAIL that nothing does.
+
+Exit code: 1 if something is missing for which nothing stands in; with --strict, also if something
+is only replaced.";
+
+/// Try what this kernel allows and say what to do where it does not.
+#[derive(Debug, clap::Args)]
+#[command(after_help = NOTES)]
+pub struct Args {
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Fail (exit code 1) on warnings, too.
+    #[arg(long)]
+    strict: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    tenure: &'a str,
+    kernel: String,
+    uid: u32,
+    purge_detection: String,
+    findings: Vec<Line>,
+    passed: bool,
+}
+
+#[derive(Serialize)]
+struct Line {
+    name: &'static str,
+    status: &'static str,
+    errno: Option<i32>,
+    error: Option<String>,
+    what: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    consequence: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy: Option<&'static str>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let findings = tenure::capabilities().findings();
+    let passed = passes(findings.iter().map(|finding| finding.status), args.strict);
+    let uname = rustix::system::uname();
+    let report = Report {
+        tenure: env!("CARGO_PKG_VERSION"),
+        kernel: format!(
+            "{} {}",
+            uname.release().to_string_lossy(),
+            uname.machine().to_string_lossy()
+        ),
+        uid: rustix::process::geteuid().as_raw(),
+        purge_detection: format!("{:?}", tenure::volatile::detection()).to_lowercase(),
+        findings: findings.iter().map(line).collect(),
+        passed,
+    };
+    let mut out = io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &report)?;
+        writeln!(out)?;
+    } else {
+        out.write_all(text(&report).as_bytes())?;
+    }
+    out.flush()?;
+    if passed {
+        Ok(())
+    } else {
+        Err(Found.into())
+    }
+}
+
+fn passes(statuses: impl Iterator<Item = Status>, strict: bool) -> bool {
+    statuses.into_iter().all(|status| match status {
+        Status::Works => true,
+        Status::Degraded => !strict,
+        // What a later version of the core adds is taken seriously.
+        _ => false,
+    })
+}
+
+fn line(finding: &Finding) -> Line {
+    let works = finding.status == Status::Works;
+    Line {
+        name: finding.name,
+        status: match finding.status {
+            Status::Works => "works",
+            Status::Degraded => "degraded",
+            _ => "missing",
+        },
+        errno: finding.errno,
+        error: finding
+            .errno
+            .map(|errno| io::Error::from_raw_os_error(errno).to_string()),
+        what: finding.what,
+        consequence: (!works).then_some(finding.consequence),
+        remedy: (!works).then_some(finding.remedy),
+    }
+}
+
+fn text(report: &Report<'_>) -> String {
+    let mut text = format!(
+        "tenure {} on Linux {}, uid {}\n\n",
+        report.tenure, report.kernel, report.uid
+    );
+    let width = report
+        .findings
+        .iter()
+        .map(|line| line.name.len())
+        .max()
+        .unwrap_or(0);
+    for line in &report.findings {
+        let verdict = match line.status {
+            "works" => "PASS",
+            "degraded" => "WARN",
+            _ => "FAIL",
+        };
+        text += &format!("{verdict}  {:<width$}  {}", line.name, line.what);
+        if line.status != "works" {
+            text += &format!(
+                ": {}",
+                line.error.as_deref().unwrap_or("no error and no effect")
+            );
+        }
+        if let Some(consequence) = line.consequence {
+            text += &format!("; costs you: {consequence}");
+        }
+        if let Some(remedy) = line.remedy {
+            text += &format!("; remedy: {remedy}");
+        }
+        text.push('\n');
+    }
+    let count = |status| {
+        report
+            .findings
+            .iter()
+            .filter(|line| line.status == status)
+            .count()
+    };
+    text += &format!(
+        "\n{} of {} work, {} replaced, {} missing; purges are found by {}\n",
+        count("works"),
+        report.findings.len(),
+        count("degraded"),
+        count("missing"),
+        report.purge_detection,
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_fail_only_when_strict() {
+        use Status::{Degraded, Missing, Works};
+        assert!(passes([Works, Works].into_iter(), true));
+        assert!(passes([Works, Degraded].into_iter(), false));
+        assert!(!passes([Works, Degraded].into_iter(), true));
+        assert!(!passes([Works, Missing].into_iter(), false));
+    }
+
+    #[test]
+    fn what_does_not_work_has_its_errno_price_and_remedy() {
+        let report = Report {
+            tenure: "1",
+            kernel: "6.1 x86_64".into(),
+            uid: 1000,
+            purge_detection: "words".into(),
+            findings: vec![
+                Line {
+                    name: "one",
+                    status: "works",
+                    errno: None,
+                    error: None,
+                    what: "a thing",
+                    consequence: None,
+                    remedy: None,
+                },
+                Line {
+                    name: "two",
+                    status: "degraded",
+                    errno: Some(1),
+                    error: Some("Operation not permitted (os error 1)".into()),
+                    what: "another",
+                    consequence: Some("slower"),
+                    remedy: Some("allow it"),
+                },
+            ],
+            passed: true,
+        };
+        let text = text(&report);
+        let lines = "PASS  one  a thing\nWARN  two  another: Operation not permitted \
+                     (os error 1); costs you: slower; remedy: allow it\n";
+        assert!(text.contains(lines), "{text}");
+        assert!(
+            text.contains("1 of 2 work, 1 replaced, 0 missing"),
+            "{text}"
+        );
+    }
+}

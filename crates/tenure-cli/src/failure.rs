@@ -1,0 +1,60 @@
+//! From how a command ended to the process's exit code.
+
+use std::io;
+use std::process::ExitCode;
+
+/// The command did its work and found what it was to look for: exit code 1, nothing more to say.
+#[derive(Debug)]
+pub struct Found;
+
+impl std::fmt::Display for Found {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the command reports a failure")
+    }
+}
+
+impl std::error::Error for Found {}
+
+/// 0 for success, 1 for a failure; clap has ended the process with 2 for wrong usage by now.
+///
+/// A reader that has seen enough and closed the pipe is no failure.
+pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
+    let Err(error) = result else {
+        return ExitCode::SUCCESS;
+    };
+    if is_broken_pipe(&error) {
+        return ExitCode::SUCCESS;
+    }
+    if !error.is::<Found>() {
+        eprintln!("tenure: {error:#}");
+    }
+    ExitCode::FAILURE
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .any(|cause| match cause.downcast_ref::<io::Error>() {
+            Some(io) => io.kind() == io::ErrorKind::BrokenPipe,
+            // serde_json wraps the error of the writer it was given.
+            None => cause
+                .downcast_ref::<serde_json::Error>()
+                .is_some_and(|json| json.io_error_kind() == Some(io::ErrorKind::BrokenPipe)),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn a_closed_pipe_is_found_under_context() {
+        let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
+        let error = Err::<(), _>(broken()).context("printing").unwrap_err();
+        assert!(is_broken_pipe(&error));
+        let json = serde_json::Error::io(broken());
+        assert!(is_broken_pipe(&anyhow::Error::from(json)));
+        assert!(!is_broken_pipe(&anyhow::anyhow!("wrong bytes")));
+    }
+}

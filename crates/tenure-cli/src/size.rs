@@ -1,0 +1,103 @@
+//! Sizes in bytes, as people write and read them.
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// Reads `268435456`, `256M`, `256MiB` or `1.5G`; the units are powers of 1024.
+pub fn parse(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let split = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let unit = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => KIB,
+        "m" | "mib" => MIB,
+        "g" | "gib" => GIB,
+        _ => {
+            return Err(format!(
+                "\"{unit}\" is no unit; use K, M or G (powers of 1024)"
+            ))
+        }
+    };
+    let number: f64 = number
+        .parse()
+        .map_err(|_| format!("\"{text}\" does not start a number"))?;
+    let bytes = number * unit as f64;
+    // 2^53: up to here a double holds every whole number.
+    if bytes.is_finite() && (0.0..=(1u64 << 53) as f64).contains(&bytes) {
+        Ok(bytes.round() as u64)
+    } else {
+        Err(format!("{text} is more than this machine can have"))
+    }
+}
+
+/// `12.5 MiB`: three digits, a unit.
+pub fn show(bytes: u64) -> String {
+    let (unit, name) = match bytes {
+        GIB.. => (GIB, "GiB"),
+        MIB.. => (MIB, "MiB"),
+        KIB.. => (KIB, "KiB"),
+        _ => return format!("{bytes} B"),
+    };
+    let value = bytes as f64 / unit as f64;
+    if value < 10.0 && bytes % unit != 0 {
+        format!("{value:.1} {name}")
+    } else {
+        format!("{value:.0} {name}")
+    }
+}
+
+/// Whole mebibytes, for columns where every row has the same unit.
+pub fn mib(bytes: u64) -> String {
+    format!("{:.0} MiB", bytes as f64 / MIB as f64)
+}
+
+/// `12,345`.
+pub fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_in_every_spelling() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("64k", 64 * KIB),
+            ("256M", 256 * MIB),
+            ("256 MiB", 256 * MIB),
+            ("1.5G", GIB + GIB / 2),
+        ] {
+            assert_eq!(parse(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "M", "12Q", "1..5M", "-3M", "99999999999999G"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_and_counts_are_shown_short() {
+        assert_eq!(show(512), "512 B");
+        assert_eq!(show(1536), "1.5 KiB");
+        assert_eq!(show(256 * MIB), "256 MiB");
+        assert_eq!(show(3 * GIB), "3 GiB");
+        assert_eq!(mib(300 * MIB + MIB / 3), "300 MiB");
+        assert_eq!(count(0), "0");
+        assert_eq!(count(999), "999");
+        assert_eq!(count(1_234_567), "1,234,567");
+    }
+}

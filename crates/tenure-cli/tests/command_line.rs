@@ -1,0 +1,133 @@
+//! The command line as a shell sees it: exit codes, help, pipes.
+
+use std::io::Read;
+use std::process::{Command, Output, Stdio};
+
+fn tenure(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn output(arguments: &[&str]) -> Output {
+    tenure(arguments).output().expect("the program starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn version_and_help_succeed() {
+    let version = output(&["--version"]);
+    assert_eq!(version.status.code(), Some(0));
+    assert_eq!(
+        text(&version.stdout),
+        format!("tenure {}\n", env!("CARGO_PKG_VERSION"))
+    );
+    for command in [
+        &["--help"][..],
+        &["demo", "--help"],
+        &["doctor", "--help"],
+        &["bench", "--help"],
+    ] {
+        let help = output(command);
+        assert_eq!(help.status.code(), Some(0), "{command:?}");
+        assert!(text(&help.stdout).contains("Usage: tenure"), "{command:?}");
+    }
+    assert!(text(&output(&["demo", "--help"]).stdout).contains("Examples:"));
+}
+
+#[test]
+fn wrong_usage_is_2_and_names_the_mistake() {
+    for (arguments, word) in [
+        (&[][..], "Usage"),
+        (&["demoo"], "demo"),
+        (&["demo", "--limit", "12Q"], "Q"),
+        (&["demo", "--limit", "8M"], "--limit"),
+        (&["bench", "nosuch"], "cache"),
+        (&["doctor", "--colour"], "--colour"),
+    ] {
+        let done = output(arguments);
+        assert_eq!(done.status.code(), Some(2), "{arguments:?}");
+        assert!(
+            text(&done.stderr).contains(word),
+            "{arguments:?}: {}",
+            text(&done.stderr)
+        );
+    }
+}
+
+#[test]
+fn a_failure_is_1_with_one_line() {
+    let done = output(&["demo", "--dir", "/nonexistent", "--stand-in"]);
+    assert_eq!(done.status.code(), Some(1));
+    let errors = text(&done.stderr);
+    let last = errors.lines().last().unwrap_or("");
+    assert!(
+        last.starts_with("tenure: cannot read /nonexistent"),
+        "{errors}"
+    );
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_failure() {
+    let mut child = tenure(&["doctor"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    // The reading end is gone before, or while, the first line is written.
+    drop(child.stdout.take());
+    assert_eq!(child.wait().expect("ends").code(), Some(0));
+
+    let mut child = tenure(&["bench", "--list"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    let mut first = [0];
+    child
+        .stdout
+        .take()
+        .expect("piped")
+        .read_exact(&mut first)
+        .expect("a list is not empty");
+    assert_eq!(child.wait().expect("ends").code(), Some(0));
+}
+
+#[test]
+fn doctor_says_the_same_in_both_forms() {
+    let json = output(&["doctor", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    let findings = report["findings"].as_array().expect("findings");
+    let lines = text(&output(&["doctor"]).stdout);
+    assert!(!findings.is_empty());
+    for finding in findings {
+        let name = finding["name"].as_str().expect("a name");
+        let verdict = match finding["status"].as_str() {
+            Some("works") => "PASS",
+            Some("degraded") => "WARN",
+            _ => "FAIL",
+        };
+        let line = lines
+            .lines()
+            .find(|line| line.split_whitespace().nth(1) == Some(name));
+        assert!(
+            line.is_some_and(|line| line.starts_with(verdict)),
+            "{name} in {lines}"
+        );
+        assert_eq!(finding["remedy"].is_string(), verdict != "PASS", "{name}");
+    }
+    let missing = findings
+        .iter()
+        .any(|finding| finding["status"] == "missing");
+    assert_eq!(json.status.code(), Some(missing.into()));
+    let works = findings.iter().all(|finding| finding["status"] == "works");
+    assert_eq!(output(&["doctor", "--strict"]).status.success(), works);
+}
+
+#[test]
+fn hidden_commands_say_that_they_are_no_use_alone() {
+    let done = output(&["demo-worker"]);
+    assert_eq!(done.status.code(), Some(1));
+    assert!(text(&done.stderr).contains("part of `tenure demo`"));
+}

@@ -1,0 +1,191 @@
+//! A test body in a process of its own: for seccomp filters, limits, deaths and counts that
+//! concern the whole process.
+
+use crate::skip;
+use crate::unavailable::Unavailable;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::fs::{memfd_create, MemfdFlags};
+use rustix::process::{pidfd_open, Pid, PidfdFlags};
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus, Stdio};
+
+const BODY_VARIABLE: &str = "TENURE_TESTKIT_BODY";
+/// Tells a body that ran to its end from a harness that found no such test, which exits with 0.
+const BODY_DONE: i32 = 83;
+const PATIENCE_SECONDS: i64 = 600;
+
+/// How a child ended and what it printed.
+#[derive(Debug)]
+pub struct ChildResult {
+    /// Its exit status.
+    pub status: ExitStatus,
+    /// Standard output and standard error together.
+    pub output: String,
+}
+
+impl ChildResult {
+    /// Whether the body ran to its end.
+    pub fn finished(&self) -> bool {
+        self.status.code() == Some(BODY_DONE)
+    }
+
+    /// The signal it died of.
+    pub fn signal(&self) -> Option<i32> {
+        self.status.signal()
+    }
+}
+
+/// The name of the enclosing test as the harness lists it, for [`in_child`] and [`run_child`].
+#[macro_export]
+macro_rules! this_test {
+    () => {{
+        fn here() {}
+        $crate::child::test_name(::std::any::type_name_of_val(&here))
+    }};
+}
+
+/// What the harness calls the test that the function at this path was defined in: the path
+/// without the crate, and without closures.
+pub fn test_name(here: &'static str) -> &'static str {
+    let path = here.split_once("::").map_or(here, |(_crate, path)| path);
+    let path = path
+        .split_once("::{{closure}}")
+        .map_or(path, |(test, _)| test);
+    path.strip_suffix("::here").unwrap_or(path)
+}
+
+/// Runs `body` in a process of its own and panics, with what it printed, unless it finishes.
+///
+/// `test` is the calling test as the harness lists it: [`this_test!`](crate::this_test). In the child this call does not
+/// return, so put it last in the test.
+///
+/// # Panics
+/// If the body panics, dies, or takes longer than ten minutes.
+pub fn in_child(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
+    let result = run_child(test, env, body);
+    assert!(
+        result.finished(),
+        "the child of {test} ended with {}; it printed:\n{}",
+        result.status,
+        result.output
+    );
+}
+
+/// Like [`in_child`], but returns how the child ended: for bodies that are to die.
+///
+/// # Panics
+/// If the body never started, for want of a test of that name, or if it takes longer than ten
+/// minutes.
+pub fn run_child(test: &str, env: &[(&str, &str)], body: impl FnOnce()) -> ChildResult {
+    let begin = format!("tenure-testkit: body of {test} begins\n");
+    if std::env::var(BODY_VARIABLE).as_deref() == Ok(test) {
+        die_with_parent();
+        // Straight to the descriptor, so that it is there whatever the body dies of.
+        let _ = io::stdout()
+            .write_all(begin.as_bytes())
+            .and_then(|()| io::stdout().flush());
+        body();
+        let _ = io::stdout().flush();
+        std::process::exit(BODY_DONE);
+    }
+    let result = execute(test, env).unwrap_or_else(|e| panic!("no child for {test}: {e}"));
+    assert!(
+        result.output.contains(&begin),
+        "the child of {test} did not get to its body ({}): is that the test's full name? {}",
+        result.status,
+        result.output
+    );
+    result
+}
+
+/// Has the kernel kill this process when the thread that waits for it is gone.
+fn die_with_parent() {
+    let signal = Some(rustix::process::Signal::KILL);
+    if let Err(e) = rustix::process::set_parent_process_death_signal(signal) {
+        eprintln!("this child may outlive the test it belongs to: {e}");
+    }
+}
+
+fn execute(test: &str, env: &[(&str, &str)]) -> io::Result<ChildResult> {
+    // A memory file, unlike a pipe, needs no reader while the child runs and no end of file from
+    // whatever the child may leave behind. Both streams share its offset.
+    let mut printed = File::from(memfd_create("child-output", MemfdFlags::CLOEXEC)?);
+    let mut child = Command::new(std::env::current_exe()?)
+        .args([
+            test,
+            "--exact",
+            "--nocapture",
+            "--include-ignored",
+            "--test-threads=1",
+        ])
+        .envs(env.iter().copied())
+        .env(BODY_VARIABLE, test)
+        .env(skip::FILE_VARIABLE, skip::file())
+        .stdin(Stdio::null())
+        .stdout(printed.try_clone()?)
+        .stderr(printed.try_clone()?)
+        .spawn()?;
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let pidfd = pidfd_open(pid.expect("a child has a positive id"), PidfdFlags::empty())?;
+    let timeout = Timespec {
+        tv_sec: PATIENCE_SECONDS,
+        tv_nsec: 0,
+    };
+    let ended = loop {
+        match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout)) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => break other? > 0,
+        }
+    };
+    if !ended {
+        child.kill()?;
+    }
+    let status = child.wait()?;
+    printed.rewind()?;
+    let mut bytes = Vec::new();
+    printed.read_to_end(&mut bytes)?;
+    let output = String::from_utf8_lossy(&bytes).into_owned();
+    assert!(
+        ended,
+        "the child of {test} took longer than {PATIENCE_SECONDS} s: {output}"
+    );
+    Ok(ChildResult { status, output })
+}
+
+/// Makes this process an ordinary user's (uid and gid 65534) if it is root's. For use in a child:
+/// there is no way back.
+pub fn as_nobody() -> Result<(), Unavailable> {
+    const NOBODY: libc::uid_t = 65534;
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    skip::open_early();
+    let done = |what: &str, result: libc::c_int| match result {
+        0 => Ok(()),
+        _ => {
+            let e = io::Error::last_os_error();
+            Err(Unavailable::new(format!(
+                "cannot become an ordinary user: {what}: {e}"
+            )))
+        }
+    };
+    // The C library's calls, not the raw ones: they change every thread of the process.
+    // SAFETY: an empty group list is never read.
+    done("setgroups", unsafe { libc::setgroups(0, std::ptr::null()) })?;
+    // SAFETY: plain numbers.
+    done("setresgid", unsafe {
+        libc::setresgid(NOBODY, NOBODY, NOBODY)
+    })?;
+    // SAFETY: plain numbers.
+    done("setresuid", unsafe {
+        libc::setresuid(NOBODY, NOBODY, NOBODY)
+    })?;
+    // A change of uid makes a process undumpable, and then its own /proc/self/pagemap and the
+    // like belong to root; a process an ordinary user starts has them.
+    // SAFETY: plain numbers.
+    done("PR_SET_DUMPABLE", unsafe {
+        libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0)
+    })
+}

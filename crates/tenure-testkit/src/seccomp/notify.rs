@@ -1,0 +1,215 @@
+//! A supervisor thread that is asked about each call of a kind before the kernel makes it.
+
+use super::{Call, Errno, Filter};
+use crate::unavailable::Unavailable;
+use rustix::event::{poll, PollFd, PollFlags};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+/// Which calls fail, counted from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// Only this one.
+    Nth(u64),
+    /// This one and all later ones.
+    FromNth(u64),
+    /// None: only count.
+    Never,
+}
+
+/// Makes the Nth call of some kinds fail, on the thread that installs it and those it starts.
+///
+/// The other calls go on into the kernel as they are. Calls are numbered in the order in which
+/// they are made, across threads. The kernel allows one such supervisor for a thread, so all the
+/// kinds go into one; it stays until the threads end. The end of this value does not end it.
+#[derive(Debug)]
+pub struct NthFailure {
+    shared: Arc<Shared>,
+}
+
+impl NthFailure {
+    /// Watches `calls`, failing those that `when` says with `errno`.
+    pub fn install(calls: &[Call], errno: Errno, when: When) -> Result<NthFailure, Unavailable> {
+        let shared = Arc::new(Shared::new(errno.raw_os_error(), when));
+        let filter = calls.iter().fold(Filter::new(), |filter, call| {
+            filter.rule(*call, libc::SECCOMP_RET_USER_NOTIF)
+        });
+        supervise(&filter, &shared)?;
+        Ok(NthFailure { shared })
+    }
+
+    /// Calls of these kinds so far.
+    pub fn calls(&self) -> u64 {
+        self.shared.calls.load(Ordering::SeqCst)
+    }
+
+    /// How many of them were made to fail.
+    pub fn failures(&self) -> u64 {
+        self.shared.failures.load(Ordering::SeqCst)
+    }
+
+    /// Starts counting from zero again, with a new rule.
+    pub fn rearm(&self, when: When) {
+        let shared = &self.shared;
+        shared.set_when(When::Never);
+        shared.calls.store(0, Ordering::SeqCst);
+        shared.failures.store(0, Ordering::SeqCst);
+        shared.set_when(when);
+    }
+}
+
+/// Numbers seen by a supervisor are kept up to here; higher ones share the last place.
+pub(super) const NUMBERS: usize = 1024;
+
+/// What the watched threads and the supervisor share. Atomics only: the supervisor must never
+/// wait for a lock whose holder waits for the supervisor, and that rules out allocating as well.
+#[derive(Debug)]
+pub(super) struct Shared {
+    listener: AtomicI32,
+    pub calls: AtomicU64,
+    pub by_number: Box<[AtomicU64]>,
+    failures: AtomicU64,
+    first: AtomicU64,
+    last: AtomicU64,
+    errno: i32,
+}
+
+const NOT_YET: RawFd = -1;
+const FAILED: RawFd = -2;
+
+impl Shared {
+    pub fn new(errno: i32, when: When) -> Shared {
+        let shared = Shared {
+            listener: AtomicI32::new(NOT_YET),
+            calls: AtomicU64::new(0),
+            by_number: (0..NUMBERS).map(|_| AtomicU64::new(0)).collect(),
+            failures: AtomicU64::new(0),
+            first: AtomicU64::new(0),
+            last: AtomicU64::new(0),
+            errno,
+        };
+        shared.set_when(when);
+        shared
+    }
+
+    fn set_when(&self, when: When) {
+        // Narrowing first, so that no moment in between fails more than either rule would.
+        let (first, last) = match when {
+            When::Nth(n) => (n, n),
+            When::FromNth(n) => (n, u64::MAX),
+            When::Never => (u64::MAX, 0),
+        };
+        self.last.store(0, Ordering::SeqCst);
+        self.first.store(first, Ordering::SeqCst);
+        self.last.store(last, Ordering::SeqCst);
+    }
+
+    /// Counts a call and says with which error it is to fail; 0 lets it go on.
+    fn judge(&self, number: i32) -> i32 {
+        let nth = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
+        let place = usize::try_from(number).unwrap_or(NUMBERS).min(NUMBERS - 1);
+        self.by_number[place].fetch_add(1, Ordering::SeqCst);
+        let (first, last) = (
+            self.first.load(Ordering::SeqCst),
+            self.last.load(Ordering::SeqCst),
+        );
+        if (first..=last).contains(&nth) {
+            self.failures.fetch_add(1, Ordering::SeqCst);
+            self.errno
+        } else {
+            0
+        }
+    }
+}
+
+/// Puts the filter onto the calling thread and starts a thread that answers for it.
+///
+/// The supervisor starts first, so that it does not inherit the filter: its own calls (and those
+/// of its exit, such as madvise on its stack) would wait for itself. It learns the descriptor from
+/// an atomic it looks at now and then, because waking it would be a system call of the filtered
+/// thread, which already waits. It lives until the last filtered thread is gone; were it to go
+/// earlier, their calls would fail with ENOSYS.
+pub(super) fn supervise(filter: &Filter, shared: &Arc<Shared>) -> Result<(), Unavailable> {
+    let for_thread = Arc::clone(shared);
+    thread::Builder::new()
+        .name("seccomp-watch".into())
+        .spawn(move || {
+            let fd = loop {
+                match for_thread.listener.load(Ordering::Acquire) {
+                    NOT_YET => thread::sleep(Duration::from_micros(50)),
+                    FAILED => return,
+                    fd => break fd,
+                }
+            };
+            // SAFETY: the kernel has just made this descriptor for the listener, and nobody else
+            // has been told its number.
+            answer_all(unsafe { OwnedFd::from_raw_fd(fd) }, &for_thread);
+        })
+        .map_err(|e| Unavailable::new(format!("no thread to watch system calls with: {e}")))?;
+    let listen = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
+    // With this flag (Linux 5.19) a signal does not make a waiting call start over, which would
+    // count it twice. An older kernel refuses the unknown flag before it installs anything.
+    let installed = filter
+        .install(listen | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
+        .or_else(|_| filter.install(listen));
+    let fd = installed.as_ref().map_or(FAILED, |fd| *fd as RawFd);
+    shared.listener.store(fd, Ordering::Release);
+    installed.map(drop)
+}
+
+/// A kernel's notification, with room for what later kernels may add to it.
+#[repr(C)]
+union Notification {
+    known: libc::seccomp_notif,
+    room: [u64; 64],
+}
+
+#[repr(C)]
+union Response {
+    known: libc::seccomp_notif_resp,
+    room: [u64; 64],
+}
+
+fn answer_all(listener: OwnedFd, shared: &Shared) {
+    loop {
+        let mut fds = [PollFd::new(&listener, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(_) => return,
+        }
+        let events = fds[0].revents();
+        if !events.contains(PollFlags::IN) {
+            // Hung up: no thread has the filter any more.
+            return;
+        }
+        // The kernel insists on zeroes here.
+        let mut asked = Notification { room: [0; 64] };
+        let fd = listener.as_raw_fd();
+        // SAFETY: the buffer is larger than any notification and lives through the call.
+        if unsafe { libc::ioctl(fd, libc::SECCOMP_IOCTL_NOTIF_RECV, &mut asked) } != 0 {
+            // ENOENT: the caller died or was interrupted in between. Ask again.
+            continue;
+        }
+        // SAFETY: the call succeeded, so the kernel has filled in the fields that it had from the
+        // start; all are plain numbers.
+        let (id, number) = unsafe { (asked.known.id, asked.known.data.nr) };
+        let mut response = Response { room: [0; 64] };
+        let errno = shared.judge(number);
+        response.known = libc::seccomp_notif_resp {
+            id,
+            val: 0,
+            error: -errno,
+            flags: if errno == 0 {
+                libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32
+            } else {
+                0
+            },
+        };
+        // SAFETY: the buffer lives through the call. A caller that is gone by now is no matter.
+        unsafe { libc::ioctl(fd, libc::SECCOMP_IOCTL_NOTIF_SEND, &mut response) };
+    }
+}

@@ -1,0 +1,66 @@
+//! What a get returns: the value's bytes, pinned.
+
+use super::segment::Segment;
+use std::fmt;
+use std::ops::Deref;
+
+/// A value's bytes; they stay as they are while it lives, whatever happens to the key meanwhile.
+pub struct Value<'a> {
+    bytes: Bytes<'a>,
+}
+
+enum Bytes<'a> {
+    Pinned { segment: &'a Segment, bytes: &'a [u8] },
+    Own(Box<[u8]>),
+}
+
+impl<'a> Value<'a> {
+    /// Bytes of a segment that the caller has pinned; the value takes the pin over.
+    #[inline]
+    pub(super) fn pinned(segment: &'a Segment, bytes: &'a [u8]) -> Self {
+        Value { bytes: Bytes::Pinned { segment, bytes } }
+    }
+
+    /// Bytes that the cache has no room for.
+    pub(super) fn own(bytes: Vec<u8>) -> Self {
+        Value { bytes: Bytes::Own(bytes.into_boxed_slice()) }
+    }
+
+    /// Whether the value is in the cache: `false` if it was made by
+    /// [`get_or_insert_with`](super::Cache::get_or_insert_with) and found no room.
+    pub fn is_cached(&self) -> bool {
+        matches!(self.bytes, Bytes::Pinned { .. })
+    }
+}
+
+impl Deref for Value<'_> {
+    type Target = [u8];
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Pinned { bytes, .. } => bytes,
+            Bytes::Own(bytes) => bytes,
+        }
+    }
+}
+
+impl AsRef<[u8]> for Value<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for Value<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Value").field("len", &self.len()).field("cached", &self.is_cached()).finish()
+    }
+}
+
+impl Drop for Value<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Bytes::Pinned { segment, .. } = &self.bytes {
+            segment.unpin();
+        }
+    }
+}
