@@ -4,6 +4,7 @@
 //! ([`round`]), sees which have been left alone, and offers them ([`pages`]). Taking pages back is
 //! done by whoever pins them.
 
+pub(crate) mod bound;
 pub(crate) mod gate;
 pub(crate) mod inbox;
 pub(crate) mod index;

@@ -257,6 +257,7 @@ impl Slab {
         let exclusive_at = if flags & flag::RAW != 0 { 0 } else { os::fork::count() };
         node.exclusive_at.store(exclusive_at, Ordering::Relaxed);
         let _ = node.change(|old| Some(Word((old.0 >> 32 << 32) | (word.0 & 0xFFFF_FFFF)).used()));
+        super::bound::count(range.len() as u64);
         if self.live.fetch_add(1, Ordering::SeqCst) == 0 {
             super::inbox::wake_sleeper();
         }

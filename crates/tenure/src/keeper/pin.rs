@@ -1,7 +1,7 @@
 //! Pinning a node: one instruction when its pages are there, else taking them back.
 
 use super::node::{Node, NodeId, Phase, Word};
-use super::{gate, inbox, pages};
+use super::{bound, gate, inbox, pages};
 use crate::os;
 use crate::range::PageRange;
 use crate::stats::{self, COUNTERS};
@@ -116,7 +116,7 @@ pub(crate) fn settle(id: NodeId, lost: &mut dyn FnMut(PageRange) -> u64) -> Resu
                 if os::fork::missed() {
                     os::fork::make_up();
                 }
-                let _pass = gate::pass();
+                let pass = gate::pass();
                 if !node.try_change(word, word.with_phase(Phase::Reviving)) {
                     continue;
                 }
@@ -130,6 +130,8 @@ pub(crate) fn settle(id: NodeId, lost: &mut dyn FnMut(PageRange) -> u64) -> Resu
                     node.word.fetch_or(flags, Ordering::AcqRel);
                 }
                 leave_phase(id, Phase::Resident);
+                drop(pass);
+                bound::exposed(node.len() as u64);
                 return Ok(());
             }
         }

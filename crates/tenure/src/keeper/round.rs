@@ -3,7 +3,7 @@
 use super::node::{flag, slab, NodeId, Phase, Word};
 use super::pages::Refusal;
 use super::settings::{settings, Priority};
-use super::{index, pin};
+use super::{bound, index, pin};
 use crate::os::memory_limit::{self, MemoryGroup, Room};
 use crate::stats::{self, COUNTERS};
 use std::sync::atomic::Ordering;
@@ -92,6 +92,7 @@ impl Rounds {
         let seen = self.look(units, pressed, settings.offer_after.is_zero());
         self.live = seen.live;
         let left = self.offer(seen.marked_bytes, bound, pressed);
+        bound::round_ended(left, bound);
 
         Some(if left > bound {
             Duration::from_millis(10)

@@ -166,6 +166,15 @@ impl Volatile {
         Ok(PinnedMut { volatile: self })
     }
 
+    /// Takes back a pin whose guard was given to [`std::mem::forget`]; for callers that count their
+    /// pins themselves, as the C interface does.
+    ///
+    /// # Safety
+    /// There is such a pin, and nothing refers to the bytes through it any more.
+    pub unsafe fn unpin(&self) {
+        self.inner.unpin();
+    }
+
     /// Declares the contents good again after they were lost.
     pub fn restored(&self) {
         let mut lost = self.inner.lost();
