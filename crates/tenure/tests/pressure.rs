@@ -6,7 +6,7 @@ use std::sync::RwLock;
 use std::time::Duration;
 use tenure::volatile::{self, Settings};
 use tenure::{Mapping, Outcome, PageSize};
-use tenure_testkit::{in_child, or_skip, this_test, Competitor, MemoryCgroup};
+use tenure_testkit::{or_skip, run_child, this_test, ChildResult, Competitor, MemoryCgroup};
 
 const PAGE: usize = 4096;
 const RANGE: usize = 2 << 20;
@@ -198,14 +198,20 @@ fn all_configurations(reads_each: u64) {
     group.leave_self().unwrap();
 }
 
+/// Shows what the child counted, and fails if it failed.
+fn report(result: ChildResult) {
+    println!("{}", result.output);
+    assert!(result.finished(), "the child ended with {}", result.status);
+}
+
 #[test]
 fn ten_million_reads_under_pressure() {
     drop(or_skip!(MemoryCgroup::create("try", LIMIT)));
-    in_child(this_test!(), &[], || all_configurations(1_700_000));
+    report(run_child(this_test!(), &[], || all_configurations(1_700_000)));
 }
 
 #[test]
 fn the_same_without_userfaultfd() {
     drop(or_skip!(MemoryCgroup::create("try", LIMIT)));
-    in_child(this_test!(), &[("TENURE_DETECT", "words")], || all_configurations(200_000));
+    report(run_child(this_test!(), &[("TENURE_DETECT", "words")], || all_configurations(200_000)));
 }
