@@ -34,7 +34,7 @@ pub enum ErrorKind {
 }
 
 /// A failure: which call, on which range, why, and what to do about it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     kind: ErrorKind,
     call: &'static str,

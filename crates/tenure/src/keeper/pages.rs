@@ -193,7 +193,7 @@ fn revive_watched(
     lost: &mut dyn FnMut(PageRange),
 ) -> Result<(), Errno> {
     let kind = kind(node);
-    if watch::lost(kind, range) {
+    if watch::lost() {
         super::gate::suspect_all();
     }
     if node.is(flag::SUSPECT) {
@@ -351,18 +351,18 @@ fn salvage_by_page(range: PageRange) -> Result<Vec<PageRange>, Errno> {
 }
 
 /// Has the kernel discard what it may of an offered node; answers how many bytes are gone. For tests
-/// and for programs that want the room back now.
+/// and for programs that want the room back now. On the keeper's thread.
 pub(crate) fn purge(node: &Node) -> Result<usize, Errno> {
     let range = node.range();
     let pagemap = Pagemap::open()?;
-    let mut gone = 0;
-    // Pages on a processor's pending list are not found at the first try.
-    for _ in 0..4 {
-        advise::page_out(range)?;
-        gone = pagemap.count(range, Pages::Missing)?;
-        if pagemap.count(range, Pages::Data)? == 0 {
-            break;
-        }
-    }
-    Ok(gone)
+    let mut gone = Ok(0);
+    os::thread::on_each_processor(|| {
+        // Told again on each: a page that another processor faulted in last still waits on that
+        // one's list, and until it left it the kernel cannot mark it.
+        gone = advise::free(range)
+            .and_then(|()| advise::page_out(range))
+            .and_then(|()| pagemap.count(range, Pages::Missing));
+        gone.is_err() || pagemap.count(range, Pages::Data) == Ok(0)
+    });
+    gone
 }

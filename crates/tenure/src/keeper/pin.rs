@@ -199,6 +199,10 @@ pub(crate) fn discard(id: NodeId) {
 /// Offers a node and has the kernel discard it; answers how many bytes are gone.
 pub(crate) fn offer_and_purge(id: NodeId) -> Result<usize, pages::Refusal> {
     offer_now(id)?;
+    inbox::on_keeper(move || purge(id)).unwrap_or(Err(pages::Refusal::Kernel(Errno::AGAIN)))
+}
+
+fn purge(id: NodeId) -> Result<usize, pages::Refusal> {
     let node = id.node();
     let _pass = gate::pass();
     // Owning the phase keeps others from taking the pages back meanwhile.

@@ -45,6 +45,9 @@ pub(crate) fn start() -> io::Result<()> {
     if running() {
         return Ok(());
     }
+    if watch::lost() {
+        super::gate::suspect_all();
+    }
     let (ready, wait) = std::sync::mpsc::sync_channel(1);
     spawn_quiet("tenure-keeper", move || {
         IS_KEEPER.set(true);

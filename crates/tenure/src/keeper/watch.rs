@@ -119,11 +119,15 @@ pub(crate) fn unregister(kind: Kind, range: PageRange) -> Result<(), Errno> {
     }
 }
 
-/// Whether purges can have gone unnoticed because the descriptor was closed while the keeper held
-/// no copy (in a child, after fork, before its first use of tenure).
-pub(crate) fn lost(kind: Kind, range: PageRange) -> bool {
-    !GUARDED.load(Ordering::Acquire)
-        && uffd::wake(kind.slot().load(Ordering::Acquire), range).is_err()
+/// Whether purges can have gone unnoticed: the descriptor was closed while the keeper held no copy
+/// (in a child, after fork, before its first use of tenure).
+pub(crate) fn lost() -> bool {
+    if GUARDED.load(Ordering::Acquire) || MODE.load(Ordering::Acquire) != 1 {
+        return false;
+    }
+    // Waking nobody at an address where nothing is mapped only asks what kind of file it is.
+    let page = os::page_size();
+    uffd::wake(raw(Kind::Sigbus), PageRange::new(page, 2 * page)).is_err()
 }
 
 /// In a child: forgets the parent's descriptors and opens new ones. System calls only.
@@ -134,9 +138,8 @@ pub(crate) fn reopen_in_child() -> Result<(), Errno> {
         if old < 0 {
             continue;
         }
-        // SAFETY: the child's copy of the parent's descriptor, which nothing else in the child
-        // uses; it acts on the parent's memory and must go.
-        drop(unsafe { OwnedFd::from_raw_fd(old) });
+        // In a child this copy acts on the parent's memory and must go.
+        uffd::close_if_ours(old);
         let fd = high(uffd::open(kind.features())?);
         kind.slot().store(fd.into_raw_fd(), Ordering::Release);
     }

@@ -86,13 +86,14 @@ pub(crate) fn install(handler: OnBus) -> Result<(), Errno> {
     if INSTALLED.swap(true, Ordering::AcqRel) {
         return Ok(());
     }
-    // SAFETY: `on_sigbus` is a valid SA_SIGINFO handler that lives forever. SA_ONSTACK: threads with
-    // small stacks may have an alternate one. SA_NODEFER: the handler may touch purged memory of
-    // another object, and a blocked SIGBUS would kill instead of being chained.
+    // SAFETY: `on_sigbus` is a valid SA_SIGINFO handler that lives forever. SA_NODEFER: it may touch
+    // purged memory of another object, and a blocked SIGBUS would kill instead of being chained. Not
+    // SA_ONSTACK: the alternate stack that Rust gives its threads has 8 KiB, too little for a handler
+    // that regenerates data (seen: SIGSEGV), and the touch of a data page does not overflow a stack.
     unsafe {
         let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
         action.sa_sigaction = on_sigbus as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
         libc::sigemptyset(&mut action.sa_mask);
         let mut previous: libc::sigaction = MaybeUninit::zeroed().assume_init();
         if libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut previous) != 0 {

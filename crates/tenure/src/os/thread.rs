@@ -25,3 +25,29 @@ pub(crate) fn spawn_quiet(
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
     spawned
 }
+
+/// Calls `attempt` on the processor at hand, then on each that this thread may use, until it answers
+/// `true`. The thread's affinity is as before afterwards.
+///
+/// New and freed pages wait on a short list of the processor that touched them, and `madvise` empties
+/// that of its own processor only.
+pub(crate) fn on_each_processor(mut attempt: impl FnMut() -> bool) {
+    use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
+    if attempt() {
+        return;
+    }
+    let Ok(allowed) = sched_getaffinity(None) else { return };
+    // More than once: another thread's look at a page (a walk of smaps, a migration) holds it for a
+    // moment.
+    'passes: for pass in 0..4u64 {
+        std::thread::sleep(std::time::Duration::from_millis(pass));
+        for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)) {
+            let mut one = CpuSet::new();
+            one.set(cpu);
+            if sched_setaffinity(None, &one).is_ok() && attempt() {
+                break 'passes;
+            }
+        }
+    }
+    let _ = sched_setaffinity(None, &allowed);
+}

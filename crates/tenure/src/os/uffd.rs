@@ -206,6 +206,38 @@ pub(crate) fn read_fault(fd: RawFd) -> Result<Option<Fault>, Errno> {
     }
 }
 
+/// Closes a descriptor if it is (still) a userfaultfd: a program that closed it behind our back may
+/// have another file under the same number by now. System calls only.
+pub(crate) fn close_if_ours(fd: RawFd) {
+    let mut name = [0u8; 32];
+    let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
+    let mut digits = [0u8; 10];
+    let mut number = fd.unsigned_abs();
+    let mut count = 0;
+    // By hand: formatting may allocate, and this runs in a fork handler.
+    loop {
+        digits[count] = b'0' + (number % 10) as u8;
+        number /= 10;
+        count += 1;
+        if number == 0 {
+            break;
+        }
+    }
+    let start = path.iter().position(|b| *b == 0).unwrap_or(0);
+    for i in 0..count {
+        path[start + i] = digits[count - 1 - i];
+    }
+    // SAFETY: `path` ends in a NUL, `name` is as long as is said; close takes a number that is a
+    // userfaultfd, of which this process has none but ours unless it uses userfaultfd itself, and
+    // then under numbers of its own.
+    unsafe {
+        let len = libc::readlink(path.as_ptr().cast(), name.as_mut_ptr().cast(), name.len());
+        if len > 0 && name[..len as usize].starts_with(b"anon_inode:[userfaultfd]") {
+            libc::close(fd);
+        }
+    }
+}
+
 /// Gives the calling thread a descriptor table of its own that holds only `keep`.
 pub(crate) fn private_descriptor_table(keep: &[RawFd]) -> Result<(), Errno> {
     const CLOSE_RANGE_UNSHARE: u32 = 2;

@@ -307,6 +307,9 @@ impl Inner {
         };
         // Pinners of the same object wait here for the one that refills.
         let mut lost = self.lost();
+        if lost.is_empty() {
+            return Ok(());
+        }
         let watched = self.node().is(flag::REFILLED);
         match refill::refill(self, function, &lost, watched) {
             Ok(()) => {
