@@ -91,7 +91,8 @@ fn every_bench_runs_in_smoke_mode() {
 }
 
 fn volatile(ran: &Ran) {
-    assert!(ran.median("bookkeeping of", "tenure") > 1.0, "{}", ran.text);
+    let bookkeeping = ran.median("bookkeeping of", "tenure");
+    assert!(bookkeeping > 1.0, "{bookkeeping} bytes:\n{}", ran.text);
     assert!(ran.median("pin + unpin", "tenure") > 0.1);
     assert!(ran.median("unmark + mark, one of 1000 ranges", "tenure") > 1.0);
     // Two retries of ten pieces that are each given back: ten faulting pieces against none.
@@ -120,6 +121,8 @@ fn cache(ran: &Ran) {
             assert_eq!(row["extras"][0][0], "misses", "{title}: {row}");
         }
     }
+    assert!(ran.median("get, 1 KiB values, uniform", "tenure") > 1.0);
+    assert!(ran.median("bookkeeping bytes by own count", "tenure") > 1.0);
     #[cfg(feature = "peers")]
     for peer in ["moka", "quick_cache", "foyer"] {
         assert!(ran.median("get, 1 KiB values, uniform", peer) > 1.0);

@@ -1,1 +1,26 @@
-//! C ABI.
+//! The C ABI of tenure. `include/tenure.h` is generated from this crate, and the documentation of
+//! each item here is the header's: it is written for C.
+//!
+//! What every function does: refuse bad pointers with `EINVAL`, turn an error into -1 or NULL with
+//! `errno` and a sentence for [`report::tenure_last_error`], and let no panic out.
+
+// The names are C's. What a caller must hold to is in each function's documentation, in C's terms.
+#![allow(non_camel_case_types, clippy::missing_safety_doc)]
+
+// The header has the items in this order; the blank lines keep rustfmt from sorting it.
+pub mod ranges;
+
+pub mod purged_access;
+
+pub mod volatile;
+
+pub mod cache;
+
+pub mod stats;
+
+pub mod settings;
+
+pub mod report;
+
+mod key;
+mod sized;

@@ -2,10 +2,9 @@
 
 use super::store::{blank, Store};
 use super::{Maker, MAKERS};
-use crate::harness::{settle_heap, Comparison, Contestant, Goal, Report, Role, Sample, Unit};
+use crate::harness::{settled_rss, Comparison, Contestant, Goal, Report, Role, Sample, Unit};
 use crate::Options;
 use std::io;
-use tenure_testkit::pages::rss;
 
 const VALUE_LEN: usize = 4 << 10;
 
@@ -40,12 +39,10 @@ pub(super) fn per_value(options: &Options, report: &mut Report<'_>) -> io::Resul
 }
 
 fn growth(make: Maker, values: usize) -> io::Result<Sample> {
-    settle_heap();
-    let before = rss();
+    let before = settled_rss();
     let store = filled(make, values)?;
     let held = store.settled_len();
-    settle_heap();
-    let grown = rss().saturating_sub(before) as f64;
+    let grown = settled_rss().saturating_sub(before) as f64;
     drop(store);
     Ok(Sample::from((grown - (held * VALUE_LEN) as f64) / held as f64).with("values", held as f64))
 }

@@ -5,6 +5,7 @@
 
 mod keys;
 mod memory;
+mod ours;
 #[cfg(feature = "peers")]
 mod peers;
 mod store;
@@ -38,6 +39,9 @@ type Maker = fn(values: usize, value_len: usize) -> io::Result<Box<dyn Store>>;
 
 /// tenure's first, then the peers.
 const MAKERS: &[(&str, Role, Maker)] = &[
+    ("tenure", Role::Ours, |_, _| {
+        Ok(Box::new(ours::Ours::new()?))
+    }),
     #[cfg(feature = "peers")]
     ("moka", Role::Peer, |values, _| {
         Ok(Box::new(peers::Moka::new(values)))
@@ -57,4 +61,41 @@ fn contestants(values: usize, value_len: usize) -> io::Result<Vec<Named>> {
         .iter()
         .map(|&(name, role, make)| Ok((name, role, make(values, value_len)?)))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::store::{blank, stamp, Tally};
+
+    #[test]
+    fn each_keeps_what_it_was_given_and_misses_what_it_was_not() {
+        for (name, _, store) in super::contestants(100, 1024).unwrap() {
+            let mut value = blank(1024);
+            let keys: Vec<u64> = (0..100).collect();
+            store.write_each(&keys, &mut value).unwrap();
+            assert_eq!(store.settled_len(), 100, "{name}");
+            assert_eq!(store.read_each(&keys), Tally::default(), "{name}");
+            assert_eq!(
+                store.read_each(&[100]),
+                Tally {
+                    misses: 1,
+                    wrong: 0
+                },
+                "{name}"
+            );
+            let mixed = store.mix_each(&keys, &mut value).unwrap();
+            assert_eq!(mixed, Tally::default(), "{name}");
+            // What the check is worth: another key's value under this one is seen.
+            stamp(&mut value, 5);
+            store.write(6, &value).unwrap();
+            assert_eq!(
+                store.read_each(&[5, 6]),
+                Tally {
+                    misses: 0,
+                    wrong: 1
+                },
+                "{name}"
+            );
+        }
+    }
 }

@@ -22,10 +22,14 @@ impl Store for Ours {
     }
 
     fn settled_len(&self) -> usize {
-        self.0.len()
+        self.0.stats().values as usize
     }
 
     fn own_bookkeeping(&self) -> Option<usize> {
         Some(self.0.stats().bookkeeping_bytes as usize)
+    }
+
+    fn footprint(&self) -> Option<u64> {
+        Some(self.0.stats().footprint_bytes)
     }
 }

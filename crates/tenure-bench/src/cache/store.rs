@@ -22,6 +22,11 @@ pub(crate) trait Store: Send + Sync {
         None
     }
 
+    /// Bytes of memory that hold its values, live and dead, if it tells.
+    fn footprint(&self) -> Option<u64> {
+        None
+    }
+
     /// Reads every key of `keys`.
     fn read_each(&self, keys: &[u64]) -> Tally {
         let mut tally = Tally::default();

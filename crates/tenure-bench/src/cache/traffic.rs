@@ -153,11 +153,17 @@ impl Traffic {
         }
         let operations: usize = sequences.iter().map(Vec::len).sum();
         let sample = Sample::from(time.as_nanos() as f64 / operations as f64);
-        let misses = all.misses_if_right()?;
-        Ok(if self.work == Work::Insert {
+        let misses = all.misses_if_right()? as f64;
+        let mut sample = if self.work == Work::Insert {
             sample
         } else {
-            sample.with("misses", misses as f64)
-        })
+            sample.with("misses", misses)
+        };
+        // Writing is cheap for who only appends: show what it has come to.
+        if let (true, Some(bytes)) = (self.work != Work::Get, store.footprint()) {
+            let live = (self.values * self.value_len) as f64;
+            sample = sample.with("memory x values", bytes as f64 / live);
+        }
+        Ok(sample)
     }
 }

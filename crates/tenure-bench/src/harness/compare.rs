@@ -85,8 +85,8 @@ pub struct Contestant<'a> {
 impl<'a> Contestant<'a> {
     /// A contestant that `measure` takes one sample of.
     ///
-    /// A feature that this kernel lacks is `ErrorKind::Unsupported`, which takes the contestant out
-    /// of the comparison with its reason; any other error ends the run.
+    /// `ErrorKind::Unsupported` (a feature that this kernel lacks) and `TimedOut` take the contestant
+    /// out of the comparison with their reason; any other error ends the run.
     pub fn new(
         name: impl Into<String>,
         role: Role,
@@ -184,7 +184,7 @@ impl<'a> Comparison<'a> {
     /// Runs the warm-up round and then `rounds` measured ones.
     ///
     /// # Errors
-    /// The first error of a contestant other than `Unsupported`.
+    /// The first error of a contestant other than `Unsupported` and `TimedOut`.
     pub fn run(mut self, rounds: u32) -> io::Result<Outcome> {
         let mut rows: Vec<Row> = self
             .contestants
@@ -208,7 +208,7 @@ impl<'a> Comparison<'a> {
                     // Round 0 faults the memory in, fills the caches and wakes the clock up.
                     Ok(sample) if round > 0 => row.add(sample),
                     Ok(_) => {}
-                    Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                    Err(error) if takes_out(&error) => {
                         row.unavailable = Some(error.to_string());
                     }
                     Err(error) => {
@@ -221,7 +221,8 @@ impl<'a> Comparison<'a> {
             }
         }
         for row in &mut rows {
-            row.stats = Stats::of(&row.samples);
+            // Who dropped out half-way is not judged by the rounds before.
+            row.stats = Stats::of(&row.samples).filter(|_| row.unavailable.is_none());
         }
         for (at, contestant) in self.contestants.iter().enumerate() {
             if contestant.role == Role::Ours {
@@ -240,6 +241,13 @@ impl<'a> Comparison<'a> {
             rows,
         })
     }
+}
+
+fn takes_out(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::Unsupported | io::ErrorKind::TimedOut
+    )
 }
 
 impl Row {

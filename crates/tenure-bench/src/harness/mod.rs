@@ -13,6 +13,6 @@ pub use compare::{Comparison, Contestant, Outcome, Role, Row, Sample, Unit};
 pub use goal::{Finding, Goal};
 pub use machine::{peer_versions, Machine};
 pub use parallel::parallel;
-pub use process::{minor_faults, settle_heap};
+pub use process::{minor_faults, settled_rss};
 pub use report::Report;
 pub use stats::Stats;

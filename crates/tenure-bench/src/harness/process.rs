@@ -1,5 +1,9 @@
 //! What the process has used so far.
 
+use std::thread;
+use std::time::Duration;
+use tenure_testkit::pages::rss;
+
 /// Page faults of all threads so far that needed no input.
 pub fn minor_faults() -> u64 {
     // SAFETY: rusage is plain numbers, for which zeros are valid.
@@ -11,7 +15,7 @@ pub fn minor_faults() -> u64 {
 
 /// Has the C library give back the pages that it keeps for later, so that a difference of resident
 /// memory does not miss what was served from them.
-pub fn settle_heap() {
+fn settle_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim takes the allocator's own locks and touches only free memory.
     unsafe {
@@ -19,22 +23,36 @@ pub fn settle_heap() {
     }
 }
 
+/// Resident bytes of this process once the heap is settled and background threads have let go of
+/// what was dropped before: else a growth would be measured against a number that is still falling.
+pub fn settled_rss() -> u64 {
+    settle_heap();
+    let mut resident = rss();
+    // A second at most: who never rests is measured restless.
+    for _ in 0..50 {
+        thread::sleep(Duration::from_millis(20));
+        let now = rss();
+        if now == resident {
+            break;
+        }
+        resident = now;
+    }
+    resident
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tenure_testkit::pages::rss;
 
     #[test]
     fn touched_memory_is_seen_and_settles() {
         const SIZE: usize = 32 << 20;
-        settle_heap();
-        let (resident, faults) = (rss(), minor_faults());
+        let (resident, faults) = (settled_rss(), minor_faults());
         let memory = vec![1u8; SIZE];
         assert!(minor_faults() > faults);
         assert!(rss() >= resident + SIZE as u64 * 9 / 10);
         assert_eq!(memory[SIZE / 2], 1);
         drop(memory);
-        settle_heap();
-        assert!(rss() < resident + SIZE as u64 / 2);
+        assert!(settled_rss() < resident + SIZE as u64 / 2);
     }
 }

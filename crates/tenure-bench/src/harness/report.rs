@@ -1,6 +1,6 @@
 //! All comparisons of a run: printed as they end, written as JSON at the end.
 
-use super::compare::{Comparison, Outcome};
+use super::compare::{Comparison, Outcome, Role};
 use super::machine::{peer_versions, Machine};
 use super::table::{render, verdict};
 use crate::Options;
@@ -167,7 +167,7 @@ impl<'a> Report<'a> {
         Ok(())
     }
 
-    /// Lists the losing rows and writes the JSON.
+    /// Lists our rows that lose or could not be measured, and writes the JSON.
     ///
     /// # Errors
     /// If either cannot be written.
@@ -178,16 +178,20 @@ impl<'a> Report<'a> {
             .iter()
             .flat_map(|bench| &bench.comparisons)
             .flat_map(|outcome| outcome.rows.iter().map(move |row| (outcome, row)))
-            .filter(|(_, row)| !row.findings.is_empty())
+            .filter(|(_, row)| row.role == Role::Ours)
             .collect();
         let losing: Vec<_> = ours.iter().filter(|(_, row)| row.loses()).collect();
+        let missing: Vec<_> = ours
+            .iter()
+            .filter(|(_, row)| row.unavailable.is_some())
+            .collect();
         writeln!(
             self.out,
             "\nLosing rows: {} of {}",
             losing.len(),
             ours.len()
         )?;
-        for (outcome, row) in losing {
+        for (outcome, row) in losing.iter().chain(&missing) {
             writeln!(
                 self.out,
                 "  {}: {}: {}",
@@ -209,7 +213,7 @@ impl<'a> Report<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::{Contestant, Goal, Role, Unit};
+    use crate::harness::{Contestant, Goal, Unit};
 
     #[test]
     fn json_holds_every_sample_and_the_machine() {
@@ -245,6 +249,33 @@ mod tests {
         assert_eq!(row["findings"][0]["loses_by"], 2.0);
         assert_eq!(json["benches"][0]["notes"][0], "so it is");
         assert!(json["machine"]["cores"].as_u64().unwrap() > 0);
+    }
+
+    #[test]
+    fn who_could_not_be_measured_is_listed_at_the_end() {
+        let options = Options::default();
+        let mut out = Vec::new();
+        let mut report = Report::new(&options, &mut out).unwrap();
+        report.begin("b", "about b").unwrap();
+        let mut round = 0;
+        let comparison = Comparison::new("waits", Unit::Nanoseconds).with(
+            Contestant::new("x", Role::Ours, move || {
+                round += 1;
+                match round {
+                    1 | 2 => Ok(9.0.into()),
+                    _ => Err(io::Error::new(io::ErrorKind::TimedOut, "it never came")),
+                }
+            })
+            .goal(Goal::AtMost(1.0)),
+        );
+        report.compare_times(comparison, 3).unwrap();
+        report.finish().unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let end = text.split_once("Losing rows: 0 of 1").unwrap().1;
+        assert!(
+            end.contains("waits: x: not measured: it never came"),
+            "{text}"
+        );
     }
 
     #[test]

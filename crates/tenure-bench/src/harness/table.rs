@@ -66,7 +66,8 @@ fn cells(outcome: &Outcome, row: &Row, base: Option<Stats>, extras: &[&str]) -> 
             .extras
             .iter()
             .find(|(known, _)| known == name)
-            .and_then(|(_, values)| Stats::of(values));
+            .and_then(|(_, values)| Stats::of(values))
+            .filter(|_| row.unavailable.is_none());
         cells.push(stats.map_or("-".into(), |stats| count(stats.median)));
     }
     cells.push(verdict(row));

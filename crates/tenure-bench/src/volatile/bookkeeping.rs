@@ -2,11 +2,10 @@
 
 use super::map::{Map, Pages};
 use super::quiet::QuietKeeper;
-use crate::harness::{settle_heap, Comparison, Contestant, Goal, Report, Role, Sample, Unit};
+use crate::harness::{settled_rss, Comparison, Contestant, Goal, Report, Role, Sample, Unit};
 use crate::Options;
 use rustix::param::page_size;
 use std::io;
-use tenure_testkit::pages::rss;
 
 /// Growth of the process's resident memory by a million marked ranges, none of them touched. Each
 /// sample adds a million more: what is let go could be used again, and would count as free.
@@ -22,13 +21,11 @@ pub(super) fn per_range(options: &Options, report: &mut Report<'_>) -> io::Resul
         Contestant::new("tenure", Role::Ours, || {
             let page = page_size();
             let map = Map::new(2 * ranges * page, Pages::Base)?;
-            settle_heap();
-            let before = rss();
+            let before = settled_rss();
             for range in 0..ranges {
                 map.mark(2 * range * page..(2 * range + 1) * page)?;
             }
-            settle_heap();
-            let grown = rss().saturating_sub(before);
+            let grown = settled_rss().saturating_sub(before);
             kept.push(map);
             Ok(Sample::from(grown as f64 / ranges as f64))
         })

@@ -16,14 +16,16 @@ use std::io;
 /// # Errors
 /// `InvalidData` if memory said to be intact was not; else what the report or the kernel said.
 pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
-    // First, while tenure has no freed bookkeeping to use again.
-    bookkeeping::per_range(options, report)?;
+    offered::revive(options, report)?;
+    offered::offer("", options, report)?;
     seed_program::run(options, report)?;
     pin::owned(options, report)?;
     pin::raw_sizes(options, report)?;
+    // What follows leaves tenure with room for millions of ranges that are no more. First the
+    // bookkeeping, while that room cannot be used again; last whether it makes offers dearer.
+    bookkeeping::per_range(options, report)?;
     pin::raw_counts(options, report)?;
-    offered::revive(options, report)?;
-    offered::offer(options, report)
+    offered::offer(", after many ranges came and went", options, report)
 }
 
 /// `len` in the largest unit that divides it.

@@ -122,11 +122,11 @@ fn unmarked(maps: &[Map]) -> io::Result<Sample> {
 
 /// What an offer costs in processor time, whichever thread spends it: offers are the keeper's work,
 /// and how long it takes to wake up is no cost of the offer. The wall time stands beside it.
-pub(super) fn offer(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
+pub(super) fn offer(when: &str, options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     let quiet = QuietKeeper::new();
     for pages in [Pages::Huge, Pages::Base] {
         let title = format!(
-            "processor time of an offer, 2 MiB ranges, per page, {}",
+            "processor time of an offer, 2 MiB ranges, per page, {}{when}",
             pages.name()
         );
         if !options.wants(&title) {
@@ -219,7 +219,10 @@ fn wait_for_offers(bytes: u64) -> io::Result<()> {
     let patience = Instant::now() + Duration::from_secs(10);
     while tenure::stats().offered_bytes < bytes {
         if Instant::now() > patience {
-            return Err(io::Error::other("the keeper did not offer what was marked"));
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the keeper had not offered it all after 10 s",
+            ));
         }
         thread::sleep(Duration::from_micros(100));
     }

@@ -66,15 +66,23 @@ impl Live {
             .unwrap_or(last);
         let requests = last.counts.requests - first.counts.requests;
         let hits = last.counts.hits - first.counts.hits;
-        let line = format!(
-            "{:>7} requests/s  hits {:>3.0} %  worker {:>8}  neighbour {:>8}  together {} of {}",
-            size::count(Outcome::recent_rate(samples) as u64),
-            100.0 * hits as f64 / requests.max(1) as f64,
-            size::mib(last.worker),
-            size::mib(last.neighbour),
-            size::mib(last.used),
-            size::mib(self.limit),
-        );
+        let rate = size::count(Outcome::recent_rate(samples) as u64);
+        let hits = 100 * hits / requests.max(1);
+        let (worker, neighbour) = (last.worker >> 20, last.neighbour >> 20);
+        let limit = size::mib(self.limit);
+        // On a terminal all of it has to fit into 80 columns.
+        let line = if self.terminal {
+            format!(
+                "{rate:>6} req/s  hits {hits:>2} %  worker {worker:>3} + neighbour {neighbour:>3} \
+                 of {limit}"
+            )
+        } else {
+            format!(
+                "{rate:>7} requests/s  hits {hits:>3} %  worker {worker:>4} MiB  neighbour \
+                 {neighbour:>4} MiB  together {:>4} of {limit}",
+                last.used >> 20
+            )
+        };
         self.show(last.at, line);
     }
 
@@ -97,7 +105,7 @@ impl Live {
         if !self.terminal {
             return;
         }
-        let style = ProgressStyle::with_template("{prefix:<15} {bar:12} {wide_msg}")
+        let style = ProgressStyle::with_template("{prefix:<15} {msg} {wide_bar}")
             .expect("the template is constant and tested");
         self.bar = ProgressBar::new(length)
             .with_style(style)

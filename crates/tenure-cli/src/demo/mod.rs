@@ -127,6 +127,10 @@ fn run_way(
         exponent: args.zipf,
         seed: args.seed,
         level: args.level,
+        stand_in_limit: match common.enforcement {
+            Enforcement::Kernel => None,
+            Enforcement::StandIn { .. } => Some(args.limit),
+        },
         pieces: pieces.clone(),
     };
     live.begin(way, common.schedule.seconds);

@@ -214,7 +214,7 @@ mod tests {
         for (line, word) in [
             (&["--seconds", "0"][..], "--seconds"),
             (&["--seconds", "nan"], "--seconds"),
-            (&["--zipf", "-1"], "zipf"),
+            (&["--zipf=-1"], "zipf"),
             (
                 &["--neighbour-min", "200M", "--neighbour-max", "100M"],
                 "--neighbour-min",

@@ -35,11 +35,33 @@ pub struct Sample {
     pub counts: Counts,
 }
 
+/// Which of the two processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Who {
+    /// The one that serves.
+    Worker,
+    /// The one that needs memory.
+    Neighbour,
+    /// One right after the other, before the first one's memory was free.
+    Both,
+}
+
+impl std::fmt::Display for Who {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Who::Worker => "worker",
+            Who::Neighbour => "neighbour",
+            Who::Both => "worker and neighbour",
+        })
+    }
+}
+
 /// A process that did not live to the end.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Death {
-    /// "worker" or "neighbour".
-    pub who: &'static str,
+    /// The process.
+    pub who: Who,
     /// Seconds since the start.
     pub at: f64,
     /// "the kernel's OOM killer", "the stand-in" or how else it ended.
@@ -71,9 +93,14 @@ impl Outcome {
         ratio(self.counts.hits, self.counts.requests)
     }
 
-    /// Requests a second of the whole time that was planned: a dead worker serves none.
+    /// Requests a second of the whole time that was planned, as a dead worker serves none; until
+    /// the neighbour's death if it was the neighbour, with whom the run has ended.
     pub fn rate(&self) -> f64 {
-        self.counts.requests as f64 / self.schedule.seconds
+        let seconds = match &self.death {
+            Some(death) if death.who == Who::Neighbour => death.at,
+            _ => self.schedule.seconds,
+        };
+        self.counts.requests as f64 / seconds.max(f64::MIN_POSITIVE)
     }
 
     /// The worker's highest memory.
@@ -189,13 +216,20 @@ pub mod tests {
     #[test]
     fn rates_are_of_the_window_and_of_the_plan() {
         let death = Death {
-            who: "worker",
+            who: Who::Worker,
             at: 5.0,
             by: "the kernel's OOM killer".into(),
         };
         let outcome = made_up("x", Kind::Tenure, 10.0, Some(death));
         assert_eq!(outcome.hit_rate(), 0.8);
         assert_eq!(outcome.rate(), 500.0, "nothing is served after the death");
+        let death = Death {
+            who: Who::Neighbour,
+            at: 5.0,
+            by: "signal 9".into(),
+        };
+        let ended = made_up("x", Kind::Tenure, 10.0, Some(death));
+        assert_eq!(ended.rate(), 1000.0, "the worker could have gone on");
         assert!((Outcome::recent_rate(&outcome.samples) - 1000.0).abs() < 1.0);
         let rates = outcome.hit_rates(0.5);
         assert!(rates.len() >= 49 && rates.iter().all(|(_, rate)| (rate - 80.0).abs() < 1e-9));

@@ -24,8 +24,10 @@ impl Party {
     where
         T: DeserializeOwned + Send + 'static,
     {
-        // By this name the same program is executed even if its file has been replaced meanwhile.
-        let mut child = Command::new("/proc/self/exe")
+        // By its path, so that it has its name in the kernel's log and in `ps`; by the link, where
+        // the file has been replaced since this program was started.
+        let path = std::env::current_exe().ok().filter(|path| path.exists());
+        let mut child = Command::new(path.unwrap_or_else(|| "/proc/self/exe".into()))
             .arg(command)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

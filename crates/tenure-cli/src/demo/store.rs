@@ -27,6 +27,8 @@ pub trait Store: Send + Sync {
     fn put(&self, key: u32, value: &[u8]);
     /// Bytes it takes for values now, as far as it knows.
     fn bytes(&self) -> u64;
+    /// Bytes that the kernel has taken from it, as far as it has noticed.
+    fn taken(&self) -> u64;
 }
 
 /// Makes the store.
@@ -88,6 +90,11 @@ impl Store for FixedLru {
         held.values.put(key, value.into());
     }
 
+    fn taken(&self) -> u64 {
+        // It has told the kernel nothing, so nothing can be taken.
+        0
+    }
+
     fn bytes(&self) -> u64 {
         self.held.lock().expect("no thread panics").bytes
     }
@@ -117,6 +124,10 @@ impl Store for Tenure {
 
     fn bytes(&self) -> u64 {
         self.cache.stats().footprint_bytes
+    }
+
+    fn taken(&self) -> u64 {
+        self.cache.stats().purged_bytes
     }
 }
 

@@ -213,13 +213,13 @@ fn swatch((x, y): (i32, i32), colour: RGBColor) -> Rectangle<(i32, i32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::outcome::{tests::made_up, Death};
+    use super::super::outcome::{tests::made_up, Death, Who};
     use super::*;
 
     #[test]
     fn the_picture_is_well_formed_and_shows_everything() {
         let death = Death {
-            who: "worker",
+            who: Who::Worker,
             at: 4.2,
             by: "the <kernel> & its OOM killer".into(),
         };

@@ -1,6 +1,6 @@
 //! The table at the end, and the sentences below it.
 
-use super::outcome::{Death, Outcome};
+use super::outcome::{Death, Outcome, Who};
 use super::store::Kind;
 use crate::size;
 use crate::text_table;
@@ -33,6 +33,14 @@ pub fn render(outcomes: &[Outcome], limit: u64) -> String {
     rows.push(line(&together, outcomes, |outcome| {
         size::mib(outcome.peak_together)
     }));
+    rows.push(line(
+        "taken by the kernel",
+        outcomes,
+        |outcome| match outcome.way.store {
+            Kind::FixedLru { .. } => "-".into(),
+            Kind::Tenure => size::mib(outcome.counts.taken_bytes),
+        },
+    ));
     rows.push(line("neighbour's longest wait", outcomes, |outcome| {
         format!("{:.2} s", outcome.longest_wait)
     }));
@@ -54,8 +62,16 @@ fn line(what: &str, outcomes: &[Outcome], cell: impl Fn(&Outcome) -> String) -> 
 fn verdict(death: Option<&Death>) -> String {
     match death {
         None => "survived".into(),
-        Some(death) if death.who == "worker" => format!("KILLED at {:.1} s", death.at),
-        Some(death) => format!("{} KILLED", death.who),
+        Some(Death {
+            who: Who::Worker,
+            at,
+            ..
+        }) => format!("KILLED at {at:.1} s"),
+        Some(Death {
+            who: Who::Neighbour,
+            ..
+        }) => "neighbour KILLED".into(),
+        Some(Death { who: Who::Both, .. }) => "both KILLED".into(),
     }
 }
 
@@ -65,20 +81,20 @@ pub fn remarks(outcomes: &[Outcome]) -> Vec<String> {
     for outcome in outcomes {
         let name = outcome.way.name;
         if let Some(death) = &outcome.death {
-            let (worker, wanted) = outcome
-                .samples
-                .iter()
-                .rev()
-                .find(|sample| sample.worker > 0 && sample.neighbour > 0)
-                .map_or((0, 0), |sample| (sample.worker, sample.wanted));
+            let worker = outcome.samples.last().map_or(0, |sample| sample.worker);
+            let wanted = outcome.schedule.at(death.at);
             remarks.push(format!(
                 "{name}: the {} ended {:.1} s after the start ({}); the worker held {}, the \
-                 neighbour wanted {}. Nothing was served from then on.",
+                 neighbour wanted {}. {}",
                 death.who,
                 death.at,
                 death.by,
                 size::mib(worker),
                 size::mib(wanted),
+                match death.who {
+                    Who::Worker | Who::Both => "Nothing was served from then on.",
+                    Who::Neighbour => "The run was ended with it.",
+                }
             ));
         }
         if outcome.counts.wrong_values > 0 {
@@ -132,7 +148,7 @@ mod tests {
 
     fn three() -> Vec<Outcome> {
         let death = Death {
-            who: "worker",
+            who: Who::Worker,
             at: 4.2,
             by: "the kernel's OOM killer".into(),
         };
@@ -179,7 +195,7 @@ mod tests {
         assert!(!kept(&outcomes));
         let mut outcomes = three();
         outcomes[2].death = Some(Death {
-            who: "neighbour",
+            who: Who::Neighbour,
             at: 1.0,
             by: "signal 9".into(),
         });

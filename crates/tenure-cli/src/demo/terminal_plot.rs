@@ -104,14 +104,14 @@ fn hit_rate(outcome: &Outcome, width: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::outcome::{tests::made_up, Death};
+    use super::super::outcome::{tests::made_up, Death, Who};
     use super::super::store::Kind;
     use super::*;
 
     #[test]
     fn areas_stack_and_end_at_the_death() {
         let death = Death {
-            who: "worker",
+            who: Who::Worker,
             at: 3.5,
             by: "signal 9".into(),
         };

@@ -1,7 +1,7 @@
 //! One way, run from start to end: starts the two processes in their room, tells the neighbour
 //! what to need, and looks ten times a second.
 
-use super::outcome::{Death, Outcome, Sample, Way};
+use super::outcome::{Death, Outcome, Sample, Way, Who};
 use super::party::{self, Party};
 use super::room::{Enforcement, Room, Verdict};
 use super::schedule::Schedule;
@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(20);
 const SAMPLE_EVERY: f64 = 0.1;
+/// For a killed process to give back its memory and be gone.
+const AFTERMATH: Duration = Duration::from_millis(250);
 /// The stand-in's reclaim walks all of the worker's memory; it must not be asked for more often
 /// than it can answer.
 const GIVE_UP_EVERY: Duration = Duration::from_millis(60);
@@ -67,7 +69,7 @@ pub fn run(
         from_neighbour,
         start: Instant::now(),
         held: holds.bytes,
-        asked_since: None,
+        asked: false,
         waiting_since: None,
         longest_wait: 0.0,
         told_to_give_up: None,
@@ -89,8 +91,8 @@ struct Run<'a> {
     start: Instant,
     /// What the neighbour holds by its last answer.
     held: u64,
-    /// When the request was sent that it has not answered yet.
-    asked_since: Option<Instant>,
+    /// Whether it has a request that it has not answered yet.
+    asked: bool,
     /// Since when it has wanted more than it has.
     waiting_since: Option<Instant>,
     longest_wait: f64,
@@ -139,7 +141,9 @@ impl Run<'_> {
         }
         for holds in self.from_neighbour.try_iter() {
             self.held = holds.bytes;
-            self.asked_since = None;
+            self.asked = false;
+            // Its own clock is finer than the ticks by which a wait is seen from here.
+            self.longest_wait = self.longest_wait.max(holds.seconds);
         }
     }
 
@@ -157,7 +161,10 @@ impl Run<'_> {
         match self.room.judge(together, now) {
             Verdict::Fits => {}
             Verdict::Short(bytes) => {
-                if self.told_to_give_up.is_none_or(|told| now - told >= GIVE_UP_EVERY) {
+                if self
+                    .told_to_give_up
+                    .is_none_or(|told| now - told >= GIVE_UP_EVERY)
+                {
                     self.told_to_give_up = Some(now);
                     self.worker.tell(&ToWorker::GiveUp(bytes))?;
                 }
@@ -167,9 +174,9 @@ impl Run<'_> {
                 // The larger one, as the kernel would choose.
                 let worker = self.worker.resident() >= self.neighbour.resident();
                 let (who, victim) = if worker {
-                    ("worker", &mut self.worker)
+                    (Who::Worker, &mut self.worker)
                 } else {
-                    ("neighbour", &mut self.neighbour)
+                    (Who::Neighbour, &mut self.neighbour)
                 };
                 victim.kill();
                 return Ok(Some(Death {
@@ -179,17 +186,24 @@ impl Run<'_> {
                 }));
             }
         }
-        if wanted != self.held && self.asked_since.is_none() {
-            self.asked_since = Some(now);
+        if wanted != self.held && !self.asked {
+            self.asked = true;
             self.neighbour.tell(&Hold { bytes: wanted })?;
         }
         Ok(None)
     }
 
     fn find_death(&mut self, at: f64) -> Option<Death> {
+        if self.worker.ended().is_none() && self.neighbour.ended().is_none() {
+            return None;
+        }
+        // The kernel may kill the second one before it has the first one's memory back, and the
+        // smaller of the two is the first to have exited: see what else happens.
+        std::thread::sleep(AFTERMATH);
         let (who, status) = match (self.worker.ended(), self.neighbour.ended()) {
-            (Some(status), _) => ("worker", status),
-            (None, Some(status)) => ("neighbour", status),
+            (Some(status), Some(_)) => (Who::Both, status),
+            (Some(status), None) => (Who::Worker, status),
+            (None, Some(status)) => (Who::Neighbour, status),
             (None, None) => return None,
         };
         // Nobody but the kernel sends a SIGKILL into this group, and it keeps count.
@@ -219,16 +233,30 @@ impl Run<'_> {
         });
     }
 
-    fn finish(mut self, way: &Way, death: Option<Death>) -> anyhow::Result<Outcome> {
+    fn finish(mut self, way: &Way, mut death: Option<Death>) -> anyhow::Result<Outcome> {
         self.worker.tell(&ToWorker::Stop)?;
-        // From a worker that is dead its last report will have to do.
-        while death.as_ref().is_none_or(|death| death.who != "worker") {
-            match party::expect(&self.from_worker, &mut self.worker, PATIENCE)? {
-                FromWorker::Done(counts) => {
+        loop {
+            match party::expect(&self.from_worker, &mut self.worker, PATIENCE) {
+                Ok(FromWorker::Done(counts)) => {
                     self.counts = counts;
                     break;
                 }
-                FromWorker::Progress(_) | FromWorker::Ready => {}
+                Ok(FromWorker::Progress(counts)) => self.counts = counts,
+                Ok(FromWorker::Ready) => {}
+                // It is dead, perhaps only since its neighbour has died or its time was up; its
+                // last report will have to do.
+                Err(error) => {
+                    let at = self
+                        .start
+                        .elapsed()
+                        .as_secs_f64()
+                        .min(self.common.schedule.seconds);
+                    death = death.or_else(|| self.find_death(at));
+                    if death.is_none() {
+                        return Err(error);
+                    }
+                    break;
+                }
             }
         }
         let seen = self

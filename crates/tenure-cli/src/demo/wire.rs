@@ -31,6 +31,8 @@ pub struct Plan {
     pub seed: u64,
     /// zstd's level.
     pub level: i32,
+    /// The limit, where no cgroup tells it to the worker.
+    pub stand_in_limit: Option<u64>,
     /// What is asked for, the most popular first.
     pub pieces: Pieces,
 }
@@ -65,8 +67,10 @@ pub struct Counts {
     pub wrong_bytes: u64,
     /// Values that came out differently from the first time, because their file has changed.
     pub changed_files: u64,
-    /// Bytes of values in the cache.
+    /// Bytes that the cache takes for values.
     pub cache_bytes: u64,
+    /// Bytes that the kernel has taken from it.
+    pub taken_bytes: u64,
 }
 
 /// To the neighbour: hold this many bytes.

@@ -18,6 +18,12 @@ pub fn run() -> anyhow::Result<()> {
     let Some(ToWorker::Plan(plan)) = wire::receive(&mut from)? else {
         bail!("this command is part of `tenure demo`; it does nothing by itself");
     };
+    if let Some(limit) = plan.stand_in_limit {
+        // tenure bounds what it has not offered yet by what is free under its cgroup's limit. The
+        // stand-in's limit is known to nobody but this program, so it has to say it.
+        let settings = tenure::volatile::settings().with_unoffered_max(limit / 16);
+        tenure::volatile::configure(settings);
+    }
     let store = store::open(plan.store)?;
     let server = Server::new(&plan, store.as_ref());
     wire::send(&mut io::stdout(), &FromWorker::Ready)?;
@@ -164,6 +170,7 @@ impl<'a> Server<'a> {
             wrong_bytes: self.wrong_bytes.load(Relaxed),
             changed_files: self.changed_files.load(Relaxed),
             cache_bytes: self.store.bytes(),
+            taken_bytes: self.store.taken(),
         }
     }
 }

@@ -1,0 +1,399 @@
+//! A cache of byte values under byte keys.
+
+use crate::key::{Bytes, Key};
+use crate::ranges::{priority, TENURE_PRIORITY_DEFAULT};
+use crate::report::{pointer, run, set_errno, status, Failure, Outcome};
+use crate::sized::{self, Versioned};
+use libc::{c_int, c_uint, c_void};
+use std::mem::size_of;
+use std::sync::Arc;
+use std::time::Duration;
+use tenure_core::cache::Value;
+use tenure_core::Cache;
+
+/// A cache that needs no size: it grows while nobody needs the room and shrinks when somebody does. A
+/// get returns the bytes that were put in, or nothing: never wrong or partial ones.
+pub struct tenure_cache {
+    cache: Arc<Cache<Key>>,
+}
+
+/// A value that a get has found. Its bytes stay as they are until it is released, whatever happens to
+/// its key and its cache meanwhile.
+pub struct tenure_value {
+    // In this order: the value's drop needs the cache.
+    value: Value<'static>,
+    _cache: Arc<Cache<Key>>,
+}
+
+/// Where a make callback puts the value that it makes.
+pub struct tenure_made {
+    bytes: Vec<u8>,
+}
+
+/// Makes the value that tenure_cache_get_or_insert did not find: asks tenure_made_resize for room and
+/// fills it (without asking, the value is empty). Returns 0, or anything else if there is no value.
+pub type tenure_make_fn =
+    Option<unsafe extern "C" fn(arg: *mut c_void, into: *mut tenure_made) -> c_int>;
+
+/// What tenure_cache_new may be told. Start from TENURE_CACHE_OPTS_INIT.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct tenure_cache_opts {
+    /// sizeof(struct tenure_cache_opts).
+    pub size: usize,
+    /// How willingly the cache's memory is given up against other volatile memory of the process:
+    /// from 0 (first) to 7 (last).
+    pub priority: c_uint,
+    /// Must be 0.
+    pub reserved: c_uint,
+    /// The most bytes of memory that the cache may take; 0: what the machine and the memory cgroup
+    /// allow. A few segments of 2 MiB are taken in any case.
+    pub ceiling: u64,
+    /// How long a value may be returned after it was put in, in milliseconds; 0: without end.
+    pub ttl_ms: u64,
+}
+
+// SAFETY: `repr(C)`, starts with its size, and is made of integers.
+unsafe impl Versioned for tenure_cache_opts {
+    const FIRST: usize = size_of::<tenure_cache_opts>();
+}
+
+impl Default for tenure_cache_opts {
+    fn default() -> Self {
+        tenure_cache_opts {
+            size: size_of::<tenure_cache_opts>(),
+            priority: TENURE_PRIORITY_DEFAULT,
+            reserved: 0,
+            ceiling: 0,
+            ttl_ms: 0,
+        }
+    }
+}
+
+/// Written by tenure_cache_stats. Counts since the cache was made, but for those that say "now".
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct tenure_cache_stats {
+    /// Gets that found their value.
+    pub hits: u64,
+    /// Gets that did not, for whatever reason.
+    pub misses: u64,
+    /// Values put in.
+    pub insertions: u64,
+    /// Values removed or overwritten.
+    pub removals: u64,
+    /// Values that the cache dropped to make room, or whose segment was found wholly purged.
+    pub evictions: u64,
+    /// Values that were found purged by a get.
+    pub purged_values: u64,
+    /// Bytes of segments that the kernel took, as far as the cache has noticed.
+    pub purged_bytes: u64,
+    /// Values that were moved because they were used, when their segment was emptied.
+    pub moved_values: u64,
+    /// Keys now in the index; some may lead to values that are gone.
+    pub values: u64,
+    /// Bytes of the segments now, filled or not, as far as they are known not to be purged.
+    pub footprint_bytes: u64,
+    /// The footprint that purges and free memory now allow without asking again.
+    pub target_bytes: u64,
+    /// Bytes that the cache takes now beside its segments, and of the headers inside them. A key that
+    /// is kept takes its own bytes as well.
+    pub bookkeeping_bytes: u64,
+}
+
+/// # Safety
+/// NULL, or from `tenure_cache_new` and not freed.
+unsafe fn cache<'a>(c: *const tenure_cache) -> Outcome<&'a Arc<Cache<Key>>> {
+    // SAFETY: the caller's promise.
+    let c = unsafe { c.as_ref() };
+    c.map(|c| &c.cache)
+        .ok_or_else(|| Failure::invalid("the cache is NULL; make one first"))
+}
+
+/// # Safety
+/// `bytes` is NULL or points to `len` bytes that do not change during `'a`.
+unsafe fn slice<'a>(what: &str, bytes: *const c_void, len: usize) -> Outcome<&'a [u8]> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    if bytes.is_null() || len > isize::MAX as usize {
+        return Err(Failure::invalid(format!(
+            "the {what} is {len} bytes at {bytes:p}, where no {len} bytes can be"
+        )));
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(bytes.cast(), len) })
+}
+
+/// Hands a value to C and says where its bytes are.
+///
+/// # Safety
+/// `value` is of `cache`. `bytes` and `len` are NULL or writable.
+unsafe fn hand_out(
+    cache: &Arc<Cache<Key>>,
+    value: Value<'_>,
+    bytes: *mut *const c_void,
+    len: *mut usize,
+) -> *mut tenure_value {
+    if !bytes.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { bytes.write(value.as_ptr().cast()) };
+    }
+    if !len.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { len.write(value.len()) };
+    }
+    // SAFETY: only the lifetime changes. What the value refers to is in the cache behind the Arc,
+    // which the same structure holds and drops after the value.
+    let value = unsafe { std::mem::transmute::<Value<'_>, Value<'static>>(value) };
+    Box::into_raw(Box::new(tenure_value {
+        value,
+        _cache: cache.clone(),
+    }))
+}
+
+/// Makes a cache; it takes no memory before the first value is put in. `opts` may be NULL. Free it
+/// with tenure_cache_free.
+///
+/// Errors (NULL): EINVAL: a wrong size or priority. E2BIG: something is set that this version does not
+/// know. EOPNOTSUPP: the kernel refuses MADV_FREE. EAGAIN: the keeper's thread could not be started.
+#[no_mangle]
+#[must_use]
+pub unsafe extern "C" fn tenure_cache_new(opts: *const tenure_cache_opts) -> *mut tenure_cache {
+    pointer("tenure_cache_new", || {
+        // SAFETY: what the header asks of the caller.
+        let opts = unsafe { sized::read(opts, tenure_cache_opts::default())? };
+        if opts.reserved != 0 {
+            return Err(Failure::new(
+                libc::E2BIG,
+                "the reserved field is set; zero it",
+            ));
+        }
+        let mut builder = Cache::<Key>::builder().priority(priority(opts.priority)?);
+        if opts.ceiling != 0 {
+            builder = builder.ceiling(opts.ceiling);
+        }
+        if opts.ttl_ms != 0 {
+            builder = builder.time_to_live(Duration::from_millis(opts.ttl_ms));
+        }
+        Ok(Box::into_raw(Box::new(tenure_cache {
+            cache: Arc::new(builder.build()?),
+        })))
+    })
+}
+
+/// Frees a cache; NULL is let through. No other call on it may be under way. Values that were got from
+/// it stay valid until they are released, and its memory goes with the last of them.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_cache_free(c: *mut tenure_cache) {
+    status("tenure_cache_free", || {
+        if !c.is_null() {
+            // SAFETY: from `tenure_cache_new`, and the header says that this is its last use.
+            drop(unsafe { Box::from_raw(c) });
+        }
+        Ok(0)
+    });
+}
+
+/// Puts a copy of the value under a copy of the key, in the place of the value before. Both may be of
+/// length 0, and then NULL.
+///
+/// Errors: EINVAL: NULL with a length; a value longer than 4 GiB. ENOMEM: neither the kernel nor the
+/// ceiling has room for it, whatever is evicted. The key has no value then.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_cache_insert(
+    c: *mut tenure_cache,
+    key: *const c_void,
+    key_len: usize,
+    value: *const c_void,
+    value_len: usize,
+) -> c_int {
+    status("tenure_cache_insert", || {
+        // SAFETY: what the header asks of the caller.
+        let (cache, key, value) = unsafe {
+            (
+                cache(c)?,
+                slice("key", key, key_len)?,
+                slice("value", value, value_len)?,
+            )
+        };
+        cache.insert(Bytes::new(key).to_owned(), value)?;
+        Ok(0)
+    })
+}
+
+/// The value under a key, pinned; its bytes are at `*bytes`, `*len` of them (either may be NULL).
+/// Release it soon with tenure_value_release: while it is held, the kernel cannot take the 2 MiB segment
+/// that it lies in.
+///
+/// NULL with errno ENOENT, and tenure_last_error() as it was, if there is no value: it was never there,
+/// was evicted or purged, or its time is over.
+///
+/// Cost: a pin and an unpin, the lock of a part of the index for reading, and a small allocation.
+/// If the segment was offered to the kernel: taking it back, 0.6 us (huge page) or 70 us.
+///
+/// Errors (NULL): EINVAL: NULL with a length.
+#[no_mangle]
+#[must_use]
+pub unsafe extern "C" fn tenure_cache_get(
+    c: *mut tenure_cache,
+    key: *const c_void,
+    key_len: usize,
+    bytes: *mut *const c_void,
+    len: *mut usize,
+) -> *mut tenure_value {
+    let found = run("tenure_cache_get", || {
+        // SAFETY: what the header asks of the caller.
+        let (cache, key) = unsafe { (cache(c)?, slice("key", key, key_len)?) };
+        let value = cache.get(Bytes::new(key));
+        // SAFETY: as above; the value is of that cache.
+        Ok(value.map(|value| unsafe { hand_out(cache, value, bytes, len) }))
+    });
+    match found {
+        Some(Some(value)) => value,
+        Some(None) => {
+            set_errno(libc::ENOENT);
+            std::ptr::null_mut()
+        }
+        None => std::ptr::null_mut(),
+    }
+}
+
+/// tenure_cache_get that has a missing value made: `make` is called with `arg` on the calling thread,
+/// once however many threads ask for the key meanwhile; they wait. It must not ask for the same key. If
+/// the cache has no room for the value it is returned all the same (see tenure_value_is_cached). If
+/// `make` fails, a thread that waited tries itself.
+///
+/// Errors (NULL): EINVAL: NULL with a length, or `make` is NULL. EIO: `make` failed.
+#[no_mangle]
+#[must_use]
+pub unsafe extern "C" fn tenure_cache_get_or_insert(
+    c: *mut tenure_cache,
+    key: *const c_void,
+    key_len: usize,
+    make: tenure_make_fn,
+    arg: *mut c_void,
+    bytes: *mut *const c_void,
+    len: *mut usize,
+) -> *mut tenure_value {
+    pointer("tenure_cache_get_or_insert", || {
+        // SAFETY: what the header asks of the caller.
+        let (cache, key) = unsafe { (cache(c)?, slice("key", key, key_len)?) };
+        let make = make.ok_or_else(|| Failure::invalid("make is NULL; use tenure_cache_get"))?;
+        let value = cache.get_or_try_insert_with(Bytes::new(key), || {
+            let mut made = tenure_made { bytes: Vec::new() };
+            // SAFETY: the program's own function, with the arguments the header promises it.
+            match unsafe { make(arg, &mut made) } {
+                0 => Ok(made.bytes),
+                answer => Err(Failure::new(
+                    libc::EIO,
+                    format!("the make callback returned {answer}"),
+                )),
+            }
+        })?;
+        // SAFETY: as above; the value is of that cache.
+        Ok(unsafe { hand_out(cache, value, bytes, len) })
+    })
+}
+
+/// Room for the value that a make callback is making: `len` bytes, zeroed where they are new. May be
+/// called again, to grow or shrink; what was written is kept, but it may lie elsewhere. Only for use
+/// inside the callback.
+///
+/// Errors (NULL): EINVAL: NULL. ENOMEM: no memory; what was there before is kept.
+#[no_mangle]
+#[must_use]
+pub unsafe extern "C" fn tenure_made_resize(into: *mut tenure_made, len: usize) -> *mut c_void {
+    pointer("tenure_made_resize", || {
+        // SAFETY: what the header asks of the caller: inside the callback nobody else has it.
+        let made = unsafe { into.as_mut() }
+            .ok_or_else(|| Failure::invalid("NULL; pass what the make callback was given"))?;
+        let more = len.saturating_sub(made.bytes.len());
+        if made.bytes.try_reserve_exact(more).is_err() {
+            let why = format!("no memory for {len} bytes; make a smaller value");
+            return Err(Failure::new(libc::ENOMEM, why));
+        }
+        made.bytes.resize(len, 0);
+        Ok(made.bytes.as_mut_ptr().cast())
+    })
+}
+
+/// Whether the value is in the cache: 0 if it was made by tenure_cache_get_or_insert and found no room,
+/// and for NULL.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_value_is_cached(value: *const tenure_value) -> c_int {
+    // SAFETY: what the header asks of the caller.
+    unsafe { value.as_ref() }.map_or(0, |value| c_int::from(value.value.is_cached()))
+}
+
+/// Lets a value go, on any thread; NULL is let through. Its bytes must not be touched afterwards.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_value_release(value: *mut tenure_value) {
+    status("tenure_value_release", || {
+        if !value.is_null() {
+            // SAFETY: from `hand_out`, and the header says that this is its last use.
+            drop(unsafe { Box::from_raw(value) });
+        }
+        Ok(0)
+    });
+}
+
+/// Removes a key and its value: 1, or 0 if there was none. The space is free when the last value of its
+/// segment is released.
+///
+/// Errors: EINVAL: NULL with a length.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_cache_remove(
+    c: *mut tenure_cache,
+    key: *const c_void,
+    key_len: usize,
+) -> c_int {
+    status("tenure_cache_remove", || {
+        // SAFETY: what the header asks of the caller.
+        let (cache, key) = unsafe { (cache(c)?, slice("key", key, key_len)?) };
+        Ok(c_int::from(cache.remove(Bytes::new(key))))
+    })
+}
+
+/// Removes everything.
+///
+/// Errors: EINVAL: NULL.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_cache_clear(c: *mut tenure_cache) -> c_int {
+    status("tenure_cache_clear", || {
+        // SAFETY: what the header asks of the caller.
+        unsafe { cache(c)? }.clear();
+        Ok(0)
+    })
+}
+
+/// Writes what the cache has done and holds to `*out`, which has `size` bytes, as tenure_stats does.
+///
+/// Errors: EINVAL: NULL.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_cache_stats(
+    c: *mut tenure_cache,
+    out: *mut tenure_cache_stats,
+    size: usize,
+) -> c_int {
+    status("tenure_cache_stats", || {
+        // SAFETY: what the header asks of the caller.
+        let now = unsafe { cache(c)? }.stats();
+        let stats = tenure_cache_stats {
+            hits: now.hits,
+            misses: now.misses,
+            insertions: now.insertions,
+            removals: now.removals,
+            evictions: now.evictions,
+            purged_values: now.purged_values,
+            purged_bytes: now.purged_bytes,
+            moved_values: now.moved_values,
+            values: now.values,
+            footprint_bytes: now.footprint_bytes,
+            target_bytes: now.target_bytes,
+            bookkeeping_bytes: now.bookkeeping_bytes,
+        };
+        // SAFETY: what the header asks of the caller; integers of one size, so no padding.
+        unsafe { sized::write(out, size, &stats) }
+    })
+}

@@ -1,0 +1,71 @@
+//! A C handler for touches of purged pages.
+
+use crate::report::status;
+use libc::{c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use tenure_core::volatile::{self, Detection, Purged};
+
+/// A purged page raises SIGBUS when it is touched (userfaultfd).
+pub const TENURE_DETECTION_USERFAULTFD: c_int = 1;
+/// A purged page reads as zeros when it is touched; unmarking and pinning tell as exactly. A marked
+/// range must not be written, and touches are not refilled.
+pub const TENURE_DETECTION_WORDS: c_int = 2;
+
+/// Called for a touch of a purged page: `address` is what was touched, `[range, range + len)` the
+/// volatile range that holds it, as tenure knows it (neighbouring marks may have been merged). Not 0
+/// lets the access be tried again; 0 passes the signal on.
+pub type tenure_purged_access_fn =
+    Option<unsafe extern "C" fn(address: *mut c_void, range: *mut c_void, len: usize) -> c_int>;
+
+type Handler = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> c_int;
+
+static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
+
+/// How purges are noticed in this process: TENURE_DETECTION_USERFAULTFD, or TENURE_DETECTION_WORDS
+/// where userfaultfd is refused (many container profiles). `tenure doctor` says why.
+#[no_mangle]
+pub extern "C" fn tenure_detection() -> c_int {
+    status("tenure_detection", || {
+        Ok(match volatile::detection() {
+            Detection::Userfaultfd => TENURE_DETECTION_USERFAULTFD,
+            Detection::Words => TENURE_DETECTION_WORDS,
+        })
+    })
+}
+
+/// Has `handler` called on the thread that touches a purged page of a volatile range. It unmarks the
+/// range, makes its contents and returns 1, and the access is tried again; or it returns 0, and the
+/// SIGBUS handler that was installed before this call gets the signal (by default the process dies of
+/// it). A second call replaces the handler; NULL passes every signal on from then on.
+///
+/// The handler runs inside a signal handler, at an instruction of the program's own choosing: it may
+/// call tenure, and whatever else the touching code could call at that point.
+///
+/// tenure installs no signal handler before this is called. Where tenure_detection() is
+/// TENURE_DETECTION_WORDS, purged pages raise no SIGBUS and the handler is never called.
+///
+/// Errors: those of sigaction(2).
+#[no_mangle]
+pub unsafe extern "C" fn tenure_on_purged_access(handler: tenure_purged_access_fn) -> c_int {
+    status("tenure_on_purged_access", || {
+        let pointer = handler.map_or(std::ptr::null_mut(), |handler| handler as *mut ());
+        let before = HANDLER.swap(pointer, Ordering::AcqRel);
+        if !pointer.is_null() {
+            volatile::on_purged_access(on_purged)
+                .inspect_err(|_| HANDLER.store(before, Ordering::Release))?;
+        }
+        Ok(0)
+    })
+}
+
+fn on_purged(purged: Purged) -> bool {
+    let handler = HANDLER.load(Ordering::Acquire);
+    if handler.is_null() {
+        return false;
+    }
+    // SAFETY: `HANDLER` only ever holds a pointer made from such a function.
+    let handler: Handler = unsafe { std::mem::transmute(handler) };
+    let (start, len) = purged.range;
+    // SAFETY: the program's own function, with the arguments the header promises it.
+    unsafe { handler(purged.address as *mut c_void, start as *mut c_void, len) != 0 }
+}

@@ -1,0 +1,165 @@
+//! How a failure reaches C: a return value, `errno`, and a sentence.
+
+use libc::{c_char, c_int};
+use std::cell::RefCell;
+use std::ffi::{CStr, CString};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+/// Why a call failed.
+pub(crate) struct Failure {
+    errno: c_int,
+    text: String,
+}
+
+pub(crate) type Outcome<T> = Result<T, Failure>;
+
+impl Failure {
+    pub fn new(errno: c_int, text: impl Into<String>) -> Failure {
+        Failure {
+            errno,
+            text: text.into(),
+        }
+    }
+
+    /// The caller passed something that cannot be right.
+    pub fn invalid(text: impl Into<String>) -> Failure {
+        Failure::new(libc::EINVAL, text)
+    }
+}
+
+impl From<tenure_core::Error> for Failure {
+    fn from(error: tenure_core::Error) -> Failure {
+        Failure::new(error.errno(), error.to_string())
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<Option<CString>> = const { RefCell::new(None) };
+}
+
+/// Sets `errno`.
+pub(crate) fn set_errno(errno: c_int) {
+    // SAFETY: the thread's own errno; always valid.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Runs the body of an exported function; on failure, -1.
+pub(crate) fn status(call: &str, body: impl FnOnce() -> Outcome<c_int>) -> c_int {
+    run(call, body).unwrap_or(-1)
+}
+
+/// Runs the body of an exported function that returns a pointer; on failure, NULL.
+pub(crate) fn pointer<T>(call: &str, body: impl FnOnce() -> Outcome<*mut T>) -> *mut T {
+    run(call, body).unwrap_or(std::ptr::null_mut())
+}
+
+/// Runs the body of an exported function. A panic is a failure like any other: unwinding into C
+/// would abort the program.
+#[inline]
+pub(crate) fn run<T>(call: &str, body: impl FnOnce() -> Outcome<T>) -> Option<T> {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(value)) => Some(value),
+        Ok(Err(failure)) => {
+            record(call, &failure);
+            None
+        }
+        Err(panic) => {
+            let text = panic
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or(panic.downcast_ref::<&str>().copied())
+                .unwrap_or("for a reason it did not give");
+            let text = format!("a bug inside tenure: it panicked: {text}; please report it");
+            record(call, &Failure::new(libc::EIO, text));
+            // A payload's own drop may panic as well.
+            std::mem::forget(panic);
+            None
+        }
+    }
+}
+
+#[cold]
+fn record(call: &str, failure: &Failure) {
+    let mut text = format!("{call}: {}", failure.text);
+    // A callback's text may hold anything.
+    text.retain(|c| c != '\0');
+    // While the thread's variables are being destroyed, only errno is left to tell.
+    let _ = LAST.try_with(|last| {
+        if let (Ok(mut last), Ok(text)) = (last.try_borrow_mut(), CString::new(text)) {
+            *last = Some(text);
+        }
+    });
+    // Last: the allocator may change it.
+    set_errno(failure.errno);
+}
+
+/// The sentence behind this thread's last failure: which call, on which range, why, and what to do
+/// about it. Never NULL; empty if no call of this thread has failed. Valid until the thread's next
+/// call that fails, or its end.
+#[no_mangle]
+pub extern "C" fn tenure_last_error() -> *const c_char {
+    let none = c"".as_ptr();
+    LAST.try_with(|last| match last.try_borrow().as_deref() {
+        Ok(Some(text)) => text.as_ptr(),
+        _ => none,
+    })
+    .unwrap_or(none)
+}
+
+/// The version of the library, such as "0.1.0".
+#[no_mangle]
+pub extern "C" fn tenure_version() -> *const c_char {
+    const VERSION: &CStr =
+        match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+            Ok(version) => version,
+            Err(_) => panic!("a version has no NUL"),
+        };
+    VERSION.as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_eio_with_its_text() {
+        // Silence for the one panic that is meant to happen.
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {}));
+        let answer = status("tenure_test", || panic!("number {}", 7));
+        std::panic::set_hook(hook);
+        assert_eq!(answer, -1);
+        // SAFETY: the thread's own errno.
+        assert_eq!(unsafe { *libc::__errno_location() }, libc::EIO);
+        // SAFETY: never NULL, and no call fails before it is read.
+        let text = unsafe { CStr::from_ptr(tenure_last_error()) }
+            .to_str()
+            .unwrap();
+        assert!(
+            text.starts_with("tenure_test: ") && text.contains("number 7"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn each_thread_has_its_own_sentence() {
+        status("tenure_here", || Err(Failure::invalid("in\0side")));
+        // SAFETY: never NULL, and no call of the same thread fails meanwhile.
+        let read = || {
+            unsafe { CStr::from_ptr(tenure_last_error()) }
+                .to_str()
+                .unwrap()
+                .to_owned()
+        };
+        let there = std::thread::spawn(move || {
+            let before = read();
+            status("tenure_there", || Err(Failure::invalid("elsewhere")));
+            (before, read())
+        });
+        assert_eq!(
+            there.join().unwrap(),
+            (String::new(), "tenure_there: elsewhere".into())
+        );
+        assert_eq!(read(), "tenure_here: inside");
+    }
+}

@@ -1,0 +1,81 @@
+//! The keeper's settings.
+
+use crate::report::{status, Failure};
+use crate::sized::{self, Versioned};
+use libc::c_int;
+use std::mem::size_of;
+use std::time::Duration;
+use tenure_core::volatile::{self, Settings};
+
+/// For tenure_settings.unoffered_max: found from the limits that hold for the process.
+pub const TENURE_AUTOMATIC: u64 = u64::MAX;
+
+/// What a program may set. Start from what is in force: tenure_settings(&s, sizeof s).
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct tenure_settings {
+    /// sizeof(struct tenure_settings).
+    pub size: usize,
+    /// How long a range stays marked before it is offered to the kernel when nobody needs the room,
+    /// in microseconds (500,000 unless set).
+    pub offer_after_us: u64,
+    /// How many bytes may be marked and not offered; what is marked beyond that is offered at once,
+    /// oldest first. TENURE_AUTOMATIC (unless set): a quarter of what is free, at least 16 MiB.
+    pub unoffered_max: u64,
+}
+
+// SAFETY: `repr(C)`, starts with its size, and is made of integers.
+unsafe impl Versioned for tenure_settings {
+    const FIRST: usize = size_of::<tenure_settings>();
+}
+
+fn in_force() -> tenure_settings {
+    let settings = volatile::settings();
+    tenure_settings {
+        size: size_of::<tenure_settings>(),
+        offer_after_us: settings.offer_after.as_micros() as u64,
+        unoffered_max: settings.unoffered_max.unwrap_or(TENURE_AUTOMATIC),
+    }
+}
+
+/// Writes the settings in force to `*out`, which has `size` bytes; its own size field says how many
+/// of them are meant.
+///
+/// Errors: EINVAL: NULL, or no room for the size field.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_settings(out: *mut tenure_settings, size: usize) -> c_int {
+    status("tenure_settings", || {
+        if size < size_of::<usize>() {
+            return Err(Failure::invalid(
+                "no room for the size field; pass sizeof the structure",
+            ));
+        }
+        let mut settings = in_force();
+        settings.size = size.min(size_of::<tenure_settings>());
+        // SAFETY: what the header asks of the caller; integers of one size, so no padding.
+        unsafe { sized::write(out, size, &settings) }
+    })
+}
+
+/// Sets them, for the whole process; takes effect at the keeper's next look, at once if it sleeps.
+///
+/// Errors: EINVAL: NULL, or the size field is too small. E2BIG: something is set that this version
+/// does not know.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_configure(settings: *const tenure_settings) -> c_int {
+    status("tenure_configure", || {
+        if settings.is_null() {
+            return Err(Failure::invalid(
+                "no settings; pass what tenure_settings has filled in",
+            ));
+        }
+        // SAFETY: what the header asks of the caller.
+        let wanted = unsafe { sized::read(settings, in_force())? };
+        let mut settings = Settings::default();
+        settings.offer_after = Duration::from_micros(wanted.offer_after_us);
+        settings.unoffered_max =
+            (wanted.unoffered_max != TENURE_AUTOMATIC).then_some(wanted.unoffered_max);
+        volatile::configure(settings);
+        Ok(0)
+    })
+}

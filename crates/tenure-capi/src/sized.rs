@@ -1,0 +1,74 @@
+//! Structures that carry their size, so that either side may be older than the other.
+
+use crate::report::{Failure, Outcome};
+use libc::c_int;
+use std::mem::size_of;
+
+/// A structure that the program fills in, starting with its size.
+///
+/// # Safety
+/// `repr(C)`, the first field is `size: usize`, and any bytes that C code may have put into it are
+/// a valid value.
+pub(crate) unsafe trait Versioned: Copy {
+    /// Its size in the first release that had it: a program cannot have been built for less.
+    const FIRST: usize;
+}
+
+/// Reads a structure of the program's; what it lacks keeps its value in `defaults`.
+///
+/// # Safety
+/// `from` is null or points to as many readable bytes as its first field says.
+pub(crate) unsafe fn read<T: Versioned>(from: *const T, defaults: T) -> Outcome<T> {
+    if from.is_null() {
+        return Ok(defaults);
+    }
+    // SAFETY: the caller's promise; the first field is the size.
+    let size = unsafe { from.cast::<usize>().read() };
+    if size < T::FIRST {
+        return Err(Failure::invalid(format!(
+            "the structure's size is given as {size} bytes, and it has at least {}; set its first \
+             field to its sizeof",
+            T::FIRST
+        )));
+    }
+    let known = size_of::<T>();
+    for at in known..size.max(known) {
+        // SAFETY: inside what the caller promises.
+        if unsafe { from.cast::<u8>().add(at).read() } != 0 {
+            return Err(Failure::new(
+                libc::E2BIG,
+                format!(
+                    "byte {at} of the structure is set, and this version of tenure knows {known} \
+                     bytes of it; zero what is newer, or use a newer library"
+                ),
+            ));
+        }
+    }
+    let mut read = defaults;
+    // SAFETY: both have that many bytes; `T` takes any bytes that C may have put there.
+    unsafe {
+        let to = std::ptr::from_mut(&mut read).cast::<u8>();
+        std::ptr::copy_nonoverlapping(from.cast::<u8>(), to, size.min(known));
+    }
+    Ok(read)
+}
+
+/// Writes a structure to where the program wants it: what both know, and zeros for the rest.
+///
+/// # Safety
+/// `to` is null or points to `size` writable bytes; `T` is `repr(C)` without padding.
+pub(crate) unsafe fn write<T: Copy>(to: *mut T, size: usize, value: &T) -> Outcome<c_int> {
+    if to.is_null() {
+        return Err(Failure::invalid(
+            "the place to write to is NULL; pass a structure",
+        ));
+    }
+    let known = size.min(size_of::<T>());
+    let to = to.cast::<u8>();
+    // SAFETY: the caller's promise; `known` bytes of the value, which has no padding.
+    unsafe {
+        std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast::<u8>(), to, known);
+        std::ptr::write_bytes(to.add(known), 0, size - known);
+    }
+    Ok(0)
+}

@@ -1,0 +1,344 @@
+//! One owned buffer of volatile memory, pinned by calls instead of guards.
+
+use crate::ranges::{found, priority, tenure_gone_fn, TENURE_PRIORITY_DEFAULT};
+use crate::report::{pointer, status, Failure, Outcome};
+use crate::sized::{self, Versioned};
+use libc::{c_int, c_uint, c_void};
+use std::mem::{forget, size_of};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use tenure_core::volatile::{Refill, RefillError};
+use tenure_core::Volatile;
+
+/// For refill_scope: the callback makes the bytes it is asked for, single pages and longer extents.
+pub const TENURE_REFILL_PAGES: c_uint = 0;
+/// For refill_scope: the callback always makes the whole buffer; of what it makes, only what was
+/// purged is used.
+pub const TENURE_REFILL_WHOLE: c_uint = 1;
+
+/// Makes `len` bytes from `offset` on again, into `bytes` (not the buffer itself). Returns 0, or
+/// anything else for a failure. It may be called by several threads at once.
+pub type tenure_refill_fn = Option<
+    unsafe extern "C" fn(arg: *mut c_void, offset: usize, bytes: *mut c_void, len: usize) -> c_int,
+>;
+
+/// Frees a callback's argument.
+pub type tenure_free_fn = Option<unsafe extern "C" fn(arg: *mut c_void)>;
+
+/// What tenure_volatile_new leaves at its default. Start from TENURE_VOLATILE_OPTS_INIT.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct tenure_volatile_opts {
+    /// sizeof(struct tenure_volatile_opts).
+    pub size: usize,
+    /// From 0 (given up first) to 7 (last).
+    pub priority: c_uint,
+    /// TENURE_REFILL_PAGES or TENURE_REFILL_WHOLE; of no effect without refill.
+    pub refill_scope: c_uint,
+    /// Makes purged bytes again, at the next pin, or when a thread touches them without a pin: that
+    /// thread waits while the callback runs on another. NULL: purged bytes read as zeros when pinned,
+    /// and raise SIGBUS when touched without a pin.
+    ///
+    /// It must not touch purged pages of a buffer that has a refill callback without a pin: one
+    /// thread serves them all.
+    pub refill: tenure_refill_fn,
+    /// Passed to refill.
+    pub arg: *mut c_void,
+    /// Called once with arg when refill will not be called again, which can be a moment after
+    /// tenure_volatile_free, on another thread. Not called if the buffer could not be made. May be
+    /// NULL.
+    pub free_arg: tenure_free_fn,
+}
+
+// SAFETY: `repr(C)`, starts with its size; integers, a pointer, and functions that C gave or NULL.
+unsafe impl Versioned for tenure_volatile_opts {
+    const FIRST: usize = size_of::<tenure_volatile_opts>();
+}
+
+impl Default for tenure_volatile_opts {
+    fn default() -> Self {
+        tenure_volatile_opts {
+            size: size_of::<tenure_volatile_opts>(),
+            priority: TENURE_PRIORITY_DEFAULT,
+            refill_scope: TENURE_REFILL_PAGES,
+            refill: None,
+            arg: std::ptr::null_mut(),
+            free_arg: None,
+        }
+    }
+}
+
+/// A buffer that the kernel may take while nobody has it pinned.
+pub struct tenure_volatile {
+    buffer: Volatile,
+}
+
+/// A refill callback with its argument.
+struct Callback {
+    function: unsafe extern "C" fn(*mut c_void, usize, *mut c_void, usize) -> c_int,
+    arg: *mut c_void,
+    free_arg: tenure_free_fn,
+    /// Whether the argument is the buffer's to free: not before the buffer is made.
+    owned: AtomicBool,
+}
+
+// SAFETY: the header says that the callback is called on any thread, and `free_arg` too.
+unsafe impl Send for Callback {}
+// SAFETY: the header says that it may be called by several threads at once.
+unsafe impl Sync for Callback {}
+
+impl Callback {
+    fn call(&self, offset: usize, bytes: &mut [u8]) -> Result<(), RefillError> {
+        // SAFETY: the program's own function, with the arguments that the header promises it.
+        let answer =
+            unsafe { (self.function)(self.arg, offset, bytes.as_mut_ptr().cast(), bytes.len()) };
+        match answer {
+            0 => Ok(()),
+            _ => Err(format!("the callback returned {answer}").into()),
+        }
+    }
+}
+
+impl Drop for Callback {
+    fn drop(&mut self) {
+        if let (true, Some(free_arg)) = (*self.owned.get_mut(), self.free_arg) {
+            // SAFETY: nobody calls the callback any more, and this runs once.
+            unsafe { free_arg(self.arg) };
+        }
+    }
+}
+
+fn make(len: usize, opts: &tenure_volatile_opts) -> Outcome<*mut tenure_volatile> {
+    let mut builder = Volatile::builder(len).priority(priority(opts.priority)?);
+    let mut callback = None;
+    if let Some(function) = opts.refill {
+        let (arg, free_arg) = (opts.arg, opts.free_arg);
+        let made = Arc::new(Callback {
+            function,
+            arg,
+            free_arg,
+            owned: AtomicBool::new(false),
+        });
+        let called = made.clone();
+        let refill = move |offset: usize, bytes: &mut [u8]| called.call(offset, bytes);
+        builder = builder.refill(match opts.refill_scope {
+            TENURE_REFILL_PAGES => Refill::pages(refill),
+            TENURE_REFILL_WHOLE => Refill::whole(refill),
+            other => {
+                return Err(Failure::invalid(format!(
+                    "refill_scope {other} is neither TENURE_REFILL_PAGES nor TENURE_REFILL_WHOLE"
+                )))
+            }
+        });
+        callback = Some(made);
+    }
+    let buffer = builder.build()?;
+    if let Some(callback) = callback {
+        callback.owned.store(true, Ordering::Release);
+    }
+    Ok(Box::into_raw(Box::new(tenure_volatile { buffer })))
+}
+
+/// # Safety
+/// NULL, or from `tenure_volatile_new*` and not freed.
+unsafe fn buffer<'a>(v: *const tenure_volatile) -> Outcome<&'a Volatile> {
+    // SAFETY: the caller's promise.
+    let v = unsafe { v.as_ref() };
+    v.map(|v| &v.buffer)
+        .ok_or_else(|| Failure::invalid("the buffer is NULL; make one first"))
+}
+
+/// Makes a buffer of `len` zeroed bytes, volatile from the start. Free it with tenure_volatile_free.
+///
+/// From 2 MiB on it is made of huge pages, where the kernel has them: they are a thousand times
+/// cheaper to offer and to take back.
+///
+/// Errors (NULL): EINVAL: the length is 0. ENOMEM: no address space, too many mappings. EOPNOTSUPP:
+/// the kernel refuses MADV_FREE. EAGAIN: the keeper's thread could not be started.
+#[no_mangle]
+#[must_use]
+pub extern "C" fn tenure_volatile_new(len: usize) -> *mut tenure_volatile {
+    pointer("tenure_volatile_new", || {
+        make(len, &tenure_volatile_opts::default())
+    })
+}
+
+/// tenure_volatile_new with options; NULL for the defaults.
+///
+/// Errors (NULL): as tenure_volatile_new; EINVAL also for a wrong size, priority or refill_scope.
+/// E2BIG: something is set that this version does not know. arg stays the caller's then.
+#[no_mangle]
+#[must_use]
+pub unsafe extern "C" fn tenure_volatile_new_with(
+    len: usize,
+    opts: *const tenure_volatile_opts,
+) -> *mut tenure_volatile {
+    pointer("tenure_volatile_new_with", || {
+        // SAFETY: what the header asks of the caller.
+        let opts = unsafe { sized::read(opts, tenure_volatile_opts::default())? };
+        make(len, &opts)
+    })
+}
+
+/// Frees a buffer; NULL is let through. Its bytes must not be touched afterwards, pinned or not.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_volatile_free(v: *mut tenure_volatile) {
+    status("tenure_volatile_free", || {
+        if !v.is_null() {
+            // SAFETY: from `make`, and the header says that this is its last use.
+            drop(unsafe { Box::from_raw(v) });
+        }
+        Ok(0)
+    });
+}
+
+/// Makes the bytes stay, and says what became of them: 0 everything is as it was last written, 1
+/// something is gone and reads as zeros. `*bytes` is then their address (always the same one; `bytes`
+/// may be NULL). With a refill callback what is gone has been made again, and the answer is 0.
+///
+/// Pins are counted: each needs its tenure_volatile_unpin, on any thread, and the buffer is volatile
+/// again after the last. Once something was lost every pin returns 1, nested ones too, until
+/// tenure_volatile_restored says that it was made again.
+///
+/// The bytes may be written while pinned; threads that have it pinned at once settle that among
+/// themselves.
+///
+/// Cost: not offered to the kernel: one atomic instruction, and one for the unpin, whatever the size.
+/// Offered: as tenure_mnovolatile.
+///
+/// Errors: EINVAL: NULL. EIO: the refill callback failed; the bytes are as before, and the next pin
+/// tries again. ENOMEM: no memory for pages that a fork shares. The buffer is not pinned by this call
+/// then, and nothing is lost.
+#[no_mangle]
+#[must_use]
+pub unsafe extern "C" fn tenure_volatile_pin(
+    v: *mut tenure_volatile,
+    bytes: *mut *mut c_void,
+) -> c_int {
+    status("tenure_volatile_pin", || {
+        // SAFETY: what the header asks of the caller.
+        let buffer = unsafe { buffer(v)? };
+        let pinned = buffer.pin()?;
+        let answer = found(pinned.outcome());
+        // The pin is taken away by `tenure_volatile_unpin`.
+        forget(pinned);
+        if !bytes.is_null() {
+            // SAFETY: what the header asks of the caller.
+            unsafe { bytes.write(buffer.as_ptr().cast()) };
+        }
+        Ok(answer)
+    })
+}
+
+/// Takes a pin away: exactly one for each tenure_volatile_pin that did not fail.
+///
+/// Errors: EINVAL: NULL.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_volatile_unpin(v: *mut tenure_volatile) -> c_int {
+    status("tenure_volatile_unpin", || {
+        // SAFETY: what the header asks of the caller: there is a pin whose guard was forgotten.
+        unsafe { buffer(v)?.unpin() };
+        Ok(0)
+    })
+}
+
+/// Says what was lost and not restored: `gone` (which may be NULL) is called for each extent, with its
+/// offset in the buffer, in order. Returns 0 if nothing is, 1 otherwise. Call it while pinned: the
+/// answer holds as long as the pin.
+///
+/// Errors: as tenure_volatile_pin.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_volatile_lost(
+    v: *mut tenure_volatile,
+    gone: tenure_gone_fn,
+    arg: *mut c_void,
+) -> c_int {
+    status("tenure_volatile_lost", || {
+        // SAFETY: what the header asks of the caller.
+        let pinned = unsafe { buffer(v)? }.pin()?;
+        let lost = pinned.lost();
+        if let Some(gone) = gone {
+            for extent in &lost {
+                // SAFETY: the program's own function, with the arguments the header promises it.
+                unsafe { gone(extent.start, extent.len(), arg) };
+            }
+        }
+        Ok(c_int::from(!lost.is_empty()))
+    })
+}
+
+/// Declares the contents good again after they were lost. Call it while pinned.
+///
+/// Errors: EINVAL: NULL.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_volatile_restored(v: *mut tenure_volatile) -> c_int {
+    status("tenure_volatile_restored", || {
+        // SAFETY: what the header asks of the caller.
+        unsafe { buffer(v)? }.restored();
+        Ok(0)
+    })
+}
+
+/// Changes how willingly the buffer is given up, from 0 (first) to 7 (last).
+///
+/// Errors: EINVAL: NULL, or a priority above 7.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_volatile_set_priority(
+    v: *mut tenure_volatile,
+    priority: c_uint,
+) -> c_int {
+    status("tenure_volatile_set_priority", || {
+        // SAFETY: what the header asks of the caller.
+        unsafe { buffer(v)? }.set_priority(self::priority(priority)?);
+        Ok(0)
+    })
+}
+
+/// The buffer's length in bytes; 0 for NULL.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_volatile_len(v: *const tenure_volatile) -> usize {
+    // SAFETY: what the header asks of the caller.
+    unsafe { v.as_ref() }.map_or(0, |v| v.buffer.len())
+}
+
+/// The address of the first byte, for code that touches the bytes without a pin: a page that is gone
+/// raises SIGBUS, or is refilled while the toucher waits; if the refill fails, SIGBUS. Where
+/// tenure_detection() is TENURE_DETECTION_WORDS it reads as zeros, so there the bytes may be read only
+/// while pinned. Without a pin they are never to be written. NULL for NULL.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_volatile_address(v: *const tenure_volatile) -> *mut c_void {
+    // SAFETY: what the header asks of the caller.
+    unsafe { v.as_ref() }.map_or(std::ptr::null_mut(), |v| v.buffer.as_ptr().cast())
+}
+
+/// Tells the kernel now that it may take the bytes, without the usual wait.
+///
+/// Errors: EINVAL: NULL, or pinned. Others as tenure_offer_now.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_volatile_offer_now(v: *mut tenure_volatile) -> c_int {
+    status("tenure_volatile_offer_now", || {
+        // SAFETY: what the header asks of the caller.
+        unsafe { buffer(v)? }.offer_now()?;
+        Ok(0)
+    })
+}
+
+/// tenure_volatile_offer_now, and has the kernel discard the bytes by its own reclaim; `*gone` (which
+/// may be NULL) is then how many are gone.
+///
+/// Errors: as tenure_volatile_offer_now.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_volatile_purge_now(
+    v: *mut tenure_volatile,
+    gone: *mut usize,
+) -> c_int {
+    status("tenure_volatile_purge_now", || {
+        // SAFETY: what the header asks of the caller.
+        let bytes = unsafe { buffer(v)? }.purge_now()?;
+        if !gone.is_null() {
+            // SAFETY: what the header asks of the caller.
+            unsafe { gone.write(bytes) };
+        }
+        Ok(0)
+    })
+}

@@ -1,0 +1,122 @@
+//! No system call for marks, pins and gets of what is there; an idle keeper costs nothing.
+
+use std::time::{Duration, Instant};
+use tenure::volatile::{self, Settings};
+use tenure::{Cache, Mapping, Outcome, PageSize, Volatile};
+use tenure_testkit::seccomp::counting_syscalls;
+use tenure_testkit::{run_child, this_test};
+
+const PAGE: usize = 4096;
+const MILLION: usize = 1_000_000;
+
+/// Nothing is offered while the test runs.
+fn never_offer() {
+    let settings = Settings::default()
+        .with_offer_after(Duration::from_secs(3600))
+        .with_unoffered_max(u64::MAX);
+    volatile::configure(settings);
+}
+
+#[test]
+fn a_million_marks_and_unmarks_make_no_system_call() {
+    let result = run_child(this_test!(), &[], || {
+        never_offer();
+        let ranges = 1000;
+        let mut map = Mapping::anonymous_with(ranges * 2 * PAGE, PageSize::Base).unwrap();
+        let base = map.as_mut_ptr() as usize;
+        let calls = counting_syscalls(|count| {
+            let each = |again: usize| {
+                for i in 0..ranges * again {
+                    let at = (base + i % ranges * 2 * PAGE) as *mut u8;
+                    // SAFETY: inside the mapping, which lives on.
+                    unsafe {
+                        volatile::mark(at, PAGE).unwrap();
+                        assert_eq!(volatile::unmark(at, PAGE), Ok(Outcome::Intact));
+                    }
+                }
+            };
+            each(1);
+            let ((), calls) = count.of(|| each(MILLION / ranges));
+            assert_eq!(calls, 0, "{:?}", count.by_number());
+        });
+        calls.unwrap();
+    });
+    assert!(result.finished(), "{}", result.output);
+}
+
+#[test]
+fn pins_and_gets_make_no_system_call() {
+    let result = run_child(this_test!(), &[], || {
+        never_offer();
+        let objects: Vec<Volatile> =
+            [PAGE, 1 << 20, 64 << 20].iter().map(|len| Volatile::new(*len).unwrap()).collect();
+        let cache = Cache::<u64>::new().unwrap();
+        for key in 0..1000 {
+            cache.insert(key, &[key as u8; 1000]).unwrap();
+        }
+        let calls = counting_syscalls(|count| {
+            let each = |times: u64| {
+                for i in 0..times {
+                    for object in &objects {
+                        assert_eq!(object.pin().unwrap().outcome(), Outcome::Intact);
+                    }
+                    let value = cache.get(&(i % 1000)).unwrap();
+                    assert_eq!(value[999], (i % 1000) as u8);
+                }
+            };
+            each(10);
+            let ((), calls) = count.of(|| each(MILLION as u64));
+            assert_eq!(calls, 0, "{:?}", count.by_number());
+        });
+        calls.unwrap();
+    });
+    assert!(result.finished(), "{}", result.output);
+}
+
+/// Processor time of the keeper's threads, in clock ticks (1/100 s).
+fn keeper_ticks() -> u64 {
+    std::fs::read_dir("/proc/self/task")
+        .unwrap()
+        .filter_map(|task| {
+            let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+            let (name, rest) = stat.rsplit_once(')')?;
+            let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+            name.contains("tenure-")
+                .then(|| fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap())
+        })
+        .sum()
+}
+
+#[test]
+fn an_idle_keeper_rests() {
+    let result = run_child(this_test!(), &[], || {
+        let object = Volatile::new(1 << 20).unwrap();
+        // Offered, and nothing to do from then on.
+        let start = Instant::now();
+        while tenure::stats().offered == 0 {
+            assert!(start.elapsed() < Duration::from_secs(5));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        let (rounds, ticks) = (tenure::stats().total.keeper_rounds, keeper_ticks());
+        std::thread::sleep(Duration::from_secs(4));
+        let pressure = tenure::stats().total.pressure_events;
+        let rounds = tenure::stats().total.keeper_rounds - rounds;
+        assert!(rounds <= 6 + pressure, "{rounds} rounds in 4 s, {pressure} pressure events");
+        assert!(keeper_ticks() - ticks <= 2, "{} ms of processor", (keeper_ticks() - ticks) * 10);
+        drop(object);
+        // With no range left it does not wake at all.
+        std::thread::sleep(Duration::from_millis(1500));
+        let rounds = tenure::stats().total.keeper_rounds;
+        std::thread::sleep(Duration::from_millis(2500));
+        assert_eq!(tenure::stats().total.keeper_rounds, rounds);
+        // And it wakes again for the next.
+        let _object = Volatile::new(1 << 20).unwrap();
+        let start = Instant::now();
+        while tenure::stats().offered == 0 {
+            assert!(start.elapsed() < Duration::from_secs(5));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    });
+    assert!(result.finished(), "{}", result.output);
+}

@@ -1,0 +1,128 @@
+//! A million ranges at once; the kernel's mapping count; nothing leaked.
+
+use std::time::{Duration, Instant};
+use tenure::volatile::{self, Settings};
+use tenure::{Cache, Mapping, Outcome, PageSize, Volatile};
+use tenure_testkit::{pages, run_child, this_test, LeakCheck};
+
+const PAGE: usize = 4096;
+
+#[test]
+fn a_million_ranges() {
+    let result = run_child(this_test!(), &[], || {
+        volatile::configure(Settings::default().with_offer_after(Duration::from_secs(3600)));
+        let count = 1_000_000;
+        let mut map = Mapping::anonymous_with(count * 2 * PAGE, PageSize::Base).unwrap();
+        let base = map.as_mut_ptr() as usize;
+        let at = |i: usize| (base + i * 2 * PAGE) as *mut u8;
+        let before = pages::rss();
+        for i in 0..count {
+            // SAFETY: inside the mapping, which lives on.
+            unsafe { volatile::mark(at(i), PAGE).unwrap() };
+        }
+        let each = (pages::rss() - before) as f64 / count as f64;
+        println!("{each:.1} bytes a marked range");
+        assert!(each <= 64.0, "{each} bytes a range");
+        assert_eq!(tenure::stats().marked, count as u64);
+        for i in (0..count).step_by(7) {
+            // SAFETY: as above.
+            assert_eq!(unsafe { volatile::unmark(at(i), PAGE) }, Ok(Outcome::Intact));
+        }
+        assert_eq!(tenure::stats().pinned, count.div_ceil(7) as u64);
+        // SAFETY: as above.
+        unsafe { volatile::forget(base as *mut u8, count * 2 * PAGE).unwrap() };
+        assert_eq!(tenure::stats().ranges, 0);
+    });
+    assert!(result.finished(), "{}", result.output);
+}
+
+#[test]
+fn more_scattered_ranges_than_the_kernel_has_mappings_for_lose_nothing() {
+    let result = run_child(this_test!(), &[], || {
+        let limit: usize =
+            std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().unwrap();
+        let count = limit.min(100_000) * 6 / 10;
+        let mut map = Mapping::anonymous_with(count * 2 * PAGE, PageSize::Base).unwrap();
+        for page in map.as_mut_slice().chunks_mut(PAGE) {
+            page[0] = 1;
+        }
+        let base = map.as_mut_ptr() as usize;
+        let at = |i: usize| (base + i * 2 * PAGE) as *mut u8;
+        for i in 0..count {
+            // SAFETY: inside the mapping, which lives on.
+            unsafe { volatile::mark(at(i), PAGE).unwrap() };
+        }
+        // As many as fit are offered; the others stay marked, which is safe.
+        let start = Instant::now();
+        let offered = || tenure::stats().offered;
+        while offered() < count as u64 / 4 && start.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        assert!(offered() >= count as u64 / 4, "{:?}", tenure::stats());
+        let probe = Mapping::anonymous(PAGE).expect("room is left for the program's mappings");
+        drop(probe);
+        for i in 0..count {
+            // SAFETY: as above.
+            assert_eq!(unsafe { volatile::unmark(at(i), PAGE) }, Ok(Outcome::Intact), "{i}");
+        }
+        assert!(map.as_slice().chunks(PAGE).all(|page| page[0] == 1));
+    });
+    assert!(result.finished(), "{}", result.output);
+}
+
+#[test]
+fn neighbours_marked_apart_are_one_mapping_to_the_kernel() {
+    let result = run_child(this_test!(), &[], || {
+        let count = 2000;
+        let mut map = Mapping::anonymous_with(count * PAGE, PageSize::Base).unwrap();
+        map.as_mut_slice().fill(1);
+        let before = pages::map_count();
+        for i in 0..count {
+            // SAFETY: inside the mapping, which lives on.
+            unsafe { volatile::mark(map.as_mut_ptr().add(i * PAGE), PAGE).unwrap() };
+        }
+        let start = Instant::now();
+        while tenure::stats().offered_bytes < (count * PAGE) as u64 {
+            assert!(start.elapsed() < Duration::from_secs(5), "{:?}", tenure::stats());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let grown = pages::map_count().saturating_sub(before);
+        assert!(grown <= 40, "the kernel's mapping count grew by {grown}");
+    });
+    assert!(result.finished(), "{}", result.output);
+}
+
+#[test]
+fn nothing_is_leaked() {
+    let result = run_child(this_test!(), &[], || {
+        let use_all = || {
+            let mut object = Volatile::new(3 << 20).unwrap();
+            object.pin_mut().unwrap().fill(1);
+            let _ = object.purge_now();
+            drop(object.pin().unwrap());
+            let cache = Cache::<u64>::builder().ceiling(32 << 20).build().unwrap();
+            for key in 0..5000 {
+                cache.insert(key, &[1; 9000]).unwrap();
+            }
+            let mut map = Mapping::anonymous(1 << 20).unwrap();
+            // SAFETY: forgotten before the mapping goes.
+            unsafe {
+                volatile::mark(map.as_mut_ptr(), 1 << 20).unwrap();
+                let _ = volatile::purge_now(map.as_mut_ptr(), 1 << 20);
+                volatile::forget(map.as_mut_ptr(), 1 << 20).unwrap();
+            }
+        };
+        use_all();
+        use_all();
+        let rss = pages::rss();
+        let check = LeakCheck::start().allow_mappings(2);
+        for _ in 0..50 {
+            use_all();
+        }
+        check.finish().unwrap();
+        let grown = pages::rss().saturating_sub(rss);
+        assert!(grown < 4 << 20, "grew by {grown} bytes");
+        assert_eq!(tenure::stats().ranges, 0);
+    });
+    assert!(result.finished(), "{}", result.output);
+}
