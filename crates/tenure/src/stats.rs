@@ -1,6 +1,6 @@
 //! What happened so far, and what is so now.
 
-use crate::keeper::node::{slab, NodeId, Phase, Word};
+use crate::keeper::node::{slab, Phase};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
@@ -80,7 +80,8 @@ pub struct Stats {
 /// Reads the statistics. Costs one look at each known range (about 3 ns); no system call.
 pub fn stats() -> Stats {
     let mut stats = Stats { total: totals(), ..Stats::default() };
-    each_node(|_, word, len| {
+    slab().each(|_, node, word| {
+        let len = node.len() as u64;
         stats.ranges += 1;
         stats.pins += u64::from(word.uses());
         let (count, bytes) = match (word.phase(), word.pins()) {
@@ -116,28 +117,17 @@ pub fn survey() -> crate::Result<Survey> {
     let pagemap = crate::os::pagemap::Pagemap::open().map_err(failed)?;
     let mut survey = Survey::default();
     let mut result = Ok(());
-    each_node(|id, word, len| {
+    slab().each(|_, node, word| {
         if word.phase() != Phase::Offered || result.is_err() {
             return;
         }
-        match pagemap.count(id.node().range(), crate::os::pagemap::Pages::Missing) {
+        match pagemap.count(node.range(), crate::os::pagemap::Pages::Missing) {
             Ok(gone) => {
-                survey.offered_bytes += len;
+                survey.offered_bytes += node.len() as u64;
                 survey.gone_bytes += gone as u64;
             }
             Err(errno) => result = Err(failed(errno)),
         }
     });
     result.map(|()| survey)
-}
-
-fn each_node(mut each: impl FnMut(NodeId, Word, u64)) {
-    for number in 0..slab().made() {
-        let id = NodeId(number);
-        let node = id.node();
-        let word = node.load();
-        if !word.has(Word::FREE) {
-            each(id, word, node.len() as u64);
-        }
-    }
 }

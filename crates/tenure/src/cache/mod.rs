@@ -17,6 +17,7 @@
 //! # Ok(()) }
 //! ```
 
+mod evict;
 mod flight;
 mod fork;
 mod growth;

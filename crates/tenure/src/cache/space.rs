@@ -10,7 +10,6 @@ use super::segment::{footprint, Header, Segment, Segments, EXPIRY, HEADER, SEGME
 use super::table::Place;
 use crate::error::{Error, ErrorKind, Result};
 use crate::keeper::node::Phase;
-use crate::keeper::pages::{self, PagemapHandle};
 use crate::keeper::pin;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,10 +18,6 @@ use std::time::Instant;
 
 /// Values that take more than this have a segment of their own.
 const LARGE: usize = SEGMENT / 4;
-/// How many segments each new one looks at for purges.
-const LOOK: usize = 32;
-/// How far from the old end of the queue an empty segment is looked for before a full one is taken.
-const REACH: usize = 16;
 
 /// What eviction asks of the index.
 pub(super) trait Index {
@@ -54,7 +49,7 @@ pub(super) struct Space {
     met: AtomicU64,
     /// Closed segments that may have lost their last value.
     emptied: Mutex<Vec<u32>>,
-    expires: bool,
+    pub expires: bool,
 }
 
 /// An open segment, pinned.
@@ -63,9 +58,9 @@ struct Open {
     at: usize,
 }
 
-struct Pool {
+pub(super) struct Pool {
     /// Closed segments, oldest first.
-    queue: VecDeque<u32>,
+    pub queue: VecDeque<u32>,
     /// Empty, with memory, volatile.
     free: Vec<u32>,
     /// Empty, without memory, pinned.
@@ -75,9 +70,12 @@ struct Pool {
     /// Out of date, but a reader still has them pinned.
     draining: Vec<u32>,
     /// Bytes of segments with memory.
-    footprint: u64,
-    growth: Growth,
-    hand: usize,
+    pub footprint: u64,
+    pub growth: Growth,
+    /// Where the next look for purges begins.
+    pub hand: usize,
+    /// Where the next look for sparse segments begins.
+    pub sampled: usize,
 }
 
 /// Room for a value in a pinned segment; the caller unpins it.
@@ -108,6 +106,7 @@ impl Space {
                 footprint: 0,
                 growth: Growth::new(floor, ceiling),
                 hand: 0,
+                sampled: 0,
             }),
             met: AtomicU64::new(0),
             emptied: Mutex::new(Vec::new()),
@@ -115,7 +114,7 @@ impl Space {
         }
     }
 
-    fn segment(&self, number: u32) -> &Segment {
+    pub fn segment(&self, number: u32) -> &Segment {
         self.segments.get(number).expect("numbers in the pool have been made")
     }
 
@@ -164,7 +163,7 @@ impl Space {
         Ok(Room { segment, place, at: at + self.head() })
     }
 
-    fn fill(&self, segment: &Segment, at: usize, need: usize, head: Header, deadline: u64) -> Place {
+    pub fn fill(&self, segment: &Segment, at: usize, need: usize, head: Header, deadline: u64) -> Place {
         segment.write(at, &head.len.to_ne_bytes());
         segment.write(at + 4, &head.hash.to_ne_bytes());
         if self.expires {
@@ -191,10 +190,7 @@ impl Space {
         let mut pool = lock(&self.pool);
         self.tidy(&mut pool, index, now);
         let spare = pool.free.pop();
-        // The last spare segment takes in what survives of the oldest, which is spare then.
-        let footprint = pool.footprint;
-        let evicts =
-            pool.free.is_empty() && !pool.growth.may_grow(SEGMENT as u64, footprint, now);
+        let last = pool.free.is_empty();
         let number = match spare {
             Some(number) => {
                 let segment = self.segment(number);
@@ -210,8 +206,13 @@ impl Space {
             }
             None => self.bare(&mut pool)?,
         };
-        if evicts {
-            self.evict(&mut pool, index, self.segment(number));
+        let into = self.segment(number);
+        if last && !self.compact(&mut pool, index, into) {
+            // The last spare segment takes in what survives of the oldest, which is spare then.
+            let footprint = pool.footprint;
+            if !pool.growth.may_grow(SEGMENT as u64, footprint, now) {
+                self.evict(&mut pool, index, into);
+            }
         }
         Ok(Open { segment: number, at: self.segment(number).filled.load(Ordering::Relaxed) as usize })
     }
@@ -257,150 +258,6 @@ impl Space {
         }
     }
 
-    fn retire_if_empty(&self, pool: &mut Pool, number: u32) {
-        let segment = self.segment(number);
-        if segment.live.load(Ordering::Acquire) != 0 {
-            return;
-        }
-        // Not in the queue: open, or retired already.
-        if let Some(at) = pool.queue.iter().position(|n| *n == number) {
-            pool.queue.remove(at);
-            pin::pin(segment.node());
-            segment.next_generation();
-            self.retire(pool, segment);
-        }
-    }
-
-    /// Looks at some offered segments' page tables: purges that no reader has met teach as well.
-    fn look_for_purges(&self, pool: &mut Pool, now: Instant) {
-        let Some(pagemap) = PagemapHandle::open() else { return };
-        for _ in 0..LOOK.min(pool.queue.len()) {
-            pool.hand = (pool.hand + 1) % pool.queue.len().max(1);
-            let Some(number) = pool.queue.get(pool.hand).copied() else { return };
-            let segment = self.segment(number);
-            let node = segment.node();
-            if node.load().phase() == Phase::Offered && pages::missing(&pagemap, node) > 0 {
-                pin::pin(node);
-                let gone = segment.settle();
-                segment.unpin();
-                if let Ok(gone) = gone {
-                    self.counts.purged_bytes.fetch_add(gone as u64, Ordering::Relaxed);
-                    let footprint = pool.footprint;
-                    pool.growth.purged(gone as u64, footprint, now);
-                }
-            }
-            if segment.all_lost() {
-                pool.queue.remove(pool.hand);
-                pin::pin(node);
-                segment.next_generation();
-                self.counts.evicted.fetch_add(
-                    u64::from(segment.live.load(Ordering::Relaxed)),
-                    Ordering::Relaxed,
-                );
-                self.retire(pool, segment);
-            }
-        }
-    }
-
-    /// A segment to empty, out of the queue and pinned: one with nothing left in it near the old end,
-    /// else the oldest that nobody reads.
-    fn victim(&self, pool: &mut Pool) -> Option<&Segment> {
-        let reach = REACH.min(pool.queue.len());
-        let empty = |n: &u32| self.segment(*n).live.load(Ordering::Relaxed) == 0;
-        let unread = |n: &u32| self.segment(*n).node().load().pins() == 0;
-        let at = pool
-            .queue
-            .iter()
-            .take(reach)
-            .position(empty)
-            .or_else(|| pool.queue.iter().take(reach).position(unread))
-            .unwrap_or(0);
-        let segment = self.segment(pool.queue.remove(at)?);
-        pin::pin(segment.node());
-        if segment.settle().map(|gone| self.met_purge(gone)).is_err() {
-            // No memory to take it back: it stays where it is.
-            segment.unpin();
-            pool.queue.push_back(segment.number);
-            return None;
-        }
-        Some(segment)
-    }
-
-    /// Empties the oldest segment into `into`, which nobody else fills yet.
-    fn evict(&self, pool: &mut Pool, index: &dyn Index, into: &Segment) {
-        let Some(victim) = self.victim(pool) else { return };
-        let mut room = SEGMENT / 2;
-        let generation = victim.generation();
-        self.each_value(victim, |at, head| {
-            let from = Place::new(victim.number, generation, at);
-            let Some(place) = index.holds(head.hash, from) else { return };
-            let need = footprint(head.len as usize, self.expires);
-            let deadline = self.deadline(victim, at);
-            if place.used()
-                && need <= room
-                && victim.whole(at, need)
-                && !index.expired(deadline)
-                && self.move_value(victim, at, into, head, deadline, index)
-            {
-                room -= need;
-                return;
-            }
-            if index.forget(head.hash, from) {
-                self.counts.evicted.fetch_add(1, Ordering::Relaxed);
-            }
-        });
-        victim.next_generation();
-        self.retire(pool, victim);
-    }
-
-    fn move_value(
-        &self,
-        victim: &Segment,
-        at: usize,
-        into: &Segment,
-        head: Header,
-        deadline: u64,
-        index: &dyn Index,
-    ) -> bool {
-        let need = footprint(head.len as usize, self.expires);
-        let to = into.filled.load(Ordering::Relaxed) as usize;
-        into.write(to + self.head(), victim.bytes(at + self.head(), head.len as usize));
-        let from = Place::new(victim.number, victim.generation(), at);
-        let place = self.fill(into, to, need, head, deadline);
-        if index.relocate(head.hash, from, place) {
-            self.counts.moved.fetch_add(1, Ordering::Relaxed);
-            return true;
-        }
-        // Overwritten meanwhile: take the copy back.
-        into.filled.store(to as u32, Ordering::Release);
-        into.values.fetch_sub(1, Ordering::Relaxed);
-        into.live.fetch_sub(1, Ordering::AcqRel);
-        false
-    }
-
-    /// Forgets every value of a pinned segment.
-    fn drop_values(&self, victim: &Segment, index: &dyn Index) {
-        let generation = victim.generation();
-        self.each_value(victim, |at, head| {
-            if index.forget(head.hash, Place::new(victim.number, generation, at)) {
-                self.counts.evicted.fetch_add(1, Ordering::Relaxed);
-            }
-        });
-        victim.next_generation();
-    }
-
-    /// Calls `each` for the values of a pinned, settled segment, up to the first whose header is
-    /// gone; keys that lead beyond it are found out of date later.
-    fn each_value(&self, segment: &Segment, mut each: impl FnMut(usize, Header)) {
-        let filled = segment.filled.load(Ordering::Acquire) as usize;
-        let mut at = 0;
-        while at + HEADER <= filled {
-            let Some(head) = segment.header(at) else { return };
-            each(at, head);
-            at += footprint(head.len as usize, self.expires);
-        }
-    }
-
     /// The deadline of the value at an offset, if values have one here.
     pub fn deadline(&self, segment: &Segment, at: usize) -> u64 {
         if !self.expires || !segment.whole(at + HEADER, EXPIRY) {
@@ -412,7 +269,7 @@ impl Space {
     }
 
     /// Puts away a segment that is out of date and that the caller has pinned.
-    fn retire(&self, pool: &mut Pool, segment: &Segment) {
+    pub fn retire(&self, pool: &mut Pool, segment: &Segment) {
         if segment.node().load().pins() > 1 {
             segment.unpin();
             pool.draining.push(segment.number);

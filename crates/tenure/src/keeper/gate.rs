@@ -1,7 +1,7 @@
 //! Fork: no page is half way between two states when the child is made, and the child watches its
 //! own copies of the ranges before `fork` returns there.
 
-use super::node::{flag, slab, NodeId, Phase, Word};
+use super::node::{flag, slab, Phase};
 use super::watch::{self, Detection, Kind};
 use super::{bound, inbox, pin, records, thread};
 use crate::os::{fork, uffd};
@@ -87,7 +87,7 @@ fn watch_again(missed: bool) {
     }
     let reopened = watch::reopen_in_child().is_ok();
     let fd = watch::raw(Kind::Sigbus);
-    each_node(|node, word| {
+    slab().each(|_, node, word| {
         let offered = word.phase() != Phase::Resident;
         node.set(flag::REFILLED, false);
         if !offered && !node.is(flag::REGISTERED) {
@@ -108,21 +108,10 @@ fn watch_again(missed: bool) {
 /// offered can have been discarded unseen, so all of it counts as purged.
 pub(crate) fn suspect_all() {
     let _ = watch::reopen_in_child();
-    each_node(|node, word| {
+    slab().each(|_, node, word| {
         node.set(flag::REGISTERED | flag::DENSE, false);
         if word.phase() != Phase::Resident {
             node.set(flag::SUSPECT, true);
         }
     });
 }
-
-fn each_node(mut each: impl FnMut(&super::node::Node, Word)) {
-    for number in 0..slab().made() {
-        let node = NodeId(number).node();
-        let word = node.load();
-        if !word.has(Word::FREE) {
-            each(node, word);
-        }
-    }
-}
-

@@ -2,7 +2,7 @@
 
 use super::thread;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{mpsc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ static ASLEEP: AtomicBool = AtomicBool::new(false);
 pub(crate) struct Mail {
     pub jobs: VecDeque<Job>,
     pub pressure: bool,
+    /// Somebody asked for a look.
+    pub woken: bool,
 }
 
 pub(crate) fn lock() -> MutexGuard<'static, Inbox> {
@@ -36,8 +38,17 @@ pub(crate) fn wake() {
     BELL.notify_one();
 }
 
-/// Makes the keeper look if it sleeps for good. One load when it does not.
-pub(crate) fn wake_sleeper() {
+/// Ranges that became known or were taken back so far: what wakes a keeper that sleeps for good.
+static STIRRED: AtomicU64 = AtomicU64::new(0);
+
+/// How often [`stirred`] was called.
+pub(crate) fn times_stirred() -> u64 {
+    STIRRED.load(Ordering::SeqCst)
+}
+
+/// A range became known or was taken back. Two instructions unless the keeper sleeps for good.
+pub(crate) fn stirred() {
+    STIRRED.fetch_add(1, Ordering::SeqCst);
     if ASLEEP.load(Ordering::SeqCst) {
         wake();
     }
@@ -86,10 +97,10 @@ pub(crate) fn wait(timeout: Option<Duration>, idle: impl Fn() -> bool) -> Mail {
                 .0
         }
     };
-    inbox.woken = false;
     Mail {
         jobs: std::mem::take(&mut inbox.jobs),
         pressure: std::mem::take(&mut inbox.pressure),
+        woken: std::mem::take(&mut inbox.woken),
     }
 }
 

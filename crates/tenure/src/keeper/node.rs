@@ -187,6 +187,8 @@ const CHUNKS: usize = 1 << 13;
 /// All nodes of the process: 2^25 at most.
 pub(crate) struct Slab {
     chunks: [AtomicPtr<Node>; CHUNKS],
+    /// Nodes in use in each chunk, so that a look at all nodes leaves out what came and went.
+    used: [AtomicU32; CHUNKS],
     made: AtomicU32,
     live: AtomicU32,
     free: Mutex<Vec<NodeId>>,
@@ -194,6 +196,7 @@ pub(crate) struct Slab {
 
 static SLAB: Slab = Slab {
     chunks: [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS],
+    used: [const { AtomicU32::new(0) }; CHUNKS],
     made: AtomicU32::new(0),
     live: AtomicU32::new(0),
     free: Mutex::new(Vec::new()),
@@ -214,6 +217,24 @@ impl Slab {
     /// How many numbers have ever been given out: every node has a smaller one.
     pub fn made(&self) -> u32 {
         self.made.load(Ordering::Acquire)
+    }
+
+    /// Calls `each` with every node in use, but for those that come and go meanwhile.
+    pub fn each(&self, mut each: impl FnMut(NodeId, &'static Node, Word)) {
+        let made = self.made() as usize;
+        for (chunk, used) in self.used.iter().enumerate().take(made.div_ceil(CHUNK)) {
+            if used.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            for number in chunk * CHUNK..((chunk + 1) * CHUNK).min(made) {
+                let id = NodeId(number as u32);
+                let node = id.node();
+                let word = node.load();
+                if !word.has(Word::FREE) {
+                    each(id, node, word);
+                }
+            }
+        }
     }
 
     /// How many nodes are in use.
@@ -257,16 +278,17 @@ impl Slab {
         let exclusive_at = if flags & flag::RAW != 0 { 0 } else { os::fork::count() };
         node.exclusive_at.store(exclusive_at, Ordering::Relaxed);
         let _ = node.change(|old| Some(Word((old.0 >> 32 << 32) | (word.0 & 0xFFFF_FFFF)).used()));
+        self.used[id.0 as usize / CHUNK].fetch_add(1, Ordering::Relaxed);
+        self.live.fetch_add(1, Ordering::SeqCst);
         super::bound::count(range.len() as u64);
-        if self.live.fetch_add(1, Ordering::SeqCst) == 0 {
-            super::inbox::wake_sleeper();
-        }
+        super::inbox::stirred();
         Some(id)
     }
 
     /// Puts a node back. The caller has made sure that nobody pins it and the keeper is not at it.
     pub fn put(&self, id: NodeId) {
         self.live.fetch_sub(1, Ordering::SeqCst);
+        self.used[id.0 as usize / CHUNK].fetch_sub(1, Ordering::Relaxed);
         let _ = self.get(id).change(|word| {
             Some(Word((word.used().0 >> 32 << 32) | Word::FREE))
         });

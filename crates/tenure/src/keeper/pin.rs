@@ -131,6 +131,7 @@ pub(crate) fn settle(id: NodeId, lost: &mut dyn FnMut(PageRange) -> u64) -> Resu
                 }
                 leave_phase(id, Phase::Resident);
                 drop(pass);
+                inbox::stirred();
                 bound::exposed(node.len() as u64);
                 return Ok(());
             }

@@ -1,9 +1,9 @@
 //! One look of the keeper at all ranges: which to offer now, and when to look again.
 
-use super::node::{flag, slab, NodeId, Phase, Word};
+use super::node::{flag, slab, NodeId, Phase};
 use super::pages::Refusal;
 use super::settings::{settings, Priority};
-use super::{bound, index, pin};
+use super::{bound, inbox, index, pin};
 use crate::os::memory_limit::{self, MemoryGroup, Room};
 use crate::stats::{self, COUNTERS};
 use std::sync::atomic::Ordering;
@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 /// The least that may go unoffered unless set otherwise.
 const BOUND_MIN: u64 = 16 << 20;
-/// Nodes looked at in a round when nothing presses: 2^18 take about 1 ms.
-const LOOK: u32 = 1 << 18;
+/// A look at all ranges may take this share of the time: a million take about 5 ms, so they are
+/// looked at every 250 ms, not every 60.
+const SHARE: u32 = 50;
 /// The pause between rounds when nothing changes.
 const IDLE: Duration = Duration::from_secs(1);
 /// How long a pressure report counts.
@@ -20,14 +21,14 @@ const PRESSED: Duration = Duration::from_secs(1);
 
 /// What the keeper remembers from round to round.
 pub(crate) struct Rounds {
-    hand: u32,
     last: Instant,
     rest: Duration,
     group: Option<MemoryGroup>,
     room: Room,
     room_at: Option<Instant>,
     pressed_until: Option<Instant>,
-    live: u32,
+    /// Nothing is resident, and this is how often something had been when that was seen.
+    asleep_at: Option<u64>,
     candidates: Vec<Candidate>,
 }
 
@@ -47,35 +48,38 @@ struct Seen {
     marked_bytes: u64,
     pending: bool,
     active: bool,
-    live: u32,
+    /// Some range is pinned or marked.
+    resident: bool,
 }
 
 impl Rounds {
     pub fn new() -> Rounds {
         Rounds {
-            hand: 0,
             last: Instant::now(),
             rest: Duration::ZERO,
             group: memory_limit::own_group(),
             room: Room::default(),
             room_at: None,
             pressed_until: None,
-            live: 0,
+            asleep_at: None,
             candidates: Vec::new(),
         }
     }
 
-    /// Whether no range existed at the last look and none has been made since.
-    pub fn nothing_known(&self) -> bool {
-        self.live == 0 && slab().live() == 0
+    /// Whether there is nothing to offer before a range becomes known or is taken back.
+    pub fn may_sleep(&self) -> bool {
+        self.asleep_at == Some(inbox::times_stirred())
     }
 
     /// Looks, offers, and answers how long to pause (`None`: until called).
     pub fn round(&mut self, pressure: bool) -> Option<Duration> {
         let now = Instant::now();
+        let stirred = inbox::times_stirred();
+        self.asleep_at = None;
         if slab().live() == 0 {
-            self.live = 0;
+            self.asleep_at = Some(stirred);
             self.last = now;
+            bound::round_ended(0, u64::MAX);
             return None;
         }
         stats::add(&COUNTERS.keeper_rounds, 1);
@@ -90,17 +94,22 @@ impl Rounds {
         let bound = self.bound(now, settings.unoffered_max, pressed);
 
         let seen = self.look(units, pressed, settings.offer_after.is_zero());
-        self.live = seen.live;
+        let looked = now.elapsed();
         let left = self.offer(seen.marked_bytes, bound, pressed);
         bound::round_ended(left, bound);
 
-        Some(if left > bound {
+        if !seen.resident {
+            self.asleep_at = Some(stirred);
+            return None;
+        }
+        let pause = if left > bound {
             Duration::from_millis(10)
         } else if seen.pending || seen.active {
             eighth.clamp(Duration::from_millis(5), Duration::from_millis(250))
         } else {
             IDLE
-        })
+        };
+        Some(pause.max(looked * SHARE))
     }
 
     /// How many eighths of the wait have passed since the last round.
@@ -130,29 +139,26 @@ impl Rounds {
 
     /// Ages the marked ranges and collects those that could be offered.
     fn look(&mut self, units: u8, pressed: bool, at_once: bool) -> Seen {
-        let made = slab().made();
-        self.candidates.clear();
-        let mut seen = Seen { live: slab().live(), ..Seen::default() };
-        let count = if pressed { made } else { made.min(LOOK) };
-        for step in 0..count {
-            let id = NodeId((self.hand + step) % made);
-            let node = id.node();
-            let word = node.load();
-            if word.has(Word::FREE) || word.phase() != Phase::Resident {
-                continue;
+        let candidates = &mut self.candidates;
+        candidates.clear();
+        let mut seen = Seen::default();
+        slab().each(|id, node, word| {
+            if word.phase() != Phase::Resident {
+                return;
             }
+            seen.resident = true;
             let used = node.seen_uses.swap(word.uses(), Ordering::Relaxed) != word.uses();
             seen.active |= used;
             if word.pins() > 0 {
                 node.age.store(0, Ordering::Relaxed);
-                continue;
+                return;
             }
             let age = if used { 0 } else { node.age.load(Ordering::Relaxed).saturating_add(units) };
             node.age.store(age, Ordering::Relaxed);
             let rest = node.rest.load(Ordering::Relaxed);
             if rest > 0 && !pressed {
                 node.rest.store(rest - 1, Ordering::Relaxed);
-                continue;
+                return;
             }
             let len = node.len() as u64;
             seen.marked_bytes += len;
@@ -161,9 +167,8 @@ impl Rounds {
             let wait = if pressed { wait / 8 } else { wait };
             let due = at_once || (!used && u64::from(age) >= wait);
             seen.pending |= !due;
-            self.candidates.push(Candidate { priority, used, age, due, id, len });
-        }
-        self.hand = (self.hand + count) % made.max(1);
+            candidates.push(Candidate { priority, used, age, due, id, len });
+        });
         seen
     }
 

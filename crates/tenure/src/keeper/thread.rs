@@ -10,6 +10,7 @@ use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
 static STARTING: Mutex<()> = Mutex::new(());
@@ -85,10 +86,18 @@ fn run() {
     let mut pressure = false;
     loop {
         let pause = rounds.round(pressure);
-        let mail = inbox::wait(pause, || rounds.nothing_known());
-        for job in mail.jobs {
-            job();
-        }
-        pressure = mail.pressure;
+        let next = pause.map(|pause| Instant::now() + pause);
+        // Jobs do not bring the next round forward: each would cost a look at all ranges.
+        pressure = loop {
+            let left = next.map(|next| next.saturating_duration_since(Instant::now()));
+            let mail = inbox::wait(left, || rounds.may_sleep());
+            for job in mail.jobs {
+                job();
+            }
+            let due = next.map_or(!rounds.may_sleep(), |next| Instant::now() >= next);
+            if mail.pressure || mail.woken || due {
+                break mail.pressure;
+            }
+        };
     }
 }

@@ -42,10 +42,6 @@ impl PressureWatch {
         PressureWatch { sources }
     }
 
-    pub fn names(&self) -> Vec<&'static str> {
-        self.sources.iter().map(|source| source.name).collect()
-    }
-
     /// Whether there is any source at all.
     pub fn is_empty(&self) -> bool {
         self.sources.is_empty()

@@ -167,12 +167,16 @@ impl Volatile {
     }
 
     /// Takes back a pin whose guard was given to [`std::mem::forget`]; for callers that count their
-    /// pins themselves, as the C interface does.
+    /// pins themselves, as the C interface does. `false`: nobody has it pinned.
     ///
     /// # Safety
-    /// There is such a pin, and nothing refers to the bytes through it any more.
-    pub unsafe fn unpin(&self) {
-        self.inner.unpin();
+    /// There is such a pin, or none at all, and nothing refers to the bytes through it any more.
+    pub unsafe fn unpin(&self) -> bool {
+        let pinned = self.inner.node().load().pins() > 0;
+        if pinned {
+            self.inner.unpin();
+        }
+        pinned
     }
 
     /// Declares the contents good again after they were lost.

@@ -1,7 +1,7 @@
 //! A handler for touches of purged pages.
 
 use crate::error::{Error, Result};
-use crate::keeper::node::{slab, NodeId, Phase, Word};
+use crate::keeper::node::{slab, Phase};
 use crate::os::{page_size, signal};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -53,12 +53,12 @@ fn on_bus(address: usize) -> bool {
 /// The offered range that holds the address. Looks at all nodes and takes no lock, because the
 /// signal may have interrupted anything.
 fn offered_range(address: usize) -> Option<(usize, usize)> {
-    (0..slab().made()).map(|number| NodeId(number).node()).find_map(|node| {
-        let word = node.load();
+    let mut found = None;
+    slab().each(|_, node, word| {
         let range = node.range();
-        (!word.has(Word::FREE)
-            && word.phase() != Phase::Resident
-            && (range.start..range.end).contains(&address))
-        .then_some((range.start, range.len()))
-    })
+        if word.phase() != Phase::Resident && (range.start..range.end).contains(&address) {
+            found = Some((range.start, range.len()));
+        }
+    });
+    found
 }
