@@ -46,17 +46,6 @@
 #define TENURE_CACHE_OPTS_INIT { sizeof(struct tenure_cache_opts), TENURE_PRIORITY_DEFAULT, 0, 0, 0 }
 
 /**
- * A purged page raises SIGBUS when it is touched (userfaultfd).
- */
-#define TENURE_DETECTION_USERFAULTFD 1
-
-/**
- * A purged page reads as zeros when it is touched; unmarking and pinning tell as exactly. A marked
- * range must not be written, and touches are not refilled.
- */
-#define TENURE_DETECTION_WORDS 2
-
-/**
  * The priority of what goes first.
  */
 #define TENURE_PRIORITY_LOWEST 0
@@ -72,9 +61,15 @@
 #define TENURE_PRIORITY_HIGHEST 7
 
 /**
- * For tenure_settings.unoffered_max: found from the limits that hold for the process.
+ * A purged page raises SIGBUS when it is touched (userfaultfd).
  */
-#define TENURE_AUTOMATIC UINT64_MAX
+#define TENURE_DETECTION_USERFAULTFD 1
+
+/**
+ * A purged page reads as zeros when it is touched; unmarking and pinning tell as exactly. A marked
+ * range must not be written, and touches are not refilled.
+ */
+#define TENURE_DETECTION_WORDS 2
 
 /**
  * For refill_scope: the callback makes the bytes it is asked for, single pages and longer extents.
@@ -86,6 +81,11 @@
  * purged is used.
  */
 #define TENURE_REFILL_WHOLE 1
+
+/**
+ * For tenure_settings.unoffered_max: found from the limits that hold for the process.
+ */
+#define TENURE_AUTOMATIC UINT64_MAX
 
 /**
  * A cache that needs no size: it grows while nobody needs the room and shrinks when somebody does. A
@@ -108,6 +108,67 @@ struct tenure_value;
  * A buffer that the kernel may take while nobody has it pinned.
  */
 struct tenure_volatile;
+
+/**
+ * Told about an extent that is gone: `offset` and `len` in bytes from the start of what was asked
+ * about; `arg` as it was passed.
+ */
+typedef void (*tenure_gone_fn)(size_t offset, size_t len, void *arg);
+
+/**
+ * Called for a touch of a purged page: `address` is what was touched, `[range, range + len)` the
+ * volatile range that holds it, as tenure knows it (neighbouring marks may have been merged). Not 0
+ * lets the access be tried again; 0 passes the signal on.
+ */
+typedef int (*tenure_purged_access_fn)(void *address, void *range, size_t len);
+
+/**
+ * Makes `len` bytes from `offset` on again, into `bytes` (not the buffer itself). Returns 0, or
+ * anything else for a failure. It may be called by several threads at once.
+ */
+typedef int (*tenure_refill_fn)(void *arg, size_t offset, void *bytes, size_t len);
+
+/**
+ * Frees a callback's argument.
+ */
+typedef void (*tenure_free_fn)(void *arg);
+
+/**
+ * What tenure_volatile_new leaves at its default. Start from TENURE_VOLATILE_OPTS_INIT.
+ */
+struct tenure_volatile_opts {
+    /**
+     * sizeof(struct tenure_volatile_opts).
+     */
+    size_t size;
+    /**
+     * From 0 (given up first) to 7 (last).
+     */
+    unsigned int priority;
+    /**
+     * TENURE_REFILL_PAGES or TENURE_REFILL_WHOLE; of no effect without refill.
+     */
+    unsigned int refill_scope;
+    /**
+     * Makes purged bytes again, at the next pin, or when a thread touches them without a pin: that
+     * thread waits while the callback runs on another. NULL: purged bytes read as zeros when pinned,
+     * and raise SIGBUS when touched without a pin.
+     *
+     * It must not touch purged pages of a buffer that has a refill callback without a pin: one
+     * thread serves them all.
+     */
+    tenure_refill_fn refill;
+    /**
+     * Passed to refill.
+     */
+    void *arg;
+    /**
+     * Called once with arg when refill will not be called again, which can be a moment after
+     * tenure_volatile_free, on another thread. Not called if the buffer could not be made. May be
+     * NULL.
+     */
+    tenure_free_fn free_arg;
+};
 
 /**
  * What tenure_cache_new may be told. Start from TENURE_CACHE_OPTS_INIT.
@@ -196,39 +257,6 @@ struct tenure_cache_stats {
      * is kept takes its own bytes as well.
      */
     uint64_t bookkeeping_bytes;
-};
-
-/**
- * Called for a touch of a purged page: `address` is what was touched, `[range, range + len)` the
- * volatile range that holds it, as tenure knows it (neighbouring marks may have been merged). Not 0
- * lets the access be tried again; 0 passes the signal on.
- */
-typedef int (*tenure_purged_access_fn)(void *address, void *range, size_t len);
-
-/**
- * Told about an extent that is gone: `offset` and `len` in bytes from the start of what was asked
- * about; `arg` as it was passed.
- */
-typedef void (*tenure_gone_fn)(size_t offset, size_t len, void *arg);
-
-/**
- * What a program may set. Start from what is in force: tenure_settings(&s, sizeof s).
- */
-struct tenure_settings {
-    /**
-     * sizeof(struct tenure_settings).
-     */
-    size_t size;
-    /**
-     * How long a range stays marked before it is offered to the kernel when nobody needs the room,
-     * in microseconds (500,000 unless set).
-     */
-    uint64_t offer_after_us;
-    /**
-     * How many bytes may be marked and not offered; what is marked beyond that is offered at once,
-     * oldest first. TENURE_AUTOMATIC (unless set): a quarter of what is free, at least 16 MiB.
-     */
-    uint64_t unoffered_max;
 };
 
 /**
@@ -335,188 +363,28 @@ struct tenure_survey {
 };
 
 /**
- * Makes `len` bytes from `offset` on again, into `bytes` (not the buffer itself). Returns 0, or
- * anything else for a failure. It may be called by several threads at once.
+ * What a program may set. Start from what is in force: tenure_settings(&s, sizeof s).
  */
-typedef int (*tenure_refill_fn)(void *arg, size_t offset, void *bytes, size_t len);
-
-/**
- * Frees a callback's argument.
- */
-typedef void (*tenure_free_fn)(void *arg);
-
-/**
- * What tenure_volatile_new leaves at its default. Start from TENURE_VOLATILE_OPTS_INIT.
- */
-struct tenure_volatile_opts {
+struct tenure_settings {
     /**
-     * sizeof(struct tenure_volatile_opts).
+     * sizeof(struct tenure_settings).
      */
     size_t size;
     /**
-     * From 0 (given up first) to 7 (last).
+     * How long a range stays marked before it is offered to the kernel when nobody needs the room,
+     * in microseconds (500,000 unless set).
      */
-    unsigned int priority;
+    uint64_t offer_after_us;
     /**
-     * TENURE_REFILL_PAGES or TENURE_REFILL_WHOLE; of no effect without refill.
+     * How many bytes may be marked and not offered; what is marked beyond that is offered at once,
+     * oldest first. TENURE_AUTOMATIC (unless set): a quarter of what is free, at least 16 MiB.
      */
-    unsigned int refill_scope;
-    /**
-     * Makes purged bytes again, at the next pin, or when a thread touches them without a pin: that
-     * thread waits while the callback runs on another. NULL: purged bytes read as zeros when pinned,
-     * and raise SIGBUS when touched without a pin.
-     *
-     * It must not touch purged pages of a buffer that has a refill callback without a pin: one
-     * thread serves them all.
-     */
-    tenure_refill_fn refill;
-    /**
-     * Passed to refill.
-     */
-    void *arg;
-    /**
-     * Called once with arg when refill will not be called again, which can be a moment after
-     * tenure_volatile_free, on another thread. Not called if the buffer could not be made. May be
-     * NULL.
-     */
-    tenure_free_fn free_arg;
+    uint64_t unoffered_max;
 };
 
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
-
-/**
- * Makes a cache; it takes no memory before the first value is put in. `opts` may be NULL. Free it
- * with tenure_cache_free.
- *
- * Errors (NULL): EINVAL: a wrong size or priority. E2BIG: something is set that this version does not
- * know. EOPNOTSUPP: the kernel refuses MADV_FREE. EAGAIN: the keeper's thread could not be started.
- */
-TENURE_MUST_USE
-struct tenure_cache *tenure_cache_new(const struct tenure_cache_opts *opts);
-
-/**
- * Frees a cache; NULL is let through. No other call on it may be under way. Values that were got from
- * it stay valid until they are released, and its memory goes with the last of them.
- */
-void tenure_cache_free(struct tenure_cache *c);
-
-/**
- * Puts a copy of the value under a copy of the key, in the place of the value before. Both may be of
- * length 0, and then NULL.
- *
- * Errors: EINVAL: NULL with a length; a value longer than 4 GiB. ENOMEM: neither the kernel nor the
- * ceiling has room for it, whatever is evicted. The key has no value then.
- */
-int tenure_cache_insert(struct tenure_cache *c,
-                        const void *key,
-                        size_t key_len,
-                        const void *value,
-                        size_t value_len);
-
-/**
- * The value under a key, pinned; its bytes are at `*bytes`, `*len` of them (either may be NULL).
- * Release it soon with tenure_value_release: while it is held, the kernel cannot take the 2 MiB segment
- * that it lies in.
- *
- * NULL with errno ENOENT, and tenure_last_error() as it was, if there is no value: it was never there,
- * was evicted or purged, or its time is over.
- *
- * Cost: a pin and an unpin, the lock of a part of the index for reading, and an allocation of 48 bytes.
- * If the segment was offered to the kernel: taking it back, 0.6 us (huge page) or 70 us.
- *
- * Errors (NULL): EINVAL: NULL with a length.
- */
-TENURE_MUST_USE
-struct tenure_value *tenure_cache_get(struct tenure_cache *c,
-                                      const void *key,
-                                      size_t key_len,
-                                      const void **bytes,
-                                      size_t *len);
-
-/**
- * tenure_cache_get that has a missing value made: `make` is called with `arg` on the calling thread,
- * once however many threads ask for the key meanwhile; they wait. It must not ask for the same key. If
- * the cache has no room for the value it is returned all the same (see tenure_value_is_cached). If
- * `make` fails, a thread that waited tries itself.
- *
- * Errors (NULL): EINVAL: NULL with a length, or `make` is NULL. EIO: `make` failed.
- */
-TENURE_MUST_USE
-struct tenure_value *tenure_cache_get_or_insert(struct tenure_cache *c,
-                                                const void *key,
-                                                size_t key_len,
-                                                tenure_make_fn make,
-                                                void *arg,
-                                                const void **bytes,
-                                                size_t *len);
-
-/**
- * Room for the value that a make callback is making: `len` bytes, zeroed where they are new. May be
- * called again, to grow or shrink; what was written is kept, but it may lie elsewhere. Only for use
- * inside the callback.
- *
- * Errors (NULL): EINVAL: NULL. ENOMEM: no memory; what was there before is kept.
- */
-TENURE_MUST_USE void *tenure_made_resize(struct tenure_made *into, size_t len);
-
-/**
- * Whether the value is in the cache: 0 if it was made by tenure_cache_get_or_insert and found no room,
- * and for NULL.
- */
-int tenure_value_is_cached(const struct tenure_value *value);
-
-/**
- * Lets a value go, on any thread; NULL is let through. Its bytes must not be touched afterwards.
- */
-void tenure_value_release(struct tenure_value *value);
-
-/**
- * Removes a key and its value: 1, or 0 if there was none. The space is free when the last value of its
- * segment is released.
- *
- * Errors: EINVAL: NULL with a length.
- */
-int tenure_cache_remove(struct tenure_cache *c,
-                        const void *key,
-                        size_t key_len);
-
-/**
- * Removes everything.
- *
- * Errors: EINVAL: NULL.
- */
-int tenure_cache_clear(struct tenure_cache *c);
-
-/**
- * Writes what the cache has done and holds to `*out`, which has `size` bytes, as tenure_stats does.
- *
- * Errors: EINVAL: NULL.
- */
-int tenure_cache_stats(struct tenure_cache *c, struct tenure_cache_stats *out, size_t size);
-
-/**
- * How purges are noticed in this process: TENURE_DETECTION_USERFAULTFD, or TENURE_DETECTION_WORDS
- * where userfaultfd is refused (many container profiles). `tenure doctor` says why.
- */
-int tenure_detection(void);
-
-/**
- * Has `handler` called on the thread that touches a purged page of a volatile range. It unmarks the
- * range, makes its contents and returns 1, and the access is tried again; or it returns 0, and the
- * SIGBUS handler that was installed before this call gets the signal (by default the process dies of
- * it). A second call replaces the handler; NULL passes every signal on from then on.
- *
- * The handler runs inside a signal handler, at an instruction of the program's own choosing: it may
- * call tenure, and whatever else the touching code could call at that point.
- *
- * tenure installs no signal handler before this is called. Where tenure_detection() is
- * TENURE_DETECTION_WORDS, purged pages raise no SIGBUS and the handler is never called.
- *
- * Errors: those of sigaction(2).
- */
-int tenure_on_purged_access(tenure_purged_access_fn handler);
 
 /**
  * Makes `[addr, addr + len)` volatile: the kernel may come to be told that it can take the pages.
@@ -604,53 +472,26 @@ int tenure_forget(void *addr, size_t len);
 int tenure_is_volatile(const void *addr, size_t len);
 
 /**
- * The sentence behind this thread's last failure: which call, on which range, why, and what to do
- * about it. Never NULL; empty if no call of this thread has failed. Valid until the thread's next
- * call that fails, or its end.
+ * How purges are noticed in this process: TENURE_DETECTION_USERFAULTFD, or TENURE_DETECTION_WORDS
+ * where userfaultfd is refused (many container profiles). `tenure doctor` says why.
  */
-const char *tenure_last_error(void);
+int tenure_detection(void);
 
 /**
- * The version of the library, such as "0.1.0".
+ * Has `handler` called on the thread that touches a purged page of a volatile range. It unmarks the
+ * range, makes its contents and returns 1, and the access is tried again; or it returns 0, and the
+ * SIGBUS handler that was installed before this call gets the signal (by default the process dies of
+ * it). A second call replaces the handler; NULL passes every signal on from then on.
+ *
+ * The handler runs inside a signal handler, at an instruction of the program's own choosing: it may
+ * call tenure, and whatever else the touching code could call at that point.
+ *
+ * tenure installs no signal handler before this is called. Where tenure_detection() is
+ * TENURE_DETECTION_WORDS, purged pages raise no SIGBUS and the handler is never called.
+ *
+ * Errors: those of sigaction(2).
  */
-const char *tenure_version(void);
-
-/**
- * Writes the settings in force to `*out`, which has `size` bytes; its own size field says how many
- * of them are meant.
- *
- * Errors: EINVAL: NULL, or no room for the size field.
- */
-int tenure_settings(struct tenure_settings *out, size_t size);
-
-/**
- * Sets them, for the whole process; takes effect at the keeper's next look, at once if it sleeps.
- *
- * Errors: EINVAL: NULL, or the size field is too small. E2BIG: something is set that this version
- * does not know.
- */
-int tenure_configure(const struct tenure_settings *settings);
-
-/**
- * Writes the statistics of the process to `*out`, which has `size` bytes: pass sizeof *out. An older
- * program gets the fields it knows; a newer one gets zeros in those that the library does not.
- *
- * Cost: one look at each known range (about 3 ns); no system call.
- *
- * Errors: EINVAL: NULL.
- */
-int tenure_stats(struct tenure_stats *out,
-                 size_t size);
-
-/**
- * Looks at every offered page, touching none, and writes how much is still there to `*out`, which
- * has `size` bytes.
- *
- * Cost: 4 ns a page (PAGEMAP_SCAN, Linux 6.7; before, a read of /proc/self/pagemap).
- *
- * Errors: EINVAL: NULL. Others: /proc/self/pagemap could not be read.
- */
-int tenure_survey(struct tenure_survey *out, size_t size);
+int tenure_on_purged_access(tenure_purged_access_fn handler);
 
 /**
  * Makes a buffer of `len` zeroed bytes, volatile from the start. Free it with tenure_volatile_free.
@@ -761,6 +602,165 @@ int tenure_volatile_offer_now(struct tenure_volatile *v);
  */
 int tenure_volatile_purge_now(struct tenure_volatile *v,
                               size_t *gone);
+
+/**
+ * Makes a cache; it takes no memory before the first value is put in. `opts` may be NULL. Free it
+ * with tenure_cache_free.
+ *
+ * Errors (NULL): EINVAL: a wrong size or priority. E2BIG: something is set that this version does not
+ * know. EOPNOTSUPP: the kernel refuses MADV_FREE. EAGAIN: the keeper's thread could not be started.
+ */
+TENURE_MUST_USE
+struct tenure_cache *tenure_cache_new(const struct tenure_cache_opts *opts);
+
+/**
+ * Frees a cache; NULL is let through. No other call on it may be under way. Values that were got from
+ * it stay valid until they are released, and its memory goes with the last of them.
+ */
+void tenure_cache_free(struct tenure_cache *c);
+
+/**
+ * Puts a copy of the value under a copy of the key, in the place of the value before. Both may be of
+ * length 0, and then NULL.
+ *
+ * Errors: EINVAL: NULL with a length; a value longer than 4 GiB. ENOMEM: neither the kernel nor the
+ * ceiling has room for it, whatever is evicted. The key has no value then.
+ */
+int tenure_cache_insert(struct tenure_cache *c,
+                        const void *key,
+                        size_t key_len,
+                        const void *value,
+                        size_t value_len);
+
+/**
+ * The value under a key, pinned; its bytes are at `*bytes`, `*len` of them (either may be NULL).
+ * Release it soon with tenure_value_release: while it is held, the kernel cannot take the 2 MiB segment
+ * that it lies in.
+ *
+ * NULL with errno ENOENT, and tenure_last_error() as it was, if there is no value: it was never there,
+ * was evicted or purged, or its time is over.
+ *
+ * Cost: a pin and an unpin, the lock of a part of the index for reading, and a small allocation.
+ * If the segment was offered to the kernel: taking it back, 0.6 us (huge page) or 70 us.
+ *
+ * Errors (NULL): EINVAL: NULL with a length.
+ */
+TENURE_MUST_USE
+struct tenure_value *tenure_cache_get(struct tenure_cache *c,
+                                      const void *key,
+                                      size_t key_len,
+                                      const void **bytes,
+                                      size_t *len);
+
+/**
+ * tenure_cache_get that has a missing value made: `make` is called with `arg` on the calling thread,
+ * once however many threads ask for the key meanwhile; they wait. It must not ask for the same key. If
+ * the cache has no room for the value it is returned all the same (see tenure_value_is_cached). If
+ * `make` fails, a thread that waited tries itself.
+ *
+ * Errors (NULL): EINVAL: NULL with a length, or `make` is NULL. EIO: `make` failed.
+ */
+TENURE_MUST_USE
+struct tenure_value *tenure_cache_get_or_insert(struct tenure_cache *c,
+                                                const void *key,
+                                                size_t key_len,
+                                                tenure_make_fn make,
+                                                void *arg,
+                                                const void **bytes,
+                                                size_t *len);
+
+/**
+ * Room for the value that a make callback is making: `len` bytes, zeroed where they are new. May be
+ * called again, to grow or shrink; what was written is kept, but it may lie elsewhere. Only for use
+ * inside the callback.
+ *
+ * Errors (NULL): EINVAL: NULL. ENOMEM: no memory; what was there before is kept.
+ */
+TENURE_MUST_USE void *tenure_made_resize(struct tenure_made *into, size_t len);
+
+/**
+ * Whether the value is in the cache: 0 if it was made by tenure_cache_get_or_insert and found no room,
+ * and for NULL.
+ */
+int tenure_value_is_cached(const struct tenure_value *value);
+
+/**
+ * Lets a value go, on any thread; NULL is let through. Its bytes must not be touched afterwards.
+ */
+void tenure_value_release(struct tenure_value *value);
+
+/**
+ * Removes a key and its value: 1, or 0 if there was none. The space is free when the last value of its
+ * segment is released.
+ *
+ * Errors: EINVAL: NULL with a length.
+ */
+int tenure_cache_remove(struct tenure_cache *c,
+                        const void *key,
+                        size_t key_len);
+
+/**
+ * Removes everything.
+ *
+ * Errors: EINVAL: NULL.
+ */
+int tenure_cache_clear(struct tenure_cache *c);
+
+/**
+ * Writes what the cache has done and holds to `*out`, which has `size` bytes, as tenure_stats does.
+ *
+ * Errors: EINVAL: NULL.
+ */
+int tenure_cache_stats(struct tenure_cache *c, struct tenure_cache_stats *out, size_t size);
+
+/**
+ * Writes the statistics of the process to `*out`, which has `size` bytes: pass sizeof *out. An older
+ * program gets the fields it knows; a newer one gets zeros in those that the library does not.
+ *
+ * Cost: one look at each known range (about 3 ns); no system call.
+ *
+ * Errors: EINVAL: NULL.
+ */
+int tenure_stats(struct tenure_stats *out,
+                 size_t size);
+
+/**
+ * Looks at every offered page, touching none, and writes how much is still there to `*out`, which
+ * has `size` bytes.
+ *
+ * Cost: 4 ns a page (PAGEMAP_SCAN, Linux 6.7; before, a read of /proc/self/pagemap).
+ *
+ * Errors: EINVAL: NULL. Others: /proc/self/pagemap could not be read.
+ */
+int tenure_survey(struct tenure_survey *out, size_t size);
+
+/**
+ * Writes the settings in force to `*out`, which has `size` bytes; its own size field says how many
+ * of them are meant.
+ *
+ * Errors: EINVAL: NULL, or no room for the size field.
+ */
+int tenure_settings(struct tenure_settings *out, size_t size);
+
+/**
+ * Sets them, for the whole process; takes effect at the keeper's next look, at once if it sleeps.
+ *
+ * Errors: EINVAL: NULL, or the size field is too small. E2BIG: something is set that this version
+ * does not know.
+ */
+int tenure_configure(const struct tenure_settings *settings);
+
+/**
+ * The sentence behind this thread's last failure: which call, on which range, why, and what to do
+ * about it. Never NULL; empty if no call of this thread has failed. Valid until the thread's next
+ * call that fails, or its end.
+ */
+const char *tenure_last_error(void);
+
+/**
+ * The version of the library, such as "0.1.0".
+ */
+const char *tenure_version(void);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -106,8 +106,7 @@ pub struct tenure_cache_stats {
 unsafe fn cache<'a>(c: *const tenure_cache) -> Outcome<&'a Arc<Cache<Key>>> {
     // SAFETY: the caller's promise.
     let c = unsafe { c.as_ref() };
-    c.map(|c| &c.cache)
-        .ok_or_else(|| Failure::invalid("the cache is NULL; make one first"))
+    c.map(|c| &c.cache).ok_or_else(|| Failure::invalid("the cache is NULL; make one first"))
 }
 
 /// # Safety
@@ -146,10 +145,7 @@ unsafe fn hand_out(
     // SAFETY: only the lifetime changes. What the value refers to is in the cache behind the Arc,
     // which the same structure holds and drops after the value.
     let value = unsafe { std::mem::transmute::<Value<'_>, Value<'static>>(value) };
-    Box::into_raw(Box::new(tenure_value {
-        value,
-        _cache: cache.clone(),
-    }))
+    Box::into_raw(Box::new(tenure_value { value, _cache: cache.clone() }))
 }
 
 /// Makes a cache; it takes no memory before the first value is put in. `opts` may be NULL. Free it
@@ -164,10 +160,7 @@ pub unsafe extern "C" fn tenure_cache_new(opts: *const tenure_cache_opts) -> *mu
         // SAFETY: what the header asks of the caller.
         let opts = unsafe { sized::read(opts, tenure_cache_opts::default())? };
         if opts.reserved != 0 {
-            return Err(Failure::new(
-                libc::E2BIG,
-                "the reserved field is set; zero it",
-            ));
+            return Err(Failure::new(libc::E2BIG, "the reserved field is set; zero it"));
         }
         let mut builder = Cache::<Key>::builder().priority(priority(opts.priority)?);
         if opts.ceiling != 0 {
@@ -176,9 +169,7 @@ pub unsafe extern "C" fn tenure_cache_new(opts: *const tenure_cache_opts) -> *mu
         if opts.ttl_ms != 0 {
             builder = builder.time_to_live(Duration::from_millis(opts.ttl_ms));
         }
-        Ok(Box::into_raw(Box::new(tenure_cache {
-            cache: Arc::new(builder.build()?),
-        })))
+        Ok(Box::into_raw(Box::new(tenure_cache { cache: Arc::new(builder.build()?) })))
     })
 }
 
@@ -210,13 +201,8 @@ pub unsafe extern "C" fn tenure_cache_insert(
 ) -> c_int {
     status("tenure_cache_insert", || {
         // SAFETY: what the header asks of the caller.
-        let (cache, key, value) = unsafe {
-            (
-                cache(c)?,
-                slice("key", key, key_len)?,
-                slice("value", value, value_len)?,
-            )
-        };
+        let (cache, key, value) =
+            unsafe { (cache(c)?, slice("key", key, key_len)?, slice("value", value, value_len)?) };
         cache.insert(Bytes::new(key).to_owned(), value)?;
         Ok(0)
     })
@@ -285,10 +271,9 @@ pub unsafe extern "C" fn tenure_cache_get_or_insert(
             // SAFETY: the program's own function, with the arguments the header promises it.
             match unsafe { make(arg, &mut made) } {
                 0 => Ok(made.bytes),
-                answer => Err(Failure::new(
-                    libc::EIO,
-                    format!("the make callback returned {answer}"),
-                )),
+                answer => {
+                    Err(Failure::new(libc::EIO, format!("the make callback returned {answer}")))
+                }
             }
         })?;
         // SAFETY: as above; the value is of that cache.

@@ -43,7 +43,8 @@ mod tests {
         for bytes in [&b""[..], b"k", b"a longer key \0 with a zero"] {
             let key = Bytes::new(bytes).to_owned();
             assert_eq!(hasher.hash_one(&key), hasher.hash_one(Bytes::new(bytes)));
-            assert!(key.borrow() == Bytes::new(bytes));
+            let borrowed: &Bytes = key.borrow();
+            assert!(borrowed == Bytes::new(bytes));
         }
     }
 }

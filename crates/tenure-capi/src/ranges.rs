@@ -16,15 +16,12 @@ pub const TENURE_PRIORITY_HIGHEST: c_uint = 7;
 pub type tenure_gone_fn = Option<unsafe extern "C" fn(offset: usize, len: usize, arg: *mut c_void)>;
 
 pub(crate) fn priority(level: c_uint) -> Outcome<Priority> {
-    u8::try_from(level)
-        .ok()
-        .and_then(Priority::new)
-        .ok_or_else(|| {
-            Failure::invalid(format!(
+    u8::try_from(level).ok().and_then(Priority::new).ok_or_else(|| {
+        Failure::invalid(format!(
             "priority {level} is outside 0 (given up first) to 7 (last); {TENURE_PRIORITY_DEFAULT} \
              is the default"
         ))
-        })
+    })
 }
 
 pub(crate) fn found(outcome: Found) -> c_int {
@@ -167,9 +164,7 @@ pub unsafe extern "C" fn tenure_forget(addr: *mut c_void, len: usize) -> c_int {
 /// wrapping, which no marked one can be.
 #[no_mangle]
 pub unsafe extern "C" fn tenure_is_volatile(addr: *const c_void, len: usize) -> c_int {
-    status("tenure_is_volatile", || {
-        Ok(c_int::from(volatile::is_volatile(addr.cast(), len)))
-    })
+    status("tenure_is_volatile", || Ok(c_int::from(volatile::is_volatile(addr.cast(), len))))
 }
 
 #[cfg(test)]

@@ -15,10 +15,7 @@ pub(crate) type Outcome<T> = Result<T, Failure>;
 
 impl Failure {
     pub fn new(errno: c_int, text: impl Into<String>) -> Failure {
-        Failure {
-            errno,
-            text: text.into(),
-        }
+        Failure { errno, text: text.into() }
     }
 
     /// The caller passed something that cannot be right.
@@ -132,34 +129,21 @@ mod tests {
         // SAFETY: the thread's own errno.
         assert_eq!(unsafe { *libc::__errno_location() }, libc::EIO);
         // SAFETY: never NULL, and no call fails before it is read.
-        let text = unsafe { CStr::from_ptr(tenure_last_error()) }
-            .to_str()
-            .unwrap();
-        assert!(
-            text.starts_with("tenure_test: ") && text.contains("number 7"),
-            "{text}"
-        );
+        let text = unsafe { CStr::from_ptr(tenure_last_error()) }.to_str().unwrap();
+        assert!(text.starts_with("tenure_test: ") && text.contains("number 7"), "{text}");
     }
 
     #[test]
     fn each_thread_has_its_own_sentence() {
         status("tenure_here", || Err(Failure::invalid("in\0side")));
         // SAFETY: never NULL, and no call of the same thread fails meanwhile.
-        let read = || {
-            unsafe { CStr::from_ptr(tenure_last_error()) }
-                .to_str()
-                .unwrap()
-                .to_owned()
-        };
+        let read = || unsafe { CStr::from_ptr(tenure_last_error()) }.to_str().unwrap().to_owned();
         let there = std::thread::spawn(move || {
             let before = read();
             status("tenure_there", || Err(Failure::invalid("elsewhere")));
             (before, read())
         });
-        assert_eq!(
-            there.join().unwrap(),
-            (String::new(), "tenure_there: elsewhere".into())
-        );
+        assert_eq!(there.join().unwrap(), (String::new(), "tenure_there: elsewhere".into()));
         assert_eq!(read(), "tenure_here: inside");
     }
 }

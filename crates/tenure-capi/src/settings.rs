@@ -46,9 +46,7 @@ fn in_force() -> tenure_settings {
 pub unsafe extern "C" fn tenure_settings(out: *mut tenure_settings, size: usize) -> c_int {
     status("tenure_settings", || {
         if size < size_of::<usize>() {
-            return Err(Failure::invalid(
-                "no room for the size field; pass sizeof the structure",
-            ));
+            return Err(Failure::invalid("no room for the size field; pass sizeof the structure"));
         }
         let mut settings = in_force();
         settings.size = size.min(size_of::<tenure_settings>());
@@ -65,9 +63,7 @@ pub unsafe extern "C" fn tenure_settings(out: *mut tenure_settings, size: usize)
 pub unsafe extern "C" fn tenure_configure(settings: *const tenure_settings) -> c_int {
     status("tenure_configure", || {
         if settings.is_null() {
-            return Err(Failure::invalid(
-                "no settings; pass what tenure_settings has filled in",
-            ));
+            return Err(Failure::invalid("no settings; pass what tenure_settings has filled in"));
         }
         // SAFETY: what the header asks of the caller.
         let wanted = unsafe { sized::read(settings, in_force())? };

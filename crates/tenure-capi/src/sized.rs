@@ -59,9 +59,7 @@ pub(crate) unsafe fn read<T: Versioned>(from: *const T, defaults: T) -> Outcome<
 /// `to` is null or points to `size` writable bytes; `T` is `repr(C)` without padding.
 pub(crate) unsafe fn write<T: Copy>(to: *mut T, size: usize, value: &T) -> Outcome<c_int> {
     if to.is_null() {
-        return Err(Failure::invalid(
-            "the place to write to is NULL; pass a structure",
-        ));
+        return Err(Failure::invalid("the place to write to is NULL; pass a structure"));
     }
     let known = size.min(size_of::<T>());
     let to = to.cast::<u8>();

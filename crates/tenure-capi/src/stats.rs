@@ -111,10 +111,8 @@ pub unsafe extern "C" fn tenure_stats(out: *mut tenure_stats, size: usize) -> c_
 pub unsafe extern "C" fn tenure_survey(out: *mut tenure_survey, size: usize) -> c_int {
     status("tenure_survey", || {
         let survey = tenure_core::survey()?;
-        let survey = tenure_survey {
-            offered_bytes: survey.offered_bytes,
-            gone_bytes: survey.gone_bytes,
-        };
+        let survey =
+            tenure_survey { offered_bytes: survey.offered_bytes, gone_bytes: survey.gone_bytes };
         // SAFETY: what the header asks of the caller; integers of one size, so no padding.
         unsafe { sized::write(out, size, &survey) }
     })

@@ -113,12 +113,7 @@ fn make(len: usize, opts: &tenure_volatile_opts) -> Outcome<*mut tenure_volatile
     let mut callback = None;
     if let Some(function) = opts.refill {
         let (arg, free_arg) = (opts.arg, opts.free_arg);
-        let made = Arc::new(Callback {
-            function,
-            arg,
-            free_arg,
-            owned: AtomicBool::new(false),
-        });
+        let made = Arc::new(Callback { function, arg, free_arg, owned: AtomicBool::new(false) });
         let called = made.clone();
         let refill = move |offset: usize, bytes: &mut [u8]| called.call(offset, bytes);
         builder = builder.refill(match opts.refill_scope {
@@ -144,8 +139,7 @@ fn make(len: usize, opts: &tenure_volatile_opts) -> Outcome<*mut tenure_volatile
 unsafe fn buffer<'a>(v: *const tenure_volatile) -> Outcome<&'a Volatile> {
     // SAFETY: the caller's promise.
     let v = unsafe { v.as_ref() };
-    v.map(|v| &v.buffer)
-        .ok_or_else(|| Failure::invalid("the buffer is NULL; make one first"))
+    v.map(|v| &v.buffer).ok_or_else(|| Failure::invalid("the buffer is NULL; make one first"))
 }
 
 /// Makes a buffer of `len` zeroed bytes, volatile from the start. Free it with tenure_volatile_free.
@@ -158,9 +152,7 @@ unsafe fn buffer<'a>(v: *const tenure_volatile) -> Outcome<&'a Volatile> {
 #[no_mangle]
 #[must_use]
 pub extern "C" fn tenure_volatile_new(len: usize) -> *mut tenure_volatile {
-    pointer("tenure_volatile_new", || {
-        make(len, &tenure_volatile_opts::default())
-    })
+    pointer("tenure_volatile_new", || make(len, &tenure_volatile_opts::default()))
 }
 
 /// tenure_volatile_new with options; NULL for the defaults.

@@ -116,7 +116,7 @@ impl Segment {
     pub fn settle(&self) -> std::result::Result<usize, Errno> {
         let mut gone = 0;
         let base = self.node().start();
-        pin::settle(self.id, &mut |extent| {
+        pin::settle(self.id, None, &mut |extent| {
             gone += extent.len();
             self.lose(extent.start - base, extent.len());
             0

@@ -130,6 +130,7 @@ impl Index {
         }
         records::forget(id);
         slab().put(id);
+        pin::ring(id.node());
     }
 
     /// Splits a held range at `at`; answers the right part, held too.
@@ -250,6 +251,7 @@ pub(crate) fn hold(id: NodeId) {
 }
 
 /// Ends [`hold`].
-pub(crate) fn release(node: &Node) {
+pub(crate) fn release(node: &'static Node) {
     let _ = node.change(|word| Some(Word(word.used().0 & !Word::HELD)));
+    pin::ring(node);
 }

@@ -263,7 +263,9 @@ fn end_watch(node: &Node, range: PageRange, missing: &[PageRange]) -> Result<(),
 /// Drops a pinned, resident node's pages and stops watching it.
 pub(crate) fn discard(node: &Node) {
     let range = node.range();
-    if node.is(flag::REGISTERED) && watch::unregister(Kind::Sigbus, range).is_err() {
+    // Whatever the flag says: an offer that was cut short leaves a part registered.
+    let watched = watch::detection() == Detection::Userfaultfd;
+    if watched && watch::unregister(Kind::Sigbus, range).is_err() {
         // Still watched: its pages must stay, or writing the next contents would raise SIGBUS.
         return;
     }

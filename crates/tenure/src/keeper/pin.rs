@@ -1,6 +1,6 @@
 //! Pinning a node: one instruction when its pages are there, else taking them back.
 
-use super::node::{Node, NodeId, Phase, Word};
+use super::node::{flag, Node, NodeId, Phase, Word};
 use super::{bound, gate, inbox, pages};
 use crate::os;
 use crate::range::PageRange;
@@ -21,8 +21,8 @@ static PLACE: [Place; PLACES] = [const {
     Place { waiters: AtomicU32::new(0), lock: Mutex::new(()), bell: Condvar::new() }
 }; PLACES];
 
-fn place(id: NodeId) -> &'static Place {
-    &PLACE[id.0 as usize % PLACES]
+fn place(node: &'static Node) -> &'static Place {
+    &PLACE[std::ptr::from_ref(node) as usize / size_of::<Node>() % PLACES]
 }
 
 /// All places' locks, for a fork.
@@ -40,7 +40,7 @@ pub(crate) fn wait_until(id: NodeId, done: impl Fn(Word) -> bool) {
         }
         std::hint::spin_loop();
     }
-    let place = place(id);
+    let place = place(node);
     let mut lock = place.lock.lock().unwrap_or_else(PoisonError::into_inner);
     place.waiters.fetch_add(1, Ordering::SeqCst);
     while !done(node.load()) {
@@ -50,9 +50,9 @@ pub(crate) fn wait_until(id: NodeId, done: impl Fn(Word) -> bool) {
 }
 
 /// Lets the waiters look. After every change that they may wait for.
-fn ring(id: NodeId) {
+pub(crate) fn ring(node: &'static Node) {
     std::sync::atomic::fence(Ordering::SeqCst);
-    let place = place(id);
+    let place = place(node);
     if place.waiters.load(Ordering::SeqCst) > 0 {
         drop(place.lock.lock().unwrap_or_else(PoisonError::into_inner));
         place.bell.notify_all();
@@ -62,7 +62,7 @@ fn ring(id: NodeId) {
 /// Leaves a phase that the caller owns.
 pub(crate) fn leave_phase(id: NodeId, to: Phase) {
     id.node().set_phase(to);
-    ring(id);
+    ring(id.node());
 }
 
 /// Adds a pin. `true`: the pages are there and good. `false`: call [`settle`], then look at the
@@ -98,15 +98,33 @@ pub(crate) fn last_unpin(id: NodeId) {
     let _ = offer_and_purge(id);
 }
 
-/// Makes a pinned node's pages the process's. `lost` is called for each extent that is gone, before
+/// Makes a pinned node's pages the process's. A raw node is given with the range that the caller
+/// unmarks: another thread may mark, merge or forget the same memory meanwhile, and then the node may
+/// be somebody else's, whose losses are not for this caller to hear of. `lost` is called for each extent that is gone, before
 /// any other pinner gets on; the flags it asks for are set in the word by its answer.
 ///
 /// # Errors
 /// As [`pages::revive`]; the node stays offered, and the pin is the caller's to take away.
-pub(crate) fn settle(id: NodeId, lost: &mut dyn FnMut(PageRange) -> u64) -> Result<(), Errno> {
+pub(crate) fn settle(
+    id: NodeId,
+    raw: Option<PageRange>,
+    lost: &mut dyn FnMut(PageRange) -> u64,
+) -> Result<(), Errno> {
     let node = id.node();
     loop {
+        // The exchange below fails if anything about the node changed after this.
         let word = node.load();
+        if let Some(range) = raw {
+            let now = node.range();
+            let inside = range.start <= now.start && now.end <= range.end;
+            if word.has(Word::FREE) || !node.is(flag::RAW) || !inside {
+                return Ok(());
+            }
+        }
+        if word.has(Word::HELD) {
+            wait_until(id, |w| !w.has(Word::HELD));
+            continue;
+        }
         match word.phase() {
             Phase::Resident => return Ok(()),
             Phase::Offering | Phase::Reviving => {

@@ -131,7 +131,7 @@ impl Rounds {
         }
         let bound = (self.room.free / 4).max(BOUND_MIN);
         if pressed {
-            (bound / 4).min(BOUND_MIN)
+            bound.min(BOUND_MIN)
         } else {
             bound
         }

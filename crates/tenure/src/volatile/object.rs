@@ -299,7 +299,7 @@ impl Inner {
             self.unpin();
             Err(error.on(self.range().start, self.range().len()))
         };
-        let taken_back = pin::settle(self.id, &mut |extent| {
+        let taken_back = pin::settle(self.id, None, &mut |extent| {
             self.lost().push(extent);
             Word::LOST
         });

@@ -321,7 +321,7 @@ fn settle_all(
 ) -> Result<Outcome> {
     let mut outcome = Outcome::Intact;
     for id in pinned {
-        let settled = pin::settle(*id, &mut |extent| {
+        let settled = pin::settle(*id, Some(range), &mut |extent| {
             outcome = Outcome::Purged;
             gone(extent);
             0

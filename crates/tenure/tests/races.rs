@@ -1,0 +1,115 @@
+//! Threads that mark and unmark the same memory, while it is offered, purged, split and merged.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tenure::volatile::{self, Settings};
+use tenure::{Mapping, Outcome, PageSize, Volatile};
+use tenure_testkit::{run_child, this_test};
+
+const PAGE: usize = 4096;
+
+struct Random(u64);
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % n
+    }
+}
+
+#[test]
+fn overlapping_calls_from_many_threads_lose_nothing() {
+    let result = run_child(this_test!(), &[], || {
+        volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
+        let pages = 256;
+        let mut map = Mapping::anonymous_with(pages * PAGE, PageSize::Base).unwrap();
+        for (i, page) in map.as_mut_slice().chunks_mut(PAGE).enumerate() {
+            page.fill(i as u8 | 1);
+        }
+        let base = map.as_mut_ptr() as usize;
+        let done = AtomicBool::new(false);
+        let calls = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (done, calls) = (&done, &calls);
+                scope.spawn(move || {
+                    let mut random = Random(thread);
+                    while !done.load(Ordering::Relaxed) {
+                        let a = random.below(pages);
+                        let len = 1 + random.below((pages - a).min(40));
+                        let at = (base + a * PAGE) as *mut u8;
+                        // SAFETY: inside the mapping, which outlives the threads; nothing is
+                        // discarded, so nobody touches a missing page.
+                        unsafe {
+                            match random.below(8) {
+                                0..=3 => volatile::mark(at, len * PAGE).unwrap(),
+                                4..=6 => {
+                                    let outcome = volatile::unmark(at, len * PAGE).unwrap();
+                                    assert_eq!(outcome, Outcome::Intact);
+                                }
+                                _ => volatile::forget(at, len * PAGE).unwrap(),
+                            }
+                        }
+                        calls.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            // Objects come and go meanwhile, so that nodes are reused across kinds; theirs are
+            // purged, and must hear of it.
+            let mut object_checks = 0;
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_secs(4) {
+                let mut object = Volatile::new(8 * PAGE).unwrap();
+                object.pin_mut().unwrap().fill(7);
+                let gone = object.purge_now().unwrap_or(0);
+                let guard = object.pin().unwrap();
+                let lost: usize = guard.lost().iter().map(|r| r.len()).sum();
+                assert_eq!(lost, gone, "an object was not told of its loss");
+                assert_eq!(guard.iter().filter(|b| **b == 0).count(), lost);
+                object_checks += 1;
+            }
+            done.store(true, Ordering::Relaxed);
+            println!("{object_checks} objects");
+        });
+        // SAFETY: the mapping goes after this.
+        unsafe { volatile::forget(base as *mut u8, pages * PAGE).unwrap() };
+        for (i, page) in map.as_slice().chunks(PAGE).enumerate() {
+            assert!(page.iter().all(|b| *b == i as u8 | 1), "page {i}");
+        }
+        println!("{} calls", calls.load(Ordering::Relaxed));
+        assert_eq!(tenure::stats().ranges, 0);
+    });
+    println!("{}", result.output);
+    assert!(result.finished(), "{}", result.status);
+}
+
+#[test]
+fn a_buffer_pinned_by_many_threads_under_a_hasty_keeper() {
+    let result = run_child(this_test!(), &[], || {
+        volatile::configure(
+            Settings::default().with_offer_after(Duration::ZERO).with_unoffered_max(0),
+        );
+        let mut object = Volatile::new(2 << 20).unwrap();
+        object.pin_mut().unwrap().fill(7);
+        let object = object;
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let start = Instant::now();
+                    let mut pins = 0u64;
+                    while start.elapsed() < Duration::from_secs(2) {
+                        let guard = object.pin().unwrap();
+                        assert_eq!(guard.outcome(), Outcome::Intact);
+                        assert_eq!((guard[0], guard[(2 << 20) - 1]), (7, 7));
+                        drop(guard);
+                        pins += 1;
+                        if pins % 1000 == 0 {
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                    }
+                });
+            }
+        });
+        assert!(tenure::stats().total.revivals > 10, "{:?}", tenure::stats());
+    });
+    assert!(result.finished(), "{}\n{}", result.status, result.output);
+}
