@@ -80,20 +80,13 @@ fn choose(names: &[String]) -> io::Result<Vec<(&'static str, &'static str, Bench
     names
         .iter()
         .map(|wanted| {
-            BENCHES
-                .iter()
-                .find(|(name, ..)| name == wanted)
-                .copied()
-                .ok_or_else(|| {
-                    let known: Vec<_> = BENCHES.iter().map(|(name, ..)| *name).collect();
-                    io::Error::new(
-                        io::ErrorKind::InvalidInput,
-                        format!(
-                            "there is no bench \"{wanted}\"; there are: {}",
-                            known.join(", ")
-                        ),
-                    )
-                })
+            BENCHES.iter().find(|(name, ..)| name == wanted).copied().ok_or_else(|| {
+                let known: Vec<_> = BENCHES.iter().map(|(name, ..)| *name).collect();
+                io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    format!("there is no bench \"{wanted}\"; there are: {}", known.join(", ")),
+                )
+            })
         })
         .collect()
 }

@@ -20,9 +20,7 @@ pub struct Options {
 impl Options {
     /// The number of measured rounds: what was asked for, else 2 in smoke mode, else `default`.
     pub(crate) fn rounds(&self, default: u32) -> u32 {
-        self.rounds
-            .unwrap_or(if self.quick { 2 } else { default })
-            .max(1)
+        self.rounds.unwrap_or(if self.quick { 2 } else { default }).max(1)
     }
 
     /// The thread counts: what was asked for, else 1 and 2 in smoke mode, else `default`.
@@ -57,33 +55,18 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_wins_over_smoke_mode() {
-        let mut options = Options {
-            quick: true,
-            ..Options::default()
-        };
-        assert_eq!(
-            (options.rounds(9), options.threads(&[1, 2, 4])),
-            (2, vec![1, 2])
-        );
+        let mut options = Options { quick: true, ..Options::default() };
+        assert_eq!((options.rounds(9), options.threads(&[1, 2, 4])), (2, vec![1, 2]));
         options.rounds = Some(5);
         options.threads = vec![3, 0];
-        assert_eq!(
-            (options.rounds(9), options.threads(&[1, 2, 4])),
-            (5, vec![3])
-        );
+        assert_eq!((options.rounds(9), options.threads(&[1, 2, 4])), (5, vec![3]));
         options = Options::default();
-        assert_eq!(
-            (options.rounds(9), options.threads(&[1, 2, 4])),
-            (9, vec![1, 2, 4])
-        );
+        assert_eq!((options.rounds(9), options.threads(&[1, 2, 4])), (9, vec![1, 2, 4]));
     }
 
     #[test]
     fn the_filter_is_a_part_of_the_title() {
-        let options = Options {
-            filter: Some("zipf".into()),
-            ..Options::default()
-        };
+        let options = Options { filter: Some("zipf".into()), ..Options::default() };
         assert!(options.wants("get, 1 KiB, Zipf(0.99), 2 threads"));
         assert!(!options.wants("get, 1 KiB, uniform, 2 threads"));
         assert!(Options::default().wants("anything"));

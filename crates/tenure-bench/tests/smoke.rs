@@ -13,19 +13,12 @@ struct Ran {
 fn smoke(name: &str) -> Ran {
     let path: PathBuf =
         std::env::temp_dir().join(format!("tenure-smoke-{name}-{}.json", std::process::id()));
-    let options = Options {
-        quick: true,
-        json: Some(path.clone()),
-        ..Options::default()
-    };
+    let options = Options { quick: true, json: Some(path.clone()), ..Options::default() };
     let mut out = Vec::new();
     run_to(&[name.to_string()], &options, &mut out).unwrap();
     let json = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     std::fs::remove_file(&path).unwrap();
-    Ran {
-        text: String::from_utf8(out).unwrap(),
-        json,
-    }
+    Ran { text: String::from_utf8(out).unwrap(), json }
 }
 
 impl Ran {
@@ -38,10 +31,7 @@ impl Ran {
         let mut rows = Vec::new();
         for comparison in self.comparisons() {
             let title = comparison["title"].as_str().unwrap();
-            assert!(
-                self.text.contains(title),
-                "{title} is not in the printed text"
-            );
+            assert!(self.text.contains(title), "{title} is not in the printed text");
             for row in comparison["rows"].as_array().unwrap() {
                 if row["unavailable"].is_null() {
                     let samples = row["samples"].as_array().unwrap();
@@ -49,9 +39,7 @@ impl Ran {
                     assert!(samples.iter().all(Value::is_number), "{title}: {row}");
                     rows.push((title, row));
                 } else {
-                    assert!(row["unavailable"]
-                        .as_str()
-                        .is_some_and(|why| why.len() > 10));
+                    assert!(row["unavailable"].as_str().is_some_and(|why| why.len() > 10));
                 }
             }
         }
@@ -60,12 +48,9 @@ impl Ran {
 
     fn median(&self, title: &str, name: &str) -> f64 {
         let rows = self.rows();
-        let found = rows
-            .iter()
-            .find(|(at, row)| at.starts_with(title) && row["name"] == name);
-        found
-            .unwrap_or_else(|| panic!("no row {name} in {title}:\n{}", self.text))
-            .1["stats"]["median"]
+        let found = rows.iter().find(|(at, row)| at.starts_with(title) && row["name"] == name);
+        found.unwrap_or_else(|| panic!("no row {name} in {title}:\n{}", self.text)).1["stats"]
+            ["median"]
             .as_f64()
             .unwrap()
     }
@@ -108,11 +93,7 @@ fn volatile(ran: &Ran) {
             .unwrap();
         row["extras"][0][1][0].as_f64().unwrap()
     };
-    assert!(
-        faults("MADV_DONTNEED") >= 1.9 * faults("tenure"),
-        "{}",
-        ran.text
-    );
+    assert!(faults("MADV_DONTNEED") >= 1.9 * faults("tenure"), "{}", ran.text);
 }
 
 fn cache(ran: &Ran) {
@@ -126,10 +107,6 @@ fn cache(ran: &Ran) {
     #[cfg(feature = "peers")]
     for peer in ["moka", "quick_cache", "foyer"] {
         assert!(ran.median("get, 1 KiB values, uniform", peer) > 1.0);
-        assert!(
-            ran.median("resident bytes beyond the value", peer) > 0.0,
-            "{}",
-            ran.text
-        );
+        assert!(ran.median("resident bytes beyond the value", peer) > 0.0, "{}", ran.text);
     }
 }

@@ -33,6 +33,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* C++ only: a function may have the name of the structure that it fills in, as stat(2) has. */
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wshadow"
+#endif
+
 /* A result that must not be thrown away. */
 #if defined(__GNUC__)
 #define TENURE_MUST_USE __attribute__((warn_unused_result))
@@ -545,7 +551,7 @@ int tenure_volatile_pin(struct tenure_volatile *v,
 /**
  * Takes a pin away: exactly one for each tenure_volatile_pin that did not fail.
  *
- * Errors: EINVAL: NULL.
+ * Errors: EINVAL: NULL, or nobody has it pinned.
  */
 int tenure_volatile_unpin(struct tenure_volatile *v);
 
@@ -767,3 +773,7 @@ const char *tenure_version(void);
 #endif  // __cplusplus
 
 #endif  /* TENURE_H */
+
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif

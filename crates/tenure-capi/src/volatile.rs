@@ -224,13 +224,17 @@ pub unsafe extern "C" fn tenure_volatile_pin(
 
 /// Takes a pin away: exactly one for each tenure_volatile_pin that did not fail.
 ///
-/// Errors: EINVAL: NULL.
+/// Errors: EINVAL: NULL, or nobody has it pinned.
 #[no_mangle]
 pub unsafe extern "C" fn tenure_volatile_unpin(v: *mut tenure_volatile) -> c_int {
     status("tenure_volatile_unpin", || {
-        // SAFETY: what the header asks of the caller: there is a pin whose guard was forgotten.
-        unsafe { buffer(v)?.unpin() };
-        Ok(0)
+        // SAFETY: what the header asks of the caller: a pin whose guard was forgotten is taken back,
+        // and its bytes are not used any more.
+        if unsafe { buffer(v)?.unpin() } {
+            Ok(0)
+        } else {
+            Err(Failure::invalid("it is not pinned; unpin once for each pin that did not fail"))
+        }
     })
 }
 

@@ -12,8 +12,10 @@ const SKIPPED: i32 = 77;
 /// What Rust's standard library needs of the system, for those who link the static library.
 const STATIC_NEEDS: [&str; 6] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
 
-const C_WARNINGS: [&str; 5] = ["-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror"];
-const CPP_WARNINGS: [&str; 5] = ["-std=c++11", "-Wall", "-Wextra", "-pedantic", "-Werror"];
+const C_WARNINGS: [&str; 7] =
+    ["-std=c11", "-Wall", "-Wextra", "-pedantic", "-Wshadow", "-Wstrict-prototypes", "-Werror"];
+const CPP_WARNINGS: [&str; 6] =
+    ["-std=c++11", "-Wall", "-Wextra", "-pedantic", "-Wshadow", "-Werror"];
 
 #[derive(Clone, Copy, Debug)]
 enum Link {
@@ -66,7 +68,7 @@ fn compiler(variable: &str, default: &str) -> Result<String, String> {
 /// Compiles a file of this crate into `to`.
 fn compile(compiler: &str, flags: &[&str], source: &str, link: Link, to: &Path) {
     let mut cc = Command::new(compiler);
-    cc.args(flags).args(["-O1", "-g", "-pthread"]).current_dir(root());
+    cc.args(flags).args(["-O2", "-g", "-pthread"]).current_dir(root());
     cc.args(["-Iinclude", "-Itests/c", "-o"]).arg(to).arg(source);
     match link {
         Link::Shared => {

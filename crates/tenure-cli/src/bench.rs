@@ -48,11 +48,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return Ok(());
     }
     let known: Vec<&str> = tenure_bench::list().iter().map(|(name, _)| *name).collect();
-    if let Some(name) = args
-        .names
-        .iter()
-        .find(|name| !known.contains(&name.as_str()))
-    {
+    if let Some(name) = args.names.iter().find(|name| !known.contains(&name.as_str())) {
         crate::cli::wrong_usage(format!(
             "there is no benchmark \"{name}\"; there are: {}",
             known.join(", ")

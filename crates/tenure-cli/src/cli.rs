@@ -51,9 +51,7 @@ pub fn run() -> anyhow::Result<()> {
 /// Ends the process the way clap does for wrong usage: the message, the usage, exit code 2.
 pub fn wrong_usage(message: String) -> ! {
     use clap::{error::ErrorKind, CommandFactory};
-    Cli::command()
-        .error(ErrorKind::ValueValidation, message)
-        .exit()
+    Cli::command().error(ErrorKind::ValueValidation, message).exit()
 }
 
 #[cfg(test)]
@@ -70,9 +68,6 @@ mod tests {
     fn hidden_commands_stay_out_of_the_help() {
         let help = Cli::command().render_long_help().to_string();
         assert!(help.contains("tenure demo"), "{help}");
-        assert!(
-            !help.contains(demo::WORKER) && !help.contains(demo::NEIGHBOUR),
-            "{help}"
-        );
+        assert!(!help.contains(demo::WORKER) && !help.contains(demo::NEIGHBOUR), "{help}");
     }
 }

@@ -98,9 +98,7 @@ fn line(finding: &Finding) -> Line {
             _ => "missing",
         },
         errno: finding.errno,
-        error: finding
-            .errno
-            .map(|errno| io::Error::from_raw_os_error(errno).to_string()),
+        error: finding.errno.map(|errno| io::Error::from_raw_os_error(errno).to_string()),
         what: finding.what,
         consequence: (!works).then_some(finding.consequence),
         remedy: (!works).then_some(finding.remedy),
@@ -108,16 +106,9 @@ fn line(finding: &Finding) -> Line {
 }
 
 fn text(report: &Report<'_>) -> String {
-    let mut text = format!(
-        "tenure {} on Linux {}, uid {}\n\n",
-        report.tenure, report.kernel, report.uid
-    );
-    let width = report
-        .findings
-        .iter()
-        .map(|line| line.name.len())
-        .max()
-        .unwrap_or(0);
+    let mut text =
+        format!("tenure {} on Linux {}, uid {}\n\n", report.tenure, report.kernel, report.uid);
+    let width = report.findings.iter().map(|line| line.name.len()).max().unwrap_or(0);
     for line in &report.findings {
         let verdict = match line.status {
             "works" => "PASS",
@@ -126,10 +117,7 @@ fn text(report: &Report<'_>) -> String {
         };
         text += &format!("{verdict}  {:<width$}  {}", line.name, line.what);
         if line.status != "works" {
-            text += &format!(
-                ": {}",
-                line.error.as_deref().unwrap_or("no error and no effect")
-            );
+            text += &format!(": {}", line.error.as_deref().unwrap_or("no error and no effect"));
         }
         if let Some(consequence) = line.consequence {
             text += &format!("; costs you: {consequence}");
@@ -139,13 +127,7 @@ fn text(report: &Report<'_>) -> String {
         }
         text.push('\n');
     }
-    let count = |status| {
-        report
-            .findings
-            .iter()
-            .filter(|line| line.status == status)
-            .count()
-    };
+    let count = |status| report.findings.iter().filter(|line| line.status == status).count();
     text += &format!(
         "\n{} of {} work, {} replaced, {} missing; purges are found by {}\n",
         count("works"),
@@ -203,9 +185,6 @@ mod tests {
         let lines = "PASS  one  a thing\nWARN  two  another: Operation not permitted \
                      (os error 1); costs you: slower; remedy: allow it\n";
         assert!(text.contains(lines), "{text}");
-        assert!(
-            text.contains("1 of 2 work, 1 replaced, 0 missing"),
-            "{text}"
-        );
+        assert!(text.contains("1 of 2 work, 1 replaced, 0 missing"), "{text}");
     }
 }

@@ -32,15 +32,13 @@ pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error
-        .chain()
-        .any(|cause| match cause.downcast_ref::<io::Error>() {
-            Some(io) => io.kind() == io::ErrorKind::BrokenPipe,
-            // serde_json wraps the error of the writer it was given.
-            None => cause
-                .downcast_ref::<serde_json::Error>()
-                .is_some_and(|json| json.io_error_kind() == Some(io::ErrorKind::BrokenPipe)),
-        })
+    error.chain().any(|cause| match cause.downcast_ref::<io::Error>() {
+        Some(io) => io.kind() == io::ErrorKind::BrokenPipe,
+        // serde_json wraps the error of the writer it was given.
+        None => cause
+            .downcast_ref::<serde_json::Error>()
+            .is_some_and(|json| json.io_error_kind() == Some(io::ErrorKind::BrokenPipe)),
+    })
 }
 
 #[cfg(test)]

@@ -7,24 +7,16 @@ const GIB: u64 = 1 << 30;
 /// Reads `268435456`, `256M`, `256MiB` or `1.5G`; the units are powers of 1024.
 pub fn parse(text: &str) -> Result<u64, String> {
     let text = text.trim();
-    let split = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let unit = match unit.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1,
         "k" | "kib" => KIB,
         "m" | "mib" => MIB,
         "g" | "gib" => GIB,
-        _ => {
-            return Err(format!(
-                "\"{unit}\" is no unit; use K, M or G (powers of 1024)"
-            ))
-        }
+        _ => return Err(format!("\"{unit}\" is no unit; use K, M or G (powers of 1024)")),
     };
-    let number: f64 = number
-        .parse()
-        .map_err(|_| format!("\"{text}\" does not start a number"))?;
+    let number: f64 = number.parse().map_err(|_| format!("\"{text}\" does not start a number"))?;
     let bytes = number * unit as f64;
     // 2^53: up to here a double holds every whole number.
     if bytes.is_finite() && (0.0..=(1u64 << 53) as f64).contains(&bytes) {

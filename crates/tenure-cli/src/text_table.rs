@@ -6,13 +6,7 @@
 pub fn render(rows: &[Vec<String>], indent: usize) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns)
-        .map(|at| {
-            rows.iter()
-                .filter_map(|row| row.get(at))
-                .map(|c| width(c))
-                .max()
-                .unwrap_or(0)
-        })
+        .map(|at| rows.iter().filter_map(|row| row.get(at)).map(|c| width(c)).max().unwrap_or(0))
         .collect();
     let mut text = String::new();
     for (number, row) in rows.iter().enumerate() {

@@ -21,16 +21,10 @@ fn text(bytes: &[u8]) -> String {
 fn version_and_help_succeed() {
     let version = output(&["--version"]);
     assert_eq!(version.status.code(), Some(0));
-    assert_eq!(
-        text(&version.stdout),
-        format!("tenure {}\n", env!("CARGO_PKG_VERSION"))
-    );
-    for command in [
-        &["--help"][..],
-        &["demo", "--help"],
-        &["doctor", "--help"],
-        &["bench", "--help"],
-    ] {
+    assert_eq!(text(&version.stdout), format!("tenure {}\n", env!("CARGO_PKG_VERSION")));
+    for command in
+        [&["--help"][..], &["demo", "--help"], &["doctor", "--help"], &["bench", "--help"]]
+    {
         let help = output(command);
         assert_eq!(help.status.code(), Some(0), "{command:?}");
         assert!(text(&help.stdout).contains("Usage: tenure"), "{command:?}");
@@ -50,11 +44,7 @@ fn wrong_usage_is_2_and_names_the_mistake() {
     ] {
         let done = output(arguments);
         assert_eq!(done.status.code(), Some(2), "{arguments:?}");
-        assert!(
-            text(&done.stderr).contains(word),
-            "{arguments:?}: {}",
-            text(&done.stderr)
-        );
+        assert!(text(&done.stderr).contains(word), "{arguments:?}: {}", text(&done.stderr));
     }
 }
 
@@ -64,33 +54,19 @@ fn a_failure_is_1_with_one_line() {
     assert_eq!(done.status.code(), Some(1));
     let errors = text(&done.stderr);
     let last = errors.lines().last().unwrap_or("");
-    assert!(
-        last.starts_with("tenure: cannot read /nonexistent"),
-        "{errors}"
-    );
+    assert!(last.starts_with("tenure: cannot read /nonexistent"), "{errors}");
 }
 
 #[test]
 fn a_reader_that_leaves_early_is_no_failure() {
-    let mut child = tenure(&["doctor"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("starts");
+    let mut child = tenure(&["doctor"]).stdout(Stdio::piped()).spawn().expect("starts");
     // The reading end is gone before, or while, the first line is written.
     drop(child.stdout.take());
     assert_eq!(child.wait().expect("ends").code(), Some(0));
 
-    let mut child = tenure(&["bench", "--list"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("starts");
+    let mut child = tenure(&["bench", "--list"]).stdout(Stdio::piped()).spawn().expect("starts");
     let mut first = [0];
-    child
-        .stdout
-        .take()
-        .expect("piped")
-        .read_exact(&mut first)
-        .expect("a list is not empty");
+    child.stdout.take().expect("piped").read_exact(&mut first).expect("a list is not empty");
     assert_eq!(child.wait().expect("ends").code(), Some(0));
 }
 
@@ -108,18 +84,11 @@ fn doctor_says_the_same_in_both_forms() {
             Some("degraded") => "WARN",
             _ => "FAIL",
         };
-        let line = lines
-            .lines()
-            .find(|line| line.split_whitespace().nth(1) == Some(name));
-        assert!(
-            line.is_some_and(|line| line.starts_with(verdict)),
-            "{name} in {lines}"
-        );
+        let line = lines.lines().find(|line| line.split_whitespace().nth(1) == Some(name));
+        assert!(line.is_some_and(|line| line.starts_with(verdict)), "{name} in {lines}");
         assert_eq!(finding["remedy"].is_string(), verdict != "PASS", "{name}");
     }
-    let missing = findings
-        .iter()
-        .any(|finding| finding["status"] == "missing");
+    let missing = findings.iter().any(|finding| finding["status"] == "missing");
     assert_eq!(json.status.code(), Some(missing.into()));
     let works = findings.iter().all(|finding| finding["status"] == "works");
     assert_eq!(output(&["doctor", "--strict"]).status.success(), works);

@@ -11,37 +11,17 @@ const LIMIT: u64 = 96 << 20;
 fn demo(dir: &Path, more: &[&str]) -> (Output, Value) {
     let (svg, json) = (dir.join("demo.svg"), dir.join("demo.json"));
     let done = Command::new(env!("CARGO_BIN_EXE_tenure"))
-        .args([
-            "demo",
-            "--seconds",
-            "3",
-            "--level",
-            "1",
-            "--limit",
-            &LIMIT.to_string(),
-        ])
-        .args([
-            "--svg".as_ref(),
-            svg.as_os_str(),
-            "--json".as_ref(),
-            json.as_os_str(),
-        ])
+        .args(["demo", "--seconds", "3", "--level", "1", "--limit", &LIMIT.to_string()])
+        .args(["--svg".as_ref(), svg.as_os_str(), "--json".as_ref(), json.as_os_str()])
         .args(more)
         .output()
         .expect("the program starts");
     let shown = String::from_utf8_lossy(&done.stderr);
-    assert!(
-        done.status.success(),
-        "{shown}\n{}",
-        String::from_utf8_lossy(&done.stdout)
-    );
+    assert!(done.status.success(), "{shown}\n{}", String::from_utf8_lossy(&done.stdout));
     let picture = std::fs::read_to_string(svg).expect("the picture was written");
     roxmltree::Document::parse(&picture).expect("the picture is well-formed");
     let json = std::fs::read(json).expect("the result was written");
-    (
-        done,
-        serde_json::from_slice(&json).expect("the result is JSON"),
-    )
+    (done, serde_json::from_slice(&json).expect("the result is JSON"))
 }
 
 fn check(result: &Value) {
@@ -58,11 +38,7 @@ fn check(result: &Value) {
         assert_eq!(survivor["death"], Value::Null);
         // Both of the neighbour's extremes were reached.
         let samples = survivor["samples"].as_array().expect("samples");
-        let most = samples
-            .iter()
-            .filter_map(|s| s["neighbour"].as_u64())
-            .max()
-            .unwrap_or(0);
+        let most = samples.iter().filter_map(|s| s["neighbour"].as_u64()).max().unwrap_or(0);
         assert!(most >= LIMIT / 10 * 6, "the neighbour held {most} at most");
     }
 }
@@ -82,10 +58,7 @@ fn under_a_cgroup_the_safe_lru_and_tenure_survive() {
         }
     }
     let shown = String::from_utf8_lossy(&done.stdout);
-    assert!(
-        shown.contains("wrong bytes") && !shown.contains("STAND-IN"),
-        "{shown}"
-    );
+    assert!(shown.contains("wrong bytes") && !shown.contains("STAND-IN"), "{shown}");
 }
 
 #[test]
@@ -106,42 +79,23 @@ fn an_interrupt_leaves_nothing_behind() {
     let place = group.path().parent().expect("not the root").to_owned();
     let dir = tempfile::tempdir().expect("a directory");
     let mut child = Command::new(env!("CARGO_BIN_EXE_tenure"))
-        .args([
-            "demo",
-            "--seconds",
-            "60",
-            "--level",
-            "1",
-            "--limit",
-            &LIMIT.to_string(),
-        ])
+        .args(["demo", "--seconds", "60", "--level", "1", "--limit", &LIMIT.to_string()])
         .args(["--svg".as_ref(), dir.path().join("demo.svg").as_os_str()])
         .stderr(std::process::Stdio::null())
         .spawn()
         .expect("the program starts");
     let id = child.id();
     let mine = move |entry: &std::fs::DirEntry| {
-        entry
-            .file_name()
-            .to_string_lossy()
-            .contains(&format!("-{}-", id))
+        entry.file_name().to_string_lossy().contains(&format!("-{}-", id))
             && entry.file_name().to_string_lossy().ends_with("demo")
     };
     let groups = || -> Vec<_> {
-        std::fs::read_dir(&place)
-            .expect("readable")
-            .flatten()
-            .filter(mine)
-            .collect()
+        std::fs::read_dir(&place).expect("readable").flatten().filter(mine).collect()
     };
     let deadline = Instant::now() + Duration::from_secs(40);
     let inside = loop {
-        let procs = groups()
-            .first()
-            .map(|group| group.path().join("cgroup.procs"));
-        let inside = procs
-            .and_then(|file| std::fs::read_to_string(file).ok())
-            .unwrap_or_default();
+        let procs = groups().first().map(|group| group.path().join("cgroup.procs"));
+        let inside = procs.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
         if inside.lines().count() == 2 {
             break inside;
         }
@@ -155,17 +109,10 @@ fn an_interrupt_leaves_nothing_behind() {
     let pid = rustix::process::Pid::from_raw(child.id() as i32).expect("a pid");
     rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
     let status = child.wait().expect("it ends");
-    assert_eq!(
-        std::os::unix::process::ExitStatusExt::signal(&status),
-        Some(2),
-        "{status}"
-    );
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(2), "{status}");
     assert!(groups().is_empty(), "its cgroup is gone");
     for pid in inside.lines() {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        assert!(
-            !stat.contains("(tenure)"),
-            "process {pid} is still there: {stat}"
-        );
+        assert!(!stat.contains("(tenure)"), "process {pid} is still there: {stat}");
     }
 }

@@ -50,9 +50,7 @@ macro_rules! this_test {
 /// without the crate, and without closures.
 pub fn test_name(here: &'static str) -> &'static str {
     let path = here.split_once("::").map_or(here, |(_crate, path)| path);
-    let path = path
-        .split_once("::{{closure}}")
-        .map_or(path, |(test, _)| test);
+    let path = path.split_once("::{{closure}}").map_or(path, |(test, _)| test);
     path.strip_suffix("::here").unwrap_or(path)
 }
 
@@ -83,9 +81,7 @@ pub fn run_child(test: &str, env: &[(&str, &str)], body: impl FnOnce()) -> Child
     if std::env::var(BODY_VARIABLE).as_deref() == Ok(test) {
         die_with_parent();
         // Straight to the descriptor, so that it is there whatever the body dies of.
-        let _ = io::stdout()
-            .write_all(begin.as_bytes())
-            .and_then(|()| io::stdout().flush());
+        let _ = io::stdout().write_all(begin.as_bytes()).and_then(|()| io::stdout().flush());
         body();
         let _ = io::stdout().flush();
         std::process::exit(BODY_DONE);
@@ -113,13 +109,7 @@ fn execute(test: &str, env: &[(&str, &str)]) -> io::Result<ChildResult> {
     // whatever the child may leave behind. Both streams share its offset.
     let mut printed = File::from(memfd_create("child-output", MemfdFlags::CLOEXEC)?);
     let mut child = Command::new(std::env::current_exe()?)
-        .args([
-            test,
-            "--exact",
-            "--nocapture",
-            "--include-ignored",
-            "--test-threads=1",
-        ])
+        .args([test, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"])
         .envs(env.iter().copied())
         .env(BODY_VARIABLE, test)
         .env(skip::FILE_VARIABLE, skip::file())
@@ -129,10 +119,7 @@ fn execute(test: &str, env: &[(&str, &str)]) -> io::Result<ChildResult> {
         .spawn()?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let pidfd = pidfd_open(pid.expect("a child has a positive id"), PidfdFlags::empty())?;
-    let timeout = Timespec {
-        tv_sec: PATIENCE_SECONDS,
-        tv_nsec: 0,
-    };
+    let timeout = Timespec { tv_sec: PATIENCE_SECONDS, tv_nsec: 0 };
     let ended = loop {
         match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout)) {
             Err(rustix::io::Errno::INTR) => {}
@@ -147,10 +134,7 @@ fn execute(test: &str, env: &[(&str, &str)]) -> io::Result<ChildResult> {
     let mut bytes = Vec::new();
     printed.read_to_end(&mut bytes)?;
     let output = String::from_utf8_lossy(&bytes).into_owned();
-    assert!(
-        ended,
-        "the child of {test} took longer than {PATIENCE_SECONDS} s: {output}"
-    );
+    assert!(ended, "the child of {test} took longer than {PATIENCE_SECONDS} s: {output}");
     Ok(ChildResult { status, output })
 }
 
@@ -166,26 +150,18 @@ pub fn as_nobody() -> Result<(), Unavailable> {
         0 => Ok(()),
         _ => {
             let e = io::Error::last_os_error();
-            Err(Unavailable::new(format!(
-                "cannot become an ordinary user: {what}: {e}"
-            )))
+            Err(Unavailable::new(format!("cannot become an ordinary user: {what}: {e}")))
         }
     };
     // The C library's calls, not the raw ones: they change every thread of the process.
     // SAFETY: an empty group list is never read.
     done("setgroups", unsafe { libc::setgroups(0, std::ptr::null()) })?;
     // SAFETY: plain numbers.
-    done("setresgid", unsafe {
-        libc::setresgid(NOBODY, NOBODY, NOBODY)
-    })?;
+    done("setresgid", unsafe { libc::setresgid(NOBODY, NOBODY, NOBODY) })?;
     // SAFETY: plain numbers.
-    done("setresuid", unsafe {
-        libc::setresuid(NOBODY, NOBODY, NOBODY)
-    })?;
+    done("setresuid", unsafe { libc::setresuid(NOBODY, NOBODY, NOBODY) })?;
     // A change of uid makes a process undumpable, and then its own /proc/self/pagemap and the
     // like belong to root; a process an ordinary user starts has them.
     // SAFETY: plain numbers.
-    done("PR_SET_DUMPABLE", unsafe {
-        libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0)
-    })
+    done("PR_SET_DUMPABLE", unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) })
 }

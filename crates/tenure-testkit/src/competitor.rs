@@ -68,14 +68,8 @@ impl Competitor {
         let (Some(requests), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
             unreachable!("both were asked for as pipes");
         };
-        let mut competitor = Competitor {
-            child,
-            requests,
-            answers,
-            held: 0,
-            asked: None,
-            status: None,
-        };
+        let mut competitor =
+            Competitor { child, requests, answers, held: 0, asked: None, status: None };
         if let Some(group) = group {
             group.add_pid(competitor.pid()).map_err(|e| {
                 let path = group.path().display();
@@ -117,10 +111,7 @@ impl Competitor {
     }
 
     fn ask(&mut self, kind: u8, bytes: u64, held_then: u64) {
-        assert!(
-            self.asked.is_none(),
-            "the last request has not been answered yet"
-        );
+        assert!(self.asked.is_none(), "the last request has not been answered yet");
         let mut request = [kind; 9];
         request[1..].copy_from_slice(&bytes.to_ne_bytes());
         // A dead competitor shows when the answer is read.
@@ -174,10 +165,7 @@ impl Competitor {
     /// Tells the kernel whom to prefer when memory runs out: 1000 is this one first. Raising it
     /// needs no privilege.
     pub fn set_oom_score_adj(&self, value: i16) -> io::Result<()> {
-        std::fs::write(
-            format!("/proc/{}/oom_score_adj", self.pid()),
-            value.to_string(),
-        )
+        std::fs::write(format!("/proc/{}/oom_score_adj", self.pid()), value.to_string())
     }
 }
 
@@ -250,11 +238,7 @@ fn serve(parent: i32) -> ! {
         let mut answer = [0; 16];
         answer[..8].copy_from_slice(&errno.to_ne_bytes());
         answer[8..].copy_from_slice(&(started.elapsed().as_nanos() as u64).to_ne_bytes());
-        if output
-            .write_all(&answer)
-            .and_then(|()| output.flush())
-            .is_err()
-        {
+        if output.write_all(&answer).and_then(|()| output.flush()).is_err() {
             exit_now();
         }
     }
@@ -268,10 +252,8 @@ fn exit_now() -> ! {
 
 /// Maps `len` bytes and makes every page resident and dirty, with data that is no zero page.
 fn take(len: usize, parent: i32) -> io::Result<(*mut libc::c_void, usize)> {
-    let (prot, flags) = (
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-    );
+    let (prot, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing.
     let at = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0) };
     if at == libc::MAP_FAILED {
@@ -283,12 +265,7 @@ fn take(len: usize, parent: i32) -> io::Result<(*mut libc::c_void, usize)> {
             exit_now();
         }
         // SAFETY: offset is a page boundary below len, inside the writable mapping made above.
-        unsafe {
-            at.cast::<u8>()
-                .add(offset)
-                .cast::<u64>()
-                .write_volatile(!(offset as u64))
-        };
+        unsafe { at.cast::<u8>().add(offset).cast::<u64>().write_volatile(!(offset as u64)) };
     }
     Ok((at, len))
 }

@@ -30,10 +30,7 @@ struct Stock {
 impl LeakCheck {
     /// Takes stock.
     pub fn start() -> LeakCheck {
-        LeakCheck {
-            before: Stock::take(),
-            allowed: [0; 3],
-        }
+        LeakCheck { before: Stock::take(), allowed: [0; 3] }
     }
 
     /// Lets this many mappings be left over.
@@ -82,11 +79,7 @@ impl LeakCheck {
                 continue;
             }
             let _ = writeln!(text, "{what}: {} before, {} after", before.len(), now.len());
-            for (key, value) in now
-                .iter()
-                .filter(|(k, _)| !before.contains_key(*k))
-                .take(20)
-            {
+            for (key, value) in now.iter().filter(|(k, _)| !before.contains_key(*k)).take(20) {
                 let _ = writeln!(text, "  new: {key} {value}");
             }
         }
@@ -111,9 +104,7 @@ impl Stock {
                 (!target.starts_with("/proc/") || !target.ends_with("/fd")).then_some(target)
             }),
             threads: list("/proc/self/task", |p| {
-                fs::read_to_string(p.join("comm"))
-                    .ok()
-                    .map(|name| name.trim().to_owned())
+                fs::read_to_string(p.join("comm")).ok().map(|name| name.trim().to_owned())
             }),
         }
     }

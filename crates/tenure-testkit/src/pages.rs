@@ -61,10 +61,7 @@ impl Smaps {
             "Locked" => &mut self.locked,
             _ => return,
         };
-        let kib = value
-            .split_whitespace()
-            .next()
-            .and_then(|n| n.parse::<u64>().ok());
+        let kib = value.split_whitespace().next().and_then(|n| n.parse::<u64>().ok());
         *field = kib.unwrap_or(0) * 1024;
     }
 }
@@ -105,12 +102,7 @@ fn parse_head(line: &str) -> Option<Smaps> {
     let range = hex(start)?..hex(end)?;
     let perms = words.next()?.to_owned();
     let name = words.skip(3).collect::<Vec<_>>().join(" ");
-    Some(Smaps {
-        range,
-        perms,
-        name,
-        ..Smaps::default()
-    })
+    Some(Smaps { range, perms, name, ..Smaps::default() })
 }
 
 /// One page's word in /proc/self/pagemap.
@@ -159,9 +151,7 @@ pub fn pagemap(addr: usize, len: usize) -> io::Result<Vec<PagemapEntry>> {
     let (first, last) = (addr / page, (addr + len).div_ceil(page));
     let mut bytes = vec![0; (last - first) * 8];
     File::open("/proc/self/pagemap")?.read_exact_at(&mut bytes, first as u64 * 8)?;
-    let words = bytes
-        .chunks_exact(8)
-        .map(|c| u64::from_ne_bytes(c.try_into().expect("8 bytes")));
+    let words = bytes.chunks_exact(8).map(|c| u64::from_ne_bytes(c.try_into().expect("8 bytes")));
     Ok(words.map(PagemapEntry).collect())
 }
 
@@ -199,9 +189,7 @@ pub fn lazyfree_total() -> u64 {
 
 fn rollup(process: &str, key: &str) -> u64 {
     let text = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).unwrap_or_default();
-    let value = text
-        .lines()
-        .find_map(|l| l.strip_prefix(key)?.split_whitespace().next());
+    let value = text.lines().find_map(|l| l.strip_prefix(key)?.split_whitespace().next());
     value.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
@@ -213,10 +201,7 @@ mod tests {
     fn a_mapping_is_parsed_with_its_attributes() {
         let head = parse_head("7f00-9f00 rw-p 00000000 00:00 0    [anon: a b]");
         let mut s = head.expect("a head line");
-        assert_eq!(
-            (s.range.clone(), s.name.as_str()),
-            (0x7f00..0x9f00, "[anon: a b]")
-        );
+        assert_eq!((s.range.clone(), s.name.as_str()), (0x7f00..0x9f00, "[anon: a b]"));
         for line in ["LazyFree:   12 kB", "Rss:   20 kB", "VmFlags: rd wr lo lf "] {
             assert_eq!(parse_head(line), None, "{line}");
             s.add_line(line);

@@ -36,9 +36,7 @@ macro_rules! or_skip {
 /// Adds a line to this run's file. `place` is the path of a function inside the test, by which
 /// the test is named: its thread is called `main` when tests run one by one.
 pub fn record(place: &str, reason: &str) {
-    let test = place
-        .trim_end_matches("::here")
-        .replace("::{{closure}}", "");
+    let test = place.trim_end_matches("::here").replace("::{{closure}}", "");
     let line = format!("{test}: {}\n", reason.replace('\n', " "));
     eprint!("skipped {line}");
     if let Err(e) = append(&file(), &line) {
@@ -83,9 +81,7 @@ pub fn file() -> PathBuf {
 fn run_name(pid: i32) -> String {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The command's name, in parentheses, may hold anything; the start time is field 22.
-    let start = stat
-        .rsplit_once(") ")
-        .and_then(|(_, rest)| rest.split(' ').nth(19));
+    let start = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(19));
     format!("{pid}-{}", start.unwrap_or("0"))
 }
 
@@ -93,26 +89,18 @@ fn run_name(pid: i32) -> String {
 /// target directory, the profile or the working directory.
 fn directory() -> PathBuf {
     let exe = std::env::current_exe().unwrap_or_default();
-    let build = exe
-        .ancestors()
-        .find(|p| p.ends_with("deps"))
-        .and_then(Path::parent);
+    let build = exe.ancestors().find(|p| p.ends_with("deps")).and_then(Path::parent);
     match build {
         Some(build) => build.join(DIRECTORY),
-        None => Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../../target")
-            .join(DIRECTORY),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target").join(DIRECTORY),
     }
 }
 
 /// Takes this run's lines, sorted, and removes its file and those of runs that are over.
 pub fn take_records() -> Vec<String> {
     let own = file();
-    let mut lines: Vec<String> = fs::read_to_string(&own)
-        .unwrap_or_default()
-        .lines()
-        .map(str::to_owned)
-        .collect();
+    let mut lines: Vec<String> =
+        fs::read_to_string(&own).unwrap_or_default().lines().map(str::to_owned).collect();
     lines.sort();
     let _ = fs::remove_file(&own);
     for entry in fs::read_dir(directory()).into_iter().flatten().flatten() {

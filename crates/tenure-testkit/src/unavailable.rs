@@ -14,9 +14,7 @@ pub struct Unavailable {
 impl Unavailable {
     /// Makes one from a sentence such as "memory cgroup v1 at /x is not writable by uid 1000".
     pub fn new(reason: impl Into<String>) -> Self {
-        Unavailable {
-            reason: reason.into(),
-        }
+        Unavailable { reason: reason.into() }
     }
 
     /// The sentence.

@@ -53,10 +53,7 @@ impl ZramSwap {
             creator: std::process::id(),
         };
         swap.start(bytes).map_err(|e| {
-            Unavailable::new(format!(
-                "{} cannot serve as swap: {e}",
-                swap.device.display()
-            ))
+            Unavailable::new(format!("{} cannot serve as swap: {e}", swap.device.display()))
         })?;
         Ok(swap)
     }
@@ -67,10 +64,7 @@ impl ZramSwap {
         fs::write(self.sys.join("disksize"), (pages * page).to_string())?;
         self.make_node()?;
         let header = swap_header(page as usize, pages);
-        OpenOptions::new()
-            .write(true)
-            .open(&self.device)?
-            .write_all_at(&header, 0)?;
+        OpenOptions::new().write(true).open(&self.device)?.write_all_at(&header, 0)?;
         let path = self.path()?;
         // SAFETY: a path that lives through the call.
         if unsafe { libc::swapon(path.as_ptr(), 0) } != 0 {
@@ -87,23 +81,11 @@ impl ZramSwap {
         }
         let text = fs::read_to_string(self.sys.join("dev"))?;
         let numbers = text.trim().split_once(':').and_then(|(major, minor)| {
-            Some(rustix::fs::makedev(
-                major.parse().ok()?,
-                minor.parse().ok()?,
-            ))
+            Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
         });
         let device = numbers.ok_or_else(|| io::Error::other(format!("odd device {text:?}")))?;
-        let (kind, mode) = (
-            rustix::fs::FileType::BlockDevice,
-            rustix::fs::Mode::from(0o600),
-        );
-        Ok(rustix::fs::mknodat(
-            rustix::fs::CWD,
-            &self.device,
-            kind,
-            mode,
-            device,
-        )?)
+        let (kind, mode) = (rustix::fs::FileType::BlockDevice, rustix::fs::Mode::from(0o600));
+        Ok(rustix::fs::mknodat(rustix::fs::CWD, &self.device, kind, mode, device)?)
     }
 
     fn path(&self) -> io::Result<CString> {
@@ -119,9 +101,7 @@ impl ZramSwap {
     pub fn used(&self) -> u64 {
         let text = fs::read_to_string("/proc/swaps").unwrap_or_default();
         let device = self.device.to_string_lossy();
-        let line = text
-            .lines()
-            .find(|l| l.split_whitespace().next() == Some(&*device));
+        let line = text.lines().find(|l| l.split_whitespace().next() == Some(&*device));
         let kib = line.and_then(|l| l.split_whitespace().nth(3)?.parse::<u64>().ok());
         kib.unwrap_or(0) * 1024
     }

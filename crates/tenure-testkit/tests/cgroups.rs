@@ -39,12 +39,8 @@ fn a_competitor_makes_the_kernel_take_lazily_freed_pages() {
         let (memory, len) = (vec![7u8; 48 << 20], 48 << 20);
         let start = (memory.as_ptr() as usize).next_multiple_of(4096);
         let range = start..start + len - 4096;
-        let present = || {
-            pages::present_pages(range.start, range.len())
-                .into_iter()
-                .filter(|p| *p)
-                .count()
-        };
+        let present =
+            || pages::present_pages(range.start, range.len()).into_iter().filter(|p| *p).count();
         let all = present();
         assert_eq!(all, range.len() / 4096);
         // SAFETY: within the vector's buffer, which is never read again.
@@ -98,10 +94,7 @@ fn an_answer_can_be_awaited_in_steps() {
             break answer.unwrap();
         }
     };
-    assert!(
-        took >= Duration::from_millis(1) * (steps - 1) / 2,
-        "{took:?} in {steps} steps"
-    );
+    assert!(took >= Duration::from_millis(1) * (steps - 1) / 2, "{took:?} in {steps} steps");
     assert_eq!(competitor.held(), 256 * MIB);
 }
 
@@ -123,11 +116,7 @@ fn a_competitor_outlives_neither_its_parent_nor_a_kill_of_it() {
         unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     });
     assert_eq!(result.signal(), Some(libc::SIGKILL));
-    let pid = result
-        .output
-        .split("competitor=")
-        .nth(1)
-        .and_then(|rest| rest.split(';').next());
+    let pid = result.output.split("competitor=").nth(1).and_then(|rest| rest.split(';').next());
     let proc = format!("/proc/{}/cmdline", pid.expect("the child has printed it"));
     for _ in 0..50 {
         // A zombie that init has yet to reap has an empty command line.
@@ -158,11 +147,7 @@ fn a_process_enters_and_leaves_and_the_group_is_removed() {
         assert_eq!(group.procs(), [std::process::id()]);
         let before = group.usage();
         let memory = vec![7u8; 32 << 20];
-        assert!(
-            group.usage() >= before + 31 * MIB,
-            "{before} then {}",
-            group.usage()
-        );
+        assert!(group.usage() >= before + 31 * MIB, "{before} then {}", group.usage());
         drop(memory);
         group.leave_self().unwrap();
         assert_eq!(group.procs(), []);
@@ -181,11 +166,7 @@ fn what_a_dead_process_leaves_is_swept() {
         std::mem::forget(group);
     });
     assert!(result.finished(), "{}", result.output);
-    let Some(path) = result
-        .output
-        .split("group=")
-        .nth(1)
-        .and_then(|rest| rest.split(';').next())
+    let Some(path) = result.output.split("group=").nth(1).and_then(|rest| rest.split(';').next())
     else {
         return; // The child has recorded why it could not make a group.
     };

@@ -12,10 +12,8 @@ use tenure_testkit::{
 const PAGE: usize = 4096;
 
 fn map(len: usize) -> *mut u8 {
-    let (prot, flags) = (
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-    );
+    let (prot, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a mapping at an address of the kernel's choice touches nothing.
     let at = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0) };
     assert_ne!(at, libc::MAP_FAILED);
@@ -53,10 +51,7 @@ fn present_pages_follow_touch_and_dontneed() {
     let want = [false, true, false, false, true, false, false, false];
     assert_eq!(pages::present_pages(at as usize, len), want);
     // Half pages count as the pages they lie in.
-    assert_eq!(
-        pages::present_pages(at as usize + PAGE + 5, PAGE),
-        [true, false]
-    );
+    assert_eq!(pages::present_pages(at as usize + PAGE + 5, PAGE), [true, false]);
     unmap(at, len);
 }
 
@@ -69,10 +64,7 @@ fn smaps_tells_residence_locks_and_lazy_freeing() {
     // SAFETY: the mapping made above, whole.
     unsafe { at.write_bytes(9, len) };
     let smaps = pages::smaps_of(at as usize).unwrap();
-    assert_eq!(
-        (smaps.range.clone(), smaps.rss),
-        (at as usize..at as usize + len, len as u64)
-    );
+    assert_eq!((smaps.range.clone(), smaps.rss), (at as usize..at as usize + len, len as u64));
     assert!(smaps.has_flag("dd") && smaps.has_flag("nh") && !smaps.has_flag("lo"));
     assert_eq!((smaps.lazy_free, smaps.private_dirty), (0, len as u64));
 
@@ -80,11 +72,7 @@ fn smaps_tells_residence_locks_and_lazy_freeing() {
     let smaps = pages::smaps_of(at as usize).unwrap();
     // The kernel moves lazily freed pages in batches for each processor: the last may be missing.
     let (half, batch) = (len as u64 / 2, 64 * PAGE as u64);
-    assert!(
-        (half - batch..=half).contains(&smaps.lazy_free),
-        "{}",
-        smaps.lazy_free
-    );
+    assert!((half - batch..=half).contains(&smaps.lazy_free), "{}", smaps.lazy_free);
     assert_eq!(smaps.rss, len as u64);
     assert!(pages::lazyfree_total() >= half - batch);
 
@@ -97,10 +85,7 @@ fn smaps_tells_residence_locks_and_lazy_freeing() {
         assert!(!parts[0].has_flag("lo") && parts[1].has_flag("lo"));
     }
     unmap(at, len);
-    assert_eq!(
-        pages::smaps_of(at as usize).filter(|s| s.has_flag("dd")),
-        None
-    );
+    assert_eq!(pages::smaps_of(at as usize).filter(|s| s.has_flag("dd")), None);
 }
 
 #[test]
@@ -114,10 +99,7 @@ fn rss_and_map_count_follow_a_mapping() {
         // SAFETY: the mapping made above, whole.
         unsafe { at.write_bytes(1, len) };
         let grown = pages::rss() - rss;
-        assert!(
-            (len as u64..len as u64 + (1 << 20)).contains(&grown),
-            "{grown}"
-        );
+        assert!((len as u64..len as u64 + (1 << 20)).contains(&grown), "{grown}");
         unmap(at, len);
         assert_eq!(pages::map_count(), maps);
     });
@@ -126,17 +108,12 @@ fn rss_and_map_count_follow_a_mapping() {
 #[test]
 fn leaks_are_named() {
     in_child(this_test!(), &[], || {
-        LeakCheck::start()
-            .finish()
-            .expect("nothing happened in between");
+        LeakCheck::start().finish().expect("nothing happened in between");
 
         let check = LeakCheck::start();
         let file = File::open("/dev/null").unwrap();
         let text = check.finish().unwrap_err();
-        assert!(
-            text.contains("descriptors") && text.contains("/dev/null"),
-            "{text}"
-        );
+        assert!(text.contains("descriptors") && text.contains("/dev/null"), "{text}");
         assert!(!text.contains("threads:"), "{text}");
 
         let check = LeakCheck::start().allow_descriptors(1);
@@ -156,17 +133,12 @@ fn leaks_are_named() {
         let thread = std::thread::Builder::new().name("lingering".into());
         let thread = thread.spawn(move || stopped.recv().is_err()).unwrap();
         let text = check.finish().unwrap_err();
-        assert!(
-            text.contains("threads: 1 before") || text.contains("lingering"),
-            "{text}"
-        );
+        assert!(text.contains("threads: 1 before") || text.contains("lingering"), "{text}");
         drop(stop);
         assert!(thread.join().unwrap());
 
         let check = LeakCheck::start();
-        std::thread::spawn(|| drop(File::open("/dev/null")))
-            .join()
-            .unwrap();
+        std::thread::spawn(|| drop(File::open("/dev/null"))).join().unwrap();
         check.finish().expect("a joined thread is no leak");
     });
 }
@@ -181,10 +153,7 @@ fn skips_are_recorded_and_taken() {
     in_child(this_test!(), &env, || {
         // SAFETY: the harness runs this one test on one thread; nothing else reads the environment.
         unsafe {
-            std::env::set_var(
-                "TENURE_TESTKIT_SKIPS",
-                std::env::var("KIT_SKIP_FILE").unwrap(),
-            )
+            std::env::set_var("TENURE_TESTKIT_SKIPS", std::env::var("KIT_SKIP_FILE").unwrap())
         };
         fn quits(reached: &mut bool) {
             if !*reached {
@@ -203,10 +172,7 @@ fn skips_are_recorded_and_taken() {
         let place = "kit::skips_are_recorded_and_taken";
         assert_eq!(
             lines,
-            [
-                format!("{place}: a closure's"),
-                format!("{place}::quits: no moon here, nor there"),
-            ]
+            [format!("{place}: a closure's"), format!("{place}::quits: no moon here, nor there"),]
         );
         assert_eq!(skip::take_records(), [""; 0]);
         // Not even root's file is out of reach for a skip after the fall.
@@ -227,45 +193,26 @@ fn a_child_that_dies_is_seen_to_die() {
         // SAFETY: reading past the end of a mapped file raises SIGBUS, which is meant to end
         // this process, the test's own child.
         unsafe {
-            let at = libc::mmap(
-                std::ptr::null_mut(),
-                PAGE,
-                prot,
-                flags,
-                empty.as_raw_fd(),
-                0,
-            );
+            let at = libc::mmap(std::ptr::null_mut(), PAGE, prot, flags, empty.as_raw_fd(), 0);
             at.cast::<u8>().read_volatile();
         }
     });
     assert_eq!(result.signal(), Some(libc::SIGBUS));
-    assert!(
-        !result.finished() && result.output.contains("moin"),
-        "{}",
-        result.output
-    );
+    assert!(!result.finished() && result.output.contains("moin"), "{}", result.output);
 }
 
 #[test]
 fn a_child_that_panics_fails_the_test_with_its_words() {
     let result =
         std::panic::catch_unwind(|| in_child(this_test!(), &[], || panic!("words of the child")));
-    let text = result
-        .unwrap_err()
-        .downcast_ref::<String>()
-        .cloned()
-        .unwrap_or_default();
+    let text = result.unwrap_err().downcast_ref::<String>().cloned().unwrap_or_default();
     assert!(text.contains("words of the child"), "{text}");
 }
 
 #[test]
 fn a_misnamed_child_is_no_success() {
     let result = std::panic::catch_unwind(|| in_child("no_such_test", &[], || ()));
-    let text = result
-        .unwrap_err()
-        .downcast_ref::<String>()
-        .cloned()
-        .unwrap_or_default();
+    let text = result.unwrap_err().downcast_ref::<String>().cloned().unwrap_or_default();
     assert!(text.contains("full name"), "{text}");
 }
 
@@ -291,9 +238,7 @@ fn pages_go_to_zram_swap_and_come_back() {
     in_swap(name, &swap);
     let device = swap.device().to_string_lossy().into_owned();
     drop(swap);
-    assert!(!std::fs::read_to_string("/proc/swaps")
-        .unwrap()
-        .contains(&device));
+    assert!(!std::fs::read_to_string("/proc/swaps").unwrap().contains(&device));
 }
 
 /// Pages of this process out and in again, while other tests of it run beside.
@@ -309,9 +254,7 @@ fn in_swap(name: &str, swap: &ZramSwap) {
     assert!(out > len / PAGE / 2, "{out} pages of {name} went out");
     assert!(swap.used() >= (out * PAGE) as u64);
     assert!(pages::smaps_of(at as usize).unwrap().swap >= (out * PAGE) as u64);
-    assert!(pages::present_pages(at as usize, len)
-        .into_iter()
-        .all(|p| p));
+    assert!(pages::present_pages(at as usize, len).into_iter().all(|p| p));
     for page in 0..len / PAGE {
         // SAFETY: within the mapping made above.
         let word = unsafe { at.add(page * PAGE).cast::<usize>().read_volatile() };
@@ -335,8 +278,5 @@ fn a_group_swaps_only_when_allowed() {
     let open = std::fs::read_to_string(group.path().join(file)).unwrap();
     assert_ne!(open, shut);
     group.set_limit(128 << 20).unwrap();
-    assert_eq!(
-        std::fs::read_to_string(group.path().join(file)).unwrap(),
-        open
-    );
+    assert_eq!(std::fs::read_to_string(group.path().join(file)).unwrap(), open);
 }

@@ -14,10 +14,8 @@ struct Pages(*mut libc::c_void);
 
 impl Pages {
     fn map() -> Pages {
-        let (prot, flags) = (
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-        );
+        let (prot, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a mapping at an address of the kernel's choice touches nothing.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), LEN, prot, flags, -1, 0) };
         assert_ne!(at, libc::MAP_FAILED);
@@ -30,10 +28,7 @@ impl Pages {
     }
 
     fn present(&self) -> usize {
-        pages::present_pages(self.0 as usize, LEN)
-            .into_iter()
-            .filter(|p| *p)
-            .count()
+        pages::present_pages(self.0 as usize, LEN).into_iter().filter(|p| *p).count()
     }
 
     fn advise(&self, advice: i32) -> Result<(), Errno> {
@@ -118,14 +113,8 @@ fn a_filter_reaches_the_threads_it_is_meant_for() {
         assert_eq!((advise(), in_older()), (Err(Errno::PERM), Err(Errno::PERM)));
         // ACCES over PERM: the filter that was installed last decides among equals.
         or_skip!(refuse(Errno::ACCESS).install_this_thread());
-        assert_eq!(
-            (advise(), in_older()),
-            (Err(Errno::ACCESS), Err(Errno::PERM))
-        );
-        assert_eq!(
-            std::thread::spawn(advise).join().unwrap(),
-            Err(Errno::ACCESS)
-        );
+        assert_eq!((advise(), in_older()), (Err(Errno::ACCESS), Err(Errno::PERM)));
+        assert_eq!(std::thread::spawn(advise).join().unwrap(), Err(Errno::ACCESS));
         drop(ask);
         older.join().unwrap();
     });
@@ -152,10 +141,7 @@ fn exactly_the_nth_call_fails_and_without_effect() {
         assert_eq!(dontneed(), Ok(()));
         // Threads started since then are watched too, and counted in the same order. A thread's
         // own end may advise the kernel about its stack, so it is looked at from inside.
-        assert_eq!(
-            std::thread::spawn(dontneed).join().unwrap(),
-            Err(Errno::NOMEM)
-        );
+        assert_eq!(std::thread::spawn(dontneed).join().unwrap(), Err(Errno::NOMEM));
         assert_eq!(userfaultfd(), Err(Errno::NOMEM));
         assert!(nth.calls() >= 3 && nth.failures() == nth.calls() - 1);
 
@@ -185,19 +171,13 @@ fn system_calls_are_counted_exactly() {
         (sum, count.by_number())
     }));
     assert_eq!(sum, 499_999_500_000);
-    assert!(
-        by_number.contains(&(libc::SYS_getppid as usize, 7)),
-        "{by_number:?}"
-    );
+    assert!(by_number.contains(&(libc::SYS_getppid as usize, 7)), "{by_number:?}");
 }
 
 #[test]
 fn a_panic_in_a_counted_section_comes_through() {
     let result = std::panic::catch_unwind(|| count_syscalls(|| panic!("on purpose")));
-    let text = result
-        .unwrap_err()
-        .downcast_ref::<&str>()
-        .map(|s| (*s).to_owned());
+    let text = result.unwrap_err().downcast_ref::<&str>().map(|s| (*s).to_owned());
     assert_eq!(text.as_deref(), Some("on purpose"));
 }
 
@@ -205,30 +185,19 @@ fn a_panic_in_a_counted_section_comes_through() {
 fn a_silent_section_survives_a_killing_filter() {
     let result = run_child(this_test!(), &[], || {
         let numbers = [libc::SYS_exit_group];
-        or_skip!(deny_all_syscalls_on_this_thread_except(
-            &numbers,
-            Denied::Kill
-        ));
+        or_skip!(deny_all_syscalls_on_this_thread_except(&numbers, Denied::Kill));
         let sum: u64 = (0..1_000_000u64).map(std::hint::black_box).sum();
         // SAFETY: ends the process at once, with no exit handler.
         unsafe { libc::syscall(libc::SYS_exit_group, (sum % 251) as i32) };
     });
-    assert_eq!(
-        result.status.code(),
-        Some((499_999_500_000u64 % 251) as i32),
-        "{}",
-        result.output
-    );
+    assert_eq!(result.status.code(), Some((499_999_500_000u64 % 251) as i32), "{}", result.output);
 }
 
 #[test]
 fn a_loud_section_dies_of_a_killing_filter() {
     let result = run_child(this_test!(), &[], || {
         let numbers = [libc::SYS_exit_group];
-        or_skip!(deny_all_syscalls_on_this_thread_except(
-            &numbers,
-            Denied::Kill
-        ));
+        or_skip!(deny_all_syscalls_on_this_thread_except(&numbers, Denied::Kill));
         // SAFETY: getppid has no precondition.
         unsafe { libc::syscall(libc::SYS_getppid) };
     });

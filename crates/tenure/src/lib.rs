@@ -23,6 +23,7 @@ mod range;
 mod stats;
 
 pub mod cache;
+pub mod lock;
 pub mod volatile;
 
 pub use cache::Cache;

@@ -5,10 +5,10 @@ mod cache;
 #[path = "suite/ranges.rs"]
 mod ranges;
 
+use rustix::io::Errno;
 use tenure::volatile::{self, Detection};
 use tenure::{Cache, ErrorKind, Mapping, Volatile};
 use tenure_testkit::seccomp::{Call, Filter};
-use rustix::io::Errno;
 use tenure_testkit::{run_child, this_test};
 
 fn refuse(calls: &[(Call, i32)]) {

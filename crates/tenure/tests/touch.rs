@@ -313,3 +313,30 @@ fn memory_locked_after_it_was_marked_is_not_offered_and_not_lost() {
     }
     assert!((0..LEN / PAGE).all(|page| read(&map, page) == page as u8 + 1));
 }
+
+#[test]
+fn volatile_memory_cannot_be_locked_nor_locked_memory_volatile() {
+    use tenure::lock::{self, When};
+    let mut map = filled();
+    let p = map.as_mut_ptr();
+    let locked =
+        |at: *const u8| tenure_testkit::pages::smaps_of(at as usize).unwrap().has_flag("lo");
+    // SAFETY: inside the mapping.
+    unsafe {
+        volatile::mark(p.add(4 * PAGE), PAGE).unwrap();
+        for when in [When::Now, When::OnFault] {
+            let error = lock::lock(p, LEN, when).unwrap_err();
+            assert_eq!(error.kind(), tenure::ErrorKind::IsVolatile);
+            assert_eq!(error.errno(), libc::EINVAL);
+            assert!(!locked(p));
+            lock::lock(p, 4 * PAGE, when).unwrap();
+            assert!(locked(p));
+            let error = volatile::mark(p, LEN).unwrap_err();
+            assert_eq!((error.kind(), error.errno()), (tenure::ErrorKind::Locked, libc::EINVAL));
+            lock::unlock(p, 4 * PAGE).unwrap();
+            assert!(!locked(p));
+        }
+        volatile::mark(p, LEN).unwrap();
+        volatile::forget(p, LEN).unwrap();
+    }
+}

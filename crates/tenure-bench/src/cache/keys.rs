@@ -27,9 +27,7 @@ impl Pattern {
     pub fn sequence(self, keys: usize, count: usize, seed: u64) -> Vec<u64> {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
         match self {
-            Pattern::Uniform => (0..count)
-                .map(|_| random.random_range(0..keys as u64))
-                .collect(),
+            Pattern::Uniform => (0..count).map(|_| random.random_range(0..keys as u64)).collect(),
             Pattern::Zipf => {
                 // Popularity must not follow the order of insertion, or popular values would be
                 // neighbours in memory. One order for all threads: they share their favourites.
@@ -67,16 +65,11 @@ mod tests {
 
     #[test]
     fn threads_share_their_favourite_but_not_their_order() {
-        let (a, b) = (
-            Pattern::Zipf.sequence(500, 1000, 1),
-            Pattern::Zipf.sequence(500, 1000, 2),
-        );
+        let (a, b) = (Pattern::Zipf.sequence(500, 1000, 1), Pattern::Zipf.sequence(500, 1000, 2));
         assert_ne!(a, b);
         assert_eq!(a, Pattern::Zipf.sequence(500, 1000, 1));
         let favourite = |keys: &[u64]| {
-            (0..500u64)
-                .max_by_key(|key| keys.iter().filter(|&k| k == key).count())
-                .unwrap()
+            (0..500u64).max_by_key(|key| keys.iter().filter(|&k| k == key).count()).unwrap()
         };
         assert_eq!(favourite(&a), favourite(&b));
     }

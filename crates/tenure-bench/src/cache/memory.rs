@@ -16,19 +16,14 @@ const GOAL: f64 = VALUE_LEN as f64 / 100.0;
 /// its own count.
 pub(super) fn per_value(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     let values = options.size(50_000, 10_000);
-    let mut grown = Comparison::new(
-        "resident bytes beyond the value, per 4 KiB value",
-        Unit::Bytes,
-    );
+    let mut grown =
+        Comparison::new("resident bytes beyond the value, per 4 KiB value", Unit::Bytes);
     for &(name, role, make) in MAKERS {
         grown = grown.with(Contestant::new(name, role, move || growth(make, values)));
     }
     report.compare_times(grown, 3)?;
 
-    let mut own = Comparison::new(
-        "bookkeeping bytes by own count, per 4 KiB value",
-        Unit::Bytes,
-    );
+    let mut own = Comparison::new("bookkeeping bytes by own count, per 4 KiB value", Unit::Bytes);
     for &(name, _, make) in MAKERS.iter().filter(|(_, role, _)| *role == Role::Ours) {
         own = own.with(
             Contestant::new(name, Role::Ours, move || own_count(make, values))
@@ -51,10 +46,7 @@ fn own_count(make: Maker, values: usize) -> io::Result<Sample> {
     let store = filled(make, values)?;
     let held = store.settled_len();
     let bytes = store.own_bookkeeping().ok_or_else(|| {
-        io::Error::new(
-            io::ErrorKind::Unsupported,
-            "it does not count its bookkeeping",
-        )
+        io::Error::new(io::ErrorKind::Unsupported, "it does not count its bookkeeping")
     })?;
     Ok(Sample::from(bytes as f64 / held as f64).with("values", held as f64))
 }

@@ -39,28 +39,17 @@ type Maker = fn(values: usize, value_len: usize) -> io::Result<Box<dyn Store>>;
 
 /// tenure's first, then the peers.
 const MAKERS: &[(&str, Role, Maker)] = &[
-    ("tenure", Role::Ours, |_, _| {
-        Ok(Box::new(ours::Ours::new()?))
-    }),
+    ("tenure", Role::Ours, |_, _| Ok(Box::new(ours::Ours::new()?))),
     #[cfg(feature = "peers")]
-    ("moka", Role::Peer, |values, _| {
-        Ok(Box::new(peers::Moka::new(values)))
-    }),
+    ("moka", Role::Peer, |values, _| Ok(Box::new(peers::Moka::new(values)))),
     #[cfg(feature = "peers")]
-    ("quick_cache", Role::Peer, |values, _| {
-        Ok(Box::new(peers::QuickCache::new(values)))
-    }),
+    ("quick_cache", Role::Peer, |values, _| Ok(Box::new(peers::QuickCache::new(values)))),
     #[cfg(feature = "peers")]
-    ("foyer", Role::Peer, |values, _| {
-        Ok(Box::new(peers::Foyer::new(values)))
-    }),
+    ("foyer", Role::Peer, |values, _| Ok(Box::new(peers::Foyer::new(values)))),
 ];
 
 fn contestants(values: usize, value_len: usize) -> io::Result<Vec<Named>> {
-    MAKERS
-        .iter()
-        .map(|&(name, role, make)| Ok((name, role, make(values, value_len)?)))
-        .collect()
+    MAKERS.iter().map(|&(name, role, make)| Ok((name, role, make(values, value_len)?))).collect()
 }
 
 #[cfg(test)]
@@ -75,27 +64,13 @@ mod tests {
             store.write_each(&keys, &mut value).unwrap();
             assert_eq!(store.settled_len(), 100, "{name}");
             assert_eq!(store.read_each(&keys), Tally::default(), "{name}");
-            assert_eq!(
-                store.read_each(&[100]),
-                Tally {
-                    misses: 1,
-                    wrong: 0
-                },
-                "{name}"
-            );
+            assert_eq!(store.read_each(&[100]), Tally { misses: 1, wrong: 0 }, "{name}");
             let mixed = store.mix_each(&keys, &mut value).unwrap();
             assert_eq!(mixed, Tally::default(), "{name}");
             // What the check is worth: another key's value under this one is seen.
             stamp(&mut value, 5);
             store.write(6, &value).unwrap();
-            assert_eq!(
-                store.read_each(&[5, 6]),
-                Tally {
-                    misses: 0,
-                    wrong: 1
-                },
-                "{name}"
-            );
+            assert_eq!(store.read_each(&[5, 6]), Tally { misses: 0, wrong: 1 }, "{name}");
         }
     }
 }

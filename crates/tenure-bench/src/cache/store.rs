@@ -101,13 +101,8 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A value of `len` bytes for no key yet: all its words, wherever they are, add up to [`total`].
 pub(crate) fn blank(len: usize) -> Vec<u8> {
-    assert!(
-        len >= 16 && len % 8 == 0,
-        "a value needs two words for its stamp"
-    );
-    (0..len as u64 / 8)
-        .flat_map(|word| word.wrapping_mul(STEP).to_le_bytes())
-        .collect()
+    assert!(len >= 16 && len % 8 == 0, "a value needs two words for its stamp");
+    (0..len as u64 / 8).flat_map(|word| word.wrapping_mul(STEP).to_le_bytes()).collect()
 }
 
 /// Makes the value that of `key`, by two words only, so that a write's cost is the cache's.
@@ -127,9 +122,7 @@ pub(crate) fn stamp(value: &mut [u8], key: u64) {
 pub(crate) fn check(value: &[u8], key: u64) -> bool {
     let mut sum = 0u64;
     let words = value.chunks_exact(8);
-    let first = value
-        .first_chunk::<8>()
-        .map(|bytes| u64::from_le_bytes(*bytes));
+    let first = value.first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes));
     for word in words {
         sum = sum.wrapping_add(u64::from_le_bytes([
             word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7],
@@ -179,21 +172,8 @@ mod tests {
 
     #[test]
     fn wrong_bytes_are_an_error_and_misses_are_not() {
-        assert_eq!(
-            Tally {
-                misses: 3,
-                wrong: 0
-            }
-            .misses_if_right()
-            .unwrap(),
-            3
-        );
-        let error = Tally {
-            misses: 0,
-            wrong: 1,
-        }
-        .misses_if_right()
-        .unwrap_err();
+        assert_eq!(Tally { misses: 3, wrong: 0 }.misses_if_right().unwrap(), 3);
+        let error = Tally { misses: 0, wrong: 1 }.misses_if_right().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }
 }

@@ -84,10 +84,7 @@ pub(super) fn large_values(
 /// The contestants live through the whole plan, filled once: what differs between its rows is the
 /// traffic alone.
 fn run_plan(options: &Options, plan: &[Traffic], report: &mut Report<'_>) -> io::Result<()> {
-    let plan: Vec<_> = plan
-        .iter()
-        .filter(|traffic| options.wants(&traffic.title()))
-        .collect();
+    let plan: Vec<_> = plan.iter().filter(|traffic| options.wants(&traffic.title())).collect();
     let Some(first) = plan.first() else {
         return Ok(());
     };
@@ -123,9 +120,8 @@ impl Traffic {
         let mut comparison = Comparison::new(self.title(), Unit::Nanoseconds);
         for (name, role, store) in stores {
             let sequences = sequences.clone();
-            let mut contestant = Contestant::new(*name, *role, move || {
-                self.sample(store.as_ref(), &sequences)
-            });
+            let mut contestant =
+                Contestant::new(*name, *role, move || self.sample(store.as_ref(), &sequences));
             if *role == Role::Ours && self.work == Work::Get {
                 contestant = contestant.goal(Goal::SpeedOfBestPeer(0.8));
             }
@@ -141,9 +137,9 @@ impl Traffic {
             let keys = &sequences[thread];
             match self.work {
                 Work::Get => Ok(store.read_each(keys)),
-                Work::Insert => store
-                    .write_each(keys, &mut template.clone())
-                    .map(|()| Tally::default()),
+                Work::Insert => {
+                    store.write_each(keys, &mut template.clone()).map(|()| Tally::default())
+                }
                 Work::Mixed => store.mix_each(keys, &mut template.clone()),
             }
         });
@@ -154,11 +150,8 @@ impl Traffic {
         let operations: usize = sequences.iter().map(Vec::len).sum();
         let sample = Sample::from(time.as_nanos() as f64 / operations as f64);
         let misses = all.misses_if_right()? as f64;
-        let mut sample = if self.work == Work::Insert {
-            sample
-        } else {
-            sample.with("misses", misses)
-        };
+        let mut sample =
+            if self.work == Work::Insert { sample } else { sample.with("misses", misses) };
         // Writing is cheap for who only appends: show what it has come to.
         if let (true, Some(bytes)) = (self.work != Work::Get, store.footprint()) {
             let live = (self.values * self.value_len) as f64;

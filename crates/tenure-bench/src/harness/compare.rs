@@ -56,10 +56,7 @@ pub struct Sample {
 
 impl From<f64> for Sample {
     fn from(value: f64) -> Self {
-        Sample {
-            value,
-            extras: Vec::new(),
-        }
+        Sample { value, extras: Vec::new() }
     }
 }
 
@@ -92,12 +89,7 @@ impl<'a> Contestant<'a> {
         role: Role,
         measure: impl FnMut() -> io::Result<Sample> + 'a,
     ) -> Self {
-        Contestant {
-            name: name.into(),
-            role,
-            goals: Vec::new(),
-            measure: Box::new(measure),
-        }
+        Contestant { name: name.into(), role, goals: Vec::new(), measure: Box::new(measure) }
     }
 
     /// Adds a goal.
@@ -153,12 +145,7 @@ pub struct Outcome {
 impl<'a> Comparison<'a> {
     /// An empty comparison.
     pub fn new(title: impl Into<String>, unit: Unit) -> Self {
-        Comparison {
-            title: title.into(),
-            unit,
-            contestants: Vec::new(),
-            baseline: None,
-        }
+        Comparison { title: title.into(), unit, contestants: Vec::new(), baseline: None }
     }
 
     /// What is compared.
@@ -233,21 +220,12 @@ impl<'a> Comparison<'a> {
             .baseline
             .or_else(|| best_peer(&rows).map(|(name, _)| name.to_string()))
             .or_else(|| rows.first().map(|row| row.name.clone()));
-        Ok(Outcome {
-            title: self.title,
-            unit: self.unit,
-            baseline,
-            rounds,
-            rows,
-        })
+        Ok(Outcome { title: self.title, unit: self.unit, baseline, rounds, rows })
     }
 }
 
 fn takes_out(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::Unsupported | io::ErrorKind::TimedOut
-    )
+    matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::TimedOut)
 }
 
 impl Row {
@@ -308,10 +286,7 @@ mod tests {
             }))
             .run(2)
             .unwrap();
-        assert_eq!(
-            outcome.rows[1].unavailable.as_deref(),
-            Some("no such advice")
-        );
+        assert_eq!(outcome.rows[1].unavailable.as_deref(), Some("no such advice"));
         assert_eq!(outcome.rows[1].stats, None);
         assert!(!outcome.rows[0].loses());
     }

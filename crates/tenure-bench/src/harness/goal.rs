@@ -39,9 +39,7 @@ impl Goal {
     pub fn judge(&self, ours: &Row, rows: &[Row], unit: Unit) -> Option<Finding> {
         let mine = ours.stats?.median;
         let of = |name: &str| {
-            rows.iter()
-                .find(|row| row.name == name)
-                .and_then(|row| Some(row.stats?.median))
+            rows.iter().find(|row| row.name == name).and_then(|row| Some(row.stats?.median))
         };
         let (what, measured, loses_by) = match *self {
             Goal::AtMost(limit) => (format!("at most {}", unit.show(limit)), mine, mine / limit),
@@ -51,26 +49,14 @@ impl Goal {
             }
             Goal::FasterThan(name, limit) => {
                 let faster = of(name)? / mine;
-                (
-                    format!("at least {limit}x faster than {name}"),
-                    faster,
-                    limit / faster,
-                )
+                (format!("at least {limit}x faster than {name}"), faster, limit / faster)
             }
             Goal::SpeedOfBestPeer(limit) => {
                 let speed = best_peer(rows)?.1 / mine;
-                (
-                    format!("at least {limit}x the best peer's speed"),
-                    speed,
-                    limit / speed,
-                )
+                (format!("at least {limit}x the best peer's speed"), speed, limit / speed)
             }
         };
-        Some(Finding {
-            what,
-            measured,
-            loses_by,
-        })
+        Some(Finding { what, measured, loses_by })
     }
 }
 
@@ -84,18 +70,11 @@ pub(crate) fn best_peer(rows: &[Row]) -> Option<(&str, f64)> {
 
 /// All findings about one of our rows: its goals in their order, then the best peer if it is ahead.
 pub(crate) fn findings(ours: &Row, goals: &[Goal], rows: &[Row], unit: Unit) -> Vec<Finding> {
-    let mut found: Vec<_> = goals
-        .iter()
-        .filter_map(|goal| goal.judge(ours, rows, unit))
-        .collect();
+    let mut found: Vec<_> = goals.iter().filter_map(|goal| goal.judge(ours, rows, unit)).collect();
     if let (Some((name, best)), Some(stats)) = (best_peer(rows), ours.stats) {
         if stats.median > best {
             let times = stats.median / best;
-            found.push(Finding {
-                what: format!("to {name}"),
-                measured: times,
-                loses_by: times,
-            });
+            found.push(Finding { what: format!("to {name}"), measured: times, loses_by: times });
         }
     }
     found
@@ -163,12 +142,7 @@ mod tests {
     #[test]
     fn a_faster_peer_makes_a_losing_row_even_where_the_goal_is_reached() {
         let rows = rows();
-        let found = findings(
-            &rows[0],
-            &[Goal::SpeedOfBestPeer(0.8)],
-            &rows,
-            Unit::Nanoseconds,
-        );
+        let found = findings(&rows[0], &[Goal::SpeedOfBestPeer(0.8)], &rows, Unit::Nanoseconds);
         assert_eq!(found.len(), 2);
         assert!(!found[0].loses());
         assert!(found[1].loses() && found[1].what == "to fast peer");

@@ -43,10 +43,7 @@ impl Machine {
             cores: std::thread::available_parallelism().map_or(0, usize::from),
             virtual_machine: field(&cpuinfo, "flags")
                 .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor")),
-            kernel: rustix::system::uname()
-                .release()
-                .to_string_lossy()
-                .into_owned(),
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             huge_pages: setting("enabled"),
             huge_page_defrag: setting("defrag"),
             page_size: page_size(),
@@ -101,10 +98,7 @@ mod tests {
         assert_eq!(field(text, "model name"), Some("Some CPU @ 3 GHz"));
         assert_eq!(kibibytes(text, "MemTotal"), 1 << 20);
         assert_eq!(kibibytes(text, "SwapTotal"), 0);
-        assert_eq!(
-            bracketed("always [madvise] never").as_deref(),
-            Some("madvise")
-        );
+        assert_eq!(bracketed("always [madvise] never").as_deref(), Some("madvise"));
     }
 
     #[test]
@@ -119,11 +113,6 @@ mod tests {
         let peers = peer_versions();
         let names: Vec<_> = peers.iter().map(|peer| peer.0).collect();
         assert_eq!(names, ["moka", "quick_cache", "foyer-memory"]);
-        assert!(
-            peers
-                .iter()
-                .all(|(_, version)| version.split('.').count() == 3),
-            "{peers:?}"
-        );
+        assert!(peers.iter().all(|(_, version)| version.split('.').count() == 3), "{peers:?}");
     }
 }

@@ -16,16 +16,10 @@ pub fn parallel<T: Send>(threads: usize, work: impl Fn(usize) -> T + Sync) -> (D
     };
     let done: Vec<_> = thread::scope(|scope| {
         let timed = &timed;
-        let started: Vec<_> = (0..threads)
-            .map(|index| scope.spawn(move || timed(index)))
-            .collect();
+        let started: Vec<_> = (0..threads).map(|index| scope.spawn(move || timed(index))).collect();
         started
             .into_iter()
-            .map(|thread| {
-                thread
-                    .join()
-                    .unwrap_or_else(|p| std::panic::resume_unwind(p))
-            })
+            .map(|thread| thread.join().unwrap_or_else(|p| std::panic::resume_unwind(p)))
             .collect()
     });
     let start = done.iter().map(|done| done.0).min();

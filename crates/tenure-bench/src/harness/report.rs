@@ -57,31 +57,19 @@ impl<'a> Report<'a> {
             "{}, {} cores{}, Linux {}, {} MiB, huge pages: {}",
             machine.cpu,
             machine.cores,
-            if machine.virtual_machine {
-                " (virtual)"
-            } else {
-                ""
-            },
+            if machine.virtual_machine { " (virtual)" } else { "" },
             machine.kernel,
             machine.memory >> 20,
             machine.huge_pages,
         )?;
         if options.quick {
-            writeln!(
-                out,
-                "smoke mode: everything runs, too small and too seldom to be believed"
-            )?;
+            writeln!(out, "smoke mode: everything runs, too small and too seldom to be believed")?;
         }
         if cfg!(debug_assertions) {
-            writeln!(
-                out,
-                "built without optimisation: these numbers mean nothing"
-            )?;
+            writeln!(out, "built without optimisation: these numbers mean nothing")?;
         }
-        let peers = peer_versions()
-            .into_iter()
-            .map(|(name, version)| Peer { name, version })
-            .collect();
+        let peers =
+            peer_versions().into_iter().map(|(name, version)| Peer { name, version }).collect();
         let document = Document {
             tenure: env!("CARGO_PKG_VERSION"),
             machine,
@@ -89,12 +77,7 @@ impl<'a> Report<'a> {
             quick: options.quick,
             benches: Vec::new(),
         };
-        Ok(Report {
-            options,
-            out,
-            json,
-            document,
-        })
+        Ok(Report { options, out, json, document })
     }
 
     /// Starts a bench.
@@ -140,11 +123,7 @@ impl<'a> Report<'a> {
     /// The medians of the named contestant in the current bench's comparisons whose title begins
     /// so: for what is said across rows, such as "flat".
     pub fn medians(&self, title: &str, contestant: &str) -> Vec<f64> {
-        let outcomes = self
-            .document
-            .benches
-            .last()
-            .map_or(&[][..], |bench| &bench.comparisons);
+        let outcomes = self.document.benches.last().map_or(&[][..], |bench| &bench.comparisons);
         outcomes
             .iter()
             .filter(|outcome| outcome.title.starts_with(title))
@@ -181,24 +160,10 @@ impl<'a> Report<'a> {
             .filter(|(_, row)| row.role == Role::Ours)
             .collect();
         let losing: Vec<_> = ours.iter().filter(|(_, row)| row.loses()).collect();
-        let missing: Vec<_> = ours
-            .iter()
-            .filter(|(_, row)| row.unavailable.is_some())
-            .collect();
-        writeln!(
-            self.out,
-            "\nLosing rows: {} of {}",
-            losing.len(),
-            ours.len()
-        )?;
+        let missing: Vec<_> = ours.iter().filter(|(_, row)| row.unavailable.is_some()).collect();
+        writeln!(self.out, "\nLosing rows: {} of {}", losing.len(), ours.len())?;
         for (outcome, row) in losing.iter().chain(&missing) {
-            writeln!(
-                self.out,
-                "  {}: {}: {}",
-                outcome.title,
-                row.name,
-                verdict(row)
-            )?;
+            writeln!(self.out, "  {}: {}: {}", outcome.title, row.name, verdict(row))?;
         }
         if let Some(file) = self.json.take() {
             let mut file = BufWriter::new(file);
@@ -218,10 +183,7 @@ mod tests {
     #[test]
     fn json_holds_every_sample_and_the_machine() {
         let path = std::env::temp_dir().join(format!("tenure-bench-{}.json", std::process::id()));
-        let options = Options {
-            json: Some(path.clone()),
-            ..Options::default()
-        };
+        let options = Options { json: Some(path.clone()), ..Options::default() };
         let mut out = Vec::new();
         let mut report = Report::new(&options, &mut out).unwrap();
         report.begin("b", "about b").unwrap();
@@ -272,18 +234,12 @@ mod tests {
         report.finish().unwrap();
         let text = String::from_utf8(out).unwrap();
         let end = text.split_once("Losing rows: 0 of 1").unwrap().1;
-        assert!(
-            end.contains("waits: x: not measured: it never came"),
-            "{text}"
-        );
+        assert!(end.contains("waits: x: not measured: it never came"), "{text}");
     }
 
     #[test]
     fn the_filter_leaves_a_comparison_unmeasured() {
-        let options = Options {
-            filter: Some("other".into()),
-            ..Options::default()
-        };
+        let options = Options { filter: Some("other".into()), ..Options::default() };
         let mut out = Vec::new();
         let mut report = Report::new(&options, &mut out).unwrap();
         report.begin("b", "about b").unwrap();
@@ -298,10 +254,7 @@ mod tests {
 
     #[test]
     fn a_json_path_that_cannot_be_made_fails_before_anything_is_measured() {
-        let options = Options {
-            json: Some("/nonexistent/x.json".into()),
-            ..Options::default()
-        };
+        let options = Options { json: Some("/nonexistent/x.json".into()), ..Options::default() };
         let mut out = Vec::new();
         let error = Report::new(&options, &mut out).err().unwrap();
         assert!(error.to_string().contains("/nonexistent/x.json"));

@@ -21,23 +21,11 @@ impl Stats {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
         let (&min, n) = (sorted.first()?, sorted.len());
-        let median = if n % 2 == 1 {
-            sorted[n / 2]
-        } else {
-            (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0
-        };
+        let median =
+            if n % 2 == 1 { sorted[n / 2] } else { (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0 };
         let p90 = sorted[(n * 9).div_ceil(10) - 1];
-        let spread = if median == 0.0 {
-            0.0
-        } else {
-            (p90 - min) / median
-        };
-        Some(Stats {
-            median,
-            min,
-            p90,
-            spread,
-        })
+        let spread = if median == 0.0 { 0.0 } else { (p90 - min) / median };
+        Some(Stats { median, min, p90, spread })
     }
 }
 
@@ -70,10 +58,7 @@ mod tests {
     #[test]
     fn of_one_and_of_none() {
         let stats = Stats::of(&[7.0]).unwrap();
-        assert_eq!(
-            (stats.median, stats.min, stats.p90, stats.spread),
-            (7.0, 7.0, 7.0, 0.0)
-        );
+        assert_eq!((stats.median, stats.min, stats.p90, stats.spread), (7.0, 7.0, 7.0, 0.0));
         assert_eq!(Stats::of(&[]), None);
         assert_eq!(Stats::of(&[0.0, 0.0]).unwrap().spread, 0.0);
     }

@@ -8,10 +8,8 @@ pub(crate) fn render(outcome: &Outcome) -> String {
     let extras = extra_names(outcome);
     let baseline = outcome.baseline.as_deref().unwrap_or("");
     let base = base_of(outcome, baseline);
-    let mut head: Vec<String> = ["", "median", "min", "spread"]
-        .iter()
-        .map(|name| name.to_string())
-        .collect();
+    let mut head: Vec<String> =
+        ["", "median", "min", "spread"].iter().map(|name| name.to_string()).collect();
     head.push(format!("x {baseline}"));
     head.push("of minima".to_string());
     head.extend(extras.iter().map(|name| name.to_string()));
@@ -24,13 +22,7 @@ pub(crate) fn render(outcome: &Outcome) -> String {
     let plural = if outcome.rounds == 1 { "" } else { "s" };
     let mut text = format!("{} ({} round{plural})\n", outcome.title, outcome.rounds);
     let widths: Vec<usize> = (0..lines[0].len())
-        .map(|at| {
-            lines
-                .iter()
-                .map(|line| line[at].chars().count())
-                .max()
-                .unwrap_or(0)
-        })
+        .map(|at| lines.iter().map(|line| line[at].chars().count()).max().unwrap_or(0))
         .collect();
     for line in &lines {
         text.push_str("  ");
@@ -85,17 +77,9 @@ pub(crate) fn verdict(row: &Row) -> String {
     let mut parts = Vec::new();
     for finding in row.findings.iter().filter(|finding| finding.loses()) {
         if finding.what.starts_with("to ") {
-            parts.push(format!(
-                "LOSES {} {}",
-                factor(finding.loses_by),
-                finding.what
-            ));
+            parts.push(format!("LOSES {} {}", factor(finding.loses_by), finding.what));
         } else {
-            parts.push(format!(
-                "LOSES {} (goal {})",
-                factor(finding.loses_by),
-                finding.what
-            ));
+            parts.push(format!("LOSES {} (goal {})", factor(finding.loses_by), finding.what));
         }
     }
     for finding in row.findings.iter().filter(|finding| !finding.loses()) {
@@ -165,27 +149,15 @@ mod tests {
             .unwrap();
         let text = super::render(&outcome);
         let line = |name: &str| {
-            text.lines()
-                .find(|line| line.trim_start().starts_with(name))
-                .unwrap()
-                .to_string()
+            text.lines().find(|line| line.trim_start().starts_with(name)).unwrap().to_string()
         };
         let ours = line("tenure");
         assert!(ours.contains("LOSES 1.14x to fast"), "{text}");
-        assert!(
-            ours.contains("LOSES 2.28x (goal at most 50.0 ns)"),
-            "{text}"
-        );
-        assert!(
-            ours.contains("ok: at least 0.8x the best peer's speed"),
-            "{text}"
-        );
+        assert!(ours.contains("LOSES 2.28x (goal at most 50.0 ns)"), "{text}");
+        assert!(ours.contains("ok: at least 0.8x the best peer's speed"), "{text}");
         assert!(ours.contains("1.14") && ours.contains("114 ns"), "{text}");
         assert!(!line("fast").contains("LOSES"), "{text}");
-        assert!(
-            line("gone").contains("not measured: no such call"),
-            "{text}"
-        );
+        assert!(line("gone").contains("not measured: no such call"), "{text}");
         assert!(text.lines().nth(1).unwrap().contains("x fast"), "{text}");
     }
 

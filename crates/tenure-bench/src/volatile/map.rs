@@ -106,11 +106,7 @@ impl Map {
 
     /// A pointer to the byte at `part.start`.
     fn at(&self, part: &Range<usize>) -> *mut u8 {
-        assert!(
-            part.start < part.end && part.end <= self.len,
-            "{part:?} of {}",
-            self.len
-        );
+        assert!(part.start < part.end && part.end <= self.len, "{part:?} of {}", self.len);
         // SAFETY: checked to be inside the mapping.
         unsafe { self.addr.add(part.start) }
     }
@@ -127,12 +123,7 @@ impl Map {
         for page in 0..self.len / page_size() {
             // SAFETY: the first word of a page of the mapping, aligned, writable, and written by
             // this thread alone.
-            unsafe {
-                self.addr
-                    .add(page * page_size())
-                    .cast::<u64>()
-                    .write(page as u64 + 1)
-            };
+            unsafe { self.addr.add(page * page_size()).cast::<u64>().write(page as u64 + 1) };
         }
     }
 
@@ -141,12 +132,7 @@ impl Map {
         for page in 0..self.len / page_size() {
             // SAFETY: as in `stamp`; the mapping is not volatile when this is called, so the read
             // cannot raise a signal. Volatile, because the kernel may have changed it.
-            let found = unsafe {
-                self.addr
-                    .add(page * page_size())
-                    .cast::<u64>()
-                    .read_volatile()
-            };
+            let found = unsafe { self.addr.add(page * page_size()).cast::<u64>().read_volatile() };
             if found != page as u64 + 1 {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
@@ -175,10 +161,7 @@ impl Map {
     }
 
     fn smaps(&self, field: impl Fn(&tenure_testkit::pages::Smaps) -> u64) -> u64 {
-        smaps_over(self.addr as usize, self.len)
-            .iter()
-            .map(field)
-            .sum()
+        smaps_over(self.addr as usize, self.len).iter().map(field).sum()
     }
 
     /// The kernel's own calls, by hand.

@@ -47,9 +47,7 @@ fn check_offered(maps: &[Map]) -> io::Result<()> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let late = (31 * processors * page_size()) as u64;
     if freed + late < total {
-        return Err(io::Error::other(format!(
-            "only {freed} of {total} bytes are offered"
-        )));
+        return Err(io::Error::other(format!("only {freed} of {total} bytes are offered")));
     }
     Ok(())
 }
@@ -59,11 +57,7 @@ pub(super) fn revive(options: &Options, report: &mut Report<'_>) -> io::Result<(
     let _quiet = QuietKeeper::new();
     for pages in [Pages::Huge, Pages::Base] {
         for len in [2 << 20, 64 << 20] {
-            let title = format!(
-                "unmark of an offered range, {}, {}",
-                size_name(len),
-                pages.name()
-            );
+            let title = format!("unmark of an offered range, {}, {}", size_name(len), pages.name());
             if !options.wants(&title) {
                 continue;
             }
@@ -112,9 +106,7 @@ fn unmarked(maps: &[Map]) -> io::Result<Sample> {
     }
     let time = start.elapsed();
     if !intact {
-        return Err(unsupported(
-            "the kernel took pages meanwhile: memory is too short to measure",
-        ));
+        return Err(unsupported("the kernel took pages meanwhile: memory is too short to measure"));
     }
     maps.iter().try_for_each(Map::check_stamps)?;
     Ok((time.as_nanos() as f64 / maps.len() as f64).into())
@@ -125,10 +117,8 @@ fn unmarked(maps: &[Map]) -> io::Result<Sample> {
 pub(super) fn offer(when: &str, options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     let quiet = QuietKeeper::new();
     for pages in [Pages::Huge, Pages::Base] {
-        let title = format!(
-            "processor time of an offer, 2 MiB ranges, per page, {}{when}",
-            pages.name()
-        );
+        let title =
+            format!("processor time of an offer, 2 MiB ranges, per page, {}{when}", pages.name());
         if !options.wants(&title) {
             continue;
         }
@@ -138,8 +128,7 @@ pub(super) fn offer(when: &str, options: &Options, report: &mut Report<'_>) -> i
             .with(Contestant::new("MADV_FREE", Role::Reference, || {
                 let maps = lazily(&mut theirs, 2 << 20, pages)?;
                 let sample = timed(pages, all_threads, || {
-                    maps.iter()
-                        .try_for_each(|map| map.advise(0..map.len(), Advice::LinuxFree))
+                    maps.iter().try_for_each(|map| map.advise(0..map.len(), Advice::LinuxFree))
                 })?;
                 check_offered(maps)?;
                 for map in maps {

@@ -50,16 +50,12 @@ pub(super) fn owned(options: &Options, report: &mut Report<'_>) -> io::Result<()
                     })
                     .goal(Goal::AtMost(10.0)),
                 )
-                .with(Contestant::new(
-                    "Mutex lock + unlock",
-                    Role::Reference,
-                    || {
-                        each(count, |_| {
-                            drop(black_box(mutex.lock()));
-                            Ok(())
-                        })
-                    },
-                ));
+                .with(Contestant::new("Mutex lock + unlock", Role::Reference, || {
+                    each(count, |_| {
+                        drop(black_box(mutex.lock()));
+                        Ok(())
+                    })
+                }));
         report.compare(comparison, 11)?;
     }
     flat(OWNED, "4 KiB to 1 GiB", report)
@@ -106,9 +102,7 @@ pub(super) fn raw_counts(options: &Options, report: &mut Report<'_>) -> io::Resu
         order.shuffle(&mut Xoshiro256PlusPlus::seed_from_u64(1));
         // What one look at memory costs that no cache of the processor holds: the limit of any index.
         // Written, each: memory never written is one page of zeros in the processor's nearest cache.
-        let records: Vec<[u64; 8]> = (0..ranges as u64)
-            .map(|n| [0, n, n, n, n, n, n, n])
-            .collect();
+        let records: Vec<[u64; 8]> = (0..ranges as u64).map(|n| [0, n, n, n, n, n, n, n]).collect();
         let mut seen = 0;
         // Each sample goes on where the one before ended, so that it meets ranges that have left
         // the processor's caches.

@@ -23,11 +23,7 @@ impl QuietKeeper {
 }
 
 fn set_wait(wait: Duration) {
-    configure(
-        settings()
-            .with_offer_after(wait)
-            .with_unoffered_max(1 << 60),
-    );
+    configure(settings().with_offer_after(wait).with_unoffered_max(1 << 60));
 }
 
 struct Interruption;

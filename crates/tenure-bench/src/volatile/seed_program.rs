@@ -92,10 +92,8 @@ fn comparison(
     pages: Pages,
 ) -> Comparison<'static> {
     let plural = if threads == 1 { "" } else { "s" };
-    let title = format!(
-        "seed program against {against}, {}, {threads} thread{plural}",
-        pages.name()
-    );
+    let title =
+        format!("seed program against {against}, {}, {threads} thread{plural}", pages.name());
     let mut comparison = Comparison::new(title, Unit::Milliseconds);
     for &(name, role, body) in ways {
         let mut contestant =

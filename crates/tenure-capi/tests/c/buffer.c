@@ -34,6 +34,10 @@ static void pins(size_t len)
     FAILS(tenure_volatile_purge_now(v, NULL), EINVAL, "pinned");
     CHECK(tenure_volatile_unpin(v) == 0);
 
+    /* One unpin too many harms nothing. */
+    FAILS(tenure_volatile_unpin(v), EINVAL, "not pinned");
+    FAILS(tenure_volatile_unpin(v), EINVAL, "not pinned");
+
     /* Offered and not taken. */
     CHECK(tenure_volatile_offer_now(v) == 0);
     CHECK(tenure_volatile_pin(v, &bytes) == 0);

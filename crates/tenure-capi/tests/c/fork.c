@@ -79,5 +79,6 @@ int main(void)
     }
     CHECK(ending(child) == 0);
     CHECK(tenure_mnovolatile(p, LEN) == 1);
+    tenure_volatile_free(v);
     return 0;
 }

@@ -9,6 +9,8 @@
 #define LEN (PAGES * PAGE)
 
 static unsigned char *p;
+/* An access that the compiler neither moves nor leaves out: it is what is tested. */
+#define TOUCH(at) (*(volatile unsigned char *)(p + (at)))
 static sigjmp_buf out;
 static void *volatile own_saw;
 static volatile int own_calls;
@@ -54,7 +56,7 @@ static void own_gets(size_t at)
 {
     own_calls = 0;
     if (sigsetjmp(out, 1) == 0) {
-        unsigned char byte = *(volatile unsigned char *)(p + at);
+        unsigned char byte = TOUCH(at);
         fprintf(stderr, "read %d where SIGBUS was due\n", byte);
         exit(1);
     }
@@ -72,7 +74,7 @@ int main(void)
     CHECK(sigaction(SIGBUS, NULL, &action) == 0 && action.sa_handler == SIG_DFL);
     pid_t child = fork();
     if (child == 0) {
-        (void)*(volatile unsigned char *)(p + 5);
+        (void)TOUCH(5);
         _exit(0);
     }
     CHECK(ending(child) == 128 + SIGBUS);
@@ -89,7 +91,7 @@ int main(void)
 
     CHECK(tenure_on_purged_access(put_back) == 0);
     errno = 12345;
-    CHECK(p[4 * PAGE + 100] == 'R');
+    CHECK(TOUCH(4 * PAGE + 100) == 'R');
     CHECK(errno == 12345);
     CHECK(calls == 1 && own_calls == 1);
     CHECK(touched == p + 4 * PAGE + 100 && start == p && length == LEN);
@@ -97,8 +99,8 @@ int main(void)
 
     /* A write, too. */
     purge();
-    p[7 * PAGE] = 'W';
-    CHECK(calls == 2 && p[7 * PAGE] == 'W' && p[7 * PAGE + 1] == 'R');
+    TOUCH(7 * PAGE) = 'W';
+    CHECK(calls == 2 && TOUCH(7 * PAGE) == 'W' && TOUCH(7 * PAGE + 1) == 'R');
 
     /* A system call does not raise it: it fails. */
     purge();

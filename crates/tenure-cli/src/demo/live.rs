@@ -20,13 +20,7 @@ impl Live {
     /// `limit` is shown beside the memory in use.
     pub fn new(limit: u64) -> Live {
         let terminal = io::stderr().is_terminal();
-        Live {
-            terminal,
-            bar: ProgressBar::hidden(),
-            name: String::new(),
-            limit,
-            next_line: 0.0,
-        }
+        Live { terminal, bar: ProgressBar::hidden(), name: String::new(), limit, next_line: 0.0 }
     }
 
     /// A line of its own.
@@ -60,10 +54,7 @@ impl Live {
     pub fn running(&mut self, samples: &[Sample]) {
         let Some(last) = samples.last() else { return };
         self.bar.set_position((last.at * 1000.0) as u64);
-        let first = samples
-            .iter()
-            .find(|sample| last.at - sample.at <= 1.0)
-            .unwrap_or(last);
+        let first = samples.iter().find(|sample| last.at - sample.at <= 1.0).unwrap_or(last);
         let requests = last.counts.requests - first.counts.requests;
         let hits = last.counts.hits - first.counts.hits;
         let rate = size::count(Outcome::recent_rate(samples) as u64);
@@ -107,9 +98,7 @@ impl Live {
         }
         let style = ProgressStyle::with_template("{prefix:<15} {msg} {wide_bar}")
             .expect("the template is constant and tested");
-        self.bar = ProgressBar::new(length)
-            .with_style(style)
-            .with_prefix(self.name.clone());
+        self.bar = ProgressBar::new(length).with_style(style).with_prefix(self.name.clone());
     }
 }
 
@@ -122,10 +111,7 @@ mod tests {
     fn the_bar_takes_everything_it_is_shown() {
         let outcome = made_up("tenure", Kind::Tenure, 3.0, None);
         for terminal in [false, true] {
-            let mut live = Live {
-                terminal,
-                ..Live::new(256 << 20)
-            };
+            let mut live = Live { terminal, ..Live::new(256 << 20) };
             live.begin_preparing(100);
             live.preparing(50, 0.5);
             live.end("done");

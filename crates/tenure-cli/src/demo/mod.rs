@@ -45,9 +45,7 @@ pub const NEIGHBOUR: &str = "demo-neighbour";
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let sizes = args
-        .sizes()
-        .unwrap_or_else(|wrong| crate::cli::wrong_usage(wrong));
+    let sizes = args.sizes().unwrap_or_else(|wrong| crate::cli::wrong_usage(wrong));
     let enforcement = Enforcement::choose(args.limit, args.stand_in);
     let interrupted = interruptible()?;
     let mut live = Live::new(args.limit);
@@ -140,10 +138,7 @@ fn run_way(
         None => "survived".into(),
         Some(death) => format!("{} KILLED at {:.1} s by {}", death.who, death.at, death.by),
     };
-    live.end(&format!(
-        "hit rate {:.1} %, {fate}",
-        100.0 * outcome.hit_rate()
-    ));
+    live.end(&format!("hit rate {:.1} %, {fate}", 100.0 * outcome.hit_rate()));
     Ok(outcome)
 }
 
@@ -161,19 +156,11 @@ fn finish(
     for remark in table::remarks(outcomes) {
         writeln!(out, "  {remark}")?;
     }
-    writeln!(
-        out,
-        "\n{}",
-        terminal_plot::render(outcomes, args.limit, columns)
-    )?;
+    writeln!(out, "\n{}", terminal_plot::render(outcomes, args.limit, columns))?;
     for line in &setting {
         writeln!(out, "  {line}")?;
     }
-    let picture = svg::render(
-        outcomes,
-        args.limit,
-        &report::caption(args, enforcement, pieces),
-    )?;
+    let picture = svg::render(outcomes, args.limit, &report::caption(args, enforcement, pieces))?;
     std::fs::write(&args.svg, picture)
         .with_context(|| format!("cannot write {}", args.svg.display()))?;
     writeln!(out, "  The same as a picture: {}", args.svg.display())?;
@@ -197,10 +184,7 @@ struct Interrupted {
 
 fn interruptible() -> io::Result<Interrupted> {
     use signal_hook::consts::{SIGINT, SIGTERM};
-    let interrupted = Interrupted {
-        flag: Arc::default(),
-        signal: Arc::default(),
-    };
+    let interrupted = Interrupted { flag: Arc::default(), signal: Arc::default() };
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&interrupted.flag))?;
         let number = Arc::clone(&interrupted.signal);

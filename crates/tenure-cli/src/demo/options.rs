@@ -116,11 +116,7 @@ impl Args {
 
     /// The neighbour's need over time.
     pub fn schedule(&self, sizes: &Sizes) -> Schedule {
-        Schedule {
-            least: sizes.neighbour_min,
-            most: sizes.neighbour_max,
-            seconds: self.seconds,
-        }
+        Schedule { least: sizes.neighbour_min, most: sizes.neighbour_max, seconds: self.seconds }
     }
 }
 
@@ -134,13 +130,11 @@ impl Sizes {
     }
 
     fn worst_hour(&self) -> u64 {
-        self.limit
-            .saturating_sub(self.neighbour_max + self.overhead())
+        self.limit.saturating_sub(self.neighbour_max + self.overhead())
     }
 
     fn best_hour(&self) -> u64 {
-        self.limit
-            .saturating_sub(self.neighbour_min + self.overhead())
+        self.limit.saturating_sub(self.neighbour_min + self.overhead())
     }
 
     /// With fewer bytes of values the best hour's cache would never be full, and nothing shown.
@@ -155,23 +149,15 @@ impl Sizes {
         [
             Way {
                 name: "LRU, worst hour",
-                store: Kind::FixedLru {
-                    bytes: self.worst_hour(),
-                },
+                store: Kind::FixedLru { bytes: self.worst_hour() },
                 sized: sized(self.neighbour_max),
             },
             Way {
                 name: "LRU, best hour",
-                store: Kind::FixedLru {
-                    bytes: self.best_hour(),
-                },
+                store: Kind::FixedLru { bytes: self.best_hour() },
                 sized: sized(self.neighbour_min),
             },
-            Way {
-                name: "tenure",
-                store: Kind::Tenure,
-                sized: "no size set".into(),
-            },
+            Way { name: "tenure", store: Kind::Tenure, sized: "no size set".into() },
         ]
     }
 }
@@ -189,10 +175,7 @@ mod tests {
 
     fn sizes(line: &[&str]) -> Result<Sizes, String> {
         let words = std::iter::once("demo").chain(line.iter().copied());
-        Line::try_parse_from(words)
-            .map_err(|e| e.to_string())?
-            .args
-            .sizes()
+        Line::try_parse_from(words).map_err(|e| e.to_string())?.args.sizes()
     }
 
     #[test]
@@ -215,10 +198,7 @@ mod tests {
             (&["--seconds", "0"][..], "--seconds"),
             (&["--seconds", "nan"], "--seconds"),
             (&["--zipf=-1"], "zipf"),
-            (
-                &["--neighbour-min", "200M", "--neighbour-max", "100M"],
-                "--neighbour-min",
-            ),
+            (&["--neighbour-min", "200M", "--neighbour-max", "100M"], "--neighbour-min"),
             (&["--limit", "16M"], "--limit"),
             (&["--neighbour-max", "256M"], "--limit"),
             (&["--limit", "many"], "--limit"),

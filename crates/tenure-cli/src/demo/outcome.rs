@@ -105,20 +105,12 @@ impl Outcome {
 
     /// The worker's highest memory.
     pub fn peak_worker(&self) -> u64 {
-        self.samples
-            .iter()
-            .map(|sample| sample.worker)
-            .max()
-            .unwrap_or(0)
+        self.samples.iter().map(|sample| sample.worker).max().unwrap_or(0)
     }
 
     /// The most pages of files that were ever charged to the cgroup.
     pub fn peak_file_pages(&self) -> u64 {
-        self.samples
-            .iter()
-            .map(|sample| sample.file_pages)
-            .max()
-            .unwrap_or(0)
+        self.samples.iter().map(|sample| sample.file_pages).max().unwrap_or(0)
     }
 
     /// Time and hit rate over the window of `seconds` that ends there, in percent.
@@ -143,10 +135,7 @@ impl Outcome {
         let Some(last) = samples.last() else {
             return 0.0;
         };
-        let first = samples
-            .iter()
-            .find(|s| last.at - s.at <= 1.0)
-            .unwrap_or(last);
+        let first = samples.iter().find(|s| last.at - s.at <= 1.0).unwrap_or(last);
         let seconds = last.at - first.at;
         if seconds > 0.0 {
             (last.counts.requests - first.counts.requests) as f64 / seconds
@@ -174,11 +163,7 @@ pub mod tests {
         let end = death.as_ref().map_or(seconds, |death| death.at);
         let samples: Vec<Sample> = (0..=(end * 10.0) as u64)
             .map(|tick| {
-                let counts = Counts {
-                    requests: tick * 100,
-                    hits: tick * 80,
-                    ..Counts::default()
-                };
+                let counts = Counts { requests: tick * 100, hits: tick * 80, ..Counts::default() };
                 let (worker, neighbour) = ((tick % 70) << 20, (60 - tick % 60) << 20);
                 Sample {
                     at: tick as f64 / 10.0,
@@ -192,20 +177,9 @@ pub mod tests {
             })
             .collect();
         Outcome {
-            way: Way {
-                name,
-                store,
-                sized: "made up".into(),
-            },
-            schedule: Schedule {
-                least: 0,
-                most: 60 << 20,
-                seconds,
-            },
-            counts: samples
-                .last()
-                .map(|sample| sample.counts)
-                .unwrap_or_default(),
+            way: Way { name, store, sized: "made up".into() },
+            schedule: Schedule { least: 0, most: 60 << 20, seconds },
+            counts: samples.last().map(|sample| sample.counts).unwrap_or_default(),
             samples,
             death,
             peak_together: 120 << 20,
@@ -215,19 +189,11 @@ pub mod tests {
 
     #[test]
     fn rates_are_of_the_window_and_of_the_plan() {
-        let death = Death {
-            who: Who::Worker,
-            at: 5.0,
-            by: "the kernel's OOM killer".into(),
-        };
+        let death = Death { who: Who::Worker, at: 5.0, by: "the kernel's OOM killer".into() };
         let outcome = made_up("x", Kind::Tenure, 10.0, Some(death));
         assert_eq!(outcome.hit_rate(), 0.8);
         assert_eq!(outcome.rate(), 500.0, "nothing is served after the death");
-        let death = Death {
-            who: Who::Neighbour,
-            at: 5.0,
-            by: "signal 9".into(),
-        };
+        let death = Death { who: Who::Neighbour, at: 5.0, by: "signal 9".into() };
         let ended = made_up("x", Kind::Tenure, 10.0, Some(death));
         assert_eq!(ended.rate(), 1000.0, "the worker could have gone on");
         assert!((Outcome::recent_rate(&outcome.samples) - 1000.0).abs() < 1.0);

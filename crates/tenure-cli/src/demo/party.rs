@@ -45,14 +45,7 @@ impl Party {
                 }
             }
         });
-        Ok((
-            Party {
-                child,
-                to,
-                status: None,
-            },
-            receiver,
-        ))
+        Ok((Party { child, to, status: None }, receiver))
     }
 
     /// Its process id.
@@ -105,10 +98,7 @@ pub fn own_bytes(process: &str) -> u64 {
 
 /// From the second and third number of a statm line: resident pages less those of files.
 fn own_pages(statm: &str) -> u64 {
-    let mut numbers = statm
-        .split_ascii_whitespace()
-        .skip(1)
-        .map_while(|n| n.parse::<u64>().ok());
+    let mut numbers = statm.split_ascii_whitespace().skip(1).map_while(|n| n.parse::<u64>().ok());
     match (numbers.next(), numbers.next()) {
         (Some(resident), Some(shared)) => resident.saturating_sub(shared),
         _ => 0,

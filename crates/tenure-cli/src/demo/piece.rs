@@ -51,10 +51,7 @@ pub struct Pieces {
 impl Pieces {
     /// The length of all values together.
     pub fn value_bytes(&self) -> u64 {
-        self.list
-            .iter()
-            .map(|piece| u64::from(piece.value_len))
-            .sum()
+        self.list.iter().map(|piece| u64::from(piece.value_len)).sum()
     }
 }
 
@@ -91,11 +88,7 @@ impl Maker {
     /// Makes the value and returns the piece with its length and checksum.
     pub fn learn(&mut self, files: &[String], source: Source) -> io::Result<Piece> {
         let value = self.make(files, source)?;
-        Ok(Piece {
-            source,
-            value_len: value.len() as u32,
-            sum: xxh3_64(value),
-        })
+        Ok(Piece { source, value_len: value.len() as u32, sum: xxh3_64(value) })
     }
 }
 
@@ -107,23 +100,13 @@ mod tests {
     fn values_are_the_same_each_time_and_decompress_to_the_piece() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        let bytes: Vec<u8> = (0..200_000u32)
-            .flat_map(|n| (n / 3).to_le_bytes())
-            .collect();
+        let bytes: Vec<u8> = (0..200_000u32).flat_map(|n| (n / 3).to_le_bytes()).collect();
         std::fs::write(&path, &bytes).unwrap();
         let files = [path.to_str().unwrap().to_owned()];
-        let source = Source {
-            file: 0,
-            offset: 4096,
-            len: 60_000,
-        };
+        let source = Source { file: 0, offset: 4096, len: 60_000 };
         let mut maker = Maker::new(3).unwrap();
         let piece = maker.learn(&files, source).unwrap();
-        let other = Source {
-            file: 0,
-            offset: 0,
-            len: 65_536,
-        };
+        let other = Source { file: 0, offset: 0, len: 65_536 };
         maker.make(&files, other).unwrap();
         let value = maker.make(&files, source).unwrap().to_vec();
         assert!(piece.matches(&value));
@@ -144,15 +127,6 @@ mod tests {
         std::fs::write(&path, [1; 100]).unwrap();
         let files = [path.to_str().unwrap().to_owned()];
         let mut maker = Maker::new(1).unwrap();
-        assert!(maker
-            .make(
-                &files,
-                Source {
-                    file: 0,
-                    offset: 50,
-                    len: 51
-                }
-            )
-            .is_err());
+        assert!(maker.make(&files, Source { file: 0, offset: 50, len: 51 }).is_err());
     }
 }

@@ -46,10 +46,7 @@ mod tests {
             let expected = DRAWS as f64 * (rank as f64).powf(-0.9) / total;
             let seen = f64::from(counts[rank - 1]);
             // Five standard deviations of a Poisson count.
-            assert!(
-                (seen - expected).abs() < 5.0 * expected.sqrt(),
-                "{rank}: {seen} {expected}"
-            );
+            assert!((seen - expected).abs() < 5.0 * expected.sqrt(), "{rank}: {seen} {expected}");
         }
         let tail: u32 = counts[N / 2..].iter().sum();
         assert!(tail > 0, "the unpopular half is asked for, too");

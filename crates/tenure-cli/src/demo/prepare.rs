@@ -58,9 +58,8 @@ pub fn prepare(
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| -> anyhow::Result<()> {
-        let makers: Vec<_> = (0..threads)
-            .map(|_| scope.spawn(|| work.make_values(&files, &sources)))
-            .collect();
+        let makers: Vec<_> =
+            (0..threads).map(|_| scope.spawn(|| work.make_values(&files, &sources))).collect();
         while makers.iter().any(|maker| !maker.is_finished()) {
             progress(work.made_bytes.load(Ordering::Relaxed));
             std::thread::sleep(Duration::from_millis(50));
@@ -73,10 +72,7 @@ pub fn prepare(
     let mut made = work.made.into_inner().expect("no maker panicked");
     // In the order of the shuffle, whichever thread was faster.
     made.sort_unstable_by_key(|(at, _)| *at);
-    let pieces = Pieces {
-        files,
-        list: made.into_iter().map(|(_, piece)| piece).collect(),
-    };
+    let pieces = Pieces { files, list: made.into_iter().map(|(_, piece)| piece).collect() };
     let bytes = pieces.value_bytes();
     if bytes < wanted.least_value_bytes && !stop.load(Ordering::Relaxed) {
         bail!(
@@ -113,8 +109,7 @@ impl Work<'_> {
             let Ok(piece) = maker.learn(files, *source) else {
                 continue;
             };
-            self.made_bytes
-                .fetch_add(u64::from(piece.value_len), Ordering::Relaxed);
+            self.made_bytes.fetch_add(u64::from(piece.value_len), Ordering::Relaxed);
             self.made.lock().expect("no maker panics").push((at, piece));
         }
         Ok(())
@@ -126,11 +121,7 @@ fn walk(dir: &Path) -> anyhow::Result<(Vec<String>, Vec<u64>)> {
     std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     let deadline = Instant::now() + WALK;
     // One file system: no network share or /proc below it is walked into by accident.
-    let files = WalkDir::new(dir)
-        .same_file_system(true)
-        .sort_by_file_name()
-        .into_iter()
-        .flatten();
+    let files = WalkDir::new(dir).same_file_system(true).sort_by_file_name().into_iter().flatten();
     Ok(files
         .take_while(|_| Instant::now() < deadline)
         .filter(|entry| entry.file_type().is_file())
@@ -159,11 +150,7 @@ fn sources(sizes: &[u64], seed: u64, enough: u64) -> Vec<Source> {
             for offset in (shift << 10..size).step_by(PIECE as usize) {
                 let len = PIECE.min(size - offset);
                 if len >= SMALLEST_FILE {
-                    sources.push(Source {
-                        file: file as u32,
-                        offset,
-                        len: len as u32,
-                    });
+                    sources.push(Source { file: file as u32, offset, len: len as u32 });
                     bytes += len;
                 }
             }
@@ -206,15 +193,9 @@ mod tests {
     fn tree() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("sub")).unwrap();
-        for (name, size) in [
-            ("a", 200_000u32),
-            ("b", 70_000),
-            ("sub/c", 40_000),
-            ("small", 900),
-        ] {
-            let bytes: Vec<u8> = (0..size)
-                .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
-                .collect();
+        for (name, size) in [("a", 200_000u32), ("b", 70_000), ("sub/c", 40_000), ("small", 900)] {
+            let bytes: Vec<u8> =
+                (0..size).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
             std::fs::write(dir.path().join(name), bytes).unwrap();
         }
         std::os::unix::fs::symlink("a", dir.path().join("link")).unwrap();
@@ -232,9 +213,7 @@ mod tests {
         let more = sources(&sizes, 1, 1 << 30);
         assert_eq!(more[..5], pieces, "more pieces are added behind");
         assert!(more.len() > 5 * 5);
-        assert!(more
-            .iter()
-            .all(|p| p.offset + u64::from(p.len) <= sizes[p.file as usize]));
+        assert!(more.iter().all(|p| p.offset + u64::from(p.len) <= sizes[p.file as usize]));
         let different: std::collections::HashSet<_> =
             more.iter().map(|p| (p.file, p.offset)).collect();
         assert_eq!(different.len(), more.len());
@@ -244,10 +223,7 @@ mod tests {
     fn a_seed_chooses_the_same_pieces_and_they_match() {
         let dir = tree();
         let stop = AtomicBool::new(false);
-        let all = Wanted {
-            value_bytes: u64::MAX,
-            ..wanted(dir.path())
-        };
+        let all = Wanted { value_bytes: u64::MAX, ..wanted(dir.path()) };
         let first = prepare(&all, &stop, |_| {}).unwrap();
         let second = prepare(&all, &stop, |_| {}).unwrap();
         assert_eq!(first.list, second.list);
@@ -261,17 +237,9 @@ mod tests {
     #[test]
     fn too_little_is_said_with_a_remedy() {
         let dir = tree();
-        let needs_more = Wanted {
-            least_value_bytes: 1 << 40,
-            ..wanted(dir.path())
-        };
-        let error = prepare(&needs_more, &AtomicBool::new(false), |_| {})
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("--dir") && error.contains("--limit"),
-            "{error}"
-        );
+        let needs_more = Wanted { least_value_bytes: 1 << 40, ..wanted(dir.path()) };
+        let error = prepare(&needs_more, &AtomicBool::new(false), |_| {}).unwrap_err().to_string();
+        assert!(error.contains("--dir") && error.contains("--limit"), "{error}");
         let nowhere = wanted(Path::new("/nonexistent"));
         assert!(prepare(&nowhere, &AtomicBool::new(false), |_| {}).is_err());
     }

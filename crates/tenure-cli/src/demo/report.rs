@@ -19,22 +19,12 @@ pub fn setting(
     outcomes: &[Outcome],
 ) -> Vec<String> {
     let mut lines = vec![caption(args, enforcement, pieces)];
-    for outcome in outcomes
-        .iter()
-        .filter(|outcome| outcome.way.sized.contains('-'))
-    {
+    for outcome in outcomes.iter().filter(|outcome| outcome.way.sized.contains('-')) {
         let sized = &outcome.way.sized;
-        lines.push(format!(
-            "{}: {sized} (limit - neighbour - overhead).",
-            outcome.way.name
-        ));
+        lines.push(format!("{}: {sized} (limit - neighbour - overhead).", outcome.way.name));
     }
     if matches!(enforcement, Enforcement::Kernel) {
-        let files = outcomes
-            .iter()
-            .map(Outcome::peak_file_pages)
-            .max()
-            .unwrap_or(0);
+        let files = outcomes.iter().map(Outcome::peak_file_pages).max().unwrap_or(0);
         lines.push(format!(
             "Pages of files took at most {} of the limit: the files were read before, outside.",
             size::show(files)
@@ -98,10 +88,7 @@ pub fn write_json(
 ) -> anyhow::Result<()> {
     let everything = Everything {
         tenure: env!("CARGO_PKG_VERSION"),
-        kernel: rustix::system::uname()
-            .release()
-            .to_string_lossy()
-            .into_owned(),
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         enforcement: match enforcement {
             Enforcement::Kernel => "kernel",
             Enforcement::StandIn { .. } => "stand_in",

@@ -28,18 +28,14 @@ impl Enforcement {
     /// this program is executed anew; else the stand-in.
     pub fn choose(limit: u64, stand_in: bool) -> Enforcement {
         if stand_in {
-            return Enforcement::StandIn {
-                reason: "--stand-in was given".into(),
-            };
+            return Enforcement::StandIn { reason: "--stand-in was given".into() };
         }
         let refused = match MemoryCgroup::create("probe", limit) {
             Ok(_) => return Enforcement::Kernel,
             Err(refused) => refused,
         };
         let scope = enter_user_scope();
-        Enforcement::StandIn {
-            reason: format!("{refused}; {scope}"),
-        }
+        Enforcement::StandIn { reason: format!("{refused}; {scope}") }
     }
 
     /// What a reader of the output must know, if anything.
@@ -64,24 +60,13 @@ fn enter_user_scope() -> String {
     if rustix::process::geteuid().is_root() {
         return "as root, no scope of a user's systemd would help".into();
     }
-    let scope = [
-        "--user",
-        "--scope",
-        "--quiet",
-        "--collect",
-        "-p",
-        "Delegate=yes",
-        "--",
-    ];
+    let scope = ["--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes", "--"];
     // A rehearsal, because after exec there would be nobody left to fall back.
     match Command::new("systemd-run").args(scope).arg("true").output() {
         Err(e) => return format!("systemd-run: {e}"),
         Ok(done) if !done.status.success() => {
             let said = String::from_utf8_lossy(&done.stderr);
-            return format!(
-                "systemd-run --user --scope: {}",
-                said.trim().replace('\n', " ")
-            );
+            return format!("systemd-run --user --scope: {}", said.trim().replace('\n', " "));
         }
         Ok(_) => {}
     }
@@ -133,18 +118,12 @@ impl Room {
             Enforcement::Kernel => Some(MemoryCgroup::create("demo", limit)?),
             Enforcement::StandIn { .. } => None,
         };
-        Ok(Room {
-            limit,
-            group,
-            short_since: None,
-        })
+        Ok(Room { limit, group, short_since: None })
     }
 
     /// Puts a process into it.
     pub fn admit(&self, party: &Party) -> std::io::Result<()> {
-        self.group
-            .as_ref()
-            .map_or(Ok(()), |group| group.add_pid(party.pid()))
+        self.group.as_ref().map_or(Ok(()), |group| group.add_pid(party.pid()))
     }
 
     /// The kernel's counters, if it is the kernel that counts.
@@ -152,14 +131,8 @@ impl Room {
         let group = self.group.as_ref()?;
         // Lazily freed pages are on the list of inactive file pages without being any; "cache"
         // (v1) and "file" (v2) count true pages of files alone.
-        let file_pages = group
-            .stat("cache")
-            .or_else(|| group.stat("file"))
-            .unwrap_or(0);
-        Some(Counters {
-            usage: group.usage(),
-            file_pages,
-        })
+        let file_pages = group.stat("cache").or_else(|| group.stat("file")).unwrap_or(0);
+        Some(Counters { usage: group.usage(), file_pages })
     }
 
     /// The kernel's own record of the highest usage.
@@ -192,9 +165,7 @@ mod tests {
 
     #[test]
     fn the_stand_in_waits_before_it_kills() {
-        let stand_in = Enforcement::StandIn {
-            reason: "test".into(),
-        };
+        let stand_in = Enforcement::StandIn { reason: "test".into() };
         let mut room = Room::open(&stand_in, 100).unwrap();
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
@@ -202,21 +173,14 @@ mod tests {
         assert_eq!(room.judge(130, at(10)), Verdict::Short(30));
         assert_eq!(room.judge(110, at(400)), Verdict::Short(10));
         assert_eq!(room.judge(90, at(450)), Verdict::Fits);
-        assert_eq!(
-            room.judge(101, at(500)),
-            Verdict::Short(1),
-            "the grace starts anew"
-        );
+        assert_eq!(room.judge(101, at(500)), Verdict::Short(1), "the grace starts anew");
         assert_eq!(room.judge(101, at(1100)), Verdict::OutOfMemory);
     }
 
     #[test]
     fn the_stand_in_says_what_it_is() {
         let note = Enforcement::choose(1 << 20, true).note().unwrap();
-        assert!(
-            note.contains("stand-in") && note.contains("not by the kernel"),
-            "{note}"
-        );
+        assert!(note.contains("stand-in") && note.contains("not by the kernel"), "{note}");
         assert_eq!(Enforcement::Kernel.note(), None);
     }
 }

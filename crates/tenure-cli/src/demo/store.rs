@@ -51,26 +51,14 @@ struct Held {
 
 impl FixedLru {
     fn new(limit: u64) -> FixedLru {
-        FixedLru {
-            limit,
-            held: Mutex::new(Held {
-                values: LruCache::unbounded(),
-                bytes: 0,
-            }),
-        }
+        FixedLru { limit, held: Mutex::new(Held { values: LruCache::unbounded(), bytes: 0 }) }
     }
 }
 
 impl Store for FixedLru {
     fn get_with(&self, key: u32, look: &mut dyn FnMut(&[u8])) -> bool {
         // The lock is held for a count, not for as long as the value is read.
-        let value = self
-            .held
-            .lock()
-            .expect("no thread panics")
-            .values
-            .get(&key)
-            .cloned();
+        let value = self.held.lock().expect("no thread panics").values.get(&key).cloned();
         value.as_deref().map(look).is_some()
     }
 
@@ -106,9 +94,7 @@ struct Tenure {
 
 impl Tenure {
     fn new() -> anyhow::Result<Tenure> {
-        Ok(Tenure {
-            cache: tenure::Cache::new().context("tenure's cache")?,
-        })
+        Ok(Tenure { cache: tenure::Cache::new().context("tenure's cache")? })
     }
 }
 
@@ -152,19 +138,13 @@ mod tests {
         }
         assert!(store.get_with(0, &mut |value| assert_eq!(value, [0; 25])));
         store.put(4, &[4; 25]);
-        assert!(
-            !store.get_with(1, &mut |_| ()),
-            "1 was the least recently used"
-        );
+        assert!(!store.get_with(1, &mut |_| ()), "1 was the least recently used");
         assert!(store.get_with(0, &mut |_| ()));
         assert_eq!(store.bytes(), 100);
         store.put(0, &[9; 10]);
         assert_eq!(store.bytes(), 85);
         store.put(5, &[5; 101]);
-        assert!(
-            !store.get_with(5, &mut |_| ()),
-            "what is too large is not kept"
-        );
+        assert!(!store.get_with(5, &mut |_| ()), "what is too large is not kept");
         assert_eq!(store.bytes(), 0);
     }
 

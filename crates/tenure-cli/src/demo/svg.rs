@@ -21,11 +21,8 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
 /// Blue, orange and green that colour-blind readers can tell apart.
-const SWATCHES: [RGBColor; 3] = [
-    RGBColor(0x33, 0x6f, 0xb5),
-    RGBColor(0xe0, 0x82, 0x14),
-    RGBColor(0x1b, 0x8a, 0x5a),
-];
+const SWATCHES: [RGBColor; 3] =
+    [RGBColor(0x33, 0x6f, 0xb5), RGBColor(0xe0, 0x82, 0x14), RGBColor(0x1b, 0x8a, 0x5a)];
 
 fn colour(outcome: &Outcome, number: usize) -> RGBColor {
     match outcome.way.store {
@@ -58,20 +55,12 @@ fn failed(error: impl std::fmt::Display) -> anyhow::Error {
 }
 
 fn title(area: &Area<'_>, limit: u64, note: &str) -> anyhow::Result<()> {
-    let title = format!(
-        "Three caches beside a neighbour, {} for both",
-        size::mib(limit)
-    );
-    area.draw_text(&title, &(FONT, 20).into_font().color(&INK), (16, 14))
-        .map_err(failed)?;
+    let title = format!("Three caches beside a neighbour, {} for both", size::mib(limit));
+    area.draw_text(&title, &(FONT, 20).into_font().color(&INK), (16, 14)).map_err(failed)?;
     let faint = (FONT, 13).into_font().color(&INK.mix(0.7));
     area.draw_text(note, &faint, (16, 44)).map_err(failed)?;
     // One key for all plots of memory, where it covers none of them.
-    let parts = [
-        ("neighbour", NEIGHBOUR),
-        ("worker, a colour each", INK),
-        ("limit", INK),
-    ];
+    let parts = [("neighbour", NEIGHBOUR), ("worker, a colour each", INK), ("limit", INK)];
     for ((name, colour), x) in parts.into_iter().zip([560, 670, 850]) {
         match name {
             "limit" => area.draw(&PathElement::new([(x, 24), (x + 14, 24)], colour)),
@@ -141,59 +130,31 @@ fn memory(area: &Area<'_>, outcome: &Outcome, number: usize, limit: u64) -> anyh
     );
     let mut chart = frame(area, &caption, seconds, 1.12 * top, "MiB")?;
     // Stacked by painting over: first both together, then the neighbour in front of that.
-    let both = outcome
-        .samples
-        .iter()
-        .map(|s| (s.at, (s.worker + s.neighbour) as f64 / MIB));
+    let both = outcome.samples.iter().map(|s| (s.at, (s.worker + s.neighbour) as f64 / MIB));
     let colour = colour(outcome, number);
-    chart
-        .draw_series(AreaSeries::new(both, 0.0, colour.mix(0.85)))
-        .map_err(failed)?;
-    let neighbour = outcome
-        .samples
-        .iter()
-        .map(|s| (s.at, s.neighbour as f64 / MIB));
-    chart
-        .draw_series(AreaSeries::new(neighbour, 0.0, NEIGHBOUR))
-        .map_err(failed)?;
+    chart.draw_series(AreaSeries::new(both, 0.0, colour.mix(0.85))).map_err(failed)?;
+    let neighbour = outcome.samples.iter().map(|s| (s.at, s.neighbour as f64 / MIB));
+    chart.draw_series(AreaSeries::new(neighbour, 0.0, NEIGHBOUR)).map_err(failed)?;
     let line = [(0.0, top), (seconds, top)];
-    chart
-        .draw_series(DashedLineSeries::new(line, 6, 4, INK.stroke_width(1)))
-        .map_err(failed)?;
+    chart.draw_series(DashedLineSeries::new(line, 6, 4, INK.stroke_width(1))).map_err(failed)?;
     if let Some(death) = &outcome.death {
         let mark = [(death.at, 0.0), (death.at, 1.12 * top)];
-        chart
-            .draw_series([PathElement::new(mark, DEATH.stroke_width(2))])
-            .map_err(failed)?;
+        chart.draw_series([PathElement::new(mark, DEATH.stroke_width(2))]).map_err(failed)?;
         let style = (FONT, 13).into_font().color(&DEATH);
         let at = (death.at + seconds / 120.0, 0.6 * top);
         let text = format!("{} killed by {}", death.who, death.by);
-        chart
-            .draw_series([Text::new(text, at, style)])
-            .map_err(failed)?;
+        chart.draw_series([Text::new(text, at, style)]).map_err(failed)?;
     }
     Ok(())
 }
 
 fn hit_rates(area: &Area<'_>, outcomes: &[Outcome]) -> anyhow::Result<()> {
-    let seconds = outcomes
-        .iter()
-        .map(|outcome| outcome.schedule.seconds)
-        .fold(0.0, f64::max);
-    let mut chart = frame(
-        area,
-        "Hit rate, half a second at a time",
-        seconds,
-        100.0,
-        "%",
-    )?;
+    let seconds = outcomes.iter().map(|outcome| outcome.schedule.seconds).fold(0.0, f64::max);
+    let mut chart = frame(area, "Hit rate, half a second at a time", seconds, 100.0, "%")?;
     for (number, outcome) in outcomes.iter().enumerate() {
         let colour = colour(outcome, number);
         chart
-            .draw_series(LineSeries::new(
-                outcome.hit_rates(0.5),
-                colour.stroke_width(2),
-            ))
+            .draw_series(LineSeries::new(outcome.hit_rates(0.5), colour.stroke_width(2)))
             .map_err(failed)?
             .label(outcome.way.name)
             .legend(move |at| swatch(at, colour));
@@ -218,24 +179,10 @@ mod tests {
 
     #[test]
     fn the_picture_is_well_formed_and_shows_everything() {
-        let death = Death {
-            who: Who::Worker,
-            at: 4.2,
-            by: "the <kernel> & its OOM killer".into(),
-        };
+        let death = Death { who: Who::Worker, at: 4.2, by: "the <kernel> & its OOM killer".into() };
         let outcomes = [
-            made_up(
-                "LRU, worst hour",
-                Kind::FixedLru { bytes: 60 << 20 },
-                14.0,
-                None,
-            ),
-            made_up(
-                "LRU, best hour",
-                Kind::FixedLru { bytes: 200 << 20 },
-                14.0,
-                Some(death),
-            ),
+            made_up("LRU, worst hour", Kind::FixedLru { bytes: 60 << 20 }, 14.0, None),
+            made_up("LRU, best hour", Kind::FixedLru { bytes: 200 << 20 }, 14.0, Some(death)),
             made_up("tenure", Kind::Tenure, 14.0, None),
         ];
         let svg = render(&outcomes, 256 << 20, "a note").unwrap();
@@ -247,18 +194,11 @@ mod tests {
             .map(|node| node.text().unwrap_or("").trim().to_string())
             .collect();
         let has = |part: &str| texts.iter().any(|text| text.contains(part));
-        for part in [
-            "tenure, no size set",
-            "fixed at 60 MiB",
-            "killed by the <kernel> &",
-            "a note",
-        ] {
+        for part in ["tenure, no size set", "fixed at 60 MiB", "killed by the <kernel> &", "a note"]
+        {
             assert!(has(part), "{part} is not in {texts:?}");
         }
-        let areas = document
-            .descendants()
-            .filter(|node| node.has_tag_name("polygon"))
-            .count();
+        let areas = document.descendants().filter(|node| node.has_tag_name("polygon")).count();
         assert!(areas >= 6, "two areas for each way, not {areas}");
     }
 

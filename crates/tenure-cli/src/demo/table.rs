@@ -8,69 +8,40 @@ use crate::text_table;
 /// The ways side by side, a line for each thing that was measured.
 pub fn render(outcomes: &[Outcome], limit: u64) -> String {
     let mut rows = vec![line("", outcomes, |outcome| outcome.way.name.into())];
-    rows.push(line("size set", outcomes, |outcome| {
-        match outcome.way.store {
-            Kind::FixedLru { bytes } => size::mib(bytes),
-            Kind::Tenure => "none".into(),
-        }
+    rows.push(line("size set", outcomes, |outcome| match outcome.way.store {
+        Kind::FixedLru { bytes } => size::mib(bytes),
+        Kind::Tenure => "none".into(),
     }));
-    rows.push(line("hit rate", outcomes, |outcome| {
-        format!("{:.1} %", 100.0 * outcome.hit_rate())
-    }));
-    rows.push(line("requests/s", outcomes, |outcome| {
-        size::count(outcome.rate().round() as u64)
-    }));
-    rows.push(line("values made again", outcomes, |o| {
-        size::count(o.counts.made_again)
-    }));
+    rows.push(line("hit rate", outcomes, |outcome| format!("{:.1} %", 100.0 * outcome.hit_rate())));
+    rows.push(line("requests/s", outcomes, |outcome| size::count(outcome.rate().round() as u64)));
+    rows.push(line("values made again", outcomes, |o| size::count(o.counts.made_again)));
     rows.push(line("CPU time for those", outcomes, |outcome| {
         format!("{:.1} s", outcome.counts.made_again_seconds)
     }));
-    rows.push(line("worker's peak memory", outcomes, |outcome| {
-        size::mib(outcome.peak_worker())
-    }));
+    rows.push(line("worker's peak memory", outcomes, |outcome| size::mib(outcome.peak_worker())));
     let together = format!("peak together, of {}", size::mib(limit));
-    rows.push(line(&together, outcomes, |outcome| {
-        size::mib(outcome.peak_together)
+    rows.push(line(&together, outcomes, |outcome| size::mib(outcome.peak_together)));
+    rows.push(line("taken by the kernel", outcomes, |outcome| match outcome.way.store {
+        Kind::FixedLru { .. } => "-".into(),
+        Kind::Tenure => size::mib(outcome.counts.taken_bytes),
     }));
-    rows.push(line(
-        "taken by the kernel",
-        outcomes,
-        |outcome| match outcome.way.store {
-            Kind::FixedLru { .. } => "-".into(),
-            Kind::Tenure => size::mib(outcome.counts.taken_bytes),
-        },
-    ));
     rows.push(line("neighbour's longest wait", outcomes, |outcome| {
         format!("{:.2} s", outcome.longest_wait)
     }));
-    rows.push(line("outcome", outcomes, |outcome| {
-        verdict(outcome.death.as_ref())
-    }));
-    rows.push(line("wrong bytes", outcomes, |outcome| {
-        size::count(outcome.counts.wrong_bytes)
-    }));
+    rows.push(line("outcome", outcomes, |outcome| verdict(outcome.death.as_ref())));
+    rows.push(line("wrong bytes", outcomes, |outcome| size::count(outcome.counts.wrong_bytes)));
     text_table::render(&rows, 2)
 }
 
 fn line(what: &str, outcomes: &[Outcome], cell: impl Fn(&Outcome) -> String) -> Vec<String> {
-    std::iter::once(what.to_string())
-        .chain(outcomes.iter().map(cell))
-        .collect()
+    std::iter::once(what.to_string()).chain(outcomes.iter().map(cell)).collect()
 }
 
 fn verdict(death: Option<&Death>) -> String {
     match death {
         None => "survived".into(),
-        Some(Death {
-            who: Who::Worker,
-            at,
-            ..
-        }) => format!("KILLED at {at:.1} s"),
-        Some(Death {
-            who: Who::Neighbour,
-            ..
-        }) => "neighbour KILLED".into(),
+        Some(Death { who: Who::Worker, at, .. }) => format!("KILLED at {at:.1} s"),
+        Some(Death { who: Who::Neighbour, .. }) => "neighbour KILLED".into(),
         Some(Death { who: Who::Both, .. }) => "both KILLED".into(),
     }
 }
@@ -110,12 +81,8 @@ pub fn remarks(outcomes: &[Outcome]) -> Vec<String> {
             ));
         }
     }
-    let ours = outcomes
-        .iter()
-        .find(|outcome| outcome.way.store == Kind::Tenure);
-    let safe = outcomes
-        .iter()
-        .find(|o| o.way.store != Kind::Tenure && o.death.is_none());
+    let ours = outcomes.iter().find(|outcome| outcome.way.store == Kind::Tenure);
+    let safe = outcomes.iter().find(|o| o.way.store != Kind::Tenure && o.death.is_none());
     if let (Some(ours), Some(safe)) = (ours, safe) {
         if ours.rate() > 0.0 && safe.rate() > 0.0 {
             remarks.push(format!(
@@ -126,10 +93,7 @@ pub fn remarks(outcomes: &[Outcome]) -> Vec<String> {
         }
     }
     let gets: u64 = outcomes.iter().map(|outcome| outcome.counts.hits).sum();
-    remarks.push(format!(
-        "Every one of {} hits was held to its checksum.",
-        size::count(gets)
-    ));
+    remarks.push(format!("Every one of {} hits was held to its checksum.", size::count(gets)));
     remarks
 }
 
@@ -147,24 +111,10 @@ mod tests {
     use super::*;
 
     fn three() -> Vec<Outcome> {
-        let death = Death {
-            who: Who::Worker,
-            at: 4.2,
-            by: "the kernel's OOM killer".into(),
-        };
+        let death = Death { who: Who::Worker, at: 4.2, by: "the kernel's OOM killer".into() };
         vec![
-            made_up(
-                "LRU, worst hour",
-                Kind::FixedLru { bytes: 60 << 20 },
-                14.0,
-                None,
-            ),
-            made_up(
-                "LRU, best hour",
-                Kind::FixedLru { bytes: 200 << 20 },
-                14.0,
-                Some(death),
-            ),
+            made_up("LRU, worst hour", Kind::FixedLru { bytes: 60 << 20 }, 14.0, None),
+            made_up("LRU, best hour", Kind::FixedLru { bytes: 200 << 20 }, 14.0, Some(death)),
             made_up("tenure", Kind::Tenure, 14.0, None),
         ]
     }
@@ -172,19 +122,13 @@ mod tests {
     #[test]
     fn a_death_is_shown_and_not_hidden() {
         let text = render(&three(), 256 << 20);
-        let outcome = text
-            .lines()
-            .find(|line| line.trim_start().starts_with("outcome"))
-            .unwrap();
+        let outcome = text.lines().find(|line| line.trim_start().starts_with("outcome")).unwrap();
         assert_eq!(outcome.matches("survived").count(), 2);
         assert!(outcome.contains("KILLED at 4.2 s"), "{text}");
         assert!(text.lines().all(|line| line.len() <= 100), "{text}");
         let remarks = remarks(&three()).join("\n");
         assert!(remarks.contains("the kernel's OOM killer"), "{remarks}");
-        assert!(
-            remarks.contains("hit rate +0.0 points, 1.00 x the requests"),
-            "{remarks}"
-        );
+        assert!(remarks.contains("hit rate +0.0 points, 1.00 x the requests"), "{remarks}");
     }
 
     #[test]
@@ -194,11 +138,7 @@ mod tests {
         outcomes[0].counts.wrong_values = 1;
         assert!(!kept(&outcomes));
         let mut outcomes = three();
-        outcomes[2].death = Some(Death {
-            who: Who::Neighbour,
-            at: 1.0,
-            by: "signal 9".into(),
-        });
+        outcomes[2].death = Some(Death { who: Who::Neighbour, at: 1.0, by: "signal 9".into() });
         assert!(!kept(&outcomes));
         assert!(render(&outcomes, 1).contains("neighbour KILLED"));
     }

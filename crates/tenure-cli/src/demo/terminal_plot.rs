@@ -22,10 +22,7 @@ pub fn render(outcomes: &[Outcome], limit: u64, columns: usize) -> String {
     for outcome in outcomes {
         text += &hit_rate(outcome, width);
     }
-    let seconds = outcomes
-        .iter()
-        .map(|outcome| outcome.schedule.seconds)
-        .fold(0.0, f64::max);
+    let seconds = outcomes.iter().map(|outcome| outcome.schedule.seconds).fold(0.0, f64::max);
     let end = format!("{seconds:.0} s");
     text += &format!("{:>LABEL$} 0 s{end:>1$}\n", "", width - 3);
     text
@@ -39,10 +36,7 @@ fn columns(outcome: &Outcome, width: usize) -> Vec<Option<&Sample>> {
         .map(|column| {
             let at = (column as f64 + 0.5) * step;
             let distance = |sample: &&Sample| (sample.at - at).abs();
-            let nearest = outcome
-                .samples
-                .iter()
-                .min_by(|a, b| distance(a).total_cmp(&distance(b)));
+            let nearest = outcome.samples.iter().min_by(|a, b| distance(a).total_cmp(&distance(b)));
             nearest.filter(|_| at <= end + step)
         })
         .collect()
@@ -90,16 +84,10 @@ fn hit_rate(outcome: &Outcome, width: usize) -> String {
                 return ' ';
             }
             let after = rates.iter().find(|(time, _)| *time >= at).or(rates.last());
-            after.map_or(' ', |(_, rate)| {
-                BLOCKS[(rate / 100.0 * 8.0).round() as usize]
-            })
+            after.map_or(' ', |(_, rate)| BLOCKS[(rate / 100.0 * 8.0).round() as usize])
         })
         .collect();
-    format!(
-        "{:>LABEL$}|{}\n",
-        format!("{} ", outcome.way.name),
-        row.trim_end()
-    )
+    format!("{:>LABEL$}|{}\n", format!("{} ", outcome.way.name), row.trim_end())
 }
 
 #[cfg(test)]
@@ -110,25 +98,13 @@ mod tests {
 
     #[test]
     fn areas_stack_and_end_at_the_death() {
-        let death = Death {
-            who: Who::Worker,
-            at: 3.5,
-            by: "signal 9".into(),
-        };
+        let death = Death { who: Who::Worker, at: 3.5, by: "signal 9".into() };
         let outcomes = [
-            made_up(
-                "LRU, best hour",
-                Kind::FixedLru { bytes: 1 << 20 },
-                14.0,
-                Some(death),
-            ),
+            made_up("LRU, best hour", Kind::FixedLru { bytes: 1 << 20 }, 14.0, Some(death)),
             made_up("tenure", Kind::Tenure, 14.0, None),
         ];
         let text = render(&outcomes, 128 << 20, 80);
-        assert!(
-            text.lines().all(|line| line.chars().count() <= 80),
-            "{text}"
-        );
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         let plots: Vec<&str> = text.lines().filter(|line| line.contains('|')).collect();
         assert_eq!(plots.len(), 2 * HEIGHT + 2);
         // Killed a quarter into the run: 62 columns, the 15th is the cross, blank from there on.
@@ -138,14 +114,8 @@ mod tests {
             assert!(plot.chars().count() == 16, "{text}");
         }
         let survived = plots[2 * HEIGHT - 1].split_once('|').unwrap().1;
-        assert!(
-            survived.chars().count() > 55 && !survived.contains(DEATH),
-            "{text}"
-        );
-        assert!(
-            survived.contains(WORKER) && survived.contains(NEIGHBOUR),
-            "{text}"
-        );
+        assert!(survived.chars().count() > 55 && !survived.contains(DEATH), "{text}");
+        assert!(survived.contains(WORKER) && survived.contains(NEIGHBOUR), "{text}");
     }
 
     #[test]

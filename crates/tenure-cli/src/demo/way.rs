@@ -44,19 +44,15 @@ pub fn run(
     let room = Room::open(common.enforcement, common.limit)?;
     // Both are in the group before they have any memory to speak of.
     let (mut worker, from_worker) = Party::spawn(super::WORKER)?;
-    room.admit(&worker)
-        .context("cannot put the worker into its cgroup")?;
+    room.admit(&worker).context("cannot put the worker into its cgroup")?;
     let (mut neighbour, from_neighbour) = Party::spawn(super::NEIGHBOUR)?;
-    room.admit(&neighbour)
-        .context("cannot put the neighbour into its cgroup")?;
+    room.admit(&neighbour).context("cannot put the neighbour into its cgroup")?;
 
     worker.tell(&ToWorker::Plan(Box::new(plan)))?;
     let FromWorker::Ready = party::expect(&from_worker, &mut worker, PATIENCE)? else {
         bail!("the worker has started out of turn");
     };
-    neighbour.tell(&Hold {
-        bytes: common.schedule.least,
-    })?;
+    neighbour.tell(&Hold { bytes: common.schedule.least })?;
     let holds: Holds = party::expect(&from_neighbour, &mut neighbour, PATIENCE)?;
     worker.tell(&ToWorker::Go)?;
 
@@ -161,10 +157,7 @@ impl Run<'_> {
         match self.room.judge(together, now) {
             Verdict::Fits => {}
             Verdict::Short(bytes) => {
-                if self
-                    .told_to_give_up
-                    .is_none_or(|told| now - told >= GIVE_UP_EVERY)
-                {
+                if self.told_to_give_up.is_none_or(|told| now - told >= GIVE_UP_EVERY) {
                     self.told_to_give_up = Some(now);
                     self.worker.tell(&ToWorker::GiveUp(bytes))?;
                 }
@@ -179,11 +172,7 @@ impl Run<'_> {
                     (Who::Neighbour, &mut self.neighbour)
                 };
                 victim.kill();
-                return Ok(Some(Death {
-                    who,
-                    at,
-                    by: "the stand-in".into(),
-                }));
+                return Ok(Some(Death { who, at, by: "the stand-in".into() }));
             }
         }
         if wanted != self.held && !self.asked {
@@ -246,11 +235,7 @@ impl Run<'_> {
                 // It is dead, perhaps only since its neighbour has died or its time was up; its
                 // last report will have to do.
                 Err(error) => {
-                    let at = self
-                        .start
-                        .elapsed()
-                        .as_secs_f64()
-                        .min(self.common.schedule.seconds);
+                    let at = self.start.elapsed().as_secs_f64().min(self.common.schedule.seconds);
                     death = death.or_else(|| self.find_death(at));
                     if death.is_none() {
                         return Err(error);
@@ -259,12 +244,7 @@ impl Run<'_> {
                 }
             }
         }
-        let seen = self
-            .samples
-            .iter()
-            .map(|sample| sample.used)
-            .max()
-            .unwrap_or(0);
+        let seen = self.samples.iter().map(|sample| sample.used).max().unwrap_or(0);
         Ok(Outcome {
             way: way.clone(),
             schedule: self.common.schedule,

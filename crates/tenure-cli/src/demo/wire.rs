@@ -114,22 +114,13 @@ mod tests {
     #[test]
     fn messages_come_through_and_a_cut_line_is_the_end() {
         let mut pipe = Vec::new();
-        let counts = Counts {
-            requests: 5,
-            hits: 3,
-            ..Counts::default()
-        };
+        let counts = Counts { requests: 5, hits: 3, ..Counts::default() };
         send(&mut pipe, &FromWorker::Ready).unwrap();
         send(&mut pipe, &FromWorker::Progress(counts)).unwrap();
         pipe.extend_from_slice(b"{\"Done\":{\"requ");
         let mut from = &pipe[..];
-        assert!(matches!(
-            receive(&mut from).unwrap(),
-            Some(FromWorker::Ready)
-        ));
-        let Some(FromWorker::Progress(got)) = receive(&mut from).unwrap() else {
-            panic!()
-        };
+        assert!(matches!(receive(&mut from).unwrap(), Some(FromWorker::Ready)));
+        let Some(FromWorker::Progress(got)) = receive(&mut from).unwrap() else { panic!() };
         assert_eq!(got, counts);
         assert!(receive::<FromWorker>(&mut from).unwrap().is_none());
         assert!(receive::<FromWorker>(&mut &b"nonsense\n"[..]).is_err());

@@ -86,12 +86,7 @@ impl<'a> Server<'a> {
             plan,
             store,
             stop: AtomicBool::new(false),
-            made_before: plan
-                .pieces
-                .list
-                .iter()
-                .map(|_| AtomicBool::new(false))
-                .collect(),
+            made_before: plan.pieces.list.iter().map(|_| AtomicBool::new(false)).collect(),
             requests: AtomicU64::new(0),
             hits: AtomicU64::new(0),
             made: AtomicU64::new(0),

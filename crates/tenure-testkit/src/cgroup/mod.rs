@@ -56,36 +56,21 @@ impl MemoryCgroup {
         SWEEP.call_once(|| {
             sweep_in(&place);
         });
-        let hint: String = name_hint
-            .chars()
-            .filter(|c| c.is_ascii_alphanumeric() || *c == '_')
-            .take(60)
-            .collect();
+        let hint: String =
+            name_hint.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '_').take(60).collect();
         let creator = std::process::id();
         let n = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let dir = place
-            .dir
-            .join(format!("{PREFIX}{}-{creator}-{n}-{hint}", pid_namespace()));
+        let dir = place.dir.join(format!("{PREFIX}{}-{creator}-{n}-{hint}", pid_namespace()));
         let version = place.version;
         fs::create_dir(&dir).map_err(|e| {
             let at = place.dir.display();
-            Unavailable::new(format!(
-                "cannot make a memory cgroup {version} in {at}: {e}"
-            ))
+            Unavailable::new(format!("cannot make a memory cgroup {version} in {at}: {e}"))
         })?;
         let no_swap = AtomicBool::new(true);
-        let group = MemoryCgroup {
-            version,
-            dir,
-            home: place.home,
-            creator,
-            no_swap,
-        };
+        let group = MemoryCgroup { version, dir, home: place.home, creator, no_swap };
         group.set_limit(limit_bytes).map_err(|e| {
             let at = group.dir.display();
-            Unavailable::new(format!(
-                "cannot limit the memory cgroup {version} at {at}: {e}"
-            ))
+            Unavailable::new(format!("cannot limit the memory cgroup {version} at {at}: {e}"))
         })?;
         Ok(group)
     }
@@ -164,9 +149,7 @@ impl MemoryCgroup {
         })?;
         match text.trim() {
             "max" => Ok(u64::MAX),
-            n => n
-                .parse()
-                .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e)),
+            n => n.parse().map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e)),
         }
     }
 
@@ -314,31 +297,19 @@ impl Drop for MemoryCgroup {
 }
 
 fn keyed_value(text: &str, key: &str) -> Option<u64> {
-    text.lines().find_map(|line| {
-        line.strip_prefix(key)?
-            .strip_prefix(' ')?
-            .trim()
-            .parse()
-            .ok()
-    })
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
 fn read_procs(dir: &Path) -> Vec<u32> {
     let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
     // A process of another pid namespace is listed as 0, which no write could name.
-    text.lines()
-        .filter_map(|line| line.parse().ok())
-        .filter(|pid| *pid != 0)
-        .collect()
+    text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0).collect()
 }
 
 /// The pid namespace's number, part of a group's name: a pid means nothing outside of it.
 fn pid_namespace() -> String {
     let link = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-    link.to_string_lossy()
-        .chars()
-        .filter(char::is_ascii_digit)
-        .collect()
+    link.to_string_lossy().chars().filter(char::is_ascii_digit).collect()
 }
 
 fn sweep_in(place: &Place) -> usize {
@@ -350,9 +321,7 @@ fn sweep_in(place: &Place) -> usize {
         .flatten()
         .filter(|entry| {
             let name = entry.file_name();
-            let pid = name
-                .to_str()
-                .and_then(|n| n.strip_prefix(&prefix)?.split('-').next());
+            let pid = name.to_str().and_then(|n| n.strip_prefix(&prefix)?.split('-').next());
             pid.and_then(|p| p.parse().ok()).is_some_and(is_dead)
                 && fs::remove_dir(entry.path()).is_ok()
         })

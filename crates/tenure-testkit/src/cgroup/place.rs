@@ -44,11 +44,7 @@ pub(super) fn find() -> Result<Place, Unavailable> {
     match mount.version {
         Version::V1 => {
             writable(&group, Version::V1)?;
-            Ok(Place {
-                version: Version::V1,
-                dir: group.clone(),
-                home: group,
-            })
+            Ok(Place { version: Version::V1, dir: group.clone(), home: group })
         }
         Version::V2 => find_v2(&group, &mount.point),
     }
@@ -60,14 +56,9 @@ fn locate(mountinfo: &str, own: &str) -> Option<(Mount, PathBuf)> {
     let v1_path = own.lines().find_map(|line| {
         let mut parts = line.splitn(3, ':');
         let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
-        controllers
-            .split(',')
-            .any(|c| c == "memory")
-            .then(|| PathBuf::from(path))
+        controllers.split(',').any(|c| c == "memory").then(|| PathBuf::from(path))
     });
-    let v2_path = own
-        .lines()
-        .find_map(|line| line.strip_prefix("0::").map(PathBuf::from));
+    let v2_path = own.lines().find_map(|line| line.strip_prefix("0::").map(PathBuf::from));
     let mounts: Vec<Mount> = mountinfo.lines().filter_map(parse_mount).collect();
     let take = |version| mounts.iter().position(|m| m.version == version);
     let (at, path) = match (take(Version::V1), v1_path) {
@@ -88,22 +79,13 @@ fn parse_mount(line: &str) -> Option<Mount> {
         "cgroup" if after.nth(1)?.split(',').any(|o| o == "memory") => Version::V1,
         _ => return None,
     };
-    Some(Mount {
-        version,
-        root,
-        point,
-    })
+    Some(Mount { version, root, point })
 }
 
 /// mountinfo writes space, tab, newline and backslash as three octal digits.
 fn unescape(field: &str) -> PathBuf {
     let mut out = field.to_owned();
-    for (code, plain) in [
-        ("\\040", " "),
-        ("\\011", "\t"),
-        ("\\012", "\n"),
-        ("\\134", "\\"),
-    ] {
+    for (code, plain) in [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")] {
         out = out.replace(code, plain);
     }
     PathBuf::from(out)
@@ -123,21 +105,19 @@ fn directory(mount: &Mount, path: &Path) -> PathBuf {
 
 fn writable(dir: &Path, version: Version) -> Result<(), Unavailable> {
     // access(2) rather than a trial mkdir: nothing to undo when it is refused afterwards.
-    rustix::fs::access(
-        dir,
-        rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
+    rustix::fs::access(dir, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK).map_err(
+        |e| {
+            let uid = rustix::process::geteuid().as_raw();
+            let remedy = match version {
+                Version::V1 => "run as root",
+                Version::V2 => "run as root, or under `systemd-run --user --scope`",
+            };
+            let at = dir.display();
+            Unavailable::new(format!(
+                "memory cgroup {version} at {at} is not writable by uid {uid} ({e}); {remedy}"
+            ))
+        },
     )
-    .map_err(|e| {
-        let uid = rustix::process::geteuid().as_raw();
-        let remedy = match version {
-            Version::V1 => "run as root",
-            Version::V2 => "run as root, or under `systemd-run --user --scope`",
-        };
-        let at = dir.display();
-        Unavailable::new(format!(
-            "memory cgroup {version} at {at} is not writable by uid {uid} ({e}); {remedy}"
-        ))
-    })
 }
 
 fn lists_memory(dir: &Path, file: &str) -> bool {
@@ -151,11 +131,7 @@ fn lists_memory(dir: &Path, file: &str) -> bool {
 /// then the own group after moving ourselves into a leaf.
 fn find_v2(own: &Path, mount_point: &Path) -> Result<Place, Unavailable> {
     let v2 = Version::V2;
-    let place = |dir: &Path, home: &Path| Place {
-        version: v2,
-        dir: dir.into(),
-        home: home.into(),
-    };
+    let place = |dir: &Path, home: &Path| Place { version: v2, dir: dir.into(), home: home.into() };
     if lists_memory(own, "cgroup.subtree_control") {
         writable(own, v2)?;
         return Ok(place(own, own));
@@ -190,9 +166,8 @@ fn find_v2(own: &Path, mount_point: &Path) -> Result<Place, Unavailable> {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(refused(&leaf, &e)),
         _ => {}
     }
-    let (ours, others): (Vec<u32>, Vec<u32>) = super::read_procs(own)
-        .into_iter()
-        .partition(|pid| descends_from_us(*pid));
+    let (ours, others): (Vec<u32>, Vec<u32>) =
+        super::read_procs(own).into_iter().partition(|pid| descends_from_us(*pid));
     if !others.is_empty() {
         let _ = fs::remove_dir(&leaf);
         return Err(Unavailable::new(format!(
@@ -227,10 +202,7 @@ fn descends_from_us(pid: u32) -> bool {
 }
 
 fn refused(at: &Path, e: &io::Error) -> Unavailable {
-    Unavailable::new(format!(
-        "cgroup v2 at {} cannot be prepared: {e}",
-        at.display()
-    ))
+    Unavailable::new(format!("cgroup v2 at {} cannot be prepared: {e}", at.display()))
 }
 
 #[cfg(test)]
@@ -248,10 +220,7 @@ mod tests {
         let own = "9:name=systemd:/\n4:memory:/jobs/a\n0::/";
         let (mount, path) = locate(V1, own).expect("memory is mounted in the sample");
         assert_eq!(mount.version, Version::V1);
-        assert_eq!(
-            directory(&mount, &path),
-            Path::new("/sys/fs/cgroup/memory/jobs/a")
-        );
+        assert_eq!(directory(&mount, &path), Path::new("/sys/fs/cgroup/memory/jobs/a"));
     }
 
     #[test]
@@ -275,9 +244,6 @@ mod tests {
 
     #[test]
     fn no_memory_hierarchy_is_no_place() {
-        assert_eq!(
-            locate("32 31 0:29 / /c rw - cgroup cgroup rw,cpu", "1:cpu:/"),
-            None
-        );
+        assert_eq!(locate("32 31 0:29 / /c rw - cgroup cgroup rw,cpu", "1:cpu:/"), None);
     }
 }

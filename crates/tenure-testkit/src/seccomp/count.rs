@@ -28,11 +28,7 @@ impl SyscallCount {
 
     /// The number and count of each system call so far, for the message of a failed check.
     pub fn by_number(&self) -> Vec<(usize, u64)> {
-        let counts = self
-            .shared
-            .by_number
-            .iter()
-            .map(|n| n.load(Ordering::SeqCst));
+        let counts = self.shared.by_number.iter().map(|n| n.load(Ordering::SeqCst));
         counts.enumerate().filter(|(_, n)| *n > 0).collect()
     }
 }

@@ -95,10 +95,7 @@ impl Filter {
 
     /// A filter that denies everything; what [`allow`](Self::allow) names is let through.
     pub fn deny_all(denied: Denied) -> Filter {
-        Filter {
-            rules: Vec::new(),
-            otherwise: Some(denied.action()),
-        }
+        Filter { rules: Vec::new(), otherwise: Some(denied.action()) }
     }
 
     /// Makes calls of this kind fail with this error.
@@ -141,10 +138,7 @@ impl Filter {
         let mut program = self.program();
         let length = u16::try_from(program.len())
             .map_err(|_| Unavailable::new("the seccomp filter has too many rules"))?;
-        let program = libc::sock_fprog {
-            len: length,
-            filter: program.as_mut_ptr(),
-        };
+        let program = libc::sock_fprog { len: length, filter: program.as_mut_ptr() };
         // SAFETY: plain numbers; only this thread's no_new_privs bit changes.
         if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
             let e = io::Error::last_os_error();
@@ -153,20 +147,13 @@ impl Filter {
         // SAFETY: `program` and the instructions it points to live through the call, and the
         // kernel copies them.
         let result = unsafe {
-            libc::syscall(
-                libc::SYS_seccomp,
-                libc::SECCOMP_SET_MODE_FILTER,
-                flags,
-                &program,
-            )
+            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &program)
         };
         // After this point nothing may make a system call before the caller has said so: with a
         // listener, calls wait for a supervisor that does not know it yet.
         if result < 0 {
             let e = io::Error::last_os_error();
-            return Err(Unavailable::new(format!(
-                "a seccomp filter cannot be installed: {e}"
-            )));
+            return Err(Unavailable::new(format!("a seccomp filter cannot be installed: {e}")));
         }
         Ok(result)
     }
@@ -200,12 +187,7 @@ impl Filter {
             }
             program.push(op(ret, *action, 0, 0));
         }
-        program.push(op(
-            ret,
-            self.otherwise.unwrap_or(libc::SECCOMP_RET_ALLOW),
-            0,
-            0,
-        ));
+        program.push(op(ret, self.otherwise.unwrap_or(libc::SECCOMP_RET_ALLOW), 0, 0));
         program
     }
 }
@@ -235,8 +217,5 @@ pub fn deny_all_syscalls_on_this_thread_except(
     denied: Denied,
 ) -> Result<(), Unavailable> {
     let filter = Filter::deny_all(denied);
-    numbers
-        .iter()
-        .fold(filter, |f, nr| f.allow(Call::Number(*nr)))
-        .install_this_thread()
+    numbers.iter().fold(filter, |f, nr| f.allow(Call::Number(*nr))).install_this_thread()
 }

@@ -34,9 +34,9 @@ impl NthFailure {
     /// Watches `calls`, failing those that `when` says with `errno`.
     pub fn install(calls: &[Call], errno: Errno, when: When) -> Result<NthFailure, Unavailable> {
         let shared = Arc::new(Shared::new(errno.raw_os_error(), when));
-        let filter = calls.iter().fold(Filter::new(), |filter, call| {
-            filter.rule(*call, libc::SECCOMP_RET_USER_NOTIF)
-        });
+        let filter = calls
+            .iter()
+            .fold(Filter::new(), |filter, call| filter.rule(*call, libc::SECCOMP_RET_USER_NOTIF));
         supervise(&filter, &shared)?;
         Ok(NthFailure { shared })
     }
@@ -112,10 +112,7 @@ impl Shared {
         let nth = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
         let place = usize::try_from(number).unwrap_or(NUMBERS).min(NUMBERS - 1);
         self.by_number[place].fetch_add(1, Ordering::SeqCst);
-        let (first, last) = (
-            self.first.load(Ordering::SeqCst),
-            self.last.load(Ordering::SeqCst),
-        );
+        let (first, last) = (self.first.load(Ordering::SeqCst), self.last.load(Ordering::SeqCst));
         if (first..=last).contains(&nth) {
             self.failures.fetch_add(1, Ordering::SeqCst);
             self.errno
@@ -203,11 +200,7 @@ fn answer_all(listener: OwnedFd, shared: &Shared) {
             id,
             val: 0,
             error: -errno,
-            flags: if errno == 0 {
-                libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32
-            } else {
-                0
-            },
+            flags: if errno == 0 { libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32 } else { 0 },
         };
         // SAFETY: the buffer lives through the call. A caller that is gone by now is no matter.
         unsafe { libc::ioctl(fd, libc::SECCOMP_IOCTL_NOTIF_SEND, &mut response) };

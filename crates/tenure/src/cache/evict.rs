@@ -53,10 +53,9 @@ impl Space {
                 pool.queue.remove(pool.hand);
                 pin::pin(node);
                 segment.next_generation();
-                self.counts.evicted.fetch_add(
-                    u64::from(segment.live.load(Ordering::Relaxed)),
-                    Ordering::Relaxed,
-                );
+                self.counts
+                    .evicted
+                    .fetch_add(u64::from(segment.live.load(Ordering::Relaxed)), Ordering::Relaxed);
                 self.retire(pool, segment);
             }
         }

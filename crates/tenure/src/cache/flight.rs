@@ -41,13 +41,10 @@ impl Flights {
             let flight = flight.clone();
             drop(all);
             let landed = lock(&flight.landed);
-            drop(
-                flight.bell.wait_while(landed, |l| !*l).unwrap_or_else(PoisonError::into_inner),
-            );
+            drop(flight.bell.wait_while(landed, |l| !*l).unwrap_or_else(PoisonError::into_inner));
             return None;
         }
-        let flight =
-            Arc::new(Flight { process, landed: Mutex::new(false), bell: Condvar::new() });
+        let flight = Arc::new(Flight { process, landed: Mutex::new(false), bell: Condvar::new() });
         all.insert(hash, flight.clone());
         Some(Maker { flights: self, hash, flight })
     }

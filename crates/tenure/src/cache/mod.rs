@@ -277,7 +277,11 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     ///
     /// # Panics
     /// If `make` does; another thread that waited then makes the value.
-    pub fn get_or_insert_with<Q>(&self, key: &Q, make: impl FnOnce() -> Vec<u8>) -> Result<Value<'_>>
+    pub fn get_or_insert_with<Q>(
+        &self,
+        key: &Q,
+        make: impl FnOnce() -> Vec<u8>,
+    ) -> Result<Value<'_>>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,

@@ -51,10 +51,11 @@ impl Segment {
     fn new(number: u32, capacity: usize, priority: u8) -> Result<Segment> {
         let mapping = map(capacity)?;
         let slow = if purge_always() { Word::SLOW_UNPIN } else { 0 };
-        let id = slab().take(mapping.range(), Word(Word::PIN | slow), priority, 0).ok_or_else(|| {
-            let why = "33 million ranges are known already";
-            Error::new(ErrorKind::OutOfMemory, "Cache", why, "use fewer, larger caches")
-        })?;
+        let id =
+            slab().take(mapping.range(), Word(Word::PIN | slow), priority, 0).ok_or_else(|| {
+                let why = "33 million ranges are known already";
+                Error::new(ErrorKind::OutOfMemory, "Cache", why, "use fewer, larger caches")
+            })?;
         let segment = Segment {
             number,
             id,
@@ -174,7 +175,8 @@ impl Segment {
             return None;
         }
         let bytes = self.bytes(offset, HEADER);
-        let word = |i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
+        let word =
+            |i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
         Some(Header { len: word(0), hash: word(4) })
     }
 

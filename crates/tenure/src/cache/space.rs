@@ -141,7 +141,13 @@ impl Space {
 
     /// Finds room for a value and writes its header. The caller writes the value, lets a key lead to
     /// the place, and unpins the segment.
-    pub fn room(&self, index: &dyn Index, lane: usize, head: Header, deadline: u64) -> Result<Room<'_>> {
+    pub fn room(
+        &self,
+        index: &dyn Index,
+        lane: usize,
+        head: Header,
+        deadline: u64,
+    ) -> Result<Room<'_>> {
         let need = footprint(head.len as usize, self.expires);
         if need > LARGE {
             return self.large(index, head, deadline, need);
@@ -163,7 +169,14 @@ impl Space {
         Ok(Room { segment, place, at: at + self.head() })
     }
 
-    pub fn fill(&self, segment: &Segment, at: usize, need: usize, head: Header, deadline: u64) -> Place {
+    pub fn fill(
+        &self,
+        segment: &Segment,
+        at: usize,
+        need: usize,
+        head: Header,
+        deadline: u64,
+    ) -> Place {
         segment.write(at, &head.len.to_ne_bytes());
         segment.write(at + 4, &head.hash.to_ne_bytes());
         if self.expires {
@@ -214,7 +227,10 @@ impl Space {
                 self.evict(&mut pool, index, into);
             }
         }
-        Ok(Open { segment: number, at: self.segment(number).filled.load(Ordering::Relaxed) as usize })
+        Ok(Open {
+            segment: number,
+            at: self.segment(number).filled.load(Ordering::Relaxed) as usize,
+        })
     }
 
     /// An empty segment with fresh memory, pinned.
@@ -304,10 +320,17 @@ impl Space {
         self.retire(pool, segment);
     }
 
-    fn large(&self, index: &dyn Index, head: Header, deadline: u64, need: usize) -> Result<Room<'_>> {
+    fn large(
+        &self,
+        index: &dyn Index,
+        head: Header,
+        deadline: u64,
+        need: usize,
+    ) -> Result<Room<'_>> {
         let capacity = need.next_multiple_of(crate::os::page_size());
         // A capacity of exactly one standard segment would be taken for one.
-        let capacity = if capacity == SEGMENT { capacity + crate::os::page_size() } else { capacity };
+        let capacity =
+            if capacity == SEGMENT { capacity + crate::os::page_size() } else { capacity };
         let now = Instant::now();
         let mut pool = lock(&self.pool);
         self.tidy(&mut pool, index, now);

@@ -52,7 +52,10 @@ impl AsRef<[u8]> for Value<'_> {
 
 impl fmt::Debug for Value<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Value").field("len", &self.len()).field("cached", &self.is_cached()).finish()
+        f.debug_struct("Value")
+            .field("len", &self.len())
+            .field("cached", &self.is_cached())
+            .finish()
     }
 }
 

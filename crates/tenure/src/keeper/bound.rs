@@ -9,7 +9,7 @@
 use super::{inbox, thread};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes that may be marked and not offered: what the last round found, and what came since.
 static EXPOSED: AtomicU64 = AtomicU64::new(0);
@@ -17,8 +17,19 @@ static BOUND: AtomicU64 = AtomicU64::new(u64::MAX);
 static ROUNDS: Mutex<u64> = Mutex::new(0);
 static BELL: Condvar = Condvar::new();
 
-/// No longer than this: the keeper may be busy with a long offer, or everything may be pinned.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// No longer than this. On a busy machine the keeper may wait long for a processor, and whoever went
+/// on without it could have a neighbour killed (seen with 50 ms at a load of four per processor).
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The least that may be marked and not offered unless set otherwise; all there may be under pressure.
+pub(crate) const LEAST: u64 = 16 << 20;
+
+/// The kernel is short of memory: the bound falls at once, before the keeper gets to run.
+pub(crate) fn tighten() {
+    if super::settings::settings().unoffered_max.is_none() {
+        BOUND.fetch_min(LEAST, Ordering::Relaxed);
+    }
+}
 
 /// The lock, for a fork.
 pub(crate) fn lock() -> MutexGuard<'static, u64> {
@@ -32,23 +43,42 @@ pub(crate) fn count(bytes: u64) {
 
 /// `bytes` were taken back from the kernel's reach. The caller holds no lock of the keeper's.
 pub(crate) fn exposed(bytes: u64) {
-    let now = EXPOSED.fetch_add(bytes, Ordering::Relaxed) + bytes;
-    if now > BOUND.load(Ordering::Relaxed) && !thread::is_keeper() && thread::running() {
-        wait_for_round();
+    EXPOSED.fetch_add(bytes, Ordering::Relaxed);
+    if over() && !thread::is_keeper() && thread::running() {
+        wait_for_rounds();
     }
 }
 
-#[cold]
-fn wait_for_round() {
-    let rounds = lock();
-    let seen = *rounds;
-    inbox::wake();
-    let _ = BELL.wait_timeout_while(rounds, PATIENCE, |rounds| *rounds == seen);
+fn over() -> bool {
+    EXPOSED.load(Ordering::Relaxed) > BOUND.load(Ordering::Relaxed)
 }
 
-/// A round has ended that left `marked` bytes marked and not offered.
-pub(crate) fn round_ended(marked: u64, bound: u64) {
-    EXPOSED.store(marked, Ordering::Relaxed);
+#[cold]
+fn wait_for_rounds() {
+    let until = Instant::now() + PATIENCE;
+    let mut rounds = lock();
+    while over() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        let seen = *rounds;
+        inbox::wake();
+        (rounds, _) = BELL
+            .wait_timeout_while(rounds, left, |rounds| *rounds == seen)
+            .unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+/// What is exposed as a round begins; it goes to [`round_ended`].
+pub(crate) fn round_begins() -> u64 {
+    EXPOSED.load(Ordering::Relaxed)
+}
+
+/// A round has ended that left `marked` bytes marked and not offered. What came since it began was
+/// perhaps not seen by it and stays counted.
+pub(crate) fn round_ended(at_begin: u64, marked: u64, bound: u64) {
+    EXPOSED.fetch_add(marked.wrapping_sub(at_begin), Ordering::Relaxed);
     BOUND.store(bound, Ordering::Relaxed);
     *lock() += 1;
     BELL.notify_all();

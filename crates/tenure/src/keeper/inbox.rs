@@ -92,9 +92,7 @@ pub(crate) fn wait(timeout: Option<Duration>, idle: impl Fn() -> bool) -> Mail {
             inbox
         }
         Some(timeout) => {
-            BELL.wait_timeout_while(inbox, timeout, empty)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0
+            BELL.wait_timeout_while(inbox, timeout, empty).unwrap_or_else(PoisonError::into_inner).0
         }
     };
     Mail {

@@ -289,9 +289,7 @@ impl Slab {
     pub fn put(&self, id: NodeId) {
         self.live.fetch_sub(1, Ordering::SeqCst);
         self.used[id.0 as usize / CHUNK].fetch_sub(1, Ordering::Relaxed);
-        let _ = self.get(id).change(|word| {
-            Some(Word((word.used().0 >> 32 << 32) | Word::FREE))
-        });
+        let _ = self.get(id).change(|word| Some(Word((word.used().0 >> 32 << 32) | Word::FREE)));
         self.lock().push(id);
     }
 

@@ -17,9 +17,9 @@ struct Place {
 }
 
 const PLACES: usize = 16;
-static PLACE: [Place; PLACES] = [const {
-    Place { waiters: AtomicU32::new(0), lock: Mutex::new(()), bell: Condvar::new() }
-}; PLACES];
+static PLACE: [Place; PLACES] =
+    [const { Place { waiters: AtomicU32::new(0), lock: Mutex::new(()), bell: Condvar::new() } };
+        PLACES];
 
 fn place(node: &'static Node) -> &'static Place {
     &PLACE[std::ptr::from_ref(node) as usize / size_of::<Node>() % PLACES]
@@ -163,9 +163,8 @@ pub(crate) fn offer(id: NodeId, split_huge: bool) -> Result<(), pages::Refusal> 
     let node = id.node();
     let _pass = gate::pass();
     let word = node.load();
-    let ready = word.phase() == Phase::Resident
-        && word.pins() == 0
-        && !word.has(Word::FREE | Word::HELD);
+    let ready =
+        word.phase() == Phase::Resident && word.pins() == 0 && !word.has(Word::FREE | Word::HELD);
     if !ready || !node.try_change(word, word.with_phase(Phase::Offering)) {
         return Err(pages::Refusal::Wanted);
     }

@@ -9,8 +9,6 @@ use crate::stats::{self, COUNTERS};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// The least that may go unoffered unless set otherwise.
-const BOUND_MIN: u64 = 16 << 20;
 /// A look at all ranges may take this share of the time: a million take about 5 ms, so they are
 /// looked at every 250 ms, not every 60.
 const SHARE: u32 = 50;
@@ -75,11 +73,12 @@ impl Rounds {
     pub fn round(&mut self, pressure: bool) -> Option<Duration> {
         let now = Instant::now();
         let stirred = inbox::times_stirred();
+        let exposed = bound::round_begins();
         self.asleep_at = None;
         if slab().live() == 0 {
             self.asleep_at = Some(stirred);
             self.last = now;
-            bound::round_ended(0, u64::MAX);
+            bound::round_ended(exposed, 0, u64::MAX);
             return None;
         }
         stats::add(&COUNTERS.keeper_rounds, 1);
@@ -96,7 +95,7 @@ impl Rounds {
         let seen = self.look(units, pressed, settings.offer_after.is_zero());
         let looked = now.elapsed();
         let left = self.offer(seen.marked_bytes, bound, pressed);
-        bound::round_ended(left, bound);
+        bound::round_ended(exposed, left, bound);
 
         if !seen.resident {
             self.asleep_at = Some(stirred);
@@ -129,11 +128,10 @@ impl Rounds {
             self.room = memory_limit::room(self.group.as_ref());
             self.room_at = Some(now);
         }
-        let bound = (self.room.free / 4).max(BOUND_MIN);
         if pressed {
-            bound.min(BOUND_MIN)
+            bound::LEAST
         } else {
-            bound
+            (self.room.free / 4).max(bound::LEAST)
         }
     }
 

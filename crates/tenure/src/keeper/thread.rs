@@ -1,7 +1,7 @@
 //! The keeper's thread and the one that listens for pressure.
 
 use super::round::Rounds;
-use super::{inbox, watch};
+use super::{bound, inbox, watch};
 use crate::os::memory_limit;
 use crate::os::pressure::PressureWatch;
 use crate::os::thread::spawn_quiet;
@@ -75,6 +75,7 @@ fn listen() {
     // Without that thread pressure is noticed at the next round.
     let _ = spawn_quiet("tenure-pressure", move || loop {
         sources.wait();
+        bound::tighten();
         inbox::report_pressure();
         // The kernel reports at every reclaim; acting more often gains nothing.
         std::thread::sleep(std::time::Duration::from_millis(5));

@@ -150,4 +150,3 @@ pub(crate) fn reopen_in_child() -> Result<(), Errno> {
 pub(crate) fn raw(kind: Kind) -> RawFd {
     kind.slot().load(Ordering::Acquire)
 }
-

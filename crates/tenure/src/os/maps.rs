@@ -162,8 +162,7 @@ fn each_by_query(
             ..Query::default()
         };
         // SAFETY: the argument has the layout the kernel defines and outlives the call.
-        let done =
-            unsafe { libc::ioctl(maps.as_raw_fd(), IOC_QUERY as libc::Ioctl, &mut query) };
+        let done = unsafe { libc::ioctl(maps.as_raw_fd(), IOC_QUERY as libc::Ioctl, &mut query) };
         if done != 0 {
             match last_errno() {
                 Errno::NOENT => return Ok(()), // nothing mapped from here on

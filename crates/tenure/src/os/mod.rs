@@ -9,6 +9,7 @@ pub(crate) mod advise;
 pub(crate) mod fork;
 pub(crate) mod maps;
 pub(crate) mod memory_limit;
+pub(crate) mod mlock;
 pub(crate) mod pagemap;
 pub(crate) mod pressure;
 pub(crate) mod probe;

@@ -96,18 +96,12 @@ fn v2_events(group: &Path) -> Option<(OwnedFd, PollFlags)> {
 
 fn v1_level(group: &Path) -> Option<(OwnedFd, PollFlags)> {
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
-    let level = open(
-        group.join("memory.pressure_level"),
-        OFlags::RDONLY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .ok()?;
-    let control = open(
-        group.join("cgroup.event_control"),
-        OFlags::WRONLY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .ok()?;
+    let level =
+        open(group.join("memory.pressure_level"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .ok()?;
+    let control =
+        open(group.join("cgroup.event_control"), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
+            .ok()?;
     // "low": the kernel is reclaiming. It comes while there is still something to reclaim. The
     // default mode also hears of pressure in groups above.
     let line = format!("{} {} low", event.as_raw_fd(), level.as_raw_fd());

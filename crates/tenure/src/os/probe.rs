@@ -6,9 +6,9 @@ use super::maps;
 use super::memory_limit;
 use super::pagemap::{self, Pagemap, Pages};
 use super::pressure::PressureWatch;
+use super::reserve::Scratch;
 use super::uffd;
 use super::{page_size, HUGE_PAGE};
-use crate::mapping::{Mapping, PageSize};
 use crate::range::PageRange;
 use rustix::fd::AsRawFd;
 use rustix::io::Errno;
@@ -184,7 +184,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
     (
         Texts {
             name: "procmap_query",
-            what: "a range's mappings are looked up singly at its first mark (PROCMAP_QUERY, 6.11+)",
+            what:
+                "a range's mappings are looked up singly at its first mark (PROCMAP_QUERY, 6.11+)",
             consequence: "/proc/self/maps is read instead, about 1 µs for each mapping there is",
             remedy: "use Linux 6.11 or later",
             absent: Status::Degraded,
@@ -216,7 +217,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
         Texts {
             name: "private_descriptors",
             what: "tenure's descriptors survive a program that closes all (close_range, 5.9+)",
-            consequence: "a program that closes descriptors it did not open loses SIGBUS on purged \
+            consequence:
+                "a program that closes descriptors it did not open loses SIGBUS on purged \
                           pages; ranges offered by then count as purged",
             remedy: "allow close_range, or keep such programs from closing what they do not own",
             absent: Status::Degraded,
@@ -235,14 +237,14 @@ const TEXTS: &[(Texts, Attempt)] = &[
     ),
 ];
 
-fn scratch(pages: PageSize, len: usize) -> Result<Mapping, Option<Errno>> {
-    Mapping::anonymous_with(len, pages).map_err(|e| Some(Errno::from_raw_os_error(e.errno())))
+fn scratch_page() -> Result<Scratch, Option<Errno>> {
+    Scratch::new(page_size(), false).map_err(Some)
 }
 
 /// A scratch page with something on it.
-fn dirty_page() -> Result<Mapping, Option<Errno>> {
-    let mut page = scratch(PageSize::Base, page_size())?;
-    page.as_mut_slice()[0] = 1;
+fn dirty_page() -> Result<Scratch, Option<Errno>> {
+    let mut page = scratch_page()?;
+    page.bytes()[0] = 1;
     Ok(page)
 }
 
@@ -251,15 +253,15 @@ fn ensure(effect: bool) -> Result<(), Option<Errno>> {
 }
 
 fn try_free() -> Result<(), Option<Errno>> {
-    let page = dirty_page()?;
+    let mut page = dirty_page()?;
     advise::free(page.range())?;
     // Its contents may be gone by now, but nothing else may stand there.
-    ensure(page.as_slice()[0] <= 1 && page.as_slice()[1] == 0)
+    ensure(page.bytes()[0] <= 1 && page.bytes()[1] == 0)
 }
 
 fn try_userfaultfd() -> Result<(), Option<Errno>> {
     let fd = uffd::open(uffd::feature::SIGBUS)?;
-    let page = scratch(PageSize::Base, page_size())?;
+    let page = scratch_page()?;
     uffd::register(fd.as_raw_fd(), page.range())?;
     // The kernel's own touch of a missing page must fail like a program's.
     match read_by_kernel(page.range()) {
@@ -283,14 +285,14 @@ fn read_by_kernel(page: PageRange) -> Result<(), Errno> {
 }
 
 fn try_populate_write() -> Result<(), Option<Errno>> {
-    let page = scratch(PageSize::Base, page_size())?;
+    let page = scratch_page()?;
     advise::populate_write(page.range())?;
     let Ok(pagemap) = Pagemap::open() else { return Ok(()) };
     ensure(pagemap.count(page.range(), Pages::Missing) == Ok(0))
 }
 
 fn try_populate_read() -> Result<(), Option<Errno>> {
-    let page = scratch(PageSize::Base, page_size())?;
+    let page = scratch_page()?;
     advise::populate_read_plain(page.range())?;
     let Ok(pagemap) = Pagemap::open() else { return Ok(()) };
     ensure(pagemap.count(page.range(), Pages::Missing) == Ok(0))
@@ -318,7 +320,7 @@ fn try_pagemap() -> Result<(), Option<Errno>> {
 }
 
 fn try_pagemap_scan() -> Result<(), Option<Errno>> {
-    let page = scratch(PageSize::Base, page_size())?;
+    let page = scratch_page()?;
     let pagemap = Pagemap::open().map_err(Some)?;
     advise::populate_read(page.range())?;
     // The zero page must be told from data: that is what the scan is for.
@@ -333,8 +335,8 @@ fn try_procmap_query() -> Result<(), Option<Errno>> {
 }
 
 fn try_huge_pages() -> Result<(), Option<Errno>> {
-    let mut page = scratch(PageSize::Huge, HUGE_PAGE)?;
-    page.as_mut_slice()[0] = 1;
+    let mut page = Scratch::new(HUGE_PAGE, true).map_err(Some)?;
+    page.bytes()[0] = 1;
     let pagemap = Pagemap::open().map_err(Some)?;
     if pagemap.count(page.range(), Pages::Huge) == Ok(HUGE_PAGE) {
         return Ok(());
@@ -345,7 +347,7 @@ fn try_huge_pages() -> Result<(), Option<Errno>> {
 
 fn try_poison() -> Result<(), Option<Errno>> {
     let fd = uffd::open(uffd::feature::SIGBUS)?;
-    let page = scratch(PageSize::Base, page_size())?;
+    let page = scratch_page()?;
     uffd::register(fd.as_raw_fd(), page.range())?;
     uffd::poison(fd.as_raw_fd(), page.range())?;
     match advise::populate_write(page.range()) {

@@ -61,3 +61,36 @@ pub(crate) unsafe fn unmap(range: PageRange) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
     unsafe { munmap(range.start as *mut c_void, range.len()) }
 }
+
+/// A few pages to try things on, unmapped on drop.
+pub(crate) struct Scratch(PageRange);
+
+impl Scratch {
+    /// Base pages, or one huge page if the kernel gives it.
+    pub fn new(len: usize, huge: bool) -> Result<Scratch, Errno> {
+        let align = if huge { super::HUGE_PAGE } else { super::page_size() };
+        let scratch = Scratch(map_anonymous(len, align)?);
+        // Advice only: the attempt itself shows whether it was taken.
+        let _ = match huge {
+            true => super::advise::want_huge_pages(scratch.0),
+            false => super::advise::want_base_pages(scratch.0),
+        };
+        Ok(scratch)
+    }
+
+    pub fn range(&self) -> PageRange {
+        self.0
+    }
+
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: mapped for reading and writing while `self` lives, and borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.0.start as *mut u8, self.0.len()) }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // SAFETY: ours alone; no borrow outlives it.
+        let _ = unsafe { unmap(self.0) };
+    }
+}

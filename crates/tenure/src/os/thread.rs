@@ -17,10 +17,8 @@ pub(crate) fn spawn_quiet(
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
     }
     // A new thread inherits the mask.
-    let spawned = std::thread::Builder::new()
-        .name(name.to_owned())
-        .stack_size(256 << 10)
-        .spawn(body);
+    let spawned =
+        std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(body);
     // SAFETY: `before` was written above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
     spawned

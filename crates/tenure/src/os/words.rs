@@ -11,8 +11,8 @@ const WORD: usize = size_of::<u64>();
 pub(crate) unsafe fn first_nonzero(page: usize, page_size: usize) -> Option<(u16, u64)> {
     (0..page_size / WORD).find_map(|i| {
         // SAFETY: inside the page, aligned; atomic because the program may write it meanwhile.
-        let value = unsafe { AtomicU64::from_ptr((page + i * WORD) as *mut u64) }
-            .load(Ordering::Relaxed);
+        let value =
+            unsafe { AtomicU64::from_ptr((page + i * WORD) as *mut u64) }.load(Ordering::Relaxed);
         (value != 0).then_some((i as u16, value))
     })
 }

@@ -328,7 +328,8 @@ fn settle_all(
         });
         if let Err(errno) = settled {
             for id in pinned {
-                let _ = id.node().change(|word| (word.pins() > 0).then(|| Word(word.0 - Word::PIN)));
+                let _ =
+                    id.node().change(|word| (word.pins() > 0).then(|| Word(word.0 - Word::PIN)));
             }
             let error = Error::system("unmark", "madvise(MADV_POPULATE_WRITE)", errno);
             return Err(error.on(range.start, range.len()));
