@@ -446,6 +446,7 @@ where
             let error = Error::new(ErrorKind::BadRange, "Cache::insert", why, "split it");
             return Err((key, error));
         };
+        keeper::bound::hold_back();
         let now = self.shards.now_ms();
         let deadline = self.time_to_live_ms.map_or(u64::MAX, |ttl| now.saturating_add(ttl));
         let head = Header { len, hash };

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes that may be marked and not offered: what the last round found, and what came since.
 static EXPOSED: AtomicU64 = AtomicU64::new(0);
-static BOUND: AtomicU64 = AtomicU64::new(u64::MAX);
+static BOUND: AtomicU64 = AtomicU64::new(LEAST);
 static ROUNDS: Mutex<u64> = Mutex::new(0);
 static BELL: Condvar = Condvar::new();
 
@@ -36,7 +36,7 @@ pub(crate) fn lock() -> MutexGuard<'static, u64> {
     ROUNDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A range of `bytes` became known. Does not wait: the caller may hold locks; the next revival will.
+/// A range of `bytes` became known. Does not wait, since the caller may hold locks: see [`hold_back`].
 pub(crate) fn count(bytes: u64) {
     EXPOSED.fetch_add(bytes, Ordering::Relaxed);
 }
@@ -44,6 +44,13 @@ pub(crate) fn count(bytes: u64) {
 /// `bytes` were taken back from the kernel's reach. The caller holds no lock of the keeper's.
 pub(crate) fn exposed(bytes: u64) {
     EXPOSED.fetch_add(bytes, Ordering::Relaxed);
+    hold_back();
+}
+
+/// Waits while more is exposed than may be. Two loads when it is not. The caller holds no lock of the
+/// keeper's.
+#[inline]
+pub(crate) fn hold_back() {
     if over() && !thread::is_keeper() && thread::running() {
         wait_for_rounds();
     }

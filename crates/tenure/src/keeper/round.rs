@@ -78,7 +78,7 @@ impl Rounds {
         if slab().live() == 0 {
             self.asleep_at = Some(stirred);
             self.last = now;
-            bound::round_ended(exposed, 0, u64::MAX);
+            bound::round_ended(exposed, 0, bound::LEAST);
             return None;
         }
         stats::add(&COUNTERS.keeper_rounds, 1);

@@ -89,6 +89,7 @@ impl VolatileBuilder {
     pub fn build(self) -> Result<Volatile> {
         let call = "Volatile::new";
         keeper::ready(call)?;
+        keeper::bound::hold_back();
         static OVER_FORK: Once = Once::new();
         OVER_FORK.call_once(|| gate::hold_over_fork(refill::lock_for_fork));
         let huge = self.len >= os::HUGE_PAGE;

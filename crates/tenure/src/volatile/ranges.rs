@@ -107,6 +107,7 @@ fn mark_range(
         .on(range.start, len));
     }
     mark_slowly(call, range, priority)?;
+    keeper::bound::hold_back();
     if purge_always() {
         for id in volatile_ids(range) {
             let _ = pin::offer_and_purge(id);
