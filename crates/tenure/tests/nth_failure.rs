@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use tenure::volatile;
 use tenure::{Cache, Mapping, Outcome, PageSize, Volatile};
 use tenure_testkit::seccomp::{Call, NthFailure, When};
-use tenure_testkit::{run_child, this_test};
+use tenure_testkit::{run_child, skip, this_test};
 
 const PAGE: usize = 4096;
 const LEN: usize = 64 * PAGE;
@@ -78,6 +78,14 @@ fn scenario() {
     }
 }
 
+macro_rules! needs {
+    ($finding:literal) => {
+        if !tenure::capabilities().works($finding) {
+            skip!("{} does not work here, so it is never called twice", $finding);
+        }
+    };
+}
+
 fn sweep(test: &'static str, calls: &'static [Call], errno: Errno) {
     let result = run_child(test, &[], || {
         // First thing, so that the keeper's calls are counted too.
@@ -106,6 +114,7 @@ fn sweep(test: &'static str, calls: &'static [Call], errno: Errno) {
 
 #[test]
 fn populate_write_out_of_memory() {
+    needs!("populate_write");
     sweep(this_test!(), &[Call::Madvise(libc::MADV_POPULATE_WRITE)], Errno::NOMEM);
 }
 
@@ -116,16 +125,19 @@ fn madv_free_refused() {
 
 #[test]
 fn registration_fails() {
+    needs!("userfaultfd");
     // UFFDIO_REGISTER: the mapping count is at its limit.
     sweep(this_test!(), &[Call::Ioctl(0xC020_AA00)], Errno::NOMEM);
 }
 
 #[test]
 fn unregistration_fails() {
+    needs!("userfaultfd");
     sweep(this_test!(), &[Call::Ioctl(0x8010_AA01)], Errno::NOMEM);
 }
 
 #[test]
 fn the_page_map_cannot_be_read() {
+    needs!("pagemap_scan");
     sweep(this_test!(), &[Call::PagemapScan], Errno::NOMEM);
 }

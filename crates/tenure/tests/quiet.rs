@@ -36,7 +36,7 @@ fn a_million_marks_and_unmarks_make_no_system_call() {
                 }
             };
             each(1);
-            let ((), calls) = count.of(|| each(MILLION / ranges));
+            let ((), calls) = count.of_this_thread(|| each(MILLION / ranges));
             assert_eq!(calls, 0, "{:?}", count.by_number());
         });
         calls.unwrap();
@@ -65,7 +65,7 @@ fn pins_and_gets_make_no_system_call() {
                 }
             };
             each(10);
-            let ((), calls) = count.of(|| each(MILLION as u64));
+            let ((), calls) = count.of_this_thread(|| each(MILLION as u64));
             assert_eq!(calls, 0, "{:?}", count.by_number());
         });
         calls.unwrap();

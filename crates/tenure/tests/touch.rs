@@ -240,6 +240,32 @@ fn shared_pages_wait_until_the_child_is_gone() {
     succeeded(&result);
 }
 
+/// Before 6.7 the page map shows the zero page as it shows a fork's page.
+#[test]
+fn pages_that_were_only_read_are_offered_after_a_fork() {
+    let result = run_child(this_test!(), &[], || {
+        // Something must be known for fork to be watched.
+        let _small = Volatile::new(PAGE).unwrap();
+        let mut map = Mapping::anonymous_with(LEN, PageSize::Base).unwrap();
+        map.as_mut_slice()[..LEN / 2].fill(7);
+        assert!(map.as_slice()[LEN / 2..].iter().all(|b| *b == 0));
+        for _ in 0..3 {
+            assert_eq!(fork(|| ()), 0);
+            // Written again, so that these pages are the parent's own.
+            map.as_mut_slice()[..LEN / 2].fill(7);
+            // SAFETY: inside the mapping.
+            unsafe {
+                volatile::mark(map.as_mut_ptr(), LEN).unwrap();
+                volatile::offer_now(map.as_mut_ptr(), LEN).unwrap();
+                assert_eq!(volatile::unmark(map.as_mut_ptr(), LEN), Ok(Outcome::Intact));
+            }
+        }
+        // SAFETY: the mapping goes after this.
+        unsafe { volatile::forget(map.as_mut_ptr(), LEN).unwrap() };
+    });
+    succeeded(&result);
+}
+
 #[test]
 fn a_raw_clone_that_missed_the_handlers_is_noticed() {
     needs_userfaultfd!();

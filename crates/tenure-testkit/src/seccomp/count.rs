@@ -26,6 +26,18 @@ impl SyscallCount {
         (result, self.now() - before)
     }
 
+    /// The same without the calls that other threads make meanwhile, such as a background thread
+    /// whose turn comes while a slow machine is still in the section.
+    pub fn of_this_thread<R>(&self, section: impl FnOnce() -> R) -> (R, u64) {
+        let calls = || self.shared.of_one_thread.load(Ordering::SeqCst);
+        self.shared.one_thread.store(rustix::thread::gettid().as_raw_pid(), Ordering::SeqCst);
+        let before = calls();
+        let result = section();
+        let made = calls() - before;
+        self.shared.one_thread.store(0, Ordering::SeqCst);
+        (result, made)
+    }
+
     /// The number and count of each system call so far, for the message of a failed check.
     pub fn by_number(&self) -> Vec<(usize, u64)> {
         let counts = self.shared.by_number.iter().map(|n| n.load(Ordering::SeqCst));

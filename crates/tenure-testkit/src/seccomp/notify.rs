@@ -71,6 +71,9 @@ pub(super) struct Shared {
     listener: AtomicI32,
     pub calls: AtomicU64,
     pub by_number: Box<[AtomicU64]>,
+    /// The thread whose calls are also counted apart; 0: none.
+    pub one_thread: AtomicI32,
+    pub of_one_thread: AtomicU64,
     failures: AtomicU64,
     first: AtomicU64,
     last: AtomicU64,
@@ -86,6 +89,8 @@ impl Shared {
             listener: AtomicI32::new(NOT_YET),
             calls: AtomicU64::new(0),
             by_number: (0..NUMBERS).map(|_| AtomicU64::new(0)).collect(),
+            one_thread: AtomicI32::new(0),
+            of_one_thread: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             first: AtomicU64::new(0),
             last: AtomicU64::new(0),
@@ -108,7 +113,10 @@ impl Shared {
     }
 
     /// Counts a call and says with which error it is to fail; 0 lets it go on.
-    fn judge(&self, number: i32) -> i32 {
+    fn judge(&self, thread: u32, number: i32) -> i32 {
+        if i32::try_from(thread) == Ok(self.one_thread.load(Ordering::SeqCst)) {
+            self.of_one_thread.fetch_add(1, Ordering::SeqCst);
+        }
         let nth = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
         let place = usize::try_from(number).unwrap_or(NUMBERS).min(NUMBERS - 1);
         self.by_number[place].fetch_add(1, Ordering::SeqCst);
@@ -193,9 +201,10 @@ fn answer_all(listener: OwnedFd, shared: &Shared) {
         }
         // SAFETY: the call succeeded, so the kernel has filled in the fields that it had from the
         // start; all are plain numbers.
-        let (id, number) = unsafe { (asked.known.id, asked.known.data.nr) };
+        let (id, thread, number) =
+            unsafe { (asked.known.id, asked.known.pid, asked.known.data.nr) };
         let mut response = Response { room: [0; 64] };
-        let errno = shared.judge(number);
+        let errno = shared.judge(thread, number);
         response.known = libc::seccomp_notif_resp {
             id,
             val: 0,

@@ -5,7 +5,7 @@
 //! below what the kernel lets it keep, and replaces its own coldest values there.
 
 use super::segment::SEGMENT;
-use crate::os::memory_limit::{self, MemoryGroup};
+use crate::keeper::room;
 use std::time::{Duration, Instant};
 
 /// How long after a purge the cache tries to grow again where nothing is known to be free.
@@ -22,7 +22,6 @@ pub(super) struct Growth {
     last_try: Option<Instant>,
     asked: Option<Instant>,
     roomy: bool,
-    group: Option<MemoryGroup>,
 }
 
 impl Growth {
@@ -35,7 +34,6 @@ impl Growth {
             last_try: None,
             asked: None,
             roomy: false,
-            group: memory_limit::own_group(),
         }
     }
 
@@ -64,7 +62,7 @@ impl Growth {
         let since = |at: Option<Instant>| at.map_or(Duration::MAX, |at| now - at);
         if since(self.asked) >= PACE {
             self.asked = Some(now);
-            let room = memory_limit::room(self.group.as_ref());
+            let room = room::room(now);
             // What the kernel counts as free includes what we have offered to it.
             let free = room.free.saturating_sub(footprint);
             self.roomy = free > (room.limit / 16).clamp(8 << 20, 1 << 30);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes that may be marked and not offered: what the last round found, and what came since.
 static EXPOSED: AtomicU64 = AtomicU64::new(0);
-static BOUND: AtomicU64 = AtomicU64::new(LEAST);
+static BOUND: AtomicU64 = AtomicU64::new(MOST_OF_LEAST);
 static ROUNDS: Mutex<u64> = Mutex::new(0);
 static BELL: Condvar = Condvar::new();
 
@@ -21,13 +21,27 @@ static BELL: Condvar = Condvar::new();
 /// on without it could have a neighbour killed (seen with 50 ms at a load of four per processor).
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The least that may be marked and not offered unless set otherwise; all there may be under pressure.
-pub(crate) const LEAST: u64 = 16 << 20;
+/// The least that may be marked and not offered unless set otherwise; all there may be under
+/// pressure: 16 MiB, or a sixteenth of a small limit.
+static LEAST: AtomicU64 = AtomicU64::new(MOST_OF_LEAST);
+const MOST_OF_LEAST: u64 = 16 << 20;
+
+/// See [`LEAST`].
+pub(crate) fn least() -> u64 {
+    LEAST.load(Ordering::Relaxed)
+}
+
+/// Sets and answers [`least`] for a memory limit.
+pub(crate) fn set_least(limit: u64) -> u64 {
+    let least = (limit / 16).clamp(4 << 20, MOST_OF_LEAST);
+    LEAST.store(least, Ordering::Relaxed);
+    least
+}
 
 /// The kernel is short of memory: the bound falls at once, before the keeper gets to run.
 pub(crate) fn tighten() {
     if super::settings::settings().unoffered_max.is_none() {
-        BOUND.fetch_min(LEAST, Ordering::Relaxed);
+        BOUND.fetch_min(least(), Ordering::Relaxed);
     }
 }
 

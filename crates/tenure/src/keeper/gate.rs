@@ -3,7 +3,7 @@
 
 use super::node::{flag, slab, Phase};
 use super::watch::{self, Detection, Kind};
-use super::{bound, inbox, pin, records, thread};
+use super::{bound, inbox, pin, records, room, thread};
 use crate::os::{fork, uffd};
 use std::any::Any;
 use std::cell::RefCell;
@@ -48,6 +48,7 @@ fn prepare() {
     held.push(Box::new(records::lock()));
     held.push(Box::new(slab().lock()));
     held.push(Box::new(pin::lock_all()));
+    held.push(room::lock());
     held.push(Box::new(bound::lock()));
     held.push(Box::new(thread::lock()));
     held.push(Box::new(inbox::lock()));

@@ -12,6 +12,7 @@ pub(crate) mod node;
 pub(crate) mod pages;
 pub(crate) mod pin;
 pub(crate) mod records;
+pub(crate) mod room;
 pub(crate) mod round;
 pub(crate) mod settings;
 pub(crate) mod thread;

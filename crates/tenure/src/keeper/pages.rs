@@ -147,10 +147,6 @@ fn shared_with_fork(node: &Node, range: PageRange, pagemap: Option<&Pagemap>) ->
     if node.exclusive_at.load(Ordering::Relaxed) == forks {
         return false;
     }
-    // Before 6.7 the shared zero page looks like a shared page.
-    if node.is(flag::SPARSE) && !pagemap::scan_works() {
-        return false;
-    }
     let shared = pagemap.is_some_and(|pagemap| pagemap.any_shared(range).unwrap_or(false));
     if !shared {
         node.exclusive_at.store(forks, Ordering::Relaxed);

@@ -3,8 +3,7 @@
 use super::node::{flag, slab, NodeId, Phase};
 use super::pages::Refusal;
 use super::settings::{settings, Priority};
-use super::{bound, inbox, index, pin};
-use crate::os::memory_limit::{self, MemoryGroup, Room};
+use super::{bound, inbox, index, pin, room};
 use crate::stats::{self, COUNTERS};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -21,9 +20,6 @@ const PRESSED: Duration = Duration::from_secs(1);
 pub(crate) struct Rounds {
     last: Instant,
     rest: Duration,
-    group: Option<MemoryGroup>,
-    room: Room,
-    room_at: Option<Instant>,
     pressed_until: Option<Instant>,
     /// Nothing is resident, and this is how often something had been when that was seen.
     asleep_at: Option<u64>,
@@ -55,9 +51,6 @@ impl Rounds {
         Rounds {
             last: Instant::now(),
             rest: Duration::ZERO,
-            group: memory_limit::own_group(),
-            room: Room::default(),
-            room_at: None,
             pressed_until: None,
             asleep_at: None,
             candidates: Vec::new(),
@@ -78,7 +71,7 @@ impl Rounds {
         if slab().live() == 0 {
             self.asleep_at = Some(stirred);
             self.last = now;
-            bound::round_ended(exposed, 0, bound::LEAST);
+            bound::round_ended(exposed, 0, bound::least());
             return None;
         }
         stats::add(&COUNTERS.keeper_rounds, 1);
@@ -120,18 +113,16 @@ impl Rounds {
         units
     }
 
-    fn bound(&mut self, now: Instant, set: Option<u64>, pressed: bool) -> u64 {
+    fn bound(&self, now: Instant, set: Option<u64>, pressed: bool) -> u64 {
         if let Some(bytes) = set {
             return bytes;
         }
-        if self.room_at.is_none_or(|at| now - at >= Duration::from_millis(250)) {
-            self.room = memory_limit::room(self.group.as_ref());
-            self.room_at = Some(now);
-        }
+        let room = room::room(now);
+        let least = bound::set_least(room.limit);
         if pressed {
-            bound::LEAST
+            least
         } else {
-            (self.room.free / 4).max(bound::LEAST)
+            (room.free / 4).max(least)
         }
     }
 

@@ -49,14 +49,15 @@ pub struct Settings {
     /// How long a range stays marked before it is offered when nobody needs the room
     /// (default 500 ms).
     ///
-    /// Offering and taking back one 2 MiB huge page costs 1.9 µs together, the same in 4 KiB pages
-    /// 170 µs (`tenure bench volatile`), so after 500 ms even the dear case is at most 0.04 % of the
-    /// time of a range in use; waiting longer gains nothing and leaves the memory out of the
-    /// kernel's reach for longer.
+    /// Offering and taking back 2 MiB costs about 10 µs as one huge page and 180 µs in 4 KiB pages
+    /// (`tenure bench volatile`). A range that is used again just after it was offered pays that
+    /// once in 500 ms, at most 0.04 % of the time; waiting longer gains nothing and leaves the
+    /// memory out of the kernel's reach for longer.
     pub offer_after: Duration,
     /// How many bytes may be marked and not offered; `None` (default): a quarter of what is free
     /// under the limits that hold for this process (its memory cgroups', the machine's), at least
-    /// 16 MiB. What is marked beyond that is offered at once, oldest first.
+    /// 16 MiB or a sixteenth of the limit. What is marked beyond that is offered at once, oldest
+    /// first, and who takes memory back faster than it is offered waits.
     ///
     /// A sudden need can be met from the free memory and from everything offered, so what is out of
     /// the kernel's reach has to be small against what is free.

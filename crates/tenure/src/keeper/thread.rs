@@ -3,7 +3,7 @@
 use super::round::Rounds;
 use super::{bound, inbox, watch};
 use crate::os::memory_limit;
-use crate::os::pressure::PressureWatch;
+use crate::os::pressure::{Heard, PressureWatch};
 use crate::os::thread::spawn_quiet;
 use crate::os::uffd::private_descriptor_table;
 use std::cell::Cell;
@@ -68,15 +68,26 @@ pub(crate) fn start() -> io::Result<()> {
 /// Hears of pressure on a thread of its own that shares the keeper's descriptor table. It wakes only
 /// when the kernel reports something.
 fn listen() {
-    let sources = PressureWatch::open(memory_limit::own_group().as_ref());
+    let open = || PressureWatch::open(memory_limit::own_group().as_ref());
+    let mut sources = open();
     if sources.is_empty() {
         return;
     }
     // Without that thread pressure is noticed at the next round.
     let _ = spawn_quiet("tenure-pressure", move || loop {
-        sources.wait();
-        bound::tighten();
-        inbox::report_pressure();
+        match sources.wait() {
+            Heard::Pressure => {
+                bound::tighten();
+                inbox::report_pressure();
+            }
+            Heard::Nothing => {}
+            Heard::Gone => {
+                sources = open();
+                if sources.is_empty() {
+                    return;
+                }
+            }
+        }
         // The kernel reports at every reclaim; acting more often gains nothing.
         std::thread::sleep(std::time::Duration::from_millis(5));
     });

@@ -125,6 +125,20 @@ fn read_each_page(range: PageRange) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Whether a page is all zeros, as the kernel reads it: a page that cannot be read is `false`, where
+/// a load would raise a signal.
+pub(crate) fn reads_as_zeros(page: PageRange) -> bool {
+    let mut bytes = [0u8; 4096];
+    page.pieces(bytes.len()).all(|piece| {
+        let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: piece.len() };
+        let remote = libc::iovec { iov_base: piece.start as *mut c_void, iov_len: piece.len() };
+        // SAFETY: the local vector names `bytes`, of which a piece is never longer; the remote one
+        // is only read, by the kernel, which reports a bad address instead of faulting.
+        let done = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
+        done == piece.len() as isize && bytes.iter().all(|byte| *byte == 0)
+    })
+}
+
 /// `errno` of the libc call that just failed.
 pub(crate) fn last_errno() -> Errno {
     Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))

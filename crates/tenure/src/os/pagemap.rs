@@ -1,6 +1,6 @@
 //! Which pages of a range are there: PAGEMAP_SCAN (6.7+), else `/proc/self/pagemap`.
 
-use super::advise::last_errno;
+use super::advise::{self, last_errno};
 use super::page_size;
 use crate::range::PageRange;
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -93,6 +93,9 @@ impl Pagemap {
                 Err(_) => SCAN_WORKS.store(2, Ordering::Relaxed),
             }
         }
+        // Neighbours become one extent, as the scan makes them: whoever populates, refills or frees
+        // an extent then does so once, not once a page.
+        let mut run: Option<PageRange> = None;
         self.entries(range, |at, entry| {
             let there = entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0;
             let wanted = match pages {
@@ -101,9 +104,14 @@ impl Pagemap {
                 Pages::Huge => false,
             };
             if wanted {
-                each(PageRange::new(at, at + page_size()));
+                let start = run.map_or(at, |run| run.start);
+                run = Some(PageRange::new(start, at + page_size()));
+            } else if let Some(run) = run.take() {
+                each(run);
             }
-        })
+        })?;
+        run.map(each);
+        Ok(())
     }
 
     fn scan(
@@ -180,12 +188,17 @@ impl Pagemap {
     }
 
     /// Whether some present page of the range is mapped by another process too (a fork's child or
-    /// parent). The shared zero page does not count where the kernel tells it apart.
+    /// parent). The shared zero page does not count: it is everybody's, and never discarded.
     pub fn any_shared(&self, range: PageRange) -> Result<bool, Errno> {
         let mut shared = false;
         let mut check = |part: PageRange| {
-            self.entries(part, |_, entry| {
-                shared |= entry & ENTRY_PRESENT != 0 && entry & ENTRY_EXCLUSIVE == 0;
+            self.entries(part, |at, entry| {
+                if !shared && entry & ENTRY_PRESENT != 0 && entry & ENTRY_EXCLUSIVE == 0 {
+                    // Before 6.7 nothing but its bytes tells the zero page from a fork's page. A
+                    // fork's page of zeros may be taken for it: losing zeros is no loss.
+                    let page = PageRange::new(at, at + page_size());
+                    shared = scan_works() || !advise::reads_as_zeros(page);
+                }
             })
         };
         let mut data = Vec::new();

@@ -11,6 +11,17 @@ pub(crate) struct PressureWatch {
     sources: Vec<Source>,
 }
 
+/// What the sources said, the weightiest last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Heard {
+    Nothing,
+    /// Memory runs short.
+    Pressure,
+    /// The group of a source was removed, after the process had been moved to another: that source
+    /// is always ready from then on and says nothing any more. All are to be opened anew.
+    Gone,
+}
+
 struct Source {
     name: &'static str,
     fd: OwnedFd,
@@ -47,29 +58,42 @@ impl PressureWatch {
         self.sources.is_empty()
     }
 
-    /// Waits, for as long as it takes, until one of the sources reports pressure.
-    pub fn wait(&self) {
+    /// Waits, for as long as it takes, until one of the sources has something to say.
+    pub fn wait(&self) -> Heard {
         let mut fds: Vec<PollFd<'_>> =
             self.sources.iter().map(|s| PollFd::from_borrowed_fd(s.fd.as_fd(), s.flags)).collect();
         if poll(&mut fds, None).is_err() {
-            return;
+            return Heard::Nothing;
         }
+        let mut heard = Heard::Nothing;
         for (fd, source) in fds.iter().zip(&self.sources) {
-            if fd.revents().intersects(source.flags) {
-                source.rearm();
+            if !fd.revents().is_empty() {
+                heard = heard.max(source.answer(fd.revents()));
             }
         }
+        heard
     }
 }
 
 impl Source {
-    fn rearm(&self) {
+    /// Has it report the next change too, and tells what this one was.
+    fn answer(&self, revents: PollFlags) -> Heard {
         let mut buffer = [0u8; 512];
-        if self.flags.contains(PollFlags::IN) {
+        let alive = if self.flags.contains(PollFlags::IN) {
+            // v1 rings the bell once more when the group goes; it is quiet afterwards.
             let _ = rustix::io::read(&self.fd, &mut buffer);
+            true
         } else if self.name == "cgroup events" {
-            // kernfs reports a change until the file is read again.
-            let _ = rustix::io::pread(&self.fd, &mut buffer, 0);
+            // kernfs reports a change, always as an error too, until the file is read again; the
+            // file of a group that is gone cannot be read.
+            rustix::io::pread(&self.fd, &mut buffer, 0).is_ok()
+        } else {
+            !revents.contains(PollFlags::ERR)
+        };
+        match alive {
+            false => Heard::Gone,
+            true if revents.intersects(self.flags) => Heard::Pressure,
+            true => Heard::Nothing,
         }
     }
 }

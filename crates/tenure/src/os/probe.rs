@@ -125,7 +125,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
             consequence: "purges are found by one remembered word a page: exact at unmark, but a \
                           touch without unmark reads zeros, 4 KiB pages cost 10 bytes each, and \
                           marked memory must not be written",
-            remedy: "allow userfaultfd in the seccomp profile, or pass /dev/userfaultfd (6.1+) in",
+            remedy: "EPERM or ENOSYS: allow userfaultfd in the seccomp profile, or pass \
+                     /dev/userfaultfd (6.1+) in; EINVAL: use Linux 5.11 or later",
             absent: Status::Degraded,
         },
         try_userfaultfd,

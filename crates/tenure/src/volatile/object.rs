@@ -223,7 +223,7 @@ impl Volatile {
                 "not tried: a process made by fork still shares the pages; the call",
                 Errno::BUSY,
             ),
-            _ => Error::new(ErrorKind::NotMarked, call, "it is pinned", "drop its guards first"),
+            _ => Error::new(ErrorKind::NotMarked, call, "it is pinned", "take its pins away first"),
         }
     }
 }
