@@ -53,7 +53,13 @@ impl Index {
     pub fn exact(&self, range: PageRange) -> Option<NodeId> {
         let entries = self.pieces.get(&(range.start >> PIECE_SHIFT))?;
         let offset = Entry::new(range.start, NodeId(0)).offset();
-        let at = entries.binary_search_by_key(&offset, |entry| entry.offset()).ok()?;
+        // Ranges mostly lie evenly, so the place of this one can be reckoned: one line of the list is
+        // read instead of the three or four of a binary search.
+        let reckoned = (offset as usize * entries.len()) >> PIECE_SHIFT;
+        let at = match entries.get(reckoned) {
+            Some(entry) if entry.offset() == offset => reckoned,
+            _ => entries.binary_search_by_key(&offset, |entry| entry.offset()).ok()?,
+        };
         let id = entries[at].id();
         (id.node().end() == range.end).then_some(id)
     }
