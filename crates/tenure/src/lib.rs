@@ -8,7 +8,7 @@
 //! - [`Volatile`]: one buffer, pinned while it is used.
 //! - [`volatile`]: ranges of memory that the program has mapped itself.
 //! - [`capabilities`]: what this kernel and this user's rights allow, found by doing it.
-//! - [`stats`], [`survey`]: what happened.
+//! - [`stats()`], [`survey()`]: what happened.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("tenure is built on Linux's memory management and runs on nothing else");
