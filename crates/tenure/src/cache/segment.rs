@@ -3,8 +3,8 @@
 use super::table::{GENERATIONS, SEGMENTS, UNIT};
 use crate::error::{Error, ErrorKind, Result};
 use crate::keeper::node::{flag, slab, Node, NodeId, Word};
-use crate::keeper::pin;
 use crate::keeper::settings::purge_always;
+use crate::keeper::{bound, pin};
 use crate::mapping::{Mapping, PageSize};
 use crate::os;
 use crate::range::PageRange;
@@ -56,6 +56,7 @@ impl Segment {
                 let why = "33 million ranges are known already";
                 Error::new(ErrorKind::OutOfMemory, "Cache", why, "use fewer, larger caches")
             })?;
+        bound::count(mapping.range().len() as u64);
         let segment = Segment {
             number,
             id,

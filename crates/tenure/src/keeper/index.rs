@@ -5,7 +5,7 @@
 //! in the processor's cache; a flat tree of a million would miss it at every level.
 
 use super::node::{flag, slab, Node, NodeId, Phase, Word};
-use super::{gate, pin, records};
+use super::{bound, gate, pin, records};
 use crate::os::page_size;
 use crate::range::PageRange;
 use std::collections::BTreeMap;
@@ -114,6 +114,7 @@ impl Index {
     /// Makes a range known. `None`: 2^25 ranges are known already.
     pub fn insert(&mut self, range: PageRange, word: Word, priority: u8) -> Option<NodeId> {
         let id = slab().take(range, word, priority, flag::RAW)?;
+        bound::count(range.len() as u64);
         self.enter(range.start, id);
         Some(id)
     }

@@ -280,7 +280,6 @@ impl Slab {
         let _ = node.change(|old| Some(Word((old.0 >> 32 << 32) | (word.0 & 0xFFFF_FFFF)).used()));
         self.used[id.0 as usize / CHUNK].fetch_add(1, Ordering::Relaxed);
         self.live.fetch_add(1, Ordering::SeqCst);
-        super::bound::count(range.len() as u64);
         super::inbox::stirred();
         Some(id)
     }

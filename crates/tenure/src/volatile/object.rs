@@ -89,7 +89,6 @@ impl VolatileBuilder {
     pub fn build(self) -> Result<Volatile> {
         let call = "Volatile::new";
         keeper::ready(call)?;
-        keeper::bound::hold_back();
         static OVER_FORK: Once = Once::new();
         OVER_FORK.call_once(|| gate::hold_over_fork(refill::lock_for_fork));
         let huge = self.len >= os::HUGE_PAGE;
@@ -105,6 +104,7 @@ impl VolatileBuilder {
         };
         // Pinned until it is complete.
         let id = slab().take(mapping.range(), word, self.priority.level(), 0).ok_or_else(full)?;
+        keeper::bound::exposed(mapping.range().len() as u64);
         let lost = Mutex::new(Vec::new());
         let inner = Arc::new(Inner { id, mapping, refill: self.refill, lost });
         if inner.refill.is_some() && refill::enrol(&inner) {
