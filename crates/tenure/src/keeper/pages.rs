@@ -50,13 +50,23 @@ pub(crate) fn offer(id: NodeId, node: &Node, split_huge: bool) -> Result<(), Ref
     if words {
         records::remember(id, range).map_err(Refusal::Kernel)?;
     }
+    // All of the range before any of it is told: an offer may be cut short, and a hole in the part that
+    // was left out would count as purged with the rest.
+    if !words && !node.is(flag::DENSE) {
+        for piece in range.pieces(STEP) {
+            if node.load().pins() > 0 {
+                return Err(Refusal::Wanted);
+            }
+            make_readable(node, piece, pagemap.as_ref()).map_err(Refusal::Kernel)?;
+        }
+    }
     let mut told = false;
     for piece in parts.into_iter().flatten().flat_map(|part| part.pieces(STEP)) {
         if node.load().pins() > 0 {
             return if told { Ok(()) } else { Err(forget(id, Refusal::Wanted)) };
         }
-        if !words {
-            if let Err(errno) = watch_piece(node, piece, pagemap.as_ref()) {
+        if !words && !node.is(flag::REGISTERED) {
+            if let Err(errno) = watch::register(kind(node), piece) {
                 return if told { Ok(()) } else { Err(Refusal::Kernel(errno)) };
             }
         }
@@ -82,27 +92,21 @@ fn forget(id: NodeId, refusal: Refusal) -> Refusal {
     refusal
 }
 
-/// Makes holes readable, then registers.
+/// Makes holes readable, as the shared zero page.
 ///
-/// The order matters: a hole must show the zero page before the range is watched, or a page that was
-/// never touched would count as purged; and nothing may be freed before it is watched, or it could
-/// be discarded unseen.
-fn watch_piece(node: &Node, piece: PageRange, pagemap: Option<&Pagemap>) -> Result<(), Errno> {
-    if !node.is(flag::DENSE) {
-        let mut missing = Vec::new();
-        match pagemap {
-            Some(pagemap) => pagemap.extents(piece, Pages::Missing, |hole| missing.push(hole))?,
-            None => missing.push(piece),
-        }
-        for hole in &missing {
-            advise::populate_read(*hole)?;
-        }
-        if !missing.is_empty() {
-            node.set(flag::SPARSE, true);
-        }
+/// Holes must show it before the range is watched, or a page that was never touched would count as
+/// purged; and nothing may be freed before it is watched, or it could be discarded unseen.
+fn make_readable(node: &Node, piece: PageRange, pagemap: Option<&Pagemap>) -> Result<(), Errno> {
+    let mut missing = Vec::new();
+    match pagemap {
+        Some(pagemap) => pagemap.extents(piece, Pages::Missing, |hole| missing.push(hole))?,
+        None => missing.push(piece),
     }
-    if !node.is(flag::REGISTERED) {
-        watch::register(kind(node), piece)?;
+    for hole in &missing {
+        advise::populate_read(*hole)?;
+    }
+    if !missing.is_empty() {
+        node.set(flag::SPARSE, true);
     }
     Ok(())
 }
