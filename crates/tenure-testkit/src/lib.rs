@@ -4,6 +4,7 @@
 //! itself when dropped. What cannot be had on a machine (a privilege, a kernel feature) is an
 //! [`Unavailable`] with a sentence that says why, never a panic.
 //!
+//! - [`build`]: libraries and C programs for a test.
 //! - [`cgroup`]: a memory-limited cgroup of either version, with its counters.
 //! - [`competitor`]: a process beside us that takes and gives back memory on request.
 //! - [`seccomp`]: system calls refused, failed at the Nth, counted, or forbidden altogether.
@@ -13,6 +14,7 @@
 //! - [`skip`](mod@skip): skips with reasons, listed at the end of `cargo test --workspace`.
 //! - [`zram`]: swap for as long as it is needed.
 
+pub mod build;
 pub mod cgroup;
 pub mod child;
 pub mod competitor;

@@ -1,0 +1,54 @@
+//! What cargo does not build for a test by itself: libraries that no Rust program can link to, and
+//! programs in C.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Builds a package's libraries as the calling test was built, and answers where they are.
+///
+/// # Panics
+/// If they cannot be built, or one of `files` is not there afterwards.
+pub fn libraries_of(package: &str, files: &[&str]) -> PathBuf {
+    let test = std::env::current_exe().expect("a test has a path");
+    let profile_dir = test.parent().and_then(Path::parent).expect("it lies in deps");
+    let name =
+        profile_dir.file_name().and_then(|name| name.to_str()).expect("a profile has a name");
+    // With a target given there is one more directory, which cargo has to be told of.
+    let above = profile_dir.parent().expect("a profile lies in a target directory");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut cargo = Command::new(cargo);
+    cargo.args(["build", "-p", package, "--quiet"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    cargo.args(["--profile", if name == "debug" { "dev" } else { name }]);
+    if above.join("CACHEDIR.TAG").exists() {
+        cargo.arg("--target-dir").arg(above);
+    } else {
+        cargo.arg("--target-dir").arg(above.parent().expect("a target directory"));
+        cargo.arg("--target").arg(above.file_name().expect("a target's name"));
+    }
+    let built = cargo.output().expect("cargo runs");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    for file in files {
+        assert!(profile_dir.join(file).exists(), "no {file} in {}", profile_dir.display());
+    }
+    profile_dir.to_owned()
+}
+
+/// The compiler that an environment variable names, or `default`; or why there is none.
+pub fn compiler(variable: &str, default: &str) -> Result<String, String> {
+    let name = std::env::var(variable).unwrap_or_else(|_| default.into());
+    match Command::new(&name).arg("--version").output() {
+        Ok(output) if output.status.success() => Ok(name),
+        Ok(output) => Err(format!("{name} --version ended with {}", output.status)),
+        Err(error) => Err(format!("no compiler {name}: {error}")),
+    }
+}
+
+/// How a program ended and what it printed, for a message.
+pub fn text(output: &Output) -> String {
+    format!(
+        "{}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
