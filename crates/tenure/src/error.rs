@@ -29,6 +29,22 @@ pub enum ErrorKind {
     Unsupported,
     /// A refill function failed or panicked (`EIO`).
     RefillFailed,
+    /// The page lies past the end of its file, or nothing backs it (`EFAULT`).
+    NoBacking,
+    /// The mapping's protection does not allow the access (`EACCES`).
+    NoAccess,
+    /// The file system, tmpfs or pool of huge pages that backs the range is full (`ENOSPC`).
+    NoSpace,
+    /// The hardware has lost the page (`EHWPOISON`).
+    Poisoned,
+    /// Locking would pass `RLIMIT_MEMLOCK` (`ENOMEM`, or `EPERM` where the limit is 0).
+    LockLimit,
+    /// The process has as many mappings as `vm.max_map_count` allows (`ENOMEM`).
+    TooManyMappings,
+    /// It was cancelled before it was done (`ECANCELED`).
+    Cancelled,
+    /// Its deadline passed before it was done (`ETIMEDOUT`).
+    TimedOut,
     /// Any other failure of a system call; see [`Error::errno`].
     System,
 }
@@ -57,7 +73,16 @@ impl Error {
             | ErrorKind::Locked
             | ErrorKind::IsVolatile
             | ErrorKind::NotMarked => libc::EINVAL,
-            ErrorKind::NotMapped | ErrorKind::OutOfMemory => libc::ENOMEM,
+            ErrorKind::NotMapped
+            | ErrorKind::OutOfMemory
+            | ErrorKind::LockLimit
+            | ErrorKind::TooManyMappings => libc::ENOMEM,
+            ErrorKind::NoBacking => libc::EFAULT,
+            ErrorKind::NoAccess => libc::EACCES,
+            ErrorKind::NoSpace => libc::ENOSPC,
+            ErrorKind::Poisoned => libc::EHWPOISON,
+            ErrorKind::Cancelled => libc::ECANCELED,
+            ErrorKind::TimedOut => libc::ETIMEDOUT,
             ErrorKind::Unsupported => libc::EOPNOTSUPP,
             ErrorKind::RefillFailed | ErrorKind::System => libc::EIO,
         };
@@ -76,9 +101,14 @@ impl Error {
             }
             _ => (ErrorKind::System, "run `tenure doctor` to see what this kernel offers"),
         };
-        let mut error = Error::new(kind, call, format!("{syscall} failed: {errno}"), remedy);
-        error.errno = errno.raw_os_error();
-        error
+        Error::new(kind, call, format!("{syscall} failed: {errno}"), remedy)
+            .with_errno(errno.raw_os_error())
+    }
+
+    /// The same cause under another `errno`, where the kernel's own call has more than one for it.
+    pub(crate) fn with_errno(mut self, errno: i32) -> Self {
+        self.errno = errno;
+        self
     }
 
     pub(crate) fn on(mut self, start: usize, len: usize) -> Self {

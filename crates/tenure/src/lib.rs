@@ -7,6 +7,9 @@
 //! - [`Cache`]: values under keys, with no size to configure.
 //! - [`Volatile`]: one buffer, pinned while it is used.
 //! - [`volatile`]: ranges of memory that the program has mapped itself.
+//! - [`lock`]: pages that are not paged out, with guards that count.
+//! - [`retire`]: memory that is gone at once, and torn down without stalling other threads.
+//! - [`pool`]: large blocks that are the kernel's to take while they are free, and warm until then.
 //! - [`capabilities`]: what this kernel and this user's rights allow, found by doing it.
 //! - [`stats()`], [`survey()`]: what happened.
 
@@ -24,6 +27,10 @@ mod stats;
 
 pub mod cache;
 pub mod lock;
+pub mod page_cache;
+pub mod pool;
+pub mod populate;
+pub mod retire;
 pub mod volatile;
 
 pub use cache::Cache;
@@ -32,6 +39,23 @@ pub use mapping::{Mapping, PageSize};
 pub use os::probe::{capabilities, Capabilities, Finding, Status};
 pub use stats::{stats, survey, Stats, Survey, Totals};
 pub use volatile::{Outcome, Priority, Volatile};
+
+/// Takes the place of tenure's fork handlers among the process's, and does nothing else: for a launcher that
+/// must come before an allocator's constructor, when there is no environment yet to read.
+pub fn register_fork_handlers() {
+    os::fork::register();
+}
+
+/// Registers the fork handlers now rather than at the first use of what needs them, and reads the
+/// environment. For allocators and launchers, where the order matters: handlers that take locks are
+/// called in the reverse order before a fork.
+///
+/// Starts no thread. Cheap when done.
+pub fn watch_forks() {
+    keeper::watch_forks();
+    pool::watch_forks();
+    retire::watch_forks();
+}
 
 /// The version of this crate.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -1,10 +1,14 @@
 //! Owned mappings: memory that is unmapped when its owner goes.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::keeper::relief;
 use crate::os::{self, advise, reserve};
+use crate::populate::{Access, Failed, HugePages, Populate, Report};
 use crate::range::PageRange;
+use crate::retire;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{fstat, ftruncate, memfd_create, MemfdFlags};
+use rustix::io::Errno;
 
 /// What size of pages an anonymous mapping asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,19 +23,22 @@ pub enum PageSize {
     Huge,
 }
 
-/// A mapping of whole pages, unmapped on drop.
+/// A mapping of whole pages, unmapped on drop; from [`retire::Settings::min_bytes`] on it is retired.
 #[derive(Debug)]
 pub struct Mapping {
     range: PageRange,
     len: usize,
     writable: bool,
+    pages: PageSize,
 }
 
 // The memory behind a mapping is plain bytes, reached through `&self` for reading and `&mut self`
 // for writing only; `PageRange` is two numbers, so both traits hold by themselves.
 
 impl Mapping {
-    /// Maps `len` bytes (rounded up to whole pages) of zeroed private memory.
+    /// Maps `len` bytes (rounded up to whole pages) of zeroed private memory. Nothing is reserved
+    /// (`MAP_NORESERVE`), so it may be far larger than memory and used in parts: see
+    /// [`populate`](Mapping::populate) and [`discard`](Mapping::discard).
     ///
     /// # Errors
     /// `EINVAL`: `len` is 0. `ENOMEM`: no address space, too many mappings, or over `RLIMIT_AS`.
@@ -46,7 +53,7 @@ impl Mapping {
     pub fn anonymous_with(len: usize, pages: PageSize) -> Result<Mapping> {
         let size = whole_pages("Mapping::anonymous", len)?;
         let align = if pages == PageSize::Huge { os::HUGE_PAGE } else { os::page_size() };
-        let range = reserve::map_anonymous(size, align)
+        let range = relieved(|| reserve::map_anonymous(size, align))
             .map_err(|errno| Error::system("Mapping::anonymous", "mmap", errno))?;
         // Advice only: what it refuses costs speed, not correctness.
         let _ = match pages {
@@ -54,7 +61,7 @@ impl Mapping {
             PageSize::Base => advise::want_base_pages(range),
             PageSize::Huge => advise::want_huge_pages(range),
         };
-        Ok(Mapping { range, len, writable: true })
+        Ok(Mapping { range, len, writable: true, pages })
     }
 
     /// Maps a private, writable copy of `len` bytes of a file from `offset`; writes stay in memory.
@@ -83,6 +90,12 @@ impl Mapping {
         let mut mapping = map_file(call, fd.as_fd(), 0, size, true)?;
         mapping.len = len;
         Ok(mapping)
+    }
+
+    /// Owns a mapping that was made otherwise: whole, readable and writable, and nobody else's.
+    pub(crate) fn adopt(range: PageRange, len: usize) -> Mapping {
+        debug_assert!(len > 0 && len <= range.len());
+        Mapping { range, len, writable: true, pages: PageSize::System }
     }
 
     /// The bytes.
@@ -118,6 +131,51 @@ impl Mapping {
         false
     }
 
+    /// Populates `[offset, offset + len)` of it, as
+    /// [`Populate::run`](crate::populate::Populate::run) does.
+    ///
+    /// # Errors
+    /// As there; `EINVAL` also where the part is not inside the mapping.
+    pub fn populate(
+        &self,
+        offset: usize,
+        len: usize,
+        access: Access,
+    ) -> std::result::Result<Report, Failed> {
+        let part = self.part("Mapping::populate", offset, len)?;
+        let populate = Populate::new(part.start as *const u8, part.len(), access);
+        // Who asked for base pages gets them.
+        match self.pages {
+            PageSize::Base => populate.huge_pages(HugePages::Leave).run(),
+            _ => populate.run(),
+        }
+    }
+
+    /// Gives the pages of `[offset, offset + len)` back, as [`discard`](crate::populate::discard)
+    /// does: anonymous memory and memfds read as zeros afterwards, a private file mapping as its
+    /// file.
+    ///
+    /// # Errors
+    /// As there; `EINVAL` also where the part is not inside the mapping.
+    pub fn discard(&mut self, offset: usize, len: usize) -> Result<()> {
+        let part = self.part("Mapping::discard", offset, len)?;
+        // SAFETY: `&mut self`: nobody else refers to the bytes, and any bytes are valid ones.
+        unsafe { crate::populate::discard(part.start as *mut u8, part.len()) }
+    }
+
+    fn part(&self, call: &'static str, offset: usize, len: usize) -> Result<PageRange> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.range.len());
+        if !inside {
+            let why = format!(
+                "{len} bytes from {offset} are not inside the mapping's {} bytes",
+                self.range.len()
+            );
+            return Err(Error::new(ErrorKind::BadRange, call, why, "pass a part of the mapping")
+                .on(self.range.start.wrapping_add(offset), len));
+        }
+        PageRange::check(call, (self.range.start + offset) as *const u8, len)
+    }
+
     pub(crate) fn range(&self) -> PageRange {
         self.range
     }
@@ -125,10 +183,17 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and no borrow of it outlives us. munmap of a whole mapping
-        // that exists cannot fail but for a mapping count at its limit, and then it leaks.
-        let _ = unsafe { reserve::unmap(self.range) };
+        // The mapping is ours, and no borrow of it outlives us. munmap of a whole mapping that exists
+        // cannot fail but for a mapping count at its limit, and then it leaks.
+        let _ = retire::drop_own(self.range, retire::least());
     }
+}
+
+/// Tries again when the address space, or what may be locked, is full of what waits to be torn down.
+fn relieved(
+    attempt: impl FnMut() -> rustix::io::Result<PageRange>,
+) -> rustix::io::Result<PageRange> {
+    relief::retry(attempt, |errno| matches!(*errno, Errno::NOMEM | Errno::AGAIN))
 }
 
 fn whole_pages(call: &'static str, len: usize) -> Result<usize> {
@@ -166,9 +231,9 @@ fn map_file(
             "pass a page-aligned offset and a length inside the file",
         ));
     }
-    let range = reserve::map_file(fd, offset, size, shared, true)
+    let range = relieved(|| reserve::map_file(fd, offset, size, shared, true))
         .map_err(|errno| Error::system(call, "mmap", errno))?;
-    Ok(Mapping { range, len, writable: true })
+    Ok(Mapping { range, len, writable: true, pages: PageSize::System })
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use crate::keeper::node::{slab, Phase};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
@@ -47,7 +48,48 @@ counters! {
     pressure_events,
     /// Rounds of the keeper.
     keeper_rounds,
+    /// Bytes that populates made ready, those that were there already included.
+    populated_bytes,
+    /// Populates that failed, were cancelled or ran out of time.
+    populate_failures,
+    /// Mappings, or parts of them, that were moved away to be torn down later.
+    retired_moved,
+    /// Their bytes of address space.
+    retired_moved_bytes,
+    /// Bytes of address space unmapped in slices before the call returned.
+    retired_in_slices_bytes,
+    /// Bytes of address space unmapped by one plain munmap.
+    retired_plain_bytes,
+    /// Bytes of address space that were moved away and have been torn down since.
+    torn_down_bytes,
+    /// Of those, what callers tore down because too much was waiting, or because they asked.
+    retire_helped_bytes,
+    /// The longest step of a teardown in nanoseconds: what another thread may have waited for. Includes
+    /// the time that the tearing thread was without a processor.
+    retire_longest_slice_ns,
+    /// Blocks that the pool handed out; those that moved for a reallocation count again.
+    pool_allocs,
+    /// Of those, blocks whose pages were there from an earlier use, or offered and perhaps there.
+    pool_reuses,
+    /// Bytes of those pages: page faults avoided.
+    pool_reused_bytes,
+    /// Bytes of free blocks told to the kernel.
+    pool_offers_bytes,
+    /// Bytes of free blocks that left the resident set.
+    pool_returns_bytes,
+    /// Reallocations that moved page tables instead of copying.
+    pool_moves,
 }
+
+/// What is so now, of promises that keep their books elsewhere.
+#[derive(Default)]
+pub(crate) struct Gauges {
+    pub retiring: AtomicU64,
+    pub retiring_bytes: AtomicU64,
+}
+
+pub(crate) static GAUGES: Gauges =
+    Gauges { retiring: AtomicU64::new(0), retiring_bytes: AtomicU64::new(0) };
 
 pub(crate) fn add(counter: &AtomicU64, amount: u64) {
     counter.fetch_add(amount, Ordering::Relaxed);
@@ -75,6 +117,35 @@ pub struct Stats {
     pub offered_bytes: u64,
     /// Times known ranges were pinned, as far as the ranges still exist (each counts to 2^32).
     pub pins: u64,
+    /// Retired mappings that wait to be torn down.
+    pub retiring: u64,
+    /// Their bytes of address space.
+    pub retiring_bytes: u64,
+    /// Bytes that the program has from the pool. More of it: [`pool::stats`](crate::pool::stats()).
+    pub pool_in_use_bytes: u64,
+    /// Bytes of the pool's free blocks of which the kernel was told nothing.
+    pub pool_warm_bytes: u64,
+    /// Bytes of free blocks that are the kernel's to take, or are taken.
+    pub pool_offered_bytes: u64,
+    /// Bytes of addresses of free blocks without memory.
+    pub pool_returned_bytes: u64,
+}
+
+/// Adds what a promise knows of itself.
+pub(crate) type Source = fn(&mut Stats);
+
+const MOST_SOURCES: usize = 4;
+/// An array: adding one must not allocate, since an allocator is among them.
+static SOURCES: RwLock<[Option<Source>; MOST_SOURCES]> = RwLock::new([None; MOST_SOURCES]);
+
+/// Has [`stats`] ask this function too.
+pub(crate) fn add_source(source: Source) {
+    let mut sources = SOURCES.write().unwrap_or_else(PoisonError::into_inner);
+    if sources.contains(&Some(source)) {
+        return;
+    }
+    let free = sources.iter_mut().find(|place| place.is_none());
+    *free.expect("a promise has one source") = Some(source);
 }
 
 /// Reads the statistics. Costs one look at each known range (about 3 ns); no system call.
@@ -94,6 +165,10 @@ pub fn stats() -> Stats {
         *count += 1;
         *bytes += len;
     });
+    stats.retiring = GAUGES.retiring.load(Ordering::Relaxed);
+    stats.retiring_bytes = GAUGES.retiring_bytes.load(Ordering::Relaxed);
+    let sources = *SOURCES.read().unwrap_or_else(PoisonError::into_inner);
+    sources.iter().flatten().for_each(|source| source(&mut stats));
     stats
 }
 

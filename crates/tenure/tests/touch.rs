@@ -355,11 +355,11 @@ fn volatile_memory_cannot_be_locked_nor_locked_memory_volatile() {
             assert_eq!(error.kind(), tenure::ErrorKind::IsVolatile);
             assert_eq!(error.errno(), libc::EINVAL);
             assert!(!locked(p));
-            lock::lock(p, 4 * PAGE, when).unwrap();
+            let guard = lock::lock(p, 4 * PAGE, when).unwrap();
             assert!(locked(p));
             let error = volatile::mark(p, LEN).unwrap_err();
             assert_eq!((error.kind(), error.errno()), (tenure::ErrorKind::Locked, libc::EINVAL));
-            lock::unlock(p, 4 * PAGE).unwrap();
+            drop(guard);
             assert!(!locked(p));
         }
         volatile::mark(p, LEN).unwrap();

@@ -3,10 +3,11 @@
 
 use super::node::{flag, slab, Phase};
 use super::watch::{self, Detection, Kind};
-use super::{bound, inbox, pin, records, room, thread};
+use super::{bound, chores, inbox, pin, records, room, thread};
 use crate::os::{fork, uffd};
 use std::any::Any;
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 static GATE: RwLock<()> = RwLock::new(());
@@ -28,13 +29,33 @@ pub(crate) fn hold_over_fork(locker: Locker) {
     }
 }
 
+/// Locks under which nothing else is done, and that may be taken under any other: an allocator's.
+static INNERMOST: RwLock<Vec<Locker>> = RwLock::new(Vec::new());
+
+/// Adds a lock to those held over every fork, taken after all others.
+pub(crate) fn hold_innermost_over_fork(locker: Locker) {
+    let mut lockers = INNERMOST.write().unwrap_or_else(PoisonError::into_inner);
+    if !lockers.contains(&locker) {
+        lockers.push(locker);
+    }
+}
+
 thread_local! {
     static HELD: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
 }
 
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+
 /// Starts watching forks. Once.
 pub(crate) fn install() {
     fork::watch(fork::Hooks { prepare, parent, child });
+    INSTALLED.store(true, Ordering::Release);
+}
+
+/// Whether forks are watched. Before that there is no volatile range, and a child may find any lock of
+/// the keeper's held by a thread that it does not have.
+pub(crate) fn installed() -> bool {
+    INSTALLED.load(Ordering::Acquire)
 }
 
 fn prepare() {
@@ -51,7 +72,12 @@ fn prepare() {
     held.push(room::lock());
     held.push(Box::new(bound::lock()));
     held.push(Box::new(thread::lock()));
+    held.push(chores::lock());
     held.push(Box::new(inbox::lock()));
+    let lockers = INNERMOST.read().unwrap_or_else(PoisonError::into_inner);
+    for locker in lockers.iter() {
+        held.push(locker());
+    }
     HELD.with_borrow_mut(|all| *all = held);
 }
 
@@ -76,6 +102,7 @@ fn child() {
     });
     let missed = HELD.with_borrow(Vec::is_empty);
     thread::reset_in_child();
+    chores::reset_in_child();
     watch_again(missed);
     release();
 }
@@ -83,7 +110,8 @@ fn child() {
 /// Registers in the child what was registered in the parent. A page that was discarded in between is
 /// missing here too, so it still counts as purged.
 fn watch_again(missed: bool) {
-    if watch::detection() == Detection::Words {
+    // Undecided, there is no volatile range; and deciding takes locks that are held here.
+    if !watch::decided() || watch::detection() == Detection::Words {
         return;
     }
     let reopened = watch::reopen_in_child().is_ok();

@@ -1,41 +1,55 @@
 //! How the rest of the process reaches the keeper: a wake, a pressure report, a job.
 
 use super::thread;
-use std::collections::VecDeque;
+use crate::os::signal::Blocked;
+use std::collections::LinkedList;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{mpsc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 type Job = Box<dyn FnOnce() + Send>;
+/// A list, since joining two allocates nothing: an allocator that waits for the inbox's lock could not
+/// serve its holder.
+type Jobs = LinkedList<Job>;
 
 pub(crate) struct Inbox {
-    jobs: VecDeque<Job>,
+    jobs: Jobs,
     woken: bool,
     pressure: bool,
+    stirred: bool,
 }
 
 static INBOX: Mutex<Inbox> =
-    Mutex::new(Inbox { jobs: VecDeque::new(), woken: false, pressure: false });
+    Mutex::new(Inbox { jobs: LinkedList::new(), woken: false, pressure: false, stirred: false });
 static BELL: Condvar = Condvar::new();
 /// The keeper sleeps until it is called: it knows no range.
 static ASLEEP: AtomicBool = AtomicBool::new(false);
 
 /// What the keeper finds when it wakes.
 pub(crate) struct Mail {
-    pub jobs: VecDeque<Job>,
+    pub jobs: Jobs,
     pub pressure: bool,
     /// Somebody asked for a look.
     pub woken: bool,
+    /// A chore that slept has something to do.
+    pub stirred: bool,
 }
 
 pub(crate) fn lock() -> MutexGuard<'static, Inbox> {
     INBOX.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Puts something in and rings. A signal handler that comes here too, because it unmaps or frees, must not
+/// wait for the code that it interrupted: signals wait until the lock is free.
+fn put(mail: impl FnOnce(&mut Inbox)) {
+    let _blocked = Blocked::all();
+    mail(&mut lock());
+    BELL.notify_one();
+}
+
 /// Makes the keeper look at once.
 pub(crate) fn wake() {
-    lock().woken = true;
-    BELL.notify_one();
+    put(|inbox| inbox.woken = true);
 }
 
 /// Ranges that became known or were taken back so far: what wakes a keeper that sleeps for good.
@@ -54,10 +68,14 @@ pub(crate) fn stirred() {
     }
 }
 
+/// Calls the keeper to its chores.
+pub(crate) fn stir_chores() {
+    put(|inbox| inbox.stirred = true);
+}
+
 /// Says that the kernel is short of memory.
 pub(crate) fn report_pressure() {
-    lock().pressure = true;
-    BELL.notify_one();
+    put(|inbox| inbox.pressure = true);
 }
 
 /// Runs `job` on the keeper's thread and waits for its result. `None`: there is no keeper.
@@ -67,10 +85,11 @@ pub(crate) fn on_keeper<R: Send + 'static>(job: impl FnOnce() -> R + Send + 'sta
     }
     thread::start().ok()?;
     let (send, receive) = mpsc::sync_channel(1);
-    lock().jobs.push_back(Box::new(move || {
+    let job: Job = Box::new(move || {
         let _ = send.send(job());
-    }));
-    BELL.notify_one();
+    });
+    let mut jobs = Jobs::from([job]);
+    put(|inbox| inbox.jobs.append(&mut jobs));
     receive.recv().ok()
 }
 
@@ -78,7 +97,9 @@ pub(crate) fn on_keeper<R: Send + 'static>(job: impl FnOnce() -> R + Send + 'sta
 /// the next new range will call.
 pub(crate) fn wait(timeout: Option<Duration>, idle: impl Fn() -> bool) -> Mail {
     let mut inbox = lock();
-    let empty = |inbox: &mut Inbox| inbox.jobs.is_empty() && !inbox.woken && !inbox.pressure;
+    let empty = |inbox: &mut Inbox| {
+        inbox.jobs.is_empty() && !inbox.woken && !inbox.pressure && !inbox.stirred
+    };
     inbox = match timeout {
         None => {
             // SeqCst on both sides: either the maker of a new range sees ASLEEP, or we see the range.
@@ -99,6 +120,7 @@ pub(crate) fn wait(timeout: Option<Duration>, idle: impl Fn() -> bool) -> Mail {
         jobs: std::mem::take(&mut inbox.jobs),
         pressure: std::mem::take(&mut inbox.pressure),
         woken: std::mem::take(&mut inbox.woken),
+        stirred: std::mem::take(&mut inbox.stirred),
     }
 }
 
@@ -108,5 +130,6 @@ pub(crate) fn reset_in_child(inbox: &mut Inbox) {
     std::mem::forget(std::mem::take(&mut inbox.jobs));
     inbox.woken = false;
     inbox.pressure = false;
+    inbox.stirred = false;
     ASLEEP.store(false, Ordering::Release);
 }

@@ -9,7 +9,7 @@ use super::{bound, gate, pin, records};
 use crate::os::page_size;
 use crate::range::PageRange;
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 const PIECE_SHIFT: u32 = 21;
@@ -33,6 +33,14 @@ impl Entry {
 /// See the module's head.
 pub(crate) struct Index {
     pieces: BTreeMap<usize, Vec<Entry>>,
+}
+
+/// Ranges that are known, so that whoever unmaps memory of a program without any need not take the lock.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether any raw range is known.
+pub(crate) fn any() -> bool {
+    COUNT.load(Ordering::Acquire) > 0
 }
 
 static INDEX: Mutex<Index> = Mutex::new(Index { pieces: BTreeMap::new() });
@@ -124,6 +132,7 @@ impl Index {
         let entry = Entry::new(start, id);
         let at = entries.partition_point(|other| other.offset() < entry.offset());
         entries.insert(at, entry);
+        COUNT.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Forgets a range that the caller holds.
@@ -135,6 +144,7 @@ impl Index {
                 self.pieces.remove(&(start >> PIECE_SHIFT));
             }
         }
+        COUNT.fetch_sub(1, Ordering::AcqRel);
         records::forget(id);
         slab().put(id);
         pin::ring(id.node());

@@ -5,6 +5,7 @@
 //! done by whoever pins them.
 
 pub(crate) mod bound;
+pub(crate) mod chores;
 pub(crate) mod gate;
 pub(crate) mod inbox;
 pub(crate) mod index;
@@ -12,6 +13,7 @@ pub(crate) mod node;
 pub(crate) mod pages;
 pub(crate) mod pin;
 pub(crate) mod records;
+pub(crate) mod relief;
 pub(crate) mod room;
 pub(crate) mod round;
 pub(crate) mod settings;
@@ -35,12 +37,8 @@ pub(crate) fn wake() {
 /// # Errors
 /// `EOPNOTSUPP` where the kernel refuses `MADV_FREE`: nothing can stand in for it.
 pub(crate) fn ready(call: &'static str) -> Result<()> {
-    static ENVIRONMENT: Once = Once::new();
-    ENVIRONMENT.call_once(settings::read_environment);
-    if os::fork::missed() {
-        os::fork::make_up();
-    }
-    if thread::running() {
+    watch_forks();
+    if thread::running() && watch::decided() {
         return Ok(());
     }
     if !os::probe::capabilities().lazy_free() {
@@ -52,7 +50,32 @@ pub(crate) fn ready(call: &'static str) -> Result<()> {
         ));
     }
     watch::detection();
+    start(call)
+}
+
+/// Reads the environment and watches forks, once; makes up for a fork that went unseen. Cheap: one
+/// load each later on. Starts no thread and may be called wherever memory may be allocated.
+pub(crate) fn watch_forks() {
+    static ENVIRONMENT: Once = Once::new();
+    ENVIRONMENT.call_once(settings::read_environment);
     gate::install();
+    if os::fork::missed() {
+        os::fork::make_up();
+    }
+}
+
+/// Starts the keeper unless it runs, for [`chores`]: no volatile range is needed for them, nor
+/// `MADV_FREE`.
+///
+/// It creates a thread, which allocates: not to be called by an allocator that holds its own locks.
+///
+/// # Errors
+/// `EAGAIN`: no thread could be created.
+pub(crate) fn start(call: &'static str) -> Result<()> {
+    watch_forks();
+    if thread::running() {
+        return Ok(());
+    }
     thread::start().map_err(|error| {
         let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
         Error::system(call, "starting the keeper's thread", errno)

@@ -1,16 +1,16 @@
 //! The keeper's thread and the one that listens for pressure.
 
 use super::round::Rounds;
-use super::{bound, inbox, watch};
+use super::{bound, chores, inbox, watch};
 use crate::os::memory_limit;
 use crate::os::pressure::{Heard, PressureWatch};
-use crate::os::thread::spawn_quiet;
+use crate::os::thread::{spawn_quiet, wait_for_processors};
 use crate::os::uffd::private_descriptor_table;
 use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
 static STARTING: Mutex<()> = Mutex::new(());
@@ -52,6 +52,9 @@ pub(crate) fn start() -> io::Result<()> {
     let (ready, wait) = std::sync::mpsc::sync_channel(1);
     spawn_quiet("tenure-keeper", move || {
         IS_KEEPER.set(true);
+        // Whoever wakes it goes on running: woken by a retire on a busy processor, it would take that
+        // from the caller for milliseconds.
+        wait_for_processors();
         // Where the table cannot be unshared (before 5.9, or refused) the program's own table is
         // used: all works as long as the program closes no descriptor that is not its own.
         let private = private_descriptor_table(&watch::descriptors()).is_ok();
@@ -96,15 +99,22 @@ fn listen() {
 fn run() {
     let mut rounds = Rounds::new();
     let mut pressure = false;
+    // A child's keeper has the parent's chores, and one may have been stirred before it started.
+    let mut chores = chores::visit(false);
     loop {
         let pause = rounds.round(pressure);
         let next = pause.map(|pause| Instant::now() + pause);
-        // Jobs do not bring the next round forward: each would cost a look at all ranges.
+        // Jobs and chores do not bring the next round forward: each would cost a look at all ranges.
         pressure = loop {
-            let left = next.map(|next| next.saturating_duration_since(Instant::now()));
-            let mail = inbox::wait(left, || rounds.may_sleep());
+            let now = Instant::now();
+            let left = [next.map(|next| next.saturating_duration_since(now)), chores.left(now)];
+            let mail = inbox::wait(left.into_iter().flatten().min(), || rounds.may_sleep());
             for job in mail.jobs {
                 job();
+            }
+            if mail.stirred || mail.pressure || chores.left(Instant::now()) == Some(Duration::ZERO)
+            {
+                chores = chores::visit(mail.pressure);
             }
             let due = next.map_or(!rounds.may_sleep(), |next| Instant::now() >= next);
             if mail.pressure || mail.woken || due {

@@ -1,6 +1,6 @@
 //! The process's userfaultfds, and whether purges can be told by them.
 
-use super::inbox;
+use super::{inbox, thread};
 use crate::os::{self, uffd};
 use crate::range::PageRange;
 use rustix::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -55,15 +55,37 @@ pub(crate) fn detection() -> Detection {
     }
 }
 
+/// Whether [`detection`] has been decided.
+pub(crate) fn decided() -> bool {
+    MODE.load(Ordering::Acquire) != 0
+}
+
 fn decide() -> Detection {
     let works = os::probe::capabilities().volatile_by_userfaultfd();
     let wanted = std::env::var("TENURE_DETECT").map_or(true, |how| how != "words");
-    // Both before the keeper starts, so that its own table has both.
+    let starting = thread::lock();
+    // Before the keeper starts, so that its own table has both.
     let opened = works && wanted && open(Kind::Sigbus).is_ok() && open(Kind::Refill).is_ok();
-    let mode = if opened { 1 } else { 2 };
+    let late = opened && thread::running();
+    drop(starting);
+    // A keeper that runs already, for a chore, has to be given them.
+    let mode = if opened && (!late || hand_over()) { 1 } else { 2 };
     // Another thread may have decided meanwhile; it decided the same.
     MODE.store(mode, Ordering::Release);
     detection()
+}
+
+/// Puts copies of the descriptors into the table of a keeper that started without them.
+fn hand_over() -> bool {
+    let fds = descriptors();
+    inbox::on_keeper(move || {
+        // Without a table of its own the keeper sees them as they are.
+        let private = uffd::is_userfaultfd(fds[0]).is_err();
+        let given = !private || fds.iter().all(|fd| uffd::fetch_from_process(*fd).is_ok());
+        set_guarded(private && given);
+        given
+    })
+    .unwrap_or(false)
 }
 
 /// Opens the userfaultfd of a kind unless it is open.
@@ -125,9 +147,7 @@ pub(crate) fn lost() -> bool {
     if GUARDED.load(Ordering::Acquire) || MODE.load(Ordering::Acquire) != 1 {
         return false;
     }
-    // Waking nobody at an address where nothing is mapped only asks what kind of file it is.
-    let page = os::page_size();
-    uffd::wake(raw(Kind::Sigbus), PageRange::new(page, 2 * page)).is_err()
+    uffd::is_userfaultfd(raw(Kind::Sigbus)).is_err()
 }
 
 /// In a child: forgets the parent's descriptors and opens new ones. System calls only.

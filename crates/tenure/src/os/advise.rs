@@ -4,7 +4,6 @@ use crate::range::PageRange;
 use rustix::io::Errno;
 use rustix::mm::{madvise, Advice};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 fn advise(range: PageRange, advice: Advice) -> Result<(), Errno> {
     loop {
@@ -37,6 +36,30 @@ pub(crate) fn drop_pages(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxDontNeed)
 }
 
+/// The same for memory that is locked, which stays so (5.18+).
+pub(crate) fn drop_locked_pages(range: PageRange) -> Result<(), Errno> {
+    advise(range, Advice::LinuxDontneedLocked)
+}
+
+/// Whether there is such a call: asked of nothing, at this address.
+pub(crate) fn knows_locked_drop(range: PageRange) -> bool {
+    advise(PageRange { start: range.start, end: range.start }, Advice::LinuxDontneedLocked).is_ok()
+}
+
+/// Punches the range out of the shared memory, memfd or hugetlbfs file behind it.
+///
+/// `EINVAL`: not a shared file mapping, or locked. `EACCES`: not writable.
+pub(crate) fn remove(range: PageRange) -> Result<(), Errno> {
+    advise(range, Advice::LinuxRemove)
+}
+
+/// Takes a shared range's pages out of the page table; they stay in their file, memfd or tmpfs, and a
+/// touch maps them again. The caller has seen that the mapping is shared: of private memory this would
+/// lose the contents. `EINVAL`: locked.
+pub(crate) fn unmap_shared(range: PageRange) -> Result<(), Errno> {
+    advise(range, Advice::LinuxDontNeed)
+}
+
 /// Asks for huge pages. Must come before the first touch (the other order gives none).
 pub(crate) fn want_huge_pages(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxHugepage)
@@ -63,66 +86,14 @@ pub(crate) fn populate_write(range: PageRange) -> Result<(), Errno> {
 }
 
 /// Makes every page of the range readable: a page never touched becomes the shared zero page, which
-/// costs no memory. Where `MADV_POPULATE_READ` is missing (before 5.14) or refused the kernel is
-/// made to read a byte of each page instead (`process_vm_readv` on ourselves: like populate it
-/// answers `EFAULT` where a load would raise a signal).
+/// costs no memory. `MADV_POPULATE_READ`, or [`super::touch`] where that is missing.
 pub(crate) fn populate_read(range: PageRange) -> Result<(), Errno> {
-    // 0 unknown, 1 works, 2 refused.
-    static WORKS: AtomicU8 = AtomicU8::new(0);
-    let known = WORKS.load(Ordering::Relaxed);
-    if known != 2 {
-        match populate_read_plain(range) {
-            Ok(()) => {
-                WORKS.store(1, Ordering::Relaxed);
-                return Ok(());
-            }
-            // Before 5.14 EINVAL means "what is that?"; later, that this mapping cannot be populated.
-            Err(Errno::INVAL | Errno::PERM | Errno::NOSYS) if known == 0 => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    read_each_page(range)?;
-    WORKS.store(2, Ordering::Relaxed);
-    Ok(())
+    super::populate::populate(range, false).map_err(|stop| stop.errno)
 }
 
 /// `MADV_POPULATE_READ` and nothing in its stead.
 pub(crate) fn populate_read_plain(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxPopulateRead)
-}
-
-fn read_each_page(range: PageRange) -> Result<(), Errno> {
-    const BATCH: usize = 512;
-    let page = super::page_size();
-    let mut sink = [0u8; BATCH];
-    let mut at = range.start;
-    while at < range.end {
-        let count = ((range.end - at) / page).min(BATCH);
-        let remote: Vec<libc::iovec> = (0..count)
-            .map(|i| libc::iovec { iov_base: (at + i * page) as *mut c_void, iov_len: 1 })
-            .collect();
-        let local = libc::iovec { iov_base: sink.as_mut_ptr().cast(), iov_len: count };
-        // SAFETY: the local vector names `count` bytes of `sink`; the remote one is only read, by
-        // the kernel, which reports a bad address instead of faulting.
-        let done = unsafe {
-            libc::process_vm_readv(
-                libc::getpid(),
-                &local,
-                1,
-                remote.as_ptr(),
-                count as libc::c_ulong,
-                0,
-            )
-        };
-        if done < 0 {
-            return Err(last_errno());
-        }
-        if (done as usize) < count {
-            return Err(Errno::FAULT);
-        }
-        at += count * page;
-    }
-    Ok(())
 }
 
 /// Whether a page is all zeros, as the kernel reads it: a page that cannot be read is `false`, where

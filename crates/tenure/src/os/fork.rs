@@ -2,7 +2,7 @@
 
 use super::advise;
 use super::reserve;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::OnceLock;
 
 /// Address of a page that reads 1 in the process that set it up and 0 in a child that was not told
@@ -53,8 +53,19 @@ fn set_marker() {
     }
 }
 
+/// Takes a place among the process's fork handlers, whose order is that of their registration, for the
+/// hooks that [`watch`] gives. Once.
+pub(crate) fn register() {
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    if !REGISTERED.swap(true, Ordering::AcqRel) {
+        // SAFETY: the three functions are `extern "C"`, live forever and do not unwind.
+        unsafe { libc::pthread_atfork(Some(on_prepare), Some(on_parent), Some(on_child)) };
+    }
+}
+
 /// Starts calling `hooks` around every fork of this process. Once.
 pub(crate) fn watch(hooks: Hooks) {
+    register();
     HOOKS.get_or_init(|| {
         let page = super::page_size();
         // Without a marker page (no address space, or MADV_WIPEONFORK refused, before 4.14) only the
@@ -65,8 +76,6 @@ pub(crate) fn watch(hooks: Hooks) {
                 set_marker();
             }
         }
-        // SAFETY: the three functions are `extern "C"`, live forever and do not unwind.
-        unsafe { libc::pthread_atfork(Some(on_prepare), Some(on_parent), Some(on_child)) };
         hooks
     });
 }

@@ -6,16 +6,34 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod advise;
+pub(crate) mod arena;
+pub(crate) mod detach;
+pub(crate) mod errno;
+pub(crate) mod files;
 pub(crate) mod fork;
+pub(crate) mod generation;
+pub(crate) mod hugetlb;
+pub(crate) mod limits;
+pub(crate) mod mapping_list;
 pub(crate) mod maps;
 pub(crate) mod memory_limit;
 pub(crate) mod mlock;
+pub(crate) mod mounts;
+pub(crate) mod numa;
+pub(crate) mod page_cache;
 pub(crate) mod pagemap;
+pub(crate) mod populate;
 pub(crate) mod pressure;
 pub(crate) mod probe;
+pub(crate) mod process_lock;
+pub(crate) mod raw_map;
 pub(crate) mod reserve;
+pub(crate) mod room_now;
 pub(crate) mod signal;
+pub(crate) mod smaps;
+pub(crate) mod thp;
 pub(crate) mod thread;
+pub(crate) mod touch;
 pub(crate) mod uffd;
 pub(crate) mod words;
 

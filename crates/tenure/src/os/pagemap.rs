@@ -42,6 +42,7 @@ const HUGE: u64 = 1 << 6;
 const ENTRY_PRESENT: u64 = 1 << 63;
 const ENTRY_SWAPPED: u64 = 1 << 62;
 const ENTRY_EXCLUSIVE: u64 = 1 << 56;
+const ENTRY_GUARD: u64 = 1 << 58;
 
 /// Which pages to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +52,21 @@ pub(crate) enum Pages {
     /// Pages that hold (or have in swap) data of their own. The shared zero page is left out where
     /// the kernel tells it apart (PAGEMAP_SCAN); otherwise it counts as data.
     Data,
+    /// Pages of their own that are in memory, and not in swap. Where the kernel does not tell (no
+    /// PAGEMAP_SCAN) the shared zero page counts too.
+    Resident,
     /// Pages mapped by a huge page. Nothing is listed where the kernel cannot say.
     Huge,
+}
+
+/// Whether the page is a guard region, where the kernel tells (6.15+).
+pub(crate) fn is_guard(page: usize) -> bool {
+    let mut guard = false;
+    if let Ok(pagemap) = Pagemap::open() {
+        let page = PageRange::new(page, page + page_size());
+        let _ = pagemap.entries(page, |_, entry| guard = entry & ENTRY_GUARD != 0);
+    }
+    guard
 }
 
 /// An open pagemap of the calling process.
@@ -101,6 +115,7 @@ impl Pagemap {
             let wanted = match pages {
                 Pages::Missing => !there,
                 Pages::Data => there,
+                Pages::Resident => entry & ENTRY_PRESENT != 0,
                 Pages::Huge => false,
             };
             if wanted {
@@ -114,6 +129,39 @@ impl Pagemap {
         Ok(())
     }
 
+    /// The first address of the range where a page is in memory or in swap; its end if there is none.
+    /// 1 µs; what has no page tables is skipped by 512 GiB. Without PAGEMAP_SCAN the range's start.
+    pub fn first_there(&self, range: PageRange) -> usize {
+        let mut found = Region::default();
+        let mut at = range.start;
+        while SCAN_WORKS.load(Ordering::Relaxed) != 2 && at < range.end {
+            let mut argument = ScanArg {
+                size: size_of::<ScanArg>() as u64,
+                start: at as u64,
+                end: range.end as u64,
+                vec: std::ptr::from_mut(&mut found) as u64,
+                vec_len: 1,
+                max_pages: 1,
+                category_anyof_mask: PRESENT | SWAPPED,
+                return_mask: PRESENT,
+                ..ScanArg::default()
+            };
+            // SAFETY: as in `scan`.
+            let count =
+                unsafe { libc::ioctl(self.fd.as_raw_fd(), IOC_SCAN as libc::Ioctl, &mut argument) };
+            match count {
+                1.. => return found.start as usize,
+                0 if argument.walk_end as usize > at => at = argument.walk_end as usize,
+                0 => return at,
+                _ => match last_errno() {
+                    Errno::INTR | Errno::AGAIN => {}
+                    _ => return at,
+                },
+            }
+        }
+        at
+    }
+
     fn scan(
         &self,
         range: PageRange,
@@ -124,6 +172,7 @@ impl Pagemap {
         let (inverted, mask, anyof) = match pages {
             Pages::Missing => (PRESENT | SWAPPED, PRESENT | SWAPPED, 0),
             Pages::Data => (PFN_ZERO, PFN_ZERO, PRESENT | SWAPPED),
+            Pages::Resident => (PFN_ZERO, PFN_ZERO | PRESENT, 0),
             Pages::Huge => (0, HUGE, 0),
         };
         let mut found = [Region::default(); 64];
@@ -185,6 +234,29 @@ impl Pagemap {
             }
         }
         Ok(())
+    }
+
+    /// The first page of the range that is not in memory: missing, swapped out, or a guard.
+    pub fn first_absent(&self, range: PageRange) -> Result<Option<PageRange>, Errno> {
+        for part in range.pieces(2 << 20) {
+            let mut absent = None;
+            self.entries(part, |at, entry| {
+                if entry & ENTRY_PRESENT == 0 && absent.is_none() {
+                    absent = Some(PageRange::new(at, at + page_size()));
+                }
+            })?;
+            if absent.is_some() {
+                return Ok(absent);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether the page is a guard (`MADV_GUARD_INSTALL`, 6.13+), where the kernel tells (6.15+).
+    pub fn is_guard(&self, page: PageRange) -> bool {
+        let mut guard = false;
+        let read = self.entries(page, |_, entry| guard |= entry & ENTRY_GUARD != 0);
+        read.is_ok() && guard
     }
 
     /// Whether some present page of the range is mapped by another process too (a fork's child or

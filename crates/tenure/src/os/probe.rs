@@ -7,6 +7,7 @@ use super::memory_limit;
 use super::pagemap::{self, Pagemap, Pages};
 use super::pressure::PressureWatch;
 use super::reserve::Scratch;
+use super::touch;
 use super::uffd;
 use super::{page_size, HUGE_PAGE};
 use crate::range::PageRange;
@@ -153,6 +154,28 @@ const TEXTS: &[(Texts, Attempt)] = &[
     ),
     (
         Texts {
+            name: "touch_write",
+            what:
+                "pages are touched for writing by the kernel (FUTEX_WAKE_OP), which answers with \
+                   an error where a store would raise a signal",
+            consequence: "populating for writing fails where populate_write does not work either",
+            remedy: "allow futex with FUTEX_WAKE_OP in the seccomp profile",
+            absent: Status::Degraded,
+        },
+        try_touch_write,
+    ),
+    (
+        Texts {
+            name: "touch_read",
+            what: "pages are touched for reading by the kernel (process_vm_readv on ourselves)",
+            consequence: "populating for reading fails where populate_read does not work either",
+            remedy: "allow process_vm_readv in the seccomp profile",
+            absent: Status::Degraded,
+        },
+        try_touch_read,
+    ),
+    (
+        Texts {
             name: "pageout",
             what: "purges can be forced, for tests (MADV_PAGEOUT, 5.4+)",
             consequence: "purge_now and TENURE_PURGE=always discard nothing; real pressure does",
@@ -236,6 +259,30 @@ const TEXTS: &[(Texts, Attempt)] = &[
         },
         try_pressure,
     ),
+    (
+        Texts {
+            name: "move_away",
+            what: "a mapping is taken from its addresses at once, and torn down later (mremap)",
+            consequence: "retire unmaps in slices: other threads do not wait, the caller does",
+            remedy: "allow mremap in the seccomp profile",
+            absent: Status::Degraded,
+        },
+        try_move_away,
+    ),
+    (
+        Texts {
+            name: "drop_locked",
+            what:
+                "locked pages are dropped without the address space's lock (MADV_DONTNEED_LOCKED, \
+                   5.18+)",
+            consequence:
+                "retired locked memory is unmapped slice by slice: other threads wait for one \
+                          slice at a time",
+            remedy: "use Linux 5.18 or later, or allow madvise advice 24",
+            absent: Status::Degraded,
+        },
+        try_drop_locked,
+    ),
 ];
 
 fn scratch_page() -> Result<Scratch, Option<Errno>> {
@@ -247,6 +294,35 @@ fn dirty_page() -> Result<Scratch, Option<Errno>> {
     let mut page = scratch_page()?;
     page.bytes()[0] = 1;
     Ok(page)
+}
+
+fn try_move_away() -> Result<(), Option<Errno>> {
+    use super::detach::{self, Hidden};
+    let mut page = dirty_page()?;
+    page.bytes()[1] = 7;
+    let range = page.range();
+    let mut hidden = Hidden::reserve_like(range).map_err(Some)?;
+    // SAFETY: a page of this function's own, which nothing refers to from here on.
+    let there = unsafe { hidden.take(range) };
+    if there.is_ok() {
+        // Its addresses are another thread's by now.
+        std::mem::forget(page);
+    }
+    let there = there.map_err(Some)?;
+    // SAFETY: the page, where it was moved to, and nobody else's.
+    unsafe {
+        let same = ((there.start + 1) as *const u8).read() == 7;
+        detach::unmap(there.start, there.len()).map_err(Some)?;
+        ensure(same)
+    }
+}
+
+fn try_drop_locked() -> Result<(), Option<Errno>> {
+    let page = scratch_page()?;
+    match advise::knows_locked_drop(page.range()) {
+        true => Ok(()),
+        false => Err(Some(Errno::INVAL)),
+    }
 }
 
 fn ensure(effect: bool) -> Result<(), Option<Errno>> {
@@ -295,6 +371,20 @@ fn try_populate_write() -> Result<(), Option<Errno>> {
 fn try_populate_read() -> Result<(), Option<Errno>> {
     let page = scratch_page()?;
     advise::populate_read_plain(page.range())?;
+    let Ok(pagemap) = Pagemap::open() else { return Ok(()) };
+    ensure(pagemap.count(page.range(), Pages::Missing) == Ok(0))
+}
+
+fn try_touch_write() -> Result<(), Option<Errno>> {
+    let page = scratch_page()?;
+    touch::write_each_page(page.range()).map_err(|stop| Some(stop.errno))?;
+    let Ok(pagemap) = Pagemap::open() else { return Ok(()) };
+    ensure(pagemap.count(page.range(), Pages::Data) == Ok(page_size()))
+}
+
+fn try_touch_read() -> Result<(), Option<Errno>> {
+    let page = scratch_page()?;
+    touch::read_each_page(page.range()).map_err(|stop| Some(stop.errno))?;
     let Ok(pagemap) = Pagemap::open() else { return Ok(()) };
     ensure(pagemap.count(page.range(), Pages::Missing) == Ok(0))
 }

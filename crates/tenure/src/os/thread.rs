@@ -24,6 +24,14 @@ pub(crate) fn spawn_quiet(
     spawned
 }
 
+/// From here on the calling thread takes no processor from a thread that is running on it; it gets its
+/// fair share all the same (`SCHED_BATCH`). Refused, nothing changes.
+pub(crate) fn wait_for_processors() {
+    let priority = libc::sched_param { sched_priority: 0 };
+    // SAFETY: 0 is the calling thread; the structure is only read.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &priority) };
+}
+
 /// Calls `attempt` on the processor at hand, then on each that this thread may use, until it answers
 /// `true`. The thread's affinity is as before afterwards.
 ///
@@ -48,4 +56,16 @@ pub(crate) fn on_each_processor(mut attempt: impl FnMut() -> bool) {
         }
     }
     let _ = sched_setaffinity(None, &allowed);
+}
+
+/// Blocks that the calling thread has had read from disks so far; always 0 where the kernel does not
+/// count them (CONFIG_TASK_IO_ACCOUNTING).
+pub(crate) fn disk_reads() -> u64 {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the kernel fills in the structure it is given, or fails and leaves the zeros.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    usage.ru_inblock as u64
 }

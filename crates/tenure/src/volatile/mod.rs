@@ -41,6 +41,7 @@ pub use crate::keeper::settings::{configure, settings, Priority, Settings};
 pub use crate::keeper::watch::Detection;
 pub use object::{Pinned, PinnedMut, Volatile, VolatileBuilder};
 pub use purged_access::{on_purged_access, Purged};
+pub(crate) use ranges::forget_unmapped;
 pub use ranges::{
     forget, is_volatile, mark, mark_with_priority, offer_now, purge_now, unmark, unmark_with_map,
 };

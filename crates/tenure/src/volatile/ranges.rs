@@ -4,10 +4,10 @@ use super::known;
 use super::Outcome;
 use crate::error::{Error, ErrorKind, Result};
 use crate::keeper::index::{self, Index};
-use crate::keeper::node::{longest, NodeId, Phase, Word};
+use crate::keeper::node::{flag, longest, NodeId, Phase, Word};
 use crate::keeper::pages::Refusal;
 use crate::keeper::settings::{purge_always, Priority};
-use crate::keeper::{self, pin};
+use crate::keeper::{self, gate, pin};
 use crate::os::maps::{self, Unfit};
 use crate::range::PageRange;
 use std::ops::Range;
@@ -409,6 +409,9 @@ fn cut_volatile(range: PageRange) -> Vec<NodeId> {
 }
 
 fn volatile_ids(range: PageRange) -> Vec<NodeId> {
+    if !gate::installed() {
+        return Vec::new();
+    }
     let index = index::lock();
     index.overlapping(range).into_iter().filter(|id| id.node().load().pins() == 0).collect()
 }
@@ -431,6 +434,23 @@ pub unsafe fn forget(addr: *mut u8, len: usize) -> Result<()> {
         index.remove(id);
     }
     Ok(())
+}
+
+/// Drops all that tenure knows of a range that is being unmapped, without taking its pages back. `true`:
+/// part of it is watched by tenure's own userfaultfd, which no event of the kernel's goes to.
+pub(crate) fn forget_unmapped(range: PageRange) -> bool {
+    if !gate::installed() || !index::any() {
+        return false;
+    }
+    let mut watched = false;
+    let mut index = index::lock();
+    for id in index.overlapping(range) {
+        index::hold(id);
+        let id = index.cut(id, range).unwrap_or_else(|whole| whole);
+        watched |= id.node().is(flag::REGISTERED);
+        index.remove(id);
+    }
+    watched
 }
 
 /// Whether any page of the range is volatile. What locks memory asks this first.

@@ -1,0 +1,78 @@
+//! What is charged against `RLIMIT_MEMLOCK`, and whether the limit holds here.
+
+use crate::error::{Error, Result};
+use crate::os::{self, limits};
+use std::fmt;
+
+/// What this process has locked and may lock. In bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Account {
+    /// Charged already (`VmLck`).
+    pub locked: u64,
+    /// The limit that holds; `None`: unlimited. A process may raise it up to the hard limit.
+    pub soft: Option<u64>,
+    /// What the soft limit can be raised to without `CAP_SYS_RESOURCE`; `None`: unlimited.
+    pub hard: Option<u64>,
+    /// Whether the calling thread has `CAP_IPC_LOCK` in effect.
+    pub ipc_lock: bool,
+    /// Whether capabilities lift the limit here: only in the machine's first user namespace do they.
+    pub first_user_namespace: bool,
+}
+
+impl Account {
+    /// Whether no limit holds for this thread.
+    pub fn is_exempt(&self) -> bool {
+        self.soft.is_none() || (self.ipc_lock && self.first_user_namespace)
+    }
+
+    /// How many bytes more can be locked, in whole pages; `None`: as many as there are.
+    pub fn room(&self) -> Option<u64> {
+        if self.is_exempt() {
+            return None;
+        }
+        let page = os::page_size() as u64;
+        self.soft.map(|soft| (soft / page * page).saturating_sub(self.locked))
+    }
+}
+
+/// Reads what is locked, the limit and the thread's exemption from it. About 30 µs.
+///
+/// # Errors
+/// `/proc` is not mounted.
+pub fn account() -> Result<Account> {
+    let locked = limits::locked_bytes()
+        .map_err(|errno| Error::system("account", "reading /proc/thread-self/status", errno))?;
+    let limit = limits::memlock();
+    Ok(Account {
+        locked,
+        soft: limit.soft,
+        hard: limit.hard,
+        ipc_lock: limits::has_ipc_lock(),
+        first_user_namespace: limits::in_first_user_namespace(),
+    })
+}
+
+/// A limit as people read it.
+pub(super) fn limit(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "unlimited".into(), |bytes| bytes.to_string())
+}
+
+impl fmt::Display for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} bytes are locked, the soft limit is {}, the hard limit {}, and ",
+            self.locked,
+            limit(self.soft),
+            limit(self.hard)
+        )?;
+        f.write_str(match (self.ipc_lock, self.first_user_namespace) {
+            (true, true) => "CAP_IPC_LOCK lifts it",
+            (true, false) => {
+                "CAP_IPC_LOCK does not lift it, for this is not the machine's first user namespace"
+            }
+            (false, _) => "CAP_IPC_LOCK, which would lift it, is not in effect",
+        })
+    }
+}

@@ -1,0 +1,245 @@
+//! The whole process: everything that is mapped, and what will be.
+
+use super::change::{clear_pieces, strengthen, weaken, Uncleared};
+use super::claims::{Claims, Level};
+use super::guard::refuse_volatile;
+use super::ledger::{self, Ledger};
+use super::look::{self, Piece};
+use super::{cause, explain, Kinds, When};
+use crate::error::{Error, ErrorKind, Result};
+use crate::os::mlock::{self, Seen};
+use crate::os::pagemap::{Pagemap, Pages};
+use crate::os::{limits, maps, page_size, raw_map, reserve};
+use crate::range::PageRange;
+use rustix::io::Errno;
+
+/// What [`mlockall`] locks, and [`munlockall2`] clears: `MCL_CURRENT`, `MCL_FUTURE`, `MCL_ONFAULT`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Scope {
+    /// Everything that is mapped now.
+    pub current: bool,
+    /// Every mapping made from now on.
+    pub future: bool,
+    /// To lock: not now, but each page from its first touch on. To clear: locks on fault, present and
+    /// future.
+    pub on_fault: bool,
+}
+
+/// Locks everything that is mapped (`current`), everything that will be (`future`), or both; each page
+/// from its first touch on with `on_fault`, else now.
+///
+/// As with the kernel's call, it is uncounted, and without `future` it ends an earlier one. Unlike the
+/// kernel's call it does not weaken what is locked in full. With `future`, `mmap` beyond the limit
+/// fails with `EAGAIN`, and memory mapped from then on cannot be made volatile. With `current`, the
+/// kernel leaves out in silence what it cannot make resident;
+/// [`receipt_of_everything`](super::receipt_of_everything) tells.
+///
+/// # Cost
+/// 0.2 ms and a walk of what is resident; without `on_fault`, making everything resident. Where
+/// something is locked already, a reading of `/proc/self/smaps` before.
+///
+/// # Errors
+/// Nothing is changed then.
+/// - `EINVAL`: neither `current` nor `future`; or memory is volatile (with `current`): raw ranges,
+///   buffers and caches alike.
+/// - `ENOMEM`: with `current`, more is mapped than the limit allows to be locked. `EPERM`: the limit
+///   is 0.
+pub fn mlockall(scope: Scope) -> Result<()> {
+    let call = "mlockall";
+    let Scope { current, future, on_fault } = scope;
+    if !current && !future {
+        return Err(Error::new(
+            ErrorKind::BadRange,
+            call,
+            "neither what is mapped now nor what will be is named",
+            "pass MCL_CURRENT, MCL_FUTURE or both",
+        ));
+    }
+    if current {
+        refuse_volatile(call, look::everything())?;
+        let stats = crate::stats();
+        if stats.marked + stats.offered > 0 {
+            let why = format!(
+                "{} bytes of buffers or caches are volatile, so the kernel may take them",
+                stats.marked_bytes + stats.offered_bytes
+            );
+            let remedy = "pin the buffers and drop the caches first, or lock ranges one by one";
+            return Err(Error::new(ErrorKind::IsVolatile, call, why, remedy));
+        }
+    }
+    let when = if on_fault { When::OnFault } else { When::Now };
+    let mut ledger = ledger::open();
+    let before = match current {
+        true => locked_now(&ledger).map_err(|errno| unreadable(call, errno))?,
+        false => Vec::new(),
+    };
+    mlock::lock_all(current, future, on_fault).map_err(|errno| refused_all(call, errno))?;
+    ledger.future = future.then_some(when);
+    for piece in before {
+        if piece.special.is_some() {
+            continue;
+        }
+        if on_fault && piece.kernel == Level::Full {
+            // It was never unlocked, and is resident; a failure means that it is unmapped by now.
+            let _ = strengthen(piece.range, Level::Full);
+        }
+        let base = piece.claims.base.with(when);
+        ledger.set(piece.range, Claims { base, ..piece.claims });
+    }
+    Ok(())
+}
+
+/// Clears what [`mlockall`] set, and nothing that guards hold: with `current`, full locks of what is
+/// mapped; with `on_fault`, locks on fault of what is mapped, and future ones; with `future`, the
+/// locking of mappings to come, of either kind. Pages that stay locked are not unlocked even for an
+/// instant.
+///
+/// # Cost
+/// A reading of `/proc/self/smaps` and a call for each mapping that changes; to end `future`, twice
+/// that, and a walk of what is resident.
+///
+/// # Errors
+/// - `EINVAL`: nothing is named.
+/// - `ENOMEM`: a future lock is to end while something stays locked, and more is mapped than the limit
+///   allows to be locked: the kernel has no call for that which the limit lets through. Nothing is
+///   changed then.
+/// - Others: `/proc/self/smaps` could not be read.
+pub fn munlockall2(scope: Scope) -> Result<()> {
+    let call = "munlockall2";
+    let Scope { current, future, on_fault } = scope;
+    if scope == Scope::default() {
+        let (why, remedy) = ("nothing is named", "pass MCL_CURRENT, MCL_FUTURE or MCL_ONFAULT");
+        return Err(Error::new(ErrorKind::BadRange, call, why, remedy));
+    }
+    let kinds = Kinds { now: current, on_fault };
+    let mut ledger = ledger::open();
+    let coming = coming(&ledger).map_err(|errno| unreadable(call, errno))?;
+    let ends = coming.is_some_and(|when| future || (on_fault && when == When::OnFault));
+    let mapped = mappings().map_err(|errno| unreadable(call, errno))?;
+    let pieces = locked_now(&ledger).map_err(|errno| unreadable(call, errno))?;
+    if let (true, Some(coming)) = (ends, coming) {
+        end_future(call, &mapped, &pieces, kinds, coming)?;
+    }
+    let cleared = clear_pieces(&mut ledger, &pieces, kinds);
+    if let (true, Some(coming), true) = (ends, coming, cleared.is_err()) {
+        let _ = mlock::lock_all(false, true, coming == When::OnFault);
+    }
+    cleared.map_err(|uncleared| match uncleared {
+        Uncleared::Trouble(trouble) => cause::trouble(call, look::everything(), trouble),
+        Uncleared::Refused(part, errno) => cause::not_weakened(call, part, part, errno),
+    })?;
+    ledger.future = if ends { None } else { coming };
+    Ok(())
+}
+
+/// All that is mapped, in order.
+fn mappings() -> std::result::Result<Vec<PageRange>, Errno> {
+    let mut found = Vec::new();
+    maps::each_mapping(look::everything(), |mapping| {
+        found.extend(look::overlap(&mapping, look::everything()));
+    })?;
+    Ok(found)
+}
+
+/// All pieces of locked mappings, and of those that the ledger knows.
+fn locked_now(ledger: &Ledger) -> std::result::Result<Vec<Piece>, Errno> {
+    if limits::locked_bytes() == Ok(0) && ledger.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut pieces = look::look_everywhere(ledger)?;
+    pieces.retain(|piece| piece.kernel > Level::Unlocked || !piece.claims.is_plain());
+    Ok(pieces)
+}
+
+/// How a mapping made now would be locked, found by making one: other code may have called
+/// `mlockall`.
+fn coming(ledger: &Ledger) -> std::result::Result<Option<When>, Errno> {
+    let page = page_size();
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping where the kernel likes it replaces nothing.
+    let made = unsafe { raw_map::map(0, page, protection, flags, -1, 0) };
+    let range = match made {
+        Ok(at) => PageRange::new(at, at + page),
+        // Over the limit, which bounds new mappings only while they are locked.
+        Err(Errno::AGAIN) => return Ok(Some(ledger.future.unwrap_or(When::Now))),
+        Err(errno) => return Err(errno),
+    };
+    let locked = mlock::seen(range) == Ok(Seen::Locked);
+    let found = locked.then(|| {
+        // Locked now is resident now.
+        let missing = Pagemap::open().and_then(|map| map.count(range, Pages::Missing));
+        match missing {
+            Ok(0) => When::Now,
+            Ok(_) => When::OnFault,
+            Err(_) => ledger.future.unwrap_or(When::Now),
+        }
+    });
+    // SAFETY: made above, and known to nobody.
+    let _ = unsafe { reserve::unmap(range) };
+    Ok(found)
+}
+
+/// Ends the locking of mappings to come. The kernel's only call for that unlocks everything as well,
+/// or locks everything on fault: the latter leaves no instant in which a page is not locked, and what
+/// it changed is put right mapping by mapping.
+fn end_future(
+    call: &'static str,
+    mapped: &[PageRange],
+    pieces: &[Piece],
+    kinds: Kinds,
+    coming: When,
+) -> Result<()> {
+    let cleared = |claims: Claims| Claims { base: claims.base.without(kinds), ..claims };
+    let stays = |piece: &Piece| cleared(piece.claims).wanted() > Level::Unlocked;
+    if !pieces.iter().any(|piece| piece.special.is_none() && stays(piece)) {
+        return mlock::unlock_all().map_err(|errno| refused_all(call, errno));
+    }
+    mlock::lock_all(true, false, true).map_err(|errno| refused_all(call, errno))?;
+    // What was mapped since the first look was born under the future lock.
+    let born =
+        cleared(Claims { base: Kinds::default().with(coming), ..Claims::default() }).wanted();
+    for mapping in mappings().map_err(|errno| unreadable(call, errno))? {
+        let mut at = mapping.start;
+        while at < mapping.end {
+            let piece = pieces.get(pieces.partition_point(|piece| piece.range.end <= at));
+            let known = mapped.get(mapped.partition_point(|mapping| mapping.end <= at));
+            let (level, end) = match (piece, known) {
+                (Some(piece), _) if piece.range.start <= at => (piece.kernel, piece.range.end),
+                (piece, Some(known)) if known.start <= at => {
+                    (Level::Unlocked, piece.map_or(known.end, |p| known.end.min(p.range.start)))
+                }
+                (_, known) => (born, known.map_or(mapping.end, |known| known.start)),
+            };
+            let part = PageRange::new(at, end.min(mapping.end));
+            // A mapping may be gone by now, which is as well.
+            let _ = match level {
+                Level::Unlocked => weaken(part, Level::Unlocked),
+                Level::OnFault => Ok(()),
+                Level::Full => strengthen(part, Level::Full),
+            };
+            at = part.end;
+        }
+    }
+    Ok(())
+}
+
+fn unreadable(call: &'static str, errno: Errno) -> Error {
+    Error::system(call, "looking at the process's mappings", errno)
+}
+
+fn refused_all(call: &'static str, errno: Errno) -> Error {
+    let mapped = limits::mapped_bytes();
+    if let (Errno::NOMEM | Errno::PERM, Ok(account), Ok(mapped)) = (errno, super::account(), mapped)
+    {
+        if !account.is_exempt() {
+            let why = format!(
+                "{mapped} bytes are mapped, and that is more than the limit on locked memory \
+                 (RLIMIT_MEMLOCK) allows to be locked: {account}"
+            );
+            return Error::new(ErrorKind::LockLimit, call, why, explain::remedy(&account, mapped))
+                .with_errno(errno.raw_os_error());
+        }
+    }
+    Error::system(call, "mlockall", errno)
+}

@@ -1,0 +1,170 @@
+//! Mappings that are locked on fault from birth.
+
+use super::change::Silent;
+use super::claims::Claims;
+use super::ledger::{self, Ledger};
+use super::{cause, look, Kinds, When};
+use crate::error::{Error, ErrorKind, Result};
+use crate::mapping::Mapping;
+use crate::os::mlock::{self, Seen};
+use crate::os::{self, maps, raw_map, reserve};
+use crate::range::PageRange;
+use rustix::fd::AsFd;
+
+/// Maps memory as `mmap(2)` does, locked on fault from birth: no page that is ever touched there is
+/// paged out. It is what `MAP_LOCKONFAULT` was proposed for; `flags` and `prot` are `mmap`'s own, and
+/// `fd` is -1 for anonymous memory. The whole length is charged against `RLIMIT_MEMLOCK`, and the
+/// charge ends with `munmap`.
+///
+/// With `MAP_FIXED` what is mapped there already is replaced only once the new mapping is locked.
+///
+/// # Errors
+/// Nothing is mapped then, and what was there still is.
+/// - `EINVAL`: `MAP_LOCKED` as well; `MAP_DROPPABLE`; and `mmap`'s own reasons.
+/// - `EAGAIN`: over the limit, as with `MAP_LOCKED`. `EPERM`: the limit is 0.
+/// - Others are `mmap`'s.
+///
+/// # Safety
+/// With `MAP_FIXED`, nothing may refer to the memory that is replaced. For a file, nobody may truncate
+/// it while it is touched.
+pub unsafe fn mmap_on_fault(
+    addr: *mut u8,
+    len: usize,
+    prot: i32,
+    flags: i32,
+    fd: i32,
+    off: i64,
+) -> Result<*mut u8> {
+    let call = "mmap_on_fault";
+    let page = os::page_size();
+    let start = addr as usize;
+    let failed = |errno: rustix::io::Errno| {
+        Error::new(ErrorKind::System, call, format!("mmap failed: {errno}"), "see mmap(2)")
+            .with_errno(errno.raw_os_error())
+            .on(start, len)
+    };
+    if flags & libc::MAP_LOCKED != 0 {
+        let why = "MAP_LOCKED asks for all pages now, and a lock on fault for none";
+        let remedy = "leave MAP_LOCKED out, or lock it with When::Now";
+        return Err(Error::new(ErrorKind::WrongMapping, call, why, remedy).on(start, len));
+    }
+    let Some(size) = len.checked_next_multiple_of(page).filter(|size| *size > 0) else {
+        return Err(failed(rustix::io::Errno::INVAL));
+    };
+    // Where the address is fixed the new mapping is made elsewhere first, so that a failure leaves
+    // the old one; the kernel's check of MAP_FIXED_NOREPLACE needs no such care.
+    let replaces = flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE == 0;
+    if replaces && start % page != 0 {
+        return Err(failed(rustix::io::Errno::INVAL));
+    }
+    let (hint, first_flags) = match replaces {
+        true => (0, flags & !libc::MAP_FIXED),
+        false => (start, flags),
+    };
+    // Under mlockall(MCL_FUTURE) a new mapping is made resident at once, unless it has no access yet.
+    let mut ledger = ledger::open();
+    let unasked = ledger.future == Some(When::Now) && flags & libc::MAP_POPULATE == 0;
+    let first_prot = if unasked { libc::PROT_NONE } else { prot };
+    // SAFETY: no MAP_FIXED, so nothing is replaced; of a file, the caller's promise.
+    let made = unsafe { raw_map::map(hint, size, first_prot, first_flags, fd, off) };
+    let range = made.map(|at| PageRange::new(at, at + size)).map_err(failed)?;
+    let settled = charge(&mut ledger, call, range).and_then(|()| {
+        if first_prot != prot {
+            // SAFETY: the mapping is a moment old, and access is only added.
+            unsafe { raw_map::protect(range, prot) }.map_err(failed)?;
+        }
+        if !replaces {
+            return Ok(range.start);
+        }
+        // SAFETY: nobody knows the new mapping; of the old one, the caller's promise.
+        unsafe { raw_map::move_over(range, start) }.map_err(failed)?;
+        outlive_guards(&mut ledger, PageRange::new(start, start + size));
+        Ok(start)
+    });
+    if settled.is_err() {
+        // Of huge pages the kernel has mapped whole ones, and unmaps nothing less.
+        let unit = maps::describe(range).ok().and_then(|found| Some(found.first()?.page_size));
+        let whole = range.start + size.next_multiple_of(unit.unwrap_or(page));
+        // SAFETY: made above, and known to nobody.
+        let _ = unsafe { reserve::unmap(PageRange::new(range.start, whole)) };
+    }
+    settled.map(|at| at as *mut u8)
+}
+
+/// Locks a new mapping on fault. The ledger is held, so that a guard that outlived what was mapped here
+/// before is dropped before it or after, and never unlocks it.
+fn charge(ledger: &mut Ledger, call: &'static str, range: PageRange) -> Result<()> {
+    mlock::lock(range, true).map_err(|errno| {
+        let error = cause::refused(call, range, errno, range.len(), 0);
+        match (error.kind(), errno) {
+            // As the kernel answers MAP_LOCKED beyond the limit.
+            (ErrorKind::LockLimit, rustix::io::Errno::NOMEM) => error.with_errno(libc::EAGAIN),
+            _ => error,
+        }
+    })?;
+    if mlock::seen(range) != Ok(Seen::Locked) {
+        if let Some(why) = look::impossible(range) {
+            return Err(cause::silent(call, range, Silent::Nothing(range.start, why)));
+        }
+    }
+    outlive_guards(ledger, range);
+    Ok(())
+}
+
+/// Guards that are left over from what was mapped here before are not the only ones to want the new
+/// mapping locked.
+fn outlive_guards(ledger: &mut Ledger, range: PageRange) {
+    let base = Kinds { now: false, on_fault: true };
+    for (part, claims) in ledger.pieces(range) {
+        if let Some(claims) = claims {
+            ledger.set(part, Claims { base, ..claims });
+        }
+    }
+}
+
+impl Mapping {
+    /// [`Mapping::anonymous`], locked on fault from birth: no page that is ever touched is paged out.
+    /// The whole length is charged against `RLIMIT_MEMLOCK` until the mapping is dropped; nothing of it
+    /// is resident yet.
+    ///
+    /// # Errors
+    /// As [`mmap_on_fault`].
+    pub fn anonymous_locked_on_fault(len: usize) -> Result<Mapping> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: new memory where the kernel likes it: nothing is replaced, and there is no file.
+        let at = unsafe { mmap_on_fault(std::ptr::null_mut(), len, protection, flags, -1, 0) }?;
+        let start = at as usize;
+        let end = start + len.next_multiple_of(os::page_size());
+        Ok(Mapping::adopt(PageRange::new(start, end), len))
+    }
+
+    /// [`Mapping::file`], locked on fault: what is touched of the file stays in memory, and nothing is
+    /// read before. The whole length is charged until the mapping is dropped.
+    ///
+    /// # Safety
+    /// As [`Mapping::file`].
+    ///
+    /// # Errors
+    /// As [`Mapping::file`] and [`mmap_on_fault`].
+    pub unsafe fn file_locked_on_fault(
+        file: impl AsFd,
+        offset: u64,
+        len: usize,
+    ) -> Result<Mapping> {
+        // SAFETY: the caller's promise.
+        let mapping = unsafe { Mapping::file(file, offset, len) }?;
+        charge(&mut ledger::open(), "Mapping::file_locked_on_fault", mapping.range())?;
+        Ok(mapping)
+    }
+
+    /// [`Mapping::memfd`], locked on fault. The whole length is charged until the mapping is dropped.
+    ///
+    /// # Errors
+    /// As [`Mapping::memfd`] and [`mmap_on_fault`].
+    pub fn memfd_locked_on_fault(name: &str, len: usize) -> Result<Mapping> {
+        let mapping = Mapping::memfd(name, len)?;
+        charge(&mut ledger::open(), "Mapping::memfd_locked_on_fault", mapping.range())?;
+        Ok(mapping)
+    }
+}

@@ -1,0 +1,320 @@
+//! Taking and giving back claims, so that the kernel holds what they say: all of it or, after a
+//! failure, what it held before.
+
+use super::cause;
+use super::claims::{Claims, Level};
+use super::ledger::{self, Ledger};
+use super::look::{self, look, Piece, Special};
+use super::{Kinds, When};
+use crate::error::{Error, ErrorKind, Result};
+use crate::keeper::relief;
+use crate::os::maps;
+use crate::os::mlock::{self, Seen};
+use crate::os::page_size;
+use crate::range::PageRange;
+use rustix::io::Errno;
+
+/// Who makes a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// A guard: counted.
+    Guard,
+    /// An uncounted call.
+    Base,
+}
+
+/// Locks a range for `holder`.
+pub(super) fn take(call: &'static str, range: PageRange, when: When, holder: Holder) -> Result<()> {
+    let pieces = {
+        let mut ledger = ledger::open();
+        if holder == Holder::Base && ledger.was_asked(range, when) && look::locked_whole(range) {
+            drop(ledger);
+            // Again, as programs do that lock what they are about to use: smaps need not be read.
+            return match when {
+                When::OnFault => Ok(()),
+                When::Now => fill(range, None).map_err(|e| cause::not_filled(call, range, e)),
+            };
+        }
+        let mut pieces = look(&ledger, range).map_err(|t| cause::trouble(call, range, t))?;
+        for piece in &pieces {
+            if let Some(Special::Impossible(why)) = piece.special {
+                let silent = Silent::Nothing(piece.range.start, why);
+                return Err(cause::silent(call, range, silent));
+            }
+        }
+        if let Err(error) = charge(call, range, &unlocked(&pieces)) {
+            // The kernel counts what it would not charge: huge pages of the pool, devices.
+            pieces = without_resident(&ledger, range, &error).ok_or(error)?;
+            charge(call, range, &unlocked(&pieces))?;
+        }
+        for piece in &pieces {
+            let claims = match holder {
+                Holder::Guard => piece.claims.taken(when),
+                Holder::Base => Claims { base: piece.claims.base.with(when), ..piece.claims },
+            };
+            ledger.set(piece.range, claims);
+        }
+        pieces
+    };
+    if when == When::OnFault {
+        return Ok(());
+    }
+    // Reading a large file in takes long: without the ledger's lock, since from here on the claims
+    // keep everybody else from weakening these pages.
+    let Err(errno) = fill(range, Some(&pieces)) else { return Ok(()) };
+    let error = cause::not_filled(call, range, errno);
+    let mut ledger = ledger::open();
+    match holder {
+        Holder::Guard => drop(give_back(&mut ledger, range, when)),
+        Holder::Base => {
+            for piece in &pieces {
+                for (part, current) in ledger.pieces(piece.range) {
+                    // Guards may have come and gone meanwhile; the flags are as before.
+                    let current = current.unwrap_or_default();
+                    let after = Claims { base: piece.claims.base, ..current };
+                    let _ = weaken(part, after.wanted());
+                    ledger.set(part, after);
+                }
+            }
+        }
+    }
+    Err(error)
+}
+
+/// The pieces again, where a limit was passed only because of memory that is always resident.
+fn without_resident(ledger: &Ledger, range: PageRange, error: &Error) -> Option<Vec<Piece>> {
+    if error.kind() != ErrorKind::LockLimit {
+        return None;
+    }
+    let pieces = look::look_closely(ledger, range).ok()?;
+    let resident = |p: &Piece| matches!(p.special, Some(Special::AlwaysResident(_)));
+    pieces.iter().any(resident).then_some(pieces)
+}
+
+/// The unlocked parts, neighbours joined.
+fn unlocked(pieces: &[Piece]) -> Vec<PageRange> {
+    join(pieces.iter().filter(|p| p.kernel == Level::Unlocked && p.special.is_none()))
+}
+
+fn join<'a>(pieces: impl Iterator<Item = &'a Piece>) -> Vec<PageRange> {
+    let mut parts: Vec<PageRange> = Vec::new();
+    for piece in pieces {
+        match parts.last_mut() {
+            Some(last) if last.end == piece.range.start => last.end = piece.range.end,
+            _ => parts.push(piece.range),
+        }
+    }
+    parts
+}
+
+/// Locks unlocked parts on fault, which charges them and makes nothing resident.
+fn charge(call: &'static str, range: PageRange, parts: &[PageRange]) -> Result<()> {
+    let needed: usize = parts.iter().map(PageRange::len).sum();
+    for (done, part) in parts.iter().enumerate() {
+        // Retired memory that was locked stays charged until it is torn down.
+        let locked = relief::retry(
+            || mlock::lock(*part, true),
+            |errno| matches!(*errno, Errno::NOMEM | Errno::AGAIN | Errno::PERM),
+        );
+        let failed = locked
+            .map_err(|errno| {
+                let charged = parts[..done].iter().map(PageRange::len).sum();
+                cause::refused(call, range, errno, needed, charged)
+            })
+            .and_then(|()| verify(*part).map_err(|why| cause::silent(call, range, why)));
+        if let Err(error) = failed {
+            for part in &parts[..=done] {
+                let _ = weaken(*part, Level::Unlocked);
+            }
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// What became of a lock that the kernel accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Silent {
+    /// It locked nothing at this address, for the reason given.
+    Nothing(usize, &'static str),
+    /// Whether it did cannot be found out.
+    Unknown(Errno),
+}
+
+/// Whether each mapping of the part is locked, or need not be.
+fn verify(part: PageRange) -> std::result::Result<(), Silent> {
+    if part.len() == page_size() && mlock::seen(part) == Ok(Seen::Locked) {
+        return Ok(()); // it cannot lie in two mappings
+    }
+    let mut doubtful = Vec::new();
+    let listed = maps::each_mapping(part, |mapping| {
+        let Some(within) = look::overlap(&mapping, part) else { return };
+        if mlock::seen(within) != Ok(Seen::Locked) {
+            doubtful.push(within);
+        }
+    });
+    if let Err(errno) = listed {
+        // No /proc: one question about the whole must do.
+        return match mlock::seen(part) {
+            Ok(Seen::Locked) => Ok(()),
+            _ => Err(Silent::Unknown(errno)),
+        };
+    }
+    for within in doubtful {
+        if let Some(why) = look::impossible(within) {
+            return Err(Silent::Nothing(within.start, why));
+        }
+    }
+    Ok(())
+}
+
+/// Locks in full what is locked on fault, and makes it resident.
+fn fill(range: PageRange, pieces: Option<&[Piece]>) -> std::result::Result<(), Errno> {
+    let ordinary = |pieces: &[Piece]| join(pieces.iter().filter(|p| p.special.is_none()));
+    let attempt = |parts: &[PageRange]| parts.iter().try_for_each(|part| mlock::lock(*part, false));
+    let parts = pieces.map_or_else(|| vec![range], ordinary);
+    let Err(errno) = attempt(&parts) else { return Ok(()) };
+    // Special mappings that an earlier claim hid from a quick look: secretmem fails here.
+    let closely = look::look_closely(&ledger::open(), range);
+    match closely {
+        Ok(closely) if closely.iter().any(|p| p.special.is_some()) => attempt(&ordinary(&closely)),
+        _ => Err(errno),
+    }
+}
+
+/// Gives a guard's claim back. An error names the part that stays locked more than it need be.
+pub(super) fn give_back(
+    ledger: &mut Ledger,
+    range: PageRange,
+    when: When,
+) -> std::result::Result<(), (PageRange, Errno)> {
+    let mut result = Ok(());
+    for (part, claims) in ledger.pieces(range) {
+        let Some(claims) = claims else { continue };
+        let after = claims.given_back(when);
+        if after.wanted() < claims.wanted() {
+            if let Err(errno) = weaken(part, after.wanted()) {
+                result = Err((part, errno));
+            }
+        }
+        ledger.set(part, after);
+    }
+    result
+}
+
+/// Turns a guard's full claim into one on fault. After an error everything is as it was.
+pub(super) fn downgrade(
+    ledger: &mut Ledger,
+    range: PageRange,
+) -> std::result::Result<(), (PageRange, Errno)> {
+    let pieces = ledger.pieces(range);
+    let after = |claims: Claims| claims.given_back(When::Now).taken(When::OnFault);
+    let mut weakened = Vec::new();
+    for (part, claims) in &pieces {
+        let Some(claims) = claims.filter(|c| after(*c).wanted() < c.wanted()) else { continue };
+        if let Err(errno) = weaken(*part, after(claims).wanted()) {
+            for part in weakened {
+                let _ = strengthen(part, Level::Full);
+            }
+            return Err((*part, errno));
+        }
+        weakened.push(*part);
+    }
+    for (part, claims) in pieces {
+        if let Some(claims) = claims {
+            ledger.set(part, after(claims));
+        }
+    }
+    Ok(())
+}
+
+/// Clears kinds of uncounted locks. After an error everything is as it was.
+pub(super) fn clear(
+    ledger: &mut Ledger,
+    range: PageRange,
+    kinds: Kinds,
+) -> std::result::Result<(), Uncleared> {
+    let guarded = |claims: Option<Claims>| claims.is_some_and(|c| c.now + c.on_fault > 0);
+    if kinds == Kinds::ALL
+        && look::one_mapping(range)
+        && !ledger.pieces(range).into_iter().any(|(_, claims)| guarded(claims))
+    {
+        // Whatever kinds there are, none stays: they need not be found out.
+        mlock::unlock(range).map_err(|errno| Uncleared::Refused(range, errno))?;
+        ledger.set(range, Claims::default());
+        return Ok(());
+    }
+    let pieces = match mlock::seen(range).map_err(look::Trouble::from)? {
+        Seen::Locked => look::look_closely(ledger, range)?,
+        _ => look(ledger, range)?,
+    };
+    clear_pieces(ledger, &pieces, kinds)
+}
+
+/// Why a lock could not be cleared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Uncleared {
+    Trouble(look::Trouble),
+    Refused(PageRange, Errno),
+}
+
+impl From<look::Trouble> for Uncleared {
+    fn from(trouble: look::Trouble) -> Uncleared {
+        Uncleared::Trouble(trouble)
+    }
+}
+
+/// [`clear`] on pieces that were looked at already.
+pub(super) fn clear_pieces(
+    ledger: &mut Ledger,
+    pieces: &[Piece],
+    kinds: Kinds,
+) -> std::result::Result<(), Uncleared> {
+    let after = |piece: &Piece| Claims { base: piece.claims.base.without(kinds), ..piece.claims };
+    for (done, piece) in pieces.iter().enumerate() {
+        let level = after(piece).wanted();
+        if piece.special.is_some() || level >= piece.kernel {
+            continue;
+        }
+        if let Err(errno) = weaken(piece.range, level) {
+            for piece in pieces[..=done].iter().rev().filter(|p| p.special.is_none()) {
+                let _ = strengthen(piece.range, piece.kernel);
+            }
+            return Err(Uncleared::Refused(piece.range, errno));
+        }
+    }
+    for piece in pieces {
+        ledger.set(piece.range, after(piece));
+    }
+    Ok(())
+}
+
+/// Lowers the lock of what is mapped and locked in the part. What is not locked any more (it was
+/// unmapped, or belongs to another mapping by now) is left alone: a downgrade would lock it anew.
+pub(super) fn weaken(part: PageRange, to: Level) -> std::result::Result<(), Errno> {
+    if to == Level::Full || (to == Level::Unlocked && mlock::unlock(part).is_ok()) {
+        return Ok(());
+    }
+    let mut within = Vec::new();
+    maps::each_mapping(part, |mapping| within.extend(look::overlap(&mapping, part)))?;
+    let mut result = Ok(());
+    for piece in within {
+        let done = match (mlock::seen(piece), to) {
+            (Ok(Seen::Locked), Level::Unlocked) => mlock::unlock(piece),
+            (Ok(Seen::Locked), _) => mlock::lock(piece, true),
+            (Ok(_), _) => Ok(()),
+            (Err(errno), _) => Err(errno),
+        };
+        result = result.and(done);
+    }
+    result
+}
+
+/// Raises the lock of a part again that was lowered a moment ago.
+pub(super) fn strengthen(part: PageRange, to: Level) -> std::result::Result<(), Errno> {
+    match to {
+        Level::Unlocked => Ok(()),
+        Level::OnFault => mlock::lock(part, true),
+        Level::Full => mlock::lock(part, false),
+    }
+}

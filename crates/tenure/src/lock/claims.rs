@@ -1,0 +1,110 @@
+//! Who wants a page locked, and what follows for the kernel.
+
+use super::{Kinds, When};
+
+/// How a page is locked, weakest first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Level {
+    #[default]
+    Unlocked,
+    OnFault,
+    Full,
+}
+
+impl Level {
+    fn kind(self) -> Kinds {
+        Kinds { now: self == Level::Full, on_fault: self == Level::OnFault }
+    }
+}
+
+/// All claims on a page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Claims {
+    /// Guards that want it locked now.
+    pub now: u32,
+    /// Guards that want it locked from its first touch.
+    pub on_fault: u32,
+    /// Locked without a guard: by the uncounted calls, or before tenure came.
+    pub base: Kinds,
+}
+
+impl Claims {
+    /// What a page without guards has that the kernel shows at this level.
+    pub fn seen(level: Level) -> Claims {
+        Claims { base: level.kind(), ..Claims::default() }
+    }
+
+    /// The strongest claim: what the kernel is to hold.
+    pub fn wanted(self) -> Level {
+        if self.now > 0 || self.base.now {
+            Level::Full
+        } else if self.on_fault > 0 || self.base.on_fault {
+            Level::OnFault
+        } else {
+            Level::Unlocked
+        }
+    }
+
+    /// Whether the kernel's own flags say as much, so that nothing need be remembered.
+    pub fn is_plain(self) -> bool {
+        self.now == 0 && self.on_fault == 0 && self.base != Kinds::ALL
+    }
+
+    /// Corrected by what the kernel shows: somebody else's call has changed the page's lock, or the
+    /// page belongs to another mapping by now. Guards' claims stay, so that their count is right.
+    pub fn reconciled(self, kernel: Level) -> Claims {
+        let mut claims = self;
+        match kernel {
+            Level::Unlocked => claims.base = Kinds::default(),
+            Level::OnFault => {
+                claims.base.now = false;
+                claims.base.on_fault |= claims.wanted() < kernel;
+            }
+            Level::Full => claims.base.now |= claims.wanted() < kernel,
+        }
+        claims
+    }
+
+    pub fn taken(mut self, when: When) -> Claims {
+        match when {
+            When::Now => self.now += 1,
+            When::OnFault => self.on_fault += 1,
+        }
+        self
+    }
+
+    pub fn given_back(mut self, when: When) -> Claims {
+        match when {
+            When::Now => self.now = self.now.saturating_sub(1),
+            When::OnFault => self.on_fault = self.on_fault.saturating_sub(1),
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_strongest_claim_decides() {
+        let none = Claims::default();
+        assert_eq!(none.wanted(), Level::Unlocked);
+        let both = none.taken(When::OnFault).taken(When::Now);
+        assert_eq!(both.wanted(), Level::Full);
+        assert_eq!(both.given_back(When::Now).wanted(), Level::OnFault);
+        let over_base = Claims::seen(Level::Full).taken(When::OnFault).given_back(When::OnFault);
+        assert_eq!((over_base.wanted(), over_base.is_plain()), (Level::Full, true));
+    }
+
+    #[test]
+    fn what_others_did_is_believed_and_guards_still_count() {
+        let guarded = Claims::default().taken(When::OnFault);
+        assert_eq!(guarded.reconciled(Level::Full).given_back(When::OnFault).wanted(), Level::Full);
+        assert_eq!(guarded.reconciled(Level::Unlocked), guarded);
+        let base = Claims { base: Kinds::ALL, ..guarded };
+        assert_eq!(base.reconciled(Level::Full), base);
+        assert_eq!(base.reconciled(Level::OnFault).base, Kinds { now: false, on_fault: true });
+        assert_eq!(base.reconciled(Level::Unlocked).base, Kinds::default());
+    }
+}

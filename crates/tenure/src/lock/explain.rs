@@ -1,0 +1,175 @@
+//! Whether a lock would be allowed, and what to write where the limit is set.
+
+use super::account::{account, limit, Account};
+use crate::error::Result;
+use crate::os::{self, memory_limit};
+use std::fmt;
+
+/// Whether so many bytes could be locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// The limit allows it.
+    Fits,
+    /// No limit holds for this thread: it is unlimited, or lifted by `CAP_IPC_LOCK`.
+    Exempt,
+    /// The soft limit is too low, and the process may raise it by itself as far as is needed.
+    RaiseSoft,
+    /// The hard limit is too low: whoever starts the process must raise it.
+    RaiseHard,
+}
+
+/// The answer of [`explain()`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Explanation {
+    /// What was asked about, in whole pages.
+    pub bytes: u64,
+    /// Whether the limit allows it.
+    pub verdict: Verdict,
+    /// The numbers behind it.
+    pub account: Account,
+    /// The limit that would be enough: what is locked already, and this.
+    pub limit_needed: u64,
+    /// What the machine, or the tightest memory cgroup, has free for it: a lock of more bytes than
+    /// these may be allowed and then end in the kernel's OOM killer.
+    pub memory_free: u64,
+}
+
+/// Says whether `bytes` more could be locked, without locking anything. Costs a few reads of `/proc`
+/// and of the cgroup's files, about 200 µs.
+///
+/// # Errors
+/// `/proc` is not mounted.
+pub fn explain(bytes: u64) -> Result<Explanation> {
+    let page = os::page_size() as u64;
+    let bytes = bytes.div_ceil(page).saturating_mul(page);
+    let account = account()?;
+    let limit_needed = account.locked.saturating_add(bytes);
+    let enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= limit_needed);
+    let verdict = if account.is_exempt() {
+        Verdict::Exempt
+    } else if enough(account.soft) {
+        Verdict::Fits
+    } else if enough(account.hard) {
+        Verdict::RaiseSoft
+    } else {
+        Verdict::RaiseHard
+    };
+    let memory_free = memory_limit::room(memory_limit::own_group().as_ref()).free;
+    Ok(Explanation { bytes, verdict, account, limit_needed, memory_free })
+}
+
+impl Explanation {
+    /// Whether a lock of so many bytes would be allowed now.
+    pub fn is_allowed(&self) -> bool {
+        matches!(self.verdict, Verdict::Fits | Verdict::Exempt)
+    }
+
+    /// The lines to write, each with where it goes: empty where nothing needs to be changed.
+    pub fn lines(&self) -> Vec<(&'static str, String)> {
+        match self.verdict {
+            Verdict::Fits | Verdict::Exempt => Vec::new(),
+            verdict => lines(self.limit_needed, verdict == Verdict::RaiseSoft),
+        }
+    }
+}
+
+/// What raises the limit to `bytes`, by whom.
+fn lines(bytes: u64, soft_is_enough: bool) -> Vec<(&'static str, String)> {
+    let kib = bytes.div_ceil(1024);
+    let mut lines = Vec::new();
+    if soft_is_enough {
+        lines.push((
+            "this process, as it is",
+            format!("prlimit --pid {} --memlock={bytes}:", std::process::id()),
+        ));
+        lines.push(("shell, before the program", format!("ulimit -S -l {kib}")));
+    } else {
+        lines.push((
+            "shell of root, before the program",
+            format!("ulimit -l {kib}   # KiB; the hard limit needs CAP_SYS_RESOURCE"),
+        ));
+        lines.push((
+            "/etc/security/limits.conf (logins)",
+            format!("USER - memlock {kib}   # USER: who runs it"),
+        ));
+    }
+    lines.push(("systemd unit, [Service]", format!("LimitMEMLOCK={bytes}")));
+    lines.push(("Docker", format!("docker run --ulimit memlock={bytes}:{bytes} …")));
+    lines.push((
+        "Docker Compose",
+        format!("ulimits: {{ memlock: {{ soft: {bytes}, hard: {bytes} }} }}"),
+    ));
+    lines.push((
+        "Kubernetes",
+        "securityContext: { capabilities: { add: [\"IPC_LOCK\"] } }   # container runs as root, no \
+         hostUsers: false; a pod cannot set ulimits itself"
+            .into(),
+    ));
+    lines.push((
+        "Kubernetes, on the node",
+        format!("LimitMEMLOCK={bytes} in containerd's unit (CRI-O: default_ulimits = [\"memlock={bytes}:{bytes}\"])"),
+    ));
+    lines
+}
+
+/// The same in one sentence, for an error.
+pub(super) fn remedy(account: &Account, limit_needed: u64) -> String {
+    let kib = limit_needed.div_ceil(1024);
+    let soft = account.hard.is_none_or(|hard| hard >= limit_needed);
+    let who = if soft {
+        format!(
+            "raise the soft limit, which the hard one allows (prlimit --pid {} \
+             --memlock={limit_needed}:, or `ulimit -S -l {kib}` in the shell before)",
+            std::process::id()
+        )
+    } else {
+        format!("raise the limit (`ulimit -l {kib}` in a shell of root)")
+    };
+    format!(
+        "{who}, or LimitMEMLOCK={limit_needed} in the systemd unit, docker run --ulimit \
+         memlock={limit_needed}:{limit_needed}, in Kubernetes the capability IPC_LOCK for a container \
+         that runs as root"
+    )
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let account = &self.account;
+        let answer = match self.verdict {
+            Verdict::Fits => "yes, within the limit",
+            Verdict::Exempt if account.soft.is_none() => "yes, there is no limit",
+            Verdict::Exempt => "yes, CAP_IPC_LOCK lifts the limit",
+            Verdict::RaiseSoft => "not yet: the soft limit must be raised, and can be",
+            Verdict::RaiseHard => "no: the hard limit must be raised",
+        };
+        writeln!(f, "lock {} bytes: {answer}", self.bytes)?;
+        writeln!(f, "  locked already  {:>20}", account.locked)?;
+        writeln!(f, "  limit needed    {:>20}", self.limit_needed)?;
+        writeln!(f, "  soft limit      {:>20}", limit(account.soft))?;
+        writeln!(f, "  hard limit      {:>20}", limit(account.hard))?;
+        let exemption = match (account.ipc_lock, account.first_user_namespace) {
+            (true, true) => "in effect",
+            (true, false) => "of no use in this user namespace",
+            (false, _) => "not in effect",
+        };
+        writeln!(f, "  CAP_IPC_LOCK    {exemption:>20}")?;
+        writeln!(f, "  memory free     {:>20}", self.memory_free)?;
+        if self.memory_free < self.bytes {
+            writeln!(
+                f,
+                "  Less memory is free than that: the lock may be allowed and still end in the \
+                 kernel's OOM killer, once the pages are touched."
+            )?;
+        }
+        let lines = self.lines();
+        if !lines.is_empty() {
+            writeln!(f, "to allow it, one of:")?;
+        }
+        for (place, line) in lines {
+            writeln!(f, "  {place}:\n      {line}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,48 @@
+//! The uncounted calls on a range.
+
+use super::change::{self, Holder, Uncleared};
+use super::guard::refuse_volatile;
+use super::{cause, ledger, Kinds, When};
+use crate::error::{Error, ErrorKind, Result};
+use crate::range::PageRange;
+
+/// Locks `[addr, addr + len)` without a guard, as the kernel's `mlock2` does: a second call adds
+/// nothing, and [`munlock2`] clears it, whoever made it.
+///
+/// The two kinds are kept apart: a range locked in both ways and then cleared of [`When::Now`] is
+/// still locked on fault. A lock on fault does not weaken a full one, and a failure changes nothing.
+///
+/// # Cost and errors
+/// As [`lock`](super::lock()).
+pub fn mlock2(addr: *const u8, len: usize, when: When) -> Result<()> {
+    let range = PageRange::check("mlock2", addr, len)?;
+    refuse_volatile("mlock2", range)?;
+    change::take("mlock2", range, when, Holder::Base)
+}
+
+/// Clears the kinds named from `[addr, addr + len)`, whoever set them, and no others: what guards
+/// hold stays as they hold it. Pages that stay locked are not unlocked even for an instant.
+///
+/// # Cost
+/// One system call where nothing is locked; else a reading of `/proc/self/smaps` (10 ns for each
+/// resident page of the process), and a call for each mapping that changes.
+///
+/// # Errors
+/// Nothing is changed then.
+/// - `EINVAL`: empty, unaligned or wrapping; or no kind is named.
+/// - `ENOMEM`: part of it is not mapped; a mapping cannot be split; or, where a full lock is to become
+///   one on fault, `RLIMIT_MEMLOCK` was lowered below what is locked.
+/// - Others: `/proc/self/smaps` could not be read.
+pub fn munlock2(addr: *const u8, len: usize, kinds: Kinds) -> Result<()> {
+    let call = "munlock2";
+    let range = PageRange::check(call, addr, len)?;
+    if kinds == Kinds::default() {
+        let remedy = "name MLOCK_LOCKED, MLOCK_ONFAULT or both";
+        return Err(Error::new(ErrorKind::BadRange, call, "no kind of lock is named", remedy)
+            .on(range.start, len));
+    }
+    change::clear(&mut ledger::open(), range, kinds).map_err(|uncleared| match uncleared {
+        Uncleared::Trouble(trouble) => cause::trouble(call, range, trouble),
+        Uncleared::Refused(part, errno) => cause::not_weakened(call, range, part, errno),
+    })
+}

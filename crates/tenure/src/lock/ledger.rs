@@ -1,0 +1,283 @@
+//! The claims on this process's pages, by address.
+//!
+//! What counts is what the kernel cannot remember: guards, and pages that were locked in both ways
+//! without one. Everything else is as smaps shows it; that it was asked for by us is kept as a hint, so
+//! that asking again costs no reading of smaps.
+
+use super::claims::Claims;
+use super::When;
+use crate::os::generation;
+use crate::range::PageRange;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// See the module's head.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    /// Start of each part: its end, and its claims; plain ones are hints.
+    parts: BTreeMap<usize, (usize, Claims)>,
+    /// What `mlockall` was last asked for mappings to come, as far as it went through tenure.
+    pub future: Option<When>,
+    /// Guards that are held.
+    guards: usize,
+    /// How often part of what guards hold was unmapped.
+    clock: u64,
+    /// What was, and when: the guards from before have no claim on what is mapped there now.
+    unmapped: Vec<(PageRange, u64)>,
+}
+
+/// A process's ledger. A child gets a new one at its first use, since it has inherited no lock; its
+/// parent's is left alone, for another thread may have held it over the fork.
+struct Home {
+    generation: u64,
+    ledger: Mutex<Ledger>,
+}
+
+static HOME: AtomicPtr<Home> = AtomicPtr::new(std::ptr::null_mut());
+
+fn home() -> &'static Home {
+    let generation = generation::current();
+    let mut at = HOME.load(Ordering::Acquire);
+    loop {
+        // SAFETY: what is stored here was leaked below and is never freed.
+        if let Some(home) = unsafe { at.as_ref() } {
+            if home.generation == generation {
+                return home;
+            }
+        }
+        let new = Box::into_raw(Box::new(Home { generation, ledger: Mutex::default() }));
+        match HOME.compare_exchange(at, new, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: just leaked, and never freed once it is stored.
+            Ok(_) => return unsafe { &*new },
+            Err(other) => {
+                // SAFETY: it was not stored, so it is ours alone.
+                drop(unsafe { Box::from_raw(new) });
+                at = other;
+            }
+        }
+    }
+}
+
+/// This process's ledger. Its lock orders everything that tenure does to locks.
+pub(super) fn open() -> MutexGuard<'static, Ledger> {
+    home().ledger.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The ledger of that generation; `None` in a child, which has none of its parent's claims.
+pub(super) fn open_if(generation: u64) -> Option<MutexGuard<'static, Ledger>> {
+    (generation::current() == generation).then(open)
+}
+
+/// The ledger, if there is one that knows anything. Allocates nothing.
+pub(super) fn open_if_any() -> Option<MutexGuard<'static, Ledger>> {
+    // SAFETY: as in `home`.
+    let home = unsafe { HOME.load(Ordering::Acquire).as_ref() }?;
+    (home.generation == generation::current())
+        .then(|| home.ledger.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+impl Ledger {
+    /// A guard has come. Answers the time, for [`Ledger::still`].
+    pub fn guard_comes(&mut self) -> u64 {
+        self.guards += 1;
+        self.clock
+    }
+
+    /// A guard has gone.
+    pub fn guard_goes(&mut self) {
+        self.guards = self.guards.saturating_sub(1);
+        if self.guards == 0 {
+            self.unmapped.clear();
+        }
+    }
+
+    /// The parts of a guard's range that have not been unmapped since it came.
+    pub fn still(&self, range: PageRange, since: u64) -> Vec<PageRange> {
+        let mut parts = vec![range];
+        for (gone, _) in self.unmapped.iter().filter(|(_, when)| *when > since) {
+            parts = parts.into_iter().flat_map(|part| without(part, *gone)).flatten().collect();
+        }
+        parts
+    }
+
+    /// Drops all claims on a range that is being unmapped.
+    pub fn forget_unmapped(&mut self, range: PageRange) {
+        let before = self.parts.range(..range.start).next_back();
+        let reaches_in = before.is_some_and(|(_, (end, _))| *end > range.start);
+        if !reaches_in && self.parts.range(range.start..range.end).next().is_none() {
+            return; // the common case, which allocates nothing
+        }
+        let held = |(part, claims): (PageRange, Option<Claims>)| {
+            claims.filter(|claims| claims.now > 0 || claims.on_fault > 0).map(|_| part)
+        };
+        let held: Vec<PageRange> = self.pieces(range).into_iter().filter_map(held).collect();
+        if !held.is_empty() {
+            self.clock += 1;
+            self.unmapped.extend(held.into_iter().map(|part| (part, self.clock)));
+        }
+        self.set(range, Claims::default());
+    }
+
+    /// The range in order, cut where the claims differ; `None`: the kernel's flags are all there is.
+    pub fn pieces(&self, range: PageRange) -> Vec<(PageRange, Option<Claims>)> {
+        let before = self.parts.range(..range.start).next_back();
+        let inside = self.parts.range(range.start..range.end);
+        let mut pieces = Vec::new();
+        let mut at = range.start;
+        for (start, (end, claims)) in before.into_iter().chain(inside) {
+            let (start, end) = ((*start).max(range.start), (*end).min(range.end));
+            if start >= end {
+                continue; // the one before ends before the range
+            }
+            if start > at {
+                pieces.push((PageRange::new(at, start), None));
+            }
+            let counts = (!claims.is_plain()).then_some(*claims);
+            pieces.push((PageRange::new(start, end), counts));
+            at = end;
+        }
+        if at < range.end {
+            pieces.push((PageRange::new(at, range.end), None));
+        }
+        pieces
+    }
+
+    /// Whether anything counts at all.
+    pub fn is_empty(&self) -> bool {
+        self.parts.values().all(|(_, claims)| claims.is_plain())
+    }
+
+    /// Whether all of the range was locked in this way by an uncounted call, as far as is known.
+    pub fn was_asked(&self, range: PageRange, when: When) -> bool {
+        let before = self.parts.range(..range.start).next_back();
+        let inside = self.parts.range(range.start..range.end);
+        let mut at = range.start;
+        for (start, (end, claims)) in before.into_iter().chain(inside) {
+            if *end > at {
+                if *start > at || !claims.base.has(when) {
+                    return false;
+                }
+                at = *end;
+            }
+        }
+        at >= range.end
+    }
+
+    #[cfg(test)]
+    fn all(&self) -> Vec<(PageRange, Claims)> {
+        self.parts.iter().map(|(s, (e, claims))| (PageRange::new(*s, *e), *claims)).collect()
+    }
+
+    /// Puts `claims` in place of what is known about the range.
+    pub fn set(&mut self, range: PageRange, claims: Claims) {
+        self.cut(range.start);
+        self.cut(range.end);
+        let inside: Vec<usize> =
+            self.parts.range(range.start..range.end).map(|(start, _)| *start).collect();
+        for start in inside {
+            self.parts.remove(&start);
+        }
+        if claims == Claims::default() {
+            return;
+        }
+        let (mut start, mut end) = (range.start, range.end);
+        // Neighbours of one state become one part, so that the ledger stays as small as the claims.
+        if let Some((left, (left_end, other))) = self.parts.range(..start).next_back() {
+            if *left_end == start && *other == claims {
+                start = *left;
+            }
+        }
+        if let Some((right_end, other)) = self.parts.get(&end).copied() {
+            if other == claims {
+                self.parts.remove(&end);
+                end = right_end;
+            }
+        }
+        self.parts.insert(start, (end, claims));
+    }
+
+    fn cut(&mut self, at: usize) {
+        if let Some((start, (end, claims))) = self.parts.range_mut(..at).next_back() {
+            if *end > at {
+                let (right_end, claims) = (*end, *claims);
+                debug_assert!(*start < at);
+                *end = at;
+                self.parts.insert(at, (right_end, claims));
+            }
+        }
+    }
+}
+
+/// What is left of `part` on either side of `gone`.
+fn without(part: PageRange, gone: PageRange) -> [Option<PageRange>; 2] {
+    let piece = |start: usize, end: usize| (start < end).then(|| PageRange::new(start, end));
+    [piece(part.start, part.end.min(gone.start)), piece(part.start.max(gone.end), part.end)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Kinds;
+    use super::*;
+    use crate::os::page_size;
+
+    fn pages(from: usize, to: usize) -> PageRange {
+        PageRange::new(from * page_size(), to * page_size())
+    }
+
+    #[test]
+    fn a_guard_has_no_claim_on_what_is_mapped_after_it() {
+        let mut ledger = Ledger::default();
+        let one = Claims::default().taken(When::Now);
+        let since = ledger.guard_comes();
+        ledger.set(pages(10, 20), one);
+        ledger.forget_unmapped(pages(30, 40));
+        assert_eq!(ledger.still(pages(10, 20), since), [pages(10, 20)]);
+        ledger.forget_unmapped(pages(12, 15));
+        assert_eq!(ledger.still(pages(10, 20), since), [pages(10, 12), pages(15, 20)]);
+        // A later guard on the new mapping there keeps its claim.
+        let later = ledger.guard_comes();
+        assert_eq!(ledger.still(pages(11, 16), later), [pages(11, 16)]);
+        assert_eq!(ledger.pieces(pages(12, 15)), [(pages(12, 15), None)]);
+        ledger.guard_goes();
+        ledger.guard_goes();
+        assert!(ledger.unmapped.is_empty());
+    }
+
+    #[test]
+    fn parts_are_cut_joined_and_forgotten() {
+        let mut ledger = Ledger::default();
+        let one = Claims::default().taken(When::Now);
+        let two = one.taken(When::OnFault);
+        ledger.set(pages(10, 20), one);
+        ledger.set(pages(12, 15), two);
+        assert_eq!(
+            ledger.pieces(pages(8, 16)),
+            [
+                (pages(8, 10), None),
+                (pages(10, 12), Some(one)),
+                (pages(12, 15), Some(two)),
+                (pages(15, 16), Some(one)),
+            ]
+        );
+        ledger.set(pages(12, 15), one);
+        assert_eq!(ledger.all(), [(pages(10, 20), one)]);
+        ledger.set(pages(20, 22), one);
+        ledger.set(pages(5, 10), one);
+        assert_eq!(ledger.all(), [(pages(5, 22), one)]);
+        ledger.set(pages(6, 7), Claims::default());
+        assert_eq!(ledger.all(), [(pages(5, 6), one), (pages(7, 22), one)]);
+        ledger.set(pages(0, 100), Claims::default());
+        assert!(ledger.all().is_empty());
+        // A plain claim is a hint: it does not count, and is found when the same is asked again.
+        let plain = Claims { base: Kinds { now: false, on_fault: true }, ..Claims::default() };
+        ledger.set(pages(3, 6), plain);
+        ledger.set(pages(6, 7), Claims { base: Kinds::ALL, ..Claims::default() });
+        assert_eq!(ledger.pieces(pages(3, 6)), [(pages(3, 6), None)]);
+        assert!(!ledger.is_empty());
+        assert!(ledger.was_asked(pages(4, 7), When::OnFault));
+        assert!(!ledger.was_asked(pages(4, 7), When::Now));
+        assert!(!ledger.was_asked(pages(2, 4), When::OnFault));
+        assert!(!ledger.was_asked(pages(6, 8), When::OnFault));
+    }
+}

@@ -1,0 +1,218 @@
+//! How a range is locked at this moment: what the kernel shows, corrected claims, special mappings.
+
+use super::claims::{Claims, Level};
+use super::ledger::Ledger;
+use crate::os::maps::{self, Mapping};
+use crate::os::mlock::{self, Seen};
+use crate::os::page_size;
+use crate::os::smaps::{self, Entry};
+use crate::range::PageRange;
+use rustix::io::Errno;
+
+/// Mappings that the kernel locks in its own way, or not at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Special {
+    /// Never paged out, locked or not.
+    AlwaysResident(&'static str),
+    /// Cannot be locked; the kernel says that it did.
+    Impossible(&'static str),
+}
+
+/// A part of a range in which everything is the same.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub range: PageRange,
+    /// How the kernel holds it.
+    pub kernel: Level,
+    /// The claims, as the kernel's answer corrects them.
+    pub claims: Claims,
+    pub special: Option<Special>,
+}
+
+/// Why a range could not be looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trouble {
+    Hole(usize),
+    Unreadable(Errno),
+}
+
+impl From<Errno> for Trouble {
+    fn from(errno: Errno) -> Trouble {
+        Trouble::Unreadable(errno)
+    }
+}
+
+/// Looks at a range. Where nothing in it is locked this is one system call; where something is that
+/// the ledger knows, one for each mapping; smaps is read for locks that others made.
+pub(super) fn look(ledger: &Ledger, range: PageRange) -> Result<Vec<Piece>, Trouble> {
+    let known = ledger.pieces(range);
+    match mlock::seen(range)? {
+        Seen::Hole => return Err(Trouble::Hole(maps::first_hole(range)?.unwrap_or(range.start))),
+        Seen::Unlocked => return Ok(known.iter().map(|p| piece(*p, Level::Unlocked)).collect()),
+        Seen::Locked => {}
+    }
+    let mappings = mappings_of(range)?;
+    let mut pieces = Vec::with_capacity(mappings.len());
+    for (part, claims) in known {
+        for within in inside(&mappings, part) {
+            if mlock::seen(within)? != Seen::Locked {
+                pieces.push(piece((within, claims), Level::Unlocked));
+                continue;
+            }
+            match claims.filter(|claims| claims.wanted() > Level::Unlocked) {
+                Some(claims) => pieces.push(piece((within, Some(claims)), claims.wanted())),
+                None => return look_closely(ledger, range),
+            }
+        }
+    }
+    Ok(pieces)
+}
+
+/// [`look`] by smaps, which is never wrong about what others did and walks page tables for it.
+pub(super) fn look_closely(ledger: &Ledger, range: PageRange) -> Result<Vec<Piece>, Trouble> {
+    let mut at = range.start;
+    let mut hole = None;
+    let mut pieces = Vec::new();
+    smaps::each_entry(range, |entry| {
+        if entry.mapping.start > at && hole.is_none() {
+            hole = Some(at);
+        }
+        at = at.max(entry.mapping.end);
+        let Some(part) = overlap(&entry.mapping, range) else { return };
+        let (kernel, special) = (level(&entry), special(&entry));
+        // Where a lock is no matter of ours, nobody's claim depends on it.
+        let kernel = if special.is_some() { Level::Unlocked } else { kernel };
+        for known in ledger.pieces(part) {
+            pieces.push(Piece { special, ..piece(known, kernel) });
+        }
+    })?;
+    if at < range.end && hole.is_none() {
+        hole = Some(at);
+    }
+    match hole {
+        Some(at) => Err(Trouble::Hole(at)),
+        None => Ok(pieces),
+    }
+}
+
+/// Every mapping of the process that is locked, or that the ledger knows something about.
+pub(super) fn look_everywhere(ledger: &Ledger) -> Result<Vec<Piece>, Errno> {
+    let mut pieces = Vec::new();
+    smaps::each_entry(everything(), |entry| {
+        let Some(part) = overlap(&entry.mapping, everything()) else { return };
+        let special = special(&entry);
+        let kernel = if special.is_some() { Level::Unlocked } else { level(&entry) };
+        pieces
+            .extend(ledger.pieces(part).into_iter().map(|p| Piece { special, ..piece(p, kernel) }));
+    })?;
+    Ok(pieces)
+}
+
+/// Whether the range lies in one mapping.
+pub(super) fn one_mapping(range: PageRange) -> bool {
+    range.len() == page_size() && mlock::seen(range).is_ok_and(|seen| seen != Seen::Hole)
+        || mappings_of(range).is_ok_and(|mappings| mappings.len() == 1)
+}
+
+/// Whether the range is mapped and locked throughout, in whatever way.
+pub(super) fn locked_whole(range: PageRange) -> bool {
+    if mlock::seen(range) != Ok(Seen::Locked) {
+        return false;
+    }
+    range.len() == page_size()
+        || mappings_of(range).is_ok_and(|mappings| {
+            inside(&mappings, range).all(|part| mlock::seen(part) == Ok(Seen::Locked))
+        })
+}
+
+/// All addresses that can be mapped.
+pub(super) fn everything() -> PageRange {
+    let page = page_size();
+    PageRange::new(page, isize::MAX as usize / page * page)
+}
+
+fn piece((range, claims): (PageRange, Option<Claims>), kernel: Level) -> Piece {
+    let claims = match claims {
+        Some(claims) => claims.reconciled(kernel),
+        None => Claims::seen(kernel),
+    };
+    Piece { range, kernel, claims, special: None }
+}
+
+/// The mappings of a range without holes.
+fn mappings_of(range: PageRange) -> Result<Vec<Mapping>, Trouble> {
+    let mut at = range.start;
+    let mut hole = None;
+    let mut found = Vec::new();
+    maps::each_mapping(range, |mapping| {
+        if mapping.start > at && hole.is_none() {
+            hole = Some(at);
+        }
+        at = at.max(mapping.end);
+        found.push(mapping);
+    })?;
+    match hole.or((at < range.end).then_some(at)) {
+        Some(at) => Err(Trouble::Hole(at)),
+        None => Ok(found),
+    }
+}
+
+fn inside(mappings: &[Mapping], part: PageRange) -> impl Iterator<Item = PageRange> + '_ {
+    let first = mappings.partition_point(|mapping| mapping.end <= part.start);
+    mappings[first..].iter().map_while(move |mapping| overlap(mapping, part))
+}
+
+/// The part of the range that the mapping covers.
+pub(super) fn overlap(mapping: &Mapping, range: PageRange) -> Option<PageRange> {
+    let (start, end) = (mapping.start.max(range.start), mapping.end.min(range.end));
+    (start < end).then(|| PageRange::new(start, end))
+}
+
+/// How the kernel holds a mapping.
+pub(super) fn level(entry: &Entry) -> Level {
+    match (entry.locked_fully(), entry.locked_on_fault()) {
+        (true, _) => Level::Full,
+        (_, true) => Level::OnFault,
+        _ => Level::Unlocked,
+    }
+}
+
+/// What is special about a mapping. `mlock_fixup` in mm/mlock.c passes over all of these in silence.
+pub(super) fn special(entry: &Entry) -> Option<Special> {
+    use Special::{AlwaysResident, Impossible};
+    if entry.has("dp") {
+        return Some(Impossible("MAP_DROPPABLE memory, which the kernel may always take"));
+    }
+    // memfd_secret's mappings are locked and charged when they are made, and munlock leaves them so;
+    // mlock fails on them, for want of a page that it may look at.
+    if entry.has("lo") && entry.name.starts_with("/secretmem") {
+        return Some(AlwaysResident("memfd_secret memory, locked since it was mapped"));
+    }
+    if entry.has("ht") {
+        return Some(AlwaysResident(
+            "huge pages of the pool (hugetlbfs), which are never paged out",
+        ));
+    }
+    if entry.has("io") || entry.has("pf") || entry.has("mm") {
+        return Some(AlwaysResident("device memory"));
+    }
+    if entry.has("de") {
+        return Some(AlwaysResident("memory of the kernel or a driver"));
+    }
+    None
+}
+
+/// Why a mapping that the kernel did not lock cannot be; `None`: it need not be.
+pub(super) fn impossible(range: PageRange) -> Option<&'static str> {
+    let mut found = None;
+    let read = smaps::each_entry(range, |entry| {
+        found = match special(&entry) {
+            Some(Special::Impossible(why)) => Some(why),
+            Some(Special::AlwaysResident(_)) => found,
+            // A file whose device is memory (DAX) has no flag of its own: its pages are the storage.
+            None if level(&entry) > Level::Unlocked || entry.mapping.inode != 0 => found,
+            None => Some("the kernel accepts it and does nothing"),
+        };
+    });
+    read.ok().and(found)
+}

@@ -1,0 +1,184 @@
+//! What is locked in fact, mapping by mapping.
+
+use super::claims::Level;
+use super::look::{self, Special};
+use crate::error::{Error, ErrorKind, Result};
+use crate::os::pagemap::{Pagemap, Pages};
+use crate::os::smaps;
+use crate::range::PageRange;
+use std::fmt;
+
+/// How a part is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum State {
+    /// In full: what was resident when it was locked, and all that is touched.
+    Full,
+    /// Each page from its first touch on.
+    OnFault,
+    /// Not at all.
+    Unlocked,
+    /// Never paged out, locked or not, for the reason given.
+    AlwaysResident(&'static str),
+    /// It cannot be locked, although the kernel's own calls succeed, for the reason given.
+    Impossible(&'static str),
+}
+
+/// A part of a range in one mapping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Part {
+    /// Its first address.
+    pub start: usize,
+    /// Its length in bytes.
+    pub len: usize,
+    /// How it is locked.
+    pub state: State,
+    /// How many of its bytes are in memory, in pages of their own: the zero page that a mere read
+    /// brings in does not count, for no lock secures it (before Linux 6.7 it does count, and so
+    /// does what is swapped out).
+    pub resident_bytes: u64,
+    /// The file's path, the kernel's name for it, or nothing.
+    pub name: String,
+}
+
+/// The answer of [`receipt()`]. Shown as a table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Receipt {
+    /// The range's parts in order of address. Where two do not touch, nothing is mapped between.
+    pub parts: Vec<Part>,
+}
+
+impl Receipt {
+    fn bytes(&self, wanted: impl Fn(State) -> bool) -> u64 {
+        self.parts.iter().filter(|part| wanted(part.state)).map(|part| part.len as u64).sum()
+    }
+
+    /// Bytes locked in full.
+    pub fn full_bytes(&self) -> u64 {
+        self.bytes(|state| state == State::Full)
+    }
+
+    /// Bytes locked on fault, touched or not.
+    pub fn on_fault_bytes(&self) -> u64 {
+        self.bytes(|state| state == State::OnFault)
+    }
+
+    /// Bytes that are mapped and not locked.
+    pub fn unlocked_bytes(&self) -> u64 {
+        self.bytes(|state| state == State::Unlocked)
+    }
+
+    /// Bytes that are never paged out anyway.
+    pub fn always_resident_bytes(&self) -> u64 {
+        self.bytes(|state| matches!(state, State::AlwaysResident(_)))
+    }
+
+    /// Bytes that cannot be locked.
+    pub fn impossible_bytes(&self) -> u64 {
+        self.bytes(|state| matches!(state, State::Impossible(_)))
+    }
+
+    /// Bytes in memory.
+    pub fn resident_bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.resident_bytes).sum()
+    }
+}
+
+/// Looks at how `[addr, addr + len)` is locked, in the kernel's own books (`VmFlags` of smaps). Holes
+/// are left out.
+///
+/// # Cost
+/// A reading of `/proc/self/smaps` up to the end of the range (10 ns for each resident page), and of
+/// its page map (4 ns a page).
+///
+/// # Errors
+/// `EINVAL`: empty, unaligned or wrapping. Others: `/proc/self/smaps` or `/proc/self/pagemap` could
+/// not be read.
+pub fn receipt(addr: *const u8, len: usize) -> Result<Receipt> {
+    look_at(PageRange::check("receipt", addr, len)?)
+}
+
+/// [`receipt()`] for all mappings of the process: what `mlockall` did.
+///
+/// # Errors
+/// As [`receipt()`], but for `EINVAL`.
+pub fn receipt_of_everything() -> Result<Receipt> {
+    look_at(look::everything())
+}
+
+fn look_at(range: PageRange) -> Result<Receipt> {
+    let call = "receipt";
+    let failed = |what: &'static str| {
+        move |errno: rustix::io::Errno| {
+            let why = format!("{what} could not be read: {errno}");
+            Error::new(ErrorKind::System, call, why, "mount /proc, and keep the process dumpable")
+                .with_errno(errno.raw_os_error())
+                .on(range.start, range.len())
+        }
+    };
+    let mut parts = Vec::new();
+    smaps::each_entry(range, |entry| {
+        let Some(part) = look::overlap(&entry.mapping, range) else { return };
+        let state = match (look::special(&entry), look::level(&entry)) {
+            (Some(Special::AlwaysResident(why)), _) => State::AlwaysResident(why),
+            (Some(Special::Impossible(why)), _) => State::Impossible(why),
+            (None, Level::Full) => State::Full,
+            (None, Level::OnFault) => State::OnFault,
+            (None, Level::Unlocked) => State::Unlocked,
+        };
+        // Of huge pages of the pool and devices the page map says little; smaps has no Rss for them.
+        let whole = part.len() == entry.mapping.end - entry.mapping.start;
+        let rss = if whole { Some(entry.rss) } else { None };
+        parts.push((part, state, rss, entry.name));
+    })
+    .map_err(failed("/proc/self/smaps"))?;
+    let pagemap = Pagemap::open().map_err(failed("/proc/self/pagemap"))?;
+    let mut receipt = Receipt::default();
+    for (part, state, rss, name) in parts {
+        // A mapping of which nothing is resident need not be walked page by page.
+        let resident_bytes = match rss {
+            Some(0) if !matches!(state, State::AlwaysResident(_)) => 0,
+            _ => pagemap.count(part, Pages::Resident).map_err(failed("/proc/self/pagemap"))? as u64,
+        };
+        receipt.parts.push(Part {
+            start: part.start,
+            len: part.len(),
+            state,
+            resident_bytes,
+            name,
+        });
+    }
+    Ok(receipt)
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            State::Full => f.pad("full"),
+            State::OnFault => f.pad("on fault"),
+            State::Unlocked => f.pad("unlocked"),
+            State::AlwaysResident(_) => f.pad("always resident"),
+            State::Impossible(_) => f.pad("impossible"),
+        }
+    }
+}
+
+impl fmt::Display for Receipt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:<16} {:>15} {:<15} {:>15}  what", "address", "bytes", "locked", "resident")?;
+        for part in &self.parts {
+            write!(
+                f,
+                "{:<16x} {:>15} {:<15} {:>15}  ",
+                part.start, part.len, part.state, part.resident_bytes
+            )?;
+            f.write_str(if part.name.is_empty() { "anonymous" } else { &part.name })?;
+            if let State::AlwaysResident(why) | State::Impossible(why) = part.state {
+                write!(f, " ({why})")?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,146 @@
+//! The memory of a reserved range, by system calls made inline: none goes through the C library, so
+//! none sets `errno` and none can be met by a launcher that takes the library's place.
+
+use super::mapping_list::Lister;
+use crate::range::PageRange;
+use rustix::io::Errno;
+use rustix::mm::{self, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
+use std::ffi::c_void;
+
+/// Reserves addresses: nothing may be accessed, nothing is charged. The start is a multiple of `align`.
+///
+/// `ENOMEM`: no such stretch of addresses, or over `RLIMIT_AS`.
+pub(crate) fn reserve(len: usize, align: usize) -> Result<PageRange, Errno> {
+    let whole = len.checked_add(align).ok_or(Errno::NOMEM)?;
+    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+    let base = unsafe {
+        mm::mmap_anonymous(
+            std::ptr::null_mut(),
+            whole,
+            ProtFlags::empty(),
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        )
+    }? as usize;
+    let start = base.next_multiple_of(align);
+    for (from, to) in [(base, start), (start + len, base + whole)] {
+        if from < to {
+            // SAFETY: the ends of the mapping just made, which nobody knows yet.
+            let _ = unsafe { mm::munmap(from as *mut c_void, to - from) };
+        }
+    }
+    Ok(PageRange::new(start, start + len))
+}
+
+/// Makes part of a reservation readable and writable; contents, if any, stay.
+///
+/// `ENOMEM`: too many mappings, over `RLIMIT_DATA`, or over the commit limit where the kernel holds to
+/// one (`vm.overcommit_memory` 2).
+///
+/// # Safety
+/// The range is part of a reservation of the caller's.
+pub(crate) unsafe fn allow(range: PageRange) -> Result<(), Errno> {
+    let access = MprotectFlags::READ | MprotectFlags::WRITE;
+    // SAFETY: the caller's promise; access is only added.
+    unsafe { mm::mprotect(range.start as *mut c_void, range.len(), access) }
+}
+
+/// Puts fresh reserved addresses in the place of whatever is mapped there.
+///
+/// # Safety
+/// Nothing uses the range any more, and it is part of a reservation of the caller's.
+pub(crate) unsafe fn reserve_anew(range: PageRange) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        mm::mmap_anonymous(
+            range.start as *mut c_void,
+            range.len(),
+            ProtFlags::empty(),
+            MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED,
+        )
+    }
+    .map(drop)
+}
+
+/// Why pages were not moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotMoved {
+    /// Both are as they were.
+    Unchanged,
+    /// The pages are where they were. What is mapped at the target cannot be told: the kernel may have
+    /// unmapped it before it found that it has no room for another mapping, or for page tables, and
+    /// another thread's mapping may be there by now.
+    TargetLost,
+}
+
+/// Moves the pages of `from` to `to`, in place of what is there; `from` stays mapped and is empty
+/// (`MREMAP_DONTUNMAP`, since 5.7), so that no other mapping can land there.
+///
+/// # Safety
+/// Both are the caller's, private anonymous, and nothing uses `to`, nor `from` under its old address.
+pub(crate) unsafe fn move_pages(from: PageRange, to: usize) -> Result<(), NotMoved> {
+    // Before 6.12 the kernel unmaps the target before it finds that the source is not one mapping.
+    let one = Lister::open().and_then(|mut lister| lister.at_or_after(from.start));
+    let Ok(Some(one)) = one else { return Err(NotMoved::Unchanged) };
+    if one.mapping.start > from.start || one.mapping.end < from.end {
+        return Err(NotMoved::Unchanged);
+    }
+    // SAFETY: the caller's promise.
+    let moved = unsafe {
+        mm::mremap_fixed(
+            from.start as *mut c_void,
+            from.len(),
+            from.len(),
+            MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP,
+            to as *mut c_void,
+        )
+    };
+    moved.map(drop).map_err(|_| {
+        // If it is a hole now, nobody else's mapping is to land among the reserved addresses.
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: replaces nothing.
+        let _ =
+            unsafe { mm::mmap_anonymous(to as *mut c_void, from.len(), ProtFlags::empty(), flags) };
+        NotMoved::TargetLost
+    })
+}
+
+/// `munmap`, not by way of the C library.
+///
+/// # Safety
+/// As for `munmap(2)`: nothing uses the range any more.
+pub(crate) unsafe fn unmap(addr: usize, len: usize) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { mm::munmap(addr as *mut c_void, len) }
+}
+
+/// A small mapping of zeros, readable and writable.
+pub(crate) fn map(len: usize) -> Result<usize, Errno> {
+    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+    let at = unsafe {
+        mm::mmap_anonymous(
+            std::ptr::null_mut(),
+            len,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        )
+    }?;
+    Ok(at as usize)
+}
+
+/// How many processors this thread may run on.
+pub(crate) fn processors() -> usize {
+    rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count().max(1) as usize)
+}
+
+/// The limit on addresses (`RLIMIT_AS`), if there is one.
+pub(crate) fn address_limit() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::As).current
+}
+
+/// Writes a sentence to standard error and ends the process, without allocating.
+pub(crate) fn abort_with(text: &[u8]) -> ! {
+    // SAFETY: the descriptor is only borrowed for a write, which says so if it is closed.
+    let stderr = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
+    let _ = rustix::io::write(stderr, text);
+    std::process::abort()
+}

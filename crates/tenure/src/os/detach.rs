@@ -1,0 +1,351 @@
+//! Taking a mapping away from its addresses, by moving its page tables.
+//!
+//! Everything here is a bare system call: nothing allocates, and `errno` stays as it is.
+
+use super::{generation, signal::Blocked};
+use crate::range::PageRange;
+use rustix::io::Errno;
+use rustix::mm::{
+    madvise, mmap_anonymous, mremap, mremap_fixed, munmap, Advice, MapFlags, MremapFlags, ProtFlags,
+};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::Once;
+
+/// The kernel moves a page table of this reach by one entry, where source and target lie alike in it.
+const PUD: usize = 1 << 30;
+
+/// Address space of our own to move the mappings of a range to, in ascending order. What is left of it goes
+/// when it is dropped.
+pub(crate) struct Hidden {
+    /// What is still reserved.
+    base: usize,
+    end: usize,
+    /// What to add to an address of the range.
+    distance: usize,
+    /// Of the process that it was reserved in: a child that a signal handler forks meanwhile has a hole
+    /// there, or by now something of its own.
+    generation: u64,
+}
+
+impl Hidden {
+    /// Reserves a place for `range`, congruent to it modulo 1 GiB (modulo a huge page for ranges that are
+    /// shorter than 1 GiB, or where there is no such address space): otherwise the kernel would move every
+    /// page-table entry singly (8 ns each).
+    ///
+    /// To be called before anything of the range is unmapped, so that it does not take the range's place.
+    ///
+    /// `ENOMEM`: no address space, too many mappings, over `RLIMIT_AS`. `EAGAIN`: `mlockall(MCL_FUTURE)`
+    /// and `RLIMIT_MEMLOCK`.
+    pub fn reserve_like(range: PageRange) -> Result<Hidden, Errno> {
+        let reaches = [PUD, super::HUGE_PAGE];
+        let fitting = if range.len() < PUD { &reaches[1..] } else { &reaches[..] };
+        let generation = generation::current();
+        let mut last = Errno::NOMEM;
+        for reach in fitting {
+            let whole = range.len() + reach;
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+            // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+            match unsafe { mmap_anonymous(std::ptr::null_mut(), whole, ProtFlags::empty(), flags) }
+            {
+                Ok(base) => {
+                    let base = base as usize;
+                    let at = base + (range.start.wrapping_sub(base) % reach);
+                    let distance = at.wrapping_sub(range.start);
+                    let hidden = Hidden { base, end: base + whole, distance, generation };
+                    // So marked, the kernel joins it with no mapping of the program's: see `after_failure`.
+                    // SAFETY: changes a flag of a mapping that nobody else knows.
+                    unsafe { madvise(base as *mut c_void, whole, Advice::LinuxDontFork) }?;
+                    return Ok(hidden);
+                }
+                Err(errno) => last = errno,
+            }
+        }
+        Err(last)
+    }
+
+    /// An address of it that nobody can read.
+    pub fn unreadable(&self, piece: PageRange) -> usize {
+        piece.start.wrapping_add(self.distance)
+    }
+
+    /// Moves `piece` there: from its return on, the old addresses are not mapped.
+    ///
+    /// # Errors
+    /// mremap's, and `EFAULT` in a child of the process that reserved the place. Then the piece is as it
+    /// was.
+    ///
+    /// # Safety
+    /// Nothing refers to the piece any more; it lies in one mapping, in the range that this was made for,
+    /// and after the pieces that were moved before. No other place is reserved at the same time, and no fork
+    /// happens meanwhile, not from a signal handler either.
+    pub unsafe fn take(&mut self, piece: PageRange) -> Result<PageRange, Errno> {
+        if generation::current() != self.generation {
+            return Err(Errno::FAULT);
+        }
+        let len = piece.len();
+        let at = piece.start.wrapping_add(self.distance);
+        debug_assert!(self.base <= at && at + len <= self.end);
+        // SAFETY: the caller's promise for the source; the target is ours alone.
+        let moved = unsafe {
+            mremap_fixed(
+                piece.start as *mut c_void,
+                len,
+                len,
+                MremapFlags::MAYMOVE,
+                at as *mut c_void,
+            )
+        };
+        if let Err(errno) = moved {
+            self.after_failure(at, len);
+            return Err(errno);
+        }
+        unmap_ours(self.base, at);
+        self.base = at + len;
+        Ok(PageRange::new(at, at + len))
+    }
+
+    /// After a failed move the place of the piece may be unmapped, and another thread's mapping there by
+    /// now. Ours is whole if the kernel says so: what it lists as one mapping with both ends, which are
+    /// ours for sure, cannot be joined from ours and another's, for no new mapping has our flags, and
+    /// nobody reserves another place meanwhile.
+    fn after_failure(&mut self, at: usize, len: usize) {
+        let listed = super::mapping_list::Lister::open().and_then(|mut l| l.at_or_after(self.base));
+        let whole = listed
+            .ok()
+            .flatten()
+            .is_some_and(|found| found.mapping.start <= self.base && found.mapping.end >= self.end);
+        if !whole {
+            unmap_ours(self.base, at);
+            self.base = at + len;
+        }
+    }
+}
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        // No handler forks between the look and the unmap.
+        let _blocked = Blocked::all();
+        if generation::current() == self.generation {
+            unmap_ours(self.base, self.end);
+        }
+    }
+}
+
+fn unmap_ours(start: usize, end: usize) {
+    if start < end {
+        // SAFETY: part of a mapping that is ours and that nobody uses. Failing (the mapping count is at
+        // its limit) leaks address space only.
+        let _ = unsafe { munmap(start as *mut c_void, end - start) };
+    }
+}
+
+/// Whether munmap(2) may take `[addr, …)` from there: an mremap of a page to its own size changes
+/// nothing, and makes the same checks. `EPERM`: sealed (but see [`seals_are_seen`]). `EINVAL`: inside a huge page of hugetlbfs (or
+/// at one, before 5.16). `EFAULT`: nothing is mapped there.
+pub(crate) fn may_be_unmapped_from(addr: usize) -> Result<(), Errno> {
+    let page = super::page_size();
+    // SAFETY: an mremap to the same size, not allowed to move, changes nothing.
+    unsafe { mremap(addr as *mut c_void, page, page, MremapFlags::empty()) }.map(drop)
+}
+
+/// Whether [`may_be_unmapped_from`] can be asked: mremap is not refused by a seccomp filter.
+pub(crate) fn mremap_works() -> bool {
+    let Ok(page) = super::reserve::map_anonymous(super::page_size(), super::page_size()) else {
+        return false;
+    };
+    let works = may_be_unmapped_from(page.start).is_ok();
+    unmap_ours(page.start, page.end);
+    works
+}
+
+/// Whether the kernel refuses to unmap a range in the middle of a mapping, for `vm.max_map_count`. Otherwise
+/// it is a mapping of its own afterwards, kept out of core dumps, so that unmapping it takes no split; if
+/// it was kept out of them before, this changes nothing and answers `false`.
+///
+/// To be asked of a range that goes next.
+pub(crate) fn cannot_be_split(range: PageRange) -> bool {
+    // SAFETY: changes a flag that the memory's contents do not depend on.
+    let split = unsafe { madvise(range.start as *mut c_void, range.len(), Advice::LinuxDontDump) };
+    // ENOMEM, which madvise answers as EAGAIN.
+    matches!(split, Err(Errno::NOMEM | Errno::AGAIN))
+}
+
+const UNKNOWN: u8 = 0;
+const SEEN: u8 = 1;
+const UNSEEN: u8 = 2;
+/// Whether [`may_be_unmapped_from`] tells sealed mappings.
+static SEALS: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+/// mseal(2), of Linux 6.10; its number is the same on every architecture.
+fn mseal(start: usize, len: usize) -> Result<(), Errno> {
+    const MSEAL: libc::c_long = 462;
+    // SAFETY: the callers seal nothing, or a page of their own.
+    super::errno::kept(|| match unsafe { libc::syscall(MSEAL, start, len, 0usize) } {
+        0 => Ok(()),
+        _ => Err(super::advise::last_errno()),
+    })
+}
+
+/// Whether [`may_be_unmapped_from`] tells sealed mappings, or there are none. From Linux 6.12 to 6.16 the
+/// kernel does not look at the seal of a mapping whose size stays. `false` too where mappings can be sealed
+/// and [`learn_whether_seals_are_seen`] was not called.
+pub(crate) fn seals_are_seen() -> bool {
+    match SEALS.load(Ordering::Relaxed) {
+        SEEN => true,
+        // Sealing nothing succeeds where there is such a call.
+        UNKNOWN if mseal(0, 0).is_err() => {
+            SEALS.store(SEEN, Ordering::Relaxed);
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Finds out by sealing a page, which stays mapped for good.
+pub(crate) fn learn_whether_seals_are_seen() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if seals_are_seen() {
+            return;
+        }
+        let Ok(page) = super::reserve::map_anonymous(super::page_size(), super::page_size()) else {
+            return;
+        };
+        if mseal(page.start, page.len()).is_err() {
+            unmap_ours(page.start, page.end);
+            return;
+        }
+        let seen = may_be_unmapped_from(page.start) == Err(Errno::PERM);
+        SEALS.store(if seen { SEEN } else { UNSEEN }, Ordering::Relaxed);
+    });
+}
+
+/// Unmaps part of what a program gave to be unmapped.
+///
+/// # Safety
+/// Nothing refers to it any more.
+pub(crate) unsafe fn unmap(start: usize, len: usize) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { munmap(start as *mut c_void, len) }
+}
+
+/// A child made by fork has no copy of it.
+pub(crate) fn keep_from_children(hidden: PageRange) -> Result<(), Errno> {
+    // SAFETY: changes a flag of a mapping that is ours.
+    unsafe { madvise(hidden.start as *mut c_void, hidden.len(), Advice::LinuxDontFork) }
+}
+
+/// Shows it in `/proc/self/maps` as what it is, where the kernel can (5.17, anonymous memory).
+pub(crate) fn name(hidden: PageRange) {
+    const NAME: &std::ffi::CStr = c"tenure: retired";
+    // SAFETY: names a mapping; the kernel copies the string.
+    unsafe {
+        libc::prctl(
+            libc::PR_SET_VMA,
+            libc::PR_SET_VMA_ANON_NAME as libc::c_ulong,
+            hidden.start,
+            hidden.len(),
+            NAME.as_ptr(),
+        )
+    };
+}
+
+/// Takes a page range of a hidden mapping out of memory, locked or not.
+///
+/// # Safety
+/// The range is one that [`Hidden::take`] answered.
+pub(crate) unsafe fn zap(range: PageRange) -> Result<(), Errno> {
+    let (start, len) = (range.start as *mut c_void, range.len());
+    // SAFETY: nobody refers to a hidden mapping.
+    match unsafe { madvise(start, len, Advice::LinuxDontNeed) } {
+        // Locked (5.18+; before, munmap does it).
+        // SAFETY: as above.
+        Err(Errno::INVAL) => unsafe { madvise(start, len, Advice::LinuxDontneedLocked) },
+        other => other,
+    }
+}
+
+/// mmap(2) of private anonymous memory over what is mapped there.
+///
+/// # Safety
+/// Nothing refers to what is mapped there.
+pub(crate) unsafe fn map_fixed(
+    start: usize,
+    len: usize,
+    protection: i32,
+    flags: i32,
+) -> Result<(), Errno> {
+    let protection = ProtFlags::from_bits_retain(protection as u32);
+    let flags = MapFlags::from_bits_retain(flags as u32)
+        - MapFlags::from_bits_retain(libc::MAP_ANONYMOUS as u32);
+    // SAFETY: the caller's promise.
+    unsafe { mmap_anonymous(start as *mut c_void, len, protection, flags | MapFlags::FIXED) }
+        .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::reserve::Scratch;
+
+    #[test]
+    fn a_forked_child_leaves_its_parents_place_alone() {
+        let page = crate::os::page_size();
+        let scratch = Scratch::new(page, false).unwrap();
+        let mut hidden = Hidden::reserve_like(scratch.range()).unwrap();
+        // SAFETY: the child makes system calls only.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let at = hidden.base as *mut u8;
+            let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+            // SAFETY: the child has a hole there, or this fails; `take` is given a page of ours.
+            let good = unsafe {
+                let flags = flags | MapFlags::FIXED_NOREPLACE;
+                mmap_anonymous(at.cast(), page, protection, flags).is_ok_and(|own| own == at.cast())
+                    && hidden.take(scratch.range()) == Err(Errno::FAULT)
+            };
+            drop(hidden);
+            let start = at as usize;
+            let stays = may_be_unmapped_from(start) == Ok(());
+            // SAFETY: ends the child, whose locks may be held by threads that it does not have.
+            unsafe { libc::_exit(i32::from(!(good && stays))) };
+        }
+        let mut status = -1;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        // SAFETY: nothing refers to it but `scratch`, which is forgotten.
+        let there = unsafe { hidden.take(scratch.range()) }.unwrap();
+        unmap_ours(there.start, there.end);
+        std::mem::forget(scratch);
+    }
+
+    #[test]
+    fn a_seal_is_told_or_known_not_to_be() {
+        learn_whether_seals_are_seen();
+        let page = crate::os::page_size();
+        let sealed = crate::os::reserve::map_anonymous(page, page).unwrap();
+        if mseal(sealed.start, page).is_err() {
+            assert!(seals_are_seen());
+            unmap_ours(sealed.start, sealed.end);
+            return;
+        }
+        let told = may_be_unmapped_from(sealed.start) == Err(Errno::PERM);
+        assert_eq!(seals_are_seen(), told);
+    }
+
+    #[test]
+    fn a_same_size_mremap_tells_holes_and_changes_nothing() {
+        let mut scratch = Scratch::new(4 * crate::os::page_size(), false).unwrap();
+        scratch.bytes().fill(3);
+        let start = scratch.range().start;
+        assert_eq!(may_be_unmapped_from(start), Ok(()));
+        assert_eq!(may_be_unmapped_from(start + crate::os::page_size()), Ok(()));
+        assert!(scratch.bytes().iter().all(|b| *b == 3));
+        let gone = scratch.range();
+        drop(scratch);
+        // Another test's thread may have mapped there by now, so only the answer's kind is certain.
+        assert!(matches!(may_be_unmapped_from(gone.start), Ok(()) | Err(Errno::FAULT)));
+    }
+}

@@ -1,0 +1,24 @@
+//! `errno`, for code that runs where a program does not expect a system call.
+
+/// Does something and puts the thread's `errno` back to what it was.
+pub(crate) fn kept<R>(act: impl FnOnce() -> R) -> R {
+    let _kept = Kept::now();
+    act()
+}
+
+/// Puts the thread's `errno` back when it is dropped.
+pub(crate) struct Kept(i32);
+
+impl Kept {
+    pub fn now() -> Kept {
+        // SAFETY: the thread's own errno; always valid.
+        Kept(unsafe { *libc::__errno_location() })
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = self.0 };
+    }
+}

@@ -1,0 +1,88 @@
+//! What lies behind a file mapping: size, holes, room.
+
+use super::smaps::Entry;
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fs::{fallocate, fstat, fstatfs, major, minor, open, FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
+
+const TMPFS: u64 = 0x0102_1994;
+const HUGETLBFS: u64 = 0x9584_58f6;
+
+/// What a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Facts {
+    pub inode: u64,
+    pub size: u64,
+    /// Bytes of it that are allocated; more than `size` where whole blocks are.
+    pub allocated: u64,
+    /// Bytes that its file system could still allocate to this user; `None` where it has no bound
+    /// (memfd and other kernel-internal tmpfs).
+    pub free: Option<u64>,
+    pub tmpfs: bool,
+    pub hugetlbfs: bool,
+}
+
+pub(crate) fn facts(fd: BorrowedFd<'_>) -> Result<Facts, Errno> {
+    let file = fstat(fd)?;
+    let system = fstatfs(fd)?;
+    let tmpfs = system.f_type as u64 == TMPFS;
+    let hugetlbfs = system.f_type as u64 == HUGETLBFS;
+    // A tmpfs (or hugetlbfs) without a size limit says 0 blocks in all.
+    let bounded = system.f_blocks > 0;
+    Ok(Facts {
+        inode: file.st_ino,
+        size: file.st_size as u64,
+        allocated: file.st_blocks as u64 * 512,
+        free: bounded.then(|| (system.f_bavail as u64).saturating_mul(system.f_bsize as u64)),
+        tmpfs,
+        hugetlbfs,
+    })
+}
+
+/// The file behind a mapping: the one given, or whatever way there is to it.
+fn behind(given: Option<BorrowedFd<'_>>, entry: &Entry) -> Option<Facts> {
+    if let Some(fd) = given {
+        return facts(fd).ok();
+    }
+    let mapping = &entry.mapping;
+    if mapping.inode == 0 {
+        return None;
+    }
+    let look = |path: &str| {
+        // For its facts only: O_PATH reads nothing and needs no permission on the file itself.
+        let fd = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        let stat = fstat(&fd).ok()?;
+        let device = (major(stat.st_dev), minor(stat.st_dev));
+        ((stat.st_ino, device) == (mapping.inode, mapping.device))
+            .then(|| facts(fd.as_fd()).ok())?
+    };
+    // The first is for the privileged only, the second for files that still have their name.
+    look(&format!("/proc/self/map_files/{:x}-{:x}", mapping.start, mapping.end))
+        .or_else(|| entry.name.starts_with('/').then(|| look(&entry.name))?)
+        .or_else(|| {
+            let open_files = std::fs::read_dir("/proc/self/fd").ok()?;
+            open_files.flatten().find_map(|file| look(file.path().to_str()?))
+        })
+}
+
+/// The size of the file behind a mapping, where it can be found.
+pub(crate) fn size_behind(given: Option<BorrowedFd<'_>>, entry: &Entry) -> Option<u64> {
+    behind(given, entry).map(|facts| facts.size)
+}
+
+/// What its file system could still allocate, where it can be found and has a bound.
+pub(crate) fn free_behind(given: Option<BorrowedFd<'_>>, entry: &Entry) -> Option<u64> {
+    behind(given, entry)?.free
+}
+
+/// Allocates the part of a file, as far as it is not yet; the size stays.
+///
+/// `ENOSPC`, `EDQUOT`: no room. `EOPNOTSUPP`: the file system cannot.
+pub(crate) fn allocate(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
+    loop {
+        match fallocate(fd, FallocateFlags::KEEP_SIZE, offset, len) {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! What bounds locked memory: `RLIMIT_MEMLOCK`, what is charged against it, and who is exempt.
+
+use rustix::io::Errno;
+use rustix::process::{getrlimit, Resource};
+use rustix::thread::{capabilities, CapabilitySet};
+use std::fs;
+use std::sync::OnceLock;
+
+/// The limit on locked bytes; `None`: no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Memlock {
+    pub soft: Option<u64>,
+    pub hard: Option<u64>,
+}
+
+/// Reads `RLIMIT_MEMLOCK`.
+pub(crate) fn memlock() -> Memlock {
+    let limit = getrlimit(Resource::Memlock);
+    Memlock { soft: limit.current, hard: limit.maximum }
+}
+
+/// A line of `/proc/thread-self/status` in kB, as bytes. The thread's own: the main thread may have
+/// ended, and capabilities belong to threads.
+fn status_bytes(key: &str) -> Result<u64, Errno> {
+    let text = fs::read_to_string("/proc/thread-self/status")
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let value = text.lines().find_map(|line| line.strip_prefix(key));
+    let number = value.and_then(|v| v.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    number.map(|kib| kib << 10).ok_or(Errno::IO)
+}
+
+/// Bytes charged against the limit (`VmLck`).
+pub(crate) fn locked_bytes() -> Result<u64, Errno> {
+    status_bytes("VmLck:")
+}
+
+/// Bytes mapped, locked or not (`VmSize`): what `mlockall` compares with the limit.
+pub(crate) fn mapped_bytes() -> Result<u64, Errno> {
+    status_bytes("VmSize:")
+}
+
+/// Whether the calling thread has `CAP_IPC_LOCK` in effect.
+pub(crate) fn has_ipc_lock() -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK))
+}
+
+/// Whether this is the machine's first user namespace. In any other, a capability does not lift the
+/// limit: the kernel asks for `CAP_IPC_LOCK` in the first.
+pub(crate) fn in_first_user_namespace() -> bool {
+    // PROC_USER_INIT_INO. Where /proc does not tell, the limit is assumed to hold.
+    fs::read_link("/proc/thread-self/ns/user")
+        .is_ok_and(|target| target.as_os_str() == "user:[4026531837]")
+}
+
+/// How many mappings a process may have (`vm.max_map_count`).
+pub(crate) fn max_mappings() -> Option<usize> {
+    fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok()
+}
+
+/// Whether address space that waits to be torn down could make another mapping fail: `RLIMIT_AS` or
+/// `RLIMIT_DATA` is set.
+pub(crate) fn address_space_is_limited() -> bool {
+    [Resource::As, Resource::Data].into_iter().any(|limit| getrlimit(limit).current.is_some())
+}
+
+/// Whether locking is limited for the calling thread: `RLIMIT_MEMLOCK` is set, and it has no
+/// `CAP_IPC_LOCK` that lifts it. Allocates at its first call.
+pub(crate) fn locking_is_limited() -> bool {
+    static FIRST_NAMESPACE: OnceLock<bool> = OnceLock::new();
+    getrlimit(Resource::Memlock).current.is_some()
+        && !(has_ipc_lock() && *FIRST_NAMESPACE.get_or_init(in_first_user_namespace))
+}

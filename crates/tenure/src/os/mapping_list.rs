@@ -1,0 +1,157 @@
+//! The process's mappings one after the other, without allocating: for code that runs inside an
+//! allocator.
+
+use super::maps::{self, Mapping};
+use rustix::fd::OwnedFd;
+use rustix::fs::{open, Mode, OFlags};
+use rustix::io::Errno;
+
+/// As much of a mapping's name as is looked at.
+const NAME: usize = 64;
+const BUFFER: usize = 8 << 10;
+
+/// One mapping, with the beginning of its name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Listed {
+    pub mapping: Mapping,
+    /// Above the base page for hugetlbfs; 0 where the kernel was not asked (before 6.11).
+    pub page_size: usize,
+    name: [u8; NAME],
+    length: usize,
+}
+
+impl Listed {
+    /// As `/proc/self/maps` has it, cut off.
+    pub fn name(&self) -> &[u8] {
+        &self.name[..self.length]
+    }
+
+    fn new(mapping: Mapping, page_size: usize, name: &[u8]) -> Listed {
+        let mut listed =
+            Listed { mapping, page_size, name: [0; NAME], length: name.len().min(NAME) };
+        listed.name[..listed.length].copy_from_slice(&name[..listed.length]);
+        listed
+    }
+}
+
+/// Lists mappings in ascending order of address. One PROCMAP_QUERY each (6.11+, 0.5 µs); before, a
+/// reading of `/proc/self/maps`, 0.3 µs for each mapping of the process. Opening takes 3 µs.
+///
+/// Where the main thread has ended, this lists nothing or fails. (`/proc/thread-self` would not, but the
+/// kernel has to look up three names more.)
+pub(crate) struct Lister {
+    maps: OwnedFd,
+    text: Option<Text>,
+}
+
+struct Text {
+    buffer: [u8; BUFFER],
+    filled: usize,
+    taken: usize,
+    ended: bool,
+}
+
+const EMPTY: Text = Text { buffer: [0; BUFFER], filled: 0, taken: 0, ended: false };
+
+impl Lister {
+    pub fn open() -> Result<Lister, Errno> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let maps = open("/proc/self/maps", flags, Mode::empty())?;
+        Ok(Lister { maps, text: None })
+    }
+
+    /// Begins anew, from the lowest address.
+    pub fn restart(&mut self) -> Result<(), Errno> {
+        if let Some(text) = &mut self.text {
+            rustix::fs::seek(&self.maps, rustix::fs::SeekFrom::Start(0))?;
+            (text.filled, text.taken, text.ended) = (0, 0, false);
+        }
+        Ok(())
+    }
+
+    /// The mapping that holds `addr`, or the first one above it. Addresses ascend from call to call.
+    pub fn at_or_after(&mut self, addr: usize) -> Result<Option<Listed>, Errno> {
+        if self.text.is_none() && !maps::query_is_missing() {
+            let mut name = [0u8; 256];
+            match maps::query(&self.maps, addr, &mut name) {
+                Ok(found) => {
+                    maps::query_is(true);
+                    return Ok(found.map(|(mapping, page_size, length)| {
+                        Listed::new(mapping, page_size, &name[..length])
+                    }));
+                }
+                Err(errno) if maps::query_works() => return Err(errno),
+                Err(_) => maps::query_is(false),
+            }
+        }
+        let text = self.text.get_or_insert(EMPTY);
+        loop {
+            // Looked at again by the next call if it reaches past what that asks for.
+            let Some((line, after)) = text.line(&self.maps)? else { return Ok(None) };
+            match maps::parse_line(&text.buffer[line.clone()]) {
+                Some(mapping) if mapping.end > addr => {
+                    let name = maps::name_in_line(&text.buffer[line]);
+                    return Ok(Some(Listed::new(mapping, 0, name)));
+                }
+                _ => text.taken = after,
+            }
+        }
+    }
+}
+
+impl Text {
+    /// Where the next line lies in the buffer, and where the one after it begins.
+    fn line(&mut self, maps: &OwnedFd) -> Result<Option<(std::ops::Range<usize>, usize)>, Errno> {
+        loop {
+            let rest = &self.buffer[self.taken..self.filled];
+            if let Some(length) = rest.iter().position(|byte| *byte == b'\n') {
+                return Ok(Some((self.taken..self.taken + length, self.taken + length + 1)));
+            }
+            if self.ended {
+                return Ok(None);
+            }
+            self.buffer.copy_within(self.taken..self.filled, 0);
+            self.filled -= self.taken;
+            self.taken = 0;
+            match rustix::io::read(maps, &mut self.buffer[self.filled..]) {
+                Ok(0) => self.ended = true,
+                Ok(got) => self.filled += got,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(text_only: bool) -> Vec<(usize, usize, Vec<u8>)> {
+        let mut lister = Lister::open().unwrap();
+        if text_only {
+            lister.text = Some(EMPTY);
+        }
+        let (mut found, mut at) = (Vec::with_capacity(1000), 1);
+        while let Some(listed) = lister.at_or_after(at).unwrap() {
+            // The kernel's own page is not a mapping of the process's.
+            if listed.mapping.start >> 63 != 0 {
+                break;
+            }
+            found.push((listed.mapping.start, listed.mapping.end, listed.name().to_vec()));
+            at = listed.mapping.end;
+        }
+        found
+    }
+
+    #[test]
+    fn both_ways_list_the_same() {
+        // Other tests' threads map and unmap meanwhile; the program's own files stay.
+        let files = |list: Vec<(usize, usize, Vec<u8>)>| -> Vec<_> {
+            list.into_iter().filter(|(.., name)| name.starts_with(b"/")).collect()
+        };
+        let (queried, read) = (files(all(false)), files(all(true)));
+        assert!(queried.len() > 5);
+        assert_eq!(queried, read);
+    }
+}

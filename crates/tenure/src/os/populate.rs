@@ -1,0 +1,76 @@
+//! Making pages resident: `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` (5.14+), or the touch loop.
+
+use super::reserve::Scratch;
+use super::{advise, page_size, touch};
+use crate::range::PageRange;
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Why a range could not be populated. The pages before the one that failed may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stop {
+    pub errno: Errno,
+    /// The page, where it is known: `madvise` does not say.
+    pub page: Option<usize>,
+}
+
+// 0 unknown, 1 works, 2 refused or missing; for reading and for writing.
+static WORKS: [AtomicU8; 2] = [const { AtomicU8::new(0) }; 2];
+
+/// Whether `madvise` can populate. `EINVAL` alone does not tell: kernels before 5.14 know no such
+/// advice, later ones answer so for memory that cannot be populated. A page of our own decides.
+pub(crate) fn by_madvise(write: bool) -> bool {
+    let known = &WORKS[usize::from(write)];
+    match known.load(Ordering::Relaxed) {
+        1 => true,
+        2 => false,
+        _ => {
+            // Without a page to try it on nothing is known, and nothing is remembered.
+            let Ok(scratch) = Scratch::new(page_size(), false) else { return true };
+            let answer = plain(scratch.range(), write);
+            let works = !matches!(answer, Err(Errno::INVAL | Errno::PERM | Errno::NOSYS));
+            known.store(if works { 1 } else { 2 }, Ordering::Relaxed);
+            works
+        }
+    }
+}
+
+/// The same asked anew, for a sandbox may have been closed since: of no page at all, which the kernel
+/// answers with 0 where it knows the advice (0.1 µs, a page to try it on takes 10).
+pub(crate) fn still_by_madvise(write: bool) -> bool {
+    let known = &WORKS[usize::from(write)];
+    let nothing = PageRange { start: page_size(), end: page_size() };
+    if known.load(Ordering::Relaxed) == 1 && plain(nothing, write).is_err() {
+        known.store(0, Ordering::Relaxed);
+    }
+    by_madvise(write)
+}
+
+/// Populates the range: afterwards every page of it has been readable (or writable) once. What the
+/// pages hold is unchanged.
+///
+/// `EINVAL`: special mapping or protection. `EFAULT`: nothing backs a page. `ENOMEM`: not mapped, or
+/// no memory. `EHWPOISON`. The touch loop answers `EFAULT` for all but the lack of memory.
+pub(crate) fn populate(range: PageRange, write: bool) -> Result<(), Stop> {
+    let known = WORKS[usize::from(write)].load(Ordering::Relaxed);
+    if known != 2 {
+        match plain(range, write) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INVAL | Errno::PERM | Errno::NOSYS) if known == 0 && !by_madvise(write) => {}
+            Err(errno) => return Err(Stop { errno, page: None }),
+        }
+    }
+    if write {
+        touch::write_each_page(range)
+    } else {
+        touch::read_each_page(range)
+    }
+}
+
+fn plain(range: PageRange, write: bool) -> Result<(), Errno> {
+    if write {
+        advise::populate_write(range)
+    } else {
+        advise::populate_read_plain(range)
+    }
+}

@@ -1,0 +1,61 @@
+//! `mmap` with a caller's own flags, and moving a mapping over another.
+
+use super::advise::last_errno;
+use crate::range::PageRange;
+use rustix::io::Errno;
+use std::ffi::{c_int, c_void};
+
+/// `mmap` as it is.
+///
+/// # Safety
+/// With `MAP_FIXED`, nothing may refer to what is mapped there. Of a file, see `mmap(2)`.
+pub(crate) unsafe fn map(
+    addr: usize,
+    len: usize,
+    protection: i32,
+    flags: i32,
+    fd: i32,
+    offset: i64,
+) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    let at = unsafe { libc::mmap(addr as *mut c_void, len, protection, flags, fd, offset) };
+    if at == libc::MAP_FAILED {
+        return Err(last_errno());
+    }
+    Ok(at as usize)
+}
+
+/// Moves a mapping to `to`, in place of what is mapped there, with its locks and its charge. On
+/// failure what was there may be gone only if the kernel could not finish the move for want of memory
+/// for page tables.
+///
+/// # Safety
+/// Nothing refers to either range.
+pub(crate) unsafe fn move_over(from: PageRange, to: usize) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    let at = unsafe {
+        libc::mremap(
+            from.start as *mut c_void,
+            from.len(),
+            from.len(),
+            libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
+            to as *mut c_void,
+        )
+    };
+    if at == libc::MAP_FAILED {
+        return Err(last_errno());
+    }
+    Ok(())
+}
+
+/// Sets a range's protection.
+///
+/// # Safety
+/// Nobody relies on an access that is taken away.
+pub(crate) unsafe fn protect(range: PageRange, protection: c_int) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    match unsafe { libc::mprotect(range.start as *mut c_void, range.len(), protection) } {
+        0 => Ok(()),
+        _ => Err(last_errno()),
+    }
+}

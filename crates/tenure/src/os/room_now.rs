@@ -1,0 +1,168 @@
+//! How much memory is left, read without allocating: for code that runs inside an allocator.
+//!
+//! The same figures as `memory_limit::room`, from the same files.
+
+use super::memory_limit::{MemoryGroup, Room};
+use rustix::fs::{open, Mode, OFlags};
+use rustix::io::Errno;
+use std::ffi::{CStr, CString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// The files of one memory cgroup.
+struct Level {
+    /// v2 has two limits, `memory.high` and `memory.max`.
+    limits: Vec<CString>,
+    usage: CString,
+    stat: CString,
+    inactive: &'static [u8],
+}
+
+/// Where to read. Making it allocates, reading does not.
+pub(crate) struct Files {
+    levels: Vec<Level>,
+}
+
+/// What is left, under the nearest memory cgroup's limit and on the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RoomNow {
+    pub group: Room,
+    pub machine: Room,
+}
+
+const NO_LIMIT: Room = Room { limit: u64::MAX, free: u64::MAX };
+
+impl Files {
+    pub const fn none() -> Files {
+        Files { levels: Vec::new() }
+    }
+
+    pub fn of(group: Option<&MemoryGroup>) -> Files {
+        let Some(group) = group else { return Files::none() };
+        let mut levels = Vec::new();
+        for path in group.path.ancestors() {
+            levels.extend(Level::of(path, group.v2));
+            if path == group.root {
+                break;
+            }
+        }
+        Files { levels }
+    }
+
+    pub fn read(&self) -> RoomNow {
+        let mut group = NO_LIMIT;
+        for level in &self.levels {
+            if let Some(room) = level.read() {
+                group.limit = group.limit.min(room.limit);
+                group.free = group.free.min(room.free);
+            }
+        }
+        RoomNow { group, machine: machine().unwrap_or(NO_LIMIT) }
+    }
+}
+
+impl Level {
+    fn of(path: &Path, v2: bool) -> Option<Level> {
+        let file = |name: &str| CString::new(path.join(name).as_os_str().as_bytes()).ok();
+        let stat = file("memory.stat")?;
+        Some(match v2 {
+            true => Level {
+                limits: vec![file("memory.high")?, file("memory.max")?],
+                usage: file("memory.current")?,
+                stat,
+                inactive: b"inactive_file ",
+            },
+            false => Level {
+                limits: vec![file("memory.limit_in_bytes")?],
+                usage: file("memory.usage_in_bytes")?,
+                stat,
+                inactive: b"total_inactive_file ",
+            },
+        })
+    }
+
+    fn read(&self) -> Option<Room> {
+        // "max" does not parse, and v1 writes "no limit" as a number near 2^63.
+        let limits = self.limits.iter().filter_map(|path| number_in(path));
+        let limit = limits.min().filter(|limit| *limit < 1 << 60)?;
+        let usage = number_in(&self.usage)?;
+        let mut buffer = [0u8; 8 << 10];
+        let inactive = read(&self.stat, &mut buffer)
+            .ok()
+            .and_then(|text| number_after(text, self.inactive))
+            .unwrap_or(0);
+        Some(Room { limit, free: limit.saturating_sub(usage.saturating_sub(inactive)) })
+    }
+}
+
+fn machine() -> Option<Room> {
+    let mut buffer = [0u8; 4 << 10];
+    let text = read(c"/proc/meminfo", &mut buffer).ok()?;
+    let kib = |key: &[u8]| number_after(text, key).map(|kib| kib << 10);
+    Some(Room { limit: kib(b"MemTotal:")?, free: kib(b"MemAvailable:")? })
+}
+
+/// Resident bytes of this process, from `/proc/self/statm`: 2 µs. Off by a batch of pages for each
+/// processor. `None`: not known, as when the main thread has ended.
+pub(crate) fn resident_bytes() -> Option<u64> {
+    let mut buffer = [0u8; 128];
+    let text = read(c"/proc/self/statm", &mut buffer).ok()?;
+    let mut fields = text.split(|byte| *byte == b' ');
+    number(fields.nth(1)?).filter(|pages| *pages > 0).map(|pages| pages * super::page_size() as u64)
+}
+
+/// Whether the machine counts what could be written against a fixed limit
+/// (`vm.overcommit_memory` 2).
+pub(crate) fn commit_is_limited() -> bool {
+    let mut buffer = [0u8; 16];
+    read(c"/proc/sys/vm/overcommit_memory", &mut buffer).is_ok_and(|text| text.starts_with(b"2"))
+}
+
+fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8], Errno> {
+    let fd = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match rustix::io::read(&fd, &mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(got) => filled += got,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(&buffer[..filled])
+}
+
+fn number_in(path: &CStr) -> Option<u64> {
+    let mut buffer = [0u8; 32];
+    number(read(path, &mut buffer).ok()?)
+}
+
+/// The number after a key at the beginning of a line.
+fn number_after(text: &[u8], key: &[u8]) -> Option<u64> {
+    let line = text.split(|byte| *byte == b'\n').find(|line| line.starts_with(key))?;
+    number(line[key.len()..].trim_ascii_start())
+}
+
+fn number(text: &[u8]) -> Option<u64> {
+    let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
+    std::str::from_utf8(&text[..end]).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::memory_limit::{own_group, room};
+
+    #[test]
+    fn it_says_what_the_other_reader_says() {
+        let group = own_group();
+        let (now, other) = (Files::of(group.as_ref()).read(), room(group.as_ref()));
+        let limit = now.group.limit.min(now.machine.limit);
+        assert_eq!(limit, other.limit);
+        let free = now.group.free.min(now.machine.free);
+        // Memory comes and goes between the two readings.
+        assert!(free.abs_diff(other.free) < 1 << 30, "{free} {}", other.free);
+        let resident = resident_bytes().unwrap();
+        assert!(resident > 1 << 20 && resident < limit);
+    }
+}

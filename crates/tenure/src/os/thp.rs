@@ -1,0 +1,84 @@
+//! The system's settings of transparent huge pages.
+
+use std::fs;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// When memory gets huge pages of 2 MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Setting {
+    /// Never, or there are none.
+    Never,
+    /// Where it is advised (`MADV_HUGEPAGE`).
+    Advised,
+    /// Without being asked.
+    Always,
+}
+
+const DIRECTORY: &str = "/sys/kernel/mm/transparent_hugepage";
+
+fn chosen(text: &str) -> &str {
+    text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("", |(word, _)| word)
+}
+
+fn setting_of(word: &str) -> Setting {
+    match word {
+        "madvise" | "advise" => Setting::Advised,
+        "always" | "within_size" | "force" => Setting::Always,
+        _ => Setting::Never,
+    }
+}
+
+/// Since 6.8 each size has a setting of its own, "inherit" by default.
+fn read(own: &str, general: &str) -> Setting {
+    let text = |name: &str| fs::read_to_string(format!("{DIRECTORY}/{name}")).unwrap_or_default();
+    let by_size = text(&format!("hugepages-2048kB/{own}"));
+    match chosen(&by_size) {
+        "" | "inherit" => setting_of(chosen(&text(general))),
+        word => setting_of(word),
+    }
+}
+
+struct Known(AtomicU8);
+
+impl Known {
+    fn get(&self, fresh: bool, read: impl Fn() -> Setting) -> Setting {
+        let known = if fresh { 0 } else { self.0.load(Ordering::Relaxed) };
+        match known {
+            1 => Setting::Never,
+            2 => Setting::Advised,
+            3 => Setting::Always,
+            _ => {
+                let setting = read();
+                self.0.store(setting as u8 + 1, Ordering::Relaxed);
+                setting
+            }
+        }
+    }
+}
+
+/// The setting for anonymous memory. Reading it takes longer (10 µs) than populating a huge page, so
+/// it is remembered, until somebody who has the time asks for a `fresh` one.
+pub(crate) fn anonymous(fresh: bool) -> Setting {
+    static KNOWN: Known = Known(AtomicU8::new(0));
+    KNOWN.get(fresh, || read("enabled", "enabled"))
+}
+
+/// The setting for memfds and shared anonymous memory.
+pub(crate) fn shared(fresh: bool) -> Setting {
+    static KNOWN: Known = Known(AtomicU8::new(0));
+    KNOWN.get(fresh, || read("shmem_enabled", "shmem_enabled"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_in_brackets_decides() {
+        assert_eq!(setting_of(chosen("always [madvise] never\n")), Setting::Advised);
+        assert_eq!(setting_of(chosen("[always] madvise never\n")), Setting::Always);
+        assert_eq!(setting_of(chosen("always within_size [advise] never")), Setting::Advised);
+        assert_eq!(setting_of(chosen("always madvise [never]\n")), Setting::Never);
+        assert_eq!(setting_of(chosen("")), Setting::Never);
+    }
+}

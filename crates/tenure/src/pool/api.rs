@@ -1,0 +1,198 @@
+//! The pool as a Rust allocator.
+
+use super::{owns, MIN_RUN_BYTES};
+use crate::error::{Error, ErrorKind, Result};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ptr::NonNull;
+
+/// The process's pool, in the shape of the standard library's unstable `Allocator`, and as a global
+/// allocator whose small requests go to the system's:
+///
+/// ```
+/// #[global_allocator]
+/// static GLOBAL: tenure::pool::Pool = tenure::pool::Pool;
+///
+/// fn main() {
+///     tenure::pool::prepare().expect("a thread for the pool's keeper");
+///     let large = vec![1u8; 1 << 20];
+///     assert!(tenure::pool::owns(large.as_ptr()));
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pool;
+
+impl Pool {
+    fn serve(call: &'static str, layout: Layout, zeroed: bool) -> Result<NonNull<[u8]>> {
+        let size = layout.size();
+        super::prepare_if_needed();
+        match super::alloc(size, layout.align(), zeroed) {
+            Some(p) => Ok(NonNull::slice_from_raw_parts(p, size)),
+            None => Err(refused(call, size)),
+        }
+    }
+
+    /// A run for `layout`, whose contents are whatever its former user left; a page of it may change
+    /// by itself until it is first written.
+    ///
+    /// # Errors
+    /// `ENOMEM`: larger than [`largest`](super::largest), or the kernel refuses more memory (a limit on
+    /// addresses, or on mappings).
+    pub fn alloc(&self, layout: Layout) -> Result<NonNull<[u8]>> {
+        Pool::serve("Pool::alloc", layout, false)
+    }
+
+    /// The same, all zeros.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>> {
+        Pool::serve("Pool::alloc_zeroed", layout, true)
+    }
+
+    /// Gives a block back.
+    ///
+    /// # Safety
+    /// `p` came from this type's calls with this layout, and nothing uses it any more.
+    pub unsafe fn dealloc(&self, p: NonNull<u8>, layout: Layout) {
+        let _ = layout;
+        // SAFETY: the caller's promise.
+        unsafe { super::free(p) }
+    }
+
+    /// Makes a block larger: in place where its run has the room, else by moving its pages.
+    ///
+    /// # Safety
+    /// As [`dealloc`](Self::dealloc); on success the old block is gone. `new` is not smaller than
+    /// `old`.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc); the old block is then as it was.
+    pub unsafe fn grow(&self, p: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>> {
+        debug_assert!(new.size() >= old.size());
+        // SAFETY: the caller's promise.
+        unsafe { self.resize("Pool::grow", p, new, false) }
+    }
+
+    /// The same; the new bytes are zeros.
+    ///
+    /// # Safety
+    /// As [`grow`](Self::grow).
+    ///
+    /// # Errors
+    /// As [`grow`](Self::grow).
+    pub unsafe fn grow_zeroed(
+        &self,
+        p: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>> {
+        debug_assert!(new.size() >= old.size());
+        // SAFETY: the caller's promise.
+        unsafe { self.resize("Pool::grow_zeroed", p, new, true) }
+    }
+
+    /// Makes a block smaller and gives the pages left over back.
+    ///
+    /// # Safety
+    /// As [`grow`](Self::grow), with `new` not larger than `old`.
+    ///
+    /// # Errors
+    /// As [`grow`](Self::grow).
+    pub unsafe fn shrink(&self, p: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>> {
+        debug_assert!(new.size() <= old.size());
+        // SAFETY: the caller's promise.
+        unsafe { self.resize("Pool::shrink", p, new, false) }
+    }
+
+    unsafe fn resize(
+        &self,
+        call: &'static str,
+        p: NonNull<u8>,
+        new: Layout,
+        zeroed: bool,
+    ) -> Result<NonNull<[u8]>> {
+        // SAFETY: the caller's promise.
+        match unsafe { super::realloc(p, new.size(), new.align(), zeroed) } {
+            Some(p) => Ok(NonNull::slice_from_raw_parts(p, new.size())),
+            None => Err(refused(call, new.size())),
+        }
+    }
+}
+
+pub(super) fn refused(call: &'static str, size: usize) -> Error {
+    if size > super::largest() {
+        return Error::new(
+            ErrorKind::OutOfMemory,
+            call,
+            format!("{size} bytes are more than the pool's largest run has ({})", super::largest()),
+            "use Mapping::anonymous, or raise RLIMIT_AS before the pool is first used",
+        );
+    }
+    Error::new(
+        ErrorKind::OutOfMemory,
+        call,
+        format!(
+            "there is no run for {size} bytes: no addresses, or the kernel refuses to map more"
+        ),
+        "free something, or raise RLIMIT_AS, RLIMIT_DATA or vm.max_map_count",
+    )
+}
+
+// SAFETY: blocks are the system allocator's or the pool's, never both: `owns` tells which, and each is
+// given back to where it came from. Neither unwinds.
+unsafe impl GlobalAlloc for Pool {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if layout.size() >= MIN_RUN_BYTES {
+            if let Some(p) = super::alloc(layout.size(), layout.align(), false) {
+                return p.as_ptr();
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if layout.size() >= MIN_RUN_BYTES {
+            if let Some(p) = super::alloc(layout.size(), layout.align(), true) {
+                return p.as_ptr();
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        match NonNull::new(p) {
+            // SAFETY: the caller's promise; the pool's.
+            Some(p) if owns(p.as_ptr()) => unsafe { super::free(p) },
+            // SAFETY: the caller's promise; not the pool's, so the system's.
+            _ => unsafe { System.dealloc(p, layout) },
+        }
+    }
+
+    unsafe fn realloc(&self, p: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        let pooled = owns(p);
+        if !pooled && new_size < MIN_RUN_BYTES {
+            // SAFETY: the caller's promise; the system's.
+            return unsafe { System.realloc(p, layout, new_size) };
+        }
+        if let (true, true, Some(p)) = (pooled, new_size >= MIN_RUN_BYTES, NonNull::new(p)) {
+            // SAFETY: the caller's promise; the pool's.
+            if let Some(p) = unsafe { super::realloc(p, new_size, layout.align(), false) } {
+                return p.as_ptr();
+            }
+        }
+        // SAFETY: the caller promises that the size, rounded up to the alignment, does not overflow.
+        let new = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
+        // SAFETY: a layout of non-zero size, as the caller promises.
+        let to = unsafe { GlobalAlloc::alloc(self, new) };
+        if !to.is_null() {
+            // SAFETY: both are valid for the smaller size, and apart: the new block was just made.
+            unsafe {
+                std::ptr::copy_nonoverlapping(p, to, layout.size().min(new_size));
+                GlobalAlloc::dealloc(self, p, layout);
+            }
+        }
+        to
+    }
+}

@@ -1,0 +1,114 @@
+//! An owned block of the pool's.
+
+use super::api;
+use crate::error::{Error, ErrorKind, Result};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+/// Bytes in a run of the pool's, given back on drop.
+///
+/// Its bytes are always initialised: a run's leftovers could change under a reference while the kernel
+/// takes what was offered of it.
+pub struct Buffer {
+    at: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: owns its bytes alone; the pool's calls may be made from any thread.
+unsafe impl Send for Buffer {}
+// SAFETY: through a shared reference the bytes are only read.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// `len` zero bytes. Of a run that was used before, only the pages that are there are zeroed.
+    ///
+    /// # Errors
+    /// `EINVAL`: the length is 0. `ENOMEM`: as [`Pool::alloc`](super::Pool::alloc).
+    pub fn zeroed(len: usize) -> Result<Buffer> {
+        Buffer::new("Buffer::zeroed", len, true)
+    }
+
+    /// A copy of `bytes`, without zeroing first.
+    ///
+    /// # Errors
+    /// As [`zeroed`](Self::zeroed).
+    pub fn copy_of(bytes: &[u8]) -> Result<Buffer> {
+        let buffer = Buffer::new("Buffer::copy_of", bytes.len(), false)?;
+        // SAFETY: a new run of that length, which no reference of the caller's can point into.
+        unsafe { buffer.at.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+        Ok(buffer)
+    }
+
+    fn new(call: &'static str, len: usize, zeroed: bool) -> Result<Buffer> {
+        if len == 0 {
+            return Err(Error::new(
+                ErrorKind::BadRange,
+                call,
+                "the length is 0",
+                "ask for at least one byte",
+            ));
+        }
+        super::prepare_if_needed();
+        match super::alloc(len, 1, zeroed) {
+            Some(at) => Ok(Buffer { at, len }),
+            None => Err(api::refused(call, len)),
+        }
+    }
+
+    /// Makes it `len` bytes long; new bytes are zeros. Large ones move without being copied.
+    ///
+    /// # Errors
+    /// As [`zeroed`](Self::zeroed); the buffer is then as it was.
+    pub fn resize(&mut self, len: usize) -> Result<()> {
+        if len == 0 {
+            return Err(Error::new(
+                ErrorKind::BadRange,
+                "Buffer::resize",
+                "the length is 0",
+                "drop the buffer instead",
+            ));
+        }
+        // SAFETY: ours, and borrowed exclusively.
+        match unsafe { super::realloc(self.at, len, 1, true) } {
+            Some(at) => {
+                (self.at, self.len) = (at, len);
+                Ok(())
+            }
+            None => Err(api::refused("Buffer::resize", len)),
+        }
+    }
+
+    /// How long it may become without moving.
+    pub fn capacity(&self) -> usize {
+        super::room(self.at).map_or(self.len, |(_, room, _)| room)
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `len` initialised bytes that are ours.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer {{ at: {:p}, len: {} }}", self.at, self.len)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: ours, and no borrow outlives it.
+        unsafe { super::free(self.at) }
+    }
+}

@@ -1,0 +1,228 @@
+//! What threads keep at hand: warm runs of up to 2 MiB, a few MiB for each slot of threads.
+//!
+//! A thread has a slot by its number; with more threads than slots some share one. Larger runs go
+//! straight to the depot: touching them takes so long that a shared lock costs nothing, and no
+//! processor's cache holds them.
+
+use super::class;
+use super::list::List;
+use super::lock::{thread_number, Guarded};
+use super::run::state;
+use super::territory::{Area, Spot, Territory};
+use crate::os::arena;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// The classes kept here: up to 2 MiB.
+pub(super) const CLASSES: usize = class::of_power(2 << 20) + 1;
+pub(super) const MOST_SLOTS: usize = 64;
+/// A bit for each class.
+type Classes = u64;
+const _: () = assert!(CLASSES <= Classes::BITS as usize);
+
+/// Classes above the wanted one that are looked at: runs up to twice as large. Their pages are warm
+/// already, and a loop over random sizes thus stays in the processor's cache.
+const REACH: usize = 8;
+
+pub(super) struct Cache {
+    lists: [List; CLASSES],
+    filled: Classes,
+    bytes: u64,
+    /// The class of the run that came last.
+    last: usize,
+}
+
+/// Padded, so that no two slots share a line of the processor's cache.
+#[repr(align(128))]
+struct Slot(Guarded<Cache>);
+
+static SLOTS: [Slot; MOST_SLOTS] = [const {
+    Slot(Guarded::new(Cache { lists: [List::new(); CLASSES], filled: 0, bytes: 0, last: 0 }))
+}; MOST_SLOTS];
+/// A power of two, less one; 0 until first asked.
+static MASK: AtomicUsize = AtomicUsize::new(0);
+/// What a slot may hold.
+static MOST_BYTES: AtomicU64 = AtomicU64::new(4 << 20);
+
+/// The calling thread's slot.
+#[inline]
+pub(super) fn slot() -> usize {
+    let mask = match MASK.load(Ordering::Relaxed) {
+        0 => count_processors(),
+        mask => mask,
+    };
+    thread_number() as usize & mask
+}
+
+#[cold]
+fn count_processors() -> usize {
+    // Twice as many as processors: threads come and go, and their numbers do not spread evenly.
+    let slots = (2 * arena::processors()).next_power_of_two().clamp(4, MOST_SLOTS);
+    // Another thread may be allowed other processors; what the first says holds.
+    match MASK.compare_exchange(0, slots - 1, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => slots - 1,
+        Err(first) => first,
+    }
+}
+
+/// All slots that are used.
+pub(super) fn slots() -> std::ops::Range<usize> {
+    0..MASK.load(Ordering::Relaxed) + 1
+}
+
+/// Sees that all slots together hold at most `bytes`.
+pub(super) fn bound(bytes: u64) {
+    let each = bytes / slots().len() as u64;
+    MOST_BYTES.store(each.min(4 << 20), Ordering::Relaxed);
+}
+
+/// A warm run of the class, or of one a little larger, that `fits`. Answers it with its state.
+pub(super) fn take(
+    territory: &Territory,
+    class: usize,
+    fits: impl Fn(Spot) -> bool,
+) -> Option<Spot> {
+    if class >= CLASSES {
+        return None;
+    }
+    SLOTS[slot()].0.with(|cache| cache.take(territory, class, fits))?
+}
+
+/// Keeps a run that was just freed; answers one that has to go elsewhere.
+pub(super) fn put(territory: &Territory, spot: Spot) -> Option<Spot> {
+    if spot.class >= CLASSES {
+        return Some(spot);
+    }
+    let most = MOST_BYTES.load(Ordering::Relaxed);
+    SLOTS[slot()].0.with(|cache| cache.put(territory, spot, most)).unwrap_or(Some(spot))
+}
+
+/// A run of the calling thread's slot that has to go elsewhere too, after [`put`] answered one.
+pub(super) fn overflow(territory: &Territory) -> Option<Spot> {
+    let most = MOST_BYTES.load(Ordering::Relaxed);
+    let over = |cache: &mut Cache| match cache.bytes > most {
+        true => cache.give_up_one(territory),
+        false => None,
+    };
+    SLOTS[slot()].0.with(over)?
+}
+
+/// Takes runs out of a slot that were freed before `freed_before`, oldest first, for as long as `each`
+/// has room for another.
+pub(super) fn take_old(
+    territory: &Territory,
+    slot: usize,
+    old: impl Fn(u32) -> bool,
+    mut each: impl FnMut(Spot) -> bool,
+) {
+    SLOTS[slot].0.with(|cache| {
+        let mut left = cache.filled;
+        while left != 0 {
+            let class = left.trailing_zeros() as usize;
+            left &= left - 1;
+            let area = territory.area(class);
+            while let Some(index) = cache.lists[class].oldest() {
+                if !old(area.run(index).freed_at.load(Ordering::Relaxed)) {
+                    break;
+                }
+                if !each(Spot { class, index }) {
+                    return;
+                }
+                cache.lists[class].pop_oldest(area);
+                cache.out(area, class, index);
+            }
+        }
+    });
+}
+
+/// Runs and bytes in all slots.
+pub(super) fn held() -> (u64, u64) {
+    let (mut runs, mut bytes) = (0, 0);
+    for slot in slots() {
+        SLOTS[slot].0.with(|cache| {
+            runs += cache.lists.iter().map(|list| u64::from(list.count)).sum::<u64>();
+            bytes += cache.bytes;
+        });
+    }
+    (runs, bytes)
+}
+
+/// The slot's lock, for a fork.
+pub(super) fn lock(slot: usize) -> &'static super::lock::Lock {
+    SLOTS[slot].0.lock()
+}
+
+impl Cache {
+    fn take(
+        &mut self,
+        territory: &Territory,
+        class: usize,
+        fits: impl Fn(Spot) -> bool,
+    ) -> Option<Spot> {
+        let mut near = self.filled >> class & ((1 << (REACH + 1)) - 1);
+        // The run that was freed last, if it is among them: the processor's cache still holds it. A loop
+        // over random sizes that took the smallest that fits would go round all runs there are.
+        let last = self.last.wrapping_sub(class) as u32;
+        while near != 0 {
+            let step = match last < Classes::BITS && near >> last & 1 == 1 {
+                true => last,
+                false => near.trailing_zeros(),
+            };
+            near &= !(1 << step);
+            let class = class + step as usize;
+            let index = self.lists[class].newest()?;
+            let spot = Spot { class, index };
+            if fits(spot) {
+                let area = territory.area(class);
+                self.lists[class].pop_newest(area);
+                self.out(area, class, index);
+                return Some(spot);
+            }
+        }
+        None
+    }
+
+    /// Bookkeeping after a run has left its list.
+    fn out(&mut self, area: &Area, class: usize, index: u32) {
+        if self.lists[class].is_empty() {
+            self.filled &= !(1 << class);
+        }
+        let run = area.run(index);
+        self.bytes -= bytes_of(run.touched());
+        run.set_state(state::MOVING);
+    }
+
+    fn put(&mut self, territory: &Territory, spot: Spot, most: u64) -> Option<Spot> {
+        let area = territory.area(spot.class);
+        let run = area.run(spot.index);
+        let new = bytes_of(run.touched());
+        if new > most {
+            return Some(spot);
+        }
+        run.set_state(state::WARM);
+        self.lists[spot.class].push(area, spot.index);
+        self.filled |= 1 << spot.class;
+        self.last = spot.class;
+        self.bytes += new;
+        if self.bytes <= most {
+            return None;
+        }
+        self.give_up_one(territory)
+    }
+
+    /// Of the classes that are not in use just now the largest: few runs make much room.
+    fn give_up_one(&mut self, territory: &Territory) -> Option<Spot> {
+        let others = self.filled & !(1 << self.last);
+        let class = match others {
+            0 => self.last,
+            others => others.ilog2() as usize,
+        };
+        let area = territory.area(class);
+        let index = self.lists[class].pop_oldest(area)?;
+        self.out(area, class, index);
+        Some(Spot { class, index })
+    }
+}
+
+fn bytes_of(pages: usize) -> u64 {
+    (pages * crate::os::page_size()) as u64
+}

@@ -1,0 +1,43 @@
+//! What happened so far, counted where threads do not meet.
+
+use super::cache;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What is counted.
+#[derive(Clone, Copy)]
+pub(super) enum Counter {
+    Allocs,
+    AllocatedBytes,
+    Frees,
+    FreedBytes,
+    WarmReuses,
+    OfferedReuses,
+    ReusedBytes,
+    ZeroedBytes,
+    OfferedBytes,
+    ReturnedBytes,
+    InPlace,
+    Moved,
+    MovedBytes,
+    Remapped,
+    Refused,
+}
+
+const COUNTERS: usize = Counter::Refused as usize + 1;
+const SHARDS: usize = 64;
+
+#[repr(align(128))]
+struct Shard([AtomicU64; COUNTERS]);
+
+static SHARDED: [Shard; SHARDS] =
+    [const { Shard([const { AtomicU64::new(0) }; COUNTERS]) }; SHARDS];
+
+#[inline]
+pub(super) fn add(counter: Counter, amount: u64) {
+    SHARDED[cache::slot() % SHARDS].0[counter as usize].fetch_add(amount, Ordering::Relaxed);
+}
+
+pub(super) fn get(counter: Counter) -> u64 {
+    let each = SHARDED.iter().map(|shard| shard.0[counter as usize].load(Ordering::Relaxed));
+    each.fold(0, u64::wrapping_add)
+}

@@ -1,0 +1,211 @@
+//! Free runs that no thread keeps for itself, by class: warm, offered, returned.
+
+use super::class;
+use super::list::List;
+use super::lock::{Guarded, Lock};
+use super::run::state;
+use super::territory::{Spot, Territory};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Classes above the wanted one that are looked at: runs up to half as large again. More of a large
+/// run would lie idle.
+const REACH: usize = 4;
+
+pub(super) struct Lists {
+    pub warm: List,
+    pub offered: List,
+    pub returned: List,
+}
+
+struct Depot {
+    lists: Guarded<Lists>,
+    /// Runs that were freed while their thread held the lock: a stack of numbers + 1.
+    pending: AtomicU32,
+}
+
+static DEPOTS: [Depot; class::MOST] = [const {
+    Depot {
+        lists: Guarded::new(Lists {
+            warm: List::new(),
+            offered: List::new(),
+            returned: List::new(),
+        }),
+        pending: AtomicU32::new(0),
+    }
+}; class::MOST];
+
+const WORDS: usize = class::MOST.div_ceil(64);
+/// Classes that may have warm or offered runs: a hint, set before the run can be found.
+static FILLED: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
+/// Bytes of the warm runs.
+static WARM_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Which free runs are wanted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// With pages: warm, else offered.
+    Pages,
+    /// Without.
+    Empty,
+}
+
+/// Bytes that are warm here.
+pub(super) fn warm_bytes() -> u64 {
+    WARM_BYTES.load(Ordering::Relaxed)
+}
+
+fn may_have(class: usize) -> bool {
+    FILLED[class / 64].load(Ordering::Relaxed) >> (class % 64) & 1 == 1
+}
+
+/// Classes that may have warm or offered runs.
+pub(super) fn filled(classes: usize) -> impl Iterator<Item = usize> {
+    (0..classes)
+        .filter(|class| may_have(*class) || DEPOTS[*class].pending.load(Ordering::Relaxed) != 0)
+}
+
+/// A run of the class, or of one a little larger, that `fits`; with the state that it was in.
+pub(super) fn take(
+    territory: &Territory,
+    class: usize,
+    wanted: Wanted,
+    fits: impl Fn(Spot) -> bool,
+) -> Option<(Spot, u32)> {
+    let last = match wanted {
+        Wanted::Pages => class + REACH,
+        Wanted::Empty => class,
+    };
+    for class in class..=last.min(territory.classes - 1) {
+        if wanted == Wanted::Pages && !may_have(class) {
+            continue;
+        }
+        let taken = with(territory, class, |lists| {
+            let area = territory.area(class);
+            let (list, from) = match wanted {
+                Wanted::Empty => (&mut lists.returned, state::RETURNED),
+                Wanted::Pages if lists.warm.is_empty() => (&mut lists.offered, state::OFFERED),
+                Wanted::Pages => (&mut lists.warm, state::WARM),
+            };
+            let index = list.newest()?;
+            let spot = Spot { class, index };
+            if !fits(spot) {
+                return None;
+            }
+            list.pop_newest(area);
+            area.run(index).set_state(state::MOVING);
+            if from == state::WARM {
+                count_warm(territory, spot, false);
+            }
+            Some((spot, from))
+        });
+        if let Some(Some(taken)) = taken {
+            return Some(taken);
+        }
+    }
+    None
+}
+
+fn count_warm(territory: &Territory, spot: Spot, more: bool) {
+    let bytes = (territory.run(spot).touched() * crate::os::page_size()) as u64;
+    match more {
+        true => WARM_BYTES.fetch_add(bytes, Ordering::Relaxed),
+        false => WARM_BYTES.fetch_sub(bytes, Ordering::Relaxed),
+    };
+}
+
+/// Puts a run whose state is `MOVING` into the list of the state `to`.
+pub(super) fn put(territory: &Territory, spot: Spot, to: u32) {
+    let run = territory.run(spot);
+    let put = with(territory, spot.class, |lists| {
+        lists.put(territory, spot, to);
+    });
+    if put.is_none() {
+        // This thread holds the lock, further up: whoever comes next puts it in its list.
+        let pending = &DEPOTS[spot.class].pending;
+        let mut head = pending.load(Ordering::Relaxed);
+        loop {
+            run.next.store(head, Ordering::Relaxed);
+            match pending.compare_exchange_weak(
+                head,
+                spot.index + 1,
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return,
+                Err(other) => head = other,
+            }
+        }
+    }
+}
+
+/// Does something to a class's lists; first, what is pending goes into them. `None`: this thread is at
+/// it already.
+pub(super) fn with<R>(
+    territory: &Territory,
+    class: usize,
+    act: impl FnOnce(&mut Lists) -> R,
+) -> Option<R> {
+    DEPOTS[class].lists.with(|lists| {
+        if DEPOTS[class].pending.load(Ordering::Relaxed) != 0 {
+            let mut next = DEPOTS[class].pending.swap(0, Ordering::Acquire);
+            while let Some(index) = next.checked_sub(1) {
+                let spot = Spot { class, index };
+                next = territory.run(spot).next.load(Ordering::Relaxed);
+                lists.put(territory, spot, state::WARM);
+            }
+        }
+        let result = act(lists);
+        if lists.warm.is_empty() && lists.offered.is_empty() {
+            FILLED[class / 64].fetch_and(!(1 << (class % 64)), Ordering::Relaxed);
+        }
+        result
+    })
+}
+
+/// Takes the oldest warm run if its time `is_old`.
+pub(super) fn take_old(
+    territory: &Territory,
+    class: usize,
+    from: u32,
+    is_old: impl Fn(u32) -> bool,
+) -> Option<Spot> {
+    with(territory, class, |lists| {
+        let area = territory.area(class);
+        let list = if from == state::WARM { &mut lists.warm } else { &mut lists.offered };
+        let index = list.oldest()?;
+        if !is_old(area.run(index).freed_at.load(Ordering::Relaxed)) {
+            return None;
+        }
+        list.pop_oldest(area);
+        area.run(index).set_state(state::MOVING);
+        let spot = Spot { class, index };
+        if from == state::WARM {
+            count_warm(territory, spot, false);
+        }
+        Some(spot)
+    })?
+}
+
+/// The lock of a class, for a fork.
+pub(super) fn lock(class: usize) -> &'static Lock {
+    DEPOTS[class].lists.lock()
+}
+
+impl Lists {
+    fn put(&mut self, territory: &Territory, spot: Spot, to: u32) {
+        let area = territory.area(spot.class);
+        let list = match to {
+            state::WARM => {
+                count_warm(territory, spot, true);
+                &mut self.warm
+            }
+            state::OFFERED => &mut self.offered,
+            _ => &mut self.returned,
+        };
+        area.run(spot.index).set_state(to);
+        list.push(area, spot.index);
+        if to != state::RETURNED {
+            FILLED[spot.class / 64].fetch_or(1 << (spot.class % 64), Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The end of a process that frees what it must not: with a sentence, and without allocating.
+
+use super::run::state;
+use super::territory::{Spot, Territory};
+use super::MIN_RUN_BYTES;
+use crate::os::arena;
+use std::fmt::{self, Write};
+
+/// A line on the stack; what does not fit is left out.
+struct Line {
+    bytes: [u8; 400],
+    len: usize,
+}
+
+impl Write for Line {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = self.bytes.len() - self.len;
+        let taken = &text.as_bytes()[..text.len().min(room)];
+        self.bytes[self.len..self.len + taken.len()].copy_from_slice(taken);
+        self.len += taken.len();
+        Ok(())
+    }
+}
+
+fn end(text: fmt::Arguments<'_>) -> ! {
+    let mut line = Line { bytes: [0; 400], len: 0 };
+    let _ = line.write_fmt(text);
+    arena::abort_with(&line.bytes[..line.len])
+}
+
+/// `at` was freed already.
+#[cold]
+pub(super) fn freed_before(call: &str, at: usize, territory: &Territory, spot: Spot) -> ! {
+    let run = territory.run(spot);
+    let now = match run.state() {
+        state::WARM => "warm",
+        state::OFFERED => "offered to the kernel",
+        state::RETURNED => "returned to the kernel",
+        state::DEAD => "unusable",
+        _ => "on its way between two states, in another thread perhaps",
+    };
+    let start = super::give::start_of(territory, spot, run);
+    let stride = territory.area(spot.class).stride;
+    if start == at {
+        end(format_args!(
+            "tenure: double free: {call} of {at:#x}, an allocation of {} bytes that was freed \
+             before; its run of {stride} bytes is free ({now})\n",
+            run.size()
+        ))
+    }
+    end(format_args!(
+        "tenure: {call} of {at:#x}, which is {} bytes into a run of {stride} bytes that is free \
+         ({now}); its last allocation had {} bytes at {start:#x}\n",
+        at - territory.start(spot),
+        run.size()
+    ))
+}
+
+/// `at` is not the start of an allocation: inside one, or the pool's address and never handed out, or
+/// not the pool's.
+#[cold]
+pub(super) fn not_an_allocation(call: &str, at: usize, spot: Option<(&Territory, Spot)>) -> ! {
+    if let Some((territory, spot)) = spot {
+        let run = territory.run(spot);
+        let start = super::give::start_of(territory, spot, run);
+        end(format_args!(
+            "tenure: {call} of {at:#x}, which lies {} bytes inside an allocation of {} bytes at \
+             {start:#x} (a run of {} bytes)\n",
+            at.wrapping_sub(start) as isize,
+            run.size(),
+            territory.area(spot.class).stride
+        ))
+    }
+    end(format_args!(
+        "tenure: {call} of {at:#x}, which the pool never handed out (it has runs of {MIN_RUN_BYTES} \
+         bytes and more{})\n",
+        match super::owns(at as *const u8) {
+            true => "; the address is the pool's, and not in use so far",
+            false => "; the address is not the pool's",
+        }
+    ))
+}

@@ -1,0 +1,373 @@
+//! What a launcher needs that serves a program's `mmap` and `munmap` from the pool.
+//!
+//! A run is handed out as `mmap` would: zeroed and page-aligned. Parts of it may be unmapped: they
+//! become inaccessible and stay reserved, so that no other mapping can land among the pool's, and the
+//! program may map over them again with `MAP_FIXED`. When all of it is unmapped the run goes back to
+//! the pool. Whatever changes the state of a mapping for good ([`taint`]) has the run mapped anew before
+//! anybody else gets it.
+//!
+//! One thing is not as with `munmap`: what was unmapped whole stays accessible while the run is free, so
+//! a stray access reads or changes a free run instead of raising SIGSEGV.
+//!
+//! No call here allocates, creates a thread, or changes `errno`.
+
+use super::lock::Lock;
+use super::run::{flag, state, Run};
+use super::territory::{self, Spot, Territory};
+use super::{fault, give};
+use crate::os::{arena, page_size};
+use crate::range::PageRange;
+use rustix::io::Errno;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The program has mapped something where no run is so far, at an address that it made up.
+static FOREIGN: AtomicBool = AtomicBool::new(false);
+
+/// Held while a run's parts are looked at or changed.
+static PARTS: Lock = Lock::new();
+
+/// A run for `mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS)`: zeroed, at a
+/// multiple of `align` (a power of two; at least a page). `None`: ask the kernel.
+pub fn map(len: usize, align: usize) -> Option<NonNull<u8>> {
+    let len = len.checked_next_multiple_of(page_size())?;
+    let at = super::alloc(len, align.max(page_size()), true)?;
+    mark(at);
+    Some(at)
+}
+
+fn mark(at: NonNull<u8>) {
+    if let Some((territory, spot)) = give::find(at.as_ptr() as usize) {
+        territory.run(spot).set(flag::MAPPED);
+    }
+}
+
+/// Whether the address lies in a run that [`map`] handed out: a pointer into it is not this pool's to
+/// free, but that of the allocator which made the mapping.
+pub fn holds(addr: usize) -> bool {
+    give::find(addr).is_some_and(|(territory, spot)| {
+        let run = territory.run(spot);
+        run.is(flag::MAPPED) && run.state() == state::IN_USE
+    })
+}
+
+/// `mremap(addr, old_len, new_len, MREMAP_MAYMOVE)` of a run of [`map`]'s: in place where it has the
+/// room, else by moving its page tables to another run. What is new reads as zeros. `None`: not the whole
+/// of such a run, or its mapping's state was changed, or there is no room; nothing has changed.
+///
+/// # Safety
+/// As for `mremap(2)`.
+pub unsafe fn resize(addr: usize, old_len: usize, new_len: usize) -> Option<NonNull<u8>> {
+    let page = page_size();
+    let new_len = new_len.checked_next_multiple_of(page).filter(|len| *len > 0)?;
+    let (territory, spot) = give::find(addr)?;
+    let run = territory.run(spot);
+    let whole = run.state() == state::IN_USE
+        && run.is(flag::MAPPED)
+        && !run.is(flag::TAINTED)
+        && run.parts.load(Ordering::Acquire) == 0
+        && give::start_of(territory, spot, run) == addr
+        && run.size() == old_len.next_multiple_of(page);
+    if !whole {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let at = unsafe { super::realloc(NonNull::new(addr as *mut u8)?, new_len, page, true) }?;
+    mark(at);
+    Some(at)
+}
+
+/// What [`unmap`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unmapped {
+    /// No page of the range is the pool's: call `munmap`.
+    NotOurs,
+    /// All that was mapped in the range is unmapped, whether the pool's or not.
+    Done,
+    /// It failed as `munmap` would have, with this errno.
+    Failed(i32),
+}
+
+/// `munmap` of a range that may lie in the pool in whole or in part. Unlike [`free`](super::free) it
+/// takes any range that `munmap` takes, parts that are unmapped already included.
+///
+/// # Safety
+/// As for `munmap(2)`: nothing uses the range any more.
+pub unsafe fn unmap(addr: usize, len: usize) -> Unmapped {
+    let Some(territory) = territory::known() else {
+        return Unmapped::NotOurs;
+    };
+    let Some(range) = whole_pages(addr, len) else {
+        // munmap says what is wrong with it.
+        return Unmapped::NotOurs;
+    };
+    let ours = territory.range;
+    let inside = PageRange { start: range.start.max(ours.start), end: range.end.min(ours.end) };
+    if inside.start >= inside.end {
+        return Unmapped::NotOurs;
+    }
+    for (start, end) in [(range.start, inside.start), (inside.end, range.end)] {
+        if start < end {
+            // SAFETY: the caller's promise; not the pool's.
+            if let Err(errno) = unsafe { arena::unmap(start, end - start) } {
+                return Unmapped::Failed(errno.raw_os_error());
+            }
+        }
+    }
+    let mut result = Unmapped::Done;
+    if FOREIGN.load(Ordering::Relaxed) {
+        territory.gaps(inside, |gap| {
+            // SAFETY: the caller's promise; what no run has is reserved, or the program's.
+            if let Err(errno) = unsafe { arena::reserve_anew(gap) } {
+                result = Unmapped::Failed(errno.raw_os_error());
+            }
+        });
+    }
+    territory.over(inside, |spot, part| {
+        // SAFETY: the caller's promise.
+        if let Err(errno) = unsafe { unmap_part(territory, spot, part) } {
+            result = Unmapped::Failed(errno.raw_os_error());
+        }
+    });
+    result
+}
+
+/// Tells the pool that the program changes the state of the mappings in the range (protection, locks,
+/// NUMA policy, an advice that lasts): a run that the range touches is mapped anew when it is freed.
+/// To be called before the change. `false`: the range touches no run in use.
+pub fn taint(addr: usize, len: usize) -> bool {
+    let mut any = false;
+    each_run(addr, len, |run, _| {
+        if run.state() == state::IN_USE {
+            run.set(flag::TAINTED);
+            any = true;
+        }
+    });
+    any
+}
+
+/// Whether all of the range is the program's own to map: parts of runs that it has unmapped. Where
+/// `MAP_FIXED_NOREPLACE`, or a hint, would find free addresses there, the launcher maps with
+/// `MAP_FIXED` instead, after [`place`].
+pub fn is_free(addr: usize, len: usize) -> bool {
+    let Some(range) = whole_pages(addr, len) else {
+        return false;
+    };
+    let mut covered = 0;
+    let _held = PARTS.lock();
+    each_run(addr, len, |run, part| {
+        if run.state() != state::IN_USE {
+            return;
+        }
+        if let Some(parts) = Parts::of(run) {
+            if part.pages().all(|page| page < parts.pages() && !parts.is_mapped(page)) {
+                covered += part.len;
+            }
+        }
+    });
+    covered == range.len() / page_size()
+}
+
+/// Tells the pool that the program is about to map something over the range with `MAP_FIXED`, or to
+/// move a mapping there: what it unmapped before counts as mapped again. `false`: the range touches
+/// nothing of the pool's.
+pub fn place(addr: usize, len: usize) -> bool {
+    let (mut any, mut free) = (false, false);
+    let held = PARTS.lock();
+    each_run(addr, len, |run, part| {
+        any = true;
+        free |= run.state() != state::IN_USE;
+        // Free runs too: whoever takes one that is tainted leaves it to the program.
+        run.set(flag::TAINTED);
+        if let Some(parts) = Parts::of(run) {
+            let pages = parts.pages();
+            part.pages().filter(|page| *page < pages).for_each(|page| parts.set(page, true));
+        }
+    });
+    drop(held);
+    if let Some((territory, range)) = inside(addr, len) {
+        territory.gaps(range, |gap| {
+            FOREIGN.store(true, Ordering::Relaxed);
+            // Or what the program maps there would be handed out as a fresh run.
+            territory.close(gap);
+            any = true;
+        });
+    }
+    if free {
+        // Or the program's new pages would be offered in the place of the run's.
+        super::keep::wait_for_slice();
+    }
+    any
+}
+
+/// The part of a run that a range covers, in pages from where the program's part starts.
+#[derive(Clone, Copy)]
+struct Part {
+    first: usize,
+    len: usize,
+}
+
+impl Part {
+    fn pages(&self) -> std::ops::Range<usize> {
+        self.first..self.first + self.len
+    }
+}
+
+fn whole_pages(addr: usize, len: usize) -> Option<PageRange> {
+    let page = page_size();
+    let end = addr.checked_add(len.checked_next_multiple_of(page)?)?;
+    (addr % page == 0 && addr < end).then_some(PageRange { start: addr, end })
+}
+
+/// The pages that the range touches, as far as they are the pool's addresses; `None`: none of them is.
+fn inside(addr: usize, len: usize) -> Option<(&'static Territory, PageRange)> {
+    let territory = territory::known()?;
+    let page = page_size();
+    let end = addr.saturating_add(len).checked_next_multiple_of(page).unwrap_or(usize::MAX);
+    let range = PageRange {
+        start: (addr / page * page).max(territory.range.start),
+        end: end.min(territory.range.end),
+    };
+    (range.start < range.end).then_some((territory, range))
+}
+
+/// Calls `each` for every run that was ever used and that the range touches.
+fn each_run(addr: usize, len: usize, mut each: impl FnMut(&Run, Part)) {
+    let Some((territory, range)) = inside(addr, len) else { return };
+    let page = page_size();
+    territory.over(range, |spot, part| {
+        let run = territory.run(spot);
+        let start = give::start_of(territory, spot, run);
+        let first = part.start.saturating_sub(start) / page;
+        let len = part.end.saturating_sub(start.max(part.start)) / page;
+        each(run, Part { first, len });
+    });
+}
+
+/// Unmaps a part of one run.
+///
+/// # Safety
+/// Nothing uses it any more.
+unsafe fn unmap_part(territory: &Territory, spot: Spot, range: PageRange) -> Result<(), Errno> {
+    let run = territory.run(spot);
+    match run.state() {
+        state::IN_USE => {}
+        // What the program had mapped over a free run.
+        // SAFETY: the caller's promise; a dead run is the program's.
+        state::DEAD => return unsafe { arena::reserve_anew(range) },
+        // The same, before the run was found to be dead.
+        // SAFETY: as above; whoever takes a tainted run leaves it alone.
+        _ if run.is(flag::TAINTED) => return unsafe { arena::reserve_anew(range) },
+        // Unmapped already.
+        _ => return Ok(()),
+    }
+    let page = page_size();
+    let start = give::start_of(territory, spot, run);
+    let live = PageRange { start, end: start + run.size().next_multiple_of(page) };
+    let cut = PageRange { start: range.start.max(live.start), end: range.end.min(live.end) };
+    if cut.start >= cut.end {
+        return Ok(());
+    }
+    let held = PARTS.lock();
+    let parts = Parts::of(run);
+    if cut == live && parts.is_none() {
+        drop(held);
+        give::claim("munmap", start, territory, spot, run);
+        give::give(territory, spot);
+        return Ok(());
+    }
+    let parts = match parts {
+        Some(parts) => parts,
+        None => Parts::new(run, live.len() / page)?,
+    };
+    run.set(flag::TAINTED);
+    // SAFETY: the caller's promise. In one step, so that a racing thread finds data or SIGSEGV.
+    unsafe { arena::reserve_anew(cut) }?;
+    let pages = (cut.start - start) / page..(cut.end - start) / page;
+    pages.for_each(|page| parts.set(page, false));
+    if parts.mapped() > 0 {
+        return Ok(());
+    }
+    forget_parts(run);
+    drop(held);
+    if run.claim(state::IN_USE, state::MOVING).is_err() {
+        fault::freed_before("munmap", start, territory, spot);
+    }
+    give::give(territory, spot);
+    Ok(())
+}
+
+/// Which pages of a run are still mapped: a mapping of its own with their number, how many are mapped,
+/// and a bit for each.
+struct Parts(*mut usize);
+
+const BITS: usize = usize::BITS as usize;
+
+impl Parts {
+    fn of(run: &Run) -> Option<Parts> {
+        match run.parts.load(Ordering::Acquire) {
+            0 => None,
+            at => Some(Parts(at as *mut usize)),
+        }
+    }
+
+    /// All mapped.
+    fn new(run: &Run, pages: usize) -> Result<Parts, Errno> {
+        let parts = Parts(arena::map(Parts::bytes(pages))? as *mut usize);
+        // SAFETY: just mapped for that many words.
+        unsafe { parts.0.write(pages) };
+        (0..pages).for_each(|page| parts.set(page, true));
+        run.parts.store(parts.0 as usize, Ordering::Release);
+        Ok(parts)
+    }
+
+    fn bytes(pages: usize) -> usize {
+        ((2 + pages.div_ceil(BITS)) * size_of::<usize>()).next_multiple_of(page_size())
+    }
+
+    fn pages(&self) -> usize {
+        // SAFETY: the first word; under `PARTS`.
+        unsafe { self.0.read() }
+    }
+
+    fn mapped(&self) -> usize {
+        // SAFETY: the second word; under `PARTS`.
+        unsafe { self.0.add(1).read() }
+    }
+
+    fn is_mapped(&self, page: usize) -> bool {
+        // SAFETY: inside the words that `new` mapped for all pages; under `PARTS`.
+        unsafe { self.0.add(2 + page / BITS).read() >> (page % BITS) & 1 == 1 }
+    }
+
+    fn set(&self, page: usize, mapped: bool) {
+        if self.is_mapped(page) == mapped {
+            return;
+        }
+        // SAFETY: as in `is_mapped`.
+        unsafe {
+            *self.0.add(2 + page / BITS) ^= 1 << (page % BITS);
+            let count = self.mapped();
+            self.0.add(1).write(if mapped { count + 1 } else { count - 1 });
+        }
+    }
+}
+
+/// The run goes back whole: its parts are not needed any more.
+pub(super) fn forget_parts(run: &Run) {
+    if run.parts.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let at = run.parts.swap(0, Ordering::AcqRel);
+    if at != 0 {
+        let parts = Parts(at as *mut usize);
+        // SAFETY: the mapping of `Parts::new`, which nobody finds any more.
+        let _ = unsafe { arena::unmap(at, Parts::bytes(parts.pages())) };
+    }
+}
+
+/// The lock, for a fork.
+pub(super) fn lock() -> &'static Lock {
+    &PARTS
+}

@@ -1,0 +1,249 @@
+//! Making a run larger or smaller: in place, else by moving its pages to another run.
+
+use super::counters::{self, Counter};
+use super::depot::Wanted;
+use super::run::{flag, state, Run, BORDERS};
+use super::take::{self, Request};
+use super::territory::{Spot, Territory};
+use super::{fault, give, zero};
+use crate::os::arena::{self, NotMoved};
+use crate::os::{advise, page_size, HUGE_PAGE};
+use crate::range::PageRange;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// From here on pages are moved: 256 KiB take 4 to 8 µs to move, 5 µs to copy into a warm run, and 65
+/// to 95 µs into a fresh one.
+const MOVE_FROM: usize = 512 << 10;
+/// What a smaller size leaves over is given back from here on.
+const TAIL_FROM: usize = 64 << 10;
+/// A run whose pages were moved to it is a mapping of its own, and their number is bounded: past this
+/// many, pages are copied.
+const MOST_MOVED: u32 = 4096;
+static MOVED: AtomicU32 = AtomicU32::new(0);
+
+/// See [`realloc`](super::realloc).
+///
+/// # Safety
+/// As there.
+pub(super) unsafe fn realloc(
+    at: usize,
+    new_size: usize,
+    align: usize,
+    zeroed: bool,
+) -> Option<NonNull<u8>> {
+    let Some((territory, spot)) = give::find(at) else {
+        fault::not_an_allocation("realloc", at, None);
+    };
+    if !align.is_power_of_two() {
+        return None;
+    }
+    let new_size = new_size.max(1);
+    let run = territory.run(spot);
+    // While its state is `MOVING` a second free or realloc at the same time is found out.
+    give::claim("realloc", at, territory, spot, run);
+    let old_size = run.size();
+    let room = territory.start(spot) + territory.area(spot.class).stride - at;
+    if new_size <= room && at % align == 0 {
+        resize_in_place(territory, spot, at, new_size, zeroed);
+        counters::add(Counter::InPlace, 1);
+        run.set_state(state::IN_USE);
+        return NonNull::new(at as *mut u8);
+    }
+    let movable = old_size >= MOVE_FROM
+        && !run.is(flag::TAINTED)
+        && has_room_for_border(run)
+        && MOVED.load(Ordering::Relaxed) < MOST_MOVED;
+    let wanted = if movable { Wanted::Empty } else { Wanted::Pages };
+    let taken = Request::new(territory, new_size, align)
+        .and_then(|request| Some((request, take::take(territory, &request, wanted)?)))
+        .and_then(|(request, (to, from))| {
+            let (new, touched) = take::hand_out(territory, &request, to, from)?;
+            Some((to, new, touched))
+        });
+    let Some((to, new, touched)) = taken else {
+        counters::add(Counter::Refused, 1);
+        run.set_state(state::IN_USE);
+        return None;
+    };
+    let kept = old_size.min(new_size);
+    let moved =
+        if movable { move_pages(territory, spot, at, to, new, kept) } else { Moved::none() };
+    if moved.target_lost {
+        move_back(territory, at, to, new, moved.bytes.min(kept));
+        MOVED.fetch_max(MOST_MOVED, Ordering::Relaxed);
+        run.set_state(state::IN_USE);
+        // SAFETY: the caller's promise; from now on nothing is moved.
+        return unsafe { realloc(at, new_size, align, zeroed) };
+    }
+    let moved = moved.bytes;
+    if moved < kept {
+        // SAFETY: both runs are the caller's and ours for now, and lie apart.
+        unsafe {
+            let (from, to) = ((at + moved) as *const u8, (new + moved) as *mut u8);
+            std::ptr::copy_nonoverlapping(from, to, kept - moved);
+        }
+    }
+    if zeroed && new_size > old_size {
+        // The pages that came along may hold anything past the old size.
+        let pages = (new + old_size - territory.start(to)).div_ceil(page_size());
+        let start = new + old_size;
+        zero::run(territory, to, touched.max(pages), start, new_size - old_size);
+    }
+    give::give(territory, spot);
+    NonNull::new(new as *mut u8)
+}
+
+fn resize_in_place(territory: &Territory, spot: Spot, at: usize, new_size: usize, zeroed: bool) {
+    let page = page_size();
+    let run = territory.run(spot);
+    let (old_size, touched) = (run.size(), run.touched());
+    let start = territory.start(spot);
+    if new_size > old_size {
+        if zeroed {
+            let more = new_size - old_size;
+            zero::run(territory, spot, touched, at + old_size, more);
+        }
+        run.set_touched(touched.max((at + new_size - start).div_ceil(page)));
+    } else {
+        give_tail_back(territory, spot, at + new_size);
+    }
+    counters::add(Counter::AllocatedBytes, (new_size as u64).wrapping_sub(old_size as u64));
+    run.size.store(new_size as u64, Ordering::Relaxed);
+}
+
+/// Gives back what lies past `end`, if it is worth a system call and splits no huge page.
+fn give_tail_back(territory: &Territory, spot: Spot, end: usize) {
+    let page = page_size();
+    let (area, run) = (territory.area(spot.class), territory.run(spot));
+    let start = territory.start(spot);
+    let mut from = end.next_multiple_of(page);
+    if from < start + area.huge {
+        from = from.next_multiple_of(HUGE_PAGE);
+    }
+    let to = start + run.touched() * page;
+    if to < from + TAIL_FROM || run.is(flag::TAINTED) {
+        return;
+    }
+    // Refused where the program has locked the run: then the tail stays.
+    if advise::drop_pages(PageRange::new(from, to)).is_ok() {
+        counters::add(Counter::ReturnedBytes, (to - from) as u64);
+        run.set_touched((from - start) / page);
+    }
+}
+
+/// What came of moving pages.
+struct Moved {
+    /// How many bytes are at the new place, from the first on.
+    bytes: usize,
+    /// See [`NotMoved::TargetLost`].
+    target_lost: bool,
+}
+
+impl Moved {
+    fn none() -> Moved {
+        Moved { bytes: 0, target_lost: false }
+    }
+}
+
+/// Gives up the run `to`, whose mapping cannot be told any more: the bytes that were moved there come
+/// back, and nobody gets it again.
+fn move_back(territory: &Territory, at: usize, to: Spot, new: usize, bytes: usize) {
+    // SAFETY: what was moved lies at the new place, is in this thread's hands, and its old place is
+    // mapped, and empty.
+    unsafe { std::ptr::copy_nonoverlapping(new as *const u8, at as *mut u8, bytes) };
+    let pages = bytes.next_multiple_of(page_size());
+    if pages > 0 {
+        let _ = advise::drop_pages(PageRange::new(new, new + pages));
+    }
+    let run = territory.run(to);
+    counters::add(Counter::Frees, 1);
+    counters::add(Counter::FreedBytes, run.size() as u64);
+    run.set_state(state::DEAD);
+}
+
+/// Moves the pages of `[at, at + len)` to `new`, and answers how many bytes are there now: all, or less
+/// where the kernel refused. One mapping at a time: a move of several is one only since 6.17.
+fn move_pages(
+    territory: &Territory,
+    from: Spot,
+    at: usize,
+    to: Spot,
+    new: usize,
+    len: usize,
+) -> Moved {
+    let page = page_size();
+    let (source, target) = (territory.run(from), territory.run(to));
+    let end = at + len.next_multiple_of(page);
+    let mut ends = [end; BORDERS + 2];
+    let mut count = 0;
+    let start = territory.start(from);
+    let huge = start + territory.area(from.class).huge;
+    for border in borders(source).map(|border| start + border * page).chain([huge]) {
+        if border > at && border < end {
+            ends[count] = border;
+            count += 1;
+        }
+    }
+    ends[..count].sort_unstable();
+    let mut moved = 0;
+    for end in &ends[..=count] {
+        let range = PageRange { start: at + moved, end: *end };
+        if range.start == range.end {
+            continue;
+        }
+        // SAFETY: both runs are ours for now; what is replaced at the new place is nobody's.
+        match unsafe { arena::move_pages(range, new + moved) } {
+            Ok(()) => moved += range.len(),
+            Err(NotMoved::Unchanged) => break,
+            Err(NotMoved::TargetLost) => return Moved { bytes: moved, target_lost: true },
+        }
+    }
+    if moved == 0 {
+        return Moved::none();
+    }
+    let offset = (new - territory.start(to)) / page;
+    let news = ends[..=count].iter().map(|end| end - at).filter(|end| *end <= moved);
+    if !target.is(flag::MOVED) {
+        target.set(flag::MOVED);
+        MOVED.fetch_add(1, Ordering::Relaxed);
+    }
+    set_borders(target, news.map(|end| offset + end / page), offset + moved / page);
+    target.forks.store(source.forks.load(Ordering::Relaxed), Ordering::Relaxed);
+    if (at - start + moved) / page >= source.touched() && at == start {
+        source.set_touched(0);
+    }
+    counters::add(Counter::Moved, 1);
+    counters::add(Counter::MovedBytes, moved as u64);
+    Moved { bytes: moved.min(len), target_lost: false }
+}
+
+/// A run's borders, in pages from its start.
+fn borders(run: &Run) -> impl Iterator<Item = usize> + '_ {
+    run.borders.iter().map(|at| at.load(Ordering::Relaxed) as usize).take_while(|at| *at != 0)
+}
+
+/// Whether a run can remember one border more.
+fn has_room_for_border(run: &Run) -> bool {
+    // The last one is that where huge pages end.
+    borders(run).count() + 2 < BORDERS
+}
+
+/// Sets the borders up to `end`, and leaves those beyond it.
+fn set_borders(run: &Run, news: impl Iterator<Item = usize>, end: usize) {
+    let mut all = [0; 2 * BORDERS + 2];
+    let later = borders(run).filter(|at| *at > end);
+    for (place, border) in all.iter_mut().zip(news.chain(later)) {
+        *place = border;
+    }
+    // What is left out only makes a later move fail, and that copies.
+    for (place, border) in run.borders.iter().zip(all) {
+        place.store(border as u32, Ordering::Relaxed);
+    }
+}
+
+/// A run that pages were moved to was mapped anew.
+pub(super) fn forget_moved(run: &Run) {
+    MOVED.fetch_sub(1, Ordering::Relaxed);
+    run.borders.iter().for_each(|border| border.store(0, Ordering::Relaxed));
+}

@@ -1,0 +1,174 @@
+//! Handing a run out.
+
+use super::counters::{self, Counter};
+use super::depot::{self, Wanted};
+use super::run::{flag, state};
+use super::settings::{settings, HugePages};
+use super::territory::{self, Spot, Territory};
+use super::{cache, class, zero};
+use crate::os::{advise, fork, page_size};
+use crate::range::PageRange;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Further classes in which a run nobody had before is looked for, where an area is used up.
+const REACH: usize = 16;
+/// Runs of which only a part has huge pages are two mappings each. The number of mappings is bounded
+/// (`vm.max_map_count`, 65,530 by default); past this many, such runs have base pages.
+const MOST_PARTED: u32 = 4096;
+static PARTED: AtomicU32 = AtomicU32::new(0);
+
+/// What is asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Request {
+    pub size: usize,
+    pub align: usize,
+    class: usize,
+}
+
+impl Request {
+    /// `None`: too large for any run.
+    pub fn new(territory: &Territory, size: usize, align: usize) -> Option<Request> {
+        let size = size.max(1);
+        let mut class = class::of(size);
+        if align > page_size() {
+            // Any run fits that has the room for the way to the next multiple; a smaller one does if
+            // all runs of its class start at multiples.
+            let roomy = class::of(size.checked_add(align - page_size())?);
+            let last = roomy.min(territory.classes - 1);
+            class = (class..=last)
+                .find(|class| {
+                    let area = territory.area(*class);
+                    area.start % align == 0 && area.stride % align == 0
+                })
+                .unwrap_or(roomy);
+        }
+        (class < territory.classes).then_some(Request { size, align, class })
+    }
+
+    /// Where in the run the program's part starts; `None` if it does not fit.
+    pub fn offset(&self, territory: &Territory, spot: Spot) -> Option<usize> {
+        let start = territory.start(spot);
+        let offset = start.checked_next_multiple_of(self.align)? - start;
+        (offset + self.size <= territory.area(spot.class).stride).then_some(offset)
+    }
+}
+
+/// Takes a run, whose state is then `MOVING`; answers it with the state it was in. Runs with pages are
+/// looked for first, or those without if `wanted` says so.
+pub(super) fn take(
+    territory: &Territory,
+    request: &Request,
+    wanted: Wanted,
+) -> Option<(Spot, u32)> {
+    loop {
+        let taken = take_any(territory, request, wanted)?;
+        let run = territory.run(taken.0);
+        if !run.is(flag::TAINTED) {
+            return Some(taken);
+        }
+        // The program has mapped something over a run that was free.
+        run.set_state(state::DEAD);
+    }
+}
+
+fn take_any(territory: &Territory, request: &Request, wanted: Wanted) -> Option<(Spot, u32)> {
+    let fits = |spot| request.offset(territory, spot).is_some();
+    let with_pages = || {
+        let near = cache::take(territory, request.class, fits).map(|spot| (spot, state::WARM));
+        near.or_else(|| depot::take(territory, request.class, Wanted::Pages, fits))
+    };
+    let empty = || {
+        let returned = depot::take(territory, request.class, Wanted::Empty, fits);
+        returned.or_else(|| {
+            let last = (request.class + REACH).min(territory.classes - 1);
+            let spot = (request.class..=last).find_map(|class| {
+                depot::take(territory, class, Wanted::Empty, fits)
+                    .or_else(|| territory.fresh(class).map(|spot| (spot, state::FRESH)))
+            })?;
+            if fits(spot.0) {
+                return Some(spot);
+            }
+            depot::put(territory, spot.0, state::RETURNED);
+            None
+        })
+    };
+    match wanted {
+        Wanted::Pages => with_pages().or_else(empty),
+        Wanted::Empty => empty().or_else(with_pages),
+    }
+}
+
+/// See [`alloc`](super::alloc).
+pub(super) fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
+    if !align.is_power_of_two() {
+        return None;
+    }
+    let territory = territory::get()?;
+    let taken = Request::new(territory, size, align)
+        .and_then(|request| Some((request, take(territory, &request, Wanted::Pages)?)));
+    let Some((request, (spot, from))) = taken else {
+        counters::add(Counter::Refused, 1);
+        return None;
+    };
+    let (at, touched) = hand_out(territory, &request, spot, from)?;
+    if zeroed && touched > 0 {
+        zero::run(territory, spot, touched, at, request.size);
+    }
+    NonNull::new(at as *mut u8)
+}
+
+/// Makes a taken run the program's; answers the address, and how many of its pages may hold something.
+pub(super) fn hand_out(
+    territory: &Territory,
+    request: &Request,
+    spot: Spot,
+    from: u32,
+) -> Option<(usize, usize)> {
+    let page = page_size();
+    let run = territory.run(spot);
+    let offset = request.offset(territory, spot)?;
+    let touched = run.touched();
+    if touched == 0 {
+        prepare_empty(territory, spot);
+    }
+    run.size.store(request.size as u64, Ordering::Relaxed);
+    run.offset.store((offset / page) as u32, Ordering::Relaxed);
+    run.set_touched(touched.max((offset + request.size).div_ceil(page)));
+    run.set_state(state::IN_USE);
+    counters::add(Counter::Allocs, 1);
+    counters::add(Counter::AllocatedBytes, request.size as u64);
+    let reused = match from {
+        state::WARM => Some(Counter::WarmReuses),
+        state::OFFERED => Some(Counter::OfferedReuses),
+        _ => None,
+    };
+    if let Some(counter) = reused {
+        counters::add(counter, 1);
+        counters::add(Counter::ReusedBytes, (touched * page).min(request.size) as u64);
+    }
+    Some((territory.start(spot) + offset, touched))
+}
+
+/// Before the first touch of a run without pages.
+fn prepare_empty(territory: &Territory, spot: Spot) {
+    let (area, run) = (territory.area(spot.class), territory.run(spot));
+    run.forks.store(fork::count(), Ordering::Relaxed);
+    let parted = area.huge != 0 && area.huge != area.stride;
+    if !parted || run.is(flag::ADVISED) || settings().huge_pages == HugePages::Never {
+        return;
+    }
+    if PARTED.fetch_add(1, Ordering::Relaxed) >= MOST_PARTED {
+        PARTED.fetch_sub(1, Ordering::Relaxed);
+        return;
+    }
+    let start = area.start_of(spot.index);
+    if advise::want_huge_pages(PageRange::new(start, start + area.huge)).is_ok() {
+        run.set(flag::ADVISED);
+    }
+}
+
+/// A run with huge pages in part was mapped anew.
+pub(super) fn count_out_parted() {
+    PARTED.fetch_sub(1, Ordering::Relaxed);
+}

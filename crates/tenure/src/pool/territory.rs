@@ -1,0 +1,381 @@
+//! The pool's addresses: one reserved range, cut into units; each class of sizes has an area of one or
+//! more units, in which its runs lie side by side.
+//!
+//! From an address to its run is thus a table look-up and a division, and the bookkeeping is an array
+//! for each area.
+
+use super::class;
+use super::lock::Lock;
+use super::run::Run;
+use super::settings::{settings, HugePages};
+use crate::os::{self, advise, arena, errno};
+use crate::range::PageRange;
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+const UNITS: usize = 256;
+/// Tried in turn; of each only what fits a quarter of `RLIMIT_AS`. Below the last, a pool would be
+/// of no use.
+const SIZES: [usize; 5] = [16 << 40, 4 << 40, 1 << 40, 256 << 30, 64 << 30];
+/// With a smaller limit on addresses than that for the smallest of [`SIZES`].
+const SMALLEST: usize = 4 << 30;
+/// What is made accessible at once, at least and at most: each step is a system call, and
+/// `mlockall(MCL_CURRENT)` makes all of it resident.
+const STEP: std::ops::Range<usize> = 4 << 20..64 << 20;
+
+/// The runs of one class.
+pub(super) struct Area {
+    pub start: usize,
+    end: usize,
+    /// From one run to the next.
+    pub stride: usize,
+    /// How many bytes of each run have huge pages.
+    pub huge: usize,
+    /// How many there can be.
+    pub count: u32,
+    runs: usize,
+    /// Handed out at least once.
+    used: AtomicU32,
+    /// May be accessed, from the first on.
+    allowed: AtomicU32,
+    advised: AtomicBool,
+    /// The program has mapped something over runs that nobody had yet: there are no more fresh ones.
+    closed: AtomicBool,
+}
+
+/// The reserved range.
+pub(super) struct Territory {
+    pub range: PageRange,
+    unit_shift: u32,
+    /// How many classes there are.
+    pub classes: usize,
+    class_of_unit: [u8; UNITS],
+    areas: [MaybeUninit<Area>; class::MOST],
+}
+
+struct Global(UnsafeCell<MaybeUninit<Territory>>);
+// SAFETY: written once, under `SETUP`, before `START` says that it may be read.
+unsafe impl Sync for Global {}
+static TERRITORY: Global = Global(UnsafeCell::new(MaybeUninit::uninit()));
+/// The first address; 0: not reserved yet; 1: none could be.
+static START: AtomicUsize = AtomicUsize::new(0);
+static LENGTH: AtomicUsize = AtomicUsize::new(0);
+static SETUP: Lock = Lock::new();
+static ALLOWING: Lock = Lock::new();
+const NONE: usize = 1;
+
+/// Whether the address is the pool's.
+#[inline]
+pub(super) fn holds(addr: usize) -> bool {
+    // While nothing is reserved the length is 0.
+    // In this order, for the start is written first.
+    let length = LENGTH.load(Ordering::Acquire);
+    addr.wrapping_sub(START.load(Ordering::Relaxed)) < length
+}
+
+/// The territory if there is one already.
+#[inline]
+pub(super) fn known() -> Option<&'static Territory> {
+    match START.load(Ordering::Acquire) {
+        0 | NONE => None,
+        // SAFETY: written before `START` was, and never again.
+        _ => Some(unsafe { (*TERRITORY.0.get()).assume_init_ref() }),
+    }
+}
+
+/// The territory; reserves it at the first call.
+#[inline]
+pub(super) fn get() -> Option<&'static Territory> {
+    match known() {
+        None if START.load(Ordering::Relaxed) == 0 => set_up(),
+        known => known,
+    }
+}
+
+#[cold]
+fn set_up() -> Option<&'static Territory> {
+    // A signal's handler that finds its own thread at it is served elsewhere.
+    let _held = SETUP.lock()?;
+    if START.load(Ordering::Acquire) != 0 {
+        return known();
+    }
+    let most = arena::address_limit().map_or(usize::MAX, |limit| limit as usize / 4);
+    let small = SIZES[SIZES.len() - 1];
+    let limited = (most < small && most >= SMALLEST).then(|| 1usize << most.ilog2());
+    for size in SIZES.into_iter().filter(|size| *size <= most).chain(limited) {
+        if let Some(start) = lay_out(size) {
+            START.store(start, Ordering::Release);
+            LENGTH.store(size, Ordering::Release);
+            errno::kept(|| crate::stats::add_source(super::stats::add_to));
+            return known();
+        }
+    }
+    START.store(NONE, Ordering::Release);
+    None
+}
+
+/// Reserves and describes a territory of `size` bytes, a power of two; answers its start.
+fn lay_out(size: usize) -> Option<usize> {
+    let page = os::page_size();
+    let unit = size / UNITS;
+    let range = arena::reserve(size, unit.max(1 << 30)).ok()?;
+    // SAFETY: under `SETUP`; zero is a value of every field but the areas, which are not read before
+    // they are written.
+    let territory = unsafe {
+        let at = (*TERRITORY.0.get()).as_mut_ptr();
+        (*at).range = range;
+        (*at).unit_shift = unit.ilog2();
+        &mut *at
+    };
+    let (mut at, mut classes, mut bookkeeping) = (0, 0, 0);
+    while classes < class::MOST {
+        let stride = class::stride(classes, page);
+        // At least two runs; an area for one would be used up by a reallocation.
+        let units = (2 * stride).div_ceil(unit).max(1);
+        if at + units > UNITS {
+            break;
+        }
+        let count = (units * unit / stride) as u32;
+        territory.class_of_unit[at..at + units].fill(classes as u8);
+        territory.areas[classes].write(Area {
+            start: range.start + at * unit,
+            end: range.start + (at + units) * unit,
+            stride,
+            huge: class::huge_part(classes),
+            count,
+            runs: bookkeeping,
+            used: AtomicU32::new(0),
+            allowed: AtomicU32::new(0),
+            advised: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        });
+        bookkeeping += (count as usize * size_of::<Run>()).next_multiple_of(page);
+        at += units;
+        classes += 1;
+    }
+    territory.class_of_unit[at..].fill(u8::MAX);
+    territory.classes = classes;
+    let Ok(runs) = arena::reserve(bookkeeping, page) else {
+        // SAFETY: reserved above, and nobody knows it.
+        let _ = unsafe { arena::unmap(range.start, range.len()) };
+        return None;
+    };
+    for area in &mut territory.areas[..classes] {
+        // SAFETY: written above.
+        unsafe { area.assume_init_mut() }.runs += runs.start;
+    }
+    Some(range.start)
+}
+
+/// A run's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spot {
+    pub class: usize,
+    pub index: u32,
+}
+
+impl Territory {
+    pub fn area(&self, class: usize) -> &Area {
+        debug_assert!(class < self.classes);
+        // SAFETY: the areas of all classes were written by `lay_out`.
+        unsafe { self.areas[class].assume_init_ref() }
+    }
+
+    /// The lock under which runs become accessible, for a fork.
+    pub fn allowing() -> &'static Lock {
+        &ALLOWING
+    }
+
+    /// The lock under which it is set up, for a fork.
+    pub fn lock() -> &'static Lock {
+        &SETUP
+    }
+
+    /// The largest size of the largest class.
+    pub fn largest(&self) -> usize {
+        class::bytes(self.classes - 1)
+    }
+
+    /// The run in which the address lies, if it was ever used.
+    #[inline]
+    pub fn find(&self, addr: usize) -> Option<Spot> {
+        let offset = addr.wrapping_sub(self.range.start);
+        if offset >= self.range.len() {
+            return None;
+        }
+        let class = self.class_of_unit[offset >> self.unit_shift] as usize;
+        if class >= self.classes {
+            return None;
+        }
+        let area = self.area(class);
+        let index = ((addr - area.start) / area.stride) as u32;
+        (index < area.used.load(Ordering::Acquire)).then_some(Spot { class, index })
+    }
+
+    /// Calls `each` for every run that was ever used and that the range, inside the territory, touches;
+    /// with the part of the range that is the run's.
+    pub fn over(&self, range: PageRange, mut each: impl FnMut(Spot, PageRange)) {
+        let unit = |addr: usize| (addr - self.range.start) >> self.unit_shift;
+        let classes = &self.class_of_unit[unit(range.start)..=unit(range.end - 1)];
+        let (first, last) = (classes[0], classes[classes.len() - 1]);
+        for class in first..=last {
+            if class as usize >= self.classes {
+                return;
+            }
+            let area = self.area(class as usize);
+            let used = area.used.load(Ordering::Acquire);
+            let first = (range.start.max(area.start) - area.start) / area.stride;
+            for index in first as u32..used {
+                let start = area.start_of(index);
+                if start >= range.end {
+                    break;
+                }
+                let end = (start + area.stride).min(range.end);
+                let part = PageRange { start: start.max(range.start), end };
+                each(Spot { class: class as usize, index }, part);
+            }
+        }
+    }
+
+    /// Calls `each` for every part of the range, inside the territory, that is no run's so far.
+    pub fn gaps(&self, range: PageRange, mut each: impl FnMut(PageRange)) {
+        let mut at = range.start;
+        self.over(range, |_, part| {
+            if at < part.start {
+                each(PageRange { start: at, end: part.start });
+            }
+            at = part.end;
+        });
+        if at < range.end {
+            each(PageRange { start: at, end: range.end });
+        }
+    }
+
+    /// Nobody gets a fresh run of the classes that the range touches any more.
+    pub fn close(&self, range: PageRange) {
+        let unit = |addr: usize| (addr - self.range.start) >> self.unit_shift;
+        for class in &self.class_of_unit[unit(range.start)..=unit(range.end - 1)] {
+            if (*class as usize) < self.classes {
+                self.area(*class as usize).closed.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    #[inline]
+    pub fn run(&self, spot: Spot) -> &Run {
+        self.area(spot.class).run(spot.index)
+    }
+
+    #[inline]
+    pub fn start(&self, spot: Spot) -> usize {
+        self.area(spot.class).start_of(spot.index)
+    }
+
+    /// A run that nobody had before. Takes no lock. `None`: the area is used up, or the kernel refuses.
+    pub fn fresh(&self, class: usize) -> Option<Spot> {
+        let area = self.area(class);
+        loop {
+            let index = area.used.load(Ordering::Acquire);
+            if area.closed.load(Ordering::Relaxed) || index >= area.count || !area.allow(index) {
+                return None;
+            }
+            let taken =
+                area.used.compare_exchange(index, index + 1, Ordering::AcqRel, Ordering::Relaxed);
+            if taken.is_ok() {
+                return Some(Spot { class, index });
+            }
+        }
+    }
+}
+
+impl Area {
+    #[inline]
+    pub fn run(&self, index: u32) -> &Run {
+        debug_assert!(index < self.allowed.load(Ordering::Relaxed));
+        // SAFETY: inside the array, whose first `allowed` members are accessible; zeros are a `Run`,
+        // and all its fields are atomic.
+        unsafe { &*(self.runs as *const Run).add(index as usize) }
+    }
+
+    #[inline]
+    pub fn start_of(&self, index: u32) -> usize {
+        self.start + index as usize * self.stride
+    }
+
+    /// Sees that the run at `index` and its bookkeeping may be accessed.
+    fn allow(&self, index: u32) -> bool {
+        let allowed = self.allowed.load(Ordering::Acquire);
+        if index < allowed {
+            return true;
+        }
+        self.allow_more(index)
+    }
+
+    /// One thread at a time: a late step would undo what a program has protected or unmapped of a run
+    /// that another thread's step had allowed before.
+    #[cold]
+    fn allow_more(&self, index: u32) -> bool {
+        // A signal's handler whose thread is at it is served elsewhere.
+        let Some(_held) = ALLOWING.lock() else { return false };
+        let from = self.allowed.load(Ordering::Acquire);
+        if index < from {
+            return true;
+        }
+        if !self.advised.swap(true, Ordering::Relaxed) {
+            self.advise(PageRange::new(self.start, self.end));
+        }
+        let page = os::page_size();
+        let bytes = (from as usize * self.stride / 2).clamp(STEP.start, STEP.end);
+        let more = (bytes / self.stride).max(1) as u32;
+        // Where the step is refused, one run may still do.
+        for to in [from.saturating_add(more).min(self.count), from + 1] {
+            let range = PageRange::new(self.start_of(from), self.start_of(to));
+            let array = |index: u32| self.runs + index as usize * size_of::<Run>();
+            let runs = array(from) / page * page..array(to).next_multiple_of(page);
+            // SAFETY: both are parts of what `lay_out` reserved.
+            let allowed = unsafe {
+                arena::allow(PageRange::new(runs.start, runs.end))
+                    .and_then(|()| arena::allow(range))
+            };
+            if allowed.is_ok() {
+                self.allowed.fetch_max(to, Ordering::AcqRel);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Says which pages the range gets. Before they are touched: the other order gives no huge page.
+    fn advise(&self, range: PageRange) {
+        let huge = settings().huge_pages == HugePages::Auto && self.huge == self.stride;
+        // Advice: refused (no huge pages in this kernel), nothing is lost.
+        let _ = match huge {
+            true => advise::want_huge_pages(range),
+            // With the system's setting at "always" small runs would share huge pages.
+            false => advise::want_base_pages(range),
+        };
+    }
+
+    /// Maps a run anew: empty, accessible, and with no state of its own. In one step, or with the pages
+    /// dropped first: that spares others a wait for the lock of all mappings, but who reads in between
+    /// sees zeros where data was.
+    ///
+    /// # Safety
+    /// The run is the caller's, and nothing uses it any more.
+    pub unsafe fn map_anew(&self, index: u32, drop_first: bool) -> bool {
+        let start = self.start_of(index);
+        let range = PageRange::new(start, start + self.stride);
+        if drop_first {
+            // Refused where it is locked; then below.
+            let _ = advise::drop_pages(range);
+        }
+        // SAFETY: the caller's promise; part of the reserved range.
+        if unsafe { arena::reserve_anew(range) }.is_err() {
+            return false;
+        }
+        self.advise(range);
+        // SAFETY: as above.
+        unsafe { arena::allow(range) }.is_ok()
+    }
+}

@@ -1,0 +1,83 @@
+//! What stands behind a mapping, as far as populating it differs.
+
+use crate::os::maps::Described;
+use crate::os::{mounts, page_size};
+use std::fmt;
+
+/// What a mapping's pages come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Backing {
+    /// Private anonymous memory.
+    Anonymous,
+    /// Shared anonymous memory, System V shared memory.
+    SharedAnonymous,
+    /// A memfd.
+    Memfd,
+    /// A file in a tmpfs.
+    Tmpfs,
+    /// A file; the type of its file system where it is known.
+    File(String),
+    /// Huge pages from the pool (hugetlbfs, `MAP_HUGETLB`, `MFD_HUGETLB`).
+    HugeTlb,
+    /// Secret memory (`memfd_secret`), which the kernel refuses to populate.
+    Secret,
+    /// A device, or memory of the kernel's own.
+    Special,
+}
+
+impl Backing {
+    pub(super) fn of(described: &Described) -> Backing {
+        let (mapping, name) = (&described.mapping, described.name.as_str());
+        if described.page_size > page_size() {
+            return Backing::HugeTlb;
+        }
+        if mapping.inode == 0 && !mapping.shared {
+            // [vdso], [vvar], [vsyscall]: no file, and not memory that can be populated.
+            return if name.starts_with("[v") { Backing::Special } else { Backing::Anonymous };
+        }
+        if name.starts_with("/memfd:") {
+            return Backing::Memfd;
+        }
+        if name.starts_with("/secretmem") {
+            return Backing::Secret;
+        }
+        if name.starts_with("/dev/zero") || name.starts_with("/SYSV") {
+            return Backing::SharedAnonymous;
+        }
+        if mapping.device.0 != 0 {
+            // A block device's file system; its name would cost a reading of all mounts (30 µs).
+            return Backing::File(String::new());
+        }
+        match mounts::file_system(mapping.device) {
+            Some((kind, _)) if kind == "tmpfs" => Backing::Tmpfs,
+            Some((kind, _)) if kind == "devtmpfs" || kind == "sysfs" || kind == "proc" => {
+                Backing::Special
+            }
+            Some((kind, _)) => Backing::File(kind),
+            None if name.starts_with("anon_inode:") => Backing::Special,
+            None => Backing::File(String::new()),
+        }
+    }
+
+    /// Whether its pages are memory of the tmpfs kind.
+    pub(super) fn shmem(&self) -> bool {
+        matches!(self, Backing::SharedAnonymous | Backing::Memfd | Backing::Tmpfs)
+    }
+}
+
+impl fmt::Display for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Backing::Anonymous => f.write_str("anonymous memory"),
+            Backing::SharedAnonymous => f.write_str("shared anonymous memory"),
+            Backing::Memfd => f.write_str("memfd"),
+            Backing::Tmpfs => f.write_str("tmpfs file"),
+            Backing::File(kind) if kind.is_empty() => f.write_str("file"),
+            Backing::File(kind) => write!(f, "file ({kind})"),
+            Backing::HugeTlb => f.write_str("huge pages of the pool"),
+            Backing::Secret => f.write_str("secret memory"),
+            Backing::Special => f.write_str("special mapping"),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Giving pages back: the other half of a sparse mapping.
+
+use super::backing::Backing;
+use crate::error::{Error, ErrorKind, Result};
+use crate::os::maps::{self, Described};
+use crate::os::mlock::{self, Seen};
+use crate::os::{advise, smaps};
+use crate::range::PageRange;
+use rustix::io::Errno;
+
+/// Gives the pages of `[addr, addr + len)` back; the range stays mapped and may be populated or
+/// touched again.
+///
+/// - Anonymous memory reads as zeros afterwards, locked or not (it stays locked).
+/// - A private mapping of a file, memfd or hugetlbfs loses its own copies: it reads as the file does.
+/// - Shared memory, memfds, tmpfs and hugetlbfs lose the contents for everybody who maps them
+///   (`MADV_REMOVE`), and read as zeros.
+/// - A shared mapping of a file on disk is refused: it would punch a hole into the file.
+///   `fallocate(FALLOC_FL_PUNCH_HOLE)` does that for those who want it.
+///
+/// # Errors
+/// Nothing is discarded unless all of it can be.
+/// - `EINVAL`: empty, unaligned or wrapping; part of it is volatile; a file on disk mapped shared; a
+///   special mapping; shared memory that is locked, and any locked memory before Linux 5.18; for huge
+///   pages of a pool, a range that does not consist of whole ones.
+/// - `EACCES`: shared memory that is mapped read-only.
+/// - `ENOMEM`: part of it is not mapped.
+///
+/// Needs `MADV_DONTNEED_LOCKED` (5.18) for locked memory. Costs a look at each mapping and about 50
+/// ns for each page that was there.
+///
+/// # Safety
+/// Nobody holds a reference to the bytes, and their loss breaks nothing that relies on them.
+pub unsafe fn discard(addr: *mut u8, len: usize) -> Result<()> {
+    let call = "discard";
+    let range = PageRange::check(call, addr, len)?;
+    let error = |kind, why: String, remedy: &'static str| {
+        Error::new(kind, call, why, remedy).on(range.start, len)
+    };
+    if crate::volatile::is_volatile(addr, len) {
+        let why = "part of it is volatile, and its pages may be offered".to_owned();
+        return Err(error(ErrorKind::IsVolatile, why, "unmark or forget it first"));
+    }
+    let found = maps::describe(range).map_err(|errno| {
+        Error::system(call, "looking up the mappings in /proc/self/maps", errno)
+            .on(range.start, len)
+    })?;
+    let mut at = range.start;
+    let mut parts = Vec::new();
+    for described in &found {
+        if described.mapping.start > at {
+            break;
+        }
+        let end = described.mapping.end.min(range.end);
+        let part = PageRange::new(at, end);
+        parts.push((part, way(described, part).map_err(|(k, why, r)| error(k, why, r))?));
+        at = end;
+    }
+    if at < range.end {
+        let why = format!("nothing is mapped at {at:#x}");
+        return Err(error(ErrorKind::NotMapped, why, "discard only what is mapped"));
+    }
+    for (part, way) in &parts {
+        // The kernel would find it out only after it has discarded what lies before.
+        let locked = mlock::seen(*part) == Ok(Seen::Locked);
+        if locked && (matches!(way, Way::Remove) || !advise::knows_locked_drop(*part)) {
+            return Err(refused(range, *part, way, Errno::INVAL));
+        }
+    }
+    for (part, way) in parts {
+        let done = match way {
+            Way::Drop => drop_pages(part),
+            Way::Remove => remove(part),
+        };
+        done.map_err(|errno| refused(range, part, &way, errno))?;
+    }
+    Ok(())
+}
+
+enum Way {
+    /// This process's pages.
+    Drop,
+    /// The object's pages, for all who map it.
+    Remove,
+}
+
+fn way(
+    described: &Described,
+    part: PageRange,
+) -> std::result::Result<Way, (ErrorKind, String, &'static str)> {
+    let backing = Backing::of(described);
+    let start = part.start;
+    if matches!(backing, Backing::Secret | Backing::Special) {
+        let why = format!("at {start:#x} is a {backing}, whose pages cannot be given back");
+        return Err((ErrorKind::WrongMapping, why, "leave it out"));
+    }
+    if backing == Backing::HugeTlb
+        && (start % described.page_size != 0 || part.end % described.page_size != 0)
+    {
+        let why = format!("at {start:#x} is part of a huge page of {} bytes", described.page_size);
+        return Err((ErrorKind::BadRange, why, "discard whole huge pages"));
+    }
+    if !described.mapping.shared {
+        return Ok(Way::Drop);
+    }
+    if matches!(backing, Backing::File(_)) {
+        let why =
+            format!("at {start:#x} is a {backing} mapped shared: discarding it loses its data");
+        let remedy = "punch the hole by fallocate(FALLOC_FL_PUNCH_HOLE) if that is meant";
+        return Err((ErrorKind::WrongMapping, why, remedy));
+    }
+    if !described.mapping.writable {
+        let why = format!("the shared memory at {start:#x} is mapped read-only");
+        return Err((ErrorKind::NoAccess, why, "mprotect it with PROT_WRITE first"));
+    }
+    Ok(Way::Remove)
+}
+
+fn drop_pages(part: PageRange) -> std::result::Result<(), Errno> {
+    match advise::drop_pages(part) {
+        // Locked, perhaps.
+        Err(Errno::INVAL) => advise::drop_locked_pages(part),
+        other => other,
+    }
+}
+
+/// Unmapped first, which from 6.14 on frees the page tables too: while they stand, no huge page of
+/// shared memory is mapped there again.
+fn remove(part: PageRange) -> std::result::Result<(), Errno> {
+    let _ = advise::drop_pages(part);
+    advise::remove(part)
+}
+
+fn refused(range: PageRange, part: PageRange, way: &Way, errno: Errno) -> Error {
+    let mut locked = false;
+    let _ = smaps::each_entry(part, |entry| locked |= entry.has("lo"));
+    let error = if errno == Errno::INVAL && locked {
+        Error::new(
+            ErrorKind::Locked,
+            "discard",
+            format!(
+                "the memory at {:#x} is locked, and the kernel discards none of it",
+                part.start
+            ),
+            match way {
+                Way::Drop => "unlock it first, or use Linux 5.18 or later",
+                Way::Remove => {
+                    "unlock it first: shared memory that is locked is kept by every kernel"
+                }
+            },
+        )
+    } else {
+        Error::system("discard", "madvise", errno)
+    };
+    error.on(range.start, range.len())
+}

@@ -1,0 +1,264 @@
+//! Why a page could not be populated.
+
+use super::backing::Backing;
+use super::job::{Fault, Job};
+use super::plan::{Part, Plan};
+use super::progress::Report;
+use super::{room, Access};
+use crate::error::{Error, ErrorKind};
+use crate::os::smaps::{self, Entry};
+use crate::os::{files, page_size, pagemap};
+use crate::range::PageRange;
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use std::fmt;
+
+/// A populate that did not come to its end, with how far it came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// The cause, with its remedy.
+    pub error: Error,
+    /// What was done before it. Boxed: a result is passed around more often than it is a failure.
+    pub report: Box<Report>,
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = &self.report;
+        write!(f, "{} ({} of {} bytes populated", self.error, report.populated, report.bytes)?;
+        match report.first_missing {
+            Some(page) => write!(f, ", the first page missing is at {page:#x})"),
+            None => f.write_str(")"),
+        }
+    }
+}
+
+impl std::error::Error for Failed {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+/// A failure before anything was done.
+impl From<Error> for Failed {
+    fn from(error: Error) -> Failed {
+        let (start, len) = error.range().unwrap_or_default();
+        let first_missing = error.range().map(|_| start);
+        let report = Report { bytes: len as u64, first_missing, ..Report::default() };
+        Failed { error, report: Box::new(report) }
+    }
+}
+
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Error {
+        failed.error
+    }
+}
+
+impl From<Failed> for std::io::Error {
+    fn from(failed: Failed) -> std::io::Error {
+        let kind = std::io::Error::from_raw_os_error(failed.error.errno()).kind();
+        std::io::Error::new(kind, failed)
+    }
+}
+
+pub(super) fn cancelled(call: &'static str, plan: &Plan, report: &Report) -> Error {
+    let why = format!("it was cancelled after {} ms", report.elapsed.as_millis());
+    let remedy = "populate from the first missing page on to go on";
+    Error::new(ErrorKind::Cancelled, call, why, remedy).on(plan.start, plan.len)
+}
+
+pub(super) fn timed_out(call: &'static str, plan: &Plan, report: &Report) -> Error {
+    let why = format!("its deadline passed after {} ms", report.elapsed.as_millis());
+    let remedy = "populate from the first missing page on to go on, or give it more time";
+    Error::new(ErrorKind::TimedOut, call, why, remedy).on(plan.start, plan.len)
+}
+
+/// The answer in a child made by fork.
+pub(super) fn left_behind(job: &Job) -> Failed {
+    let progress = job.progress();
+    let why = "the threads that did it stayed with the process that forked";
+    let error = Error::new(ErrorKind::Cancelled, "populate", why, "populate again in the child")
+        .on(job.range().start, job.range().len());
+    let report = Report {
+        bytes: progress.bytes,
+        populated: progress.populated,
+        threads: 0,
+        elapsed: progress.elapsed,
+        first_missing: Some(job.range().start),
+    };
+    Failed { error, report: Box::new(report) }
+}
+
+/// Finds the cause behind the kernel's answer for one page.
+pub(super) fn explain(call: &'static str, plan: &Plan, fault: Fault) -> Error {
+    let page = PageRange::new(fault.page, fault.page + page_size());
+    let mut entry = None;
+    // What is there now: the plan may be older.
+    let looked = smaps::each_entry(page, |found| entry = Some(found));
+    let (kind, why, remedy) = match &entry {
+        None if looked.is_err() => cause(
+            ErrorKind::System,
+            format!(
+                "{} failed: {}; /proc/self/smaps cannot be read to tell why",
+                fault.step, fault.errno
+            ),
+            "mount /proc, and keep the process dumpable",
+        ),
+        None => (
+            ErrorKind::NotMapped,
+            "nothing is mapped there".to_owned(),
+            "populate only what is mapped".into(),
+        ),
+        Some(entry) => of_mapping(plan, fault, entry),
+    };
+    let error = Error::new(kind, call, format!("at {:#x}: {why}", fault.page), remedy);
+    let error = match kind {
+        ErrorKind::System => error.with_errno(fault.errno.raw_os_error()),
+        _ => error,
+    };
+    error.on(plan.start, plan.len)
+}
+
+type Cause = (ErrorKind, String, String);
+
+fn cause(kind: ErrorKind, why: impl Into<String>, remedy: impl Into<String>) -> Cause {
+    (kind, why.into(), remedy.into())
+}
+
+fn of_mapping(plan: &Plan, fault: Fault, entry: &Entry) -> Cause {
+    let write = plan.access == Access::Write;
+    if fault.errno == Errno::HWPOISON {
+        return cause(
+            ErrorKind::Poisoned,
+            "the page is poisoned: the hardware has lost it",
+            "map new memory over it, and make its contents again",
+        );
+    }
+    if entry.has("io") || entry.has("pf") {
+        return cause(
+            ErrorKind::WrongMapping,
+            "the mapping is device memory, which is not populated",
+            "leave it out: it needs no populating",
+        );
+    }
+    if entry.name.starts_with("/secretmem") {
+        return cause(
+            ErrorKind::WrongMapping,
+            "the mapping is secret memory, which the kernel does not populate",
+            "touch its pages yourself",
+        );
+    }
+    let mapping = &entry.mapping;
+    if write && !mapping.writable || !write && !mapping.readable {
+        let (verb, flag) = if write { ("written", "PROT_WRITE") } else { ("read", "PROT_READ") };
+        return cause(
+            ErrorKind::NoAccess,
+            format!("the mapping may not be {verb}"),
+            format!("mprotect it with {flag}, or populate for the other access"),
+        );
+    }
+    match fault.errno {
+        Errno::NOMEM => room::no_memory(),
+        Errno::NOSPC | Errno::DQUOT => no_space(plan, fault, entry),
+        Errno::FAULT => no_backing(plan, fault, entry),
+        errno => cause(
+            ErrorKind::System,
+            format!("{} failed: {errno}", fault.step),
+            "run `tenure doctor` to see what this kernel offers",
+        ),
+    }
+}
+
+/// `EFAULT`: where a touch would raise a signal.
+fn no_backing(plan: &Plan, fault: Fault, entry: &Entry) -> Cause {
+    if ["um", "uw", "ui"].iter().any(|flag| entry.has(flag)) {
+        return cause(
+            ErrorKind::NoBacking,
+            "the mapping is registered with userfaultfd, and nobody fills the page",
+            "have its handler fill it, or unregister it first",
+        );
+    }
+    if pagemap::is_guard(fault.page) {
+        return cause(
+            ErrorKind::NoBacking,
+            "the page is a guard region (MADV_GUARD_INSTALL)",
+            "leave it out, or remove the guard (MADV_GUARD_REMOVE)",
+        );
+    }
+    if entry.mapping.inode == 0 && !entry.mapping.shared {
+        return cause(
+            ErrorKind::NoBacking,
+            "the page is a guard region (MADV_GUARD_INSTALL), is poisoned, or could not be read from swap",
+            "leave it out, remove the guard, or map new memory over it",
+        );
+    }
+    let offset = entry.mapping.offset + (fault.page - entry.mapping.start) as u64;
+    let size = files::size_behind(own_file(plan, entry), entry);
+    if let Some(size) = size.filter(|size| offset >= size.next_multiple_of(entry.page_size as u64))
+    {
+        return cause(
+            ErrorKind::NoBacking,
+            format!("the page lies past the end of its file, at {offset} of {size} bytes"),
+            "populate only up to the file's end, or extend the file",
+        );
+    }
+    if is_full(plan, fault, entry) {
+        return no_space(plan, fault, entry);
+    }
+    match size {
+        Some(_) => cause(
+            ErrorKind::NoBacking,
+            format!("the kernel could not give the file's page at {offset}: an error of its disk or file system"),
+            "see the kernel log (dmesg), and check the disk",
+        ),
+        None => cause(
+            ErrorKind::NoBacking,
+            format!("nothing backs the page: its file ends before {offset}, or its file system is full"),
+            "pass the file with Populate::file to know which",
+        ),
+    }
+}
+
+fn own_file<'a>(plan: &'a Plan, entry: &Entry) -> Option<rustix::fd::BorrowedFd<'a>> {
+    let (fd, facts) = plan.file.as_ref()?;
+    (facts.inode == entry.mapping.inode).then(|| fd.as_fd())
+}
+
+fn is_full(plan: &Plan, _fault: Fault, entry: &Entry) -> bool {
+    if entry.page_size > page_size() {
+        // Nothing else fails on huge pages inside the file.
+        return true;
+    }
+    files::free_behind(own_file(plan, entry), entry).is_some_and(|free| free < page_size() as u64)
+}
+
+fn no_space(plan: &Plan, fault: Fault, entry: &Entry) -> Cause {
+    let backing = plan.part_at(fault.page).map(|part: &Part| part.backing.clone());
+    if entry.page_size > page_size() {
+        return cause(
+            ErrorKind::NoSpace,
+            format!(
+                "the pool of huge pages of {} KiB (or the hugetlb cgroup's share) is used up",
+                entry.page_size >> 10
+            ),
+            "raise vm.nr_hugepages, or the cgroup's hugetlb limit",
+        );
+    }
+    match backing {
+        Some(Backing::Tmpfs) => cause(
+            ErrorKind::NoSpace,
+            format!("the tmpfs of {} is full", entry.name),
+            "free room in it, or raise it: mount -o remount,size=",
+        ),
+        _ => cause(
+            ErrorKind::NoSpace,
+            format!(
+                "the file system of {} is full{}",
+                if entry.name.is_empty() { "its file" } else { &entry.name },
+                if fault.errno == Errno::DQUOT { " for this user (quota)" } else { "" },
+            ),
+            "free room on it",
+        ),
+    }
+}

@@ -1,0 +1,397 @@
+//! The work: pieces handed out in ascending order to whoever is free, sized by the time they take.
+
+use super::failure::{self, Failed};
+use super::plan::{Plan, Step};
+use super::progress::{Counter, Progress, Report};
+use super::Access;
+use crate::os::thread::disk_reads;
+use crate::os::{files, page_size, populate as os_populate, touch, HUGE_PAGE};
+use crate::range::PageRange;
+use crate::stats::{add, COUNTERS};
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A piece should take at most this long: short against the 50 ms in which a cancel is to act, long
+/// against the microsecond that a further call costs.
+const PIECE_TIME: Duration = Duration::from_millis(4);
+const FIRST_PIECE: usize = HUGE_PAGE;
+/// 0.13 ms of huge pages at their fastest. Not more, because the next piece may be a hundred times
+/// slower: on a virtual machine, where its memory has to come from the host first.
+pub(super) const LARGEST_PIECE: usize = 8 << 20;
+/// What takes no memory may take longer pieces, as the page cache is mapped by the folio: 1 µs for 2
+/// MiB.
+pub(super) const LARGEST_OF_FILE: usize = 64 << 20;
+/// How long those who start together wait awake for each other: a thread is there after 0.1 ms.
+const AWAKE: Duration = Duration::from_millis(2);
+
+/// The page that could not be populated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    pub page: usize,
+    pub errno: Errno,
+    pub step: Step,
+}
+
+pub(super) type Outcome = Result<Report, Failed>;
+
+/// A populate under way, shared by the threads that work on it.
+pub(super) struct Job {
+    call: &'static str,
+    plan: Plan,
+    started: Instant,
+    deadline: Option<Instant>,
+    /// What lies before it is handed out.
+    cursor: AtomicUsize,
+    /// Nothing from here on is handed out: the end, or the lowest page that failed.
+    limit: AtomicUsize,
+    counter: Counter,
+    cancelled: AtomicBool,
+    timed_out: AtomicBool,
+    /// A disk had to be read.
+    cold: AtomicBool,
+    /// Nothing is left to take, or nothing may be taken.
+    handed_out: AtomicBool,
+    told_elapsed: AtomicU64,
+    workers: AtomicUsize,
+    fault: Mutex<Option<Fault>>,
+    outcome: OnceLock<Outcome>,
+    /// Helpers that are ready to begin.
+    arrived: AtomicUsize,
+    open: AtomicBool,
+    bell: (Mutex<()>, Condvar),
+    working: Mutex<usize>,
+    ended: Condvar,
+}
+
+impl Job {
+    /// `workers` threads will call [`Job::work`], each once.
+    pub fn new(
+        call: &'static str,
+        plan: Plan,
+        started: Instant,
+        deadline: Option<Duration>,
+        workers: usize,
+    ) -> Job {
+        Job {
+            call,
+            started,
+            // A deadline past the end of time is none.
+            deadline: deadline.and_then(|d| started.checked_add(d)),
+            cursor: AtomicUsize::new(plan.start),
+            limit: AtomicUsize::new(plan.start + plan.len),
+            plan,
+            counter: Counter::default(),
+            cancelled: AtomicBool::new(false),
+            timed_out: AtomicBool::new(false),
+            cold: AtomicBool::new(false),
+            handed_out: AtomicBool::new(false),
+            told_elapsed: AtomicU64::new(0),
+            workers: AtomicUsize::new(workers),
+            fault: Mutex::new(None),
+            outcome: OnceLock::new(),
+            arrived: AtomicUsize::new(0),
+            open: AtomicBool::new(false),
+            bell: (Mutex::new(()), Condvar::new()),
+            working: Mutex::new(workers),
+            ended: Condvar::new(),
+        }
+    }
+
+    pub fn range(&self) -> PageRange {
+        self.plan.range()
+    }
+
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    pub fn progress(&self) -> Progress {
+        self.counter.progress(self.plan.len as u64, self.elapsed())
+    }
+
+    /// Never less than before: the end is reckoned a moment before it is told.
+    fn elapsed(&self) -> Duration {
+        let elapsed = match self.outcome.get() {
+            Some(Ok(report)) => report.elapsed,
+            Some(Err(failed)) => failed.report.elapsed,
+            None => self.started.elapsed(),
+        };
+        let nanos = elapsed.as_nanos() as u64;
+        Duration::from_nanos(self.told_elapsed.fetch_max(nanos, Ordering::Relaxed).max(nanos))
+    }
+
+    pub fn outcome(&self) -> Option<&Outcome> {
+        self.outcome.get()
+    }
+
+    /// Waits for the end, at most this long.
+    pub fn wait(&self, patience: Option<Duration>) -> Option<&Outcome> {
+        let until = patience.and_then(|p| Instant::now().checked_add(p));
+        let mut working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
+        while *working > 0 {
+            working = match until {
+                None => self.ended.wait(working).unwrap_or_else(PoisonError::into_inner),
+                Some(until) => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return None;
+                    }
+                    self.ended.wait_timeout(working, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        self.outcome.get()
+    }
+
+    /// A thread that was counted on could not be started.
+    pub fn without_one(&self) {
+        self.workers.fetch_sub(1, Ordering::Relaxed);
+        self.leave();
+    }
+
+    /// Lets `helpers` threads in who [`wait_for_opening`](Job::wait_for_opening), once all are there.
+    ///
+    /// A new thread maps and protects memory for itself. A populate holds the lock for that against
+    /// it, and a waiting writer gets its turn after 4 ms only: of two threads one was 14 ms late.
+    pub fn open(&self, helpers: usize) {
+        let until = Instant::now() + AWAKE;
+        while self.arrived.load(Ordering::Acquire) < helpers && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        let _bell = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
+        self.open.store(true, Ordering::Release);
+        self.bell.1.notify_all();
+    }
+
+    /// Awake at first: one that is woken may have to share its waker's processor for a tick.
+    pub fn wait_for_opening(&self) {
+        self.arrived.fetch_add(1, Ordering::AcqRel);
+        let until = Instant::now() + AWAKE;
+        while !self.open.load(Ordering::Acquire) {
+            if Instant::now() < until {
+                std::thread::yield_now();
+                continue;
+            }
+            let closed = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let shut = |_: &mut ()| !self.open.load(Ordering::Acquire);
+            drop(self.bell.1.wait_while(closed, shut).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// Waits until a disk had to be read, which a second thread helps with, or the work is over.
+    pub fn wait_for_cold(&self) {
+        let warm = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let wait = |_: &mut ()| {
+            !self.cold.load(Ordering::Acquire) && !self.handed_out.load(Ordering::Acquire)
+        };
+        drop(self.bell.1.wait_while(warm, wait).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Sets a flag that somebody may be waiting for.
+    fn ring(&self, flag: &AtomicBool) {
+        if !flag.load(Ordering::Relaxed) {
+            let _bell = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
+            flag.store(true, Ordering::Release);
+            self.bell.1.notify_all();
+        }
+    }
+
+    /// Works until there is nothing left to hand out, calling `between` after each piece.
+    pub fn work(&self, mut between: impl FnMut()) {
+        struct Leave<'a>(&'a Job);
+        impl Drop for Leave<'_> {
+            fn drop(&mut self) {
+                self.0.ring(&self.0.handed_out);
+                self.0.leave();
+            }
+        }
+        // Whatever happens here, nobody may wait for this thread for good.
+        let _leave = Leave(self);
+        let mut size = FIRST_PIECE;
+        while let Some(piece) = self.claim(size) {
+            let before = Instant::now();
+            let done = match self.make_ready(piece) {
+                Ok(()) => piece.len(),
+                Err(fault) => {
+                    self.stop_at(fault);
+                    fault.page.saturating_sub(piece.start)
+                }
+            };
+            self.counter.add(done as u64, self.started.elapsed());
+            size = next_size(piece.len(), before.elapsed());
+            between();
+        }
+    }
+
+    fn claim(&self, size: usize) -> Option<PageRange> {
+        let mut at = self.cursor.load(Ordering::Relaxed);
+        loop {
+            let limit = self.limit.load(Ordering::Acquire);
+            if at >= limit || self.cancelled.load(Ordering::Relaxed) {
+                return None;
+            }
+            if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                self.timed_out.store(true, Ordering::Relaxed);
+                return None;
+            }
+            let end = self.piece_end(at, size).min(limit);
+            match self.cursor.compare_exchange_weak(at, end, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(PageRange::new(at, end)),
+                Err(now) => at = now,
+            }
+        }
+    }
+
+    /// Cuts at multiples of a huge page, so that two threads never meet in one page table; towards
+    /// the end pieces become smaller, so that no thread has long to wait for the last one.
+    fn piece_end(&self, at: usize, size: usize) -> usize {
+        let least = self.plan.part_at(at).map_or(HUGE_PAGE, |part| part.least_piece());
+        let left = self.plan.start + self.plan.len - at;
+        let fair = match self.workers.load(Ordering::Relaxed) {
+            0 | 1 => left,
+            workers => left / (2 * workers),
+        };
+        let most = self.plan.part_at(at).map_or(LARGEST_PIECE, |part| part.largest_piece());
+        let size = size.min(fair).clamp(least, most.max(least));
+        let unit = if size >= HUGE_PAGE { least.max(HUGE_PAGE) } else { least };
+        ((at + size) / unit * unit).max((at / unit + 1) * unit).min(self.plan.boundary_after(at))
+    }
+
+    fn make_ready(&self, piece: PageRange) -> Result<(), Fault> {
+        let used = self.plan.part_at(piece.start).is_some_and(|part| part.does(Step::UseOnce));
+        let reads = used.then(disk_reads);
+        let result = match self.plan.make_ready(piece) {
+            Ok(()) => Ok(()),
+            Err(_) => self.plan.locate(piece, |part| self.plan.make_ready(part)),
+        };
+        // A file that was cold once is taken to be so from there on: readahead makes some pieces look
+        // warm that are new to this processor all the same.
+        if used && reads.is_some_and(|before| disk_reads() > before) {
+            self.ring(&self.cold);
+        }
+        if used && result.is_ok() && self.cold.load(Ordering::Relaxed) {
+            touch::use_each_page(piece);
+        }
+        result
+    }
+
+    fn stop_at(&self, fault: Fault) {
+        self.limit.fetch_min(fault.page, Ordering::AcqRel);
+        let mut lowest = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        if lowest.is_none_or(|known| fault.page < known.page) {
+            *lowest = Some(fault);
+        }
+    }
+
+    fn leave(&self) {
+        let mut working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
+        if *working == 1 {
+            // The last one out has nobody beside it: what it reads here is final.
+            let _ = self.outcome.set(self.conclude());
+        }
+        *working -= 1;
+        if *working == 0 {
+            self.ended.notify_all();
+        }
+    }
+
+    fn conclude(&self) -> Outcome {
+        let fault = *self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = self.plan.start + self.plan.len;
+        let cursor = self.cursor.load(Ordering::Relaxed);
+        let report = Report {
+            bytes: self.plan.len as u64,
+            populated: self.counter.done(),
+            threads: self.workers.load(Ordering::Relaxed),
+            elapsed: self.started.elapsed(),
+            // Pieces go out in ascending order and are finished by whoever took them.
+            first_missing: fault.map(|f| f.page).or((cursor < end).then_some(cursor)),
+        };
+        add(&COUNTERS.populated_bytes, report.populated);
+        let error = match fault {
+            Some(fault) => failure::explain(self.call, &self.plan, fault),
+            None if cursor >= end => return Ok(report),
+            None if self.timed_out.load(Ordering::Relaxed) => {
+                failure::timed_out(self.call, &self.plan, &report)
+            }
+            None => failure::cancelled(self.call, &self.plan, &report),
+        };
+        add(&COUNTERS.populate_failures, 1);
+        Err(Failed { error, report: Box::new(report) })
+    }
+}
+
+/// As much as would have taken [`PIECE_TIME`], growing no faster than twofold: one lucky piece (pages
+/// that were there) says little of the next.
+fn next_size(len: usize, took: Duration) -> usize {
+    let fitting = len as u128 * PIECE_TIME.as_nanos() / took.as_nanos().max(1);
+    let fitting = usize::try_from(fitting).unwrap_or(LARGEST_OF_FILE).min(len * 2);
+    let rounded = if fitting > HUGE_PAGE { fitting / HUGE_PAGE * HUGE_PAGE } else { fitting };
+    rounded.clamp(page_size(), LARGEST_OF_FILE)
+}
+
+impl Plan {
+    /// Does the steps for a piece that lies in one part.
+    pub(super) fn make_ready(&self, piece: PageRange) -> Result<(), Fault> {
+        let write = self.access == Access::Write;
+        let fault = |page, errno, step| Err(Fault { page, errno, step });
+        if let Some(part) = self.part_at(piece.start) {
+            if part.must_not_be_touched() {
+                let (step, _) = part.steps.last().expect("every part is populated");
+                return fault(piece.start, Errno::INVAL, *step);
+            }
+            if let (true, Some((fd, facts))) = (part.does(Step::Allocate), &self.file) {
+                let offset = part.offset_of(piece.start);
+                let len = facts.size.saturating_sub(offset).min(piece.len() as u64);
+                match len {
+                    0 => {} // past the end: populating says so
+                    _ => match files::allocate(fd.as_fd(), offset, len) {
+                        Ok(()) | Err(Errno::OPNOTSUPP) => {}
+                        Err(Errno::BADF | Errno::PERM) if !self.allocate_asked => {}
+                        Err(errno) => return fault(piece.start, errno, Step::Allocate),
+                    },
+                }
+            }
+        }
+        let populating = self.part_at(piece.start).and_then(|part| part.steps.last());
+        let step = populating.map_or(Step::PopulateWrite, |(step, _)| *step);
+        os_populate::populate(piece, write)
+            .or_else(|stop| fault(stop.page.unwrap_or(piece.start), stop.errno, step))
+    }
+
+    /// Finds the lowest page of a piece for which `attempt` fails, by halving: what is populated is
+    /// cheap to populate again. Everything before that page is populated afterwards.
+    pub(super) fn locate(
+        &self,
+        piece: PageRange,
+        attempt: impl Fn(PageRange) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let unit = page_size();
+        let mut from = piece.start;
+        while from < piece.end {
+            let (mut low, mut high) = (from, piece.end);
+            while high - low > unit {
+                let middle = low + (high - low) / 2 / unit * unit;
+                match attempt(PageRange::new(low, middle)) {
+                    Ok(()) => low = middle,
+                    // The touch loop names the page, and has done those before it.
+                    Err(fault) if fault.page > low => (low, high) = (fault.page, fault.page + unit),
+                    Err(_) => high = middle,
+                }
+            }
+            match attempt(PageRange::new(low, high)) {
+                Err(mut fault) => {
+                    let size = self.part_at(low).map_or(unit, |part| part.page_size);
+                    fault.page = (low / size * size).max(piece.start);
+                    return Err(fault);
+                }
+                // It works by now: memory came free, or the range was mended.
+                Ok(()) => from = high,
+            }
+        }
+        Ok(())
+    }
+}

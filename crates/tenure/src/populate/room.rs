@@ -1,0 +1,173 @@
+//! Whether it would fit: asked before, because the kernel's own answer may be its OOM killer.
+
+use super::backing::Backing;
+use super::plan::{self, Part, Plan, Step};
+use super::{Access, Populate};
+use crate::error::{Error, ErrorKind, Result};
+use crate::os::files;
+use crate::os::hugetlb;
+use crate::os::memory_limit;
+use crate::os::pagemap::{Pagemap, Pages};
+use crate::os::smaps;
+use crate::range::PageRange;
+use rustix::fd::AsFd;
+use std::fmt;
+
+/// Who sets the bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Limiting {
+    /// The machine's memory, as `MemAvailable` has it; swap does not count.
+    Machine,
+    /// A memory cgroup of the process; its directory.
+    Cgroup(String),
+    /// The file system of a file: a tmpfs's size limit, or a disk.
+    FileSystem(String),
+    /// The pool of huge pages of this many bytes.
+    HugePages(usize),
+}
+
+/// What a populate needs of the resource that is shortest, and what there is of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Room {
+    /// Bytes that it would take, at most.
+    pub needed: u64,
+    /// Bytes that there are.
+    pub available: u64,
+    /// Of what.
+    pub limiting: Limiting,
+}
+
+impl Room {
+    /// Whether it fits, as far as can be told beforehand.
+    pub fn fits(&self) -> bool {
+        self.needed <= self.available
+    }
+}
+
+impl fmt::Display for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes are needed, and ", self.needed)?;
+        match &self.limiting {
+            Limiting::Machine => write!(f, "the machine has {} available", self.available),
+            Limiting::Cgroup(path) => {
+                write!(f, "the memory cgroup {path} has room for {}", self.available)
+            }
+            Limiting::FileSystem(name) => {
+                write!(f, "the file system of {name} has {} free", self.available)
+            }
+            Limiting::HugePages(size) => {
+                write!(f, "the pool of {} KiB huge pages has {} free", size >> 10, self.available)
+            }
+        }
+    }
+}
+
+/// The resource with the least to spare.
+pub(super) fn ask(asked: &Populate, range: PageRange) -> Result<Room> {
+    let plan = plan::make(asked, range)?;
+    let pagemap = Pagemap::open().map_err(|errno| {
+        Error::system("Populate::room", "opening /proc/self/pagemap", errno)
+            .on(range.start, range.len())
+    })?;
+    let mut memory = 0;
+    let mut bounds = Vec::new();
+    for part in &plan.parts {
+        let missing = missing(asked.access, part, &pagemap);
+        if part.backing == Backing::HugeTlb {
+            let needed = missing.next_multiple_of(part.page_size as u64);
+            if let Some(free) = hugetlb::free_for(part.page_size, reserved(part)) {
+                let limiting = Limiting::HugePages(part.page_size);
+                bounds.push(Room { needed, available: free, limiting });
+            }
+            continue;
+        }
+        memory += missing;
+        let name = &part.described.name;
+        if let Some(room) = file_system_room(part, &plan, missing) {
+            let limiting = Limiting::FileSystem(name.clone());
+            bounds.push(Room { needed: missing, available: room, limiting });
+        }
+    }
+    // A page table takes a page for each 512.
+    memory += memory / 512;
+    let group = memory_limit::own_group();
+    let machine = memory_limit::room(None).free;
+    let with_group = memory_limit::room(group.as_ref()).free;
+    bounds.push(Room { needed: memory, available: machine, limiting: Limiting::Machine });
+    if let Some(group) = group.filter(|_| with_group < machine) {
+        let limiting = Limiting::Cgroup(group.path.display().to_string());
+        bounds.push(Room { needed: memory, available: with_group, limiting });
+    }
+    let spare = |room: &Room| i128::from(room.available) - i128::from(room.needed);
+    Ok(bounds.into_iter().min_by_key(spare).expect("the machine is always asked"))
+}
+
+/// An upper bound of the bytes that populating the part will take.
+fn missing(access: Access, part: &Part, pagemap: &Pagemap) -> u64 {
+    let whole = part.len as u64;
+    match (&part.backing, access) {
+        (Backing::Anonymous, Access::Read) => 0,
+        (Backing::File(_), Access::Read) => 0, // page cache, which gives way
+        (Backing::File(_), Access::Write) if part.shared => 0,
+        // The zero page is no memory yet; a file's page in a private mapping counts as there, though
+        // a copy of it will be made: so count all of those.
+        (Backing::Anonymous, Access::Write) => {
+            whole - pagemap.count(part.range(), Pages::Data).unwrap_or(0) as u64
+        }
+        (_, Access::Write) if !part.shared => whole,
+        _ => pagemap.count(part.range(), Pages::Missing).map_or(whole, |bytes| bytes as u64),
+    }
+}
+
+fn file_system_room(part: &Part, plan: &Plan, missing: u64) -> Option<u64> {
+    if !part.shared || missing == 0 && !part.does(Step::Allocate) {
+        return None;
+    }
+    let mut entry = None;
+    let page = PageRange::new(part.start, part.start + crate::os::page_size());
+    smaps::each_entry(page, |found| entry = Some(found)).ok()?;
+    files::free_behind(plan.file_of(part).map(|(fd, _)| fd.as_fd()), &entry?)
+}
+
+/// Whether huge pages were reserved for the part when it was mapped.
+fn reserved(part: &Part) -> bool {
+    let mut reserved = false;
+    let page = PageRange { start: part.start, end: part.start + part.page_size };
+    let _ = smaps::each_entry(page, |found| reserved = !found.has("nr"));
+    reserved
+}
+
+/// Refuses what does not fit.
+pub(super) fn insist(call: &'static str, asked: &Populate, range: PageRange) -> Result<()> {
+    let room = ask(asked, range)?;
+    if room.fits() {
+        return Ok(());
+    }
+    let (kind, remedy) = match room.limiting {
+        Limiting::Machine | Limiting::Cgroup(_) => {
+            (ErrorKind::OutOfMemory, "populate less, free memory, or raise the limit")
+        }
+        Limiting::FileSystem(_) => (ErrorKind::NoSpace, "populate less, or free room on it"),
+        Limiting::HugePages(_) => (ErrorKind::NoSpace, "populate less, or raise vm.nr_hugepages"),
+    };
+    Err(Error::new(kind, call, format!("it would not fit: {room}"), remedy)
+        .on(range.start, range.len()))
+}
+
+/// The cause of an `ENOMEM` for a page that is mapped.
+pub(super) fn no_memory() -> (ErrorKind, String, String) {
+    let group = memory_limit::own_group();
+    let machine = memory_limit::room(None).free;
+    let with_group = memory_limit::room(group.as_ref()).free;
+    let why = match group {
+        Some(group) if with_group < machine => format!(
+            "the memory cgroup {} has room for {with_group} bytes more, and the kernel found none to reclaim",
+            group.path.display()
+        ),
+        _ => format!("the kernel found no memory ({machine} bytes are said to be available)"),
+    };
+    let remedy = "populate less, free memory, or raise the cgroup's limit";
+    (ErrorKind::OutOfMemory, why, remedy.into())
+}

@@ -1,0 +1,220 @@
+//! The ways to run a populate: at once, watched, and behind the caller's back.
+
+use super::background::Background;
+use super::failure::{self, Failed};
+use super::job::{Job, Outcome};
+use super::plan::{self, Plan, Step};
+use super::progress::{Progress, Report};
+use super::threads::{self, Place};
+use super::{room, Access, HugePages, Populate};
+use crate::error::{Error, ErrorKind, Result};
+use crate::os::thp::{self, Setting};
+use crate::os::thread::{spawn_quiet, wait_for_processors};
+use crate::os::{advise, populate as os_populate};
+use crate::range::PageRange;
+use crate::stats::{add, COUNTERS};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Up to here one call does it: less than the time in which a deadline could be noticed.
+const AT_ONCE: usize = 4 << 20;
+
+pub(super) fn run(asked: &Populate) -> Outcome {
+    let started = Instant::now();
+    let call = "populate";
+    let range = asked.range(call).map_err(nothing)?;
+    if is_plain(asked, range) {
+        let outcome = at_once(call, asked, range, started);
+        // For reasons of its own madvise never says so here; what follows asks it anew.
+        let refused = [libc::EPERM, libc::ENOSYS];
+        if !outcome.as_ref().is_err_and(|failed| refused.contains(&failed.error.errno())) {
+            return outcome;
+        }
+    }
+    let (job, workers) = prepare(call, asked, range, started).map_err(nothing)?;
+    help(&job, &threads::places(workers)[1..], |_| Helpers::Urgent);
+    job.work(|| {});
+    job.wait(None).expect("it has ended").clone()
+}
+
+/// Whether one call will do for the range, as it needs no plan.
+fn is_plain(asked: &Populate, range: PageRange) -> bool {
+    // A file is passed for its holes, and to say more of a failure, which can be done then.
+    let allocates = match asked.access {
+        Access::Read => asked.allocate == Some(true),
+        Access::Write => asked.file.is_some() && asked.allocate != Some(false),
+    };
+    range.len() <= AT_ONCE
+        && !allocates
+        && asked.deadline.is_none()
+        && asked.threads <= 1
+        && !asked.within_room
+        && os_populate::by_madvise(asked.access == Access::Write)
+}
+
+/// The plan's advice without a look at what the range is made of, which would take a fifth of the time
+/// that a huge page does: on memory that takes none from it, the advice changes nothing.
+fn advise_unseen(asked: &Populate, range: PageRange) {
+    let asks = asked.access == Access::Write
+        && asked.huge_pages == HugePages::Advise
+        && range.huge_part().is_some();
+    let takes =
+        || thp::anonymous(false) == Setting::Advised || thp::shared(false) == Setting::Advised;
+    if asks && takes() {
+        let _ = advise::want_huge_pages(range);
+    }
+}
+
+fn at_once(call: &'static str, asked: &Populate, range: PageRange, started: Instant) -> Outcome {
+    let mut report = Report {
+        bytes: range.len() as u64,
+        populated: range.len() as u64,
+        threads: 1,
+        elapsed: Duration::ZERO,
+        first_missing: None,
+    };
+    advise_unseen(asked, range);
+    let result = os_populate::populate(range, asked.access == Access::Write);
+    if result.is_err() {
+        // Now it is worth the look.
+        let plan = plan::make(asked, range).map_err(nothing)?;
+        if let Err(fault) = plan.locate(range, |part| plan.make_ready(part)) {
+            report.populated = (fault.page - range.start) as u64;
+            report.first_missing = Some(fault.page);
+            report.elapsed = started.elapsed();
+            add(&COUNTERS.populated_bytes, report.populated);
+            add(&COUNTERS.populate_failures, 1);
+            let error = failure::explain(call, &plan, fault);
+            return Err(Failed { error, report: Box::new(report) });
+        }
+    }
+    add(&COUNTERS.populated_bytes, report.populated);
+    report.elapsed = started.elapsed();
+    Ok(report)
+}
+
+/// Everything that comes before the first piece.
+fn prepare(
+    call: &'static str,
+    asked: &Populate,
+    range: PageRange,
+    started: Instant,
+) -> Result<(Arc<Job>, usize)> {
+    if asked.within_room {
+        room::insist(call, asked, range)?;
+    }
+    os_populate::still_by_madvise(asked.access == Access::Write);
+    let plan = plan::make(asked, range)?;
+    advise_huge(&plan);
+    let workers = plan.threads;
+    Ok((Arc::new(Job::new(call, plan, started, asked.deadline, workers)), workers))
+}
+
+/// Before any page is populated: afterwards no huge page comes of it. Advice only: a refusal (too
+/// many mappings) costs speed.
+fn advise_huge(plan: &Plan) {
+    for part in plan.parts.iter().filter(|part| part.does(Step::AdviseHugePages)) {
+        let _ = advise::want_huge_pages(part.range());
+    }
+}
+
+/// Whose time the helpers take.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Helpers {
+    /// The caller's, who waits for them.
+    Urgent,
+    /// What the program leaves over: it goes on meanwhile.
+    Behind,
+    /// The same, and only if a disk has to be waited for.
+    OnceCold,
+}
+
+/// Starts helpers; those that cannot be started are not waited for. How many there are.
+///
+/// None works before all are there; see [`Job::open`].
+fn help(job: &Arc<Job>, places: &[Place], helpers: impl Fn(usize) -> Helpers) -> usize {
+    let mut started = 0;
+    for (i, place) in places.iter().enumerate() {
+        // The first that there is must not be one that waits for another.
+        match spawn(job, place, if started == 0 { helpers(0) } else { helpers(i) }) {
+            Ok(_) => started += 1,
+            Err(_) => job.without_one(),
+        }
+    }
+    // Who goes on with something else does not wait for them.
+    job.open(if helpers(0) == Helpers::Urgent { started } else { 0 });
+    started
+}
+
+fn spawn(job: &Arc<Job>, place: &Place, helpers: Helpers) -> std::io::Result<()> {
+    let (job, place) = (job.clone(), place.clone());
+    spawn_quiet("tenure-populate", move || {
+        if helpers != Helpers::Urgent {
+            wait_for_processors();
+        }
+        place.go_there();
+        job.wait_for_opening();
+        if helpers == Helpers::OnceCold {
+            job.wait_for_cold();
+        }
+        job.work(|| {});
+    })
+    .map(drop)
+}
+
+pub(super) fn run_with(
+    asked: &Populate,
+    every: Duration,
+    mut each: impl FnMut(&Progress),
+) -> Outcome {
+    let call = "populate";
+    let started = Instant::now();
+    let range = asked.range(call).map_err(nothing)?;
+    let (job, workers) = prepare(call, asked, range, started).map_err(nothing)?;
+    let places = threads::places(workers);
+    // Where the first cannot be started, this thread works in its place and watches between pieces.
+    if spawn(&job, &places[0], Helpers::Urgent).is_ok() {
+        help(&job, &places[1..], |_| Helpers::Urgent);
+    } else {
+        (1..workers).for_each(|_| job.without_one());
+        let mut last = started;
+        job.work(|| {
+            if last.elapsed() >= every {
+                last = Instant::now();
+                each(&job.progress());
+            }
+        });
+    }
+    // Should `each` panic, this is dropped: whoever catches it may unmap the range.
+    let watched = Background::new(job);
+    while !watched.wait_timeout(every.max(Duration::from_millis(1))) {
+        each(&watched.progress());
+    }
+    each(&watched.progress());
+    watched.wait()
+}
+
+pub(super) fn start(asked: &Populate) -> Result<Background> {
+    let call = "populate";
+    let started = Instant::now();
+    let range = asked.range(call)?;
+    let (job, workers) = prepare(call, asked, range, started)?;
+    let helpers = |i| match asked.others_once_cold && i > 0 {
+        true => Helpers::OnceCold,
+        false => Helpers::Behind,
+    };
+    if help(&job, &threads::places(workers), helpers) == 0 {
+        let why = "no thread could be started to do it in the background";
+        let remedy = "raise RLIMIT_NPROC or the cgroup's pids.max, or populate at once";
+        return Err(Error::new(ErrorKind::System, call, why, remedy)
+            .with_errno(libc::EAGAIN)
+            .on(range.start, range.len()));
+    }
+    Ok(Background::new(job))
+}
+
+/// A failure before anything was done.
+fn nothing(error: Error) -> Failed {
+    add(&COUNTERS.populate_failures, 1);
+    error.into()
+}

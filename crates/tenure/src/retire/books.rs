@@ -1,0 +1,23 @@
+//! What tenure itself knows of a range that goes.
+
+use crate::keeper::index;
+use crate::os::signal::Blocked;
+use crate::range::PageRange;
+use crate::{lock, volatile};
+
+/// Whether anything is marked volatile. One load.
+pub(super) fn any_marks() -> bool {
+    index::any()
+}
+
+/// Forgets marks and locks: what is mapped there next is another mapping. Where nothing was marked or
+/// locked through tenure, two loads, two system calls and no allocation. `true`: tenure itself watches part
+/// of it.
+///
+/// A signal handler may unmap too, and must not wait for the code that it interrupted: it comes when the
+/// books are closed.
+pub(super) fn forget(range: PageRange) -> bool {
+    let _blocked = Blocked::all();
+    lock::forget_unmapped(range);
+    volatile::forget_unmapped(range)
+}

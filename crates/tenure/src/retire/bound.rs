@@ -1,0 +1,145 @@
+//! How much may wait to be given back.
+//!
+//! Whoever unmaps memory may take as much anew at once, and expects to get it: with plain munmap(2) it
+//! would. A memory cgroup at its limit does not wait for a teardown that lags, it kills. So what waits
+//! is kept below what is free, by the caller if need be.
+
+use super::{records, settings, teardown};
+use crate::keeper::thread;
+use crate::os::memory_limit::own_group;
+use crate::os::process_lock::ProcessLock;
+use crate::os::room_now::{resident_bytes, Files, RoomNow};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A process may be moved to another group.
+const GROUP_FRESH: Duration = Duration::from_secs(5);
+/// A reading takes 20 to 50 µs; in a millisecond a thread touches a few MiB.
+const ROOM_FRESH: Duration = Duration::from_millis(1);
+/// What waits and is small against the room of a while ago needs no fresh reading: a sixteenth of it is
+/// torn down before anything else can have taken the rest.
+const SMALL_SHARE: u64 = 16;
+const SMALL_FRESH: Duration = Duration::from_secs(10);
+
+struct Known {
+    files: Files,
+    files_at: Option<Instant>,
+    room: Option<(RoomNow, Instant)>,
+}
+
+static KNOWN: ProcessLock<Known> =
+    ProcessLock::new(Known { files: Files::none(), files_at: None, room: None });
+
+/// Finds this process's memory cgroup and what is left, if that has not been done lately. It allocates,
+/// and takes up to a millisecond.
+pub(super) fn look_around() {
+    let now = Instant::now();
+    let stale = KNOWN.lock().files_at.is_none_or(|at| now - at >= GROUP_FRESH);
+    if stale {
+        let files = Files::of(own_group().as_ref());
+        let room = files.read();
+        let mut known = KNOWN.lock();
+        let old = std::mem::replace(&mut known.files, files);
+        (known.files_at, known.room) = (Some(now), Some((room, now)));
+        drop(known);
+        drop(old); // outside, for it calls the allocator
+    }
+}
+
+/// Has forks wait while it is read or changed.
+pub(super) fn hold_over_fork() {
+    crate::keeper::gate::hold_over_fork(|| Box::new(KNOWN.lock()));
+}
+
+/// Whether so many bytes may wait without a closer look.
+fn is_small(waits: u64) -> bool {
+    let known = KNOWN.lock();
+    let Some((room, at)) = known.room else { return false };
+    let free = room.group.free.min(room.machine.free);
+    at.elapsed() < SMALL_FRESH && waits <= (free / SMALL_SHARE).min(settings::pending_max())
+}
+
+fn room() -> RoomNow {
+    let mut known = KNOWN.lock();
+    let now = Instant::now();
+    match known.room {
+        Some((room, at)) if now.saturating_duration_since(at) < ROOM_FRESH => room,
+        _ => {
+            let room = known.files.read();
+            known.room = Some((room, now));
+            room
+        }
+    }
+}
+
+/// Resident bytes that may wait.
+///
+/// Let a program touch memory R times as fast as one thread tears it down. It runs into the limit before
+/// the teardown is through if more than free / (R - 1) waits. Zeroing a page takes two to five times as
+/// long as freeing one, so R is below 1 for one thread, and 2 takes several that do nothing else: under a
+/// cgroup's limit, as much may wait as is free. The whole machine has reserves and reclaims before it
+/// kills: four times as much as is free.
+fn allowance() -> u64 {
+    let room = room();
+    let most = room.group.free.min(room.machine.free.saturating_mul(4));
+    most.min(settings::pending_max())
+}
+
+/// Resident bytes among what waits, at most: no more than the process has.
+fn waiting() -> u64 {
+    let bytes = records::lock().bytes();
+    match bytes {
+        0 => 0,
+        bytes => bytes.min(resident_bytes().unwrap_or(u64::MAX)),
+    }
+}
+
+/// Tears down until what waits is within its bound; all of it where there is no keeper to do so.
+pub(super) fn hold_back() {
+    // One lock at a time: forks take them in another order.
+    let bytes = records::lock().bytes();
+    if thread::running() && is_small(bytes) {
+        return;
+    }
+    loop {
+        let waits = waiting();
+        if waits == 0 || (thread::running() && waits <= allowance()) {
+            return;
+        }
+        match teardown::help() {
+            teardown::Chunk::Done(_) => {}
+            // Others are at it: what they have in hand is a few chunks, and goes soon.
+            teardown::Chunk::None if thread::running() => return,
+            teardown::Chunk::None => {
+                if records::lock().is_empty() {
+                    return;
+                }
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            // The keeper tries again.
+            teardown::Chunk::Failed => return,
+        }
+    }
+}
+
+static STRICT: AtomicU64 = AtomicU64::new(0);
+/// How often the machine's setting is read: milliseconds.
+const STRICT_FRESH_MS: u64 = 30_000;
+
+/// Whether the machine counts address space against a fixed limit, as of half a minute ago.
+pub(super) fn commit_is_limited() -> bool {
+    // Milliseconds since the start, shifted by one; the answer in the lowest bit.
+    let now = now_ms();
+    let known = STRICT.load(Ordering::Relaxed);
+    if known != 0 && now.saturating_sub(known >> 1) < STRICT_FRESH_MS {
+        return known & 1 == 1;
+    }
+    let limited = crate::os::room_now::commit_is_limited();
+    STRICT.store(now << 1 | u64::from(limited), Ordering::Relaxed);
+    limited
+}
+
+fn now_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
+}

@@ -1,0 +1,274 @@
+//! Unmapping without stalls: the addresses go at once, the memory follows.
+//!
+//! munmap(2) of a large mapping takes as long as its pages do (50 to 180 ns each), and every other thread
+//! that maps, unmaps or is created waits for all of it: the kernel holds the address space's lock shared
+//! meanwhile, and they want it exclusively. [`munmap`] here moves the mapping's page tables to a place that
+//! nobody knows, which takes some 10 µs and 0.2 ms for each GiB at most, and the keeper gives the pages back
+//! from there. When it returns, the addresses are gone: a touch raises SIGSEGV, a new mapping may take them.
+//! In no moment does a racing thread see a zero page where data was.
+//!
+//! Dropping a [`Mapping`] of [`Settings::min_bytes`] or more does the same.
+//!
+//! ```
+//! # fn main() -> tenure::Result<()> {
+//! use tenure::retire;
+//! let big = tenure::Mapping::anonymous(256 << 20)?;
+//! let way = retire::retire(big)?; // the addresses are gone
+//! assert!(retire::drain(None)); // and now the memory is back
+//! # let _ = way; Ok(()) }
+//! ```
+//!
+//! # Which kind of mapping goes by which way
+//!
+//! | mapping | way | why |
+//! | --- | --- | --- |
+//! | private anonymous: base pages, transparent huge pages, guard regions, any protection, `MADV_DONTFORK`, KSM | moved | |
+//! | locked, or locked on fault | moved; in slices where `RLIMIT_MEMLOCK` holds for the caller | a lock is charged until its pages are gone: the next mlock would fail for it |
+//! | marked volatile through tenure | moved; the marks are forgotten first | |
+//! | shared anonymous | moved | nobody else can name it |
+//! | a memfd of [`Mapping::memfd`]'s | moved | nobody else has it |
+//! | files, memfds, POSIX shared memory | in slices ([`Files::AtOnce`]) or moved ([`Files::Later`]) | until it is torn down a mapping keeps its file busy: umount and sealing fail, leases wait |
+//! | System V shared memory, devices, `/proc`, `/sys` | in slices | the number of attachments, and the device, can be watched |
+//! | huge pages of hugetlbfs | in slices | the pool is fixed: the program's next mapping may need just these pages |
+//! | registered with a userfaultfd that is not tenure's | in slices | its owner is to hear of munmap(2), not of a move |
+//! | the stack, the heap, the kernel's own mappings | in slices | |
+//! | pieces below 4 MiB, and ranges below [`Settings::min_bytes`] | in slices; plain | moving costs 10 µs |
+//! | a range with a sealed mapping, or whose ends cut a huge page | plain | the kernel refuses it whole, so nothing may go before |
+//! | a range of more than one mapping on Linux 6.12 to 6.16, or before [`prepare`] from 6.10 on | plain | whether one of them is sealed cannot be asked |
+//!
+//! Everything goes in slices where `RLIMIT_AS` or `RLIMIT_DATA` is set or `vm.overcommit_memory` is 2
+//! (address space that waits counts, so the next mmap would fail), where the process has 512 retired
+//! mappings waiting or `vm.max_map_count` mappings, where mremap(2) is refused, and before [`prepare`]. Where
+//! `/proc` cannot be read it is plain. [`crate::stats()`] counts each way.
+//!
+//! In slices means: before the call returns, by munmap(2) of parts that take half of
+//! [`Settings::longest_stall`] each as far as measured, so that no other thread waits for the whole.
+//!
+//! # What waits
+//!
+//! Memory that waits is the process's until it is torn down: it counts in RSS, in its memory cgroup, in
+//! `VmSize` and `VmLck`. So it is bounded: resident bytes that wait never exceed what is free under the
+//! memory cgroup's limit, four times what is free on the machine, and [`Settings::pending_max`]. Beyond that
+//! the caller helps before it returns. Pressure makes the keeper do more at a time, and where a call of
+//! tenure's own is refused for want of address space, mappings or locks, all that waits is torn down and the
+//! call made again. [`drain`] waits for all of it. Nothing need be done at exit.
+//!
+//! A forked child has nothing of it (`MADV_DONTFORK`), and no keeper until [`prepare`] is called there.
+//!
+//! # The bound on stalls
+//!
+//! From Linux 6.17 on, a teardown holds only the retired mapping's own lock, for which nobody waits; what
+//! others wait for is the munmap(2) of what has been emptied, 5 to 20 µs. Before, each slice holds the
+//! address space's lock shared. A slice takes longer than measured where the tearing thread loses its
+//! processor in it.
+//!
+//! # What the kernel must have
+//!
+//! `mremap`, and nothing else. Used where they are: `MADV_DONTNEED_LOCKED` (5.18; else locked memory is
+//! unmapped in slices), PROCMAP_QUERY (6.11; else `/proc/self/maps` is read, 0.3 µs for each mapping of the
+//! process), PAGEMAP_SCAN (6.7; else holes are torn down like pages), userfaultfd (to tell what is
+//! registered; where it is refused nothing is taken to be, which is wrong for what was registered before it
+//! came to be refused). Linux 5.10 to 6.16 move one mapping at a time; so does this, on any kernel.
+//!
+//! # Not seen
+//!
+//! The order in which parts of a range with many mappings go, and that they do not go in one instant:
+//! another thread may map where an earlier part was before a later one is gone. A hidden mapping can be seen
+//! in `/proc/self/maps`, and goes into a core dump.
+
+mod books;
+mod bound;
+mod over;
+mod records;
+mod settings;
+mod slice;
+mod teardown;
+mod unmap;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::keeper::{self, chores, relief, thread};
+use crate::mapping::Mapping;
+use crate::os::{detach, errno, generation, limits, page_size};
+use crate::range::PageRange;
+use rustix::io::Errno;
+use std::mem::ManuallyDrop;
+use std::sync::Once;
+use std::time::Duration;
+
+pub use over::{detach_tail, map_over};
+pub use settings::{configure, settings, Files, Settings};
+
+/// How a range was unmapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Way {
+    /// By munmap(2) itself.
+    Plain,
+    /// By munmap(2) in parts, each short enough for the bound on stalls.
+    InSlices,
+    /// Moved out of sight; its memory follows.
+    Moved,
+}
+
+/// What is gone from its addresses and not yet given back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Pending {
+    /// Bytes of address space, resident or not.
+    pub bytes: u64,
+    /// Retired ranges they belong to.
+    pub mappings: u64,
+}
+
+/// Unmaps `[addr, addr + len)` with the meaning of munmap(2): any mappings, holes allowed, lengths rounded
+/// up to pages. When it returns, the addresses are free, and a touch raises SIGSEGV.
+///
+/// # Errors
+/// munmap's. `EINVAL`: empty, unaligned or past the end of the address space, or its ends cut a huge page
+/// of hugetlbfs. `EPERM`: sealed (`mseal`). `ENOMEM`: the range lies inside a mapping that would have to be
+/// split, and there are `vm.max_map_count` already. Nothing is changed then.
+///
+/// # Safety
+/// As munmap(2): nothing refers to the range any more.
+pub unsafe fn munmap(addr: *mut u8, len: usize) -> Result<Way> {
+    // SAFETY: the caller's promise.
+    unsafe { munmap_raw(addr, len) }.map_err(|errno| explain(errno, addr as usize, len))
+}
+
+/// [`munmap`] for code that runs where memory may not be allocated: an allocator's own. Neither allocates
+/// nor creates a thread, keeps `errno`, and may be called by a signal handler that interrupted it. The error
+/// is the kernel's errno.
+///
+/// # Errors
+/// As [`munmap`].
+///
+/// # Safety
+/// As [`munmap`].
+pub unsafe fn munmap_raw(addr: *mut u8, len: usize) -> std::result::Result<Way, i32> {
+    let _errno = errno::Kept::now();
+    let (start, page) = (addr as usize, page_size());
+    let end = len
+        .checked_next_multiple_of(page)
+        .and_then(|size| start.checked_add(size))
+        .filter(|end| *end <= isize::MAX as usize);
+    let done = match end {
+        Some(end) if start % page == 0 && start != 0 && start < end => {
+            unmap::unmap(PageRange::new(start, end), unmap::Known::Nothing, settings::min_bytes())
+        }
+        // The kernel's to refuse, or page 0.
+        // SAFETY: the caller's promise.
+        _ => unsafe { detach::unmap(start, len) }.map(|()| Way::Plain),
+    };
+    done.map_err(Errno::raw_os_error)
+}
+
+fn explain(errno: i32, start: usize, len: usize) -> Error {
+    let call = "munmap";
+    let error = match errno {
+        libc::EINVAL => Error::new(
+            ErrorKind::BadRange,
+            call,
+            "the range is empty, does not start at a page, leaves the address space, or cuts a huge page \
+             of hugetlbfs",
+            "pass what mmap returned, or whole pages of it",
+        ),
+        libc::EPERM => Error::new(
+            ErrorKind::WrongMapping,
+            call,
+            "part of it is sealed (mseal)",
+            "leave sealed mappings to the end of the process",
+        ),
+        libc::ENOMEM => Error::new(
+            ErrorKind::TooManyMappings,
+            call,
+            "unmapping the middle of a mapping makes two of it, and the process has as many as it may",
+            "raise vm.max_map_count, or unmap from an end",
+        ),
+        other => Error::system(call, "munmap", Errno::from_raw_os_error(other)),
+    };
+    error.with_errno(errno).on(start, len)
+}
+
+/// Retires a mapping of tenure's, whatever its size. Dropping one of [`Settings::min_bytes`] or more does
+/// the same.
+///
+/// # Errors
+/// As [`munmap`]; the mapping is as it was then, and stays until the process ends.
+pub fn retire(mapping: Mapping) -> Result<Way> {
+    let mapping = ManuallyDrop::new(mapping);
+    let range = mapping.range();
+    drop_own(range, 0).map_err(|errno| explain(errno.raw_os_error(), range.start, range.len()))
+}
+
+/// Unmaps what a [`Mapping`] owns.
+pub(crate) fn drop_own(range: PageRange, least: usize) -> std::result::Result<Way, Errno> {
+    if range.len() >= least {
+        // Without a keeper it goes in slices.
+        let _ = prepare();
+    }
+    unmap::unmap(range, unmap::Known::Own, least)
+}
+
+/// The size from which on dropping a [`Mapping`] retires it.
+pub(crate) fn least() -> usize {
+    settings::min_bytes()
+}
+
+/// Gets everything ready: the fork handlers, the keeper's thread. It allocates, so an allocator's munmap
+/// must not call it; [`wants_keeper`] says when somebody should. Before it was called in a process,
+/// [`munmap`] works in slices. 0.1 ms the first time, a few loads later on.
+///
+/// # Errors
+/// `EAGAIN`: no thread could be created.
+pub fn prepare() -> Result<()> {
+    watch_forks();
+    if !thread::running() {
+        keeper::start("retire::prepare")?;
+    }
+    detach::learn_whether_seals_are_seen();
+    unmap::set_ready();
+    unmap::no_longer_wants_keeper();
+    Ok(())
+}
+
+/// What [`prepare`] does but for the thread.
+pub(crate) fn watch_forks() {
+    static ONCE: Once = Once::new();
+    keeper::watch_forks();
+    ONCE.call_once(|| {
+        // What is looked up once, and allocates then.
+        let _ = (generation::current(), limits::locking_is_limited());
+        records::hold_over_fork();
+        bound::hold_over_fork();
+        chores::register(visit);
+        relief::register(|| pending().bytes > 0 && errno::kept(teardown::relieve));
+        bound::look_around();
+    });
+}
+
+fn visit(visit: &chores::Visit) -> chores::Next {
+    let next = teardown::visit(visit);
+    if next != chores::Next::WhenStirred {
+        bound::look_around();
+    }
+    next
+}
+
+/// Whether [`prepare`] is to be called at the next moment that allows it: something could have been retired
+/// the quick way if there had been a keeper. One load.
+pub fn wants_keeper() -> bool {
+    unmap::wants_keeper()
+}
+
+/// What waits to be torn down.
+pub fn pending() -> Pending {
+    let records = records::lock();
+    Pending { bytes: records.bytes(), mappings: records.mappings() }
+}
+
+/// Waits until all memory is back; the caller helps. `false`: not within `timeout`. `None` waits for as long
+/// as it takes: where the kernel keeps refusing a munmap, until it no longer does.
+pub fn drain(timeout: Option<Duration>) -> bool {
+    let _errno = errno::Kept::now();
+    teardown::drain(timeout)
+}

@@ -1,0 +1,75 @@
+//! Two other calls that unmap populated memory: a shrinking mremap(2), and mmap(2) with `MAP_FIXED`.
+
+use super::settings;
+use super::unmap::{self, in_slices, Known};
+use crate::os::mapping_list::Lister;
+use crate::os::{detach, errno, page_size};
+use crate::range::PageRange;
+
+/// Unmaps the tail that mremap(2) from `old_len` to a smaller `new_len` bytes would cut off, as
+/// [`munmap`](super::munmap) does. `true`: it is gone, and an mremap from `new_len` to `new_len` bytes with
+/// the caller's flags finishes the call. `false`: nothing was done, or not all of it; make the plain call.
+///
+/// Not for `MREMAP_FIXED` and `MREMAP_DONTUNMAP`. Nothing allocates, and `errno` is kept.
+///
+/// # Safety
+/// As mremap(2): nothing refers to the tail any more.
+pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool {
+    let _errno = errno::Kept::now();
+    let (start, page) = (addr as usize, page_size());
+    let sizes = (old_len.checked_next_multiple_of(page), new_len.checked_next_multiple_of(page));
+    let (Some(old), Some(new)) = sizes else { return false };
+    let end = start.checked_add(old).filter(|end| *end <= isize::MAX as usize);
+    let (Some(end), true) = (end, start % page == 0 && start != 0 && new > 0) else { return false };
+    if new >= old || old - new < settings::min_bytes() {
+        return false;
+    }
+    // mremap wants all of the old range in one mapping, and answers for the page at its start.
+    let listed = Lister::open().and_then(|mut lister| lister.at_or_after(start));
+    let one = listed.ok().flatten().is_some_and(|found| {
+        found.mapping.start <= start && found.mapping.end >= end && found.page_size <= page
+    });
+    one && detach::may_be_unmapped_from(start).is_ok()
+        && unmap::unmap(PageRange::new(start + new, end), Known::Nothing, 0).is_ok()
+}
+
+/// Does `mmap(addr, len, protection, flags, -1, 0)` of private anonymous memory with `MAP_FIXED` in
+/// slices: over populated memory the kernel unmaps the old pages under the address space's exclusive lock,
+/// for as long as that takes. `None`: not such a call, or too small to matter; make the plain one.
+/// `Some(Err(errno))`: it failed, with the kernel's errno; as with the plain call, part of what was there
+/// may be gone.
+///
+/// Each slice is the call itself, so a racing thread sees the old page, or what the new mapping has there,
+/// at no time anything else; and an error that the first slice meets has changed nothing. Nothing allocates.
+///
+/// # Safety
+/// As mmap(2) with `MAP_FIXED`: nothing refers to what is mapped there.
+pub unsafe fn map_over(
+    addr: *mut u8,
+    len: usize,
+    protection: i32,
+    flags: i32,
+) -> Option<Result<*mut u8, i32>> {
+    const NEEDED: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    const ALLOWED: i32 = NEEDED | libc::MAP_NORESERVE | libc::MAP_STACK;
+    const PROTECTIONS: i32 = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+    let (start, page) = (addr as usize, page_size());
+    let size = len.checked_next_multiple_of(page)?;
+    let end = start.checked_add(size).filter(|end| *end <= isize::MAX as usize)?;
+    let fits = flags & NEEDED == NEEDED
+        && flags & !ALLOWED == 0
+        && protection & !PROTECTIONS == 0
+        && start % page == 0
+        && start != 0
+        && size >= settings::min_bytes();
+    if !fits || !super::unmap::all_may_be_unmapped(PageRange::new(start, end)) {
+        return None;
+    }
+    let _errno = errno::Kept::now();
+    super::books::forget(PageRange::new(start, end));
+    let done = in_slices(PageRange::new(start, end), |slice| {
+        // SAFETY: the caller's promise.
+        unsafe { detach::map_fixed(slice.start, slice.len(), protection, flags) }
+    });
+    Some(done.map(|()| addr).map_err(|errno| errno.raw_os_error()))
+}

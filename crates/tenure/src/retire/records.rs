@@ -1,0 +1,230 @@
+//! What has been moved away and waits to be torn down.
+//!
+//! A fixed array, so that nothing here allocates. It belongs to one process: hidden mappings are not
+//! copied into a child (`MADV_DONTFORK`), which therefore begins with none.
+
+use crate::keeper::gate;
+use crate::os::process_lock::{ProcessGuard, ProcessLock};
+use crate::range::PageRange;
+use crate::stats::GAUGES;
+use std::sync::atomic::Ordering;
+
+/// So many hidden mappings at most: each counts against `vm.max_map_count`, 65,530 by default.
+const MOST: usize = 512;
+/// Torn down between two looks at the table: 2 to 6 ms of work in base pages.
+const CHUNK: usize = 32 << 20;
+
+/// See the module's head.
+pub(super) struct Records {
+    waiting: [PageRange; MOST],
+    count: usize,
+    /// Chunks that were taken and are not unmapped yet.
+    in_flight: usize,
+    /// Waiting and in flight.
+    bytes: u64,
+    /// Chunks that could not be torn down since the last one that could.
+    failed: usize,
+}
+
+static RECORDS: ProcessLock<Records> = ProcessLock::new(Records {
+    waiting: [PageRange { start: 0, end: 0 }; MOST],
+    count: 0,
+    in_flight: 0,
+    bytes: 0,
+    failed: 0,
+});
+
+pub(super) type Guard = ProcessGuard<'static, Records>;
+
+/// The records; forks wait while they are held, so that a child never gets a copy of a mapping that is
+/// half way to its hidden place.
+pub(super) fn lock() -> Guard {
+    let mut records = RECORDS.lock();
+    if records.inherited {
+        (records.count, records.in_flight, records.bytes) = (0, 0, 0);
+        records.failed = 0;
+        records.publish();
+    }
+    records
+}
+
+/// Has forks wait, from here on.
+pub(super) fn hold_over_fork() {
+    gate::hold_over_fork(|| Box::new(RECORDS.lock()));
+}
+
+impl Records {
+    pub fn has_room(&self) -> bool {
+        self.count < MOST
+    }
+
+    /// Adds a hidden mapping; there is room.
+    pub fn add(&mut self, hidden: PageRange) {
+        self.waiting[self.count] = hidden;
+        self.count += 1;
+        self.bytes += hidden.len() as u64;
+        self.publish();
+    }
+
+    /// A mapping that waits.
+    pub fn next(&self) -> Option<PageRange> {
+        self.count.checked_sub(1).map(|last| self.waiting[last])
+    }
+
+    /// Takes the beginning of that mapping, for the caller to tear down: up to the chunk that holds
+    /// `first_there`, its first page that is there. `None`: another thread has changed it.
+    pub fn take(&mut self, seen: PageRange, first_there: usize) -> Option<PageRange> {
+        let last = self.count.checked_sub(1)?;
+        let whole = &mut self.waiting[last];
+        if *whole != seen {
+            return None;
+        }
+        let to = (first_there / CHUNK * CHUNK).saturating_add(CHUNK).min(whole.end);
+        let chunk = PageRange::new(whole.start, to);
+        whole.start = to;
+        if whole.start == whole.end {
+            self.count = last;
+        }
+        self.in_flight += 1;
+        Some(chunk)
+    }
+
+    /// A chunk is gone.
+    pub fn done(&mut self, chunk: PageRange) {
+        self.in_flight -= 1;
+        self.bytes -= chunk.len() as u64;
+        self.failed = 0;
+        self.publish();
+    }
+
+    /// So many bytes of a chunk in flight are gone.
+    pub fn shrink_in_flight(&mut self, bytes: u64) {
+        self.bytes -= bytes;
+    }
+
+    /// A chunk could not be torn down: it waits on, behind all others. At `vm.max_map_count` a munmap of
+    /// the middle of a mapping is refused, so what waits right below or above it belongs to the same
+    /// mapping, which the kernel may have joined from several: as one record it goes from its start, where
+    /// no split is needed.
+    pub fn put_back(&mut self, chunk: PageRange) {
+        self.in_flight -= 1;
+        self.failed += 1;
+        let mut whole = chunk;
+        let mut at = 0;
+        while at < self.count {
+            let other = self.waiting[at];
+            if other.end != whole.start && other.start != whole.end {
+                at += 1;
+                continue;
+            }
+            whole = PageRange::new(whole.start.min(other.start), whole.end.max(other.end));
+            self.waiting.copy_within(at + 1..self.count, at);
+            self.count -= 1;
+            at = 0;
+        }
+        if self.has_room() {
+            self.waiting.copy_within(..self.count, 1);
+            self.waiting[0] = whole;
+            self.count += 1;
+        } else {
+            // Nowhere to remember it: it stays mapped until the process ends, as after a munmap that
+            // failed.
+            self.bytes -= whole.len() as u64;
+        }
+        self.publish();
+    }
+
+    /// How many mappings wait.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// All that waits has been tried, and nothing of it went.
+    pub fn is_stuck(&self) -> bool {
+        self.failed >= self.count
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Retired mappings that wait, and chunks in flight.
+    pub fn mappings(&self) -> u64 {
+        (self.count + self.in_flight) as u64
+    }
+
+    /// Nothing waits, and nothing is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0 && self.in_flight == 0
+    }
+
+    fn publish(&self) {
+        GAUGES.retiring_bytes.store(self.bytes, Ordering::Relaxed);
+        GAUGES.retiring.store(self.mappings(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_cover_a_mapping_once() {
+        let mut records = Records {
+            waiting: [PageRange { start: 0, end: 0 }; MOST],
+            count: 0,
+            in_flight: 0,
+            bytes: 0,
+            failed: 0,
+        };
+        let page = crate::os::page_size();
+        let whole = PageRange::new(3 * page, 9 * CHUNK + 5 * page);
+        records.add(whole);
+        assert_eq!(records.take(PageRange::new(page, 2 * page), page), None);
+        let mut at = whole.start;
+        let mut chunks = 0;
+        while let Some(next) = records.next() {
+            assert_eq!(next.start, at);
+            // A hole of three chunks and a bit in the middle.
+            let there = if at == 2 * CHUNK { 5 * CHUNK + page } else { at };
+            let chunk = records.take(next, there).unwrap();
+            assert_eq!(chunk.start, at);
+            assert!(chunk.end % CHUNK == 0 || chunk.end == whole.end);
+            at = chunk.end;
+            chunks += 1;
+            records.done(chunk);
+        }
+        assert_eq!((at, records.bytes(), chunks), (whole.end, 0, 7));
+        assert!(records.is_empty());
+    }
+    #[test]
+    fn what_fails_waits_behind_the_others_and_is_joined() {
+        let mut records = Records {
+            waiting: [PageRange { start: 0, end: 0 }; MOST],
+            count: 0,
+            in_flight: 0,
+            bytes: 0,
+            failed: 0,
+        };
+        let ranges = [(1, 3), (5, 7), (9, 12)];
+        let ranges = ranges.map(|(start, end)| PageRange::new(start * CHUNK, end * CHUNK));
+        ranges.into_iter().for_each(|range| records.add(range));
+        for n in [2, 1, 0] {
+            assert_eq!((records.next(), records.is_stuck()), (Some(ranges[n]), false));
+            let chunk = records.take(ranges[n], ranges[n].start).unwrap();
+            records.put_back(chunk);
+        }
+        assert!(records.is_stuck());
+        assert_eq!((records.next(), records.count()), (Some(ranges[2]), 3));
+        let chunk = records.take(ranges[2], ranges[2].start).unwrap();
+        records.done(chunk);
+        assert!(!records.is_stuck());
+        // What the kernel has joined from two.
+        records.add(PageRange::new(3 * CHUNK, 5 * CHUNK));
+        let top = records.next().unwrap();
+        let chunk = records.take(top, top.start).unwrap();
+        records.put_back(chunk);
+        assert_eq!(records.waiting[0], PageRange::new(CHUNK, 7 * CHUNK));
+        assert_eq!((records.count(), records.bytes()), (2, 8 * CHUNK as u64));
+    }
+}

@@ -1,0 +1,114 @@
+//! What a program may set.
+
+use std::sync::atomic::{AtomicU64, AtomicU8, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// When the memory of retired file mappings is given up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Files {
+    /// Before the call returns, in slices: nothing that munmap(2) would let go of stays held, so the
+    /// file system can be unmounted and a memfd sealed at once.
+    #[default]
+    AtOnce,
+    /// Later, as other memory. Until then the mapping holds its file: unmounting gives `EBUSY`, so does
+    /// sealing a memfd against writes, and a lease is not given.
+    Later,
+}
+
+/// The settings of [`retire`](crate::retire). Every field has a default; see each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Ranges below this many bytes are unmapped by plain munmap(2).
+    pub min_bytes: usize,
+    /// How long another thread may have to wait for one step of a teardown (default 1 ms).
+    pub longest_stall: Duration,
+    /// How many resident bytes may wait to be given back; `None` (default): half of what is free under
+    /// the limits that hold for this process. Half of what is free bounds it in any case.
+    pub pending_max: Option<u64>,
+    /// When file mappings are given up.
+    pub files: Files,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            min_bytes: 32 << 20,
+            longest_stall: Duration::from_millis(1),
+            pending_max: None,
+            files: Files::AtOnce,
+        }
+    }
+}
+
+impl Settings {
+    /// Sets the size from which on ranges are retired.
+    pub fn with_min_bytes(mut self, bytes: usize) -> Self {
+        self.min_bytes = bytes;
+        self
+    }
+
+    /// Sets how long another thread may have to wait.
+    pub fn with_longest_stall(mut self, stall: Duration) -> Self {
+        self.longest_stall = stall;
+        self
+    }
+
+    /// Bounds what waits to be given back.
+    pub fn with_pending_max(mut self, bytes: u64) -> Self {
+        self.pending_max = Some(bytes);
+        self
+    }
+
+    /// Says when file mappings are given up.
+    pub fn with_files(mut self, files: Files) -> Self {
+        self.files = files;
+        self
+    }
+}
+
+const NONE: u64 = u64::MAX;
+static MIN_BYTES: AtomicUsize = AtomicUsize::new(32 << 20);
+static LONGEST_STALL_NS: AtomicU64 = AtomicU64::new(1_000_000);
+static PENDING_MAX: AtomicU64 = AtomicU64::new(NONE);
+static FILES_LATER: AtomicU8 = AtomicU8::new(0);
+
+/// Sets them, for the whole process and from the next call on.
+pub fn configure(settings: Settings) {
+    MIN_BYTES.store(settings.min_bytes, Ordering::Relaxed);
+    let stall = u64::try_from(settings.longest_stall.as_nanos()).unwrap_or(u64::MAX);
+    LONGEST_STALL_NS.store(stall, Ordering::Relaxed);
+    PENDING_MAX.store(settings.pending_max.unwrap_or(NONE), Ordering::Relaxed);
+    FILES_LATER.store(u8::from(settings.files == Files::Later), Ordering::Relaxed);
+}
+
+/// The settings in force.
+pub fn settings() -> Settings {
+    let max = PENDING_MAX.load(Ordering::Relaxed);
+    Settings {
+        min_bytes: MIN_BYTES.load(Ordering::Relaxed),
+        longest_stall: Duration::from_nanos(LONGEST_STALL_NS.load(Ordering::Relaxed)),
+        pending_max: (max != NONE).then_some(max),
+        files: match FILES_LATER.load(Ordering::Relaxed) {
+            0 => Files::AtOnce,
+            _ => Files::Later,
+        },
+    }
+}
+
+pub(super) fn min_bytes() -> usize {
+    MIN_BYTES.load(Ordering::Relaxed)
+}
+
+pub(super) fn longest_stall_ns() -> u64 {
+    LONGEST_STALL_NS.load(Ordering::Relaxed)
+}
+
+pub(super) fn pending_max() -> u64 {
+    PENDING_MAX.load(Ordering::Relaxed)
+}
+
+pub(super) fn files_later() -> bool {
+    FILES_LATER.load(Ordering::Relaxed) != 0
+}

@@ -1,0 +1,199 @@
+//! Giving the memory of hidden mappings back, slice by slice: by the keeper, and by callers who have to
+//! wait for it.
+
+use super::records::{self, Records};
+use super::slice;
+use crate::keeper::chores::{Next, Visit};
+use crate::os::pagemap::Pagemap;
+use crate::os::{detach, generation};
+use crate::range::PageRange;
+use crate::stats::{add, COUNTERS};
+use rustix::io::Errno;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// What a visit of the keeper's may take when memory is short.
+const UNDER_PRESSURE: Duration = Duration::from_millis(20);
+/// Before chunks that could not be torn down are tried again.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// For a chunk in another thread's hands.
+const SHORT_WAIT: Duration = Duration::from_micros(100);
+/// For those in all: much longer than chunks take that go.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// The keeper's part.
+pub(super) fn visit(visit: &Visit) -> Next {
+    loop {
+        match one_chunk() {
+            Chunk::None => return Next::WhenStirred,
+            // The next visit tries another one.
+            Chunk::Failed => match records::lock().is_stuck() {
+                true => return Next::After(AGAIN),
+                false => return Next::AtOnce,
+            },
+            Chunk::Done(_) => {}
+        }
+        if !visit.pressure || visit.now.elapsed() >= UNDER_PRESSURE {
+            return Next::AtOnce;
+        }
+    }
+}
+
+/// What came of tearing down a chunk.
+pub(super) enum Chunk {
+    /// Nothing waits, though something may be in flight.
+    None,
+    /// So many bytes are back.
+    Done(u64),
+    Failed,
+}
+
+/// Tears one chunk down. Works on any thread; several may do it at once.
+pub(super) fn one_chunk() -> Chunk {
+    let process = generation::current();
+    let pagemap = Pagemap::open().ok();
+    let (chunk, there) = loop {
+        let Some(next) = records::lock().next() else { return Chunk::None };
+        let there = pagemap.as_ref().map_or(next.start, |pagemap| pagemap.first_there(next));
+        if let Some(chunk) = records::lock().take(next, there) {
+            break (chunk, there.min(chunk.end));
+        }
+    };
+    let done = tear_down(chunk, there, process);
+    let mut records = records::lock();
+    if generation::current() != process {
+        return Chunk::None;
+    }
+    match done {
+        Ok(()) => {
+            records.done(chunk);
+            drop(records);
+            add(&COUNTERS.torn_down_bytes, chunk.len() as u64);
+            Chunk::Done(chunk.len() as u64)
+        }
+        Err(left) => {
+            settle(&mut records, chunk, left);
+            Chunk::Failed
+        }
+    }
+}
+
+/// Part of a chunk is left.
+fn settle(records: &mut Records, chunk: PageRange, left: PageRange) {
+    records.shrink_in_flight((chunk.len() - left.len()) as u64);
+    records.put_back(left);
+}
+
+/// First the pages, in slices: from Linux 6.17 on that holds no lock that another thread wants to map,
+/// unmap or fault, before it the address space's, shared. Then what is left of the mapping: page tables
+/// that the zapping has freed (6.14), or a few.
+///
+/// `Err`: what is still mapped.
+fn tear_down(chunk: PageRange, there: usize, process: u64) -> Result<(), PageRange> {
+    let mut mapped = chunk;
+    let mut at = there;
+    while at < chunk.end {
+        // A signal handler may have forked in between: its child has no such mapping, and something of
+        // its own there by now.
+        if generation::current() != process {
+            return Ok(());
+        }
+        let step = slice::bytes();
+        let piece = PageRange::new(at, (at / step * step + step).min(chunk.end));
+        let began = Instant::now();
+        // SAFETY: a part of a hidden mapping, which nobody knows.
+        if unsafe { detach::zap(piece) }.is_err() {
+            // Of a kind that can only be unmapped: locked before 5.18, or refused. What was unmapped is
+            // not unmapped again: another thread may have mapped something there.
+            unmap(PageRange::new(mapped.start, piece.end)).map_err(|_| mapped)?;
+            if piece.end == chunk.end {
+                return Ok(());
+            }
+            mapped = PageRange::new(piece.end, chunk.end);
+        }
+        took(piece.len(), began.elapsed());
+        at = piece.end;
+    }
+    let began = Instant::now();
+    unmap(mapped).map_err(|_| mapped)?;
+    note_longest(began.elapsed());
+    Ok(())
+}
+
+pub(super) fn took(bytes: usize, time: Duration) {
+    slice::learn(bytes, time);
+    note_longest(time);
+}
+
+fn note_longest(time: Duration) {
+    let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    COUNTERS.retire_longest_slice_ns.fetch_max(ns, Ordering::Relaxed);
+}
+
+fn unmap(range: PageRange) -> Result<(), Errno> {
+    let mut tries = 0;
+    loop {
+        // SAFETY: as in `tear_down`.
+        match unsafe { detach::unmap(range.start, range.len()) } {
+            // The mapping count is at its limit, and another thread is still at the chunk above this
+            // one: when that is gone, this needs no split.
+            Err(Errno::NOMEM) if tries < 50 => {
+                tries += 1;
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Tears down until nothing waits and nothing is in flight.
+pub(super) fn drain(timeout: Option<Duration>) -> bool {
+    let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    loop {
+        match help() {
+            Chunk::Done(_) => {}
+            _ if records::lock().is_empty() => return true,
+            // In another thread's hands.
+            _ => std::thread::sleep(SHORT_WAIT),
+        }
+        if until.is_some_and(|until| Instant::now() >= until) {
+            return records::lock().is_empty();
+        }
+    }
+}
+
+/// Tears down what can be, for a caller that was refused something: unlike [`drain`] it ends when all that
+/// waits has been tried and nothing of it went. `true`: something went.
+pub(super) fn relieve() -> bool {
+    let (mut any, mut failed, mut waited) = (false, 0, Duration::ZERO);
+    loop {
+        match help() {
+            Chunk::Done(_) => (any, failed, waited) = (true, 0, Duration::ZERO),
+            Chunk::Failed => {
+                failed += 1;
+                if failed >= records::lock().count() {
+                    return any;
+                }
+            }
+            Chunk::None if records::lock().is_empty() => return true,
+            // In another thread's hands, which may fail too.
+            Chunk::None => {
+                if waited >= LONGEST_WAIT {
+                    return any;
+                }
+                std::thread::sleep(SHORT_WAIT);
+                waited += SHORT_WAIT;
+            }
+        }
+    }
+}
+
+/// One chunk, by a caller that has to wait for it.
+pub(super) fn help() -> Chunk {
+    let chunk = one_chunk();
+    if let Chunk::Done(bytes) = chunk {
+        add(&COUNTERS.retire_helped_bytes, bytes);
+    }
+    chunk
+}

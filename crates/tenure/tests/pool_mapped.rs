@@ -1,0 +1,294 @@
+//! The pool in the place of a program's own mmap and munmap.
+
+mod pool_kit;
+
+use pool_kit::*;
+use std::ptr::NonNull;
+use std::time::Duration;
+use tenure::pool::mapped::{self, Unmapped};
+use tenure::pool::{self, Settings};
+use tenure_testkit::pages::{map_count, smaps_of};
+use tenure_testkit::{in_child, run_child, this_test};
+
+const MIB: usize = 1 << 20;
+const PAGE: usize = 4096;
+
+fn map(len: usize) -> NonNull<u8> {
+    mapped::map(len, PAGE).expect("there is room")
+}
+
+fn unmap(p: NonNull<u8>, offset: usize, len: usize) -> Unmapped {
+    // SAFETY: the test's own range.
+    unsafe { mapped::unmap(p.as_ptr() as usize + offset, len) }
+}
+
+/// Whether the page can be read, asked of the kernel.
+fn readable(at: usize) -> bool {
+    let mut byte = 0u8;
+    let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let remote = libc::iovec { iov_base: at as *mut _, iov_len: 1 };
+    // SAFETY: a byte of ours is written; the other address is only looked at by the kernel.
+    unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) == 1 }
+}
+
+#[test]
+fn pairs_are_reused_and_read_zeros() {
+    let a = map(3 * MIB);
+    sign(a, 3 * MIB, 1);
+    assert_eq!(unmap(a, 0, 3 * MIB), Unmapped::Done);
+    let b = map(3 * MIB);
+    assert!(bytes(b, 3 * MIB).iter().all(|byte| *byte == 0));
+    assert_eq!(unmap(b, 0, 3 * MIB - 1), Unmapped::Done, "lengths are rounded up, as munmap does");
+}
+
+#[test]
+fn parts_are_unmapped_and_the_rest_stays() {
+    in_child(this_test!(), &[], || {
+        pool::prepare().unwrap();
+        let p = map(4 * MIB);
+        let at = p.as_ptr() as usize;
+        sign(p, 4 * MIB, 5);
+        assert!(!mapped::is_free(at, 4 * MIB));
+        // Head, a hole, tail; each twice: munmap of what is unmapped succeeds.
+        for _ in 0..2 {
+            assert_eq!(unmap(p, 0, MIB), Unmapped::Done);
+            assert_eq!(unmap(p, 2 * MIB, PAGE), Unmapped::Done);
+            assert_eq!(unmap(p, 3 * MIB, MIB), Unmapped::Done);
+        }
+        for (offset, there) in [
+            (0, false),
+            (MIB - 1, false),
+            (MIB, true),
+            (2 * MIB - 1, true),
+            (2 * MIB, false),
+            (2 * MIB + PAGE, true),
+            (3 * MIB - 1, true),
+            (3 * MIB, false),
+            (4 * MIB - 1, false),
+        ] {
+            assert_eq!(readable(at + offset), there, "{offset:#x}");
+        }
+        // What is left holds what it held.
+        for page in (MIB / PAGE..3 * MIB / PAGE).filter(|page| *page != 2 * MIB / PAGE) {
+            assert_ne!(bytes(p, 4 * MIB)[page * PAGE + PAGE - 8], 0, "page {page}");
+        }
+        assert!(mapped::is_free(at, MIB) && mapped::is_free(at + 2 * MIB, PAGE));
+        assert!(!mapped::is_free(at, MIB + 1) && !mapped::is_free(at + MIB, PAGE));
+        assert_eq!(pool::stats().in_use, 1);
+        // Nothing else may land there: the kernel refuses the addresses to others.
+        // SAFETY: a new mapping that replaces nothing.
+        let other = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+            libc::mmap(at as *mut _, MIB, libc::PROT_READ, flags, -1, 0)
+        };
+        assert_eq!(other, libc::MAP_FAILED);
+        // All of the rest at once, over the holes.
+        assert_eq!(unmap(p, 0, 4 * MIB), Unmapped::Done);
+        let stats = pool::stats();
+        assert_eq!((stats.in_use, stats.returned, stats.remapped), (0, 1, 1), "{stats:?}");
+        let again = map(4 * MIB);
+        assert_eq!(again, p);
+        assert!(bytes(again, 4 * MIB).iter().all(|byte| *byte == 0));
+    });
+}
+
+#[test]
+fn the_program_maps_over_what_it_unmapped() {
+    in_child(this_test!(), &[], || {
+        let p = map(4 * MIB);
+        let at = p.as_ptr() as usize;
+        assert_eq!(unmap(p, MIB, MIB), Unmapped::Done);
+        assert!(mapped::is_free(at + MIB, MIB) && mapped::place(at + MIB, MIB));
+        // SAFETY: over a part that was unmapped.
+        let q = unsafe {
+            let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            libc::mmap((at + MIB) as *mut _, MIB, libc::PROT_READ, flags, -1, 0)
+        };
+        assert_eq!(q as usize, at + MIB);
+        assert!(!mapped::is_free(at + MIB, MIB));
+        assert_eq!(unmap(p, 0, MIB), Unmapped::Done);
+        assert_eq!(unmap(p, 2 * MIB, 2 * MIB), Unmapped::Done);
+        assert_eq!(pool::stats().in_use, 1, "the mapping placed there is still the program's");
+        assert_eq!(unmap(p, MIB, MIB), Unmapped::Done);
+        assert_eq!(pool::stats().in_use, 0);
+        let again = map(4 * MIB);
+        assert_eq!(again, p);
+        let state = smaps_of(at + MIB).unwrap();
+        assert_eq!(state.perms, "rw-p");
+        assert!(bytes(again, 4 * MIB).iter().all(|byte| *byte == 0));
+    });
+}
+
+#[test]
+fn a_mapping_placed_over_a_free_run_stays_the_programs() {
+    in_child(this_test!(), &[], || {
+        let p = map(3 * MIB);
+        let at = p.as_ptr() as usize;
+        assert_eq!(unmap(p, 0, 3 * MIB), Unmapped::Done);
+        assert!(mapped::place(at, MIB));
+        // SAFETY: what a program does that maps again where it had unmapped.
+        let q = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            libc::mmap(at as *mut _, MIB, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        assert_eq!(q as usize, at);
+        sign(p, MIB, 3);
+        for _ in 0..4 {
+            let other = map(3 * MIB);
+            assert_ne!(other, p);
+            sign(other, 3 * MIB, 4);
+        }
+        assert!(signed(p, MIB, 3));
+        assert_eq!(unmap(p, 0, MIB), Unmapped::Done);
+        assert!(!readable(at));
+    });
+}
+
+#[test]
+fn states_that_last_are_gone_for_the_next_user() {
+    in_child(this_test!(), &[], || {
+        let p = map(4 * MIB);
+        let at = p.as_ptr() as usize;
+        let before = map_count();
+        assert!(mapped::taint(at + MIB, MIB));
+        // SAFETY: the test's own run.
+        unsafe {
+            assert_eq!(libc::mprotect((at + MIB) as *mut _, MIB, libc::PROT_READ), 0);
+            assert_eq!(libc::madvise(at as *mut _, MIB, libc::MADV_DONTDUMP), 0);
+            let _ = libc::mlock((at + 3 * MIB) as *const _, PAGE);
+        }
+        assert!(map_count() > before);
+        assert_eq!(unmap(p, 0, 4 * MIB), Unmapped::Done);
+        assert_eq!(map_count(), before, "its mappings are one again");
+        let again = map(4 * MIB);
+        assert_eq!(again, p);
+        for offset in [0, MIB, 3 * MIB] {
+            let state = smaps_of(at + offset).unwrap();
+            assert_eq!(state.perms, "rw-p");
+            assert!(!state.has_flag("dd") && !state.has_flag("lo"), "{state:?}");
+        }
+        sign(again, 4 * MIB, 1);
+        assert!(!mapped::taint(at + (64 << 20), 1), "no run of anybody's");
+    });
+}
+
+#[test]
+fn what_is_not_the_pools_is_left_to_munmap() {
+    in_child(this_test!(), &[], || {
+        let p = map(2 * MIB);
+        let far = Box::new([0u8; 4096]);
+        // SAFETY: refused before anything is unmapped.
+        unsafe {
+            assert_eq!(mapped::unmap(far.as_ptr() as usize & !0xfff, PAGE), Unmapped::NotOurs);
+            // An unaligned start and an empty range are munmap's to refuse.
+            assert_eq!(mapped::unmap(p.as_ptr() as usize + 1, PAGE), Unmapped::NotOurs);
+            assert_eq!(mapped::unmap(p.as_ptr() as usize, 0), Unmapped::NotOurs);
+        }
+        bytes(p, 2 * MIB)[0] = 1;
+        assert_eq!(unmap(p, 0, 2 * MIB), Unmapped::Done);
+    });
+}
+
+/// A thread reads while the middle is unmapped: its data, or SIGSEGV, never zeros.
+#[test]
+fn a_reader_sees_data_or_a_signal() {
+    let result = run_child(this_test!(), &[], || {
+        let p = map(64 * MIB);
+        bytes(p, 64 * MIB).fill(0x77);
+        let at = p.as_ptr() as usize;
+        std::thread::spawn(move || loop {
+            for offset in (16 * MIB..32 * MIB).step_by(PAGE) {
+                // SAFETY: a byte of a run that may go: then it raises SIGSEGV, which ends the test's child.
+                let byte = unsafe { std::ptr::read_volatile((at + offset) as *const u8) };
+                if byte != 0x77 {
+                    eprintln!("a third state: {byte}");
+                    std::process::exit(3);
+                }
+            }
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(unmap(p, 16 * MIB, 16 * MIB), Unmapped::Done);
+        std::thread::sleep(Duration::from_secs(5));
+    });
+    assert_eq!(result.signal(), Some(libc::SIGSEGV), "{} {}", result.status, result.output);
+}
+
+#[test]
+fn a_million_pairs_leave_nothing() {
+    in_child(this_test!(), &[], || {
+        let settings = Settings::default()
+            .with_offer_after(Duration::from_millis(10))
+            .with_return_after(Duration::from_millis(50));
+        pool::configure(settings);
+        pool::prepare().unwrap();
+        let mut random = Random(5);
+        let mut cycle = || {
+            let len = (16 + random.below(64)) * PAGE;
+            let p = map(len);
+            bytes(p, len)[len - 1] = 1;
+            if random.below(1000) == 0 {
+                let part = random.below(len / PAGE) * PAGE;
+                assert_eq!(unmap(p, part, PAGE), Unmapped::Done);
+            }
+            assert_eq!(unmap(p, 0, len), Unmapped::Done);
+        };
+        // Every class once: each has two mappings of its own from then on.
+        let all: Vec<_> = (16..80).map(|pages| (map(pages * PAGE), pages * PAGE)).collect();
+        for (p, len) in all {
+            bytes(p, len).fill(1);
+            assert_eq!(unmap(p, 0, len), Unmapped::Done);
+        }
+        (0..20_000).for_each(|_| cycle());
+        let settle = || {
+            wait_for("all returned", Duration::from_secs(5), |s| s.warm + s.offered == 0);
+            (map_count(), tenure_testkit::pages::rss())
+        };
+        let before = settle();
+        (0..1_000_000).for_each(|_| cycle());
+        let after = settle();
+        assert!(after.0 <= before.0 + 4, "mappings: {before:?}, then {after:?}");
+        assert!(after.1 <= before.1 + (1 << 20), "resident: {before:?}, then {after:?}");
+    });
+}
+
+/// What the program maps over a run that it has unmapped is its own: neither offered nor returned in
+/// the run's place.
+#[test]
+fn a_mapping_over_a_free_run_keeps_its_contents() {
+    in_child(this_test!(), &[], || {
+        let quick = Settings::default()
+            .with_offer_after(Duration::from_millis(20))
+            .with_return_after(Duration::from_millis(40));
+        pool::configure(quick);
+        pool::prepare().unwrap();
+        for fork in [false, true] {
+            let len = 16 * MIB;
+            let p = map(len);
+            sign(p, len, 1);
+            assert_eq!(unmap(p, 0, len), Unmapped::Done);
+            let at = p.as_ptr() as usize;
+            assert!(mapped::place(at, len));
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: over a run that nobody uses.
+            let again = unsafe { libc::mmap(p.as_ptr().cast(), len, access, flags, -1, 0) };
+            assert_eq!(again as usize, at);
+            sign(p, len, 2);
+            if fork {
+                // Runs from before a fork are returned, not offered.
+                // SAFETY: the child ends at once.
+                match unsafe { libc::fork() } {
+                    // SAFETY: as said.
+                    0 => unsafe { libc::_exit(0) },
+                    // SAFETY: our own child.
+                    child => unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) },
+                };
+            }
+            std::thread::sleep(Duration::from_millis(400));
+            assert_eq!(smaps_of(at).unwrap().lazy_free, 0);
+            assert!(signed(p, len, 2), "after a fork: {fork}");
+            assert_eq!(unmap(p, 0, len), Unmapped::Done);
+            assert!(!readable(at) && !readable(at + len - PAGE));
+        }
+    });
+}

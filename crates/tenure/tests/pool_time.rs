@@ -1,0 +1,193 @@
+//! When free runs are offered and returned, by what the kernel says of the pages.
+
+mod pool_kit;
+
+use pool_kit::*;
+use std::time::{Duration, Instant};
+use tenure::pool::{self, HugePages, Settings};
+use tenure_testkit::pages::{lazyfree_total, smaps_over};
+use tenure_testkit::{in_child, this_test};
+
+const MIB: usize = 1 << 20;
+
+/// Of all mappings that the run is in: with huge pages in a part of it there are two.
+fn lazily_freed(p: std::ptr::NonNull<u8>, len: usize) -> u64 {
+    smaps_over(p.as_ptr() as usize, len).iter().map(|mapping| mapping.lazy_free).sum()
+}
+
+#[test]
+fn offered_within_a_second_and_returned_within_the_set_time() {
+    in_child(this_test!(), &[], || {
+        pool::configure(Settings::default().with_return_after(Duration::from_secs(3)));
+        pool::prepare().unwrap();
+        // Runs of both kinds of pages, of a size that threads keep and one that they do not.
+        for size in [300_000, 2 * MIB, 50 * MIB / 16, 32 * MIB] {
+            let p = take(size);
+            sign(p, size, 1);
+            assert!(signed(p, size, 1));
+            let freed = Instant::now();
+            give(p);
+            assert_eq!(pool::stats().warm, 1, "{size}");
+            // Not at once, or it would not be warm.
+            std::thread::sleep(Duration::from_millis(300));
+            assert_eq!(lazily_freed(p, size), 0, "{size}");
+            wait_for("offered", Duration::from_secs(1), |s| s.offered == 1);
+            let offered_after = freed.elapsed();
+            assert!(offered_after < Duration::from_secs(1), "{size}: {offered_after:?}");
+            // The kernel counts its last few dozen pages of each processor later.
+            let lazy = lazily_freed(p, size) as usize;
+            assert!(lazy + MIB / 2 >= size, "{size}: {lazy} bytes are lazily freed");
+            assert!(resident(p, size) >= size - 4096);
+            wait_for("returned", Duration::from_secs(5), |s| s.returned >= 1 && s.offered == 0);
+            let returned_after = freed.elapsed();
+            assert_eq!(resident(p, size), 0, "{size}");
+            assert!(returned_after >= Duration::from_secs(3), "{size}: {returned_after:?}");
+            println!(
+                "{size} bytes: offered after {offered_after:?}, returned after {returned_after:?}"
+            );
+            let again = take_zeroed(size);
+            assert!(bytes(again, size).iter().all(|b| *b == 0));
+            give(again);
+            wait_for("returned", Duration::from_secs(5), |s| s.warm + s.offered == 0);
+        }
+    });
+}
+
+#[test]
+fn what_is_in_use_stays_warm() {
+    in_child(this_test!(), &[], || {
+        pool::configure(Settings::default().with_offer_after(Duration::from_millis(100)));
+        pool::prepare().unwrap();
+        let until = Instant::now() + Duration::from_millis(800);
+        while Instant::now() < until {
+            for size in [100_000, MIB, 9 * MIB] {
+                let p = take(size);
+                bytes(p, size)[size / 2] = 1;
+                give(p);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let stats = pool::stats();
+        assert_eq!(stats.offered_total_bytes, 0, "{stats:?}");
+        assert!(stats.warm_reuses > 500);
+    });
+}
+
+#[test]
+fn a_page_written_after_the_offer_is_kept_and_the_rest_is_the_kernels() {
+    in_child(this_test!(), &[], || {
+        pool::configure(
+            Settings::default().with_offer_after(Duration::ZERO).with_huge_pages(HugePages::Never),
+        );
+        pool::prepare().unwrap();
+        let size = 8 * MIB;
+        let p = take(size);
+        sign(p, size, 1);
+        give(p);
+        wait_for("offered", Duration::from_secs(2), |s| s.offered == 1);
+        assert_eq!(take(size), p, "an offered run is reused");
+        assert_eq!(pool::stats().offered_reuses, 1);
+        // The first half is written anew; then the kernel takes what it may.
+        sign(p, size / 2, 2);
+        // SAFETY: the test's own run. What may be dropped is what the offer left to the kernel.
+        let done = unsafe { libc::madvise(p.as_ptr().cast(), size, libc::MADV_PAGEOUT) };
+        assert_eq!(done, 0);
+        assert!(signed(p, size / 2, 2), "a page written after the offer was lost");
+        let left = resident(p, size);
+        assert!(left < size * 3 / 4, "{left} bytes left: the offer was not one");
+        give(p);
+    });
+}
+
+#[test]
+fn the_keeper_sleeps_for_good_when_nothing_is_free() {
+    in_child(this_test!(), &[], || {
+        let settings = Settings::default()
+            .with_offer_after(Duration::from_millis(20))
+            .with_return_after(Duration::from_millis(60));
+        pool::configure(settings);
+        pool::prepare().unwrap();
+        give(take(MIB));
+        let p = take(3 * MIB);
+        sign(p, 3 * MIB, 1);
+        give(p);
+        wait_for("returned", Duration::from_secs(2), |s| s.warm + s.offered == 0);
+        std::thread::sleep(Duration::from_millis(200));
+        let switches = || {
+            let mut sum = 0;
+            for task in std::fs::read_dir("/proc/self/task").unwrap() {
+                let path = task.unwrap().path();
+                let name = std::fs::read_to_string(path.join("comm")).unwrap();
+                if name.trim() == "tenure-keeper" {
+                    let text = std::fs::read_to_string(path.join("status")).unwrap();
+                    let line = text.lines().find(|l| l.starts_with("voluntary")).unwrap();
+                    sum = line.split_whitespace().last().unwrap().parse::<u64>().unwrap();
+                }
+            }
+            sum
+        };
+        let before = switches();
+        assert!(before > 0);
+        std::thread::sleep(Duration::from_secs(1));
+        assert_eq!(switches(), before, "the keeper woke with nothing to do");
+        // And it wakes when there is something.
+        let p = take(3 * MIB);
+        sign(p, 3 * MIB, 1);
+        give(p);
+        wait_for("returned", Duration::from_secs(2), |s| s.warm + s.offered == 0);
+        assert_eq!(lazyfree_total(), 0);
+    });
+}
+
+#[test]
+fn past_the_bound_memory_is_offered_at_once() {
+    in_child(this_test!(), &[], || {
+        let settings =
+            Settings::default().with_offer_after(Duration::from_secs(3600)).with_warm_max(32 << 20);
+        pool::configure(settings);
+        pool::prepare().unwrap();
+        let held: Vec<_> = (0..64).map(|_| take(4 * MIB)).collect();
+        held.iter().for_each(|p| sign(*p, 4 * MIB, 9));
+        held.into_iter().for_each(give);
+        wait_for("the bound", Duration::from_secs(2), |s| s.warm_bytes <= 32 << 20);
+        assert!(pool::stats().offered_bytes >= 200 << 20);
+    });
+}
+
+#[test]
+fn without_a_keeper_the_bound_holds() {
+    in_child(this_test!(), &[], || {
+        let held: Vec<_> = (0..192).map(|_| take(4 * MIB)).collect();
+        held.iter().for_each(|p| bytes(*p, 4 * MIB).fill(1));
+        assert!(pool::wants_keeper());
+        held.into_iter().for_each(give);
+        let stats = pool::stats();
+        assert!(stats.warm_bytes <= 300 << 20, "{stats:?}");
+        assert!(stats.offered_bytes > 400 << 20, "{stats:?}");
+        pool::prepare().unwrap();
+        assert!(!pool::wants_keeper());
+    });
+}
+
+#[test]
+fn zeroing_does_not_make_memory_resident() {
+    in_child(this_test!(), &[], || {
+        pool::configure(
+            Settings::default()
+                .with_huge_pages(HugePages::Never)
+                .with_offer_after(Duration::from_secs(100)),
+        );
+        pool::prepare().unwrap();
+        for size in [256 << 10, 20 * MIB] {
+            let p = take(size);
+            bytes(p, size)[5 * 4096] = 1;
+            bytes(p, size)[size - 1] = 1;
+            give(p);
+            let q = take_zeroed(size);
+            assert_eq!(q, p);
+            assert_eq!(resident(q, size), 2 * 4096);
+            assert!(bytes(q, size).iter().all(|b| *b == 0));
+            give(q);
+        }
+    });
+}

@@ -1,0 +1,177 @@
+//! Populating and discarding among a program's other business: panics, other waiters, other
+//! namespaces, sandboxes that close later, memory that is partly locked.
+
+#[path = "suite/raw.rs"]
+mod raw;
+
+use raw::{Raw, ANONYMOUS, MIB, PAGE, READ_WRITE};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tenure::populate::{discard, Access, Populate};
+use tenure::ErrorKind;
+use tenure_testkit::pages::{present_pages, rss};
+use tenure_testkit::seccomp::{Call, Errno, Filter};
+use tenure_testkit::{run_child, skip, this_test};
+
+/// A watcher's panic ends what it watched: whoever catches it may unmap the range.
+#[test]
+fn a_panic_of_the_watcher_ends_the_populate() {
+    let result = run_child(this_test!(), &[], || {
+        let raw = Raw::try_map(2048 * MIB, READ_WRITE, ANONYMOUS, -1).unwrap();
+        let asked = Populate::new(raw.ptr(), raw.len, Access::Write);
+        std::panic::set_hook(Box::new(|_| {}));
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _ = asked.run_with(Duration::from_millis(1), |_| panic!("seen enough"));
+        }));
+        assert!(panicked.is_err());
+        let then = rss();
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(rss().saturating_sub(then) / (4 * MIB as u64), 0, "it goes on without an owner");
+        let threads = std::fs::read_dir("/proc/self/task").unwrap().filter(|task| {
+            let name = std::fs::read_to_string(task.as_ref().unwrap().path().join("comm"));
+            name.is_ok_and(|name| name.starts_with("tenure-populate"))
+        });
+        assert_eq!(threads.count(), 0);
+    });
+    assert!(result.finished(), "{}\n{}", result.status, result.output);
+}
+
+/// A page that a touch passes over may hold a word that another thread sleeps on.
+#[test]
+fn a_touch_wakes_nobody() {
+    let result = run_child(this_test!(), &[], || {
+        let raw = Raw::anonymous(4);
+        raw.set(0, 0);
+        let woken = AtomicBool::new(false);
+        let word = raw.start;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // SAFETY: a mapped, aligned word that nobody changes.
+                let done = unsafe {
+                    let none = std::ptr::null::<libc::timespec>();
+                    let wait = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+                    libc::syscall(libc::SYS_futex, word, wait, 0, none)
+                };
+                woken.store(true, Ordering::SeqCst);
+                assert_eq!(done, 0);
+            });
+            std::thread::sleep(Duration::from_millis(100));
+            Filter::new()
+                .refuse(Call::Madvise(libc::MADV_POPULATE_WRITE), Errno::INVAL)
+                .install_this_thread()
+                .expect("a seccomp filter needs no rights");
+            Populate::new(raw.ptr(), raw.len, Access::Write).run().unwrap();
+            std::thread::sleep(Duration::from_millis(100));
+            let early = woken.load(Ordering::SeqCst);
+            // SAFETY: as above.
+            unsafe {
+                let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+                libc::syscall(libc::SYS_futex, word, wake, i32::MAX);
+            }
+            assert!(!early, "the touch woke a thread that waited on the page's first word");
+        });
+    });
+    assert!(result.finished(), "{}\n{}", result.status, result.output);
+}
+
+/// A process's number says nothing of which process it is: the first one of a container may make
+/// another first one.
+#[test]
+fn a_child_with_its_parents_number_is_not_kept_waiting() {
+    let result = run_child(this_test!(), &[], || {
+        // SAFETY: plain numbers.
+        if unsafe { libc::unshare(libc::CLONE_NEWPID) } != 0 {
+            skip!("no pid namespace can be made: {}", std::io::Error::last_os_error());
+        }
+        // SAFETY: this process has no other threads that hold locks; the children leave by _exit.
+        let outer = unsafe { libc::fork() };
+        if outer == 0 {
+            let raw = Raw::try_map(8192 * MIB, READ_WRITE, ANONYMOUS, -1).unwrap();
+            let background = Populate::new(raw.ptr(), raw.len, Access::Write)
+                .deadline(Duration::from_millis(300))
+                .start()
+                .unwrap();
+            while background.progress().populated == 0 {}
+            // SAFETY: as above.
+            let inner = unsafe {
+                assert_eq!(libc::unshare(libc::CLONE_NEWPID), 0);
+                libc::fork()
+            };
+            if inner == 0 {
+                let own = std::process::id();
+                drop(background);
+                // SAFETY: as above.
+                unsafe { libc::_exit(if own == 1 { 7 } else { 8 }) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for the child just made, into a local. As the first process of its
+            // namespace it would sleep through an alarm.
+            unsafe {
+                for _ in 0..300 {
+                    if libc::waitpid(inner, &mut status, libc::WNOHANG) == inner {
+                        break;
+                    }
+                    libc::usleep(10_000);
+                }
+                libc::kill(inner, libc::SIGKILL);
+                libc::_exit(if status == 7 << 8 { 7 } else { 1 });
+            }
+        }
+        let mut status = 0;
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::waitpid(outer, &mut status, 0) }, outer);
+        assert_eq!(status, 7 << 8, "the child waited for threads that it does not have");
+    });
+    assert!(result.finished(), "{}\n{}", result.status, result.output);
+}
+
+/// Programs populate first and close their sandbox then.
+#[test]
+fn a_sandbox_that_is_closed_later_is_noticed() {
+    let result = run_child(this_test!(), &[], || {
+        let raw = Raw::anonymous(4 * MIB / PAGE);
+        let half = raw.len / 2;
+        let asked = |from: usize, access| Populate::new(raw.ptr().wrapping_add(from), half, access);
+        asked(0, Access::Write).run().unwrap();
+        asked(0, Access::Read).run().unwrap();
+        Filter::new()
+            .refuse(Call::Madvise(libc::MADV_POPULATE_READ), Errno::PERM)
+            .refuse(Call::Madvise(libc::MADV_POPULATE_WRITE), Errno::PERM)
+            .install_this_thread()
+            .expect("a seccomp filter needs no rights");
+        asked(half, Access::Write).run().unwrap();
+        asked(half, Access::Read).run().unwrap();
+        assert!(raw.present().iter().all(|there| *there));
+        let large = Raw::anonymous(64 * MIB / PAGE);
+        Populate::new(large.ptr(), large.len, Access::Write).threads(2).run().unwrap();
+        assert!(large.present().iter().all(|there| *there));
+    });
+    assert!(result.finished(), "{}\n{}", result.status, result.output);
+}
+
+/// All of it or nothing, also where the second of two mappings is locked.
+#[test]
+fn nothing_is_discarded_beside_what_is_locked() {
+    let raw = Raw::anonymous(8);
+    let shared = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: the second half of this test's own mapping, mapped anew.
+    let at = unsafe { libc::mmap(raw.page(4) as *mut _, 4 * PAGE, READ_WRITE, shared, -1, 0) };
+    assert_eq!(at as usize, raw.page(4));
+    (0..8).for_each(|page| raw.set(page, 9));
+    // SAFETY: plain numbers.
+    assert_eq!(unsafe { libc::mlock(raw.page(7) as *const _, PAGE) }, 0);
+    // SAFETY: nothing refers to the memory.
+    let error = unsafe { discard(raw.start as *mut u8, raw.len) }.unwrap_err();
+    println!("{error}");
+    assert_eq!((error.kind(), error.errno()), (ErrorKind::Locked, libc::EINVAL));
+    let bytes: Vec<u8> = (0..8).map(|page| raw.byte(page)).collect();
+    assert_eq!(bytes, [9; 8], "something is gone");
+    assert_eq!(present_pages(raw.start, raw.len), [true; 8]);
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(libc::munlock(raw.page(7) as *const _, PAGE), 0);
+        discard(raw.start as *mut u8, raw.len).unwrap();
+    }
+    assert!((0..8).all(|page| raw.byte(page) == 0));
+}

@@ -1,0 +1,263 @@
+//! Forks, signals, threads and allocators around a retire.
+
+mod retire_kit;
+
+use retire_kit::*;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use tenure::retire::{self, Way};
+use tenure_testkit::{in_child, pages, this_test, LeakCheck};
+
+/// Counts the calling thread's allocations.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: the system's allocator does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: as called.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: as called.
+        unsafe { System.dealloc(p, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const LEN: usize = 16 * MIB;
+
+#[test]
+fn it_allocates_nothing_and_keeps_errno() {
+    in_child(this_test!(), &[], || {
+        let check = |way: Way, several: &[Way]| {
+            let (at, hole) = (written(LEN), written(LEN));
+            // Parts, a hole, and an error as well.
+            // SAFETY: parts of mappings of ours; the thread's errno.
+            unsafe {
+                libc::mprotect((hole + MIB) as *mut _, MIB, libc::PROT_READ);
+                libc::munmap((hole + 2 * MIB) as *mut _, MIB);
+                let before = ALLOCATIONS.get();
+                *libc::__errno_location() = 4711;
+                let ways = [unmap(at, LEN), unmap(hole, LEN), unmap(at + 1, LEN)];
+                assert_eq!(*libc::__errno_location(), 4711);
+                assert_eq!(ALLOCATIONS.get(), before, "allocations");
+                assert_eq!((ways[0], ways[2]), (Ok(way), Err(libc::EINVAL)));
+                assert!(ways[1].is_ok_and(|way| several.contains(&way)), "{ways:?}");
+            }
+        };
+        retire::configure(retire::Settings::default().with_min_bytes(MIB));
+        let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+        let before = threads();
+        assert!(!retire::wants_keeper());
+        // Where mappings can be sealed, whether that is told is not known yet.
+        check(Way::InSlices, &[Way::InSlices, Way::Plain]);
+        assert_eq!(threads(), before, "a thread was created");
+        assert!(retire::wants_keeper());
+        ready();
+        assert!(!retire::wants_keeper());
+        assert!(threads() > before);
+        check(Way::Moved, &[Way::Moved]);
+        drain();
+        check(Way::Moved, &[Way::Moved]);
+        drain();
+    });
+}
+
+#[test]
+fn a_child_has_none_of_what_waits_and_can_retire_itself() {
+    in_child(this_test!(), &[], || {
+        ready();
+        for _ in 0..40 {
+            let (at, child_has) = (written(4 * LEN), written(LEN));
+            assert_eq!(unmap(at, 4 * LEN), Ok(Way::Moved));
+            let code = forked(|| {
+                // Neither in the books nor in the address space.
+                let pending = retire::pending();
+                let large = std::fs::read_to_string("/proc/self/maps").unwrap();
+                // Writable: the C library reserves 64 MiB without access for each thread's heap.
+                let sizes = large.lines().filter(|line| line.contains(" rw")).map(|line| {
+                    let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+                    let hex = |text| usize::from_str_radix(text, 16).unwrap();
+                    hex(end) - hex(start)
+                });
+                let hidden = sizes.filter(|size| *size > 2 * LEN).count();
+                if (pending.bytes, hidden) != (0, 0) {
+                    eprintln!("{pending:?}, {hidden}: {large}");
+                    return 1;
+                }
+                // Without a keeper of its own: in slices. With one: the quick way.
+                if unmap(written(LEN), LEN) != Ok(Way::InSlices) || !retire::wants_keeper() {
+                    return 2;
+                }
+                if retire::prepare().is_err() || unmap(child_has, LEN) != Ok(Way::Moved) {
+                    return 3;
+                }
+                i32::from(!retire::drain(None)) * 4
+            });
+            assert_eq!(code, 0);
+            unmap(child_has, LEN).unwrap();
+        }
+        drain();
+    });
+}
+
+#[test]
+fn a_child_of_a_raw_clone_touches_nothing_of_its_parents() {
+    in_child(this_test!(), &[], || {
+        ready();
+        for _ in 0..30 {
+            let (at, own) = (written(4 * LEN), written(LEN));
+            assert_eq!(unmap(at, 4 * LEN), Ok(Way::Moved));
+            // SAFETY: a fork without the C library's handlers.
+            let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
+            if child == 0 {
+                let way = unmap(own, LEN);
+                let gone = mapped(own, LEN).is_empty();
+                let none = retire::pending().bytes == 0;
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(i32::from(!(way.is_ok() && gone && none))) };
+            }
+            assert_eq!(ending(child), 0);
+            unmap(own, LEN).unwrap();
+        }
+        drain();
+    });
+}
+
+#[test]
+fn forks_in_the_middle_of_everything() {
+    in_child(this_test!(), &[], || {
+        ready();
+        unmap(written(LEN), LEN).unwrap();
+        drain();
+        static STOP: AtomicBool = AtomicBool::new(false);
+        let retirers: Vec<_> = (0..2)
+            .map(|_| {
+                std::thread::spawn(|| {
+                    let mut count = 0;
+                    while !STOP.load(Ordering::Relaxed) {
+                        let at = written(LEN);
+                        unmap(at, LEN).unwrap();
+                        count += 1;
+                    }
+                    count
+                })
+            })
+            .collect();
+        for round in 0..150 {
+            let code = forked(|| {
+                // A part that a parent's thread had half moved would be here for good.
+                let text = std::fs::read_to_string("/proc/self/maps").unwrap();
+                let large = text.lines().filter(|line| line.contains("tenure: retired")).count();
+                let way = unmap(written(LEN), LEN);
+                i32::from(way != Ok(Way::InSlices)) + 2 * i32::from(large > 0)
+            });
+            assert_eq!(code, 0, "child {round}");
+        }
+        STOP.store(true, Ordering::Relaxed);
+        let count: usize = retirers.into_iter().map(|thread| thread.join().unwrap()).sum();
+        assert!(count > 10, "{count}");
+        drain();
+    });
+}
+
+static SPARE: AtomicUsize = AtomicUsize::new(0);
+static HANDLED: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn on_alarm(_: i32) {
+    let at = SPARE.swap(0, Ordering::AcqRel);
+    if at != 0 && unmap(at, LEN).is_ok() {
+        HANDLED.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_signal_handler_may_retire_while_a_retire_is_interrupted() {
+    in_child(this_test!(), &[], || {
+        ready();
+        // SAFETY: a handler that makes system calls; a timer of 0.3 ms.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_alarm as *const () as usize;
+            action.sa_flags = libc::SA_RESTART;
+            assert_eq!(libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut()), 0);
+            let every = libc::timeval { tv_sec: 0, tv_usec: 300 };
+            let timer = libc::itimerval { it_interval: every, it_value: every };
+            libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut());
+        }
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(3);
+        let mut count = 0;
+        while std::time::Instant::now() < until {
+            if SPARE.load(Ordering::Acquire) == 0 {
+                SPARE.store(untouched(LEN), Ordering::Release);
+            }
+            let at = untouched(LEN);
+            touch(at, MIB);
+            unmap(at, LEN).unwrap();
+            count += 1;
+        }
+        // SAFETY: stops the timer.
+        unsafe { libc::setitimer(libc::ITIMER_REAL, &std::mem::zeroed(), std::ptr::null_mut()) };
+        let handled = HANDLED.load(Ordering::Relaxed);
+        println!("{count} retires, {handled} in handlers");
+        assert!(count > 100 && handled > 100);
+        let left = SPARE.load(Ordering::Acquire);
+        if left != 0 {
+            unmap(left, LEN).unwrap();
+        }
+        drain();
+    });
+}
+
+#[test]
+fn everything_is_back_after_many_cycles() {
+    in_child(this_test!(), &[], || {
+        ready();
+        let cycle = |n: usize| {
+            let len = PAGE * (1 + n * 7919 % 4096) + if n % 16 == 0 { 8 * MIB } else { 0 };
+            let at = untouched(len);
+            touch(at, len.min(64 * PAGE));
+            if n % 5 == 0 {
+                // Refused for an ordinary user above the limit: the cycle is none the worse.
+                // SAFETY: a mapping of ours.
+                unsafe { libc::syscall(libc::SYS_mlock2, at, len, 1) };
+            }
+            unmap(at, len).unwrap();
+        };
+        (0..200).for_each(cycle);
+        drain();
+        let leaks = LeakCheck::start();
+        let before = (pages::rss(), status("VmLck:"), status("VmSize:"));
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                scope.spawn(move || {
+                    for n in 0..4000 {
+                        cycle(n * 3 + thread);
+                    }
+                });
+            }
+            for _ in 0..20 {
+                assert_eq!(forked(|| 0), 0);
+            }
+        });
+        drain();
+        let after = (pages::rss(), status("VmLck:"), status("VmSize:"));
+        assert!(after.0 < before.0 + 4 * MIB as u64, "{before:?} {after:?}");
+        assert_eq!((before.1, after.1), (0, 0));
+        println!("{before:?} {after:?}");
+        // The C library keeps the stacks and heaps of threads for the next ones.
+        leaks.allow_mappings(16).finish().unwrap();
+        let total = tenure::stats().total;
+        assert_eq!(total.torn_down_bytes, total.retired_moved_bytes);
+        assert!(total.retired_moved > 500);
+    });
+}

@@ -1,0 +1,424 @@
+//! What populating says where it cannot: the page, the cause, and what was done before it. Run as it
+//! is, and again where the kernel refuses `MADV_POPULATE_*`. Beside it what the plain call says.
+
+use super::raw::{errno, memfd, truncate, Place, Raw, ANONYMOUS, MIB, PAGE, READ_WRITE};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tenure::populate::{discard, Access, Failed, Populate};
+use tenure::{ErrorKind, Status};
+use tenure_testkit::{or_skip, skip};
+
+fn madvise_populates() -> bool {
+    let works = |name| {
+        let findings = tenure::capabilities().findings();
+        findings.iter().any(|f| f.name == name && f.status == Status::Works)
+    };
+    works("populate_write") && works("populate_read")
+}
+
+/// The plain call fails with this errno, if it can be made at all; and then says no more.
+fn plain_fails(raw: &Raw, access: Access, expected: i32) {
+    if !madvise_populates() {
+        return;
+    }
+    let advice = match access {
+        Access::Read => libc::MADV_POPULATE_READ,
+        Access::Write => libc::MADV_POPULATE_WRITE,
+    };
+    assert_eq!(raw.advise(0, raw.len / PAGE, advice), Err(expected));
+}
+
+/// Checks a failure from every side: cause, page, what is there before it, and what it says.
+fn fails_at(raw: &Raw, asked: &Populate, page: usize, kind: ErrorKind, says: &[&str]) -> Failed {
+    let failed = asked.run().expect_err("it cannot be populated");
+    println!("{failed}");
+    assert_eq!(failed.error.kind(), kind, "{failed}");
+    assert_eq!(failed.report.first_missing, Some(raw.page(page)), "{failed}");
+    assert!(failed.report.populated >= (page * PAGE) as u64, "{failed}");
+    assert!(raw.leading() >= page, "only {} of the {page} before it are there", raw.leading());
+    for part in says {
+        assert!(failed.to_string().contains(part), "{part:?} is not in: {failed}");
+    }
+    assert!(failed.to_string().contains(&format!("{:#x}", raw.page(page))), "{failed}");
+    failed
+}
+
+fn write(raw: &Raw) -> Populate {
+    Populate::new(raw.ptr(), raw.len, Access::Write)
+}
+
+fn read(raw: &Raw) -> Populate {
+    Populate::new(raw.ptr(), raw.len, Access::Read)
+}
+
+pub fn holes_at_the_beginning_in_the_middle_and_at_the_end() {
+    for pages in [16, 2000] {
+        for hole in [0, 1, pages / 2, pages - 1] {
+            for access in [Access::Write, Access::Read] {
+                let raw = Raw::anonymous(pages);
+                raw.unmap(hole);
+                plain_fails(&raw, access, libc::ENOMEM);
+                drop(raw);
+                let raw = Raw::anonymous(pages);
+                raw.unmap(hole);
+                let asked = Populate::new(raw.ptr(), raw.len, access);
+                let failed =
+                    fails_at(&raw, &asked, hole, ErrorKind::NotMapped, &["nothing is mapped"]);
+                assert_eq!(failed.error.errno(), libc::ENOMEM);
+            }
+        }
+    }
+}
+
+pub fn protection() {
+    let raw = Raw::anonymous(64);
+    raw.protect(40, libc::PROT_READ);
+    // The kernel's word for it is EINVAL, as for much else.
+    plain_fails(&raw, Access::Write, libc::EINVAL);
+    let failed = fails_at(&raw, &write(&raw), 40, ErrorKind::NoAccess, &["written", "PROT_WRITE"]);
+    assert_eq!(failed.error.errno(), libc::EACCES);
+    assert_eq!(read(&raw).run().unwrap().populated, 64 * PAGE as u64);
+    raw.protect(20, libc::PROT_NONE);
+    plain_fails(&raw, Access::Read, libc::EINVAL);
+    fails_at(&raw, &read(&raw), 20, ErrorKind::NoAccess, &["read", "PROT_READ"]);
+}
+
+pub fn past_the_end_of_a_file() {
+    let place = Place::new("past-the-end");
+    for given in [true, false] {
+        let memory = memfd(100 * PAGE, 0).unwrap();
+        let file = place.file(100 * PAGE);
+        for fd in [memory.as_fd(), file.as_fd()] {
+            let raw = Raw::shared(&fd, 100 * PAGE);
+            // Cut while it is mapped; the page with the last byte stays.
+            truncate(&fd, 63 * PAGE + 1);
+            plain_fails(&raw, Access::Write, libc::EFAULT);
+            let asked = |access| {
+                let asked = Populate::new(raw.ptr(), raw.len, access);
+                if given {
+                    asked.file(fd).unwrap()
+                } else {
+                    asked
+                }
+            };
+            let says = ["past the end of its file", "258049 bytes"];
+            let failed = fails_at(&raw, &asked(Access::Write), 64, ErrorKind::NoBacking, &says);
+            assert_eq!(failed.error.errno(), libc::EFAULT);
+            fails_at(&raw, &asked(Access::Read), 64, ErrorKind::NoBacking, &says);
+            let copy = Raw::private(&fd, 100 * PAGE);
+            fails_at(&copy, &write(&copy), 64, ErrorKind::NoBacking, &says);
+        }
+    }
+}
+
+pub fn a_guard_region() {
+    const MADV_GUARD_INSTALL: i32 = 102;
+    let raw = Raw::anonymous(64);
+    if let Err(errno) = raw.advise(33, 2, MADV_GUARD_INSTALL) {
+        skip!("no guard regions before Linux 6.13: errno {errno}");
+    }
+    plain_fails(&raw, Access::Write, libc::EFAULT);
+    fails_at(&raw, &write(&raw), 33, ErrorKind::NoBacking, &["guard"]);
+    fails_at(&raw, &read(&raw), 33, ErrorKind::NoBacking, &["guard"]);
+}
+
+pub fn secret_memory() {
+    const SYS_MEMFD_SECRET: i64 = 447;
+    // SAFETY: plain numbers.
+    let fd = unsafe { libc::syscall(SYS_MEMFD_SECRET, 0) };
+    if fd < 0 {
+        skip!("no secret memory here: errno {}", errno());
+    }
+    // SAFETY: a new descriptor.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    truncate(&fd, 4 * PAGE);
+    let raw = match Raw::try_map(4 * PAGE, READ_WRITE, libc::MAP_SHARED, fd.as_raw_fd()) {
+        Ok(raw) => raw,
+        Err(reason) => skip!("secret memory cannot be mapped (it is locked): {reason}"),
+    };
+    plain_fails(&raw, Access::Write, libc::EINVAL);
+    let failed = fails_at(&raw, &write(&raw), 0, ErrorKind::WrongMapping, &["secret"]);
+    assert_eq!(failed.error.errno(), libc::EINVAL);
+    fails_at(&raw, &read(&raw), 0, ErrorKind::WrongMapping, &["secret"]);
+}
+
+#[repr(C)]
+struct UffdApi {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct UffdRange {
+    start: u64,
+    len: u64,
+    mode: u64,
+    out: i64,
+}
+
+/// Watches the pages for missing ones, answering a touch with SIGBUS.
+fn watch(raw: &Raw, first: usize, pages: usize) -> Result<OwnedFd, String> {
+    const SIGBUS_FEATURE: u64 = 1 << 7;
+    const USER_MODE_ONLY: i64 = 1;
+    // SAFETY: plain numbers; the ioctls' arguments have the kernel's layout and outlive them.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_userfaultfd, USER_MODE_ONLY | libc::O_CLOEXEC as i64);
+        if fd < 0 {
+            return Err(format!("no userfaultfd: errno {}", errno()));
+        }
+        let fd = OwnedFd::from_raw_fd(fd as i32);
+        let mut api = UffdApi { api: 0xAA, features: SIGBUS_FEATURE, ioctls: 0 };
+        if libc::ioctl(fd.as_raw_fd(), 0xC018_AA3F, &mut api) != 0 {
+            return Err(format!("UFFDIO_API: errno {}", errno()));
+        }
+        let (start, len) = (raw.page(first) as u64, (pages * PAGE) as u64);
+        let mut range = UffdRange { start, len, mode: 1, out: 0 };
+        if libc::ioctl(fd.as_raw_fd(), 0xC020_AA00, &mut range) != 0 {
+            return Err(format!("UFFDIO_REGISTER: errno {}", errno()));
+        }
+        Ok(fd)
+    }
+}
+
+pub fn a_page_that_userfaultfd_watches() {
+    let raw = Raw::anonymous(64);
+    let _fd = or_skip!(watch(&raw, 48, 8));
+    plain_fails(&raw, Access::Write, libc::EFAULT);
+    fails_at(&raw, &write(&raw), 48, ErrorKind::NoBacking, &["userfaultfd"]);
+}
+
+pub fn a_poisoned_page() {
+    let raw = Raw::anonymous(64);
+    let fd = or_skip!(watch(&raw, 48, 8));
+    let mut poison = UffdRange { start: raw.page(50) as u64, len: PAGE as u64, mode: 0, out: 0 };
+    // Only watched pages can be poisoned; the watch then ends.
+    // SAFETY: the argument has the kernel's layout (start, len, mode, updated) and outlives the call.
+    if unsafe { libc::ioctl(fd.as_raw_fd(), 0xC020_AA08, &mut poison) } != 0 {
+        skip!("no UFFDIO_POISON before Linux 6.6: errno {}", errno());
+    }
+    drop(fd);
+    if !madvise_populates() {
+        // A touch cannot tell poison from a page that nothing backs.
+        fails_at(&raw, &write(&raw), 50, ErrorKind::NoBacking, &["poison"]);
+        return;
+    }
+    plain_fails(&raw, Access::Write, libc::EHWPOISON);
+    let failed = fails_at(&raw, &write(&raw), 50, ErrorKind::Poisoned, &["poisoned"]);
+    assert_eq!(failed.error.errno(), libc::EHWPOISON);
+}
+
+pub fn a_full_tmpfs() {
+    let place = or_skip!(Place::tmpfs("full", MIB, ""));
+    for (given, allocate) in [(false, false), (true, false), (true, true)] {
+        for access in [Access::Write, Access::Read] {
+            let file = place.file(4 * MIB);
+            let raw = Raw::shared(&file, 4 * MIB);
+            let mut asked = Populate::new(raw.ptr(), raw.len, access);
+            if given {
+                asked = asked.file(&file).unwrap().allocate(allocate);
+            }
+            // The tmpfs has room for exactly its size.
+            let full = MIB / PAGE;
+            let failed = fails_at(&raw, &asked, full, ErrorKind::NoSpace, &["tmpfs", "full"]);
+            assert_eq!(failed.error.errno(), libc::ENOSPC);
+            plain_fails(&raw, access, libc::EFAULT);
+            // Two threads share what room there is; the page named is the lowest of those missing.
+            let file = place.file(4 * MIB);
+            let raw = Raw::shared(&file, 4 * MIB);
+            let failed = Populate::new(raw.ptr(), raw.len, access).threads(2).run().unwrap_err();
+            assert_eq!(failed.error.kind(), ErrorKind::NoSpace, "{failed}");
+            assert_eq!(failed.report.first_missing, Some(raw.page(raw.leading())), "{failed}");
+            assert!(failed.report.populated <= MIB as u64 && raw.leading() > 0, "{failed}");
+            // And beforehand it is refused with nothing done.
+            let file = place.file(4 * MIB);
+            let raw = Raw::shared(&file, 4 * MIB);
+            let asked = Populate::new(raw.ptr(), raw.len, access).within_room(true);
+            let refused = asked.run().unwrap_err();
+            println!("{refused}");
+            assert_eq!(refused.error.errno(), libc::ENOSPC);
+            assert_eq!(raw.leading(), 0);
+        }
+    }
+}
+
+/// A file system on a disk of its own, removed on drop.
+struct Disk(Place);
+
+fn tool(name: &str, arguments: &[&str]) -> Result<(), String> {
+    match std::process::Command::new(name).args(arguments).output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(format!("{name}: {}", String::from_utf8_lossy(&output.stderr).trim())),
+        Err(error) => Err(format!("{name}: {error}")),
+    }
+}
+
+impl Disk {
+    fn of(size: usize) -> Result<Disk, String> {
+        let disk = Disk(Place::new("disk"));
+        let (image, at) = (disk.image(), disk.mounted());
+        std::fs::create_dir_all(&at).map_err(|e| e.to_string())?;
+        let file = std::fs::File::create(&image).map_err(|e| e.to_string())?;
+        file.set_len(size as u64).map_err(|e| e.to_string())?;
+        tool("mkfs.ext4", &["-q", "-F", "-m", "0", &image])?;
+        tool("mount", &["-o", "loop", &image, &at])?;
+        Ok(disk)
+    }
+
+    fn image(&self) -> String {
+        self.0.path.join("image").to_str().unwrap().into()
+    }
+
+    fn mounted(&self) -> String {
+        self.0.path.join("mounted").to_str().unwrap().into()
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = tool("umount", &[&self.mounted()]);
+    }
+}
+
+/// Holes are allocated first, so a full disk is an error before a page is dirty that could not be
+/// written back; without the file it is one all the same.
+pub fn a_full_disk() {
+    let disk = or_skip!(Disk::of(12 * MIB));
+    for (given, access) in [(true, Access::Write), (true, Access::Read), (false, Access::Write)] {
+        let path = format!("{}/file", disk.mounted());
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&path)
+            .unwrap();
+        file.set_len(64 * MIB as u64).unwrap();
+        let raw = Raw::shared(&file, 64 * MIB);
+        let mut asked = Populate::new(raw.ptr(), raw.len, access).threads(1);
+        if given {
+            asked = asked.file(&file).unwrap().allocate(true);
+        }
+        let failed = asked.run().unwrap_err();
+        println!("{failed}");
+        assert_eq!(failed.error.kind(), ErrorKind::NoSpace, "{failed}");
+        assert_eq!(failed.error.errno(), libc::ENOSPC);
+        let done = failed.report.populated as usize / PAGE;
+        assert_eq!(failed.report.first_missing, Some(raw.page(done)), "{failed}");
+        // A read maps what lies around it too, be it a hole.
+        assert!(raw.leading() >= done && (access == Access::Read || raw.leading() == done));
+        assert!(done > 0 && done < 12 * MIB / PAGE, "{failed}");
+        if given {
+            use std::os::unix::fs::MetadataExt;
+            let held = file.metadata().unwrap().blocks() as usize * 512;
+            assert!(held >= done * PAGE, "{held} bytes are allocated of {done} pages");
+        }
+        drop(raw);
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+/// The number of huge pages, put back on drop; one test at a time.
+struct Pool(String, #[allow(dead_code)] MutexGuard<'static, ()>);
+
+static POOL: Mutex<()> = Mutex::new(());
+
+const NR_HUGEPAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+
+impl Pool {
+    fn of(pages: usize) -> Result<Pool, String> {
+        let error = |e| format!("the pool of huge pages cannot be set: {e}");
+        let alone = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::fs::read_to_string(NR_HUGEPAGES).map_err(error)?;
+        if before.trim() != "0" {
+            return Err("the pool of huge pages is in use".into());
+        }
+        std::fs::write(NR_HUGEPAGES, pages.to_string()).map_err(error)?;
+        let pool = Pool(before, alone);
+        match std::fs::read_to_string(NR_HUGEPAGES).map_err(error)?.trim() {
+            got if got == pages.to_string() => Ok(pool),
+            got => Err(format!("only {got} huge pages could be had")),
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let _ = std::fs::write(NR_HUGEPAGES, &self.0);
+    }
+}
+
+pub fn a_pool_of_huge_pages_used_up() {
+    const HUGE: usize = 2 * MIB;
+    let _pool = or_skip!(Pool::of(3));
+    let flags = ANONYMOUS | libc::MAP_HUGETLB;
+    for access in [Access::Write, Access::Read] {
+        let raw = Raw::try_map(5 * HUGE, READ_WRITE, flags, -1).unwrap();
+        let asked = Populate::new(raw.ptr(), raw.len, access);
+        let full = 3 * HUGE / PAGE;
+        let failed = fails_at(&raw, &asked, full, ErrorKind::NoSpace, &["pool of huge pages"]);
+        assert_eq!(failed.error.errno(), libc::ENOSPC);
+        plain_fails(&raw, access, libc::EFAULT);
+        drop(raw);
+        let fd = memfd(5 * HUGE, libc::MFD_HUGETLB).unwrap();
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        let raw = Raw::try_map(5 * HUGE, READ_WRITE, flags, fd.as_raw_fd()).unwrap();
+        let asked = Populate::new(raw.ptr(), raw.len, access);
+        let room = asked.room().unwrap();
+        println!("{room}");
+        assert_eq!((room.needed, room.available), (5 * HUGE as u64, 3 * HUGE as u64));
+        assert_eq!(asked.clone().within_room(true).run().unwrap_err().error.errno(), libc::ENOSPC);
+        assert_eq!(raw.leading(), 0);
+        let asked = asked.file(&fd).unwrap();
+        fails_at(&raw, &asked, full, ErrorKind::NoSpace, &["pool of huge pages"]);
+    }
+}
+
+pub fn huge_pages_of_the_pool_come_and_go() {
+    const HUGE: usize = 2 * MIB;
+    let _pool = or_skip!(Pool::of(4));
+    let path = NR_HUGEPAGES.replace("nr_hugepages", "free_hugepages");
+    let free = || std::fs::read_to_string(&path).unwrap().trim().parse::<usize>().unwrap();
+    let fd = memfd(4 * HUGE, libc::MFD_HUGETLB).unwrap();
+    // One at a time: what the shared one reserves, the other cannot have.
+    for shared in [false, true] {
+        let raw = match shared {
+            false => Raw::try_map(4 * HUGE, READ_WRITE, ANONYMOUS | libc::MAP_HUGETLB, -1).unwrap(),
+            true => Raw::shared(&fd, 4 * HUGE),
+        };
+        for access in [Access::Write, Access::Read] {
+            assert_eq!(free(), 4);
+            let mut asked = Populate::new(raw.ptr(), raw.len, access).threads(2).within_room(true);
+            if shared {
+                asked = asked.file(&fd).unwrap();
+            }
+            println!("{}", asked.plan().unwrap());
+            assert_eq!(asked.run().unwrap().populated, 4 * HUGE as u64);
+            assert_eq!((free(), raw.leading()), (0, 4 * HUGE / PAGE));
+            // SAFETY: here and below: a mapping of this test's own, without references into it.
+            let part = unsafe { discard(raw.start as *mut u8, PAGE) };
+            assert_eq!(part.unwrap_err().kind(), ErrorKind::BadRange, "not half of one");
+            // SAFETY: as above.
+            unsafe { discard(raw.start as *mut u8, HUGE) }.unwrap();
+            assert_eq!(free(), 1);
+            // SAFETY: as above.
+            unsafe { discard(raw.start as *mut u8, raw.len) }.unwrap();
+        }
+    }
+}
+
+/// Everything in this file, by name, for those who run it under a filter.
+#[allow(dead_code)]
+pub const ALL: &[(&str, fn())] = &[
+    ("holes", holes_at_the_beginning_in_the_middle_and_at_the_end),
+    ("protection", protection),
+    ("past_the_end_of_a_file", past_the_end_of_a_file),
+    ("a_guard_region", a_guard_region),
+    ("secret_memory", secret_memory),
+    ("a_page_that_userfaultfd_watches", a_page_that_userfaultfd_watches),
+    ("a_poisoned_page", a_poisoned_page),
+    ("a_full_tmpfs", a_full_tmpfs),
+    ("a_full_disk", a_full_disk),
+    ("a_pool_of_huge_pages_used_up", a_pool_of_huge_pages_used_up),
+    ("huge_pages_of_the_pool_come_and_go", huge_pages_of_the_pool_come_and_go),
+];

@@ -1,0 +1,184 @@
+//! Mappings as a program makes them itself, for what the owned ones cannot be.
+
+// Each test binary uses a part of it.
+#![allow(dead_code)]
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tenure_testkit::pages;
+
+pub const PAGE: usize = 4096;
+pub const MIB: usize = 1 << 20;
+pub const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+pub const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+
+/// A mapping, unmapped on drop.
+pub struct Raw {
+    pub start: usize,
+    pub len: usize,
+}
+
+/// Far below where the kernel puts mappings by itself, so that nothing comes to lie in a hole that a
+/// test makes.
+static NEXT: AtomicUsize = AtomicUsize::new(0x1000_0000_0000);
+
+impl Raw {
+    pub fn try_map(len: usize, prot: i32, flags: i32, fd: i32) -> Result<Raw, String> {
+        let room = len.next_multiple_of(2 * MIB) + 2 * MIB;
+        let hint = NEXT.fetch_add(room, Ordering::Relaxed);
+        // SAFETY: a new mapping; the address is a hint, taken if nothing is there.
+        let at = unsafe { libc::mmap(hint as *mut _, len, prot, flags, fd, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(format!("mmap: {}", std::io::Error::last_os_error()));
+        }
+        Ok(Raw { start: at as usize, len })
+    }
+
+    pub fn anonymous(pages: usize) -> Raw {
+        Raw::try_map(pages * PAGE, READ_WRITE, ANONYMOUS, -1).unwrap()
+    }
+
+    pub fn shared(fd: &impl AsRawFd, len: usize) -> Raw {
+        Raw::try_map(len, READ_WRITE, libc::MAP_SHARED, fd.as_raw_fd()).unwrap()
+    }
+
+    pub fn private(fd: &impl AsRawFd, len: usize) -> Raw {
+        Raw::try_map(len, READ_WRITE, libc::MAP_PRIVATE, fd.as_raw_fd()).unwrap()
+    }
+
+    pub fn page(&self, i: usize) -> usize {
+        self.start + i * PAGE
+    }
+
+    pub fn ptr(&self) -> *const u8 {
+        self.start as *const u8
+    }
+
+    pub fn unmap(&self, page: usize) {
+        // SAFETY: a page of this mapping, which nobody uses.
+        assert_eq!(unsafe { libc::munmap(self.page(page) as *mut _, PAGE) }, 0);
+    }
+
+    pub fn protect(&self, page: usize, prot: i32) {
+        // SAFETY: a page of this mapping, to which there are no references.
+        assert_eq!(unsafe { libc::mprotect(self.page(page) as *mut _, PAGE, prot) }, 0);
+    }
+
+    pub fn advise(&self, page: usize, pages: usize, advice: i32) -> Result<(), i32> {
+        // SAFETY: pages of this mapping, which hold nothing that is needed.
+        match unsafe { libc::madvise(self.page(page) as *mut _, pages * PAGE, advice) } {
+            0 => Ok(()),
+            _ => Err(errno()),
+        }
+    }
+
+    pub fn present(&self) -> Vec<bool> {
+        pages::present_pages(self.start, self.len)
+    }
+
+    /// How many pages from the start on are there without a gap.
+    pub fn leading(&self) -> usize {
+        self.present().iter().take_while(|there| **there).count()
+    }
+
+    pub fn byte(&self, page: usize) -> u8 {
+        // SAFETY: mapped readable by the tests that ask.
+        unsafe { std::ptr::read_volatile(self.page(page) as *const u8) }
+    }
+
+    pub fn set(&self, page: usize, byte: u8) {
+        // SAFETY: mapped writable by the tests that ask, and used by them alone.
+        unsafe { std::ptr::write_volatile(self.page(page) as *mut u8, byte) }
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // SAFETY: ours; nothing else is mapped into its holes (see `NEXT`).
+        unsafe { libc::munmap(self.start as *mut _, self.len) };
+    }
+}
+
+pub fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap()
+}
+
+pub fn memfd(len: usize, flags: libc::c_uint) -> Result<OwnedFd, String> {
+    // SAFETY: a NUL-terminated name; the descriptor is new, so ours alone.
+    let fd = unsafe {
+        let fd = libc::memfd_create(c"populate".as_ptr(), flags | libc::MFD_CLOEXEC);
+        if fd < 0 {
+            return Err(format!("memfd_create: {}", std::io::Error::last_os_error()));
+        }
+        OwnedFd::from_raw_fd(fd)
+    };
+    truncate(&fd, len);
+    Ok(fd)
+}
+
+pub fn truncate(fd: &impl AsRawFd, len: usize) {
+    // SAFETY: plain numbers.
+    assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), len as i64) }, 0);
+}
+
+/// A directory of this test's own, removed on drop, with a file system of its own mounted on it if
+/// asked for.
+pub struct Place {
+    pub path: PathBuf,
+    mounted: bool,
+}
+
+impl Place {
+    pub fn new(name: &str) -> Place {
+        let path = std::env::temp_dir().join(format!("tenure-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Place { path, mounted: false }
+    }
+
+    /// With a tmpfs of this size, in bytes.
+    pub fn tmpfs(name: &str, size: usize, more: &str) -> Result<Place, String> {
+        let mut place = Place::new(name);
+        let options = std::ffi::CString::new(format!("size={size}{more}")).unwrap();
+        let target = std::ffi::CString::new(place.path.to_str().unwrap()).unwrap();
+        // SAFETY: NUL-terminated strings.
+        let done = unsafe {
+            libc::mount(
+                c"tenure-test".as_ptr(),
+                target.as_ptr(),
+                c"tmpfs".as_ptr(),
+                0,
+                options.as_ptr().cast(),
+            )
+        };
+        if done != 0 {
+            return Err(format!("cannot mount a tmpfs: {}", std::io::Error::last_os_error()));
+        }
+        place.mounted = true;
+        Ok(place)
+    }
+
+    /// A file of this length in it, all of it a hole.
+    pub fn file(&self, len: usize) -> std::fs::File {
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(self.path.join("file"))
+            .unwrap();
+        file.set_len(len as u64).unwrap();
+        file
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.mounted {
+            let target = std::ffi::CString::new(self.path.to_str().unwrap()).unwrap();
+            // SAFETY: a NUL-terminated string. Detached, because a mapping may still hold it.
+            unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) };
+        }
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
