@@ -5,7 +5,11 @@
  *
  *  - tenure_mvolatile and what follows it: ranges of memory that the program has mapped itself;
  *  - struct tenure_volatile: one buffer, pinned while it is used, refilled by a callback if wanted;
- *  - struct tenure_cache: values under keys, with no size to configure.
+ *  - struct tenure_cache: values under keys, with no size to configure;
+ *  - tenure_mlock2 and what follows it: pages that are not paged out;
+ *  - tenure_alloc: large blocks that are the kernel's to take while they are free;
+ *  - tenure_populate: pages made ready before they are used, with an error instead of a signal;
+ *  - tenure_munmap: addresses that go at once, and memory that follows without stalling others.
  *
  * Functions return 0 (or what they say) on success and -1 with errno set on failure; those that
  * return a pointer return NULL. tenure_last_error() then gives the reason and a remedy in a
@@ -50,6 +54,9 @@
  *     struct tenure_cache_opts opts = TENURE_CACHE_OPTS_INIT; */
 #define TENURE_VOLATILE_OPTS_INIT { sizeof(struct tenure_volatile_opts), TENURE_PRIORITY_DEFAULT, TENURE_REFILL_PAGES, NULL, NULL, NULL }
 #define TENURE_CACHE_OPTS_INIT { sizeof(struct tenure_cache_opts), TENURE_PRIORITY_DEFAULT, 0, 0, 0 }
+#define TENURE_POOL_OPTS_INIT { sizeof(struct tenure_pool_opts), 500, 10000, 0, 0, 0 }
+#define TENURE_POPULATE_OPTS_INIT { sizeof(struct tenure_populate_opts), 0, 0, 0, -1, 0, NULL, NULL }
+#define TENURE_POPULATE_RESULT_INIT { sizeof(struct tenure_populate_result), 0, 0, 0, 0, NULL }
 
 /**
  * The priority of what goes first.
@@ -89,6 +96,72 @@
 #define TENURE_REFILL_WHOLE 1
 
 /**
+ * For tenure_mlock2 and tenure_munlock2: all pages now.
+ */
+#define TENURE_MLOCK_LOCKED 1
+
+/**
+ * For tenure_mlock2 and tenure_munlock2: each page from its first touch on.
+ */
+#define TENURE_MLOCK_ONFAULT 2
+
+/**
+ * For tenure_mmap, beside mmap's own flags: locked on fault from birth. The bit is one that Linux has
+ * no use for, and it does not reach the kernel.
+ */
+#define TENURE_MAP_LOCKONFAULT 16777216
+
+/**
+ * For reading: files are read into the page cache and not dirtied; anonymous memory gets the zero
+ * page, and takes no memory.
+ */
+#define TENURE_POPULATE_READ 1
+
+/**
+ * For writing: memory is taken, holes of shared files are allocated, private file mappings copied.
+ */
+#define TENURE_POPULATE_WRITE 2
+
+/**
+ * For flags: no MADV_HUGEPAGE first.
+ */
+#define TENURE_POPULATE_NO_HUGE_PAGES 1
+
+/**
+ * For flags: refuse beforehand what would not fit into the memory cgroup or the machine (ENOMEM), the
+ * tmpfs or the pool of huge pages (ENOSPC). Where it is not asked, the kernel's answer to a cgroup or
+ * a machine without room is its OOM killer.
+ */
+#define TENURE_POPULATE_WITHIN_ROOM 2
+
+/**
+ * For flags: allocate the holes of the shared file `fd` (fallocate) also where that is not the
+ * default.
+ */
+#define TENURE_POPULATE_ALLOCATE 4
+
+/**
+ * For flags: never allocate them.
+ */
+#define TENURE_POPULATE_NO_ALLOCATE 8
+
+/**
+ * For tenure_retire_settings.pending_max: found from the limits that hold for the process.
+ */
+#define TENURE_PENDING_AUTOMATIC UINT64_MAX
+
+/**
+ * For tenure_retire_settings.files: file mappings are given up before the call returns.
+ */
+#define TENURE_FILES_AT_ONCE 0
+
+/**
+ * For tenure_retire_settings.files: later, as other memory; until then the file system cannot be
+ * unmounted and a memfd not be sealed against writes.
+ */
+#define TENURE_FILES_LATER 1
+
+/**
  * For tenure_settings.unoffered_max: found from the limits that hold for the process.
  */
 #define TENURE_AUTOMATIC UINT64_MAX
@@ -100,9 +173,19 @@
 struct tenure_cache;
 
 /**
+ * A lock on fault whose pages become resident in the background. Opaque.
+ */
+struct tenure_gradual;
+
+/**
  * Where a make callback puts the value that it makes.
  */
 struct tenure_made;
+
+/**
+ * A populate in the background.
+ */
+struct tenure_populating;
 
 /**
  * A value that a get has found. Its bytes stay as they are until it is released, whatever happens to
@@ -114,6 +197,11 @@ struct tenure_value;
  * A buffer that the kernel may take while nobody has it pinned.
  */
 struct tenure_volatile;
+
+/**
+ * A range of which the part used last is locked. Opaque.
+ */
+struct tenure_within;
 
 /**
  * Told about an extent that is gone: `offset` and `len` in bytes from the start of what was asked
@@ -266,6 +354,281 @@ struct tenure_cache_stats {
 };
 
 /**
+ * How far a populate is.
+ */
+struct tenure_populate_progress {
+    /**
+     * Bytes in all.
+     */
+    uint64_t bytes;
+    /**
+     * Bytes populated so far; never goes backwards.
+     */
+    uint64_t populated;
+    /**
+     * Nanoseconds since it began.
+     */
+    uint64_t elapsed_ns;
+    /**
+     * Rate of about the last half second.
+     */
+    uint64_t bytes_per_second;
+};
+
+/**
+ * Told how far it is. Not 0 cancels the populate.
+ */
+typedef int (*tenure_populate_fn)(const struct tenure_populate_progress *progress, void *arg);
+
+/**
+ * What tenure_populate leaves at its default. Start from TENURE_POPULATE_OPTS_INIT: fd 0 is a file.
+ */
+struct tenure_populate_opts {
+    /**
+     * sizeof(struct tenure_populate_opts).
+     */
+    size_t size;
+    /**
+     * How many threads work; 0: as many as are useful, at most one for each processor that the
+     * process may use.
+     */
+    unsigned int threads;
+    /**
+     * TENURE_POPULATE_NO_HUGE_PAGES and its like, or-ed.
+     */
+    unsigned int flags;
+    /**
+     * Ends it with ETIMEDOUT when it is not done by then; 0: no deadline.
+     */
+    uint64_t deadline_ms;
+    /**
+     * The file behind the mapping, or -1. With it the holes of a shared file are allocated before
+     * they are written, and failures say more. It is duplicated.
+     */
+    int fd;
+    /**
+     * How often progress is called, in milliseconds; 0: every 100.
+     */
+    unsigned int every_ms;
+    /**
+     * Called on the calling thread while others work, and once at the end; NULL: nobody asks. Not
+     * for tenure_populate_start.
+     */
+    tenure_populate_fn progress;
+    /**
+     * Passed to progress.
+     */
+    void *arg;
+};
+
+/**
+ * What a populate did, also where it failed. Start from TENURE_POPULATE_RESULT_INIT.
+ */
+struct tenure_populate_result {
+    /**
+     * sizeof(struct tenure_populate_result).
+     */
+    size_t size;
+    /**
+     * Bytes asked for.
+     */
+    uint64_t bytes;
+    /**
+     * Bytes populated; pages that were there already count.
+     */
+    uint64_t populated;
+    /**
+     * Nanoseconds from beginning to end.
+     */
+    uint64_t elapsed_ns;
+    /**
+     * Threads that worked.
+     */
+    uint64_t threads;
+    /**
+     * The lowest page that was not populated; NULL: all were. Everything before it is.
+     */
+    void *first_missing;
+};
+
+/**
+ * How a lock within a budget stands.
+ */
+struct tenure_within_status {
+    /**
+     * Bytes locked on fault at the moment; never more than the budget.
+     */
+    uint64_t locked_bytes;
+    /**
+     * Bytes that were locked since the start.
+     */
+    uint64_t moved_in_bytes;
+    /**
+     * Bytes that had to make room since the start.
+     */
+    uint64_t moved_out_bytes;
+    /**
+     * Times a look was taken at what is used.
+     */
+    uint64_t looks;
+    /**
+     * Windows that the kernel refused to lock.
+     */
+    uint64_t refused;
+};
+
+/**
+ * Read by tenure_pool_configure. Start from TENURE_POOL_OPTS_INIT.
+ */
+struct tenure_pool_opts {
+    /**
+     * sizeof(struct tenure_pool_opts).
+     */
+    size_t size;
+    /**
+     * How long a freed block stays warm before it is the kernel's to take, in ms (500).
+     */
+    uint64_t offer_after_ms;
+    /**
+     * How long after it was freed it leaves the resident set, in ms (10,000).
+     */
+    uint64_t return_after_ms;
+    /**
+     * How many bytes may be warm; 0: a quarter of what is free under the limits that hold.
+     */
+    uint64_t warm_max;
+    /**
+     * Not 0: no block gets huge pages. Takes effect for sizes that were not used before.
+     */
+    uint32_t never_huge;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+};
+
+/**
+ * Written by tenure_pool_stats. Counts named `total_` are since the start, the others are of now.
+ */
+struct tenure_pool_stats {
+    /**
+     * Blocks that the program has.
+     */
+    uint64_t in_use;
+    /**
+     * The bytes it asked for with them.
+     */
+    uint64_t in_use_bytes;
+    /**
+     * Free blocks of which the kernel was told nothing.
+     */
+    uint64_t warm;
+    /**
+     * Their bytes that former users may have written.
+     */
+    uint64_t warm_bytes;
+    /**
+     * Free blocks that are the kernel's to take (MADV_FREE).
+     */
+    uint64_t offered;
+    /**
+     * Their bytes that former users may have written; some may be gone.
+     */
+    uint64_t offered_bytes;
+    /**
+     * Free blocks without memory.
+     */
+    uint64_t returned;
+    /**
+     * Their bytes of addresses.
+     */
+    uint64_t returned_bytes;
+    /**
+     * Bytes of addresses reserved for the pool.
+     */
+    uint64_t reserved_bytes;
+    /**
+     * Allocations.
+     */
+    uint64_t total_allocs;
+    /**
+     * Blocks given back.
+     */
+    uint64_t total_frees;
+    /**
+     * Allocations served from a warm block.
+     */
+    uint64_t total_warm_reuses;
+    /**
+     * Allocations served from an offered block.
+     */
+    uint64_t total_offered_reuses;
+    /**
+     * Bytes of those that former users had written: page faults avoided.
+     */
+    uint64_t total_reused_bytes;
+    /**
+     * Bytes zeroed for allocations that wanted zeros.
+     */
+    uint64_t total_zeroed_bytes;
+    /**
+     * Bytes offered.
+     */
+    uint64_t total_offered_bytes;
+    /**
+     * Bytes returned.
+     */
+    uint64_t total_returned_bytes;
+    /**
+     * Reallocations that stayed where they were.
+     */
+    uint64_t total_realloc_in_place;
+    /**
+     * Reallocations that moved page tables instead of copying.
+     */
+    uint64_t total_realloc_moved;
+    /**
+     * Their bytes.
+     */
+    uint64_t total_realloc_moved_bytes;
+    /**
+     * Blocks mapped anew because the program had changed their mapping's state.
+     */
+    uint64_t total_remapped;
+    /**
+     * Requests that could not be served.
+     */
+    uint64_t total_refused;
+};
+
+/**
+ * How tenure_munmap works. Start from what is in force: tenure_retire_settings(&s, sizeof s).
+ */
+struct tenure_retire_settings {
+    /**
+     * sizeof(struct tenure_retire_settings).
+     */
+    size_t size;
+    /**
+     * Ranges below this many bytes are unmapped by plain munmap.
+     */
+    uint64_t min_bytes;
+    /**
+     * How long another thread may have to wait for one step of a teardown, in microseconds (1,000 unless
+     * set).
+     */
+    uint64_t longest_stall_us;
+    /**
+     * How many resident bytes may wait to be given back; TENURE_PENDING_AUTOMATIC unless set.
+     */
+    uint64_t pending_max;
+    /**
+     * TENURE_FILES_AT_ONCE (unless set) or TENURE_FILES_LATER.
+     */
+    uint64_t files;
+};
+
+/**
  * Written by tenure_stats. Counts named `total_` are since the process started (in a forked child:
  * since its oldest ancestor did), the others are of now.
  */
@@ -352,6 +715,90 @@ struct tenure_stats {
      * Rounds of the keeper, the background thread that offers.
      */
     uint64_t total_keeper_rounds;
+    /**
+     * Bytes that populates made ready, those that were there already included.
+     */
+    uint64_t total_populated_bytes;
+    /**
+     * Populates that failed, were cancelled or ran out of time.
+     */
+    uint64_t total_populate_failures;
+    /**
+     * Bytes that the program has from the pool; tenure_pool_stats says more.
+     */
+    uint64_t pool_in_use_bytes;
+    /**
+     * Bytes of the pool's free blocks of which the kernel was told nothing.
+     */
+    uint64_t pool_warm_bytes;
+    /**
+     * Bytes of free blocks that are the kernel's to take, or are taken.
+     */
+    uint64_t pool_offered_bytes;
+    /**
+     * Bytes of addresses of free blocks without memory.
+     */
+    uint64_t pool_returned_bytes;
+    /**
+     * Blocks that the pool handed out.
+     */
+    uint64_t total_pool_allocs;
+    /**
+     * Of those, blocks whose pages were there from an earlier use, or offered and perhaps there.
+     */
+    uint64_t total_pool_reuses;
+    /**
+     * Bytes of those pages: page faults avoided.
+     */
+    uint64_t total_pool_reused_bytes;
+    /**
+     * Bytes of free blocks told to the kernel.
+     */
+    uint64_t total_pool_offers_bytes;
+    /**
+     * Bytes of free blocks that left the resident set.
+     */
+    uint64_t total_pool_returns_bytes;
+    /**
+     * Reallocations that moved page tables instead of copying.
+     */
+    uint64_t total_pool_moves;
+    /**
+     * Retired mappings that wait to be torn down.
+     */
+    uint64_t retiring;
+    /**
+     * Their bytes of address space.
+     */
+    uint64_t retiring_bytes;
+    /**
+     * Mappings, or parts of them, that were moved away to be torn down later.
+     */
+    uint64_t total_retired_moved;
+    /**
+     * Their bytes of address space.
+     */
+    uint64_t total_retired_moved_bytes;
+    /**
+     * Bytes of address space unmapped in slices before the call returned.
+     */
+    uint64_t total_retired_in_slices_bytes;
+    /**
+     * Bytes of address space unmapped by one plain munmap.
+     */
+    uint64_t total_retired_plain_bytes;
+    /**
+     * Bytes of address space that were moved away and have been torn down since.
+     */
+    uint64_t total_torn_down_bytes;
+    /**
+     * Of those, what callers tore down because too much was waiting, or because they asked.
+     */
+    uint64_t total_retire_helped_bytes;
+    /**
+     * The longest step of a teardown in nanoseconds: what another thread may have waited for.
+     */
+    uint64_t retire_longest_slice_ns;
 };
 
 /**
@@ -718,6 +1165,365 @@ int tenure_cache_clear(struct tenure_cache *c);
  * Errors: EINVAL: NULL.
  */
 int tenure_cache_stats(struct tenure_cache *c, struct tenure_cache_stats *out, size_t size);
+
+/**
+ * Locks the pages that [addr, addr + len) touches: TENURE_MLOCK_LOCKED makes all of it resident and keeps it so,
+ * TENURE_MLOCK_ONFAULT keeps each page from its first touch on; exactly one of them. The whole length
+ * is charged against RLIMIT_MEMLOCK either way, once.
+ *
+ * Unlike the kernel's mlock2 it changes nothing when it fails, a lock on fault does not weaken a full
+ * one, and memory of which the kernel only pretends to lock it (MAP_DROPPABLE) is an error. The two
+ * kinds are kept apart: see tenure_munlock2. It is not counted: a second call adds nothing.
+ *
+ * Cost: on fault about 7 us for a mapping of any size with nothing locked in it.
+ *
+ * Errors: EINVAL: empty or wrapping; flags are not exactly one kind; part of it is
+ * volatile; MAP_DROPPABLE. ENOMEM: over the limit; a hole; too many mappings; with
+ * TENURE_MLOCK_LOCKED also a page past the end of its file, a guard page, one without access, a full
+ * tmpfs: tenure_last_error() says which, where and what to do. EPERM: the limit is 0. EAGAIN: no
+ * memory to make all of it resident.
+ */
+int tenure_mlock2(const void *addr,
+                  size_t len,
+                  unsigned int flags);
+
+/**
+ * Clears the kinds of lock named from the pages that [addr, addr + len) touches, and no others: a range locked in both ways
+ * and cleared of TENURE_MLOCK_LOCKED stays locked on fault. Pages that stay locked are not unlocked
+ * even for an instant.
+ *
+ * Cost: one system call where nothing is locked; else a reading of /proc/self/smaps (10 ns for each
+ * resident page of the process).
+ *
+ * Errors: EINVAL: empty or wrapping; no kind, or one that there is not. ENOMEM: part of it
+ * is not mapped; too many mappings; the limit was lowered below what is locked. Nothing is changed
+ * then.
+ */
+int tenure_munlock2(const void *addr,
+                    size_t len,
+                    unsigned int flags);
+
+/**
+ * Locks everything that is mapped (MCL_CURRENT), everything that will be (MCL_FUTURE),
+ * or both; with MCL_ONFAULT each page from its first touch on. Without MCL_FUTURE it
+ * ends an earlier one. The flags are those of <sys/mman.h>. Unlike the kernel's call it does not weaken what is locked in full.
+ *
+ * Errors: EINVAL: neither MCL_CURRENT nor MCL_FUTURE, or an unknown flag; memory is
+ * volatile (with MCL_CURRENT). ENOMEM: more is mapped than the limit allows to be locked.
+ * EPERM: the limit is 0. Nothing is changed then.
+ */
+int tenure_mlockall(int flags);
+
+/**
+ * Clears what tenure_mlockall set: MCL_CURRENT full locks of what is mapped,
+ * MCL_ONFAULT locks on fault of what is mapped and future ones, MCL_FUTURE the locking of
+ * mappings to come. Pages that stay locked are not unlocked even for an instant.
+ *
+ * Errors: EINVAL: no flag, or an unknown one. ENOMEM: a future lock is to end while something stays
+ * locked, and more is mapped than the limit allows to be locked. Nothing is changed then.
+ */
+int tenure_munlockall2(int flags);
+
+/**
+ * mmap(2), and with TENURE_MAP_LOCKONFAULT among the flags the mapping is locked on fault from birth:
+ * no page that is ever touched is paged out, and none is resident yet. With MAP_FIXED as well, what is
+ * mapped there is replaced only once the new mapping is locked. Returns MAP_FAILED (not NULL) on
+ * failure.
+ *
+ * Errors: mmap's. With TENURE_MAP_LOCKONFAULT also EAGAIN: over RLIMIT_MEMLOCK; EPERM: the limit is 0;
+ * EINVAL: MAP_LOCKED as well, or MAP_DROPPABLE. Nothing is mapped then, and what was there still is.
+ */
+void *tenure_mmap(void *addr,
+                  size_t len,
+                  int prot,
+                  int flags,
+                  int fd,
+                  int64_t off);
+
+/**
+ * Makes the pages of `[addr, addr + len)` resident, for reading or for writing (`how`), in as many
+ * threads as are useful. What the pages hold does not change. `opts` may be NULL, and so may
+ * `result`, which is written also on failure: everything before result->first_missing is populated.
+ *
+ * Where MADV_POPULATE_READ and MADV_POPULATE_WRITE (Linux 5.14) are missing, the kernel is made to
+ * touch each page, with the same answers; nothing here raises a signal.
+ *
+ * Errors: EINVAL: NULL, unaligned or empty, a volatile range, a special mapping (device or secret
+ * memory), or options that make no sense. ENOMEM: not mapped, or no memory. EACCES: the mapping's
+ * protection does not allow it. EFAULT: past the end of the file, a guard region, or a page that
+ * userfaultfd watches. ENOSPC: the file system, tmpfs or pool of huge pages is full. EHWPOISON: the
+ * hardware lost the page. ETIMEDOUT: the deadline passed. ECANCELED: the callback asked for it.
+ * EBADF: fd. E2BIG: opts has more than tenure knows, or a size is no size. EAGAIN: no thread could be
+ * started beside the callback.
+ *
+ * Cost: the kernel's own, for up to 4 MiB in one call; beyond, a microsecond for each piece of a few
+ * milliseconds.
+ */
+int tenure_populate(const void *addr,
+                    size_t len,
+                    int how,
+                    const struct tenure_populate_opts *opts,
+                    struct tenure_populate_result *result);
+
+/**
+ * Begins to populate in the background, in threads that take no signals. The handle is for
+ * tenure_populate_end or tenure_populate_detach. In a child made by fork it counts as over.
+ *
+ * Errors: as tenure_populate, as far as they can be told beforehand. EAGAIN: no thread could be
+ * started. EINVAL also: opts->progress is set.
+ */
+struct tenure_populating *tenure_populate_start(const void *addr,
+                                                size_t len,
+                                                int how,
+                                                const struct tenure_populate_opts *opts);
+
+/**
+ * Writes how far it is to `*out`, which has `size` bytes.
+ *
+ * Errors: EINVAL: NULL.
+ */
+int tenure_populate_progress(const struct tenure_populating *p,
+                             struct tenure_populate_progress *out,
+                             size_t size);
+
+/**
+ * Has it end at its next piece, a few milliseconds later, without waiting for that.
+ *
+ * Errors: EINVAL: NULL.
+ */
+int tenure_populate_cancel(const struct tenure_populating *p);
+
+/**
+ * Waits until it is over, at most `timeout_ms`; less than 0: however long it takes. 0: it is over;
+ * 1: not yet.
+ *
+ * Errors: EINVAL: NULL.
+ */
+int tenure_populate_wait(const struct tenure_populating *p, int timeout_ms);
+
+/**
+ * Waits until it is over, frees the handle and returns what tenure_populate would have. `result` may
+ * be NULL. To end it sooner: tenure_populate_cancel first. The handle is freed unless this is EINVAL.
+ *
+ * Errors: as tenure_populate. ECANCELED also: in a child made by fork.
+ */
+int tenure_populate_end(struct tenure_populating *p,
+                        struct tenure_populate_result *result);
+
+/**
+ * Frees the handle and lets the populate go on. The range should stay mapped until it is done.
+ *
+ * Errors: EINVAL: NULL.
+ */
+int tenure_populate_detach(struct tenure_populating *p);
+
+/**
+ * Gives the pages of `[addr, addr + len)` back; the range stays mapped. Anonymous memory reads as
+ * zeros then, locked or not; a private mapping of a file, memfd or hugetlbfs reads as the file does;
+ * shared memory, memfds, tmpfs and hugetlbfs lose the contents for all who map them. A file on disk
+ * that is mapped shared is refused: it would lose its data.
+ *
+ * Nothing is discarded unless all of it can be.
+ *
+ * Errors: EINVAL: unaligned or empty, a volatile range, a file on disk mapped shared, a special
+ * mapping, part of a huge page of the pool, locked shared memory, or any locked memory before Linux
+ * 5.18. EACCES: shared memory
+ * mapped read-only. ENOMEM: part of it is not mapped.
+ */
+int tenure_discard(void *addr,
+                   size_t len);
+
+/**
+ * Locks [addr, addr + len) on fault, and makes it resident in the background: usable at once, whole
+ * soon, each page locked from the moment it is there. Files are populated for reading, other memory
+ * for writing. NULL on failure. The caller waits 0.1 to 0.2 ms for the start of two threads.
+ *
+ * Errors: as tenure_mlock2 with TENURE_MLOCK_ONFAULT; EAGAIN: no thread could be started. Nothing is
+ * locked then.
+ */
+struct tenure_gradual *tenure_lock_gradually(const void *addr,
+                                             size_t len);
+
+/**
+ * Writes how far the background is to `*out`, which has `size` bytes.
+ *
+ * Errors: EINVAL: NULL.
+ */
+int tenure_gradual_progress(const struct tenure_gradual *g,
+                            struct tenure_populate_progress *out,
+                            size_t size);
+
+/**
+ * Waits until all of it is resident, at most `timeout_ms`; less than 0: however long it takes. 0: it
+ * is; 1: not yet. `result` may be NULL; it is written when it is over. Waiting again answers the same.
+ *
+ * Errors: as tenure_populate: what could not be made resident. The lock stays.
+ */
+int tenure_gradual_wait(const struct tenure_gradual *g,
+                        int timeout_ms,
+                        struct tenure_populate_result *result);
+
+/**
+ * Ends the background, unlocks, and frees the handle. NULL is nothing to do.
+ */
+void tenure_gradual_end(struct tenure_gradual *g);
+
+/**
+ * Keeps locked what was last used of [addr, addr + len), `budget` bytes at most; the rest stays the
+ * kernel's to page out. For a range larger than RLIMIT_MEMLOCK allows. A page that was touched is
+ * locked some 20 ms later. NULL on failure.
+ *
+ * Until tenure_within_end the range must stay mapped as it is: pages of shared mappings are taken out
+ * of the page table to see whether they are used again, and private memory mapped there instead could
+ * lose its contents.
+ *
+ * Errors: EINVAL: empty, unaligned or wrapping; volatile; a budget below 16 pages. ENOMEM, EPERM: the
+ * budget is more than may still be locked. ENOMEM: part of it is not mapped. EAGAIN: no thread could
+ * be started.
+ */
+struct tenure_within *tenure_lock_within(const void *addr,
+                                         size_t len,
+                                         size_t budget);
+
+/**
+ * Writes how it stands to `*out`, which has `size` bytes.
+ *
+ * Errors: EINVAL: NULL.
+ */
+int tenure_within_status(const struct tenure_within *w,
+                         struct tenure_within_status *out,
+                         size_t size);
+
+/**
+ * Unlocks all of it and frees the handle. NULL is nothing to do.
+ */
+void tenure_within_end(struct tenure_within *w);
+
+/**
+ * A block of `size` bytes, page-aligned, with whatever its former user left there: a page of it may
+ * change by itself until it is first written. The smallest block has 64 KiB; ask malloc for less.
+ * NULL on failure.
+ *
+ * The first call starts the keeper, the thread that gives free blocks to the kernel; a program whose
+ * malloc is built on this calls tenure_pool_prepare at a safe moment before.
+ *
+ * Cost: 50 to 100 ns for a block that is warm or offered.
+ *
+ * Errors: ENOMEM: more than the largest block (128 GiB where addresses are not limited), or the kernel
+ * refuses to map more.
+ */
+void *tenure_alloc(size_t size);
+
+/**
+ * The same for `count` times `size` bytes, all zeros. Of a block that was used before only the pages
+ * that are there are zeroed.
+ *
+ * Errors: as tenure_alloc; ENOMEM also where the product overflows.
+ */
+void *tenure_calloc(size_t count,
+                    size_t size);
+
+/**
+ * The same as tenure_alloc at a multiple of `align`, a power of two.
+ *
+ * Errors: as tenure_alloc; EINVAL: not a power of two.
+ */
+void *tenure_aligned_alloc(size_t align, size_t size);
+
+/**
+ * Makes a block hold `size` bytes, as realloc: here or elsewhere, with its contents. Large blocks move
+ * without being copied. NULL: as tenure_alloc. NULL is returned on failure, and the block is as it was.
+ *
+ * Errors: as tenure_alloc.
+ */
+void *tenure_realloc(void *p,
+                     size_t size);
+
+/**
+ * Gives a block back; NULL is let be. errno stays as it is. A pointer that is not a block's start, or
+ * was freed before, ends the process with a message on standard error.
+ */
+void tenure_free(void *p);
+
+/**
+ * How many bytes the block has room for; all may be used from then on. 0: NULL, or not a block that is
+ * in use.
+ */
+size_t tenure_usable_size(const void *p);
+
+/**
+ * 1: the address lies in the pool's range. 0: it does not. One comparison.
+ */
+int tenure_pool_owns(const void *p);
+
+/**
+ * Starts the keeper for the pool, for programs that must not have a thread created in tenure_alloc.
+ *
+ * Errors: EAGAIN: no thread could be created. ENOMEM: no addresses could be reserved.
+ */
+int tenure_pool_prepare(void);
+
+/**
+ * Sets how the pool works. NULL: as it is without being set.
+ *
+ * Errors: EINVAL, E2BIG: a wrong size.
+ */
+int tenure_pool_configure(const struct tenure_pool_opts *opts);
+
+/**
+ * Writes the pool's statistics to `*out`, which has `size` bytes.
+ *
+ * Cost: about 2 us; no system call.
+ *
+ * Errors: EINVAL: NULL.
+ */
+int tenure_pool_stats(struct tenure_pool_stats *out, size_t size);
+
+/**
+ * munmap, for large mappings in a few microseconds: when it returns, the addresses are gone (a touch
+ * raises SIGSEGV, a new mapping may take them), and the memory follows in the background, without keeping
+ * other threads from mapping, unmapping or faulting. Any mappings, holes allowed, lengths rounded up to
+ * pages, as munmap has it.
+ *
+ * It neither allocates nor creates a thread, so an allocator may call it. Without tenure_munmap_prepare it
+ * works in slices: other threads do not wait, the caller does. Memory that waits counts as the process's:
+ * see tenure_munmap_drain.
+ *
+ * Errors: munmap's, with nothing changed. EINVAL: empty, unaligned, past the end of the address space, or
+ * its ends cut a huge page of hugetlbfs. EPERM: sealed. ENOMEM: it would make two of a mapping, and there
+ * are vm.max_map_count already. tenure_last_error() has nothing to add, for that would take memory.
+ */
+int tenure_munmap(void *addr,
+                  size_t len);
+
+/**
+ * Starts the background thread and watches forks, for tenure_munmap. To be called once in a process, and
+ * again in a forked child, wherever memory may be allocated; later calls cost a few loads.
+ *
+ * Errors: EAGAIN: no thread could be created.
+ */
+int tenure_munmap_prepare(void);
+
+/**
+ * Waits until the memory of all that tenure_munmap has taken away is back, at most `timeout_ms`; less than
+ * 0: however long it takes. The caller helps. 0: it is; 1: not yet.
+ */
+int tenure_munmap_drain(int timeout_ms);
+
+/**
+ * Writes how tenure_munmap works at present to `*out`, which has `size` bytes.
+ *
+ * Errors: EINVAL: NULL, or no room for the size field.
+ */
+int tenure_retire_settings(struct tenure_retire_settings *out, size_t size);
+
+/**
+ * Sets it, for the whole process and from the next call on.
+ *
+ * Errors: EINVAL: NULL, the size field is too small, or an unknown value of files. E2BIG: something is set
+ * that this version does not know.
+ */
+int tenure_retire_configure(const struct tenure_retire_settings *settings);
 
 /**
  * Writes the statistics of the process to `*out`, which has `size` bytes: pass sizeof *out. An older

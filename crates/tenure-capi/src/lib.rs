@@ -16,6 +16,14 @@ pub mod volatile;
 
 pub mod cache;
 
+pub mod lock;
+pub mod populate;
+
+pub mod lock_more;
+
+pub mod pool;
+pub mod retire;
+
 pub mod stats;
 
 pub mod settings;

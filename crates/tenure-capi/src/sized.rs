@@ -14,6 +14,22 @@ pub(crate) unsafe trait Versioned: Copy {
     const FIRST: usize;
 }
 
+/// No structure will ever be as large as a page, so this size is what happened to be in memory that
+/// was not initialised. As in the kernel, that is `E2BIG`; and zeroing so much would be fatal.
+pub(crate) fn bound(size: usize) -> Outcome<()> {
+    const MOST: usize = 4096;
+    if size > MOST {
+        return Err(Failure::new(
+            libc::E2BIG,
+            format!(
+                "the structure's size is given as {size} bytes, more than any has; set its first \
+                 field to its sizeof"
+            ),
+        ));
+    }
+    Ok(())
+}
+
 /// Reads a structure of the program's; what it lacks keeps its value in `defaults`.
 ///
 /// # Safety
@@ -31,6 +47,7 @@ pub(crate) unsafe fn read<T: Versioned>(from: *const T, defaults: T) -> Outcome<
             T::FIRST
         )));
     }
+    bound(size)?;
     let known = size_of::<T>();
     for at in known..size.max(known) {
         // SAFETY: inside what the caller promises.
@@ -61,6 +78,7 @@ pub(crate) unsafe fn write<T: Copy>(to: *mut T, size: usize, value: &T) -> Outco
     if to.is_null() {
         return Err(Failure::invalid("the place to write to is NULL; pass a structure"));
     }
+    bound(size)?;
     let known = size.min(size_of::<T>());
     let to = to.cast::<u8>();
     // SAFETY: the caller's promise; `known` bytes of the value, which has no padding.

@@ -51,6 +51,48 @@ pub struct tenure_stats {
     pub total_pressure_events: u64,
     /// Rounds of the keeper, the background thread that offers.
     pub total_keeper_rounds: u64,
+    /// Bytes that populates made ready, those that were there already included.
+    pub total_populated_bytes: u64,
+    /// Populates that failed, were cancelled or ran out of time.
+    pub total_populate_failures: u64,
+    /// Bytes that the program has from the pool; tenure_pool_stats says more.
+    pub pool_in_use_bytes: u64,
+    /// Bytes of the pool's free blocks of which the kernel was told nothing.
+    pub pool_warm_bytes: u64,
+    /// Bytes of free blocks that are the kernel's to take, or are taken.
+    pub pool_offered_bytes: u64,
+    /// Bytes of addresses of free blocks without memory.
+    pub pool_returned_bytes: u64,
+    /// Blocks that the pool handed out.
+    pub total_pool_allocs: u64,
+    /// Of those, blocks whose pages were there from an earlier use, or offered and perhaps there.
+    pub total_pool_reuses: u64,
+    /// Bytes of those pages: page faults avoided.
+    pub total_pool_reused_bytes: u64,
+    /// Bytes of free blocks told to the kernel.
+    pub total_pool_offers_bytes: u64,
+    /// Bytes of free blocks that left the resident set.
+    pub total_pool_returns_bytes: u64,
+    /// Reallocations that moved page tables instead of copying.
+    pub total_pool_moves: u64,
+    /// Retired mappings that wait to be torn down.
+    pub retiring: u64,
+    /// Their bytes of address space.
+    pub retiring_bytes: u64,
+    /// Mappings, or parts of them, that were moved away to be torn down later.
+    pub total_retired_moved: u64,
+    /// Their bytes of address space.
+    pub total_retired_moved_bytes: u64,
+    /// Bytes of address space unmapped in slices before the call returned.
+    pub total_retired_in_slices_bytes: u64,
+    /// Bytes of address space unmapped by one plain munmap.
+    pub total_retired_plain_bytes: u64,
+    /// Bytes of address space that were moved away and have been torn down since.
+    pub total_torn_down_bytes: u64,
+    /// Of those, what callers tore down because too much was waiting, or because they asked.
+    pub total_retire_helped_bytes: u64,
+    /// The longest step of a teardown in nanoseconds: what another thread may have waited for.
+    pub retire_longest_slice_ns: u64,
 }
 
 /// Written by tenure_survey.
@@ -95,6 +137,27 @@ pub unsafe extern "C" fn tenure_stats(out: *mut tenure_stats, size: usize) -> c_
             total_refused_offers: total.refused_offers,
             total_pressure_events: total.pressure_events,
             total_keeper_rounds: total.keeper_rounds,
+            total_populated_bytes: total.populated_bytes,
+            total_populate_failures: total.populate_failures,
+            pool_in_use_bytes: now.pool_in_use_bytes,
+            pool_warm_bytes: now.pool_warm_bytes,
+            pool_offered_bytes: now.pool_offered_bytes,
+            pool_returned_bytes: now.pool_returned_bytes,
+            total_pool_allocs: total.pool_allocs,
+            total_pool_reuses: total.pool_reuses,
+            total_pool_reused_bytes: total.pool_reused_bytes,
+            total_pool_offers_bytes: total.pool_offers_bytes,
+            total_pool_returns_bytes: total.pool_returns_bytes,
+            total_pool_moves: total.pool_moves,
+            retiring: now.retiring,
+            retiring_bytes: now.retiring_bytes,
+            total_retired_moved: total.retired_moved,
+            total_retired_moved_bytes: total.retired_moved_bytes,
+            total_retired_in_slices_bytes: total.retired_in_slices_bytes,
+            total_retired_plain_bytes: total.retired_plain_bytes,
+            total_torn_down_bytes: total.torn_down_bytes,
+            total_retire_helped_bytes: total.retire_helped_bytes,
+            retire_longest_slice_ns: total.retire_longest_slice_ns,
         };
         // SAFETY: what the header asks of the caller; integers of one size, so no padding.
         unsafe { sized::write(out, size, &stats) }

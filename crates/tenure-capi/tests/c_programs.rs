@@ -2,8 +2,9 @@
 //! without.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::OnceLock;
+use tenure_testkit::build::{compiler, libraries_of, text};
 use tenure_testkit::seccomp::{Call, Errno, Filter};
 use tenure_testkit::{in_child, skip, this_test};
 
@@ -27,42 +28,9 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Where the libraries are, built as this test was: cargo does not build them for it, because no
-/// Rust program can link to them.
 fn libraries() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| {
-        let test = std::env::current_exe().unwrap();
-        let profile_dir = test.parent().and_then(Path::parent).unwrap();
-        let name = profile_dir.file_name().unwrap().to_str().unwrap();
-        // With a target given there is one more directory, which cargo has to be told of.
-        let above = profile_dir.parent().unwrap();
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "-p", "tenure-capi", "--quiet"]).current_dir(root());
-        cargo.args(["--profile", if name == "debug" { "dev" } else { name }]);
-        if above.join("CACHEDIR.TAG").exists() {
-            cargo.arg("--target-dir").arg(above);
-        } else {
-            cargo.arg("--target-dir").arg(above.parent().unwrap());
-            cargo.arg("--target").arg(above.file_name().unwrap());
-        }
-        let built = cargo.output().unwrap();
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        for name in ["libtenure.so", "libtenure.a"] {
-            assert!(profile_dir.join(name).exists(), "no {name} in {}", profile_dir.display());
-        }
-        profile_dir.to_owned()
-    })
-}
-
-/// The C compiler, or why there is none.
-fn compiler(variable: &str, default: &str) -> Result<String, String> {
-    let name = std::env::var(variable).unwrap_or_else(|_| default.into());
-    match Command::new(&name).arg("--version").output() {
-        Ok(output) if output.status.success() => Ok(name),
-        Ok(output) => Err(format!("{name} --version ended with {}", output.status)),
-        Err(error) => Err(format!("no compiler {name}: {error}")),
-    }
+    PATH.get_or_init(|| libraries_of("tenure-capi", &["libtenure.so", "libtenure.a"]))
 }
 
 /// Compiles a file of this crate into `to`.
@@ -82,15 +50,6 @@ fn compile(compiler: &str, flags: &[&str], source: &str, link: Link, to: &Path) 
     }
     let output = cc.output().unwrap();
     assert!(output.status.success(), "{source}, {link:?}: {}", text(&output));
-}
-
-fn text(output: &Output) -> String {
-    format!(
-        "{}\n{}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    )
 }
 
 /// Runs a program of this crate with both libraries; the reason, if it cannot do its work here.
@@ -170,13 +129,32 @@ fn refuse_userfaultfd() -> Result<(), String> {
         .map_err(|reason| reason.to_string())
 }
 
-programs!(ranges, sigbus, buffer, refill, cache, sizes, errors, fork, threads);
+programs!(
+    ranges, sigbus, buffer, refill, cache, sizes, errors, fork, threads, lock, lock_more, populate,
+    pool, retire
+);
 
 #[test]
 fn old_names() {
     let mut flags = C_WARNINGS.to_vec();
     flags.extend(["-include", "tenure_compat.h"]);
     program!(compiler("CC", "cc"), &flags, "tests/c/old_names.c");
+}
+
+/// The proposal's lock calls, with the header before everything, after the system's, and with large
+/// file offsets, for which the C library declares mmap in another way.
+#[test]
+fn old_names_of_locks() {
+    for more in [
+        &["-include", "tenure_compat.h"][..],
+        &["-DINCLUDE_LATE"],
+        &["-include", "tenure_compat.h", "-D_FILE_OFFSET_BITS=64"],
+        &["-DINCLUDE_LATE", "-D_FILE_OFFSET_BITS=64"],
+    ] {
+        let mut flags = C_WARNINGS.to_vec();
+        flags.extend(more);
+        program!(compiler("CC", "cc"), &flags, "tests/c/lock_old_names.c");
+    }
 }
 
 #[test]

@@ -42,5 +42,14 @@ int main()
     tenure_value *value = tenure_cache_get(cache, "k", 1, nullptr, nullptr);
     tenure_cache_free(cache);
     tenure_value_release(value);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_LOCKONFAULT;
+    void *born = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, flags, -1, 0);
+    /* Locked: MADV_DONTNEED is refused. */
+    if (born == MAP_FAILED || madvise(born, 4096, MADV_DONTNEED) == 0)
+        return 8;
+    if (munlock2(born, 4096, MLOCK_ONFAULT) != 0 || madvise(born, 4096, MADV_DONTNEED) != 0)
+        return 9;
+    if (mlock2(born, 4096, MLOCK_LOCKED) != 0 || munlock2(born, 4096, MLOCK_LOCKED) != 0)
+        return 10;
     return value != nullptr && lost == 0 && mvolatile(nullptr, 0) == -1 ? 0 : 7;
 }

@@ -1,0 +1,172 @@
+//! Locking: pages that are not paged out.
+
+use crate::report::{run, status, Failure};
+use libc::{c_int, c_uint, c_void};
+use tenure_core::lock::{self, Kinds, Scope, When};
+
+/// For tenure_mlock2 and tenure_munlock2: all pages now.
+pub const TENURE_MLOCK_LOCKED: c_uint = 1;
+/// For tenure_mlock2 and tenure_munlock2: each page from its first touch on.
+pub const TENURE_MLOCK_ONFAULT: c_uint = 2;
+
+/// For tenure_mmap, beside mmap's own flags: locked on fault from birth. The bit is one that Linux has
+/// no use for, and it does not reach the kernel.
+pub const TENURE_MAP_LOCKONFAULT: c_int = 0x0100_0000;
+
+/// The pages that the range touches, as the kernel's own calls take it. What would wrap around stays as
+/// it is, to be refused with its own numbers.
+fn whole_pages(addr: *const c_void, len: usize) -> (*const u8, usize) {
+    // SAFETY: reads a constant of the system.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let before = addr as usize % page;
+    match len.checked_add(before).and_then(|len| len.checked_next_multiple_of(page)) {
+        Some(whole) if len > 0 => (addr.cast::<u8>().wrapping_sub(before), whole),
+        _ => (addr.cast(), len),
+    }
+}
+
+/// Locks the pages that [addr, addr + len) touches: TENURE_MLOCK_LOCKED makes all of it resident and keeps it so,
+/// TENURE_MLOCK_ONFAULT keeps each page from its first touch on; exactly one of them. The whole length
+/// is charged against RLIMIT_MEMLOCK either way, once.
+///
+/// Unlike the kernel's mlock2 it changes nothing when it fails, a lock on fault does not weaken a full
+/// one, and memory of which the kernel only pretends to lock it (MAP_DROPPABLE) is an error. The two
+/// kinds are kept apart: see tenure_munlock2. It is not counted: a second call adds nothing.
+///
+/// Cost: on fault about 7 us for a mapping of any size with nothing locked in it.
+///
+/// Errors: EINVAL: empty or wrapping; flags are not exactly one kind; part of it is
+/// volatile; MAP_DROPPABLE. ENOMEM: over the limit; a hole; too many mappings; with
+/// TENURE_MLOCK_LOCKED also a page past the end of its file, a guard page, one without access, a full
+/// tmpfs: tenure_last_error() says which, where and what to do. EPERM: the limit is 0. EAGAIN: no
+/// memory to make all of it resident.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int {
+    status("tenure_mlock2", || {
+        let when = match flags {
+            TENURE_MLOCK_LOCKED => When::Now,
+            TENURE_MLOCK_ONFAULT => When::OnFault,
+            _ => {
+                return Err(Failure::invalid(format!(
+                "flags {flags:#x} are not one kind of lock; pass either TENURE_MLOCK_LOCKED (1) \
+                     or TENURE_MLOCK_ONFAULT (2)"
+            )))
+            }
+        };
+        let (addr, len) = whole_pages(addr, len);
+        lock::mlock2(addr, len, when)?;
+        Ok(0)
+    })
+}
+
+/// Clears the kinds of lock named from the pages that [addr, addr + len) touches, and no others: a range locked in both ways
+/// and cleared of TENURE_MLOCK_LOCKED stays locked on fault. Pages that stay locked are not unlocked
+/// even for an instant.
+///
+/// Cost: one system call where nothing is locked; else a reading of /proc/self/smaps (10 ns for each
+/// resident page of the process).
+///
+/// Errors: EINVAL: empty or wrapping; no kind, or one that there is not. ENOMEM: part of it
+/// is not mapped; too many mappings; the limit was lowered below what is locked. Nothing is changed
+/// then.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_munlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int {
+    status("tenure_munlock2", || {
+        let all = TENURE_MLOCK_LOCKED | TENURE_MLOCK_ONFAULT;
+        if flags & !all != 0 {
+            return Err(unknown(
+                flags & !all,
+                "TENURE_MLOCK_LOCKED (1) and TENURE_MLOCK_ONFAULT (2)",
+            ));
+        }
+        let kinds = Kinds {
+            now: flags & TENURE_MLOCK_LOCKED != 0,
+            on_fault: flags & TENURE_MLOCK_ONFAULT != 0,
+        };
+        let (addr, len) = whole_pages(addr, len);
+        lock::munlock2(addr, len, kinds)?;
+        Ok(0)
+    })
+}
+
+/// Locks everything that is mapped (MCL_CURRENT), everything that will be (MCL_FUTURE),
+/// or both; with MCL_ONFAULT each page from its first touch on. Without MCL_FUTURE it
+/// ends an earlier one. The flags are those of <sys/mman.h>. Unlike the kernel's call it does not weaken what is locked in full.
+///
+/// Errors: EINVAL: neither MCL_CURRENT nor MCL_FUTURE, or an unknown flag; memory is
+/// volatile (with MCL_CURRENT). ENOMEM: more is mapped than the limit allows to be locked.
+/// EPERM: the limit is 0. Nothing is changed then.
+#[no_mangle]
+pub extern "C" fn tenure_mlockall(flags: c_int) -> c_int {
+    status("tenure_mlockall", || {
+        lock::mlockall(scope(flags)?)?;
+        Ok(0)
+    })
+}
+
+/// Clears what tenure_mlockall set: MCL_CURRENT full locks of what is mapped,
+/// MCL_ONFAULT locks on fault of what is mapped and future ones, MCL_FUTURE the locking of
+/// mappings to come. Pages that stay locked are not unlocked even for an instant.
+///
+/// Errors: EINVAL: no flag, or an unknown one. ENOMEM: a future lock is to end while something stays
+/// locked, and more is mapped than the limit allows to be locked. Nothing is changed then.
+#[no_mangle]
+pub extern "C" fn tenure_munlockall2(flags: c_int) -> c_int {
+    status("tenure_munlockall2", || {
+        lock::munlockall2(scope(flags)?)?;
+        Ok(0)
+    })
+}
+
+/// mmap(2), and with TENURE_MAP_LOCKONFAULT among the flags the mapping is locked on fault from birth:
+/// no page that is ever touched is paged out, and none is resident yet. With MAP_FIXED as well, what is
+/// mapped there is replaced only once the new mapping is locked. Returns MAP_FAILED (not NULL) on
+/// failure.
+///
+/// Errors: mmap's. With TENURE_MAP_LOCKONFAULT also EAGAIN: over RLIMIT_MEMLOCK; EPERM: the limit is 0;
+/// EINVAL: MAP_LOCKED as well, or MAP_DROPPABLE. Nothing is mapped then, and what was there still is.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_mmap(
+    addr: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    off: i64,
+) -> *mut c_void {
+    let mapped = run("tenure_mmap", || {
+        if flags & TENURE_MAP_LOCKONFAULT == 0 {
+            // SAFETY: mmap's own contract, which the header passes on to the caller.
+            let at = unsafe { libc::mmap(addr, len, prot, flags, fd, off) };
+            if at == libc::MAP_FAILED {
+                let error = std::io::Error::last_os_error();
+                let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
+                return Err(Failure::new(errno, format!("mmap failed: {error}; see mmap(2)")));
+            }
+            return Ok(at);
+        }
+        let flags = flags & !TENURE_MAP_LOCKONFAULT;
+        // SAFETY: as above.
+        let at = unsafe { lock::mmap_on_fault(addr.cast(), len, prot, flags, fd, off)? };
+        Ok(at.cast())
+    });
+    mapped.unwrap_or(libc::MAP_FAILED)
+}
+
+fn scope(flags: c_int) -> Result<Scope, Failure> {
+    use libc::{MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT};
+    let all = MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT;
+    if flags & !all != 0 {
+        let names = "MCL_CURRENT, MCL_FUTURE and MCL_ONFAULT";
+        return Err(unknown(flags & !all, names));
+    }
+    Ok(Scope {
+        current: flags & MCL_CURRENT != 0,
+        future: flags & MCL_FUTURE != 0,
+        on_fault: flags & MCL_ONFAULT != 0,
+    })
+}
+
+fn unknown(flags: impl std::fmt::LowerHex, known: &str) -> Failure {
+    Failure::invalid(format!("unknown flags {flags:#x}; there are {known}"))
+}

@@ -1,0 +1,184 @@
+//! Locks that become whole in the background, and locks within a budget.
+
+use crate::populate::{progress_of, room, tell, tenure_populate_progress, tenure_populate_result};
+use crate::report::{pointer, status, Failure, Outcome};
+use crate::sized;
+use libc::{c_int, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tenure_core::lock::{self, Gradual, Within};
+
+/// A lock on fault whose pages become resident in the background. Opaque.
+pub struct tenure_gradual {
+    gradual: Mutex<Gradual>,
+}
+
+/// A range of which the part used last is locked. Opaque.
+pub struct tenure_within {
+    within: Within,
+}
+
+/// How a lock within a budget stands.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct tenure_within_status {
+    /// Bytes locked on fault at the moment; never more than the budget.
+    pub locked_bytes: u64,
+    /// Bytes that were locked since the start.
+    pub moved_in_bytes: u64,
+    /// Bytes that had to make room since the start.
+    pub moved_out_bytes: u64,
+    /// Times a look was taken at what is used.
+    pub looks: u64,
+    /// Windows that the kernel refused to lock.
+    pub refused: u64,
+}
+
+/// Locks [addr, addr + len) on fault, and makes it resident in the background: usable at once, whole
+/// soon, each page locked from the moment it is there. Files are populated for reading, other memory
+/// for writing. NULL on failure. The caller waits 0.1 to 0.2 ms for the start of two threads.
+///
+/// Errors: as tenure_mlock2 with TENURE_MLOCK_ONFAULT; EAGAIN: no thread could be started. Nothing is
+/// locked then.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_lock_gradually(
+    addr: *const c_void,
+    len: usize,
+) -> *mut tenure_gradual {
+    pointer("tenure_lock_gradually", || {
+        let gradual = Mutex::new(lock::gradually(addr.cast(), len)?);
+        Ok(Box::into_raw(Box::new(tenure_gradual { gradual })))
+    })
+}
+
+/// # Safety
+/// NULL, or from `tenure_lock_gradually` and not ended.
+unsafe fn gradual<'a>(g: *const tenure_gradual) -> Outcome<MutexGuard<'a, Gradual>> {
+    // SAFETY: the caller's promise.
+    match unsafe { g.as_ref() } {
+        Some(held) => Ok(held.gradual.lock().unwrap_or_else(PoisonError::into_inner)),
+        None => Err(Failure::invalid("the lock is NULL; pass what tenure_lock_gradually gave")),
+    }
+}
+
+/// Writes how far the background is to `*out`, which has `size` bytes.
+///
+/// Errors: EINVAL: NULL.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_gradual_progress(
+    g: *const tenure_gradual,
+    out: *mut tenure_populate_progress,
+    size: usize,
+) -> c_int {
+    status("tenure_gradual_progress", || {
+        // SAFETY: what the header asks of the caller.
+        let now = progress_of(unsafe { gradual(g) }?.progress());
+        // SAFETY: as above; integers of one size, so no padding.
+        unsafe { sized::write(out, size, &now) }
+    })
+}
+
+/// Waits until all of it is resident, at most `timeout_ms`; less than 0: however long it takes. 0: it
+/// is; 1: not yet. `result` may be NULL; it is written when it is over. Waiting again answers the same.
+///
+/// Errors: as tenure_populate: what could not be made resident. The lock stays.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_gradual_wait(
+    g: *const tenure_gradual,
+    timeout_ms: c_int,
+    result: *mut tenure_populate_result,
+) -> c_int {
+    status("tenure_gradual_wait", || {
+        // SAFETY: what the header asks of the caller.
+        let size = unsafe { room(result) }?;
+        let patience = u64::try_from(timeout_ms).map_or(Duration::MAX, Duration::from_millis);
+        let until = Instant::now().checked_add(patience);
+        loop {
+            // Not held while waiting, or nobody else could ask for the progress.
+            // SAFETY: as above.
+            let mut held = unsafe { gradual(g) }?;
+            if held.is_finished() {
+                let outcome = held.wait();
+                // SAFETY: as above.
+                return unsafe { tell(result, size, outcome) };
+            }
+            drop(held);
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            match left {
+                Some(Duration::ZERO) => return Ok(1),
+                left => std::thread::sleep(left.unwrap_or(NAP).min(NAP)),
+            }
+        }
+    })
+}
+
+const NAP: Duration = Duration::from_millis(1);
+
+/// Ends the background, unlocks, and frees the handle. NULL is nothing to do.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_gradual_end(g: *mut tenure_gradual) {
+    if !g.is_null() {
+        // SAFETY: what the header asks of the caller: from tenure_lock_gradually, and not used again.
+        drop(unsafe { Box::from_raw(g) });
+    }
+}
+
+/// Keeps locked what was last used of [addr, addr + len), `budget` bytes at most; the rest stays the
+/// kernel's to page out. For a range larger than RLIMIT_MEMLOCK allows. A page that was touched is
+/// locked some 20 ms later. NULL on failure.
+///
+/// Until tenure_within_end the range must stay mapped as it is: pages of shared mappings are taken out
+/// of the page table to see whether they are used again, and private memory mapped there instead could
+/// lose its contents.
+///
+/// Errors: EINVAL: empty, unaligned or wrapping; volatile; a budget below 16 pages. ENOMEM, EPERM: the
+/// budget is more than may still be locked. ENOMEM: part of it is not mapped. EAGAIN: no thread could
+/// be started.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_lock_within(
+    addr: *const c_void,
+    len: usize,
+    budget: usize,
+) -> *mut tenure_within {
+    pointer("tenure_lock_within", || {
+        // SAFETY: what the header asks of the caller.
+        let within = unsafe { lock::within(addr.cast(), len, budget) }?;
+        Ok(Box::into_raw(Box::new(tenure_within { within })))
+    })
+}
+
+/// Writes how it stands to `*out`, which has `size` bytes.
+///
+/// Errors: EINVAL: NULL.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_within_status(
+    w: *const tenure_within,
+    out: *mut tenure_within_status,
+    size: usize,
+) -> c_int {
+    status("tenure_within_status", || {
+        // SAFETY: what the header asks of the caller.
+        let Some(held) = (unsafe { w.as_ref() }) else {
+            return Err(Failure::invalid("the lock is NULL; pass what tenure_lock_within gave"));
+        };
+        let now = held.within.status();
+        let value = tenure_within_status {
+            locked_bytes: now.locked_bytes,
+            moved_in_bytes: now.moved_in_bytes,
+            moved_out_bytes: now.moved_out_bytes,
+            looks: now.looks,
+            refused: now.refused,
+        };
+        // SAFETY: as above; integers of one size, so no padding.
+        unsafe { sized::write(out, size, &value) }
+    })
+}
+
+/// Unlocks all of it and frees the handle. NULL is nothing to do.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_within_end(w: *mut tenure_within) {
+    if !w.is_null() {
+        // SAFETY: what the header asks of the caller: from tenure_lock_within, and not used again.
+        drop(unsafe { Box::from_raw(w) });
+    }
+}

@@ -1,0 +1,277 @@
+//! Large blocks that are the kernel's to take while they are free, and warm until then.
+
+use crate::report::{pointer, status, Failure, Outcome};
+use crate::sized::{self, Versioned};
+use libc::{c_int, c_void};
+use std::ptr::NonNull;
+use std::time::Duration;
+use tenure_core::pool;
+
+/// Read by tenure_pool_configure. Start from TENURE_POOL_OPTS_INIT.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct tenure_pool_opts {
+    /// sizeof(struct tenure_pool_opts).
+    pub size: usize,
+    /// How long a freed block stays warm before it is the kernel's to take, in ms (500).
+    pub offer_after_ms: u64,
+    /// How long after it was freed it leaves the resident set, in ms (10,000).
+    pub return_after_ms: u64,
+    /// How many bytes may be warm; 0: a quarter of what is free under the limits that hold.
+    pub warm_max: u64,
+    /// Not 0: no block gets huge pages. Takes effect for sizes that were not used before.
+    pub never_huge: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+// SAFETY: repr(C), starts with its size, integers only.
+unsafe impl Versioned for tenure_pool_opts {
+    const FIRST: usize = size_of::<tenure_pool_opts>();
+}
+
+/// Written by tenure_pool_stats. Counts named `total_` are since the start, the others are of now.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct tenure_pool_stats {
+    /// Blocks that the program has.
+    pub in_use: u64,
+    /// The bytes it asked for with them.
+    pub in_use_bytes: u64,
+    /// Free blocks of which the kernel was told nothing.
+    pub warm: u64,
+    /// Their bytes that former users may have written.
+    pub warm_bytes: u64,
+    /// Free blocks that are the kernel's to take (MADV_FREE).
+    pub offered: u64,
+    /// Their bytes that former users may have written; some may be gone.
+    pub offered_bytes: u64,
+    /// Free blocks without memory.
+    pub returned: u64,
+    /// Their bytes of addresses.
+    pub returned_bytes: u64,
+    /// Bytes of addresses reserved for the pool.
+    pub reserved_bytes: u64,
+    /// Allocations.
+    pub total_allocs: u64,
+    /// Blocks given back.
+    pub total_frees: u64,
+    /// Allocations served from a warm block.
+    pub total_warm_reuses: u64,
+    /// Allocations served from an offered block.
+    pub total_offered_reuses: u64,
+    /// Bytes of those that former users had written: page faults avoided.
+    pub total_reused_bytes: u64,
+    /// Bytes zeroed for allocations that wanted zeros.
+    pub total_zeroed_bytes: u64,
+    /// Bytes offered.
+    pub total_offered_bytes: u64,
+    /// Bytes returned.
+    pub total_returned_bytes: u64,
+    /// Reallocations that stayed where they were.
+    pub total_realloc_in_place: u64,
+    /// Reallocations that moved page tables instead of copying.
+    pub total_realloc_moved: u64,
+    /// Their bytes.
+    pub total_realloc_moved_bytes: u64,
+    /// Blocks mapped anew because the program had changed their mapping's state.
+    pub total_remapped: u64,
+    /// Requests that could not be served.
+    pub total_refused: u64,
+}
+
+/// A block, and the keeper's thread with the first one.
+fn block(call: &str, size: usize, align: usize, zeroed: bool) -> *mut c_void {
+    pointer(call, || {
+        if !pool::keeper_runs() {
+            // Refused, the pool works all the same; the block below says if it does not.
+            let _ = pool::prepare();
+        }
+        match pool::alloc(size, align, zeroed) {
+            Some(p) => Ok(p.as_ptr().cast()),
+            None => Err(refused(size)),
+        }
+    })
+}
+
+fn refused(size: usize) -> Failure {
+    let largest = pool::largest();
+    let text = if size > largest {
+        format!(
+            "{size} bytes are more than the pool's largest block has ({largest}); use mmap, or raise \
+             RLIMIT_AS before the pool is first used"
+        )
+    } else {
+        format!(
+            "there is no block for {size} bytes: no addresses, or the kernel refuses to map more; \
+             free something, or raise RLIMIT_AS, RLIMIT_DATA or vm.max_map_count"
+        )
+    };
+    Failure::new(libc::ENOMEM, text)
+}
+
+/// A block of `size` bytes, page-aligned, with whatever its former user left there: a page of it may
+/// change by itself until it is first written. The smallest block has 64 KiB; ask malloc for less.
+/// NULL on failure.
+///
+/// The first call starts the keeper, the thread that gives free blocks to the kernel; a program whose
+/// malloc is built on this calls tenure_pool_prepare at a safe moment before.
+///
+/// Cost: 50 to 100 ns for a block that is warm or offered.
+///
+/// Errors: ENOMEM: more than the largest block (128 GiB where addresses are not limited), or the kernel
+/// refuses to map more.
+#[no_mangle]
+pub extern "C" fn tenure_alloc(size: usize) -> *mut c_void {
+    block("tenure_alloc", size, 1, false)
+}
+
+/// The same for `count` times `size` bytes, all zeros. Of a block that was used before only the pages
+/// that are there are zeroed.
+///
+/// Errors: as tenure_alloc; ENOMEM also where the product overflows.
+#[no_mangle]
+pub extern "C" fn tenure_calloc(count: usize, size: usize) -> *mut c_void {
+    block("tenure_calloc", count.saturating_mul(size), 1, true)
+}
+
+/// The same as tenure_alloc at a multiple of `align`, a power of two.
+///
+/// Errors: as tenure_alloc; EINVAL: not a power of two.
+#[no_mangle]
+pub extern "C" fn tenure_aligned_alloc(align: usize, size: usize) -> *mut c_void {
+    if !align.is_power_of_two() {
+        return pointer("tenure_aligned_alloc", || -> Outcome<*mut c_void> {
+            Err(Failure::invalid(format!(
+                "the alignment is {align}, which is not a power of two; pass 64 or 4096, say"
+            )))
+        });
+    }
+    block("tenure_aligned_alloc", size, align, false)
+}
+
+/// Makes a block hold `size` bytes, as realloc: here or elsewhere, with its contents. Large blocks move
+/// without being copied. NULL: as tenure_alloc. NULL is returned on failure, and the block is as it was.
+///
+/// Errors: as tenure_alloc.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_realloc(p: *mut c_void, size: usize) -> *mut c_void {
+    let Some(block_at) = NonNull::new(p.cast::<u8>()) else {
+        return block("tenure_realloc", size, 1, false);
+    };
+    pointer("tenure_realloc", || {
+        // SAFETY: what the header asks of the caller.
+        match unsafe { pool::realloc(block_at, size, 1, false) } {
+            Some(p) => Ok(p.as_ptr().cast()),
+            None => Err(refused(size)),
+        }
+    })
+}
+
+/// Gives a block back; NULL is let be. errno stays as it is. A pointer that is not a block's start, or
+/// was freed before, ends the process with a message on standard error.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_free(p: *mut c_void) {
+    if let Some(p) = NonNull::new(p.cast::<u8>()) {
+        // SAFETY: what the header asks of the caller.
+        unsafe { pool::free(p) }
+    }
+}
+
+/// How many bytes the block has room for; all may be used from then on. 0: NULL, or not a block that is
+/// in use.
+#[no_mangle]
+pub extern "C" fn tenure_usable_size(p: *const c_void) -> usize {
+    NonNull::new(p.cast_mut().cast::<u8>()).and_then(pool::usable_size).unwrap_or(0)
+}
+
+/// 1: the address lies in the pool's range. 0: it does not. One comparison.
+#[no_mangle]
+pub extern "C" fn tenure_pool_owns(p: *const c_void) -> c_int {
+    c_int::from(pool::owns(p.cast()))
+}
+
+/// Starts the keeper for the pool, for programs that must not have a thread created in tenure_alloc.
+///
+/// Errors: EAGAIN: no thread could be created. ENOMEM: no addresses could be reserved.
+#[no_mangle]
+pub extern "C" fn tenure_pool_prepare() -> c_int {
+    status("tenure_pool_prepare", || {
+        pool::prepare()?;
+        Ok(0)
+    })
+}
+
+/// Sets how the pool works. NULL: as it is without being set.
+///
+/// Errors: EINVAL, E2BIG: a wrong size.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_pool_configure(opts: *const tenure_pool_opts) -> c_int {
+    status("tenure_pool_configure", || {
+        let defaults = tenure_pool_opts {
+            size: size_of::<tenure_pool_opts>(),
+            offer_after_ms: 500,
+            return_after_ms: 10_000,
+            warm_max: 0,
+            never_huge: 0,
+            reserved: 0,
+        };
+        // SAFETY: what the header asks of the caller.
+        let opts = unsafe { sized::read(opts, defaults) }?;
+        if opts.reserved != 0 {
+            return Err(Failure::invalid(
+                "the field `reserved` is not 0; start from \
+                TENURE_POOL_OPTS_INIT",
+            ));
+        }
+        let mut settings = pool::Settings::default()
+            .with_offer_after(Duration::from_millis(opts.offer_after_ms))
+            .with_return_after(Duration::from_millis(opts.return_after_ms));
+        if opts.warm_max != 0 {
+            settings = settings.with_warm_max(opts.warm_max);
+        }
+        if opts.never_huge != 0 {
+            settings = settings.with_huge_pages(pool::HugePages::Never);
+        }
+        pool::configure(settings);
+        Ok(0)
+    })
+}
+
+/// Writes the pool's statistics to `*out`, which has `size` bytes.
+///
+/// Cost: about 2 us; no system call.
+///
+/// Errors: EINVAL: NULL.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_pool_stats(out: *mut tenure_pool_stats, size: usize) -> c_int {
+    status("tenure_pool_stats", || {
+        let now = pool::stats();
+        let stats = tenure_pool_stats {
+            in_use: now.in_use,
+            in_use_bytes: now.in_use_bytes,
+            warm: now.warm,
+            warm_bytes: now.warm_bytes,
+            offered: now.offered,
+            offered_bytes: now.offered_bytes,
+            returned: now.returned,
+            returned_bytes: now.returned_bytes,
+            reserved_bytes: now.reserved_bytes,
+            total_allocs: now.allocs,
+            total_frees: now.frees,
+            total_warm_reuses: now.warm_reuses,
+            total_offered_reuses: now.offered_reuses,
+            total_reused_bytes: now.reused_bytes,
+            total_zeroed_bytes: now.zeroed_bytes,
+            total_offered_bytes: now.offered_total_bytes,
+            total_returned_bytes: now.returned_total_bytes,
+            total_realloc_in_place: now.realloc_in_place,
+            total_realloc_moved: now.realloc_moved,
+            total_realloc_moved_bytes: now.realloc_moved_bytes,
+            total_remapped: now.remapped,
+            total_refused: now.refused,
+        };
+        // SAFETY: what the header asks of the caller; integers of one size, so no padding.
+        unsafe { sized::write(out, size, &stats) }
+    })
+}

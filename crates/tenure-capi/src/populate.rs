@@ -1,0 +1,418 @@
+//! Making pages ready before they are used.
+
+use crate::report::{pointer, status, Failure, Outcome};
+use crate::sized::{self, Versioned};
+use libc::{c_int, c_uint, c_void};
+use std::mem::size_of;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+use tenure_core::populate::{
+    self, Access, Background, Failed, HugePages, Populate, Progress, Report,
+};
+
+/// For reading: files are read into the page cache and not dirtied; anonymous memory gets the zero
+/// page, and takes no memory.
+pub const TENURE_POPULATE_READ: c_int = 1;
+/// For writing: memory is taken, holes of shared files are allocated, private file mappings copied.
+pub const TENURE_POPULATE_WRITE: c_int = 2;
+
+/// For flags: no MADV_HUGEPAGE first.
+pub const TENURE_POPULATE_NO_HUGE_PAGES: c_uint = 1;
+/// For flags: refuse beforehand what would not fit into the memory cgroup or the machine (ENOMEM), the
+/// tmpfs or the pool of huge pages (ENOSPC). Where it is not asked, the kernel's answer to a cgroup or
+/// a machine without room is its OOM killer.
+pub const TENURE_POPULATE_WITHIN_ROOM: c_uint = 2;
+/// For flags: allocate the holes of the shared file `fd` (fallocate) also where that is not the
+/// default.
+pub const TENURE_POPULATE_ALLOCATE: c_uint = 4;
+/// For flags: never allocate them.
+pub const TENURE_POPULATE_NO_ALLOCATE: c_uint = 8;
+
+/// How far a populate is.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct tenure_populate_progress {
+    /// Bytes in all.
+    pub bytes: u64,
+    /// Bytes populated so far; never goes backwards.
+    pub populated: u64,
+    /// Nanoseconds since it began.
+    pub elapsed_ns: u64,
+    /// Rate of about the last half second.
+    pub bytes_per_second: u64,
+}
+
+/// Told how far it is. Not 0 cancels the populate.
+pub type tenure_populate_fn = Option<
+    unsafe extern "C" fn(progress: *const tenure_populate_progress, arg: *mut c_void) -> c_int,
+>;
+
+/// What tenure_populate leaves at its default. Start from TENURE_POPULATE_OPTS_INIT: fd 0 is a file.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct tenure_populate_opts {
+    /// sizeof(struct tenure_populate_opts).
+    pub size: usize,
+    /// How many threads work; 0: as many as are useful, at most one for each processor that the
+    /// process may use.
+    pub threads: c_uint,
+    /// TENURE_POPULATE_NO_HUGE_PAGES and its like, or-ed.
+    pub flags: c_uint,
+    /// Ends it with ETIMEDOUT when it is not done by then; 0: no deadline.
+    pub deadline_ms: u64,
+    /// The file behind the mapping, or -1. With it the holes of a shared file are allocated before
+    /// they are written, and failures say more. It is duplicated.
+    pub fd: c_int,
+    /// How often progress is called, in milliseconds; 0: every 100.
+    pub every_ms: c_uint,
+    /// Called on the calling thread while others work, and once at the end; NULL: nobody asks. Not
+    /// for tenure_populate_start.
+    pub progress: tenure_populate_fn,
+    /// Passed to progress.
+    pub arg: *mut c_void,
+}
+
+// SAFETY: `repr(C)`, starts with its size; integers, a pointer, and a function that C gave or NULL.
+unsafe impl Versioned for tenure_populate_opts {
+    const FIRST: usize = size_of::<tenure_populate_opts>();
+}
+
+impl Default for tenure_populate_opts {
+    fn default() -> Self {
+        tenure_populate_opts {
+            size: size_of::<tenure_populate_opts>(),
+            threads: 0,
+            flags: 0,
+            deadline_ms: 0,
+            fd: -1,
+            every_ms: 0,
+            progress: None,
+            arg: std::ptr::null_mut(),
+        }
+    }
+}
+
+/// What a populate did, also where it failed. Start from TENURE_POPULATE_RESULT_INIT.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct tenure_populate_result {
+    /// sizeof(struct tenure_populate_result).
+    pub size: usize,
+    /// Bytes asked for.
+    pub bytes: u64,
+    /// Bytes populated; pages that were there already count.
+    pub populated: u64,
+    /// Nanoseconds from beginning to end.
+    pub elapsed_ns: u64,
+    /// Threads that worked.
+    pub threads: u64,
+    /// The lowest page that was not populated; NULL: all were. Everything before it is.
+    pub first_missing: *mut c_void,
+}
+
+const FIRST_RESULT: usize = size_of::<tenure_populate_result>();
+
+/// A populate in the background.
+pub struct tenure_populating {
+    background: Background,
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn request(
+    addr: *const c_void,
+    len: usize,
+    how: c_int,
+    opts: &tenure_populate_opts,
+) -> Outcome<Populate> {
+    let access = match how {
+        TENURE_POPULATE_READ => Access::Read,
+        TENURE_POPULATE_WRITE => Access::Write,
+        other => {
+            return Err(Failure::invalid(format!(
+                "how {other} is neither TENURE_POPULATE_READ (1) nor TENURE_POPULATE_WRITE (2)"
+            )))
+        }
+    };
+    let known = TENURE_POPULATE_NO_HUGE_PAGES
+        | TENURE_POPULATE_WITHIN_ROOM
+        | TENURE_POPULATE_ALLOCATE
+        | TENURE_POPULATE_NO_ALLOCATE;
+    let both = TENURE_POPULATE_ALLOCATE | TENURE_POPULATE_NO_ALLOCATE;
+    if opts.flags & !known != 0 || opts.flags & both == both {
+        return Err(Failure::invalid(format!(
+            "flags {:#x} has what tenure does not know, or both of ALLOCATE and NO_ALLOCATE",
+            opts.flags
+        )));
+    }
+    let has = |flag| opts.flags & flag != 0;
+    let mut populate = Populate::new(addr.cast(), len, access)
+        .threads(opts.threads as usize)
+        .within_room(has(TENURE_POPULATE_WITHIN_ROOM));
+    if has(TENURE_POPULATE_NO_HUGE_PAGES) {
+        populate = populate.huge_pages(HugePages::Leave);
+    }
+    if has(both) {
+        populate = populate.allocate(has(TENURE_POPULATE_ALLOCATE));
+    }
+    if opts.deadline_ms > 0 {
+        populate = populate.deadline(Duration::from_millis(opts.deadline_ms));
+    }
+    if opts.fd >= 0 {
+        // SAFETY: not -1, and used for the duplication only, which fails if it is not open.
+        populate = populate.file(unsafe { BorrowedFd::borrow_raw(opts.fd) })?;
+    }
+    Ok(populate)
+}
+
+/// Where the program wants the result, and how much of it it knows.
+///
+/// # Safety
+/// NULL, or to as many writable bytes as its first field says.
+pub(crate) unsafe fn room(result: *mut tenure_populate_result) -> Outcome<usize> {
+    if result.is_null() {
+        return Ok(0);
+    }
+    // SAFETY: the caller's promise; the first field is the size.
+    let size = unsafe { result.cast::<usize>().read() };
+    if size < FIRST_RESULT {
+        return Err(Failure::invalid(format!(
+            "the result's size is given as {size} bytes, and it has at least {FIRST_RESULT}; start \
+             from TENURE_POPULATE_RESULT_INIT"
+        )));
+    }
+    sized::bound(size)?;
+    Ok(size)
+}
+
+/// # Safety
+/// As for [`room`], which gave `size`.
+pub(crate) unsafe fn tell(
+    result: *mut tenure_populate_result,
+    size: usize,
+    outcome: Result<Report, Failed>,
+) -> Outcome<c_int> {
+    let report = match &outcome {
+        Ok(report) => *report,
+        Err(failed) => *failed.report,
+    };
+    if !result.is_null() {
+        let value = tenure_populate_result {
+            size,
+            bytes: report.bytes,
+            populated: report.populated,
+            elapsed_ns: nanoseconds(report.elapsed),
+            threads: report.threads as u64,
+            first_missing: report.first_missing.unwrap_or(0) as *mut c_void,
+        };
+        // SAFETY: the caller's promise; fields of one size, so no padding.
+        unsafe { sized::write(result, size, &value) }?;
+    }
+    match outcome {
+        Ok(_) => Ok(0),
+        Err(failed) => Err(Failure::new(failed.error.errno(), failed.to_string())),
+    }
+}
+
+pub(crate) fn progress_of(now: Progress) -> tenure_populate_progress {
+    tenure_populate_progress {
+        bytes: now.bytes,
+        populated: now.populated,
+        elapsed_ns: nanoseconds(now.elapsed),
+        bytes_per_second: now.bytes_per_second,
+    }
+}
+
+fn watched(asked: Populate, opts: &tenure_populate_opts) -> Result<Report, Failed> {
+    let Some(progress) = opts.progress else { return asked.run() };
+    let every = match opts.every_ms {
+        0 => Duration::from_millis(100),
+        ms => Duration::from_millis(ms.into()),
+    };
+    let background = asked.start()?;
+    loop {
+        let over = background.wait_timeout(every);
+        let now = progress_of(background.progress());
+        // SAFETY: the program's own function, with the arguments that the header promises it.
+        if unsafe { progress(&now, opts.arg) } != 0 {
+            background.cancel();
+        }
+        if over {
+            return background.wait();
+        }
+    }
+}
+
+/// Makes the pages of `[addr, addr + len)` resident, for reading or for writing (`how`), in as many
+/// threads as are useful. What the pages hold does not change. `opts` may be NULL, and so may
+/// `result`, which is written also on failure: everything before result->first_missing is populated.
+///
+/// Where MADV_POPULATE_READ and MADV_POPULATE_WRITE (Linux 5.14) are missing, the kernel is made to
+/// touch each page, with the same answers; nothing here raises a signal.
+///
+/// Errors: EINVAL: NULL, unaligned or empty, a volatile range, a special mapping (device or secret
+/// memory), or options that make no sense. ENOMEM: not mapped, or no memory. EACCES: the mapping's
+/// protection does not allow it. EFAULT: past the end of the file, a guard region, or a page that
+/// userfaultfd watches. ENOSPC: the file system, tmpfs or pool of huge pages is full. EHWPOISON: the
+/// hardware lost the page. ETIMEDOUT: the deadline passed. ECANCELED: the callback asked for it.
+/// EBADF: fd. E2BIG: opts has more than tenure knows, or a size is no size. EAGAIN: no thread could be
+/// started beside the callback.
+///
+/// Cost: the kernel's own, for up to 4 MiB in one call; beyond, a microsecond for each piece of a few
+/// milliseconds.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_populate(
+    addr: *const c_void,
+    len: usize,
+    how: c_int,
+    opts: *const tenure_populate_opts,
+    result: *mut tenure_populate_result,
+) -> c_int {
+    status("tenure_populate", || {
+        // SAFETY: what the header asks of the caller.
+        let size = unsafe { room(result) }?;
+        // SAFETY: as above.
+        let opts = unsafe { sized::read(opts, tenure_populate_opts::default()) }?;
+        let outcome = watched(request(addr, len, how, &opts)?, &opts);
+        // SAFETY: as above.
+        unsafe { tell(result, size, outcome) }
+    })
+}
+
+/// Begins to populate in the background, in threads that take no signals. The handle is for
+/// tenure_populate_end or tenure_populate_detach. In a child made by fork it counts as over.
+///
+/// Errors: as tenure_populate, as far as they can be told beforehand. EAGAIN: no thread could be
+/// started. EINVAL also: opts->progress is set.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_populate_start(
+    addr: *const c_void,
+    len: usize,
+    how: c_int,
+    opts: *const tenure_populate_opts,
+) -> *mut tenure_populating {
+    pointer("tenure_populate_start", || {
+        // SAFETY: what the header asks of the caller.
+        let opts = unsafe { sized::read(opts, tenure_populate_opts::default()) }?;
+        if opts.progress.is_some() {
+            return Err(Failure::invalid(
+                "nobody would call progress; ask tenure_populate_progress instead",
+            ));
+        }
+        let background = request(addr, len, how, &opts)?.start()?;
+        Ok(Box::into_raw(Box::new(tenure_populating { background })))
+    })
+}
+
+/// # Safety
+/// NULL, or from `tenure_populate_start` and neither ended nor detached.
+unsafe fn background<'a>(p: *const tenure_populating) -> Outcome<&'a Background> {
+    // SAFETY: the caller's promise.
+    match unsafe { p.as_ref() } {
+        Some(populating) => Ok(&populating.background),
+        None => Err(Failure::invalid("the populate is NULL; pass what tenure_populate_start gave")),
+    }
+}
+
+/// Writes how far it is to `*out`, which has `size` bytes.
+///
+/// Errors: EINVAL: NULL.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_populate_progress(
+    p: *const tenure_populating,
+    out: *mut tenure_populate_progress,
+    size: usize,
+) -> c_int {
+    status("tenure_populate_progress", || {
+        // SAFETY: what the header asks of the caller.
+        let now = progress_of(unsafe { background(p) }?.progress());
+        // SAFETY: as above; integers of one size, so no padding.
+        unsafe { sized::write(out, size, &now) }
+    })
+}
+
+/// Has it end at its next piece, a few milliseconds later, without waiting for that.
+///
+/// Errors: EINVAL: NULL.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_populate_cancel(p: *const tenure_populating) -> c_int {
+    status("tenure_populate_cancel", || {
+        // SAFETY: what the header asks of the caller.
+        unsafe { background(p) }?.cancel();
+        Ok(0)
+    })
+}
+
+/// Waits until it is over, at most `timeout_ms`; less than 0: however long it takes. 0: it is over;
+/// 1: not yet.
+///
+/// Errors: EINVAL: NULL.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_populate_wait(
+    p: *const tenure_populating,
+    timeout_ms: c_int,
+) -> c_int {
+    status("tenure_populate_wait", || {
+        // SAFETY: what the header asks of the caller.
+        let background = unsafe { background(p) }?;
+        let patience = u64::try_from(timeout_ms).map_or(Duration::MAX, Duration::from_millis);
+        Ok(c_int::from(!background.wait_timeout(patience)))
+    })
+}
+
+/// Waits until it is over, frees the handle and returns what tenure_populate would have. `result` may
+/// be NULL. To end it sooner: tenure_populate_cancel first. The handle is freed unless this is EINVAL.
+///
+/// Errors: as tenure_populate. ECANCELED also: in a child made by fork.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_populate_end(
+    p: *mut tenure_populating,
+    result: *mut tenure_populate_result,
+) -> c_int {
+    status("tenure_populate_end", || {
+        // SAFETY: what the header asks of the caller.
+        unsafe {
+            let size = room(result)?;
+            background(p)?;
+            let populating = Box::from_raw(p);
+            tell(result, size, populating.background.wait())
+        }
+    })
+}
+
+/// Frees the handle and lets the populate go on. The range should stay mapped until it is done.
+///
+/// Errors: EINVAL: NULL.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_populate_detach(p: *mut tenure_populating) -> c_int {
+    status("tenure_populate_detach", || {
+        // SAFETY: what the header asks of the caller.
+        unsafe {
+            background(p)?;
+            Box::from_raw(p).background.detach();
+        }
+        Ok(0)
+    })
+}
+
+/// Gives the pages of `[addr, addr + len)` back; the range stays mapped. Anonymous memory reads as
+/// zeros then, locked or not; a private mapping of a file, memfd or hugetlbfs reads as the file does;
+/// shared memory, memfds, tmpfs and hugetlbfs lose the contents for all who map them. A file on disk
+/// that is mapped shared is refused: it would lose its data.
+///
+/// Nothing is discarded unless all of it can be.
+///
+/// Errors: EINVAL: unaligned or empty, a volatile range, a file on disk mapped shared, a special
+/// mapping, part of a huge page of the pool, locked shared memory, or any locked memory before Linux
+/// 5.18. EACCES: shared memory
+/// mapped read-only. ENOMEM: part of it is not mapped.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_discard(addr: *mut c_void, len: usize) -> c_int {
+    status("tenure_discard", || {
+        // SAFETY: what the header asks of the caller: nobody needs the bytes.
+        unsafe { populate::discard(addr.cast(), len) }?;
+        Ok(0)
+    })
+}

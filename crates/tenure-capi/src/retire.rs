@@ -1,0 +1,148 @@
+//! Unmapping without stalls.
+
+use crate::report::{set_errno, status, Failure};
+use crate::sized::{self, Versioned};
+use libc::{c_int, c_void};
+use std::mem::size_of;
+use std::time::Duration;
+use tenure_core::retire::{self, Files, Settings};
+
+/// For tenure_retire_settings.pending_max: found from the limits that hold for the process.
+pub const TENURE_PENDING_AUTOMATIC: u64 = u64::MAX;
+/// For tenure_retire_settings.files: file mappings are given up before the call returns.
+pub const TENURE_FILES_AT_ONCE: u64 = 0;
+/// For tenure_retire_settings.files: later, as other memory; until then the file system cannot be
+/// unmounted and a memfd not be sealed against writes.
+pub const TENURE_FILES_LATER: u64 = 1;
+
+/// How tenure_munmap works. Start from what is in force: tenure_retire_settings(&s, sizeof s).
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct tenure_retire_settings {
+    /// sizeof(struct tenure_retire_settings).
+    pub size: usize,
+    /// Ranges below this many bytes are unmapped by plain munmap.
+    pub min_bytes: u64,
+    /// How long another thread may have to wait for one step of a teardown, in microseconds (1,000 unless
+    /// set).
+    pub longest_stall_us: u64,
+    /// How many resident bytes may wait to be given back; TENURE_PENDING_AUTOMATIC unless set.
+    pub pending_max: u64,
+    /// TENURE_FILES_AT_ONCE (unless set) or TENURE_FILES_LATER.
+    pub files: u64,
+}
+
+// SAFETY: `repr(C)`, starts with its size, and is made of integers.
+unsafe impl Versioned for tenure_retire_settings {
+    const FIRST: usize = size_of::<tenure_retire_settings>();
+}
+
+fn in_force() -> tenure_retire_settings {
+    let settings = retire::settings();
+    tenure_retire_settings {
+        size: size_of::<tenure_retire_settings>(),
+        min_bytes: settings.min_bytes as u64,
+        longest_stall_us: settings.longest_stall.as_micros() as u64,
+        pending_max: settings.pending_max.unwrap_or(TENURE_PENDING_AUTOMATIC),
+        files: match settings.files {
+            Files::Later => TENURE_FILES_LATER,
+            _ => TENURE_FILES_AT_ONCE,
+        },
+    }
+}
+
+/// munmap, for large mappings in a few microseconds: when it returns, the addresses are gone (a touch
+/// raises SIGSEGV, a new mapping may take them), and the memory follows in the background, without keeping
+/// other threads from mapping, unmapping or faulting. Any mappings, holes allowed, lengths rounded up to
+/// pages, as munmap has it.
+///
+/// It neither allocates nor creates a thread, so an allocator may call it. Without tenure_munmap_prepare it
+/// works in slices: other threads do not wait, the caller does. Memory that waits counts as the process's:
+/// see tenure_munmap_drain.
+///
+/// Errors: munmap's, with nothing changed. EINVAL: empty, unaligned, past the end of the address space, or
+/// its ends cut a huge page of hugetlbfs. EPERM: sealed. ENOMEM: it would make two of a mapping, and there
+/// are vm.max_map_count already. tenure_last_error() has nothing to add, for that would take memory.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_munmap(addr: *mut c_void, len: usize) -> c_int {
+    // SAFETY: what the header asks of the caller.
+    match unsafe { retire::munmap_raw(addr.cast(), len) } {
+        Ok(_) => 0,
+        Err(errno) => {
+            set_errno(errno);
+            -1
+        }
+    }
+}
+
+/// Starts the background thread and watches forks, for tenure_munmap. To be called once in a process, and
+/// again in a forked child, wherever memory may be allocated; later calls cost a few loads.
+///
+/// Errors: EAGAIN: no thread could be created.
+#[no_mangle]
+pub extern "C" fn tenure_munmap_prepare() -> c_int {
+    status("tenure_munmap_prepare", || {
+        retire::prepare()?;
+        Ok(0)
+    })
+}
+
+/// Waits until the memory of all that tenure_munmap has taken away is back, at most `timeout_ms`; less than
+/// 0: however long it takes. The caller helps. 0: it is; 1: not yet.
+#[no_mangle]
+pub extern "C" fn tenure_munmap_drain(timeout_ms: c_int) -> c_int {
+    let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+    c_int::from(!retire::drain(timeout))
+}
+
+/// Writes how tenure_munmap works at present to `*out`, which has `size` bytes.
+///
+/// Errors: EINVAL: NULL, or no room for the size field.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_retire_settings(
+    out: *mut tenure_retire_settings,
+    size: usize,
+) -> c_int {
+    status("tenure_retire_settings", || {
+        if size < size_of::<usize>() {
+            return Err(Failure::invalid("no room for the size field; pass sizeof the structure"));
+        }
+        let mut settings = in_force();
+        settings.size = size.min(size_of::<tenure_retire_settings>());
+        // SAFETY: what the header asks of the caller; integers of one size, so no padding.
+        unsafe { sized::write(out, size, &settings) }
+    })
+}
+
+/// Sets it, for the whole process and from the next call on.
+///
+/// Errors: EINVAL: NULL, the size field is too small, or an unknown value of files. E2BIG: something is set
+/// that this version does not know.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_retire_configure(settings: *const tenure_retire_settings) -> c_int {
+    status("tenure_retire_configure", || {
+        if settings.is_null() {
+            return Err(Failure::invalid(
+                "no settings; pass what tenure_retire_settings has filled in",
+            ));
+        }
+        // SAFETY: what the header asks of the caller.
+        let wanted = unsafe { sized::read(settings, in_force())? };
+        let mut settings = Settings::default();
+        settings.min_bytes = usize::try_from(wanted.min_bytes).unwrap_or(usize::MAX);
+        settings.longest_stall = Duration::from_micros(wanted.longest_stall_us);
+        settings.pending_max =
+            (wanted.pending_max != TENURE_PENDING_AUTOMATIC).then_some(wanted.pending_max);
+        settings.files = match wanted.files {
+            TENURE_FILES_AT_ONCE => Files::AtOnce,
+            TENURE_FILES_LATER => Files::Later,
+            _ => {
+                return Err(Failure::invalid(
+                    "files is neither TENURE_FILES_AT_ONCE nor TENURE_FILES_LATER",
+                ))
+            }
+        };
+        retire::configure(settings);
+        Ok(0)
+    })
+}
