@@ -1,0 +1,52 @@
+//! Memory for calls that come while the next allocator is still being looked up: `dlsym` itself may
+//! allocate.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const SIZE: usize = 64 << 10;
+const HEADER: usize = 16;
+
+#[repr(align(4096))]
+struct Arena(UnsafeCell<[u8; SIZE]>);
+
+// SAFETY: each byte is handed out once, by the atomic cursor below.
+unsafe impl Sync for Arena {}
+
+static ARENA: Arena = Arena(UnsafeCell::new([0; SIZE]));
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+fn start() -> usize {
+    ARENA.0.get() as usize
+}
+
+/// Whether the address is one of this arena's.
+#[inline]
+pub fn owns(at: *const c_void) -> bool {
+    (at as usize).wrapping_sub(start()) < SIZE
+}
+
+/// Zeroed memory; null once the arena is used up. It is never given back.
+pub fn alloc(size: usize, align: usize) -> *mut c_void {
+    let align = align.max(HEADER);
+    let Some(needed) = size.checked_add(align + HEADER) else { return std::ptr::null_mut() };
+    let needed = needed.next_multiple_of(HEADER);
+    let taken = USED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+        used.checked_add(needed).filter(|end| *end <= SIZE)
+    });
+    let Ok(offset) = taken else { return std::ptr::null_mut() };
+    let at = (start() + offset + HEADER).next_multiple_of(align);
+    // SAFETY: inside the part just taken, behind which nobody else writes; aligned to 16.
+    unsafe { *((at - HEADER) as *mut usize) = size };
+    at as *mut c_void
+}
+
+/// The size that was asked for.
+///
+/// # Safety
+/// `at` came from [`alloc`].
+pub unsafe fn size(at: *const c_void) -> usize {
+    // SAFETY: `alloc` wrote it there.
+    unsafe { *((at as usize - HEADER) as *const usize) }
+}

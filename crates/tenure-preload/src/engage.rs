@@ -1,0 +1,254 @@
+//! From the environment to what the hooks do.
+//!
+//! At the first call of any hook: register the fork handlers, and find the next definitions. The
+//! former must be before any allocator's: such handlers take locks in the reverse order of their
+//! registration, and an allocator calls mapping hooks with its own locks held, so its locks come
+//! before this library's. In the constructor: read the environment and engage. Until then
+//! every call passes through.
+
+use crate::hooks::{self, malloc, map};
+use crate::text::{say, Bytes, Text};
+use crate::{heap, keeper, next, report, seen};
+use std::ffi::{c_void, CStr};
+use std::fmt::{Display, Write};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use tenure::retire;
+use tenure_launch::{self as launch, variable, Lock};
+
+/// The program, or a library before this one in the loader's order, defines malloc itself.
+pub static OWN_MALLOC: AtomicBool = AtomicBool::new(false);
+pub static POPULATE_THREADS: AtomicUsize = AtomicUsize::new(0);
+
+/// At the first call of a hook, which may be before the C library is initialised.
+#[cold]
+pub fn first_call() {
+    if FORKS_REGISTERED.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let errno = hooks::Errno::keep();
+    keeper::own_process();
+    // First of all, so that its handler before the fork runs last: the others' allocate.
+    // SAFETY: the functions live forever and do not unwind.
+    unsafe {
+        libc::pthread_atfork(
+            Some(heap::before_fork),
+            Some(heap::after_fork),
+            Some(heap::after_fork),
+        )
+    };
+    tenure::register_fork_handlers();
+    // SAFETY: as above.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    drop(errno);
+}
+
+static FORKS_REGISTERED: AtomicBool = AtomicBool::new(false);
+
+/// At every mapping call: an allocator's constructor may run before any allocation comes by here, and it
+/// maps memory before it registers its handlers. One load.
+#[inline]
+pub fn first_mapping() {
+    if !FORKS_REGISTERED.load(Ordering::Relaxed) {
+        first_call();
+    }
+}
+
+extern "C" fn in_child() {
+    keeper::restart_in_child();
+    seen::restart();
+    report::restart_in_child();
+}
+
+fn terminated(name: &str) -> Text<64> {
+    let mut text = Text::<64>::new();
+    let _ = write!(text, "{name}\0");
+    text
+}
+
+fn value(name: &str) -> Option<&'static [u8]> {
+    let terminated = terminated(name);
+    // SAFETY: a terminated string; the answer is used before the program runs, and again by nobody.
+    let found = unsafe { libc::getenv(terminated.bytes().as_ptr().cast()) };
+    if found.is_null() {
+        return None;
+    }
+    // SAFETY: a terminated string of the environment.
+    Some(unsafe { CStr::from_ptr(found) }.to_bytes())
+}
+
+/// A variable's value, read by `parse`; what cannot be read is said and counts as absent.
+fn option<T>(name: &str, parse: impl FnOnce(&[u8]) -> Result<T, launch::Wrong>) -> Option<T> {
+    let text = value(name)?;
+    match parse(text) {
+        Ok(value) => Some(value),
+        Err(wrong) => {
+            let shown = std::str::from_utf8(text).unwrap_or("(not text)");
+            say(format_args!("{name}={shown} is ignored: {wrong}"));
+            None
+        }
+    }
+}
+
+fn disabled() -> bool {
+    value(variable::DISABLE).is_some_and(launch::is_on)
+}
+
+pub fn constructor() {
+    first_call();
+    next::look_up();
+    if disabled() {
+        return;
+    }
+    let errno = hooks::Errno::keep();
+    tenure::watch_forks();
+    drop(errno);
+    let large = option(variable::LARGE, |text| launch::pool(text, launch::LARGE_DEFAULT)).flatten();
+    let mmap = option(variable::MMAP, |text| launch::pool(text, launch::MMAP_DEFAULT)).flatten();
+    let unmap = option(variable::UNMAP, launch::retire).flatten();
+    let populate = option(variable::POPULATE, launch::threads).flatten();
+    let lock = option(variable::LOCK, launch::lock).flatten();
+    let inherit = option(variable::CHILDREN, launch::children).unwrap_or(true);
+    let launched = value(variable::LAUNCHED).and_then(launch::size);
+    let is_launched = launched == Some(keeper::pid() as usize);
+    // Or a program that this one becomes by exec would take itself for launched again.
+    // SAFETY: a terminated string, and no thread runs yet; glibc removes a variable without allocating.
+    unsafe { libc::unsetenv(terminated(variable::LAUNCHED).bytes().as_ptr().cast()) };
+    if !inherit {
+        leave_children_alone();
+    }
+    let reports = report::prepare(value(variable::REPORT), is_launched);
+    seen::COUNTING.store(reports, Ordering::Relaxed);
+    if let Some(lock) = lock {
+        lock_everything(lock, is_launched);
+    }
+    let own = !is_of_this_library(next::used(c"malloc"));
+    OWN_MALLOC.store(own, Ordering::Relaxed);
+    if let Some(bytes) = unmap {
+        retire::configure(retire::settings().with_min_bytes(bytes));
+        map::UNMAP_LEAST.store(bytes, Ordering::Relaxed);
+    }
+    if let Some(threads) = populate {
+        POPULATE_THREADS.store(threads, Ordering::Relaxed);
+        map::POPULATE_LEAST.store(launch::POPULATE_LEAST, Ordering::Relaxed);
+    }
+    if let Some(bytes) = mmap {
+        map::MMAP_LEAST.store(bytes, Ordering::Relaxed);
+    }
+    if let Some(bytes) = large {
+        malloc::serve_from(bytes);
+    }
+    if own && (mmap.is_some() || unmap.is_some()) {
+        // No allocation of the program's comes by, at which the keeper could be started later.
+        keeper::start();
+    }
+    if is_launched && !value(variable::QUIET).is_some_and(launch::is_on) {
+        announce(large, mmap, unmap, populate, lock, own);
+    }
+}
+
+/// Whether a symbol's definition is one of this library's. (The address of an exported function is no
+/// answer: the loader gives this library the same definition as everybody.)
+fn is_of_this_library(at: *mut c_void) -> bool {
+    let base = |at: *const c_void| {
+        let mut about = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+        // SAFETY: dladdr fills in the structure, or answers 0 and leaves the zeros.
+        unsafe {
+            libc::dladdr(at, about.as_mut_ptr());
+            about.assume_init().dli_fbase
+        }
+    };
+    base(at) == base((&raw const OWN_MALLOC).cast())
+}
+
+fn announce(
+    large: Option<usize>,
+    mmap: Option<usize>,
+    unmap: Option<usize>,
+    populate: Option<usize>,
+    lock: Option<Lock>,
+    own_malloc: bool,
+) {
+    let mut text = Text::<512>::new();
+    let mut part = |what: &dyn Display| {
+        let comma = if text.is_empty() { "" } else { ", " };
+        let _ = write!(text, "{comma}{what}");
+    };
+    match large {
+        Some(_) if own_malloc => part(&"malloc not served (the program brings its own)"),
+        Some(n) => part(&format_args!("malloc from {} on from the pool", Bytes(n as u64))),
+        None => {}
+    }
+    if let Some(n) = mmap {
+        part(&format_args!("mmap from {} on from the pool", Bytes(n as u64)));
+    }
+    if let Some(n) = unmap {
+        part(&format_args!("munmap from {} on retired", Bytes(n as u64)));
+    }
+    match populate {
+        Some(0) => part(&"MAP_POPULATE in parallel"),
+        Some(n) => part(&format_args!("MAP_POPULATE by {n} threads")),
+        None => {}
+    }
+    match lock {
+        Some(Lock::OnFault) => part(&"memory locked on fault"),
+        Some(Lock::All) => part(&"memory locked"),
+        None => {}
+    }
+    if !text.is_empty() {
+        say(format_args!("{}", std::str::from_utf8(text.bytes()).unwrap_or_default()));
+    }
+}
+
+fn lock_everything(lock: Lock, is_launched: bool) {
+    let scope =
+        tenure::lock::Scope { current: true, future: true, on_fault: lock == Lock::OnFault };
+    if let Err(error) = tenure::lock::mlockall(scope) {
+        say(format_args!("{error}"));
+        if is_launched {
+            // What was asked for cannot be had: as if the launcher had found out.
+            hooks::exit::leave(125);
+        }
+    }
+}
+
+/// Takes this library out of LD_PRELOAD, in place: setting a variable anew would allocate.
+fn leave_children_alone() {
+    // SAFETY: a terminated string.
+    let preload = unsafe { libc::getenv(c"LD_PRELOAD".as_ptr()) };
+    if preload.is_null() {
+        return;
+    }
+    // SAFETY: the environment's string, which nobody else uses: no thread runs yet.
+    let text = unsafe {
+        let len = libc::strlen(preload);
+        std::slice::from_raw_parts_mut(preload.cast::<u8>(), len)
+    };
+    let left = without_library(text);
+    if left == 0 {
+        // SAFETY: a terminated string; glibc removes a variable without allocating.
+        unsafe { libc::unsetenv(c"LD_PRELOAD".as_ptr()) };
+    } else if left < text.len() {
+        text[left..].fill(0);
+    }
+}
+
+/// Moves the other libraries of a list to its front; how long that is.
+fn without_library(list: &mut [u8]) -> usize {
+    let separator = |byte: u8| byte == b':' || byte == b' ';
+    let (mut read, mut kept) = (0, 0);
+    while read < list.len() {
+        let end = list[read..].iter().position(|b| separator(*b)).map_or(list.len(), |n| read + n);
+        let entry = &list[read..end];
+        let name = entry.rsplit(|byte| *byte == b'/').next().unwrap_or(entry);
+        if !entry.is_empty() && name != launch::LIBRARY.as_bytes() {
+            if kept > 0 {
+                list[kept] = b':';
+                kept += 1;
+            }
+            list.copy_within(read..end, kept);
+            kept += end - read;
+        }
+        read = end + 1;
+    }
+    kept
+}

@@ -1,0 +1,413 @@
+//! malloc and its kin: large requests from the pool, everything else from the next allocator.
+
+use super::Errno;
+use crate::{early, keeper, next, seen};
+use std::ffi::{c_int, c_void};
+use std::ptr::{null_mut, NonNull};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tenure::pool;
+
+/// malloc's promise on this library's platforms.
+const ALIGN: usize = 16;
+const NEVER: usize = usize::MAX;
+
+/// Requests from so many bytes on are looked at: the pool's size, or 0 while the next call is to start
+/// the keeper, or a thread is starting it. One comparison in the usual case.
+static LOOK_FROM: AtomicUsize = AtomicUsize::new(NEVER);
+static SERVE_FROM: AtomicUsize = AtomicUsize::new(NEVER);
+
+/// Serves requests from so many bytes on.
+pub fn serve_from(bytes: usize) {
+    SERVE_FROM.store(bytes, Ordering::Relaxed);
+    LOOK_FROM.store(bytes, Ordering::Relaxed);
+}
+
+/// From here on nothing new is served; what is served is freed as before.
+pub fn serve_no_more() {
+    serve_from(NEVER);
+}
+
+/// Has the next allocation look whether the keeper is to be started.
+#[cold]
+pub fn notice_next() {
+    LOOK_FROM.store(0, Ordering::Relaxed);
+}
+
+#[inline]
+pub fn looked_at(size: usize) -> bool {
+    size >= LOOK_FROM.load(Ordering::Relaxed)
+}
+
+/// Whether the pool is to serve it. Every request that is looked at comes by here.
+fn served(size: usize) -> bool {
+    let from = SERVE_FROM.load(Ordering::Relaxed);
+    if LOOK_FROM.load(Ordering::Relaxed) == 0 && !keeper::is_starting() {
+        LOOK_FROM.store(from, Ordering::Relaxed);
+    }
+    keeper::start_if_wanted();
+    size >= from && size <= isize::MAX as usize
+}
+
+/// A run of the pool's for a request that is looked at; `None`: the next allocator's.
+#[cold]
+#[inline(never)]
+pub fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
+    if keeper::is_starting_here() {
+        return Some(early::alloc(size, align)).filter(|at| !at.is_null());
+    }
+    if !served(size) {
+        return None;
+    }
+    let run = pool::alloc(size, align, zeroed);
+    match run {
+        Some(_) => seen::ALLOCATIONS_SERVED.one(),
+        None => seen::ALLOCATIONS_PASSED.one(),
+    }
+    run.map(|run| run.as_ptr().cast())
+}
+
+/// Frees a run of the pool's.
+#[cold]
+#[inline(never)]
+pub unsafe fn free_run(at: *mut c_void) {
+    seen::FREES_SERVED.one();
+    if let Some(at) = NonNull::new(at.cast()) {
+        // SAFETY: the program frees it.
+        unsafe { pool::free(at) };
+    }
+    keeper::start_if_wanted();
+}
+
+/// Whether the pool allocated it. A pointer into memory that an allocator mapped, and the pool served, is
+/// that allocator's.
+#[inline]
+pub fn owns(at: *mut c_void) -> bool {
+    pool::owns(at.cast()) && is_allocation(at)
+}
+
+#[cold]
+#[inline(never)]
+fn is_allocation(at: *mut c_void) -> bool {
+    !pool::mapped::holds(at as usize)
+}
+
+#[cold]
+fn none() -> *mut c_void {
+    Errno::set(libc::ENOMEM);
+    null_mut()
+}
+
+/// While the next allocator is being looked up.
+#[cold]
+fn early_alloc(size: usize, align: usize) -> *mut c_void {
+    let at = early::alloc(size, align);
+    if at.is_null() {
+        return none();
+    }
+    at
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
+    if looked_at(size) {
+        if let Some(run) = large(size, ALIGN, false) {
+            return run;
+        }
+    }
+    match next::malloc() {
+        // SAFETY: the program's call.
+        Some(malloc) => unsafe { malloc(size) },
+        None => early_alloc(size, ALIGN),
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn free(at: *mut c_void) {
+    if owns(at) {
+        // SAFETY: the program's call.
+        return unsafe { free_run(at) };
+    }
+    if early::owns(at) {
+        return;
+    }
+    if let Some(free) = next::free() {
+        // SAFETY: the program's call.
+        unsafe { free(at) }
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn free_sized(at: *mut c_void, size: usize) {
+    if owns(at) || early::owns(at) {
+        // SAFETY: the program's call, here and below.
+        return unsafe { free(at) };
+    }
+    match next::free_sized() {
+        // SAFETY: as above.
+        Some(free_sized) => unsafe { free_sized(at, size) },
+        // SAFETY: as above.
+        None => unsafe { free(at) },
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn free_aligned_sized(at: *mut c_void, align: usize, size: usize) {
+    if owns(at) || early::owns(at) {
+        // SAFETY: the program's call, here and below.
+        return unsafe { free(at) };
+    }
+    match next::free_aligned_sized() {
+        // SAFETY: as above.
+        Some(free_aligned_sized) => unsafe { free_aligned_sized(at, align, size) },
+        // SAFETY: as above.
+        None => unsafe { free(at) },
+    }
+}
+
+/// An old name, which old programs still use.
+#[no_mangle]
+pub unsafe extern "C" fn cfree(at: *mut c_void) {
+    // SAFETY: the program's call.
+    unsafe { free(at) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    if let Some(total) = count.checked_mul(size) {
+        if looked_at(total) {
+            if let Some(run) = large(total, ALIGN, true) {
+                return run;
+            }
+        }
+        if next::calloc().is_none() {
+            return early_alloc(total, ALIGN);
+        }
+    }
+    match next::calloc() {
+        // SAFETY: the program's call; a product that overflows is the next one's to refuse.
+        Some(calloc) => unsafe { calloc(count, size) },
+        None => none(),
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn realloc(at: *mut c_void, size: usize) -> *mut c_void {
+    if at.is_null() {
+        // SAFETY: what realloc means by it.
+        return unsafe { malloc(size) };
+    }
+    if owns(at) {
+        // SAFETY: the program's call, here and below.
+        return unsafe { realloc_run(at, size) };
+    }
+    if early::owns(at) {
+        // SAFETY: as above.
+        return unsafe { move_elsewhere(at, early::size(at), size) };
+    }
+    if looked_at(size) {
+        // SAFETY: as above.
+        if let Some(run) = unsafe { grow_into_pool(at, size) } {
+            return run;
+        }
+    }
+    match next::realloc() {
+        // SAFETY: as above.
+        Some(realloc) => unsafe { realloc(at, size) },
+        None => none(),
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn reallocarray(at: *mut c_void, count: usize, size: usize) -> *mut c_void {
+    match count.checked_mul(size) {
+        // SAFETY: the program's call.
+        Some(total) => unsafe { realloc(at, total) },
+        None => none(),
+    }
+}
+
+/// A run of the pool's gets another size.
+#[cold]
+#[inline(never)]
+pub unsafe fn realloc_run(at: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: the program's call.
+    unsafe { realloc_run_with(at, size, ALIGN, false) }
+}
+
+/// The same, to a multiple of `align`; what is new reads as zeros if `zeroed`.
+pub unsafe fn realloc_run_with(
+    at: *mut c_void,
+    size: usize,
+    align: usize,
+    zeroed: bool,
+) -> *mut c_void {
+    let Some(run) = NonNull::new(at.cast::<u8>()) else { return none() };
+    if size == 0 {
+        // As glibc does.
+        // SAFETY: the program's call, here and below.
+        unsafe { free_run(at) };
+        return null_mut();
+    }
+    seen::REALLOCATIONS_SERVED.one();
+    let from = SERVE_FROM.load(Ordering::Relaxed);
+    // Half of it: a block that grows and shrinks about the bound is not to move each time.
+    // What has special wishes stays the pool's, which can fulfil them.
+    let special = zeroed || align > ALIGN;
+    if (special || size >= from / 2) && size <= isize::MAX as usize {
+        // SAFETY: as above.
+        let moved = unsafe { pool::realloc(run, size, align, zeroed) };
+        keeper::start_if_wanted();
+        if let Some(moved) = moved {
+            return moved.as_ptr().cast();
+        }
+        if special {
+            return none();
+        }
+    }
+    let Some(old) = pool::usable_size(run) else {
+        // Not the start of an allocation: freeing it says so, and ends the process.
+        // SAFETY: as above.
+        unsafe { free_run(at) };
+        return null_mut();
+    };
+    // SAFETY: as above.
+    unsafe { move_elsewhere(at, old, size) }
+}
+
+/// Copies to the next allocator's memory, and frees the old block.
+unsafe fn move_elsewhere(at: *mut c_void, old: usize, size: usize) -> *mut c_void {
+    let Some(malloc) = next::malloc() else { return early_alloc(size, ALIGN) };
+    // SAFETY: a plain allocation.
+    let new = unsafe { malloc(size) };
+    if !new.is_null() {
+        // SAFETY: both blocks have so many bytes, and the new one overlaps nothing; the old one is the
+        // program's to give up.
+        unsafe {
+            std::ptr::copy_nonoverlapping(at.cast::<u8>(), new.cast(), old.min(size));
+            free(at);
+        }
+    }
+    new
+}
+
+/// A block of the next allocator's outgrows it. One that is large already stays: that allocator moves
+/// it without copying.
+#[cold]
+#[inline(never)]
+unsafe fn grow_into_pool(at: *mut c_void, size: usize) -> Option<*mut c_void> {
+    let usable = next::malloc_usable_size()?;
+    if !served(size) {
+        return None;
+    }
+    // SAFETY: a block of the next allocator's, as the program says.
+    let old = unsafe { usable(at) };
+    if old >= SERVE_FROM.load(Ordering::Relaxed) {
+        return None;
+    }
+    let new: *mut c_void = pool::alloc(size, ALIGN, false)?.as_ptr().cast();
+    seen::ALLOCATIONS_SERVED.one();
+    // SAFETY: as in `move_elsewhere`; all usable bytes may be read.
+    unsafe {
+        std::ptr::copy_nonoverlapping(at.cast::<u8>(), new.cast(), old.min(size));
+        free(at);
+    }
+    Some(new)
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn posix_memalign(to: *mut *mut c_void, align: usize, size: usize) -> c_int {
+    let valid = align.is_power_of_two() && align % size_of::<*mut c_void>() == 0;
+    if valid && looked_at(size) {
+        if let Some(run) = large(size, align, false) {
+            // SAFETY: the caller's place for the answer.
+            unsafe { *to = run };
+            return 0;
+        }
+    }
+    match next::posix_memalign() {
+        // SAFETY: the program's call.
+        Some(posix_memalign) => unsafe { posix_memalign(to, align, size) },
+        None => {
+            let at = early::alloc(size, align);
+            if at.is_null() {
+                return libc::ENOMEM;
+            }
+            // SAFETY: the caller's place for the answer.
+            unsafe { *to = at };
+            0
+        }
+    }
+}
+
+type Aligned = unsafe extern "C" fn(usize, usize) -> *mut c_void;
+
+#[inline]
+unsafe fn aligned(next: Option<Aligned>, align: usize, size: usize) -> *mut c_void {
+    if looked_at(size) && align.is_power_of_two() {
+        if let Some(run) = large(size, align.max(ALIGN), false) {
+            return run;
+        }
+    }
+    match next {
+        // SAFETY: the program's call.
+        Some(next) => unsafe { next(align, size) },
+        None => early_alloc(size, align),
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+    // SAFETY: the program's call.
+    unsafe { aligned(next::aligned_alloc(), align, size) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
+    // SAFETY: the program's call.
+    unsafe { aligned(next::memalign(), align, size) }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
+    if looked_at(size) {
+        if let Some(run) = large(size, rustix::param::page_size(), false) {
+            return run;
+        }
+    }
+    match next::valloc() {
+        // SAFETY: the program's call.
+        Some(valloc) => unsafe { valloc(size) },
+        None => early_alloc(size, rustix::param::page_size()),
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
+    let page = rustix::param::page_size();
+    if let (true, Some(whole)) = (looked_at(size), size.checked_next_multiple_of(page)) {
+        if let Some(run) = large(whole, page, false) {
+            return run;
+        }
+    }
+    match next::pvalloc() {
+        // SAFETY: the program's call.
+        Some(pvalloc) => unsafe { pvalloc(size) },
+        None => early_alloc(size, page),
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn malloc_usable_size(at: *mut c_void) -> usize {
+    if owns(at) {
+        return NonNull::new(at.cast()).and_then(pool::usable_size).unwrap_or(0);
+    }
+    if early::owns(at) {
+        // SAFETY: a block of that arena's, as the program says.
+        return unsafe { early::size(at) };
+    }
+    match next::malloc_usable_size() {
+        // SAFETY: the program's call.
+        Some(malloc_usable_size) => unsafe { malloc_usable_size(at) },
+        None => 0,
+    }
+}

@@ -1,0 +1,33 @@
+//! The functions that programs call.
+
+pub mod cxx;
+pub mod exit;
+pub mod malloc;
+pub mod map;
+pub mod others;
+pub mod state;
+
+/// `errno` as it is, put back on drop.
+pub struct Errno(i32);
+
+impl Errno {
+    #[inline]
+    pub fn keep() -> Errno {
+        // SAFETY: the address of this thread's errno.
+        Errno(unsafe { *libc::__errno_location() })
+    }
+
+    /// Sets it, for a call that fails.
+    #[inline]
+    pub fn set(errno: i32) {
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = errno };
+    }
+}
+
+impl Drop for Errno {
+    #[inline]
+    fn drop(&mut self) {
+        Errno::set(self.0);
+    }
+}

@@ -1,0 +1,160 @@
+//! When the keeper's thread is started: late, and where a thread may be created.
+//!
+//! A program whose large memory never needs attention gets no thread. The pool and retire say when
+//! they want one; the next call of an allocation function starts it. (Mapping functions do not: an
+//! allocator may be calling them with its locks held, or a signal handler.) It is started by a
+//! short-lived thread, because starting waits for the new thread, and whoever calls `malloc` may
+//! hold the loader's lock.
+
+use crate::heap::Blocked;
+use crate::{hooks, tls};
+use std::ffi::{c_void, CStr};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
+use tenure::{pool, retire};
+
+static STARTING: AtomicBool = AtomicBool::new(false);
+/// Attempts that failed: after a few the callers do the work for good.
+static FAILED: AtomicU32 = AtomicU32::new(0);
+const ATTEMPTS: u32 = 3;
+/// The process that this memory belongs to. A child of vfork, or of a raw clone, is another one.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+
+pub fn own_process() {
+    PROCESS.store(pid(), Ordering::Relaxed);
+}
+
+/// `false` in a child of vfork or of a raw clone.
+pub fn is_own_process() -> bool {
+    pid() == PROCESS.load(Ordering::Relaxed)
+}
+
+pub fn pid() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
+
+#[inline]
+fn wanted() -> bool {
+    pool::wants_keeper() || retire::wants_keeper()
+}
+
+/// Called where no thread may be created: has the next allocation start the keeper if it is wanted.
+#[inline]
+pub fn ask() {
+    if wanted() {
+        hooks::malloc::notice_next();
+    }
+}
+
+/// Called where a thread may be created.
+#[inline]
+pub fn start_if_wanted() {
+    if wanted() {
+        start();
+    }
+}
+
+#[cold]
+pub fn start() {
+    let given_up = FAILED.load(Ordering::Relaxed) >= ATTEMPTS;
+    if given_up || !is_own_process() || STARTING.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let _errno = hooks::Errno::keep();
+    let _signals = Blocked::all();
+    if !spawn(starter) {
+        FAILED.fetch_add(1, Ordering::Relaxed);
+        STARTING.store(false, Ordering::Release);
+    }
+}
+
+/// The thread that starts the keeper just now; 0: none.
+static STARTER: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether any thread is starting the keeper just now.
+pub fn is_starting() -> bool {
+    STARTER.load(Ordering::Relaxed) != 0
+}
+
+/// Whether the calling thread is starting the keeper. What the libraries allocate for the new threads must
+/// not come from the program's allocator then: a thread that forks may hold that one's locks and wait for
+/// the start to be over.
+#[inline]
+pub fn is_starting_here() -> bool {
+    let starter = STARTER.load(Ordering::Relaxed);
+    starter != 0 && starter == tls::thread_pointer()
+}
+
+extern "C" fn starter(_: *mut c_void) -> *mut c_void {
+    STARTER.store(tls::thread_pointer(), Ordering::Relaxed);
+    hooks::malloc::notice_next();
+    let started = pool::prepare().is_ok() && retire::prepare().is_ok();
+    if !started {
+        FAILED.fetch_add(1, Ordering::Relaxed);
+    }
+    STARTER.store(0, Ordering::Relaxed);
+    STARTING.store(false, Ordering::Release);
+    std::ptr::null_mut()
+}
+
+/// A detached thread. It inherits the signal mask: all blocked.
+fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
+    let mut attributes = std::mem::MaybeUninit::uninit();
+    let mut thread = std::mem::MaybeUninit::uninit();
+    // SAFETY: the attributes are initialised before they are used and destroyed once; `body` lives
+    // forever and takes no argument.
+    unsafe {
+        if libc::pthread_attr_init(attributes.as_mut_ptr()) != 0 {
+            return false;
+        }
+        let attributes = attributes.as_mut_ptr();
+        libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED);
+        libc::pthread_attr_setstacksize(attributes, 256 << 10);
+        let made =
+            libc::pthread_create(thread.as_mut_ptr(), attributes, body, std::ptr::null_mut());
+        libc::pthread_attr_destroy(attributes);
+        made == 0
+    }
+}
+
+/// The main thread is about to end by itself: the process is to end with the last of the program's threads,
+/// as it would without the keeper.
+pub fn end_with_the_program() {
+    let _signals = Blocked::all();
+    spawn(end_after_the_last);
+}
+
+extern "C" fn end_after_the_last(_: *mut c_void) -> *mut c_void {
+    const NAME: &CStr = c"tenure-end";
+    // SAFETY: names the calling thread; the kernel copies the string.
+    unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
+    while !matches!(program_threads(), Ok(0)) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // SAFETY: what the C library does when its last thread ends.
+    unsafe { libc::exit(0) }
+}
+
+/// Threads that are neither this library's, which go by their names, nor the main one.
+fn program_threads() -> std::io::Result<usize> {
+    let main = pid().to_string();
+    let mut count = 0;
+    for task in std::fs::read_dir("/proc/self/task")? {
+        let task = task?;
+        if task.file_name() == *main {
+            continue;
+        }
+        // A thread that ends meanwhile has no name any more.
+        let name = std::fs::read(task.path().join("comm")).unwrap_or_default();
+        count += usize::from(!name.is_empty() && !name.starts_with(b"tenure-"));
+    }
+    Ok(count)
+}
+
+/// In a child after fork: it has no keeper yet.
+pub fn restart_in_child() {
+    own_process();
+    STARTER.store(0, Ordering::Relaxed);
+    STARTING.store(false, Ordering::Relaxed);
+    FAILED.store(0, Ordering::Relaxed);
+}

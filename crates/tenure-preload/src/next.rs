@@ -1,0 +1,101 @@
+//! The definitions behind this library's: those of the next library in the loader's order.
+
+use std::ffi::{c_char, c_int, c_void, CStr};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+static LOOKING: AtomicBool = AtomicBool::new(false);
+
+macro_rules! next {
+    ($($name:ident = $symbol:literal : $kind:ty;)*) => {
+        $(
+            /// `None` while it is looked up, and where there is none.
+            #[inline]
+            pub fn $name() -> Option<$kind> {
+                let at = at::$name.load(Ordering::Relaxed);
+                if at.is_null() {
+                    return slow::$name();
+                }
+                // SAFETY: `look_up` stored the address of the function of that name, whose type C's
+                // headers give.
+                Some(unsafe { std::mem::transmute::<*mut c_void, $kind>(at) })
+            }
+        )*
+
+        #[allow(non_upper_case_globals)]
+        mod at {
+            use super::*;
+            $(pub static $name: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());)*
+        }
+
+        mod slow {
+            use super::*;
+            $(
+                #[cold]
+                pub fn $name() -> Option<$kind> {
+                    look_up();
+                    let at = at::$name.load(Ordering::Relaxed);
+                    if at.is_null() {
+                        return None;
+                    }
+                    // SAFETY: as above.
+                    Some(unsafe { std::mem::transmute::<*mut c_void, $kind>(at) })
+                }
+            )*
+        }
+
+        fn look_up_each() {
+            $(at::$name.store(symbol($symbol), Ordering::Relaxed);)*
+        }
+    };
+}
+
+next! {
+    malloc = c"malloc": unsafe extern "C" fn(usize) -> *mut c_void;
+    free = c"free": unsafe extern "C" fn(*mut c_void);
+    calloc = c"calloc": unsafe extern "C" fn(usize, usize) -> *mut c_void;
+    realloc = c"realloc": unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
+    memalign = c"memalign": unsafe extern "C" fn(usize, usize) -> *mut c_void;
+    posix_memalign = c"posix_memalign":
+        unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> c_int;
+    aligned_alloc = c"aligned_alloc": unsafe extern "C" fn(usize, usize) -> *mut c_void;
+    valloc = c"valloc": unsafe extern "C" fn(usize) -> *mut c_void;
+    pvalloc = c"pvalloc": unsafe extern "C" fn(usize) -> *mut c_void;
+    malloc_usable_size = c"malloc_usable_size": unsafe extern "C" fn(*mut c_void) -> usize;
+    free_sized = c"free_sized": unsafe extern "C" fn(*mut c_void, usize);
+    free_aligned_sized = c"free_aligned_sized": unsafe extern "C" fn(*mut c_void, usize, usize);
+    exit_now = c"_exit": unsafe extern "C" fn(c_int) -> !;
+    quick_exit = c"quick_exit": unsafe extern "C" fn(c_int) -> !;
+}
+
+fn symbol(name: &CStr) -> *mut c_void {
+    by_name(name.as_ptr())
+}
+
+/// The next definition of a symbol; null if there is none.
+pub fn by_name(name: *const c_char) -> *mut c_void {
+    // SAFETY: a terminated string. The answer is relative to the library that makes this call.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name) }
+}
+
+/// The definition that the process uses.
+pub fn used(name: &CStr) -> *mut c_void {
+    // SAFETY: a terminated string.
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
+}
+
+/// Finds all of them. A call that comes from within, or from another thread meanwhile, finds none and
+/// is served by [`crate::early`].
+#[cold]
+pub fn look_up() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if DONE.load(Ordering::Acquire) || LOOKING.swap(true, Ordering::Acquire) {
+        return;
+    }
+    // dlsym sets errno where a symbol is missing.
+    let errno = crate::hooks::Errno::keep();
+    crate::engage::first_call();
+    look_up_each();
+    drop(errno);
+    DONE.store(true, Ordering::Release);
+    LOOKING.store(false, Ordering::Release);
+}

@@ -1,0 +1,241 @@
+//! What was done and saved, said once at the end.
+
+use crate::seen::*;
+use crate::text::{Bytes, Text};
+use crate::{engage, keeper};
+use std::ffi::CStr;
+use std::fmt::Write;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use tenure::pool::{self, PoolStats};
+use tenure::retire;
+
+const LONGEST_NAME: usize = 4096;
+static FILE: [AtomicU64; LONGEST_NAME / 8] = [const { AtomicU64::new(0) }; LONGEST_NAME / 8];
+static FILE_LEN: AtomicUsize = AtomicUsize::new(0);
+static WANTED: AtomicBool = AtomicBool::new(false);
+static DONE: AtomicBool = AtomicBool::new(false);
+/// Only the process that was launched reports in any case; others when they have something to say.
+static LAUNCHED: AtomicBool = AtomicBool::new(false);
+/// Device and inode of standard error at the start: a program may close it, and open a file of its own
+/// under its number.
+static ERRORS: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+
+/// Remembers where the report is to go. `true`: there is to be one.
+pub fn prepare(to: Option<&[u8]>, launched: bool) -> bool {
+    let Some(to) = to.filter(|to| !to.is_empty() && to.len() < LONGEST_NAME) else { return false };
+    if to != b"-" {
+        for (word, bytes) in FILE.iter().zip(to.chunks(8)) {
+            let mut eight = [0; 8];
+            eight[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(eight), Ordering::Relaxed);
+        }
+        FILE_LEN.store(to.len(), Ordering::Relaxed);
+    }
+    if let Some((device, inode)) = identity_of_errors() {
+        ERRORS[0].store(device, Ordering::Relaxed);
+        ERRORS[1].store(inode, Ordering::Relaxed);
+    }
+    LAUNCHED.store(launched, Ordering::Relaxed);
+    WANTED.store(true, Ordering::Relaxed);
+    true
+}
+
+fn identity_of_errors() -> Option<(u64, u64)> {
+    // SAFETY: only asked what it is, which fails if it is not open.
+    let errors = unsafe { BorrowedFd::borrow_raw(2) };
+    rustix::fs::fstat(errors).ok().map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+/// What the pool had done before this process was forked off.
+static BEFORE: [AtomicU64; 9] = [const { AtomicU64::new(0) }; 9];
+
+fn totals(pool: &PoolStats) -> [u64; 9] {
+    [
+        pool.reused_bytes,
+        pool.warm_reuses + pool.offered_reuses,
+        pool.offered_total_bytes,
+        pool.returned_total_bytes,
+        pool.zeroed_bytes,
+        pool.realloc_in_place,
+        pool.realloc_moved,
+        pool.realloc_moved_bytes,
+        pool.remapped,
+    ]
+}
+
+pub fn restart_in_child() {
+    if WANTED.load(Ordering::Relaxed) {
+        for (before, now) in BEFORE.iter().zip(totals(&pool::stats())) {
+            before.store(now, Ordering::Relaxed);
+        }
+    }
+    LAUNCHED.store(false, Ordering::Relaxed);
+    DONE.store(false, Ordering::Relaxed);
+}
+
+/// Once, and not in a child of vfork, whose memory is its parent's.
+pub fn at_exit() {
+    if !WANTED.load(Ordering::Relaxed)
+        || !keeper::is_own_process()
+        || DONE.swap(true, Ordering::AcqRel)
+    {
+        return;
+    }
+    let quiet = ALLOCATIONS_SERVED.get()
+        + MMAPS_SERVED.get()
+        + MUNMAPS_RETIRED.get()
+        + ZAPPED_BEFORE.get()
+        + POPULATED.get()
+        == 0;
+    if quiet && !LAUNCHED.load(Ordering::Relaxed) {
+        return;
+    }
+    let mut text = Text::<4096>::new();
+    let _ = write(&mut text);
+    match open() {
+        Some(file) => text.write_to(std::os::fd::AsRawFd::as_raw_fd(&file)),
+        None if FILE_LEN.load(Ordering::Relaxed) > 0 => {}
+        None => {
+            let now = identity_of_errors();
+            let then = (ERRORS[0].load(Ordering::Relaxed), ERRORS[1].load(Ordering::Relaxed));
+            if now == Some(then) {
+                text.write_to(2);
+            }
+        }
+    }
+}
+
+fn open() -> Option<OwnedFd> {
+    let len = FILE_LEN.load(Ordering::Relaxed);
+    if len == 0 {
+        return None;
+    }
+    let mut name = [0u8; LONGEST_NAME + 8];
+    for (at, word) in FILE.iter().enumerate().take(len.div_ceil(8)) {
+        name[at * 8..at * 8 + 8].copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+    }
+    let name = CStr::from_bytes_until_nul(&name).ok()?;
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC;
+    // SAFETY: a terminated string; by a raw call, as everything at an exit.
+    let fd =
+        unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, name.as_ptr(), flags, 0o644) };
+    // SAFETY: just opened, and ours.
+    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+extern "C" {
+    static program_invocation_short_name: *const std::ffi::c_char;
+}
+
+fn write(text: &mut Text<4096>) -> std::fmt::Result {
+    // SAFETY: the C library's variable, a terminated string.
+    let name = unsafe { CStr::from_ptr(program_invocation_short_name) };
+    let name = name.to_str().unwrap_or("?");
+    writeln!(text, "tenure: report of {name}, process {}", keeper::pid())?;
+    let (minor, major) = faults();
+    let pool = pool::stats();
+    let page = rustix::param::page_size() as u64;
+    let served = ALLOCATIONS_SERVED.get() + MMAPS_SERVED.get();
+    let mut so_far = totals(&pool);
+    for (now, before) in so_far.iter_mut().zip(&BEFORE) {
+        *now = now.saturating_sub(before.load(Ordering::Relaxed));
+    }
+    let [reused, reuses, offered, returned, zeroed, in_place, moved, moved_bytes, remapped] =
+        so_far;
+    writeln!(
+        text,
+        "  pool: {} malloc and {} mmap requests served, {} left to others; {} freed, {} unmapped",
+        ALLOCATIONS_SERVED.get(),
+        MMAPS_SERVED.get(),
+        ALLOCATIONS_PASSED.get(),
+        FREES_SERVED.get(),
+        MUNMAPS_OF_POOL.get(),
+    )?;
+    if served + pool.allocs > 0 {
+        writeln!(
+            text,
+            "  avoided: up to {} page faults ({} reused while warm or offered), about {} system calls",
+            reused / page,
+            Bytes(reused),
+            2 * reuses + in_place + 2 * PURGES_KEPT_WARM.get(),
+        )?;
+        writeln!(
+            text,
+            "  pool now: {} in use, {} warm, {} offered; so far {} offered, {} returned, {} zeroed",
+            Bytes(pool.in_use_bytes),
+            Bytes(pool.warm_bytes),
+            Bytes(pool.offered_bytes),
+            Bytes(offered),
+            Bytes(returned),
+            Bytes(zeroed),
+        )?;
+        writeln!(
+            text,
+            "  reallocations: {} in place, {} by moving page tables ({}); {} runs mapped anew",
+            in_place,
+            moved,
+            Bytes(moved_bytes),
+            remapped,
+        )?;
+    }
+    retired(text)?;
+    if POPULATED.get() > 0 {
+        writeln!(
+            text,
+            "  populate: {} mappings, {}",
+            POPULATED.get(),
+            Bytes(POPULATED_BYTES.get())
+        )?;
+    }
+    writeln!(
+        text,
+        "  coverage: saw {} mmap ({}), {} munmap, {} mremap, {} madvise; page faults of the process: {} \
+         minor, {} major",
+        MMAPS.get(),
+        Bytes(MMAP_BYTES.get()),
+        MUNMAPS.get(),
+        MREMAPS.get(),
+        MADVISES.get(),
+        minor,
+        major,
+    )?;
+    if engage::OWN_MALLOC.load(Ordering::Relaxed) {
+        writeln!(
+            text,
+            "  coverage: malloc is the program's own, linked into it: its calls are not seen, its mmap \
+             and munmap are if they go through the C library"
+        )?;
+    }
+    writeln!(
+        text,
+        "  not seen: raw system calls (Go among others), and the C library's own for heaps, threads and files"
+    )
+}
+
+fn retired(text: &mut Text<4096>) -> std::fmt::Result {
+    if MUNMAPS_RETIRED.get() + ZAPPED_BEFORE.get() == 0 {
+        return Ok(());
+    }
+    let pending = retire::pending();
+    writeln!(
+        text,
+        "  retire: {} munmap ({}), {} mappings replaced or cut after their pages went ({}); {} not yet back",
+        MUNMAPS_RETIRED.get(),
+        Bytes(RETIRED_BYTES.get()),
+        ZAPPED_BEFORE.get(),
+        Bytes(ZAPPED_BEFORE_BYTES.get()),
+        Bytes(pending.bytes),
+    )
+}
+
+/// Page faults of the process so far, without and with reading.
+fn faults() -> (i64, i64) {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the kernel fills in the structure it is given.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    (usage.ru_minflt, usage.ru_majflt)
+}

@@ -1,0 +1,64 @@
+//! Text without allocation: at exit, and before anything works.
+
+use std::fmt::{self, Write};
+
+/// So many bytes; what does not fit is cut off.
+pub struct Text<const N: usize> {
+    bytes: [u8; N],
+    len: usize,
+}
+
+impl<const N: usize> Text<N> {
+    pub fn new() -> Text<N> {
+        Text { bytes: [0; N], len: 0 }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Writes it out in one piece, so that lines of several processes do not mix.
+    pub fn write_to(&self, fd: i32) {
+        // SAFETY: the buffer is ours. A descriptor that is not open is the kernel's to refuse.
+        unsafe { libc::syscall(libc::SYS_write, fd, self.bytes.as_ptr(), self.len) };
+    }
+}
+
+impl<const N: usize> Write for Text<N> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let part = &text.as_bytes()[..text.len().min(N - self.len)];
+        self.bytes[self.len..self.len + part.len()].copy_from_slice(part);
+        self.len += part.len();
+        Ok(())
+    }
+}
+
+/// `12.5 MiB`: a number of bytes as people read it.
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, name) = match self.0 {
+            n if n >= 1 << 30 => (1u64 << 30, "GiB"),
+            n if n >= 1 << 20 => (1 << 20, "MiB"),
+            n if n >= 1 << 10 => (1 << 10, "KiB"),
+            n => return write!(f, "{n} B"),
+        };
+        let tenths = u128::from(self.0) * 10 / u128::from(unit);
+        match tenths {
+            0..100 if tenths % 10 != 0 => write!(f, "{}.{} {name}", tenths / 10, tenths % 10),
+            _ => write!(f, "{} {name}", tenths / 10),
+        }
+    }
+}
+
+/// Says something on standard error, as this library.
+pub fn say(message: fmt::Arguments<'_>) {
+    let mut text = Text::<1024>::new();
+    let _ = text.write_fmt(format_args!("tenure: {message}\n"));
+    text.write_to(2);
+}

@@ -1,0 +1,80 @@
+/* mremap keeps its meaning: smaller, larger, to a given place, of a part, leaving the old one. */
+#include "check.h"
+
+static void one(size_t len) {
+    char *at = map(len);
+    fill(at, len, 1);
+    /* Smaller: in place, and the tail is gone. */
+    CHECK(mremap(at, len, len / 2, 0) == at);
+    CHECK(is_filled(at, len / 2, 1) && touch(at + len / 2) == SIGSEGV);
+    /* Larger: what is new is zero. */
+    char *large = mremap(at, len / 2, 3 * len, MREMAP_MAYMOVE);
+    CHECK(large != MAP_FAILED);
+    CHECK(is_filled(large, len / 2, 1) && is_zero(large + len / 2, 3 * len - len / 2));
+    fill(large, 3 * len, 2);
+    /* To a place of the program's choice. */
+    char *place = mmap(NULL, 4 * len, PROT_NONE, ANON, -1, 0);
+    CHECK(mremap(large, 3 * len, 3 * len, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place);
+    CHECK(is_filled(place, 3 * len, 2));
+    CHECK(munmap(place, 4 * len) == 0);
+    /* A part moves out of the middle; what is around it stays. */
+    char *whole = map(4 * len);
+    fill(whole, 4 * len, 3);
+    char *part = mremap(whole + len, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, map(len));
+    CHECK(part != MAP_FAILED);
+    CHECK(!memcmp(whole + len - 8, whole + len - 8, 8));
+    CHECK(((uint64_t *)part)[0] == 3 * 0x9e3779b97f4a7c15u + len / 8);
+    CHECK(touch(whole + len) == SIGSEGV && touch(whole + 2 * len - 1) == SIGSEGV);
+    CHECK(is_filled(whole, len, 3));
+    CHECK(((uint64_t *)(whole + 2 * len))[0] == 3 * 0x9e3779b97f4a7c15u + 2 * len / 8);
+    /* The hole may be used again. */
+    CHECK(mmap(whole + len, len, RW, ANON | MAP_FIXED_NOREPLACE, -1, 0) == whole + len);
+    CHECK(is_zero(whole + len, len));
+    CHECK(munmap(whole, 4 * len) == 0 && munmap(part, len) == 0);
+    /* The old one stays, empty. */
+    char *old = map(len);
+    fill(old, len, 4);
+    char *moved = mremap(old, len, len, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
+    CHECK(moved != MAP_FAILED && is_filled(moved, len, 4) && is_zero(old, len));
+    CHECK(munmap(old, len) == 0 && munmap(moved, len) == 0);
+}
+
+/* As a growing array does. */
+static void grow_step_by_step(void) {
+    size_t len = 64 * KIB;
+    char *at = map(len);
+    fill(at, len, 5);
+    while (len < 64 * MIB) {
+        char *next = mremap(at, len, len * 3 / 2 & ~(size_t)4095, MREMAP_MAYMOVE);
+        CHECK(next != MAP_FAILED);
+        CHECK(is_filled(next, len, 5));
+        at = next;
+        len = len * 3 / 2 & ~(size_t)4095;
+        fill(at, len, 5);
+    }
+    CHECK(munmap(at, len) == 0);
+}
+
+int main(void) {
+    static const size_t sizes[] = {128 * KIB, 1 * MIB, 4 * MIB, 32 * MIB};
+    for (size_t n = 0; n < 4; n++)
+        one(sizes[n]);
+    grow_step_by_step();
+    /* And realloc, by a fixed sequence. */
+    unsigned state = 1;
+    size_t len = 100 * KIB;
+    char *block = malloc(len);
+    fill(block, len, 6);
+    for (int n = 0; n < 300; n++) {
+        state = state * 1103515245 + 12345;
+        size_t next = (16 + state / 7 % (3 * MIB)) & ~(size_t)7;
+        block = realloc(block, next);
+        CHECK(block && is_filled(block, next < len ? next : len, 6));
+        CHECK(malloc_usable_size(block) >= next);
+        fill(block, next, 6);
+        len = next;
+    }
+    free(block);
+    puts("moved");
+    return 0;
+}

@@ -1,0 +1,207 @@
+//! One test for each way in which interposing on a program's memory calls can go wrong. Each runs a C program
+//! that checks effects itself (contents, signals, /proc), as it is and under the library, alone and over
+//! other allocators, and compares the output.
+
+mod kit;
+
+use kit::{allocators, done, Program, ALL, LARGE, MMAP, UNMAP};
+use std::process::Command;
+use tenure_testkit::build::{compiler, text};
+use tenure_testkit::skip;
+
+macro_rules! program {
+    ($source:literal) => {
+        match Program::new($source) {
+            Ok(program) => program,
+            Err(reason) => skip!("{reason}"),
+        }
+    };
+}
+
+/// The library's threads keep no process alive.
+#[test]
+fn the_last_thread_ends_the_process() {
+    program!("ends.c").same_everywhere();
+}
+
+/// Memory mapped over what is free, bytes granted by malloc_usable_size, populated sparse files.
+#[test]
+fn what_is_the_programs_stays_its_own() {
+    program!("placed.c").same_everywhere();
+}
+
+/// The C library's own calls and raw ones are not seen: the report says what was.
+#[test]
+fn coverage() {
+    let program = program!("coverage.c");
+    let report = program.dir().join("report");
+    let name = report.to_str().expect("a plain name");
+    let options = [LARGE, MMAP, ("TENURE_REPORT", name)];
+    done("coverage", &mut program.under(&options, None));
+    let text = std::fs::read_to_string(&report).expect("there is a report");
+    let seen = number_before(&text, " mmap (");
+    let unseen = 500;
+    assert!((30..unseen).contains(&seen), "{seen} mmap seen: {text}");
+    assert_eq!(number_before(&text, " mmap requests"), 30, "{text}");
+    // The program's own twenty, and perhaps a buffer of the C library's.
+    assert!((20..30).contains(&number_before(&text, " malloc and")), "{text}");
+    assert!(text.contains("not seen: raw system calls"), "{text}");
+}
+
+/// A malloc of the program's own is not replaced, and the report says so.
+#[test]
+fn coverage_of_an_own_malloc() {
+    let program = program!("own_malloc.c");
+    program.same_everywhere();
+    let report = program.dir().join("report");
+    let name = report.to_str().expect("a plain name");
+    done("own malloc", &mut program.under(&[LARGE, MMAP, ("TENURE_REPORT", name)], None));
+    let text = std::fs::read_to_string(&report).expect("there is a report");
+    assert!(text.contains("malloc is the program's own"), "{text}");
+    assert_eq!(number_before(&text, " malloc and"), 0, "{text}");
+    assert!(number_before(&text, " mmap requests") >= 200, "{text}");
+}
+
+/// The number in front of some words.
+fn number_before(text: &str, words: &str) -> u64 {
+    let before = text.split(words).next().unwrap_or_default();
+    assert!(before.len() < text.len(), "no \"{words}\" in {text}");
+    before
+        .rsplit(|c: char| !c.is_ascii_digit())
+        .next()
+        .and_then(|n| n.parse().ok())
+        .expect("a number")
+}
+
+/// Signal handlers, dlopen with thread-local storage, constructors, errno.
+#[test]
+fn recursion() {
+    let program = program!("recursion.c");
+    let compiler = match compiler("CC", "cc") {
+        Ok(compiler) => compiler,
+        Err(reason) => skip!("{reason}"),
+    };
+    // More than the loader has room for without enlarging its tables.
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/tls_library.c");
+    let libraries: Vec<_> = (0..40).map(|n| program.dir().join(format!("lib{n}.so"))).collect();
+    let built = Command::new(compiler)
+        .args(["-shared", "-fPIC", "-O1", source, "-o"])
+        .arg(&libraries[0])
+        .output()
+        .expect("it starts");
+    assert!(built.status.success(), "{}", text(&built));
+    for copy in &libraries[1..] {
+        std::fs::copy(&libraries[0], copy).expect("there is room");
+    }
+    for beneath in std::iter::once(None).chain(allocators().into_iter().map(Some)) {
+        let mut command = program.under(ALL, beneath.as_deref());
+        let output = done(&format!("recursion over {beneath:?}"), command.args(&libraries));
+        assert_eq!(output.stdout, b"not recursed\n", "{}", text(&output));
+    }
+}
+
+#[test]
+fn deferral_in_place() {
+    program!("deferral.c").same_everywhere();
+}
+
+#[test]
+fn zero_contract() {
+    program!("zero.c").same_everywhere();
+}
+
+#[test]
+fn sticky_state() {
+    program!("sticky.c").same_everywhere();
+}
+
+#[test]
+fn forks() {
+    program!("fork.c").same_everywhere();
+}
+
+/// RLIMIT_AS, with the library loaded before the limit and within it.
+#[test]
+fn limits() {
+    let program = program!("limits.c");
+    program.same_everywhere();
+    let mut limited = Command::new("/bin/sh");
+    limited.args(["-c", "ulimit -v 1500000 && exec \"$0\""]).arg(program.path());
+    for options in [&[LARGE][..], &[UNMAP], ALL] {
+        kit::preload(&mut limited, options, None);
+        let output = done(&format!("a limit from the start, {options:?}"), &mut limited);
+        assert_eq!(output.stdout, b"within limits\n");
+    }
+}
+
+/// EINVAL, EPERM, ENOMEM where the plain call gives them.
+#[test]
+fn error_numbers() {
+    program!("errors.c").same_everywhere();
+}
+
+#[test]
+fn moving_and_growing() {
+    program!("mremap.c").same_everywhere();
+}
+
+#[test]
+fn threads_at_any_time() {
+    program!("threads.c").same_everywhere();
+}
+
+/// Allocators bring operators new and delete of their own, which do not pass through malloc.
+#[test]
+fn operators_of_other_allocators() {
+    program!("operators.cpp").same_everywhere();
+}
+
+/// Closed descriptors, a file under standard error's number, exec.
+#[test]
+fn a_report_goes_only_where_it_was_to_go() {
+    let program = program!("keeps_to_itself.c");
+    let options = [LARGE, MMAP, UNMAP, ("TENURE_REPORT", "-")];
+    let output = done("closing", &mut program.under(&options, None));
+    assert_eq!(output.stdout, b"closing\n", "{}", text(&output));
+    let mine = std::fs::read_to_string(program.dir().join("mine")).expect("it was written");
+    assert_eq!(mine, "data", "a report was written into the program's file");
+}
+
+/// Without address randomisation, and with another library in front.
+#[test]
+fn unusual_starts() {
+    let program = program!("zero.c");
+    let mut fixed = Command::new("setarch");
+    fixed.arg("-R").arg(program.path());
+    kit::preload(&mut fixed, ALL, None);
+    match Command::new("setarch").args(["-R", "true"]).output() {
+        Ok(output) if output.status.success() => {
+            assert_eq!(done("setarch -R", &mut fixed).stdout, b"zeros\n");
+        }
+        _ => skip!("no setarch, or it is refused"),
+    }
+    for allocator in allocators() {
+        let mut command = program.under(ALL, None);
+        let list = format!("{}:{}", allocator.display(), kit::library().display());
+        command.env("LD_PRELOAD", list);
+        assert_eq!(done("behind an allocator", &mut command).stdout, b"zeros\n");
+    }
+}
+
+/// TENURE_DISABLE, unreadable settings, and children that are left alone.
+#[test]
+fn settings() {
+    let program = program!("coverage.c");
+    let off = [LARGE, MMAP, ("TENURE_DISABLE", "1"), ("TENURE_REPORT", "-")];
+    let output = done("disabled", &mut program.under(&off, None));
+    assert!(output.stderr.is_empty(), "{}", text(&output));
+    let wrong = [("TENURE_LARGE", "pool:tiny"), ("TENURE_REPORT", "-"), ("TENURE_LAUNCHED", "0")];
+    let output = done("unreadable", &mut program.under(&wrong, None));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("TENURE_LARGE=pool:tiny is ignored"), "{said}");
+    let mut shell = Command::new("/bin/sh");
+    shell.arg("-c").arg("echo \"[$LD_PRELOAD]\"; env | grep -c LD_PRELOAD");
+    kit::preload(&mut shell, &[LARGE, ("TENURE_CHILDREN", "no")], None);
+    let timed = shell.output().expect("it starts");
+    assert_eq!(timed.stdout, b"[]\n0\n", "{}", text(&timed));
+}
