@@ -9,9 +9,15 @@
 //! memory that the guest has freed may have gone back to the host, and its next first touch is many
 //! times slower.
 
+mod backing;
 pub mod cache;
 pub mod harness;
+pub mod lazy_free;
+pub mod load;
+pub mod lock_on_fault;
 mod options;
+pub mod populate;
+pub mod unmap;
 pub mod volatile;
 
 pub use options::Options;
@@ -26,6 +32,26 @@ const BENCHES: &[(&str, &str, Bench)] = &[
         "cache",
         "get, insert and mixed use of tenure's cache against moka, quick_cache and foyer",
         cache::run,
+    ),
+    (
+        "lazy-free",
+        "ebizzy, malloc-large and competing bursts through every allocator, and what the launcher costs",
+        lazy_free::run,
+    ),
+    (
+        "lock-on-fault",
+        "random reads of a large file that is to stay in memory: mlock, lock on fault, by hand and ours",
+        lock_on_fault::run,
+    ),
+    (
+        "populate",
+        "making pages ready, for every backing, against every plain way; and on several threads",
+        populate::run,
+    ),
+    (
+        "unmap",
+        "unmapping much memory: the caller's time, what other threads wait for meanwhile, and the total",
+        unmap::run,
     ),
     (
         "volatile",
@@ -109,6 +135,6 @@ mod tests {
         let all: Vec<_> = choose(&[]).unwrap().iter().map(|bench| bench.0).collect();
         let listed: Vec<_> = list().iter().map(|bench| bench.0).collect();
         assert_eq!(all, listed);
-        assert_eq!(all, ["cache", "volatile"]);
+        assert_eq!(all, ["cache", "lazy-free", "lock-on-fault", "populate", "unmap", "volatile"]);
     }
 }

@@ -1,5 +1,6 @@
 //! What the command line may choose.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// How to run the benches.
@@ -15,6 +16,16 @@ pub struct Options {
     pub threads: Vec<usize>,
     /// Run only comparisons whose title contains this (upper and lower case alike).
     pub filter: Option<String>,
+    /// Bytes of what a bench works on, where that is a choice: the file of `lock-on-fault` (5 GiB),
+    /// the large case of `populate` (512 MiB), the mapping of `unmap` (1 and 4 GiB).
+    pub size: Option<u64>,
+    /// The command of a load generator: a program and its first arguments, to which the load is
+    /// added. Empty: what needs one is skipped.
+    pub load_generator: Vec<OsString>,
+    /// The `tenure` executable, whose `run` is measured. `None`: what needs it is skipped.
+    pub launcher: Option<PathBuf>,
+    /// Where files on a disk go; otherwise `/var/tmp`, or else the directory for temporary files.
+    pub dir: Option<PathBuf>,
 }
 
 impl Options {
@@ -41,6 +52,25 @@ impl Options {
         }
     }
 
+    /// The size asked for, else [`size`](Options::size), in whole multiples of `unit` and never none.
+    pub(crate) fn chosen_size(&self, full: usize, quick: usize, unit: usize) -> usize {
+        let wanted = match self.size {
+            Some(bytes) => usize::try_from(bytes).unwrap_or(usize::MAX),
+            None => self.size(full, quick),
+        };
+        (wanted / unit).max(1) * unit
+    }
+
+    /// The directory for files on a disk.
+    pub(crate) fn dir(&self) -> PathBuf {
+        // Unlike the usual /tmp, /var/tmp is for large files and seldom in memory.
+        let usual = || PathBuf::from("/var/tmp");
+        self.dir.clone().unwrap_or_else(|| match usual().is_dir() {
+            true => usual(),
+            false => std::env::temp_dir(),
+        })
+    }
+
     /// Whether the filter lets a comparison of this title run.
     pub(crate) fn wants(&self, title: &str) -> bool {
         self.filter
@@ -62,6 +92,18 @@ mod tests {
         assert_eq!((options.rounds(9), options.threads(&[1, 2, 4])), (5, vec![3]));
         options = Options::default();
         assert_eq!((options.rounds(9), options.threads(&[1, 2, 4])), (9, vec![1, 2, 4]));
+    }
+
+    #[test]
+    fn a_chosen_size_is_whole() {
+        let mut options = Options::default();
+        assert_eq!(options.chosen_size(512, 64, 8), 512);
+        options.quick = true;
+        assert_eq!(options.chosen_size(512, 64, 8), 64);
+        options.size = Some(37);
+        assert_eq!(options.chosen_size(512, 64, 8), 32);
+        options.size = Some(3);
+        assert_eq!(options.chosen_size(512, 64, 8), 8);
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub enum Unit {
     Milliseconds,
     /// Bytes.
     Bytes,
+    /// Mebibytes.
+    Mebibytes,
     /// System calls.
     Calls,
 }
@@ -25,6 +27,7 @@ impl Unit {
             Unit::Nanoseconds => "ns",
             Unit::Milliseconds => "ms",
             Unit::Bytes => "B",
+            Unit::Mebibytes => "MiB",
             Unit::Calls => "calls",
         };
         let places = match value.abs() {
@@ -52,11 +55,12 @@ pub enum Role {
 pub struct Sample {
     value: f64,
     extras: Vec<(&'static str, f64)>,
+    failed: Option<String>,
 }
 
 impl From<f64> for Sample {
     fn from(value: f64) -> Self {
-        Sample { value, extras: Vec::new() }
+        Sample { value, extras: Vec::new(), failed: None }
     }
 }
 
@@ -65,6 +69,14 @@ impl Sample {
     #[must_use]
     pub fn with(mut self, name: &'static str, value: f64) -> Self {
         self.extras.push((name, value));
+        self
+    }
+
+    /// Says that not all of the work was done, so that the value is no measure of speed: the row is
+    /// shown with the reason, a peer so marked is nobody's best, and one of ours has lost.
+    #[must_use]
+    pub fn failed(mut self, why: impl Into<String>) -> Self {
+        self.failed = Some(why.into());
         self
     }
 }
@@ -76,6 +88,7 @@ pub struct Contestant<'a> {
     name: String,
     role: Role,
     goals: Vec<Goal>,
+    once: bool,
     measure: Measure<'a>,
 }
 
@@ -89,13 +102,27 @@ impl<'a> Contestant<'a> {
         role: Role,
         measure: impl FnMut() -> io::Result<Sample> + 'a,
     ) -> Self {
-        Contestant { name: name.into(), role, goals: Vec::new(), measure: Box::new(measure) }
+        Contestant {
+            name: name.into(),
+            role,
+            goals: Vec::new(),
+            once: false,
+            measure: Box::new(measure),
+        }
     }
 
     /// Adds a goal.
     #[must_use]
     pub fn goal(mut self, goal: Goal) -> Self {
         self.goals.push(goal);
+        self
+    }
+
+    /// Has it take part in the last round alone and in no warm-up: for what takes minutes, and is
+    /// too far behind for more samples to change the table.
+    #[must_use]
+    pub fn once(mut self) -> Self {
+        self.once = true;
         self
     }
 }
@@ -125,6 +152,8 @@ pub struct Row {
     pub findings: Vec<Finding>,
     /// Why it could not run.
     pub unavailable: Option<String>,
+    /// What of its work it could not do, in the last round in which that was so.
+    pub failed: Option<String>,
 }
 
 /// A comparison that has run.
@@ -184,11 +213,12 @@ impl<'a> Comparison<'a> {
                 stats: None,
                 findings: Vec::new(),
                 unavailable: None,
+                failed: None,
             })
             .collect();
         for round in 0..=rounds {
             for (contestant, row) in self.contestants.iter_mut().zip(&mut rows) {
-                if row.unavailable.is_some() {
+                if row.unavailable.is_some() || (contestant.once && round < rounds) {
                     continue;
                 }
                 match (contestant.measure)() {
@@ -218,7 +248,7 @@ impl<'a> Comparison<'a> {
         }
         let baseline = self
             .baseline
-            .or_else(|| best_peer(&rows).map(|(name, _)| name.to_string()))
+            .or_else(|| best_peer(&rows).map(|(row, _)| row.name.clone()))
             .or_else(|| rows.first().map(|row| row.name.clone()));
         Ok(Outcome { title: self.title, unit: self.unit, baseline, rounds, rows })
     }
@@ -231,6 +261,9 @@ fn takes_out(error: &io::Error) -> bool {
 impl Row {
     fn add(&mut self, sample: Sample) {
         self.samples.push(sample.value);
+        if sample.failed.is_some() {
+            self.failed = sample.failed;
+        }
         for (name, value) in sample.extras {
             match self.extras.iter_mut().find(|(known, _)| *known == name) {
                 Some((_, values)) => values.push(value),
@@ -239,9 +272,17 @@ impl Row {
         }
     }
 
-    /// Whether this is a losing row: ours, and behind a goal or the best peer.
+    /// Whether this is a losing row: ours, and behind a goal or the best peer, or not up to the work.
     pub fn loses(&self) -> bool {
         self.findings.iter().any(Finding::loses)
+            || (self.role == Role::Ours && self.failed.is_some())
+    }
+
+    /// Whether it is a losing row by no more than noise.
+    pub fn loses_in_the_noise(&self) -> bool {
+        self.loses()
+            && self.failed.is_none()
+            && self.findings.iter().all(|found| !found.loses() || found.in_the_noise())
     }
 }
 
@@ -275,6 +316,42 @@ mod tests {
         assert_eq!(outcome.baseline.as_deref(), Some("b"));
         assert!(outcome.rows[0].loses());
         assert!(!outcome.rows[1].loses(), "a peer's row never loses");
+    }
+
+    #[test]
+    fn who_takes_minutes_is_measured_once() {
+        let turns = RefCell::new(String::new());
+        let take = |name: char| {
+            let turns = &turns;
+            move || {
+                turns.borrow_mut().push(name);
+                Ok(Sample::from(1.0))
+            }
+        };
+        let outcome = Comparison::new("t", Unit::Milliseconds)
+            .with(Contestant::new("a", Role::Ours, take('a')))
+            .with(Contestant::new("s", Role::Peer, take('s')).once())
+            .run(2)
+            .unwrap();
+        assert_eq!(*turns.borrow(), "aaas");
+        assert_eq!(outcome.rows[1].samples, [1.0]);
+    }
+
+    #[test]
+    fn who_cannot_do_the_work_is_nobodys_best_and_one_of_ours_loses() {
+        let cannot = || Ok(Sample::from(1.0).failed("killed twice"));
+        let outcome = Comparison::new("t", Unit::Milliseconds)
+            .with(Contestant::new("a", Role::Ours, || Ok(3.0.into())))
+            .with(Contestant::new("b", Role::Ours, cannot))
+            .with(Contestant::new("p", Role::Peer, cannot))
+            .with(Contestant::new("q", Role::Peer, || Ok(4.0.into())))
+            .run(2)
+            .unwrap();
+        assert_eq!(outcome.baseline.as_deref(), Some("q"));
+        assert!(!outcome.rows[0].loses(), "{:?}", outcome.rows[0].findings);
+        assert!(outcome.rows[1].loses() && !outcome.rows[1].loses_in_the_noise());
+        assert_eq!(outcome.rows[2].failed.as_deref(), Some("killed twice"));
+        assert!(!outcome.rows[2].loses());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What a row of ours should reach, and by how much it fell short.
 
 use super::compare::{Role, Row, Unit};
+use super::stats::Stats;
 use serde::Serialize;
 
 /// A goal for one of our rows, judged on medians. Less is better in every unit.
@@ -14,6 +15,10 @@ pub enum Goal {
     FasterThan(&'static str, f64),
     /// At least this share of the fastest peer's speed.
     SpeedOfBestPeer(f64),
+    /// At most this many times what the fastest peer takes.
+    TimesOfBestPeer(f64),
+    /// At most this much of what was counted beside, by the name of its column.
+    BesideAtMost(&'static str, f64),
 }
 
 /// A goal or a peer, and how our row stands to it.
@@ -25,6 +30,9 @@ pub struct Finding {
     pub measured: f64,
     /// By what factor the row loses; 1 or less: it does not.
     pub loses_by: f64,
+    /// In what share of the rounds it was behind, where it is measured against another row: rounds
+    /// are interleaved, so a difference that is no noise shows in nearly all of them.
+    pub behind_in: Option<f64>,
 }
 
 impl Finding {
@@ -32,6 +40,23 @@ impl Finding {
     pub fn loses(&self) -> bool {
         self.loses_by > 1.0
     }
+
+    /// Whether it makes the row a losing one although the rounds do not agree on it: fewer than four
+    /// in five say so. Of two that are equal one is always behind.
+    pub fn in_the_noise(&self) -> bool {
+        self.loses() && self.behind_in.is_some_and(|share| share < 0.8)
+    }
+}
+
+/// In what share of the rounds `ours` took more than `limit` times what `other` took; nothing if
+/// one of them did not run in every round.
+fn behind(ours: &Row, other: &Row, limit: f64) -> Option<f64> {
+    if ours.samples.len() != other.samples.len() || ours.samples.is_empty() {
+        return None;
+    }
+    let pairs = ours.samples.iter().zip(&other.samples);
+    let behind = pairs.filter(|(mine, theirs)| **mine > limit * **theirs).count();
+    Some(behind as f64 / ours.samples.len() as f64)
 }
 
 impl Goal {
@@ -39,42 +64,67 @@ impl Goal {
     pub fn judge(&self, ours: &Row, rows: &[Row], unit: Unit) -> Option<Finding> {
         let mine = ours.stats?.median;
         let of = |name: &str| {
-            rows.iter().find(|row| row.name == name).and_then(|row| Some(row.stats?.median))
+            let row = rows.iter().find(|row| row.name == name)?;
+            Some((row, row.stats?.median))
         };
-        let (what, measured, loses_by) = match *self {
-            Goal::AtMost(limit) => (format!("at most {}", unit.show(limit)), mine, mine / limit),
+        let (what, measured, loses_by, behind_in) = match *self {
+            Goal::AtMost(limit) => {
+                (format!("at most {}", unit.show(limit)), mine, mine / limit, None)
+            }
             Goal::TimesOf(name, limit) => {
-                let times = mine / of(name)?;
-                (format!("at most {limit}x {name}"), times, times / limit)
+                let (row, theirs) = of(name)?;
+                let times = mine / theirs;
+                let what = format!("at most {limit}x {name}");
+                (what, times, times / limit, behind(ours, row, limit))
             }
             Goal::FasterThan(name, limit) => {
-                let faster = of(name)? / mine;
-                (format!("at least {limit}x faster than {name}"), faster, limit / faster)
+                let (row, theirs) = of(name)?;
+                let faster = theirs / mine;
+                let what = format!("at least {limit}x faster than {name}");
+                (what, faster, limit / faster, behind(ours, row, 1.0 / limit))
             }
             Goal::SpeedOfBestPeer(limit) => {
-                let speed = best_peer(rows)?.1 / mine;
-                (format!("at least {limit}x the best peer's speed"), speed, limit / speed)
+                let (row, theirs) = best_peer(rows)?;
+                let speed = theirs / mine;
+                let what = format!("at least {limit}x the best peer's speed");
+                (what, speed, limit / speed, behind(ours, row, 1.0 / limit))
+            }
+            Goal::TimesOfBestPeer(limit) => {
+                let (row, theirs) = best_peer(rows)?;
+                let times = mine / theirs;
+                let what = format!("at most {limit}x the best peer");
+                (what, times, times / limit, behind(ours, row, limit))
+            }
+            Goal::BesideAtMost(name, limit) => {
+                let (_, values) = ours.extras.iter().find(|(known, _)| *known == name)?;
+                let beside = Stats::of(values)?.median;
+                (format!("{name} at most {limit}"), beside, beside / limit, None)
             }
         };
-        Some(Finding { what, measured, loses_by })
+        Some(Finding { what, measured, loses_by, behind_in })
     }
 }
 
-/// The fastest peer that ran: its name and median.
-pub(crate) fn best_peer(rows: &[Row]) -> Option<(&str, f64)> {
+/// The fastest peer that ran and did all of the work, and its median.
+pub(crate) fn best_peer(rows: &[Row]) -> Option<(&Row, f64)> {
     rows.iter()
-        .filter(|row| row.role == Role::Peer)
-        .filter_map(|row| Some((row.name.as_str(), row.stats?.median)))
+        .filter(|row| row.role == Role::Peer && row.failed.is_none())
+        .filter_map(|row| Some((row, row.stats?.median)))
         .min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
 /// All findings about one of our rows: its goals in their order, then the best peer if it is ahead.
 pub(crate) fn findings(ours: &Row, goals: &[Goal], rows: &[Row], unit: Unit) -> Vec<Finding> {
     let mut found: Vec<_> = goals.iter().filter_map(|goal| goal.judge(ours, rows, unit)).collect();
-    if let (Some((name, best)), Some(stats)) = (best_peer(rows), ours.stats) {
+    if let (Some((peer, best)), Some(stats)) = (best_peer(rows), ours.stats) {
         if stats.median > best {
             let times = stats.median / best;
-            found.push(Finding { what: format!("to {name}"), measured: times, loses_by: times });
+            found.push(Finding {
+                what: format!("to {}", peer.name),
+                measured: times,
+                loses_by: times,
+                behind_in: behind(ours, peer, 1.0),
+            });
         }
     }
     found
@@ -83,17 +133,17 @@ pub(crate) fn findings(ours: &Row, goals: &[Goal], rows: &[Row], unit: Unit) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::Stats;
 
     fn row(name: &str, role: Role, median: f64) -> Row {
         Row {
             name: name.into(),
             role,
             samples: vec![median],
-            extras: Vec::new(),
+            extras: vec![("setup ms", vec![0.5])],
             stats: Stats::of(&[median]),
             findings: Vec::new(),
             unavailable: None,
+            failed: None,
         }
     }
 
@@ -118,6 +168,8 @@ mod tests {
             Goal::TimesOf("limit", 1.5),
             Goal::FasterThan("slow peer", 1.6),
             Goal::SpeedOfBestPeer(0.8),
+            Goal::TimesOfBestPeer(1.2),
+            Goal::BesideAtMost("setup ms", 0.5),
         ] {
             let finding = judge(goal);
             assert!(!finding.loses(), "{finding:?}");
@@ -131,6 +183,8 @@ mod tests {
             (Goal::TimesOf("limit", 1.2), 1.5, 1.25),
             (Goal::FasterThan("slow peer", 5.0), 20.0 / 12.0, 3.0),
             (Goal::SpeedOfBestPeer(1.0), 10.0 / 12.0, 1.2),
+            (Goal::TimesOfBestPeer(0.8), 1.2, 1.5),
+            (Goal::BesideAtMost("setup ms", 0.25), 0.5, 2.0),
         ] {
             let finding = judge(goal);
             assert!(finding.loses(), "{finding:?}");
@@ -147,6 +201,22 @@ mod tests {
         assert!(!found[0].loses());
         assert!(found[1].loses() && found[1].what == "to fast peer");
         assert!((found[1].loses_by - 1.2).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_loss_that_the_rounds_do_not_agree_on_is_noise() {
+        let mut rows = rows();
+        rows[0].samples = vec![10.0, 12.0, 12.0, 9.0, 12.0];
+        rows[2].samples = vec![11.0, 10.0, 10.0, 10.0, 10.0];
+        let found = findings(&rows[0], &[], &rows, Unit::Nanoseconds);
+        assert_eq!(found[0].behind_in, Some(0.6));
+        assert!(found[0].loses() && found[0].in_the_noise());
+        rows[0].samples[3] = 12.0;
+        let found = findings(&rows[0], &[], &rows, Unit::Nanoseconds);
+        assert!(found[0].loses() && !found[0].in_the_noise());
+        // One sample against many says nothing about rounds.
+        rows[2].samples.truncate(1);
+        assert!(!findings(&rows[0], &[], &rows, Unit::Nanoseconds)[0].in_the_noise());
     }
 
     #[test]

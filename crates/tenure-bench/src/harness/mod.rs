@@ -1,5 +1,6 @@
 //! Interleaved comparisons, their tables and their raw samples.
 
+mod child;
 mod compare;
 mod goal;
 mod machine;
@@ -7,8 +8,10 @@ mod parallel;
 mod process;
 mod report;
 mod stats;
+mod sysctl;
 mod table;
 
+pub use child::{in_process, Child};
 pub use compare::{Comparison, Contestant, Outcome, Role, Row, Sample, Unit};
 pub use goal::{Finding, Goal};
 pub use machine::{peer_versions, Machine};
@@ -16,3 +19,4 @@ pub use parallel::parallel;
 pub use process::{minor_faults, settled_rss};
 pub use report::Report;
 pub use stats::Stats;
+pub use sysctl::Raised;

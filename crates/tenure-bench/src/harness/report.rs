@@ -26,10 +26,10 @@ struct Document {
     benches: Vec<Bench>,
 }
 
-#[derive(Serialize)]
+#[derive(PartialEq, Serialize)]
 struct Peer {
-    name: &'static str,
-    version: &'static str,
+    name: String,
+    version: String,
 }
 
 #[derive(Serialize)]
@@ -68,8 +68,10 @@ impl<'a> Report<'a> {
         if cfg!(debug_assertions) {
             writeln!(out, "built without optimisation: these numbers mean nothing")?;
         }
-        let peers =
-            peer_versions().into_iter().map(|(name, version)| Peer { name, version }).collect();
+        let peers = peer_versions()
+            .into_iter()
+            .map(|(name, version)| Peer { name: name.into(), version: version.into() })
+            .collect();
         let document = Document {
             tenure: env!("CARGO_PKG_VERSION"),
             machine,
@@ -108,16 +110,50 @@ impl<'a> Report<'a> {
     /// # Errors
     /// As there.
     pub fn compare_times(&mut self, comparison: Comparison<'_>, rounds: u32) -> io::Result<()> {
-        if !self.options.wants(comparison.title()) {
-            return Ok(());
-        }
-        let outcome = comparison.run(rounds)?;
-        write!(self.out, "\n{}", render(&outcome))?;
-        self.out.flush()?;
-        if let Some(bench) = self.document.benches.last_mut() {
-            bench.comparisons.push(outcome);
+        if let Some(outcome) = self.measure_times(comparison, rounds)? {
+            let table = render(outcome);
+            write!(self.out, "\n{table}")?;
+            self.out.flush()?;
         }
         Ok(())
+    }
+
+    /// Runs a comparison and records it, but leaves it to the bench to [`print`](Report::print) it:
+    /// for many small ones that are read together. `None` if the filter leaves it out.
+    ///
+    /// # Errors
+    /// Those of [`Comparison::run`].
+    pub fn measure(
+        &mut self,
+        comparison: Comparison<'_>,
+        rounds: u32,
+    ) -> io::Result<Option<&Outcome>> {
+        self.measure_times(comparison, self.options.rounds(rounds))
+    }
+
+    fn measure_times(
+        &mut self,
+        comparison: Comparison<'_>,
+        rounds: u32,
+    ) -> io::Result<Option<&Outcome>> {
+        if !self.options.wants(comparison.title()) {
+            return Ok(None);
+        }
+        let outcome = comparison.run(rounds)?;
+        let Some(bench) = self.document.benches.last_mut() else {
+            return Ok(None);
+        };
+        bench.comparisons.push(outcome);
+        Ok(bench.comparisons.last())
+    }
+
+    /// Prints a bench's own table of what it [`measure`](Report::measure)d.
+    ///
+    /// # Errors
+    /// If `out` cannot be written.
+    pub fn print(&mut self, table: &str) -> io::Result<()> {
+        write!(self.out, "\n{table}")?;
+        self.out.flush()
     }
 
     /// The medians of the named contestant in the current bench's comparisons whose title begins
@@ -131,6 +167,14 @@ impl<'a> Report<'a> {
             .filter(|row| row.name == contestant)
             .filter_map(|row| Some(row.stats?.median))
             .collect()
+    }
+
+    /// Records the version of a peer that was found on this machine.
+    pub fn peer(&mut self, name: &str, version: &str) {
+        let peer = Peer { name: name.into(), version: version.into() };
+        if !self.document.peers.contains(&peer) {
+            self.document.peers.push(peer);
+        }
     }
 
     /// Prints and records a sentence about the current bench.
@@ -159,9 +203,19 @@ impl<'a> Report<'a> {
             .flat_map(|outcome| outcome.rows.iter().map(move |row| (outcome, row)))
             .filter(|(_, row)| row.role == Role::Ours)
             .collect();
-        let losing: Vec<_> = ours.iter().filter(|(_, row)| row.loses()).collect();
+        let (noise, losing): (Vec<_>, Vec<_>) = ours
+            .iter()
+            .filter(|(_, row)| row.loses())
+            .partition(|(_, row)| row.loses_in_the_noise());
         let missing: Vec<_> = ours.iter().filter(|(_, row)| row.unavailable.is_some()).collect();
         writeln!(self.out, "\nLosing rows: {} of {}", losing.len(), ours.len())?;
+        if !noise.is_empty() {
+            writeln!(
+                self.out,
+                "  and {} more by no more than noise: behind in fewer than four rounds of five",
+                noise.len()
+            )?;
+        }
         for (outcome, row) in losing.iter().chain(&missing) {
             writeln!(self.out, "  {}: {}: {}", outcome.title, row.name, verdict(row))?;
         }

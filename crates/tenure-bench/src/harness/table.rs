@@ -62,7 +62,11 @@ fn cells(outcome: &Outcome, row: &Row, base: Option<Stats>, extras: &[&str]) -> 
             .filter(|_| row.unavailable.is_none());
         cells.push(stats.map_or("-".into(), |stats| count(stats.median)));
     }
-    cells.push(verdict(row));
+    cells.push(match verdict(row) {
+        said if row.stats.is_none() || row.samples.len() == outcome.rounds as usize => said,
+        said if said.is_empty() => format!("({} sample)", row.samples.len()),
+        said => format!("({} sample) {said}", row.samples.len()),
+    });
     cells
 }
 
@@ -71,16 +75,25 @@ pub(crate) fn verdict(row: &Row) -> String {
     if let Some(reason) = &row.unavailable {
         return format!("not measured: {reason}");
     }
-    if row.role != Role::Ours {
-        return String::new();
-    }
     let mut parts = Vec::new();
+    if let Some(reason) = &row.failed {
+        parts.push(format!("FAILED: {reason}"));
+    }
+    if row.role != Role::Ours {
+        return parts.join("; ");
+    }
     for finding in row.findings.iter().filter(|finding| finding.loses()) {
-        if finding.what.starts_with("to ") {
-            parts.push(format!("LOSES {} {}", factor(finding.loses_by), finding.what));
-        } else {
-            parts.push(format!("LOSES {} (goal {})", factor(finding.loses_by), finding.what));
-        }
+        let to = match finding.what.starts_with("to ") {
+            true => finding.what.clone(),
+            false => format!("(goal {})", finding.what),
+        };
+        let noise = match finding.behind_in {
+            Some(share) if finding.in_the_noise() => {
+                format!(" (noise? in {:.0} % of the rounds)", share * 100.0)
+            }
+            _ => String::new(),
+        };
+        parts.push(format!("LOSES {} {to}{noise}", factor(finding.loses_by)));
     }
     for finding in row.findings.iter().filter(|finding| !finding.loses()) {
         parts.push(format!("ok: {}", finding.what));

@@ -1,0 +1,5 @@
+//! A load generator, for tests of this crate: users have it as a hidden command of `tenure`.
+
+fn main() -> std::process::ExitCode {
+    tenure_bench::load::main(&std::env::args().nth(1).unwrap_or_default()).into()
+}

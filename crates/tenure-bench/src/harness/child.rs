@@ -1,0 +1,165 @@
+//! Work in a forked process, so that nothing of it (mappings, locks, handlers) carries over.
+
+use rustix::pipe::pipe;
+use rustix::process::{set_parent_process_death_signal, Signal};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::marker::PhantomData;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+/// What a child says through its pipe.
+#[derive(Serialize, Deserialize)]
+enum Said<T> {
+    Done(T),
+    /// It cannot be measured here, and why.
+    Unsupported(String),
+    Failed(String),
+}
+
+/// A forked process that is at work.
+pub struct Child<T> {
+    pid: libc::pid_t,
+    said: File,
+    result: PhantomData<T>,
+}
+
+impl<T: Serialize + DeserializeOwned> Child<T> {
+    /// Forks and runs `body` in the child, which ends with it: no destructor of the parent's state
+    /// runs there.
+    ///
+    /// # Errors
+    /// What `pipe` and `fork` say.
+    pub fn start(body: impl FnOnce() -> io::Result<T>) -> io::Result<Child<T>> {
+        let (reader, writer) = pipe()?;
+        // SAFETY: the child calls only `body`. glibc keeps its allocator usable after a fork,
+        // tenure its own locks, and this crate holds none; the other threads' are not used by `body`.
+        match unsafe { libc::fork() } {
+            -1 => Err(io::Error::last_os_error()),
+            0 => {
+                drop(reader);
+                speak(File::from(writer), body);
+                // SAFETY: ends this process at once, without the parent's exit handlers.
+                unsafe { libc::_exit(0) }
+            }
+            pid => Ok(Child { pid, said: reader.into(), result: PhantomData }),
+        }
+    }
+
+    /// Waits for its result.
+    ///
+    /// # Errors
+    /// The body's own; or that it died, and of what.
+    pub fn join(mut self) -> io::Result<T> {
+        let mut said = Vec::new();
+        let read = self.said.read_to_end(&mut said);
+        let status = self.reap()?;
+        read?;
+        if libc::WIFSIGNALED(status) {
+            let signal = libc::WTERMSIG(status);
+            return Err(io::Error::other(format!("its process was killed by signal {signal}")));
+        }
+        match serde_json::from_slice(&said) {
+            Ok(Said::Done(result)) => Ok(result),
+            Ok(Said::Unsupported(why)) => Err(io::Error::new(io::ErrorKind::Unsupported, why)),
+            Ok(Said::Failed(why)) => Err(io::Error::other(why)),
+            Err(_) => Err(io::Error::other("its process ended without a result")),
+        }
+    }
+
+    fn reap(&mut self) -> io::Result<libc::c_int> {
+        let mut status = 0;
+        loop {
+            // SAFETY: the kernel writes one int; the child is this process's and not yet waited for.
+            match unsafe { libc::waitpid(self.pid, &mut status, 0) } {
+                -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
+                -1 => return Err(io::Error::last_os_error()),
+                _ => {
+                    self.pid = 0;
+                    return Ok(status);
+                }
+            }
+        }
+    }
+}
+
+impl<T> Drop for Child<T> {
+    fn drop(&mut self) {
+        if self.pid > 0 {
+            // SAFETY: a child of ours that nobody has waited for, so the id is still its own.
+            unsafe {
+                libc::kill(self.pid, libc::SIGKILL);
+                libc::waitpid(self.pid, std::ptr::null_mut(), 0);
+            }
+        }
+    }
+}
+
+fn speak<T: Serialize>(mut to: File, body: impl FnOnce() -> io::Result<T>) {
+    // Nobody would read the result of a child that outlives its parent.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    let said = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(result)) => Said::Done(result),
+        Ok(Err(error)) if error.kind() == io::ErrorKind::Unsupported => {
+            Said::Unsupported(error.to_string())
+        }
+        Ok(Err(error)) => Said::Failed(error.to_string()),
+        Err(_) => Said::Failed("its process panicked".into()),
+    };
+    if let Ok(text) = serde_json::to_vec(&said) {
+        let _ = to.write_all(&text);
+    }
+}
+
+/// Runs `body` in a process of its own.
+///
+/// # Errors
+/// As for [`Child::start`] and [`Child::join`].
+pub fn in_process<T: Serialize + DeserializeOwned>(
+    body: impl FnOnce() -> io::Result<T>,
+) -> io::Result<T> {
+    Child::start(body)?.join()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_and_errors_come_back() {
+        let parent = std::process::id();
+        let (child, sum) = in_process(|| Ok((std::process::id(), u64::MAX))).unwrap();
+        assert_ne!(child, parent);
+        assert_eq!(sum, u64::MAX);
+        let error = in_process::<u8>(|| {
+            Err(io::Error::new(io::ErrorKind::Unsupported, "no such call here"))
+        })
+        .unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+        assert_eq!(error.to_string(), "no such call here");
+    }
+
+    #[test]
+    fn a_death_is_told_and_left_to_the_child() {
+        let error = in_process::<u8>(|| {
+            // SAFETY: kills this process, which is the child.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            Ok(0)
+        })
+        .unwrap_err();
+        assert!(error.to_string().contains("signal 9"), "{error}");
+    }
+
+    #[test]
+    fn one_that_is_not_waited_for_is_ended() {
+        let child = Child::<u8>::start(|| loop {
+            std::thread::park();
+        })
+        .unwrap();
+        let pid = child.pid;
+        drop(child);
+        // SAFETY: signal 0 only asks whether the process is there.
+        assert_eq!(unsafe { libc::kill(pid, 0) }, -1);
+    }
+}

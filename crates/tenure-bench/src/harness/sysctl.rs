@@ -1,0 +1,177 @@
+//! A kernel setting that is raised for as long as a measurement needs it.
+
+use rustix::pipe::pipe;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// A number under `/proc/sys`, raised until this is dropped.
+///
+/// A process of its own puts it back, also when this one is killed: an interrupted benchmark must
+/// not leave the machine changed. What somebody else has changed meanwhile stays so.
+pub struct Raised {
+    path: PathBuf,
+    keeper: Option<(File, libc::pid_t)>,
+}
+
+impl Raised {
+    /// Raises the number in `path` to at least `wanted`.
+    ///
+    /// # Errors
+    /// `Unsupported`, with what it is and what is needed, if it may not be written or did not become
+    /// as high as that (huge pages can be too few).
+    pub fn at_least(path: impl AsRef<Path>, wanted: u64) -> io::Result<Raised> {
+        Self::raise(path.as_ref(), wanted, false)
+    }
+
+    /// Adds `more` to the number in `path`.
+    ///
+    /// # Errors
+    /// As for [`at_least`](Raised::at_least).
+    pub fn by(path: impl AsRef<Path>, more: u64) -> io::Result<Raised> {
+        Self::raise(path.as_ref(), more, true)
+    }
+
+    fn raise(path: &Path, number: u64, add: bool) -> io::Result<Raised> {
+        let refused = |why: String| {
+            io::Error::new(io::ErrorKind::Unsupported, format!("{}: {why}", path.display()))
+        };
+        let before = read(path).map_err(|error| refused(error.to_string()))?;
+        let wanted = if add { before + number } else { number };
+        let mut raised = Raised { path: path.to_owned(), keeper: None };
+        if before >= wanted {
+            return Ok(raised);
+        }
+        let undo = if add { Undo::Less } else { Undo::Back { to: before } };
+        raised.keeper = Some(restorer(path, undo)?);
+        let written = fs::write(path, wanted.to_string());
+        let now = read(path)?;
+        if let Some((pipe, _)) = &mut raised.keeper {
+            pipe.write_all(&now.saturating_sub(before).to_le_bytes())?;
+        }
+        written.map_err(|error| refused(format!("is {before}, needed: {wanted}: {error}")))?;
+        match now {
+            now if now < wanted => {
+                Err(refused(format!("became {now} of the {wanted} that are needed")))
+            }
+            _ => Ok(raised),
+        }
+    }
+
+    /// What it is now.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn now(&self) -> io::Result<u64> {
+        read(&self.path)
+    }
+}
+
+impl Drop for Raised {
+    fn drop(&mut self) {
+        if let Some((mut pipe, pid)) = self.keeper.take() {
+            // Said, not left to the end of the pipe: whatever was forked since has it open too.
+            let _ = pipe.write_all(&[0]);
+            drop(pipe);
+            // SAFETY: a child of ours; nothing is written.
+            unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+        }
+    }
+}
+
+fn read(path: &Path) -> io::Result<u64> {
+    let text = fs::read_to_string(path)?;
+    text.trim().parse().map_err(|_| io::Error::other(format!("\"{}\" is no number", text.trim())))
+}
+
+/// How a number is put back.
+#[derive(Clone, Copy)]
+enum Undo {
+    /// What was added is taken off: others may have added theirs.
+    Less,
+    /// It is set, if it still is what it was raised to.
+    Back { to: u64 },
+}
+
+impl Undo {
+    /// `risen`: by how much it rose, which may be less than was asked for.
+    fn apply(self, path: &Path, risen: u64) -> io::Result<()> {
+        let now = read(path)?;
+        match self {
+            Undo::Less => fs::write(path, now.saturating_sub(risen).to_string()),
+            Undo::Back { to } if now == to + risen => fs::write(path, to.to_string()),
+            Undo::Back { .. } => Ok(()),
+        }
+    }
+}
+
+/// A process that does `undo` when it is told to, or when the other end of its pipe is closed.
+fn restorer(path: &Path, undo: Undo) -> io::Result<(File, libc::pid_t)> {
+    let (reader, writer) = pipe()?;
+    let mut reader = File::from(reader);
+    // SAFETY: the child only waits, writes a file and exits; glibc keeps its allocator usable there.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            drop(writer);
+            // A session of its own: the terminal's Ctrl-C is for the benchmark.
+            let _ = rustix::process::setsid();
+            let mut risen = [0; 8];
+            if reader.read_exact(&mut risen).is_ok() {
+                let _ = reader.read(&mut [0]);
+                let _ = undo.apply(path, u64::from_le_bytes(risen));
+            }
+            // SAFETY: ends this process at once, without the parent's exit handlers.
+            unsafe { libc::_exit(0) }
+        }
+        pid => Ok((writer.into(), pid)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(name: &str, value: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("tenure-{name}-{}", std::process::id()));
+        fs::write(&path, value).unwrap();
+        path
+    }
+
+    #[test]
+    fn it_is_put_back() {
+        let path = scratch("raised", "7\n");
+        let raised = Raised::at_least(&path, 9).unwrap();
+        assert_eq!(raised.now().unwrap(), 9);
+        {
+            let more = Raised::by(&path, 3).unwrap();
+            assert_eq!(more.now().unwrap(), 12);
+        }
+        assert_eq!(raised.now().unwrap(), 9);
+        // Not written where it suffices.
+        assert!(Raised::at_least(&path, 5).unwrap().keeper.is_none());
+        drop(raised);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "7");
+        // Two that overlap each take off their own; a number set by somebody else stays.
+        let (first, second) = (Raised::by(&path, 2).unwrap(), Raised::by(&path, 10).unwrap());
+        drop(first);
+        assert_eq!(second.now().unwrap(), 17);
+        drop(second);
+        let raised = Raised::at_least(&path, 20).unwrap();
+        fs::write(&path, "30").unwrap();
+        drop(raised);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "30");
+        fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_raised_is_named() {
+        let error = Raised::at_least("/proc/sys/kernel/nonexistent", 1).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+        assert!(error.to_string().contains("nonexistent"), "{error}");
+        // It can be read, and by nobody be written.
+        let error = Raised::by("/proc/sys/kernel/ngroups_max", 1).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+        assert!(error.to_string().contains("ngroups_max: is "), "{error}");
+    }
+}

@@ -1,0 +1,100 @@
+//! What is still resident after a program has freed everything.
+
+use super::contestant::{
+    Programs, Setup, GLIBC, JEMALLOC, JEMALLOC_EAGER, MIMALLOC, MIMALLOC_EAGER, TCMALLOC,
+};
+use crate::harness::{Comparison, Contestant, Goal, Report, Role, Sample, Unit};
+use crate::load::{Answer, Large, Load};
+use crate::Options;
+use std::collections::HashMap;
+use std::io;
+
+/// A process has so much that is not the buffers'.
+const OWN_MIB: f64 = 8.0;
+const LATER: &str = "not the kernel's after 10 s";
+
+/// The table: of a process that has replaced and then freed buffers of 5 to 25 MiB.
+pub(super) fn table(
+    options: &Options,
+    programs: &Programs<'_>,
+    report: &mut Report<'_>,
+) -> io::Result<()> {
+    // Smoke mode cannot wait for memory to be returned.
+    let look_after_ms = if options.quick { vec![1000] } else { vec![1000, 10_000] };
+    let load = Load::Large(Large {
+        replacements: 60,
+        min_bytes: options.size(5 << 20, 1 << 20),
+        max_bytes: options.size(25 << 20, 5 << 20),
+        look_after_ms,
+    });
+    let title = "memory given back: MiB that the kernel may not take 1 s after all was freed";
+    if !options.wants(title) {
+        return Ok(());
+    }
+    // They work one after the other and wait side by side.
+    let answers: HashMap<String, io::Result<Answer>> = std::thread::scope(|scope| {
+        let mut waiting = Vec::new();
+        for setup in setups() {
+            let load = &load;
+            let name = setup.name.clone();
+            let run = scope.spawn(move || programs.run(&setup, load));
+            // Long enough for the slowest to have done its work.
+            std::thread::sleep(std::time::Duration::from_millis(if options.quick {
+                50
+            } else {
+                1500
+            }));
+            waiting.push((name, run));
+        }
+        waiting
+            .into_iter()
+            .map(|(name, run)| {
+                let answer = run.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
+                (name, answer)
+            })
+            .collect()
+    });
+    let mut comparison = Comparison::new(title, Unit::Mebibytes);
+    for setup in setups() {
+        let answer = &answers[&setup.name];
+        let mut contestant =
+            Contestant::new(setup.name.clone(), setup.role, move || match answer {
+                Ok(answer) => sample(answer),
+                Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
+            });
+        // What another allocator keeps for itself is in use to the pool beneath it.
+        if setup == Setup::large() {
+            contestant = contestant.goal(Goal::AtMost(OWN_MIB));
+            if !options.quick {
+                contestant = contestant.goal(Goal::BesideAtMost("resident after 10 s", OWN_MIB));
+            }
+        }
+        comparison = comparison.with(contestant.once());
+    }
+    report.compare_times(comparison, 1)
+}
+
+fn setups() -> Vec<Setup> {
+    let mut all = vec![Setup::large()];
+    // Landmarks: some give back faster than any delay, and pay for it above.
+    for allocator in [GLIBC, JEMALLOC, MIMALLOC, TCMALLOC, JEMALLOC_EAGER, MIMALLOC_EAGER] {
+        all.push(Setup::plain(allocator, Role::Reference));
+    }
+    all.extend([JEMALLOC, MIMALLOC, TCMALLOC].map(Setup::beneath));
+    all
+}
+
+fn sample(answer: &Answer) -> io::Result<Sample> {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let [first, rest @ ..] = answer.kept.as_slice() else {
+        return Err(io::Error::other("the load did not look at its memory"));
+    };
+    let mut sample = Sample::from(mib(first.held_bytes()))
+        .with("resident after 1 s", mib(first.anonymous_bytes));
+    if let Some(last) = rest.last() {
+        sample = sample
+            .with(LATER, mib(last.held_bytes()))
+            .with("resident after 10 s", mib(last.anonymous_bytes));
+    }
+    Ok(sample)
+}

@@ -1,0 +1,101 @@
+//! Lock on fault: the test that the kernel's `MLOCK_ONFAULT` was proposed with, and tenure's way
+//! beside the six of the proposal.
+//!
+//! A file of random data is mapped read-only and shared, and 15,000,000 random addresses of it are
+//! read. Setup (mapping, locking, installing a handler) and processing are timed apart; what is
+//! compared is their sum. Every sample runs in a process of its own, on a page cache that was made
+//! warm or cold for it, and where it is cold with free memory that a virtual machine's host has
+//! backed. The accesses are the same for all; their bytes are checked, and at the end what was
+//! accessed must be locked in fact.
+
+mod access;
+mod file;
+mod handler;
+mod ours;
+mod ways;
+
+use crate::harness::{in_process, Comparison, Contestant, Goal, Raised, Report, Role, Unit};
+use crate::Options;
+use access::Accesses;
+use file::{PageCache, RandomFile};
+use rustix::param::page_size;
+use std::cell::RefCell;
+use std::io;
+use ways::Way;
+
+const SETUP: &str = "setup ms";
+
+const WAYS: &[(&str, Way)] = &[
+    ("tenure, on fault + populate", Way::Ours),
+    ("mlock, whole range", Way::LockAll),
+    ("mlock2(ONFAULT), whole range", Way::OnFault),
+    ("PROT_NONE + handler, 16 pages", Way::Handler(16)),
+    ("PROT_NONE + handler, 8 pages", Way::Handler(8)),
+    ("PROT_NONE + handler, 1 page", Way::Handler(1)),
+    ("mlock before each access", Way::LockEach),
+];
+
+/// Runs the bench.
+///
+/// # Errors
+/// `InvalidData` if a way read wrong bytes or did not lock them; else what the report or the kernel
+/// said.
+pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
+    let len = options.chosen_size(5 << 30, 64 << 20, page_size());
+    let accesses = Accesses::over(len);
+    let title = |state: &str| {
+        format!("{} accesses to a file of {} MiB, {state} page cache", accesses.number(), len >> 20)
+    };
+    let cases = [("warm", PageCache::Warm, 5, 0.85), ("cold", PageCache::Cold, 3, 1.0)];
+    if !cases.iter().any(|case| options.wants(&title(case.0))) {
+        return Ok(());
+    }
+    let file = RandomFile::create(&options.dir(), len).and_then(|file| {
+        ways::check_limit(&file)?;
+        Ok(RefCell::new(file))
+    });
+    for (state, cache, rounds, share) in cases {
+        let (file, accesses) = (&file, &accesses);
+        let mut comparison = Comparison::new(title(state), Unit::Milliseconds);
+        for &(name, way) in WAYS {
+            let contestant = Contestant::new(name, role(way), move || {
+                let file = file.as_ref().map_err(again)?;
+                file.borrow_mut().prepare(cache)?;
+                let _room = match way.splits_mappings() {
+                    true => Some(room_for_mappings(len)?),
+                    false => None,
+                };
+                let file = file.borrow();
+                in_process(|| way.measure(&file, accesses)).map(Into::into)
+            });
+            comparison = comparison.with(match way {
+                Way::Ours => contestant
+                    .goal(Goal::TimesOfBestPeer(share))
+                    .goal(Goal::BesideAtMost(SETUP, 1.0)),
+                // Up to minutes each, and far behind.
+                way if way.splits_mappings() => contestant.once(),
+                _ => contestant,
+            });
+        }
+        report.compare(comparison, rounds)?;
+    }
+    Ok(())
+}
+
+fn role(way: Way) -> Role {
+    match way {
+        Way::Ours => Role::Ours,
+        _ => Role::Peer,
+    }
+}
+
+/// Why there is no file, once more for each that would have needed it.
+fn again(error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), error.to_string())
+}
+
+/// Room for as many mappings as pages: locked and unlocked pages in turns.
+fn room_for_mappings(len: usize) -> io::Result<Raised> {
+    let pages = (len / page_size()) as u64;
+    Raised::at_least("/proc/sys/vm/max_map_count", pages + 65_536)
+}

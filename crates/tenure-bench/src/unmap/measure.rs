@@ -1,0 +1,89 @@
+//! One measurement.
+
+use super::bystander::{Bystander, Need};
+use super::case::Case;
+use super::latency::Counts;
+use super::way::Way;
+use crate::Options;
+use rustix::time::{clock_gettime, ClockId};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+use tenure_testkit::pages::rss;
+
+/// How long the bystanders watch at least.
+const WATCH_MIN: Duration = Duration::from_millis(20);
+
+/// What one unmapping took, and what it did to the bystanders.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Measured {
+    /// Until the caller could go on.
+    pub caller_ms: f64,
+    /// Until the memory was back.
+    pub total_ms: f64,
+    /// Processor time of the whole process until then, bystanders not counted.
+    pub cpu_ms: f64,
+    /// In the order of [`Need::ALL`].
+    pub waits: Vec<Counts>,
+}
+
+/// Unmaps what `case` says in this process, which should be one of its own.
+pub(super) fn measure(case: &Case, way: Way, options: &Options) -> io::Result<Measured> {
+    let fresh = case.populated(options)?;
+    way.prepare()?;
+    let bystanders: Vec<_> =
+        Need::ALL.into_iter().map(Bystander::start).collect::<io::Result<_>>()?;
+    let theirs = || bystanders.iter().map(Bystander::cpu).sum::<io::Result<Duration>>();
+    let (resident, cpu, cpu_theirs) = (rss(), process_cpu(), theirs()?);
+    for bystander in &bystanders {
+        bystander.watch();
+    }
+    let start = Instant::now();
+    way.perform(fresh)?;
+    let caller = start.elapsed();
+    way.wait()?;
+    let total = start.elapsed();
+    let cpu = (process_cpu() - cpu).saturating_sub(theirs()? - cpu_theirs);
+    // So that each has seen something, also of what is over in microseconds.
+    thread::sleep(WATCH_MIN.saturating_sub(start.elapsed()));
+    let waits = bystanders.into_iter().map(Bystander::end).collect::<io::Result<_>>()?;
+    if way != Way::Nothing && case.content.is_resident_memory() {
+        let gone = resident.saturating_sub(rss());
+        // A few pages are the bystanders'.
+        if gone < case.len as u64 / 10 * 9 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("of {} MiB only {} came back", case.len >> 20, gone >> 20),
+            ));
+        }
+    }
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    Ok(Measured { caller_ms: ms(caller), total_ms: ms(total), cpu_ms: ms(cpu), waits })
+}
+
+fn process_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::in_process;
+    use crate::unmap::case::Content;
+    use crate::unmap::latency::Latency;
+
+    #[test]
+    fn every_way_unmaps_and_is_watched() {
+        let case = Case { content: Content::Anon, len: 32 << 20 };
+        for way in Way::ALL {
+            let measured = in_process(|| measure(&case, way, &Options::default())).unwrap();
+            assert!(measured.caller_ms > 0.0 && measured.total_ms >= measured.caller_ms, "{way:?}");
+            assert!(measured.cpu_ms > 0.0, "{way:?}");
+            for counts in &measured.waits {
+                Latency::new().unwrap().add(counts).unwrap();
+            }
+        }
+    }
+}

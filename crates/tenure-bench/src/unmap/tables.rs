@@ -1,0 +1,151 @@
+//! The tables of a case.
+
+use super::bystander::Need;
+use super::case::{Case, Content};
+use super::latency::Latency;
+use super::measure::{measure, Measured};
+use super::recorded::Recorded;
+use super::way::Way;
+use crate::harness::{in_process, Comparison, Contestant, Goal, Report, Role, Sample, Unit};
+use crate::Options;
+use std::fmt::Write as _;
+use std::io;
+
+type Measurements<'a> = Recorded<'a, Way, Measured>;
+
+/// What a table is about.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Figure {
+    Caller,
+    Worst(Need),
+    Processor,
+}
+
+const FIGURES: [Figure; 5] = [
+    Figure::Caller,
+    Figure::Worst(Need::Mmap),
+    Figure::Worst(Need::Fault),
+    Figure::Worst(Need::Thread),
+    Figure::Processor,
+];
+
+/// Measures a case and prints its tables and histograms.
+pub(super) fn of(case: &Case, options: &Options, report: &mut Report<'_>) -> io::Result<()> {
+    let titles = FIGURES.map(|figure| (figure, format!("{}: {}", case.name(), figure.name())));
+    if !titles.iter().any(|(_, title)| options.wants(title)) {
+        return Ok(());
+    }
+    let room = case.room();
+    let measurements = Measurements::new(|way| {
+        if let Err(error) = &room {
+            return Err(io::Error::new(error.kind(), error.to_string()));
+        }
+        in_process(|| measure(case, way, options))
+    });
+    for (figure, title) in titles {
+        let mut comparison =
+            Comparison::new(title, Unit::Milliseconds).baseline(Way::Munmap.name());
+        for way in Way::ALL {
+            if way == Way::Nothing && !matches!(figure, Figure::Worst(_)) {
+                continue;
+            }
+            let measurements = &measurements;
+            let mut round = 0;
+            let mut contestant = Contestant::new(way.name(), way.role(), move || {
+                let measured = measurements.get(way, round)?;
+                round += 1;
+                figure.sample(&measured)
+            });
+            if way.role() == Role::Ours {
+                for goal in figure.goals(case) {
+                    contestant = contestant.goal(goal);
+                }
+            }
+            comparison = comparison.with(contestant);
+        }
+        report.compare(comparison, case.rounds())?;
+    }
+    match histograms(case, &measurements)? {
+        Some(text) => report.note(text),
+        None => Ok(()),
+    }
+}
+
+impl Figure {
+    fn name(self) -> String {
+        match self {
+            Figure::Caller => "the caller's time".into(),
+            Figure::Worst(need) => format!("another thread's worst {}", need.name()),
+            Figure::Processor => "processor time until the memory is back".into(),
+        }
+    }
+
+    /// The goals are for base pages, of which munmap's time is: huge ones any call unmaps hundreds
+    /// of times faster. They are set for 16 GiB, and less in proportion for less, since munmap's time
+    /// grows with the size and retire's hardly does.
+    fn goals(self, case: &Case) -> Vec<Goal> {
+        let munmap = Way::Munmap.name();
+        let base_pages = case.content == Content::Anon;
+        let faster = |at_16_gib: f64| {
+            let share = (case.len as f64 / (16u64 << 30) as f64).min(1.0);
+            Goal::FasterThan(munmap, (at_16_gib * share).max(1.0))
+        };
+        match self {
+            Figure::Caller if base_pages => vec![faster(500.0)],
+            Figure::Worst(Need::Mmap) if base_pages => vec![faster(200.0)],
+            Figure::Processor => vec![Goal::TimesOf(munmap, 1.3)],
+            _ => Vec::new(),
+        }
+    }
+
+    fn sample(self, measured: &Measured) -> io::Result<Sample> {
+        Ok(match self {
+            Figure::Caller => {
+                Sample::from(measured.caller_ms).with("memory back ms", measured.total_ms)
+            }
+            Figure::Processor => Sample::from(measured.cpu_ms),
+            Figure::Worst(need) => {
+                let latency = merged(need, std::iter::once(measured))?;
+                Sample::from(latency.max_ms())
+                    .with("p50 us", latency.quantile_us(0.5))
+                    .with("p99 us", latency.quantile_us(0.99))
+                    .with("seen", latency.number() as f64)
+            }
+        })
+    }
+}
+
+fn merged<'m>(need: Need, measured: impl Iterator<Item = &'m Measured>) -> io::Result<Latency> {
+    let mut latency = Latency::new()?;
+    let at = Need::ALL.iter().position(|known| *known == need);
+    for counts in measured.filter_map(|measured| measured.waits.get(at?)) {
+        latency.add(counts)?;
+    }
+    Ok(latency)
+}
+
+/// All rounds of each way together.
+fn histograms(case: &Case, measurements: &Measurements<'_>) -> io::Result<Option<String>> {
+    let mut text = format!("{}: other threads' waits in us, all rounds together\n", case.name());
+    let _ = write!(text, "  {:<16}{:<28}", "", "");
+    for column in ["p50", "p90", "p99", "p99.9", "max", "number"] {
+        let _ = write!(text, "{column:>10}");
+    }
+    let mut any = false;
+    for need in Need::ALL {
+        for way in Way::ALL {
+            let all = measurements.all(way);
+            let latency = merged(need, all.iter().map(|measured| &**measured))?;
+            if latency.number() == 0 {
+                continue;
+            }
+            any = true;
+            let _ = write!(text, "\n  {:<16}{:<28}", need.name(), way.name());
+            for share in [0.5, 0.9, 0.99, 0.999] {
+                let _ = write!(text, "{:>10.1}", latency.quantile_us(share));
+            }
+            let _ = write!(text, "{:>10.0}{:>10}", latency.max_ms() * 1e3, latency.number());
+        }
+    }
+    Ok(any.then_some(text))
+}
