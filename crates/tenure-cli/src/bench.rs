@@ -3,10 +3,16 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
+/// The hidden command that is a load generator.
+pub const LOAD: &str = tenure_bench::load::COMMAND;
+
 const EXAMPLES: &str = "\
 Examples:
-  tenure bench                           all of them; takes several minutes
+  tenure bench                           all of them; takes an hour
   tenure bench volatile --quick          every row once or twice, in seconds: a smoke test
+  tenure bench lock-on-fault --size 2G --dir /data
+  tenure bench unmap --size 16G --filter '4 KiB pages:'
+  tenure bench lazy-free --filter ebizzy --threads 1,32
   tenure bench cache --filter zipf --threads 1,4 --rounds 9 --json cache.json
 
 Every table has the contestants interleaved after a warm-up round; rows in which tenure loses are
@@ -33,9 +39,36 @@ pub struct Args {
     /// Only comparisons whose title contains this.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
+    /// Size of what lock-on-fault [default: 5G], populate [default: 512M] and unmap [default: 1G and
+    /// 4G] work on.
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    size: Option<u64>,
+    /// Directory for files on a disk [default: /var/tmp].
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
     /// List the benchmarks and stop.
     #[arg(long)]
     list: bool,
+}
+
+/// The arguments of the hidden command.
+#[derive(Debug, clap::Args)]
+pub struct LoadArgs {
+    /// What to do, as JSON.
+    load: String,
+}
+
+/// Runs the hidden command.
+pub fn load(args: &LoadArgs) -> ! {
+    std::process::exit(tenure_bench::load::main(&args.load).into())
+}
+
+/// By its path, so that processes have its name; by the link, where the file has been replaced since.
+fn this_program() -> PathBuf {
+    std::env::current_exe()
+        .ok()
+        .filter(|path| path.exists())
+        .unwrap_or_else(|| "/proc/self/exe".into())
 }
 
 /// Runs the command.
@@ -43,7 +76,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.list {
         let mut out = io::stdout().lock();
         for (name, what) in tenure_bench::list() {
-            writeln!(out, "{name:<12}{what}")?;
+            writeln!(out, "{name:<16}{what}")?;
         }
         return Ok(());
     }
@@ -60,6 +93,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         rounds: args.rounds,
         threads: args.threads.clone(),
         filter: args.filter.clone(),
+        size: args.size,
+        load_generator: vec![this_program().into(), LOAD.into()],
+        launcher: Some(this_program()),
+        dir: args.dir.clone(),
     };
     Ok(tenure_bench::run(&args.names, &options)?)
 }

@@ -1,6 +1,6 @@
 //! The command line's grammar.
 
-use crate::{bench, demo, doctor};
+use crate::{bench, demo, doctor, explain, lock, populate, run};
 use clap::{Parser, Subcommand};
 
 const EXAMPLES: &str = "\
@@ -8,6 +8,10 @@ Examples:
   tenure doctor                      what this kernel allows, and what to do where it does not
   tenure demo                        a cache under real memory pressure, in less than a minute
   tenure demo --limit 1G --dir /srv  the same with more memory, on your own files
+  tenure populate /srv/model.bin     files into the page cache: what is missing of them
+  tenure lock --follow /srv/www      the same, and kept there until Ctrl-C
+  tenure run -- redis-server         a program as it is, with its large memory from the pool
+  tenure explain lock 5G             whether so much may be locked, and what to change if not
   tenure bench --list                the benchmarks there are
   tenure bench cache --quick         one of them, in a few seconds
 
@@ -27,8 +31,19 @@ enum Command {
     Doctor(doctor::Args),
     /// Serve real files from three caches in turn, beside a neighbour whose need for memory grows.
     Demo(demo::Args),
+    /// Read files into the page cache: what is missing of them, in parallel.
+    Populate(populate::Args),
+    /// Keep files in memory until interrupted: locked, and followed when they change.
+    Lock(lock::Args),
+    /// Run a program with large memory from the pool, large unmaps retired, memory locked or populated.
+    Run(run::Args),
+    /// Say whether so much could be locked or populated, and what to change if not.
+    Explain(explain::Args),
     /// Measure tenure against the alternatives on this machine.
     Bench(bench::Args),
+    /// A program that allocates, for the benchmarks.
+    #[command(name = bench::LOAD, hide = true)]
+    BenchLoad(bench::LoadArgs),
     /// The process that serves requests in the demo.
     #[command(name = demo::WORKER, hide = true)]
     Worker,
@@ -42,7 +57,12 @@ pub fn run() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Populate(args) => populate::run(&args),
+        Command::Lock(args) => lock::run(&args),
+        Command::Run(args) => run::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::BenchLoad(args) => bench::load(&args),
         Command::Worker => demo::work(),
         Command::Neighbour => demo::neighbour(),
     }

@@ -1,8 +1,11 @@
 //! `tenure doctor`: what this kernel allows, and what to do where it does not.
 
 use crate::failure::Found;
+use crate::run::find_library;
+use crate::size;
 use serde::Serialize;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use tenure::{Finding, Status};
 
 const NOTES: &str = "\
@@ -30,8 +33,21 @@ struct Report<'a> {
     kernel: String,
     uid: u32,
     purge_detection: String,
+    /// Absent where `/proc` is not mounted.
+    locks: Option<Locks>,
     findings: Vec<Line>,
+    /// What `tenure run` puts in front of programs, or why there is nothing.
+    preload: Result<PathBuf, String>,
     passed: bool,
+}
+
+/// What may be locked.
+#[derive(Serialize)]
+struct Locks {
+    locked: u64,
+    soft_limit: Option<u64>,
+    hard_limit: Option<u64>,
+    exempt: bool,
 }
 
 #[derive(Serialize)]
@@ -61,7 +77,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ),
         uid: rustix::process::geteuid().as_raw(),
         purge_detection: format!("{:?}", tenure::volatile::detection()).to_lowercase(),
+        locks: tenure::lock::account().ok().map(|account| Locks {
+            locked: account.locked,
+            soft_limit: account.soft,
+            hard_limit: account.hard,
+            exempt: account.is_exempt(),
+        }),
         findings: findings.iter().map(line).collect(),
+        preload: find_library(),
         passed,
     };
     let mut out = io::stdout().lock();
@@ -128,15 +151,32 @@ fn text(report: &Report<'_>) -> String {
         text.push('\n');
     }
     let count = |status| report.findings.iter().filter(|line| line.status == status).count();
+    text += &match &report.preload {
+        Ok(path) => format!("\n`tenure run` preloads {}\n", path.display()),
+        Err(why) => format!("\n`tenure run` does not work: {why}\n"),
+    };
     text += &format!(
-        "\n{} of {} work, {} replaced, {} missing; purges are found by {}\n",
+        "{} of {} work, {} replaced, {} missing; purges are found by {}\n",
         count("works"),
         report.findings.len(),
         count("degraded"),
         count("missing"),
         report.purge_detection,
     );
+    if let Some(locks) = &report.locks {
+        text += &format!("{}; see `tenure explain lock SIZE`\n", may_lock(locks));
+    }
     text
+}
+
+fn may_lock(locks: &Locks) -> String {
+    let limit = |bytes: Option<u64>| bytes.map_or("unlimited".into(), size::show);
+    let (soft, hard) = (limit(locks.soft_limit), limit(locks.hard_limit));
+    if locks.exempt {
+        "memory may be locked without limit".into()
+    } else {
+        format!("memory may be locked up to {soft} (hard limit {hard})")
+    }
 }
 
 #[cfg(test)]
@@ -159,6 +199,12 @@ mod tests {
             kernel: "6.1 x86_64".into(),
             uid: 1000,
             purge_detection: "words".into(),
+            locks: Some(Locks {
+                locked: 0,
+                soft_limit: Some(8 << 20),
+                hard_limit: None,
+                exempt: false,
+            }),
             findings: vec![
                 Line {
                     name: "one",
@@ -179,6 +225,7 @@ mod tests {
                     remedy: Some("allow it"),
                 },
             ],
+            preload: Err("it is nowhere".into()),
             passed: true,
         };
         let text = text(&report);
@@ -186,5 +233,7 @@ mod tests {
                      (os error 1); costs you: slower; remedy: allow it\n";
         assert!(text.contains(lines), "{text}");
         assert!(text.contains("1 of 2 work, 1 replaced, 0 missing"), "{text}");
+        assert!(text.contains("does not work: it is nowhere"), "{text}");
+        assert!(text.contains("locked up to 8 MiB (hard limit unlimited)"), "{text}");
     }
 }

@@ -1,5 +1,6 @@
 //! From how a command ended to the process's exit code.
 
+use crate::run::CannotRun;
 use std::io;
 use std::process::ExitCode;
 
@@ -15,7 +16,7 @@ impl std::fmt::Display for Found {
 
 impl std::error::Error for Found {}
 
-/// 0 for success, 1 for a failure; clap has ended the process with 2 for wrong usage by now.
+/// 0 for success, 1 for a failure, 125 to 127 where `tenure run` could not run its program; clap has ended the process with 2 for wrong usage by now.
 ///
 /// A reader that has seen enough and closed the pipe is no failure.
 pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
@@ -24,6 +25,10 @@ pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     };
     if is_broken_pipe(&error) {
         return ExitCode::SUCCESS;
+    }
+    if let Some(cannot) = error.downcast_ref::<CannotRun>() {
+        eprintln!("tenure: {error:#}");
+        return ExitCode::from(cannot.code);
     }
     if !error.is::<Found>() {
         eprintln!("tenure: {error:#}");

@@ -4,7 +4,14 @@ mod bench;
 mod cli;
 mod demo;
 mod doctor;
+mod explain;
 mod failure;
+mod files;
+mod interrupt;
+mod lock;
+mod populate;
+mod room;
+mod run;
 mod size;
 mod text_table;
 

@@ -22,9 +22,15 @@ fn version_and_help_succeed() {
     let version = output(&["--version"]);
     assert_eq!(version.status.code(), Some(0));
     assert_eq!(text(&version.stdout), format!("tenure {}\n", env!("CARGO_PKG_VERSION")));
-    for command in
-        [&["--help"][..], &["demo", "--help"], &["doctor", "--help"], &["bench", "--help"]]
-    {
+    for command in [
+        &["--help"][..],
+        &["demo", "--help"],
+        &["doctor", "--help"],
+        &["bench", "--help"],
+        &["populate", "--help"],
+        &["lock", "--help"],
+        &["explain", "lock", "--help"],
+    ] {
         let help = output(command);
         assert_eq!(help.status.code(), Some(0), "{command:?}");
         assert!(text(&help.stdout).contains("Usage: tenure"), "{command:?}");

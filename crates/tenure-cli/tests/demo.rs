@@ -31,7 +31,9 @@ fn check(result: &Value) {
         let counts = &way["counts"];
         let count = |name: &str| counts[name].as_u64().expect("a count");
         assert_eq!(count("wrong_bytes"), 0);
-        assert_eq!(count("requests"), count("hits") + count("made"), "{counts}");
+        // One request may have been answered and not yet been counted when the counts were sent.
+        let answered = count("hits") + count("made");
+        assert!(answered.abs_diff(count("requests")) <= 1, "{counts}");
         assert!(count("hits") > 100, "{counts}");
     }
     for survivor in [&ways[0], &ways[2]] {

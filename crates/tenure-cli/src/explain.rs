@@ -1,0 +1,153 @@
+//! `tenure explain`: whether it would be allowed, and what to write where if not, before anyone tries.
+
+use crate::failure::Found;
+use crate::room;
+use crate::size;
+use clap::Subcommand;
+use serde::Serialize;
+use std::io::{self, Write};
+use tenure::lock::Explanation;
+
+const HELP: &str = "\
+The answer is about a process like this one: with its limits, its capabilities, its memory cgroup.
+Ask in the shell, unit or container in which the program will run.
+
+Examples:
+  tenure explain lock 5G
+  tenure explain lock 64M --json | jq .limit_needed
+  systemd-run --pipe -p LimitMEMLOCK=6G tenure explain lock 5G
+
+Exit codes: 0 it fits, 1 it does not, 2 wrong usage.";
+
+/// Say whether so much could be locked or populated, and what to change if not.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Against RLIMIT_MEMLOCK, CAP_IPC_LOCK and the memory that is free.
+    #[command(after_help = HELP)]
+    Lock(Asked),
+    /// Against the memory that is free to this process.
+    #[command(after_help = HELP)]
+    Populate(Asked),
+}
+
+#[derive(Debug, clap::Args)]
+struct Asked {
+    /// How much, as 4096, 64M or 1.5G.
+    #[arg(value_parser = size::parse)]
+    size: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct LockAnswer {
+    bytes: u64,
+    /// Allowed, and memory is free for it.
+    fits: bool,
+    allowed: bool,
+    verdict: String,
+    locked: u64,
+    limit_needed: u64,
+    soft_limit: Option<u64>,
+    hard_limit: Option<u64>,
+    cap_ipc_lock: bool,
+    first_user_namespace: bool,
+    memory_free: u64,
+    to_write: Vec<Line>,
+}
+
+#[derive(Serialize)]
+struct Line {
+    place: &'static str,
+    line: String,
+}
+
+#[derive(Serialize)]
+struct PopulateAnswer {
+    bytes: u64,
+    fits: bool,
+    available: u64,
+    limited_by: String,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    let fits = match &args.what {
+        What::Lock(asked) => lock(asked, &mut out)?,
+        What::Populate(asked) => populate(asked, &mut out)?,
+    };
+    out.flush()?;
+    if fits {
+        Ok(())
+    } else {
+        Err(Found.into())
+    }
+}
+
+fn lock(asked: &Asked, out: &mut impl Write) -> anyhow::Result<bool> {
+    let explanation = tenure::lock::explain(asked.size)?;
+    if asked.json {
+        serde_json::to_writer_pretty(&mut *out, &answer(&explanation))?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{explanation}")?;
+    }
+    Ok(fits(&explanation))
+}
+
+fn fits(explanation: &Explanation) -> bool {
+    explanation.is_allowed() && explanation.memory_free >= explanation.bytes
+}
+
+fn answer(explanation: &Explanation) -> LockAnswer {
+    let account = &explanation.account;
+    let lines = explanation.lines().into_iter();
+    LockAnswer {
+        bytes: explanation.bytes,
+        fits: fits(explanation),
+        allowed: explanation.is_allowed(),
+        verdict: format!("{:?}", explanation.verdict),
+        locked: account.locked,
+        limit_needed: explanation.limit_needed,
+        soft_limit: account.soft,
+        hard_limit: account.hard,
+        cap_ipc_lock: account.ipc_lock,
+        first_user_namespace: account.first_user_namespace,
+        memory_free: explanation.memory_free,
+        to_write: lines.map(|(place, line)| Line { place, line }).collect(),
+    }
+}
+
+fn populate(asked: &Asked, out: &mut impl Write) -> anyhow::Result<bool> {
+    let room = room::ask()?;
+    let fits = asked.size <= room.available;
+    let limited_by = room::limited_by(&room);
+    if asked.json {
+        let (bytes, available) = (asked.size, room.available);
+        let answer = PopulateAnswer { bytes, fits, available, limited_by };
+        serde_json::to_writer_pretty(&mut *out, &answer)?;
+        writeln!(out)?;
+    } else {
+        let verdict = if fits { "yes" } else { "no" };
+        writeln!(out, "populate {} bytes: {verdict}", asked.size)?;
+        writeln!(out, "  memory free     {:>20}  ({limited_by})", room.available)?;
+        if !fits {
+            writeln!(
+                out,
+                "More than that pushes out what is clean in the page cache, and of memory that has \
+                 no file it ends in\nthe kernel's OOM killer. Populate less, free memory, or raise \
+                 the limit of the cgroup."
+            )?;
+        }
+    }
+    Ok(fits)
+}

@@ -1,0 +1,57 @@
+//! Files as `tenure populate` and `tenure lock` see them: found, looked at, filled.
+
+pub mod data;
+pub mod fill;
+pub mod look;
+pub mod open;
+pub mod part;
+pub mod pool;
+pub mod progress;
+pub mod walk;
+
+pub use look::{look, Look};
+pub use open::{open, FileId, Stamp};
+pub use walk::{walk, FileAt, Found, Problem, Skipped};
+
+use crate::size;
+use part::Part;
+use std::path::PathBuf;
+
+/// From here on a file is worth more than one thread, and comes after the small ones.
+pub const LARGE: u64 = 32 << 20;
+
+/// Which files, and what of each.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Selection {
+    /// Files, and directories with everything below them.
+    #[arg(value_name = "FILE", required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Follow symbolic links inside directories; those named as FILE always are.
+    #[arg(short = 'L', long)]
+    pub dereference: bool,
+    /// Stay on the file system that each FILE is on.
+    #[arg(short = 'x', long)]
+    pub one_file_system: bool,
+    /// Leave out files that are larger.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub max_file_size: Option<u64>,
+    /// Only these bytes of each file: A..B, A.. or ..B, as 1M..64M.
+    #[arg(long, value_name = "A..B", value_parser = part::parse, default_value = "..", hide_default_value = true)]
+    pub range: Part,
+}
+
+/// The page size of this machine.
+pub fn page() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+/// `bytes`, as whole pages.
+pub fn whole_pages(bytes: u64) -> u64 {
+    bytes.next_multiple_of(page())
+}
+
+/// `3 files`, `1 file`.
+pub fn counted(number: usize, what: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {what}{plural}", size::count(number as u64))
+}

@@ -1,0 +1,51 @@
+//! A part of a file, as `--range` says it.
+
+use crate::size;
+use std::ops::Range;
+
+/// From a byte on, to a byte or the end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    start: u64,
+    end: Option<u64>,
+}
+
+impl Part {
+    /// What of a file of `size` bytes it is, beginning at a page boundary.
+    pub fn of(self, size: u64) -> Range<u64> {
+        let end = self.end.unwrap_or(size).min(size);
+        let start = self.start / super::page() * super::page();
+        start.min(end)..end
+    }
+}
+
+/// Reads `1M..2M`, `1M..` or `..2M`.
+pub fn parse(text: &str) -> Result<Part, String> {
+    let (start, end) =
+        text.split_once("..").ok_or("write A..B, A.. or ..B, with sizes as 4096 or 64M")?;
+    let start = if start.trim().is_empty() { 0 } else { size::parse(start)? };
+    let end = if end.trim().is_empty() { None } else { Some(size::parse(end)?) };
+    if end.is_some_and(|end| end <= start) {
+        return Err("it ends before it begins".into());
+    }
+    Ok(Part { start, end })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_read_and_clipped() {
+        let page = super::super::page();
+        assert_eq!(parse("..").unwrap().of(5000), 0..5000);
+        assert_eq!(parse("..1k").unwrap().of(5000), 0..1024);
+        assert_eq!(parse("1M..2M").unwrap().of(3 << 20), 1 << 20..2 << 20);
+        assert_eq!(parse("1M..2M").unwrap().of(5000), 5000..5000);
+        let inside = parse(&format!("{}..", page + 1)).unwrap();
+        assert_eq!(inside.of(3 * page), page..3 * page, "whole pages");
+        for wrong in ["", "5", "2M..1M", "x..", "1..1"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Which regular files there are under the names on the command line.
+
+use super::{FileId, Selection, Stamp};
+use serde::Serialize;
+use std::collections::HashSet;
+use std::fs::Metadata;
+use std::io;
+use std::path::{Path, PathBuf};
+use walkdir::WalkDir;
+
+/// A regular file as it was found.
+#[derive(Clone, Debug)]
+pub struct FileAt {
+    /// The first name it was found under.
+    pub path: PathBuf,
+    /// Which file it is.
+    pub id: FileId,
+    /// Its state at that time.
+    pub stamp: Stamp,
+}
+
+/// Something that could not be done, and where.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Problem {
+    /// The file or directory. As text, since JSON has no other names.
+    pub path: String,
+    /// Why.
+    pub why: String,
+}
+
+/// What was passed over, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Skipped {
+    /// Pipes, sockets, devices.
+    pub special: usize,
+    /// Symbolic links inside directories, without `--dereference`; with it, those that lead nowhere
+    /// or to a directory they are in.
+    pub links: usize,
+    /// Further names of a file that has been counted.
+    pub duplicates: usize,
+    /// Above `--max-file-size`.
+    pub too_large: usize,
+}
+
+/// What a walk gave.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Each file once, in order of name.
+    pub files: Vec<FileAt>,
+    /// The directories walked through.
+    pub directories: Vec<PathBuf>,
+    /// Passed over.
+    pub skipped: Skipped,
+    /// Could not be looked at.
+    pub problems: Vec<Problem>,
+    seen: HashSet<FileId>,
+}
+
+/// Finds the files. Goes on past what cannot be read.
+pub fn walk(selection: &Selection) -> Found {
+    let mut found = Found::default();
+    for path in &selection.paths {
+        match std::fs::metadata(path) {
+            Ok(metadata) if metadata.is_dir() => found.walk_directory(selection, path),
+            Ok(metadata) => found.take(selection, path, &metadata),
+            Err(error) => found.problem(path, &error),
+        }
+    }
+    found
+}
+
+impl Found {
+    fn walk_directory(&mut self, selection: &Selection, top: &Path) {
+        let entries = WalkDir::new(top)
+            .follow_links(selection.dereference)
+            .same_file_system(selection.one_file_system)
+            .sort_by_file_name();
+        for entry in entries {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(error) => {
+                    self.walk_error(selection, top, &error);
+                    continue;
+                }
+            };
+            if entry.file_type().is_dir() {
+                self.directories.push(entry.into_path());
+            } else if entry.file_type().is_symlink() {
+                self.skipped.links += 1;
+            } else {
+                match entry.metadata() {
+                    Ok(metadata) => self.take(selection, entry.path(), &metadata),
+                    Err(error) => self.walk_error(selection, entry.path(), &error),
+                }
+            }
+        }
+    }
+
+    fn walk_error(&mut self, selection: &Selection, top: &Path, error: &walkdir::Error) {
+        let path = error.path().unwrap_or(top);
+        let gone = error.io_error().is_some_and(|e| e.kind() == io::ErrorKind::NotFound);
+        let dangling = gone && std::fs::symlink_metadata(path).is_ok_and(|m| m.is_symlink());
+        if error.loop_ancestor().is_some() || (selection.dereference && dangling) {
+            self.skipped.links += 1;
+        } else if gone && path != top {
+            // Removed since its directory was read.
+        } else if let Some(error) = error.io_error() {
+            self.problem(path, error);
+        }
+    }
+
+    fn take(&mut self, selection: &Selection, path: &Path, metadata: &Metadata) {
+        if !metadata.is_file() {
+            self.skipped.special += 1;
+        } else if !self.seen.insert(FileId::of(metadata)) {
+            self.skipped.duplicates += 1;
+        } else if selection.max_file_size.is_some_and(|most| metadata.len() > most) {
+            self.skipped.too_large += 1;
+        } else {
+            let (id, stamp) = (FileId::of(metadata), Stamp::of(metadata));
+            self.files.push(FileAt { path: path.to_owned(), id, stamp });
+        }
+    }
+
+    fn problem(&mut self, path: &Path, error: &io::Error) {
+        self.problems.push(Problem { path: path.display().to_string(), why: error.to_string() });
+    }
+}
+
+impl Skipped {
+    /// `2 special files, 1 symbolic link`; nothing if there is nothing to say.
+    pub fn text(&self) -> String {
+        let parts = [
+            (self.special, "special file"),
+            (self.links, "symbolic link"),
+            (self.duplicates, "further name"),
+            (self.too_large, "too large file"),
+        ];
+        let parts = parts.iter().filter(|(number, _)| *number > 0);
+        parts.map(|(number, what)| super::counted(*number, what)).collect::<Vec<_>>().join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn selection(path: &Path) -> Selection {
+        Selection {
+            paths: vec![path.to_owned()],
+            dereference: false,
+            one_file_system: false,
+            max_file_size: None,
+            range: Default::default(),
+        }
+    }
+
+    #[test]
+    fn each_file_is_found_once_and_the_rest_is_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir(at("sub")).unwrap();
+        std::fs::write(at("sub/b"), b"2").unwrap();
+        std::fs::write(at(".a"), b"1").unwrap();
+        std::fs::write(at("large"), vec![0; 5000]).unwrap();
+        std::fs::hard_link(at("sub/b"), at("sub/c")).unwrap();
+        symlink(dir.path(), at("sub/loop")).unwrap();
+        symlink("nowhere", at("dangling")).unwrap();
+        symlink(".a", at("z")).unwrap();
+        let mode = rustix::fs::Mode::RUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), rustix::fs::FileType::Fifo, mode, 0)
+            .unwrap();
+
+        let mut wanted = selection(dir.path());
+        wanted.max_file_size = Some(4999);
+        let found = walk(&wanted);
+        let names: Vec<_> = found.files.iter().map(|f| f.path.clone()).collect();
+        assert_eq!(names, [at(".a"), at("sub/b")]);
+        assert_eq!(found.directories, [dir.path().to_owned(), at("sub")]);
+        let skipped = Skipped { special: 1, links: 3, duplicates: 1, too_large: 1 };
+        assert_eq!((found.skipped, found.problems.len()), (skipped, 0));
+
+        wanted.dereference = true;
+        let found = walk(&wanted);
+        assert_eq!(found.files.len(), 2);
+        let skipped = Skipped { special: 1, links: 2, duplicates: 2, too_large: 1 };
+        assert_eq!((found.skipped, found.problems.len()), (skipped, 0));
+    }
+
+    #[test]
+    fn a_named_link_is_followed_and_a_missing_name_is_a_problem() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a"), b"1").unwrap();
+        symlink("a", dir.path().join("link")).unwrap();
+        let mut wanted = selection(&dir.path().join("link"));
+        wanted.paths.push(dir.path().join("missing"));
+        let found = walk(&wanted);
+        assert_eq!(found.files.len(), 1);
+        assert_eq!(found.problems.len(), 1);
+        assert!(found.problems[0].path.ends_with("/missing"));
+    }
+}

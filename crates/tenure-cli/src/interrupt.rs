@@ -1,0 +1,58 @@
+//! Ctrl-C and SIGTERM as a flag, and as a descriptor for those who sleep.
+
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Set by the first such signal; the second ends the process as if nothing were here.
+#[derive(Debug)]
+pub struct Interrupt {
+    flag: Arc<AtomicBool>,
+    wakes: UnixStream,
+}
+
+impl Interrupt {
+    /// Takes the signals over.
+    pub fn catch() -> io::Result<Interrupt> {
+        let flag = Arc::new(AtomicBool::new(false));
+        let (wakes, writes) = UnixStream::pair()?;
+        for signal in [SIGINT, SIGTERM] {
+            // Runs first, so that it sees the flag of the signal before.
+            signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))?;
+            signal_hook::flag::register(signal, Arc::clone(&flag))?;
+            signal_hook::low_level::pipe::register(signal, writes.try_clone()?)?;
+        }
+        Ok(Interrupt { flag, wakes })
+    }
+
+    /// The flag.
+    pub fn flag(&self) -> &AtomicBool {
+        &self.flag
+    }
+
+    /// Whether such a signal came.
+    pub fn is_set(&self) -> bool {
+        self.flag.load(Ordering::Relaxed)
+    }
+
+    /// Sleeps until a signal comes, `also` is readable, or so much time has passed.
+    pub fn sleep(&self, also: Option<BorrowedFd<'_>>, most: Option<Duration>) -> io::Result<()> {
+        let most = most.map(|most| Timespec {
+            tv_sec: most.as_secs() as i64,
+            tv_nsec: most.subsec_nanos().into(),
+        });
+        let mut fds = vec![PollFd::from_borrowed_fd(self.wakes.as_fd(), PollFlags::IN)];
+        fds.extend(also.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        match poll(&mut fds, most.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}

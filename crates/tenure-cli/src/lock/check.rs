@@ -1,0 +1,120 @@
+//! Whether it can be done, asked before anything is locked.
+
+use super::held::Way;
+use super::mappings;
+use crate::files::{self, pool, FileAt, Look};
+use crate::size;
+use rustix::process::{getrlimit, setrlimit, Resource};
+use tenure::lock::When;
+
+/// What it would take.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Need {
+    /// Bytes to be locked: charged against the limit.
+    pub charge: u64,
+    /// Mappings.
+    pub mappings: usize,
+    /// Bytes that have to be read.
+    pub missing: u64,
+    /// The same in whole pages.
+    pub missing_pages: u64,
+    /// Files of which the kernel does not tell what is resident.
+    pub unknown: usize,
+    /// Bytes of holes.
+    pub holes: u64,
+}
+
+/// Raises the soft limit as far as the hard one lets it: what the administrator allows, the user
+/// wants who asks for locks.
+pub fn raise_limit() {
+    let mut limit = getrlimit(Resource::Memlock);
+    if limit.current.is_some() && limit.current != limit.maximum {
+        limit.current = limit.maximum;
+        // If it is refused, what follows says how much the limit allows.
+        let _ = setrlimit(Resource::Memlock, limit);
+    }
+}
+
+/// Adds up the files that can be looked at; the others fail later, each with its reason.
+pub fn need(files: &[FileAt], way: Way, threads: usize) -> Need {
+    let look = |at: &FileAt, _: usize| {
+        let (file, _, stamp) = files::open(&at.path).ok()?;
+        files::look(&file, stamp.size, way.part).ok()
+    };
+    let mut need = Need::default();
+    for look in pool::run(files, threads, |_| false, look, || {}).into_iter().flatten() {
+        need.charge += charge(&look);
+        need.mappings += look.data.len();
+        need.holes += look.holes;
+        need.unknown += usize::from(look.resident.is_none() && look.bytes() > 0);
+        if way.when == When::Now {
+            need.missing += look.missing_bytes();
+            need.missing_pages += look.missing_pages();
+        }
+    }
+    need
+}
+
+fn charge(look: &Look) -> u64 {
+    look.data.iter().map(|part| files::whole_pages(part.end) - part.start).sum()
+}
+
+/// Refuses what `RLIMIT_MEMLOCK` does not allow.
+pub fn limit(need: &Need) -> anyhow::Result<()> {
+    let explanation = tenure::lock::explain(need.charge)?;
+    if explanation.is_allowed() {
+        return Ok(());
+    }
+    anyhow::bail!("nothing was locked (--partial locks as many files as fit)\n{explanation}")
+}
+
+/// Refuses what takes more mappings than a process may have.
+pub fn map_count(need: &Need) -> anyhow::Result<()> {
+    enough_mappings(need.mappings, mappings::used(), mappings::allowed())
+}
+
+fn enough_mappings(needed: usize, used: usize, allowed: usize) -> anyhow::Result<()> {
+    let needed_in_all = needed + used + mappings::RESERVE;
+    if needed_in_all <= allowed {
+        return Ok(());
+    }
+    anyhow::bail!(
+        "nothing was locked: the files take {needed} mappings, one for each part with data, and a \
+         process may have {allowed}; `sysctl -w vm.max_map_count={}`, or name fewer files, or \
+         --partial",
+        needed_in_all.next_power_of_two(),
+    )
+}
+
+/// Refuses what memory has no room for: locked pages cannot make room for others, and then the
+/// kernel kills somebody.
+pub fn room(need: &Need) -> anyhow::Result<()> {
+    if need.missing == 0 {
+        return Ok(());
+    }
+    let room = crate::room::ask()?;
+    if need.missing > room.available {
+        anyhow::bail!(
+            "{} are to be read and kept, and there is room for {} ({}); locked memory is not given \
+             back, so something would be killed; name less, or use --on-fault, --range, \
+             --max-file-size, or --force",
+            size::show(need.missing),
+            size::show(room.available),
+            crate::room::limited_by(&room),
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_many_files_are_refused_with_the_number_to_set() {
+        assert!(enough_mappings(65_000, 100, 65_530).is_ok());
+        let error = enough_mappings(100_000, 100, 65_530).unwrap_err().to_string();
+        assert!(error.contains("100000") && error.contains("vm.max_map_count=131072"), "{error}");
+        assert!(map_count(&Need::default()).is_ok());
+    }
+}

@@ -1,0 +1,263 @@
+//! One file, mapped and locked.
+//!
+//! A file is held in segments: at first one for each part that has data, later more as it grows. The
+//! mapping keeps the inode, so no descriptor stays open and a deleted file stays whole.
+
+use super::mappings::{self, Taken};
+use crate::files::fill::{Filling, Unfilled};
+use crate::files::part::Part;
+use crate::files::{self, data, FileAt, FileId, Stamp};
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use std::fs::File;
+use std::ops::Range;
+use std::path::PathBuf;
+use tenure::lock::{Lock, When};
+use tenure::ErrorKind;
+
+/// What is the same for every file.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    /// Now, or only what is in the page cache.
+    pub when: When,
+    /// Which part of each file.
+    pub part: Part,
+}
+
+/// Why a file could not be held, or not all of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// Ctrl-C or the deadline came first.
+    Stopped,
+    /// `RLIMIT_MEMLOCK` does not allow it.
+    Limit(String),
+    /// Anything else.
+    Other(String),
+}
+
+impl Trouble {
+    /// For a line of output.
+    pub fn why(&self) -> &str {
+        match self {
+            Trouble::Stopped => "interrupted",
+            Trouble::Limit(why) | Trouble::Other(why) => why,
+        }
+    }
+}
+
+impl From<std::io::Error> for Trouble {
+    fn from(error: std::io::Error) -> Trouble {
+        Trouble::Other(error.to_string())
+    }
+}
+
+impl From<tenure::Error> for Trouble {
+    fn from(error: tenure::Error) -> Trouble {
+        match error.kind() {
+            ErrorKind::LockLimit => Trouble::Limit(error.to_string()),
+            _ => Trouble::Other(error.to_string()),
+        }
+    }
+}
+
+impl From<Unfilled> for Trouble {
+    fn from(unfilled: Unfilled) -> Trouble {
+        match unfilled {
+            Unfilled::Stopped | Unfilled::TimedOut => Trouble::Stopped,
+            Unfilled::Broken(why) => Trouble::Other(why),
+            Unfilled::Failed(error) => error.into(),
+        }
+    }
+}
+
+/// A part of a file, mapped and locked. Whole pages.
+#[derive(Debug)]
+struct Segment {
+    range: Range<u64>,
+    // Dropped first: the lock goes before the memory that it is on.
+    lock: Lock,
+    map: MmapRaw,
+    _taken: Taken,
+}
+
+/// A file that is held.
+#[derive(Debug)]
+pub struct Held {
+    /// Which.
+    pub id: FileId,
+    /// Where it was found last.
+    pub path: PathBuf,
+    /// As it was before it was last locked: what changed since is to be locked yet.
+    pub stamp: Stamp,
+    /// Whether the next change must show in the stamp.
+    pub settled: bool,
+    segments: Vec<Segment>,
+}
+
+impl Held {
+    /// Bytes of whole pages, as they are charged.
+    pub fn charged(&self) -> u64 {
+        self.segments.iter().map(Segment::len).sum()
+    }
+
+    /// The address ranges.
+    pub fn places(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.segments.iter().map(|segment| {
+            let start = segment.map.as_ptr() as usize;
+            start..start + segment.len() as usize
+        })
+    }
+}
+
+impl Segment {
+    fn len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// Locks on fault, whatever is wanted: nothing is read yet, and the limit is asked at once.
+    fn make(file: &File, range: Range<u64>) -> Result<Segment, Trouble> {
+        let Some(taken) = mappings::take() else {
+            return Err(Trouble::Other(format!(
+                "no mapping is left for it: vm.max_map_count is {}",
+                mappings::allowed()
+            )));
+        };
+        let len = (range.end - range.start) as usize;
+        let map = MmapOptions::new().offset(range.start).len(len).map_raw_read_only(file)?;
+        // What is to be read has been when this is filled; a fault must not read more.
+        let _ = map.advise(Advice::Random);
+        let lock = tenure::lock::lock(map.as_ptr(), len, When::OnFault)?;
+        Ok(Segment { range, lock, map, _taken: taken })
+    }
+
+    /// Makes what of the segment is in `parts` resident, and so locked.
+    fn fill(
+        &self,
+        file: &File,
+        parts: &[Range<u64>],
+        filling: &Filling<'_>,
+    ) -> Result<(), Unfilled> {
+        for part in parts {
+            let start = part.start.max(self.range.start);
+            let end = files::whole_pages(part.end).min(self.range.end);
+            if start < end {
+                let into = (start - self.range.start) as usize;
+                let addr = self.map.as_ptr().wrapping_add(into);
+                filling.fill(file, start, (addr, (end - start) as usize))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Maps, locks and fills a file.
+pub fn hold(at: &FileAt, way: Way, threads: usize, filling: &Filling<'_>) -> Result<Held, Trouble> {
+    let (file, id, stamp) = files::open(&at.path)?;
+    let mut held = Held { id, path: at.path.clone(), stamp, settled: false, segments: Vec::new() };
+    held.bring_up_to(&file, stamp, way, threads, filling)?;
+    Ok(held)
+}
+
+impl Held {
+    /// Follows a change: new parts are locked, what was cut off is let go, pages that were replaced
+    /// are locked again.
+    pub fn follow(
+        &mut self,
+        at: &FileAt,
+        way: Way,
+        threads: usize,
+        filling: &Filling<'_>,
+    ) -> Result<(), Trouble> {
+        let (file, id, stamp) = files::open(&at.path)?;
+        if id != self.id {
+            return Ok(()); // replaced since the walk; the next one finds it
+        }
+        self.path.clone_from(&at.path);
+        self.bring_up_to(&file, stamp, way, threads, filling)
+    }
+
+    fn bring_up_to(
+        &mut self,
+        file: &File,
+        stamp: Stamp,
+        way: Way,
+        threads: usize,
+        filling: &Filling<'_>,
+    ) -> Result<(), Trouble> {
+        let wanted: Vec<Range<u64>> = data::parts(file, way.part.of(stamp.size))
+            .into_iter()
+            .map(|part| part.start..files::whole_pages(part.end))
+            .collect();
+        self.cut_off(file, files::whole_pages(stamp.size))?;
+        self.extend(file, &wanted)?;
+        let look = files::look(file, stamp.size, way.part)?;
+        let parts = match way.when {
+            When::Now => {
+                // Through other mappings, which several threads can read ahead in. What is lost again
+                // before it is locked, the next step reads.
+                filling.read(file, &look.missing, threads).1?;
+                wanted
+            }
+            When::OnFault => look.resident_parts(),
+        };
+        for segment in &mut self.segments {
+            segment.fill(file, &parts, filling)?;
+            if way.when == When::Now {
+                // Every page is there, so this costs no reading: it makes the lock whole.
+                segment.lock.set(When::Now)?;
+            }
+        }
+        // Not before: a change that failed is to be tried again.
+        self.stamp = stamp;
+        self.settled = stamp.is_settled();
+        Ok(())
+    }
+
+    /// Lets go what lies past the end of the file.
+    fn cut_off(&mut self, file: &File, end: u64) -> Result<(), Trouble> {
+        self.segments.retain(|segment| segment.range.start < end);
+        let Some(last) = self.segments.last_mut().filter(|last| last.range.end > end) else {
+            return Ok(());
+        };
+        let kept = last.range.start..end;
+        match Segment::make(file, kept.clone()) {
+            Ok(shorter) => *last = shorter,
+            // No room for both: let go first. The pages are in the page cache still.
+            Err(Trouble::Limit(_)) => {
+                self.segments.pop();
+                self.segments.push(Segment::make(file, kept)?);
+            }
+            Err(other) => return Err(other),
+        }
+        Ok(())
+    }
+
+    /// Adds segments for what is wanted and not held.
+    fn extend(&mut self, file: &File, wanted: &[Range<u64>]) -> Result<(), Trouble> {
+        let held: Vec<Range<u64>> = self.segments.iter().map(|s| s.range.clone()).collect();
+        for mut new in data::without(wanted, &held) {
+            let at = self.segments.partition_point(|segment| segment.range.start < new.start);
+            // A log that grows page by page must not take a mapping for each page: what is no longer
+            // than the new segment is made one with it, so their number is logarithmic.
+            let mut first = at;
+            while first > 0 {
+                let before = &self.segments[first - 1];
+                if before.range.end != new.start || before.len() > new.end - new.start {
+                    break;
+                }
+                new.start = before.range.start;
+                first -= 1;
+            }
+            let segment = match Segment::make(file, new.clone()) {
+                Err(Trouble::Limit(_)) if first < at => {
+                    // Together they do not fit, and apart they may.
+                    first = at;
+                    new.start = self.segments[at - 1].range.end;
+                    Segment::make(file, new)?
+                }
+                other => other?,
+            };
+            self.segments.splice(first..at, [segment]);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,235 @@
+//! All files that are held, and rounds that make them what they should be.
+
+use super::held::{self, Held, Trouble, Way};
+use crate::files::fill::Filling;
+use crate::files::{self, pool, FileAt, FileId, Found, Stamp};
+use crate::interrupt::Interrupt;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+use tenure::lock::When;
+
+/// How long a file that is gone stays locked, in case it is deleted to be written anew.
+pub const GRACE: Duration = Duration::from_secs(1);
+
+/// Something to tell.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A file is locked that was not.
+    Locked(PathBuf, u64),
+    /// What is locked of a file is more or less than before, or other pages.
+    Changed(PathBuf, u64, u64),
+    /// A file is not locked any more.
+    Released(PathBuf, u64, &'static str),
+    /// A file could not be locked, or not all of it.
+    Trouble(PathBuf, String),
+}
+
+/// Why a round takes place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Something was changed.
+    Event,
+    /// It is time: what failed is tried again, what came into the page cache is looked for.
+    Time,
+}
+
+/// What is held.
+pub struct Keep<'a> {
+    way: Way,
+    threads: usize,
+    interrupt: &'a Interrupt,
+    held: BTreeMap<FileId, Held>,
+    troubles: HashMap<FileId, (Stamp, Trouble)>,
+    gone: HashMap<FileId, Instant>,
+}
+
+impl<'a> Keep<'a> {
+    /// Holds nothing yet.
+    pub fn new(way: Way, threads: usize, interrupt: &'a Interrupt) -> Keep<'a> {
+        Keep {
+            way,
+            threads,
+            interrupt,
+            held: BTreeMap::new(),
+            troubles: HashMap::new(),
+            gone: HashMap::new(),
+        }
+    }
+
+    /// The files.
+    pub fn held(&self) -> impl Iterator<Item = &Held> {
+        self.held.values()
+    }
+
+    /// Bytes charged.
+    pub fn charged(&self) -> u64 {
+        self.held().map(Held::charged).sum()
+    }
+
+    /// What could not be locked, as of the last round.
+    pub fn troubles(&self) -> impl Iterator<Item = &Trouble> {
+        self.troubles.values().map(|(_, trouble)| trouble)
+    }
+
+    /// When a round is due although nothing happens.
+    pub fn due(&self) -> Option<Instant> {
+        self.gone.values().min().map(|since| *since + GRACE)
+    }
+
+    /// Makes what is held what was found. New files are locked before those in whose place they are
+    /// are let go, unless there is no room for both.
+    pub fn round(
+        &mut self,
+        found: &Found,
+        reason: Reason,
+        done: &AtomicU64,
+        mut tick: impl FnMut(),
+    ) -> Vec<Event> {
+        let mut events = Vec::new();
+        let ids: HashSet<FileId> = found.files.iter().map(|at| at.id).collect();
+        self.troubles.retain(|id, _| ids.contains(id));
+        for at in &found.files {
+            self.follow(at, reason, done, &mut events);
+        }
+        let fresh: Vec<&FileAt> = found
+            .files
+            .iter()
+            .filter(|at| !self.held.contains_key(&at.id) && self.is_due(at, reason))
+            .collect();
+        // Told once: with every try the numbers in it are others.
+        let told = |keep: &Self, at: &FileAt| {
+            matches!(keep.troubles.get(&at.id), Some((_, Trouble::Limit(_))))
+        };
+        let known: HashSet<FileId> =
+            fresh.iter().filter(|at| told(self, at)).map(|at| at.id).collect();
+        let mut no_room = self.hold(&fresh, done, &mut events, &mut tick);
+        if self.release(found, &ids, &mut events) {
+            // What was let go may have made the room.
+            no_room = self.hold(&no_room, done, &mut events, &mut tick);
+        }
+        for (at, why) in no_room.iter().filter_map(|at| Some((at, self.troubles.get(&at.id)?))) {
+            if !known.contains(&at.id) {
+                events.push(Event::Trouble(at.path.clone(), why.1.why().to_owned()));
+            }
+        }
+        events
+    }
+
+    fn filling<'b>(&'b self, done: &'b AtomicU64) -> Filling<'b> {
+        Filling { stop: self.interrupt.flag(), until: None, done }
+    }
+
+    /// Whether what failed before is worth another try.
+    fn is_due(&self, at: &FileAt, reason: Reason) -> bool {
+        reason == Reason::Time
+            || self.troubles.get(&at.id).is_none_or(|(then, _)| *then != at.stamp)
+    }
+
+    fn follow(&mut self, at: &FileAt, reason: Reason, done: &AtomicU64, events: &mut Vec<Event>) {
+        let due = self.is_due(at, reason);
+        let Some(mut held) = self.held.remove(&at.id) else { return };
+        held.path.clone_from(&at.path);
+        let changed = (held.stamp != at.stamp || !held.settled) && due;
+        // Others may have brought more of it into the page cache.
+        let fuller = self.way.when == When::OnFault && reason == Reason::Time;
+        if (changed || fuller) && !self.interrupt.is_set() {
+            let (before, filling) = (held.charged(), self.filling(done));
+            match held.follow(at, self.way, self.threads, &filling) {
+                Ok(()) => {
+                    self.troubles.remove(&at.id);
+                    if changed {
+                        let after = held.charged();
+                        events.push(Event::Changed(at.path.clone(), before, after));
+                    }
+                }
+                Err(trouble) => self.trouble(at, trouble, events),
+            }
+        }
+        self.held.insert(at.id, held);
+    }
+
+    /// Returns those for which the limit has no room.
+    fn hold<'b>(
+        &mut self,
+        fresh: &[&'b FileAt],
+        done: &AtomicU64,
+        events: &mut Vec<Event>,
+        tick: &mut impl FnMut(),
+    ) -> Vec<&'b FileAt> {
+        let filling = self.filling(done);
+        let hold = |at: &&FileAt, threads: usize| match filling.over() {
+            Some(over) => Err(over.into()),
+            None => held::hold(at, self.way, threads, &filling),
+        };
+        let is_large = |at: &&FileAt| self.way.part.of(at.stamp.size).end >= files::LARGE;
+        let results = pool::run(fresh, self.threads, is_large, hold, tick);
+        let mut no_room = Vec::new();
+        for (at, result) in fresh.iter().zip(results) {
+            match result {
+                Ok(held) => {
+                    self.troubles.remove(&at.id);
+                    events.push(Event::Locked(at.path.clone(), held.charged()));
+                    self.held.insert(held.id, held);
+                }
+                Err(limit @ Trouble::Limit(_)) => {
+                    self.troubles.insert(at.id, (at.stamp, limit));
+                    no_room.push(*at);
+                }
+                Err(trouble) => self.trouble(at, trouble, events),
+            }
+        }
+        no_room
+    }
+
+    fn trouble(&mut self, at: &FileAt, trouble: Trouble, events: &mut Vec<Event>) {
+        let same_kind = |then: &Trouble| match (then, &trouble) {
+            (Trouble::Limit(_), Trouble::Limit(_)) => true,
+            (then, now) => then == now,
+        };
+        let known = self.troubles.get(&at.id).is_some_and(|(_, then)| same_kind(then));
+        // Of what was cut short there is nothing to tell.
+        if !known && trouble != Trouble::Stopped {
+            events.push(Event::Trouble(at.path.clone(), trouble.why().to_owned()));
+        }
+        self.troubles.insert(at.id, (at.stamp, trouble));
+    }
+
+    /// Whether anything was.
+    fn release(&mut self, found: &Found, ids: &HashSet<FileId>, events: &mut Vec<Event>) -> bool {
+        let before = self.held.len();
+        let paths: HashSet<&Path> = found.files.iter().map(|at| at.path.as_path()).collect();
+        let now = Instant::now();
+        self.gone.retain(|id, _| !ids.contains(id));
+        let lost: Vec<FileId> = self.held.keys().filter(|id| !ids.contains(id)).copied().collect();
+        for id in lost {
+            let path = self.held[&id].path.clone();
+            let why = if paths.contains(path.as_path()) {
+                "replaced"
+            } else {
+                match std::fs::metadata(&path) {
+                    Ok(metadata) if FileId::of(&metadata) == id => "left out now",
+                    Ok(_) => "replaced",
+                    Err(e)
+                        if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+                    {
+                        "deleted"
+                    }
+                    // It cannot be looked at, which does not mean that it is gone.
+                    Err(_) => continue,
+                }
+            };
+            let since = *self.gone.entry(id).or_insert(now);
+            if why == "deleted" && now < since + GRACE {
+                continue;
+            }
+            self.gone.remove(&id);
+            if let Some(held) = self.held.remove(&id) {
+                events.push(Event::Released(path, held.charged(), why));
+            }
+        }
+        self.held.len() < before
+    }
+}

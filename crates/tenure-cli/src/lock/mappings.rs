@@ -1,0 +1,63 @@
+//! How many mappings the process may still take.
+//!
+//! At `vm.max_map_count` more fails than the next file: no thread starts, no memory comes. So files
+//! are refused a little before it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::OnceLock;
+
+/// For threads' stacks, the allocator, and what is read meanwhile.
+pub const RESERVE: usize = 200;
+
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
+
+/// One mapping, as long as this lives.
+#[derive(Debug)]
+pub struct Taken(());
+
+/// Takes a mapping, if there is one left.
+pub fn take() -> Option<Taken> {
+    let taken = Taken(());
+    (TAKEN.fetch_add(1, Ordering::Relaxed) < left_at_first()).then_some(taken)
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        TAKEN.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// `vm.max_map_count`.
+pub fn allowed() -> usize {
+    let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+    text.trim().parse().unwrap_or(usize::MAX)
+}
+
+/// Those that this process had before any file.
+pub fn used() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap_or_default().lines().count()
+}
+
+fn left_at_first() -> usize {
+    static LEFT: OnceLock<usize> = OnceLock::new();
+    *LEFT.get_or_init(|| allowed().saturating_sub(used() + RESERVE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_dropped_can_be_taken_again() {
+        let all = left_at_first();
+        if all > 1 << 20 {
+            return; // the machine allows so many that there is nothing to run out of
+        }
+        let mut taken: Vec<Taken> = std::iter::from_fn(take).collect();
+        assert_eq!(taken.len(), all);
+        assert!(take().is_none());
+        taken.pop();
+        taken.extend(take());
+        assert_eq!(taken.len(), all);
+    }
+}

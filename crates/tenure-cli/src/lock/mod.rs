@@ -1,0 +1,224 @@
+//! `tenure lock`: files into the page cache, and kept there.
+
+mod check;
+mod held;
+mod keep;
+mod mappings;
+mod notify;
+mod told;
+mod watch;
+
+use crate::failure::Found as Failed;
+use crate::files::{self, counted, progress::Display, Found, Selection};
+use crate::interrupt::Interrupt;
+use crate::size;
+use held::{Trouble, Way};
+use keep::{Keep, Reason};
+use std::collections::BTreeSet;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+use tenure::lock::When;
+use told::Told;
+use watch::{anchors, Watch};
+
+/// A look without being told: network file systems tell nothing, another name of a file may be
+/// written, a directory may have been one too many to watch.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// Changes come in bursts.
+const SETTLE: Duration = Duration::from_millis(30);
+
+const HELP: &str = "\
+Maps the files, locks them, reads what is missing in parallel, says what is locked in fact, and
+stays until Ctrl-C or SIGTERM. Holes of sparse files are left as they are. All of it has to fit
+under RLIMIT_MEMLOCK (raised as far as the hard limit allows) and into memory, or nothing is locked;
+`tenure explain lock SIZE` says what to write where.
+
+--on-fault reads nothing: what is in the page cache now is locked, the rest is not. The kernel locks
+on a fault of the process that holds the lock, and this process has no other reason to touch the
+files; so with --follow it adds every 10 seconds what others have brought in meanwhile, and what was
+used once stays. The limit is charged with the whole length all the same.
+
+--follow: a file that is replaced (renamed over, or deleted and written anew) is locked before the
+old one is let go; what is cut off is let go, what is added is locked; a file that is deleted is let
+go after a second; new files in a directory named as FILE are locked, and a FILE that is missing is
+awaited. Without it, what the names meant at the start stays locked, deleted or not.
+
+Each file takes a mapping (each part with data does): vm.max_map_count, 65530 by default, bounds
+them. Under systemd, Type=notify works.
+
+Examples:
+  tenure lock /srv/model.bin
+  tenure lock --follow -x /srv/www /usr/bin/postgres
+  tenure lock --on-fault --follow /var/lib/db     what was used once is kept
+  systemd-run -p Type=notify -p LimitMEMLOCK=infinity tenure lock --follow /srv/index
+
+Exit codes: 0 unlocked on request, everything having been locked; 1 something could not be locked;
+2 wrong usage.";
+
+/// Keep files in memory until interrupted: locked, and followed when they change.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    #[command(flatten)]
+    selection: Selection,
+    /// Lock what is in the page cache, and read nothing.
+    #[arg(long)]
+    on_fault: bool,
+    /// Follow files that are replaced, truncated, extended, deleted or new.
+    #[arg(long)]
+    follow: bool,
+    /// Lock as many files as the limit allows instead of none, small ones first.
+    #[arg(long)]
+    partial: bool,
+    /// Threads that read [default: as many as are useful].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+    /// Begin even if it does not fit into memory.
+    #[arg(long)]
+    force: bool,
+    /// A line for each file at the start, and for each that is written without growing, too.
+    #[arg(short, long)]
+    verbose: bool,
+    /// Errors only.
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let interrupt = Interrupt::catch()?;
+    let when = if args.on_fault { When::OnFault } else { When::Now };
+    let way = Way { when, part: args.selection.range };
+    let threads = args.threads.unwrap_or(0) as usize;
+    let mut told = Told::new(args.quiet, args.verbose);
+    check::raise_limit();
+
+    // Where there is no inotify left (fs.inotify.max_user_instances), looking now and then must do.
+    let mut watch = args.follow.then(Watch::new).and_then(|watch| told.watching(watch));
+    let found = find(&args.selection, watch.as_mut(), &mut told);
+    told.problems(&found);
+    let need = check::need(&found.files, way, threads);
+    if !args.partial {
+        check::limit(&need)?;
+        check::map_count(&need)?;
+    }
+    if !args.force {
+        check::room(&need)?;
+    }
+    let mut keep = Keep::new(way, threads, &interrupt);
+    let done = AtomicU64::new(0);
+    let mut display = Display::new("reading", need.missing_pages, &done, args.quiet);
+    let events = keep.round(&found, Reason::Time, &done, || display.tick());
+    drop(display);
+    told.start(&events);
+    let no_room = keep.troubles().any(|trouble| matches!(trouble, Trouble::Limit(_)));
+    if no_room && !args.partial {
+        anyhow::bail!("nothing stays locked (--partial locks as many files as fit)");
+    }
+    if !args.follow && keep.held().next().is_none() && !interrupt.is_set() {
+        anyhow::bail!("there is no file to keep");
+    }
+    if !interrupt.is_set() {
+        told.receipt(&keep, &need, when)?;
+        announce("READY=1", &keep);
+        if args.follow {
+            follow(args, watch, &mut keep, &interrupt, &mut told)?;
+        } else {
+            interrupt_only(&interrupt)?;
+        }
+    }
+    let _ = notify::tell("STOPPING=1");
+    let failed = keep.troubles().next().is_some() || told.has_problems();
+    let files = counted(keep.held().count(), "file");
+    let bytes = size::show(keep.charged());
+    drop(keep);
+    told.say(&format!("unlocked {files}, {bytes}"));
+    if failed {
+        return Err(Failed.into());
+    }
+    Ok(())
+}
+
+fn interrupt_only(interrupt: &Interrupt) -> anyhow::Result<()> {
+    while !interrupt.is_set() {
+        interrupt.sleep(None, None)?;
+    }
+    Ok(())
+}
+
+fn announce(state: &str, keep: &Keep<'_>) {
+    let files = counted(keep.held().count(), "file");
+    let status = format!("{state}\nSTATUS={files} locked, {}", size::show(keep.charged()));
+    if let Err(error) = notify::tell(&status) {
+        eprintln!("tenure: the service manager could not be told: {error}");
+    }
+}
+
+/// Walks, and watches what was walked through. Watches come first: what changes between a walk and
+/// its watch would not be seen.
+fn find(selection: &Selection, watch: Option<&mut Watch>, told: &mut Told) -> Found {
+    let mut found = files::walk(selection);
+    let Some(watch) = watch else { return found };
+    // Directories may be made faster than they are walked; then the events that they cause lead to
+    // the next round.
+    for _ in 0..5 {
+        let mut directories: BTreeSet<PathBuf> = found.directories.iter().cloned().collect();
+        for path in &selection.paths {
+            anchors(path, &mut directories);
+        }
+        let (new, refused) = watch.set(&directories);
+        told.unwatched(refused);
+        if !new {
+            break;
+        }
+        found = files::walk(selection);
+    }
+    found
+}
+
+fn drain(watch: &mut Option<Watch>) -> io::Result<bool> {
+    watch.as_mut().map_or(Ok(false), Watch::drain)
+}
+
+fn follow(
+    args: &Args,
+    mut watch: Option<Watch>,
+    keep: &mut Keep<'_>,
+    interrupt: &Interrupt,
+    told: &mut Told,
+) -> anyhow::Result<()> {
+    let mut next_look = Instant::now() + LOOK_EVERY;
+    let mut rest = SETTLE;
+    let nobody_looks = AtomicU64::new(0);
+    while !interrupt.is_set() {
+        let until = keep.due().map_or(next_look, |due| due.min(next_look));
+        let wait = until.saturating_duration_since(Instant::now());
+        interrupt.sleep(watch.as_ref().map(Watch::fd), Some(wait))?;
+        let happened = drain(&mut watch)?;
+        if !happened && Instant::now() < until {
+            continue;
+        }
+        if happened {
+            interrupt.sleep(None, Some(rest))?;
+            drain(&mut watch)?;
+        }
+        let began = Instant::now();
+        let reason = if began >= next_look { Reason::Time } else { Reason::Event };
+        let found = find(&args.selection, watch.as_mut(), told);
+        told.problems(&found);
+        let events = keep.round(&found, reason, &nobody_looks, || {});
+        told.changes(&events);
+        if !events.is_empty() {
+            announce("READY=1", keep);
+        }
+        if reason == Reason::Time {
+            next_look = Instant::now() + LOOK_EVERY;
+        }
+        // A file that is written all the time must not keep a processor busy with looking: at most
+        // a twentieth of it.
+        rest = (began.elapsed() * 20).clamp(SETTLE, LOOK_EVERY);
+    }
+    Ok(())
+}

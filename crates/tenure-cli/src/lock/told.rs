@@ -1,0 +1,182 @@
+//! What is said: changes on standard output, troubles on standard error, each once.
+
+use super::check::Need;
+use super::keep::{Event, Keep};
+use super::watch::Watch;
+use crate::files::{counted, Found, Problem};
+use crate::size;
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use tenure::lock::{receipt_of_everything, State, When};
+
+/// The speaker.
+pub struct Told {
+    quiet: bool,
+    verbose: bool,
+    problems: Vec<Problem>,
+    unwatched: bool,
+}
+
+impl Told {
+    /// `quiet`: errors only. `verbose`: also what is no news.
+    pub fn new(quiet: bool, verbose: bool) -> Told {
+        Told { quiet, verbose, problems: Vec::new(), unwatched: false }
+    }
+
+    /// A line. Who keeps files in memory goes on when nobody listens any more.
+    pub fn say(&self, line: &str) {
+        if !self.quiet {
+            let mut out = io::stdout().lock();
+            let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+        }
+    }
+
+    fn warn(&self, line: &str) {
+        let _ = writeln!(io::stderr(), "tenure: {line}");
+    }
+
+    /// What the walk could not look at, if it is news.
+    pub fn problems(&mut self, found: &Found) {
+        for problem in found.problems.iter().filter(|problem| !self.problems.contains(problem)) {
+            self.warn(&format!("{}: {}", problem.path, problem.why));
+        }
+        self.problems.clone_from(&found.problems);
+    }
+
+    /// Whether the last walk could not look at something.
+    pub fn has_problems(&self) -> bool {
+        !self.problems.is_empty()
+    }
+
+    /// Without any watch everything is looked at now and then.
+    pub fn watching(&mut self, watch: io::Result<Watch>) -> Option<Watch> {
+        let error = match watch {
+            Ok(watch) => return Some(watch),
+            Err(error) => error,
+        };
+        self.late(&format!("nothing can be watched ({error}); see fs.inotify.max_user_instances"));
+        None
+    }
+
+    /// A directory that cannot be watched is looked at now and then.
+    pub fn unwatched(&mut self, refused: Option<(PathBuf, Errno)>) {
+        let Some((path, errno)) = refused else { return };
+        let remedy = match errno {
+            Errno::NOSPC => "; raise fs.inotify.max_user_watches",
+            _ => "",
+        };
+        let path = path.display();
+        self.late(&format!("{path} cannot be watched ({errno}){remedy}"));
+    }
+
+    /// Said once: the next one makes no difference.
+    fn late(&mut self, why: &str) {
+        if !std::mem::replace(&mut self.unwatched, true) {
+            let within = super::LOOK_EVERY.as_secs();
+            self.warn(&format!("changes are found within {within} s, not at once: {why}"));
+        }
+    }
+
+    /// The first round.
+    pub fn start(&self, events: &[Event]) {
+        for event in events {
+            match event {
+                Event::Locked(..) if !self.verbose => {}
+                event => self.event(event),
+            }
+        }
+    }
+
+    /// A later round.
+    pub fn changes(&self, events: &[Event]) {
+        events.iter().for_each(|event| self.event(event));
+    }
+
+    fn event(&self, event: &Event) {
+        match event {
+            Event::Locked(path, bytes) => {
+                self.say(&format!("locked {} ({})", path.display(), size::show(*bytes)));
+            }
+            Event::Changed(_, before, after) if before == after && !self.verbose => {}
+            Event::Changed(path, before, after) if before == after => {
+                self.say(&format!("locked {} anew ({})", path.display(), size::show(*after)));
+            }
+            Event::Changed(path, before, after) => {
+                let (before, after) = (size::show(*before), size::show(*after));
+                self.say(&format!("locked {} anew ({after}, was {before})", path.display()));
+            }
+            Event::Released(path, bytes, why) => {
+                self.say(&format!("released {} ({}): {why}", path.display(), size::show(*bytes)));
+            }
+            Event::Trouble(path, why) => self.warn(&format!("{}: {why}", path.display())),
+        }
+    }
+
+    /// What is locked in fact, by the kernel's own word, and that it is done.
+    pub fn receipt(&self, keep: &Keep<'_>, need: &Need, when: When) -> anyhow::Result<()> {
+        let truth = Truth::of(keep)?;
+        let files = counted(keep.held().count(), "file");
+        let charged = size::show(keep.charged());
+        if truth.unlocked > 0 {
+            self.warn(&format!(
+                "{} are mapped and not locked: {}",
+                size::show(truth.unlocked),
+                truth.why.unwrap_or("the kernel took the lock and did not keep it")
+            ));
+        }
+        let resident = match truth.resident {
+            all if all >= keep.charged() => "all of it resident".to_owned(),
+            some => format!("{} of it resident", size::show(some)),
+        };
+        let how = match when {
+            When::Now => "locked",
+            When::OnFault => "locked on fault",
+        };
+        if need.holes > 0 {
+            self.say(&format!("left {} of holes as they are", size::show(need.holes)));
+        }
+        if need.unknown > 0 && when == When::OnFault {
+            self.warn(&format!(
+                "{} of another user: the kernel does not tell what of them is in the page cache, so \
+                 nothing was locked in them yet",
+                counted(need.unknown, "file")
+            ));
+        }
+        self.say(&format!("ready: {files} {how}, {charged}, {resident}"));
+        Ok(())
+    }
+}
+
+/// What smaps says of the mappings.
+#[derive(Debug, Default)]
+struct Truth {
+    resident: u64,
+    unlocked: u64,
+    why: Option<&'static str>,
+}
+
+impl Truth {
+    fn of(keep: &Keep<'_>) -> anyhow::Result<Truth> {
+        let places: BTreeMap<usize, usize> =
+            keep.held().flat_map(|held| held.places()).map(|p| (p.start, p.end)).collect();
+        let mut truth = Truth::default();
+        for part in receipt_of_everything()?.parts {
+            let ours = places.range(..=part.start).next_back();
+            if ours.is_none_or(|(_, end)| *end <= part.start) {
+                continue;
+            }
+            truth.resident += part.resident_bytes;
+            match part.state {
+                State::Unlocked => truth.unlocked += part.len as u64,
+                State::Impossible(why) => {
+                    truth.unlocked += part.len as u64;
+                    truth.why = Some(why);
+                }
+                _ => {}
+            }
+        }
+        Ok(truth)
+    }
+}

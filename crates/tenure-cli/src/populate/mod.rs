@@ -1,0 +1,145 @@
+//! `tenure populate`: files into the page cache.
+
+mod outcome;
+mod report;
+mod work;
+
+use crate::failure::Found;
+use crate::files::{self, progress::Display, FileAt, Selection};
+use crate::interrupt::Interrupt;
+use crate::{room, size};
+use outcome::{Ending, Outcome, Summary};
+use std::io::{self, Write};
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+use work::Work;
+
+const HELP: &str = "\
+What is in the page cache already is not read again, holes of sparse files are neither read nor
+filled, a file with several names is read once. Files that cannot be read are reported, and the
+others are read all the same. A file that shrinks meanwhile is an error, no more.
+
+The page cache may give pages back whenever memory is needed: `tenure lock` keeps them. What would
+not fit into the free memory of this machine, or of this process's memory cgroup, is not begun.
+
+The kernel tells what is resident of files that one owns or may write. Of others it says nothing
+(\"unknown\"): they are read as if nothing were there, which costs no reading where something is.
+
+Examples:
+  tenure populate /srv/model.bin
+  tenure populate --dry-run -v /var/lib/db         what of each file is resident; reads nothing
+  tenure populate --range ..64M --deadline 20 /srv/index/*.idx
+  tenure populate --json --quiet /usr/lib | jq .missing
+
+Exit codes: 0 everything asked for is resident (or --dry-run could look at everything), 1 something
+is not: failed, interrupted, out of time, or pushed out again; 2 wrong usage.";
+
+/// Read files into the page cache: what is missing of them, in parallel.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    #[command(flatten)]
+    selection: Selection,
+    /// Say what is resident and read nothing.
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Threads that read [default: as many as are useful].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+    /// Stop after this many seconds, with what there is by then.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    deadline: Option<Duration>,
+    /// Begin even if it cannot all fit into memory.
+    #[arg(long)]
+    force: bool,
+    /// A line for each file, too.
+    #[arg(short, long)]
+    verbose: bool,
+    /// Print one JSON object.
+    #[arg(long, conflicts_with = "verbose")]
+    json: bool,
+    /// No progress and no summary; errors only.
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let number: f64 = text.parse().map_err(|_| format!("\"{text}\" is no number of seconds"))?;
+    Duration::try_from_secs_f64(number).map_err(|error| error.to_string())
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let interrupt = Interrupt::catch()?;
+    let found = files::walk(&args.selection);
+    let work = Work {
+        part: args.selection.range,
+        threads: args.threads.unwrap_or(0) as usize,
+        interrupt: &interrupt,
+    };
+    let mut outcomes = work.look(&found.files);
+    let mut ending = Ending::Done;
+    let began = Instant::now();
+    if !args.dry_run {
+        ending = fill(args, &work, &found.files, &mut outcomes)?;
+    }
+    if interrupt.is_set() {
+        ending = Ending::Interrupted; // perhaps before everything was looked at
+    }
+    let summary = Summary::new(&found, &outcomes, began.elapsed(), ending, args.dry_run);
+    // As they come from the walk and the work, each once, whatever is printed below.
+    for problem in summary.problems() {
+        eprintln!("tenure: {}: {}", problem.path, problem.why);
+    }
+    let mut out = io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &summary)?;
+        writeln!(out)?;
+    } else if !args.quiet {
+        if args.verbose {
+            out.write_all(report::table(&outcomes).as_bytes())?;
+            writeln!(out)?;
+        }
+        out.write_all(report::text(&summary).as_bytes())?;
+    }
+    out.flush()?;
+    if summary.complete() {
+        Ok(())
+    } else {
+        Err(Found.into())
+    }
+}
+
+fn fill(
+    args: &Args,
+    work: &Work<'_>,
+    files: &[FileAt],
+    outcomes: &mut [Outcome],
+) -> anyhow::Result<Ending> {
+    let missing = outcomes.iter().map(|outcome| outcome.look.missing_pages()).sum();
+    if !args.force {
+        check_room(missing)?;
+    }
+    let done = AtomicU64::new(0);
+    let mut display = Display::new("reading", missing, &done, args.quiet || args.json);
+    let until = args.deadline.map(|after| Instant::now() + after);
+    let ending = work.fill(files, outcomes, until, &done, || display.tick());
+    drop(display);
+    work.look_again(files, outcomes);
+    Ok(ending)
+}
+
+/// Refuses what cannot be resident all at once.
+fn check_room(missing: u64) -> anyhow::Result<()> {
+    let room = room::ask()?;
+    if missing > room.available {
+        anyhow::bail!(
+            "{} are to be read and there is room for {} ({}): some of it would push out the rest; \
+             name less, or use --range, --max-file-size, or --force",
+            size::show(missing),
+            size::show(room.available),
+            room::limited_by(&room),
+        );
+    }
+    Ok(())
+}

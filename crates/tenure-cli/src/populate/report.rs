@@ -1,0 +1,87 @@
+//! The summary and the table as text.
+
+use super::outcome::{Ending, Outcome, Summary};
+use crate::{size, text_table};
+
+/// A line for each file.
+pub fn table(outcomes: &[Outcome]) -> String {
+    let heading = ["FILE", "data", "before", "read", "resident", ""];
+    let mut rows = vec![heading.map(str::to_owned).to_vec()];
+    rows.extend(outcomes.iter().map(|outcome| {
+        let bytes = outcome.look.bytes();
+        let known = |bytes: Option<u64>| bytes.map_or("unknown".into(), size::show);
+        vec![
+            outcome.path.display().to_string(),
+            size::show(bytes),
+            known(outcome.look.resident),
+            size::show(outcome.read),
+            known(outcome.after),
+            outcome.after.map_or(String::new(), |after| percent(after, bytes)),
+        ]
+    }));
+    text_table::render(&rows, 0)
+}
+
+fn percent(part: u64, whole: u64) -> String {
+    match whole {
+        0 => "empty".into(),
+        // Never 100 % while something is missing.
+        _ => format!("{} %", u128::from(part) * 100 / u128::from(whole)),
+    }
+}
+
+/// A few lines for all of them.
+pub fn text(summary: &Summary) -> String {
+    let known = summary.bytes - summary.unknown_bytes;
+    let mut text = String::new();
+    let mut line = |name: &str, value: String, more: String| {
+        text += format!("{name:<10}{value:>10}  {more}").trim_end();
+        text.push('\n');
+    };
+    line("files", size::count(summary.files as u64), passed_over(summary));
+    let holes = match summary.hole_bytes {
+        0 => String::new(),
+        holes => format!("{} of holes left as they are", size::show(holes)),
+    };
+    line("data", size::show(summary.bytes), holes);
+    let share = |part| format!("{} resident", percent(part, known));
+    let before = if known == 0 { String::new() } else { share(summary.resident_before) };
+    line("before", size::show(summary.resident_before), before);
+    if !summary.dry_run() {
+        let rate = summary.read as f64 / summary.seconds.max(1e-9);
+        let speed = format!("in {:.1} s, {}/s", summary.seconds, size::show(rate as u64));
+        line("read", size::show(summary.read), if summary.read > 0 { speed } else { "".into() });
+        let after = if known == 0 { String::new() } else { share(summary.resident_after) };
+        line("after", size::show(summary.resident_after), after);
+    }
+    if summary.missing > 0 {
+        line("missing", size::show(summary.missing), why_missing(summary).into());
+    }
+    if summary.unknown_files > 0 {
+        let whose = "of files that are another user's: not told what is resident";
+        line("unknown", size::show(summary.unknown_bytes), whose.into());
+    }
+    text
+}
+
+fn passed_over(summary: &Summary) -> String {
+    let mut parts = Vec::new();
+    let skipped = summary.skipped.text();
+    if !skipped.is_empty() {
+        parts.push(format!("passed over: {skipped}"));
+    }
+    if !summary.problems().is_empty() {
+        parts.push(crate::files::counted(summary.problems().len(), "problem"));
+    }
+    parts.join("; ")
+}
+
+fn why_missing(summary: &Summary) -> &'static str {
+    match summary.ending {
+        Ending::Interrupted => "interrupted",
+        Ending::OutOfTime => "the deadline passed",
+        Ending::Done if summary.dry_run() => "",
+        Ending::Done if !summary.problems().is_empty() => "see the errors",
+        Ending::Done => "pushed out of memory again; see `tenure lock`",
+    }
+}

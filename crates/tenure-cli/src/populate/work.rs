@@ -1,0 +1,133 @@
+//! Looking at the files and reading what is missing of them.
+
+use super::outcome::{Ending, Outcome};
+use crate::files::fill::{Filling, Unfilled};
+use crate::files::part::Part;
+use crate::files::{self, pool, FileAt};
+use crate::interrupt::Interrupt;
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+use tenure::page_cache;
+
+/// What is the same for every file.
+pub struct Work<'a> {
+    /// The part of each file.
+    pub part: Part,
+    /// 0: as many as are useful.
+    pub threads: usize,
+    /// Ends it.
+    pub interrupt: &'a Interrupt,
+}
+
+/// What reading a file gave.
+struct Read {
+    bytes: u64,
+    ended: Option<Ending>,
+    trouble: Option<String>,
+}
+
+impl Work<'_> {
+    /// Looks at each file, several at a time: their inodes and extents may have to be read.
+    pub fn look(&self, files: &[FileAt]) -> Vec<Outcome> {
+        let look = |file: &FileAt, _: usize| {
+            let mut outcome = Outcome {
+                path: file.path.clone(),
+                look: files::Look::default(),
+                read: 0,
+                after: None,
+                trouble: None,
+            };
+            if self.interrupt.is_set() {
+                return outcome;
+            }
+            match files::open(&file.path) {
+                Ok((opened, _, stamp)) => match files::look(&opened, stamp.size, self.part) {
+                    Ok(look) => outcome.look = look,
+                    Err(error) => outcome.trouble = Some(error.to_string()),
+                },
+                Err(error) => outcome.trouble = Some(error.to_string()),
+            }
+            outcome.after = outcome.look.resident;
+            outcome
+        };
+        pool::run(files, self.threads, |_| false, look, || {})
+    }
+
+    /// Reads what is missing.
+    pub fn fill(
+        &self,
+        files: &[FileAt],
+        outcomes: &mut [Outcome],
+        until: Option<Instant>,
+        done: &AtomicU64,
+        tick: impl FnMut(),
+    ) -> Ending {
+        let filling = Filling { stop: self.interrupt.flag(), until, done };
+        let jobs: Vec<(&FileAt, &Outcome)> = files.iter().zip(&*outcomes).collect();
+        let is_large = |job: &(&FileAt, &Outcome)| job.1.look.missing_bytes() >= files::LARGE;
+        let read =
+            |job: &(&FileAt, &Outcome), threads: usize| read(&filling, job.0, job.1, threads);
+        let reads = pool::run(&jobs, self.threads, is_large, read, tick);
+        let mut ending = Ending::Done;
+        for (outcome, read) in outcomes.iter_mut().zip(reads) {
+            outcome.read = read.bytes;
+            if read.trouble.is_some() {
+                outcome.trouble = read.trouble;
+            }
+            ending = read.ended.unwrap_or(ending);
+        }
+        ending
+    }
+
+    /// Looks once more, at the end: later files may have pushed earlier ones out.
+    pub fn look_again(&self, files: &[FileAt], outcomes: &mut [Outcome]) {
+        for (file, outcome) in files.iter().zip(outcomes) {
+            if outcome.look.resident.is_none() {
+                continue;
+            }
+            outcome.after = files::open(&file.path).ok().and_then(|(opened, _, _)| {
+                let resident =
+                    outcome.look.data.iter().map(|part| {
+                        page_cache::resident_bytes(&opened, part.clone()).ok().flatten()
+                    });
+                resident.sum()
+            });
+        }
+    }
+}
+
+fn read(filling: &Filling<'_>, at: &FileAt, outcome: &Outcome, threads: usize) -> Read {
+    let mut read = Read { bytes: 0, ended: None, trouble: None };
+    if outcome.look.missing.is_empty() {
+        return read;
+    }
+    if let Err(why) = read_parts(filling, at, outcome, threads, &mut read.bytes) {
+        match why {
+            Unfilled::Stopped => read.ended = Some(Ending::Interrupted),
+            Unfilled::TimedOut => read.ended = Some(Ending::OutOfTime),
+            Unfilled::Broken(why) => read.trouble = Some(why),
+            Unfilled::Failed(error) => read.trouble = Some(error.to_string()),
+        }
+    }
+    read
+}
+
+fn read_parts(
+    filling: &Filling<'_>,
+    at: &FileAt,
+    outcome: &Outcome,
+    threads: usize,
+    bytes: &mut u64,
+) -> Result<(), Unfilled> {
+    if let Some(over) = filling.over() {
+        return Err(over);
+    }
+    let broken = |error: std::io::Error| Unfilled::Broken(error.to_string());
+    let (file, id, _) = files::open(&at.path).map_err(broken)?;
+    if id != at.id {
+        return Err(Unfilled::Broken("it was replaced meanwhile; run this again".into()));
+    }
+    let result;
+    (*bytes, result) = filling.read(&file, &outcome.look.missing, threads);
+    result
+}

@@ -1,0 +1,20 @@
+//! How much memory this process may still take.
+
+use memmap2::MmapOptions;
+use tenure::populate::{Access, Limiting, Populate, Room};
+
+/// Asks for one page: what is available does not depend on how much is wanted.
+pub fn ask() -> anyhow::Result<Room> {
+    let page = rustix::param::page_size();
+    let map = MmapOptions::new().len(page).map_anon()?;
+    Ok(Populate::new(map.as_ptr(), page, Access::Write).room()?)
+}
+
+/// Who sets the bound, in words.
+pub fn limited_by(room: &Room) -> String {
+    match &room.limiting {
+        Limiting::Machine => "of this machine".into(),
+        Limiting::Cgroup(path) => format!("of the memory cgroup {path}"),
+        other => format!("{other:?}"),
+    }
+}

@@ -1,0 +1,32 @@
+//! Where the library to preload is.
+
+use std::path::{Path, PathBuf};
+use tenure_launch::LIBRARY;
+
+/// Names it, for the case that it lies elsewhere.
+const VARIABLE: &str = "TENURE_PRELOAD";
+
+/// What `TENURE_PRELOAD` names; else beside this executable, in `deps` beside it (where cargo leaves it), or
+/// in `../lib` and `../lib/tenure`.
+///
+/// # Errors
+/// Where it was looked for.
+pub fn find() -> Result<PathBuf, String> {
+    if let Some(named) = std::env::var_os(VARIABLE).filter(|name| !name.is_empty()) {
+        let path = Path::new(&named);
+        return path.canonicalize().map_err(|e| format!("{VARIABLE}={}: {e}", path.display()));
+    }
+    let own = std::env::current_exe().map_err(|e| format!("where this program lies: {e}"))?;
+    let directory = own.parent().unwrap_or(Path::new("/"));
+    let places = ["", "deps", "../lib", "../lib/tenure"].map(|place| directory.join(place));
+    let found = places.iter().map(|place| place.join(LIBRARY)).find(|path| path.is_file());
+    match found.map(|path| path.canonicalize()) {
+        Some(Ok(path)) => Ok(path),
+        Some(Err(e)) => Err(format!("{LIBRARY}: {e}")),
+        None => Err(format!(
+            "there is no {LIBRARY} beside {}, in deps beside it, or in ../lib; build it (cargo build \
+             --release), install it there, or name it in {VARIABLE}",
+            own.display()
+        )),
+    }
+}

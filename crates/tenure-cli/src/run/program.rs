@@ -1,0 +1,163 @@
+//! Whether a program can have a library put in front of it, found out before it is run: the loader
+//! would leave the library out without a word, or fail in the middle.
+
+use super::CannotRun;
+use object::elf;
+use object::read::elf::{ElfFile, ProgramHeader};
+use object::{Endianness, ReadCache};
+use rustix::fs::{access, getxattr, statvfs, Access, StatVfsMountFlags};
+use rustix::process::{getgid, getuid};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Scripts may be interpreted by scripts; the kernel follows so many.
+const MOST_SCRIPTS: usize = 5;
+
+/// The file that exec would run: searched for as the shell does.
+pub fn find(name: &OsStr) -> Result<PathBuf, CannotRun> {
+    let missing =
+        |code, why: &str| CannotRun { code, why: format!("{}: {why}", name.to_string_lossy()) };
+    let check = |path: PathBuf| match path.metadata() {
+        Ok(about) if about.is_dir() => Err(missing(126, "it is a directory")),
+        Ok(_) if access(&path, Access::EXEC_OK).is_err() => Err(missing(126, "not executable")),
+        Ok(_) => Ok(path),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(missing(127, "no such program")),
+        Err(e) => Err(missing(126, &e.to_string())),
+    };
+    if name.as_bytes().contains(&b'/') {
+        return check(PathBuf::from(name));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    let places = std::env::split_paths(&path).map(|place| place.join(name));
+    let mut found: Vec<PathBuf> = places.filter(|path| path.is_file()).collect();
+    let first_executable = found.iter().position(|path| access(path, Access::EXEC_OK).is_ok());
+    match first_executable {
+        Some(at) => Ok(found.swap_remove(at)),
+        None if !found.is_empty() => Err(missing(126, "not executable")),
+        None => Err(missing(127, "no such program")),
+    }
+}
+
+/// Refuses what the loader would not put the library in front of.
+pub fn check(path: &Path) -> Result<(), CannotRun> {
+    let mut path = path.to_owned();
+    for _ in 0..MOST_SCRIPTS {
+        gains_no_rights(&path)?;
+        match interpreter_of_script(&path)? {
+            Some(interpreter) => path = interpreter,
+            None => return check_elf(&path),
+        }
+    }
+    Err(refused(&path, "scripts interpret each other without end"))
+}
+
+fn refused(path: &Path, why: impl std::fmt::Display) -> CannotRun {
+    CannotRun::refused(format!("{}: {why}", path.display()))
+}
+
+/// The loader ignores LD_PRELOAD where a program starts with more rights than its caller's.
+fn gains_no_rights(path: &Path) -> Result<(), CannotRun> {
+    let about = path.metadata().map_err(|e| refused(path, e))?;
+    let ignored = statvfs(path).is_ok_and(|on| on.f_flag.contains(StatVfsMountFlags::NOSUID));
+    if ignored {
+        return Ok(());
+    }
+    let sets_user = about.mode() & 0o4000 != 0 && about.uid() != getuid().as_raw();
+    let sets_group = about.mode() & 0o2010 == 0o2010 && about.gid() != getgid().as_raw();
+    let capable = !getuid().is_root()
+        && getxattr(path, "security.capability", &mut [0u8; 64][..]).is_ok_and(|len| len > 0);
+    let why = match (sets_user || sets_group, capable) {
+        (true, _) => "it is setuid or setgid",
+        (_, true) => "it has file capabilities",
+        _ => return Ok(()),
+    };
+    Err(refused(path, format_args!("{why}, and the loader preloads nothing into such a program")))
+}
+
+/// What `#!` names; `None`: no script.
+fn interpreter_of_script(path: &Path) -> Result<Option<PathBuf>, CannotRun> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        // Executable and not readable: exec will say what it is.
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
+            return Err(refused(
+                path,
+                "it cannot be read, so it cannot be told whether it can be preloaded",
+            ))
+        }
+        Err(e) => return Err(refused(path, e)),
+    };
+    let mut line = Vec::new();
+    // The kernel reads so much.
+    let mut reader = BufReader::new(file.take(256));
+    reader.read_until(b'\n', &mut line).map_err(|e| refused(path, e))?;
+    let Some(rest) = line.strip_prefix(b"#!") else { return Ok(None) };
+    let mut words = rest.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
+    let Some(interpreter) = words.next() else {
+        return Err(refused(path, "its first line names no interpreter"));
+    };
+    let interpreter = PathBuf::from(OsString::from_vec(interpreter.to_vec()));
+    if !interpreter.exists() {
+        let why = format_args!("its interpreter {} is missing", interpreter.display()).to_string();
+        return Err(CannotRun { code: 126, why: format!("{}: {why}", path.display()) });
+    }
+    Ok(Some(interpreter))
+}
+
+fn check_elf(path: &Path) -> Result<(), CannotRun> {
+    let mut file = File::open(path).map_err(|e| refused(path, e))?;
+    let mut magic = [0; 20];
+    let read = file.read(&mut magic).map_err(|e| refused(path, e))?;
+    if read < magic.len() || magic[..4] != elf::ELFMAG {
+        // What the shell takes for a script without a first line, or another binary format.
+        return Err(CannotRun {
+            code: 126,
+            why: format!("{}: neither a program nor a script with a #! line", path.display()),
+        });
+    }
+    let own = std::env::current_exe().and_then(|own| {
+        let mut own = File::open(own)?;
+        let mut magic = [0; 20];
+        own.read_exact(&mut magic)?;
+        Ok(magic)
+    });
+    // Class and byte order, and the machine.
+    let kind = |magic: &[u8; 20]| (magic[4], magic[5], magic[18], magic[19]);
+    if own.is_ok_and(|own| kind(&own) != kind(&magic)) {
+        return Err(refused(path, "it is a program for another architecture than the library"));
+    }
+    file.rewind().map_err(|e| refused(path, e))?;
+    match loader(file).map_err(|why| refused(path, why))? {
+        None => Err(refused(
+            path,
+            "it is linked statically: no loader runs that could put a library in front of it",
+        )),
+        Some(loader) if !Path::new(&loader).exists() => Err(CannotRun {
+            code: 126,
+            why: format!("{}: its loader {} is missing", path.display(), loader.to_string_lossy()),
+        }),
+        Some(loader) if loader.as_bytes().windows(7).any(|part| part == b"ld-musl") => {
+            Err(refused(path, "it uses the C library musl, and the library is for glibc"))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+/// The loader that a program names (PT_INTERP).
+fn loader(file: File) -> Result<Option<OsString>, String> {
+    let cache = ReadCache::new(file);
+    let elf = ElfFile::<elf::FileHeader64<Endianness>, _>::parse(&cache)
+        .map_err(|e| format!("its headers cannot be read: {e}"))?;
+    let endian = elf.endian();
+    for header in elf.elf_program_headers() {
+        let name = header.interpreter(endian, &cache).map_err(|e| e.to_string())?;
+        if let Some(name) = name {
+            return Ok(Some(OsString::from_vec(name.to_vec())));
+        }
+    }
+    Ok(None)
+}
