@@ -17,20 +17,50 @@ type Make = fn() -> Result<usize, String>;
 
 fn goes(make: Make, expected: Way) -> Result<(), String> {
     ready();
-    // Once before, for what is allocated and mapped at the first use.
-    let at = make()?;
-    unmap(at, LEN).unwrap();
-    drain();
-    let before = (pages::rss(), status("VmLck:"), status("VmSize:"), pages::map_count());
-    let at = make()?;
-    assert_eq!(unmap(at, LEN), Ok(expected));
-    assert_gone(at, LEN);
-    drain();
-    let after = (pages::rss(), status("VmLck:"), status("VmSize:"), pages::map_count());
-    assert!(after.0 < before.0 + 4 * MIB as u64, "resident: {before:?} {after:?}");
-    assert_eq!((after.1, after.3), (before.1, before.3), "locked, mappings");
-    assert!(after.2.abs_diff(before.2) <= 64 << 10, "address space: {before:?} {after:?}");
-    Ok(())
+    let round = || -> Result<(Counts, Counts), String> {
+        let before = Counts::now();
+        let at = make()?;
+        assert_eq!(unmap(at, LEN), Ok(expected));
+        assert_gone(at, LEN);
+        drain();
+        Ok((before, Counts::now()))
+    };
+    // A leak shows in every round; what is allocated at the first use, and a thread of the keeper's that
+    // starts late (its stacks are four mappings), in one.
+    for _ in 0..5 {
+        let (before, after) = round()?;
+        if before.agrees(&after) {
+            return Ok(());
+        }
+        eprintln!("not as before: {before:?} {after:?}");
+    }
+    panic!("something of each round stays");
+}
+
+/// What must be as before once the memory is back.
+#[derive(Debug)]
+struct Counts {
+    resident: u64,
+    locked: u64,
+    mapped: u64,
+    mappings: usize,
+}
+
+impl Counts {
+    fn now() -> Counts {
+        Counts {
+            resident: pages::rss(),
+            locked: status("VmLck:"),
+            mapped: status("VmSize:"),
+            mappings: pages::map_count(),
+        }
+    }
+
+    fn agrees(&self, after: &Counts) -> bool {
+        after.resident < self.resident + 4 * MIB as u64
+            && (after.locked, after.mappings) == (self.locked, self.mappings)
+            && after.mapped.abs_diff(self.mapped) <= 64 << 10
+    }
 }
 
 macro_rules! kinds {

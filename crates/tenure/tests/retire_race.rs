@@ -188,6 +188,7 @@ fn what_others_map_meanwhile_is_not_touched() {
     in_child(this_test!(), &[], || {
         ready();
         static STOP: AtomicBool = AtomicBool::new(false);
+        static TURNS: AtomicU64 = AtomicU64::new(0);
         let others: Vec<_> = (0..3u64)
             .map(|n| {
                 std::thread::spawn(move || {
@@ -210,12 +211,15 @@ fn what_others_map_meanwhile_is_not_touched() {
                         // SAFETY: ours.
                         assert_eq!(unsafe { libc::munmap(at as *mut _, len) }, 0);
                         count += 1;
+                        TURNS.fetch_add(1, Ordering::Relaxed);
                     }
-                    count
                 })
             })
             .collect();
-        for round in 0..60 {
+        // For as long as it takes: on a busy machine the others get few turns.
+        let mut round = 0;
+        while round < 60 || TURNS.load(Ordering::Relaxed) < 1000 {
+            round += 1;
             let at = written(32 * MIB);
             // Holes and small parts for the sliced way, a large one to move.
             // SAFETY: parts of a mapping of ours.
@@ -226,9 +230,7 @@ fn what_others_map_meanwhile_is_not_touched() {
             assert_eq!(unmap(at, 32 * MIB), Ok(Way::Moved), "round {round}");
         }
         STOP.store(true, Ordering::Relaxed);
-        let count: u64 = others.into_iter().map(|other| other.join().unwrap()).sum();
-        // A few hundred each on a busy machine.
-        assert!(count > 100, "{count}");
+        others.into_iter().for_each(|other| other.join().unwrap());
         drain();
     });
 }

@@ -23,9 +23,12 @@ fn a_million_ranges() {
         let each = (pages::rss() - before) as f64 / count as f64;
         println!("{each:.1} bytes a marked range");
         assert!(each <= 64.0, "{each} bytes a range");
-        // Some may be offered already: other programs of this machine can bring it under pressure.
         let stats = tenure::stats();
         assert_eq!(stats.marked + stats.offered, count as u64);
+        // Other programs of this machine can bring it under pressure; without that nothing is offered.
+        if stats.total.pressure_events == 0 {
+            assert_eq!(stats.marked, count as u64);
+        }
         for i in (0..count).step_by(7) {
             // SAFETY: as above.
             assert_eq!(unsafe { volatile::unmark(at(i), PAGE) }, Ok(Outcome::Intact));
