@@ -19,11 +19,16 @@ pub fn libraries_of(package: &str, files: &[&str]) -> PathBuf {
     let mut cargo = Command::new(cargo);
     cargo.args(["build", "-p", package, "--quiet"]).current_dir(env!("CARGO_MANIFEST_DIR"));
     cargo.args(["--profile", if name == "debug" { "dev" } else { name }]);
-    if above.join("CACHEDIR.TAG").exists() {
-        cargo.arg("--target-dir").arg(above);
-    } else {
-        cargo.arg("--target-dir").arg(above.parent().expect("a target directory"));
-        cargo.arg("--target").arg(above.file_name().expect("a target's name"));
+    // A copied target directory may have lost its tag: then neither has one.
+    let tagged = |dir: &Path| dir.join("CACHEDIR.TAG").exists();
+    match above.parent() {
+        Some(target_dir) if tagged(target_dir) && !tagged(above) => {
+            cargo.arg("--target-dir").arg(target_dir);
+            cargo.arg("--target").arg(above.file_name().expect("a target's name"));
+        }
+        _ => {
+            cargo.arg("--target-dir").arg(above);
+        }
     }
     let built = cargo.output().expect("cargo runs");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));

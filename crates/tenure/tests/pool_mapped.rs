@@ -4,6 +4,7 @@ mod pool_kit;
 
 use pool_kit::*;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tenure::pool::mapped::{self, Unmapped};
 use tenure::pool::{self, Settings};
@@ -144,6 +145,38 @@ fn a_mapping_placed_over_a_free_run_stays_the_programs() {
     });
 }
 
+/// An address that no run had yet, but would have had next.
+#[test]
+fn a_mapping_at_a_made_up_address_is_not_handed_out() {
+    in_child(this_test!(), &[], || {
+        let p = map(3 * MIB);
+        let (far, len) = (p.as_ptr() as usize + 70 * MIB, 5 * MIB);
+        assert!(mapped::place(far, len));
+        // SAFETY: addresses that nobody has.
+        let q = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            libc::mmap(far as *mut _, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        assert_eq!(q as usize, far);
+        let q = NonNull::new(q.cast()).unwrap();
+        sign(q, len, 3);
+        let others: Vec<_> = (0..60).filter_map(|_| mapped::map(3 * MIB, PAGE)).collect();
+        for other in &others {
+            let other = other.as_ptr() as usize;
+            assert!(other + 3 * MIB <= far || far + len <= other, "{other:#x} is the program's");
+        }
+        others.iter().for_each(|other| sign(*other, 3 * MIB, 4));
+        assert!(signed(q, len, 3));
+        assert_eq!(unmap(q, MIB, len - MIB), Unmapped::Done);
+        assert!(readable(far) && !readable(far + MIB) && !readable(far + len - 1));
+        assert_eq!(unmap(q, 0, len), Unmapped::Done);
+        assert!(!readable(far));
+        assert!(others.iter().all(|other| signed(*other, 3 * MIB, 4)));
+        // Other sizes are served as before.
+        assert!(mapped::map(40 * MIB, PAGE).is_some());
+    });
+}
+
 #[test]
 fn states_that_last_are_gone_for_the_next_user() {
     in_child(this_test!(), &[], || {
@@ -189,28 +222,53 @@ fn what_is_not_the_pools_is_left_to_munmap() {
     });
 }
 
-/// A thread reads while the middle is unmapped: its data, or SIGSEGV, never zeros.
-#[test]
-fn a_reader_sees_data_or_a_signal() {
-    let result = run_child(this_test!(), &[], || {
-        let p = map(64 * MIB);
-        bytes(p, 64 * MIB).fill(0x77);
-        let at = p.as_ptr() as usize;
-        std::thread::spawn(move || loop {
-            for offset in (16 * MIB..32 * MIB).step_by(PAGE) {
-                // SAFETY: a byte of a run that may go: then it raises SIGSEGV, which ends the test's child.
-                let byte = unsafe { std::ptr::read_volatile((at + offset) as *const u8) };
-                if byte != 0x77 {
-                    eprintln!("a third state: {byte}");
-                    std::process::exit(3);
-                }
+/// A thread reads a run while `part` of it is unmapped: its data, then SIGSEGV, or the zeros of whoever
+/// has the run next. What goes, goes at once: who finds zeros finds none of the data any more.
+fn read_while_unmapped(part: std::ops::Range<usize>) {
+    let p = map(64 * MIB);
+    bytes(p, 64 * MIB).fill(0x77);
+    let at = p.as_ptr() as usize;
+    // Or the whole run would stay as it is until somebody else has it.
+    assert!(mapped::taint(at, PAGE));
+    static TURNS: AtomicUsize = AtomicUsize::new(0);
+    let (first, last) = (part.start, part.end - 1);
+    std::thread::spawn(move || loop {
+        // SAFETY: a byte of a run that may go: then it raises SIGSEGV, which ends the test's child.
+        let byte = |offset| unsafe { std::ptr::read_volatile((at + offset) as *const u8) };
+        for offset in (first..last).step_by(PAGE) {
+            let found = (byte(offset), byte(last));
+            if found.0 != 0x77 {
+                eprintln!("{} and then {}", found.0, found.1);
+                std::process::exit(if found == (0, 0) { GONE } else { 3 });
             }
-        });
-        std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(unmap(p, 16 * MIB, 16 * MIB), Unmapped::Done);
-        std::thread::sleep(Duration::from_secs(5));
+        }
+        TURNS.fetch_add(1, Ordering::Relaxed);
     });
-    assert_eq!(result.signal(), Some(libc::SIGSEGV), "{} {}", result.status, result.output);
+    while TURNS.load(Ordering::Relaxed) < 3 {
+        std::thread::yield_now();
+    }
+    assert_eq!(unmap(p, part.start, part.len()), Unmapped::Done);
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+const GONE: i32 = 4;
+
+#[test]
+fn a_reader_of_an_unmapped_part_sees_data_or_a_signal() {
+    for _ in 0..10 {
+        let body = || read_while_unmapped(16 * MIB..32 * MIB);
+        let result = run_child(this_test!(), &[], body);
+        assert_eq!(result.signal(), Some(libc::SIGSEGV), "{} {}", result.status, result.output);
+    }
+}
+
+#[test]
+fn a_run_with_a_changed_state_goes_at_once() {
+    for _ in 0..20 {
+        let result = run_child(this_test!(), &[], || read_while_unmapped(0..64 * MIB));
+        let gone = result.signal() == Some(libc::SIGSEGV) || result.status.code() == Some(GONE);
+        assert!(gone, "{} {}", result.status, result.output);
+    }
 }
 
 #[test]

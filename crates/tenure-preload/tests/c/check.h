@@ -79,18 +79,24 @@ static inline long status_kib(const char *name) {
 static sigjmp_buf caught_at;
 static void on_fault(int signal) { siglongjmp(caught_at, signal); }
 
-/* The signal that a read raises; 0: none. */
-static inline int touch(const volatile void *at) {
+/* The signal that a read, or a write of what is there, raises; 0: none. */
+static inline int raised_by(volatile char *at, int writes) {
     struct sigaction action = {.sa_handler = on_fault}, before[2];
     sigaction(SIGSEGV, &action, &before[0]);
     sigaction(SIGBUS, &action, &before[1]);
     int raised = sigsetjmp(caught_at, 1);
-    if (!raised)
-        (void)*(const volatile char *)at;
+    if (!raised) {
+        char byte = *at;
+        if (writes)
+            *at = byte;
+    }
     sigaction(SIGSEGV, &before[0], NULL);
     sigaction(SIGBUS, &before[1], NULL);
     return raised;
 }
+
+static inline int touch(const volatile void *at) { return raised_by((volatile char *)at, 0); }
+static inline int store(volatile void *at) { return raised_by(at, 1); }
 
 static inline void sleep_ms(long ms) {
     struct timespec wait = {ms / 1000, ms % 1000 * 1000000};

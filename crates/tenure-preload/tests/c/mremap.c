@@ -39,6 +39,45 @@ static void one(size_t len) {
     CHECK(munmap(old, len) == 0 && munmap(moved, len) == 0);
 }
 
+/* What grows has what the mapping has: its protection, its file. */
+static void grow_with_its_state(size_t len) {
+    char *at = map(len);
+    fill(at, len, 7);
+    CHECK(mprotect(at, len, PROT_READ) == 0);
+    char *large = mremap(at, len, 2 * len, MREMAP_MAYMOVE);
+    CHECK(large != MAP_FAILED && is_filled(large, len, 7) && is_zero(large + len, len));
+    CHECK(store(large) == SIGSEGV && store(large + len) == SIGSEGV);
+    CHECK(munmap(large, 2 * len) == 0 && touch(large) == SIGSEGV);
+
+    int file = memfd_create("growing", 0);
+    CHECK(file >= 0 && ftruncate(file, 2 * len) == 0);
+    at = map(len);
+    CHECK(mmap(at, len, RW, MAP_SHARED | MAP_FIXED, file, 0) == at);
+    fill(at, len, 8);
+    large = mremap(at, len, 2 * len, MREMAP_MAYMOVE);
+    CHECK(large != MAP_FAILED && is_filled(large, len, 8));
+    fill(large, 2 * len, 9);
+    uint64_t word;
+    CHECK(pread(file, &word, 8, len) == 8 && word == ((uint64_t *)large)[len / 8]);
+    CHECK(munmap(large, 2 * len) == 0);
+    close(file);
+
+    /* What cannot grow stays where it was, as it was. */
+    at = map(len);
+    fill(at, len, 10);
+    CHECK(mprotect(at, len, PROT_READ) == 0);
+    struct rlimit before, tight;
+    CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+    tight = before;
+    tight.rlim_cur = status_kib("VmSize") * KIB + 4 * len;
+    CHECK(setrlimit(RLIMIT_AS, &tight) == 0);
+    errno = 0;
+    CHECK(mremap(at, len, 64 * len, MREMAP_MAYMOVE) == MAP_FAILED && errno == ENOMEM);
+    CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+    CHECK(is_filled(at, len, 10) && store(at) == SIGSEGV);
+    CHECK(munmap(at, len) == 0);
+}
+
 /* As a growing array does. */
 static void grow_step_by_step(void) {
     size_t len = 64 * KIB;
@@ -59,6 +98,8 @@ int main(void) {
     static const size_t sizes[] = {128 * KIB, 1 * MIB, 4 * MIB, 32 * MIB};
     for (size_t n = 0; n < 4; n++)
         one(sizes[n]);
+    for (size_t n = 0; n < 4; n++)
+        grow_with_its_state(sizes[n]);
     grow_step_by_step();
     /* And realloc, by a fixed sequence. */
     unsigned state = 1;
