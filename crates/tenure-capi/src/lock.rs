@@ -137,13 +137,8 @@ pub unsafe extern "C" fn tenure_mmap(
     let mapped = run("tenure_mmap", || {
         if flags & TENURE_MAP_LOCKONFAULT == 0 {
             // SAFETY: mmap's own contract, which the header passes on to the caller.
-            let at = unsafe { libc::mmap(addr, len, prot, flags, fd, off) };
-            if at == libc::MAP_FAILED {
-                let error = std::io::Error::last_os_error();
-                let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
-                return Err(Failure::new(errno, format!("mmap failed: {error}; see mmap(2)")));
-            }
-            return Ok(at);
+            let at = unsafe { lock::mmap(addr.cast(), len, prot, flags, fd, off)? };
+            return Ok(at.cast());
         }
         let flags = flags & !TENURE_MAP_LOCKONFAULT;
         // SAFETY: as above.

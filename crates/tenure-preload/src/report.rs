@@ -226,6 +226,12 @@ fn retired(text: &mut Text<4096>) -> std::fmt::Result {
         ZAPPED_BEFORE.get(),
         Bytes(ZAPPED_BEFORE_BYTES.get()),
         Bytes(pending.bytes),
+    )?;
+    writeln!(
+        text,
+        "  longest stall: {:.3} ms in a munmap of the program's, {:.3} ms of others by a slice of a teardown",
+        LONGEST_MUNMAP_NS.get() as f64 / 1e6,
+        retire::longest_slice().as_secs_f64() * 1e3,
     )
 }
 

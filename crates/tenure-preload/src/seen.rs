@@ -26,6 +26,13 @@ impl Counter {
         }
     }
 
+    /// Keeps the largest.
+    pub fn at_least(&self, n: u64) {
+        if COUNTING.load(Ordering::Relaxed) {
+            self.0.fetch_max(n, Ordering::Relaxed);
+        }
+    }
+
     #[inline]
     pub fn one(&self) {
         self.add(1);
@@ -50,6 +57,8 @@ counters! {
     MUNMAPS_OF_POOL,
     MUNMAPS_RETIRED,
     RETIRED_BYTES,
+    /// The longest that a munmap of the program's took, by whatever way.
+    LONGEST_MUNMAP_NS,
     /// MAP_FIXED and shrinking mremap whose pages went beforehand.
     ZAPPED_BEFORE,
     ZAPPED_BEFORE_BYTES,

@@ -48,6 +48,20 @@ fn coverage() {
     assert!(text.contains("not seen: raw system calls"), "{text}");
 }
 
+/// What a munmap cost its caller and, at worst, everybody else.
+#[test]
+fn the_longest_stall() {
+    let program = program!("deferral.c");
+    let report = program.dir().join("report");
+    let name = report.to_str().expect("a plain name");
+    done("deferral", &mut program.under(&[UNMAP, ("TENURE_REPORT", name)], None));
+    let text = std::fs::read_to_string(&report).expect("there is a report");
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("longest stall: "));
+    let line = line.unwrap_or_else(|| panic!("no longest stall: {text}"));
+    let times: Vec<f64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+    assert!(times.len() == 2 && times.iter().all(|ms| (0.001..10_000.0).contains(ms)), "{line}");
+}
+
 /// A malloc of the program's own is not replaced, and the report says so.
 #[test]
 fn coverage_of_an_own_malloc() {

@@ -1,11 +1,14 @@
-//! A million runs of random size, on threads and with forks, leave nothing behind.
+//! A million runs and retired mappings of random size, on threads and with forks, leave nothing behind.
 
 mod pool_kit;
+mod retire_kit;
 
 use pool_kit::*;
+use retire_kit::{status, touch, unmap, untouched, MIB, PAGE};
 use std::ptr::NonNull;
 use std::time::Duration;
 use tenure::pool::{self, Settings};
+use tenure::retire;
 use tenure_testkit::pages::{lazyfree_total, map_count, rss};
 use tenure_testkit::{in_child, this_test};
 
@@ -65,12 +68,6 @@ fn on_threads(count: usize) {
     });
 }
 
-fn locked() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = text.lines().find_map(|l| l.strip_prefix("VmLck:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
-}
-
 #[test]
 fn a_million_cycles_leave_nothing() {
     in_child(this_test!(), &[], || {
@@ -83,7 +80,7 @@ fn a_million_cycles_leave_nothing() {
             wait_for("all returned", Duration::from_secs(20), |s| s.warm + s.offered == 0);
             let stats = pool::stats();
             assert_eq!((stats.in_use, stats.in_use_bytes), (0, 0), "{stats:?}");
-            (rss(), lazyfree_total(), locked(), map_count(), stats.returned as usize)
+            (rss(), lazyfree_total(), status("VmLck:"), map_count(), stats.returned as usize)
         };
         on_threads(100_000);
         let before = settle();
@@ -99,5 +96,88 @@ fn a_million_cycles_leave_nothing() {
         assert!(after.3 <= before.3 + more, "mappings: {before:?}, then {after:?}");
         assert!(pool::stats().realloc_moved > 100, "{:?}", pool::stats());
         println!("{:?}", pool::stats());
+    });
+}
+
+/// In turn a run of the pool's and a mapping that is retired, some of them locked.
+fn mixed_cycles(thread: u64, count: usize) {
+    let mut random = Random(thread + 100);
+    for n in 0..count {
+        if n % 2 == 0 {
+            let size = 1 + random.below(if n % 64 == 0 { 8 * MIB } else { 200 << 10 });
+            let p = take(size);
+            bytes(p, size)[size - 1] = n as u8;
+            give(p);
+        } else {
+            // From 4 MiB on mappings are moved away, below that they go in slices.
+            let pages = if n % 16 == 1 { 1024 + random.below(2048) } else { 1 + random.below(96) };
+            let len = PAGE * pages;
+            let at = untouched(len);
+            touch(at, len.min(4 * PAGE));
+            if n % 31 == 0 {
+                // Refused for an ordinary user above the limit: the cycle is none the worse.
+                // SAFETY: a mapping of ours.
+                unsafe { libc::syscall(libc::SYS_mlock2, at, len, 1) };
+            }
+            unmap(at, len).unwrap();
+        }
+        if n % 25_000 == 0 {
+            // SAFETY: the child ends at once.
+            match unsafe { libc::fork() } {
+                // SAFETY: ends the child.
+                0 => unsafe { libc::_exit(0) },
+                pid => {
+                    let mut status = 0;
+                    // SAFETY: waits for the child made above.
+                    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+                    assert_eq!(status, 0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_million_cycles_with_retires_leave_nothing() {
+    in_child(this_test!(), &[], || {
+        let settings = Settings::default()
+            .with_offer_after(Duration::from_millis(20))
+            .with_return_after(Duration::from_millis(100));
+        pool::configure(settings);
+        pool::prepare().unwrap();
+        retire::prepare().unwrap();
+        retire::configure(retire::Settings::default().with_min_bytes(128 << 10));
+        let on_threads = |count: usize| {
+            std::thread::scope(|scope| {
+                for thread in 0..4 {
+                    scope.spawn(move || mixed_cycles(thread, count / 4));
+                }
+            });
+        };
+        let settle = || {
+            assert!(retire::drain(Some(Duration::from_secs(60))), "{:?}", retire::pending());
+            wait_for("all returned", Duration::from_secs(60), |s| s.warm + s.offered == 0);
+            (rss(), lazyfree_total(), status("VmLck:"), map_count())
+        };
+        // The first run of a size makes two mappings of the pool's reservation.
+        let mut size = 4 * PAGE;
+        while size < 9 * MIB {
+            give(take(size));
+            size += size / 16;
+        }
+        on_threads(50_000);
+        let before = settle();
+        on_threads(1_000_000);
+        let after = settle();
+        println!("resident, lazily freed, locked, mappings: {before:?}, then {after:?}");
+        assert!(after.0 <= before.0 + 4 * MIB as u64, "{before:?}, then {after:?}");
+        assert_eq!((after.1, after.2), (0, 0));
+        // A run with huge pages in a part of it is two mappings.
+        assert!(after.3 <= before.3 + 16, "{before:?}, then {after:?}");
+        assert_eq!(pool::stats().in_use, 0);
+        let total = tenure::stats().total;
+        assert_eq!(total.torn_down_bytes, total.retired_moved_bytes);
+        assert!(total.retired_moved > 50_000, "{total:?}");
+        assert!(total.retired_in_slices_bytes > 10 << 30, "{total:?}");
     });
 }

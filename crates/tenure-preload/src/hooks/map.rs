@@ -8,6 +8,7 @@ use crate::{engage, keeper, seen};
 use std::ffi::{c_int, c_long, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 use tenure::pool::mapped::{self, Unmapped};
 use tenure::populate::{Access, Populate};
 use tenure::{pool, retire};
@@ -268,8 +269,10 @@ unsafe fn munmap_of_pool(at: *mut c_void, len: usize) -> Option<c_int> {
 #[inline(never)]
 unsafe fn munmap_retired(at: *mut c_void, len: usize) -> c_int {
     let errno = Errno::keep();
+    let began = Instant::now();
     // SAFETY: the program's call.
     let done = unsafe { retire::munmap_raw(at.cast(), len) };
+    seen::LONGEST_MUNMAP_NS.at_least(began.elapsed().as_nanos() as u64);
     drop(errno);
     keeper::ask();
     match done {

@@ -201,8 +201,8 @@ fn answer_all(listener: OwnedFd, shared: &Shared) {
         }
         // SAFETY: the call succeeded, so the kernel has filled in the fields that it had from the
         // start; all are plain numbers.
-        let (id, thread, number) =
-            unsafe { (asked.known.id, asked.known.pid, asked.known.data.nr) };
+        let known = unsafe { asked.known };
+        let (id, thread, number) = (known.id, known.pid, known.data.nr);
         let mut response = Response { room: [0; 64] };
         let errno = shared.judge(thread, number);
         response.known = libc::seccomp_notif_resp {

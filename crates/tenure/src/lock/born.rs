@@ -11,6 +11,32 @@ use crate::os::{self, maps, raw_map, reserve};
 use crate::range::PageRange;
 use rustix::fd::AsFd;
 
+/// `mmap(2)`: what [`mmap_on_fault`] is without the lock, for callers that choose by a flag.
+///
+/// # Errors
+/// `mmap`'s, with its errno.
+///
+/// # Safety
+/// As [`mmap_on_fault`].
+pub unsafe fn mmap(
+    addr: *mut u8,
+    len: usize,
+    prot: i32,
+    flags: i32,
+    fd: i32,
+    off: i64,
+) -> Result<*mut u8> {
+    // SAFETY: the caller's promise.
+    let at = unsafe { raw_map::map(addr as usize, len, prot, flags, fd, off) };
+    at.map(|at| at as *mut u8).map_err(|errno| failed("mmap", addr as usize, len, errno))
+}
+
+fn failed(call: &'static str, start: usize, len: usize, errno: rustix::io::Errno) -> Error {
+    Error::new(ErrorKind::System, call, format!("mmap failed: {errno}"), "see mmap(2)")
+        .with_errno(errno.raw_os_error())
+        .on(start, len)
+}
+
 /// Maps memory as `mmap(2)` does, locked on fault from birth: no page that is ever touched there is
 /// paged out. It is what `MAP_LOCKONFAULT` was proposed for; `flags` and `prot` are `mmap`'s own, and
 /// `fd` is -1 for anonymous memory. The whole length is charged against `RLIMIT_MEMLOCK`, and the
@@ -38,11 +64,7 @@ pub unsafe fn mmap_on_fault(
     let call = "mmap_on_fault";
     let page = os::page_size();
     let start = addr as usize;
-    let failed = |errno: rustix::io::Errno| {
-        Error::new(ErrorKind::System, call, format!("mmap failed: {errno}"), "see mmap(2)")
-            .with_errno(errno.raw_os_error())
-            .on(start, len)
-    };
+    let failed = |errno| failed(call, start, len, errno);
     if flags & libc::MAP_LOCKED != 0 {
         let why = "MAP_LOCKED asks for all pages now, and a lock on fault for none";
         let remedy = "leave MAP_LOCKED out, or lock it with When::Now";

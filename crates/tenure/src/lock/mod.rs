@@ -49,7 +49,7 @@ mod within;
 
 pub use account::{account, Account};
 pub use all::{mlockall, munlockall2, Scope};
-pub use born::mmap_on_fault;
+pub use born::{mmap, mmap_on_fault};
 pub use explain::{explain, Explanation, Verdict};
 pub use gradually::{gradually, Gradual};
 pub use guard::{lock, Lock};

@@ -190,10 +190,10 @@ impl Pagemap {
                 return_mask: PRESENT,
                 ..ScanArg::default()
             };
+            let fd = self.fd.as_raw_fd();
             // SAFETY: the argument and the vector it names live through the call and have the
             // layout that the kernel defines; without the write-protect flag the call only reads.
-            let count =
-                unsafe { libc::ioctl(self.fd.as_raw_fd(), IOC_SCAN as libc::Ioctl, &mut argument) };
+            let count = unsafe { libc::ioctl(fd, IOC_SCAN as libc::Ioctl, &mut argument) };
             if count < 0 {
                 match last_errno() {
                     Errno::INTR | Errno::AGAIN => continue,

@@ -266,6 +266,12 @@ pub fn pending() -> Pending {
     Pending { bytes: records.bytes(), mappings: records.mappings() }
 }
 
+/// The longest that one slice of a teardown has taken so far, and other threads' calls for mappings may have
+/// waited for it. Zero: none was needed.
+pub fn longest_slice() -> Duration {
+    teardown::longest_slice()
+}
+
 /// Waits until all memory is back; the caller helps. `false`: not within `timeout`. `None` waits for as long
 /// as it takes: where the kernel keeps refusing a munmap, until it no longer does.
 pub fn drain(timeout: Option<Duration>) -> bool {

@@ -131,6 +131,10 @@ fn note_longest(time: Duration) {
     COUNTERS.retire_longest_slice_ns.fetch_max(ns, Ordering::Relaxed);
 }
 
+pub(super) fn longest_slice() -> Duration {
+    Duration::from_nanos(COUNTERS.retire_longest_slice_ns.load(Ordering::Relaxed))
+}
+
 fn unmap(range: PageRange) -> Result<(), Errno> {
     let mut tries = 0;
     loop {
