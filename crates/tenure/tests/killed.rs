@@ -1,0 +1,112 @@
+//! SIGKILL in the middle of everything leaves nothing behind: no memory, no process, no file.
+
+mod retire_kit;
+
+use retire_kit::*;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tenure::populate::{Access, Populate};
+use tenure::{lock, pool, retire, volatile, Mapping};
+use tenure_testkit::{or_skip, run_child, this_test, MemoryCgroup};
+
+/// The names in the directories in which something could be left.
+fn names(temporary: &Path) -> BTreeSet<PathBuf> {
+    let entries = |place: &Path| std::fs::read_dir(place).into_iter().flatten().flatten();
+    let shared = entries(Path::new("/dev/shm")).map(|entry| entry.path());
+    let shared = shared.filter(|path| path.to_string_lossy().contains("tenure"));
+    shared.chain(entries(temporary).map(|entry| entry.path())).collect()
+}
+
+/// System V segments, message queues' and semaphores' lines.
+fn shared() -> [usize; 3] {
+    ["shm", "msg", "sem"].map(|kind| {
+        let text = std::fs::read_to_string(format!("/proc/sysvipc/{kind}")).unwrap_or_default();
+        text.lines().count()
+    })
+}
+
+/// Uses every promise on several threads, until it is killed.
+fn use_everything() {
+    retire::prepare().unwrap();
+    retire::configure(retire::Settings::default().with_min_bytes(MIB));
+    pool::prepare().unwrap();
+    let settings = volatile::Settings::default().with_offer_after(Duration::from_millis(1));
+    volatile::configure(settings);
+    let mut marked = Mapping::anonymous(64 * MIB).unwrap();
+    marked.as_mut_slice().fill(1);
+    // SAFETY: the mapping lives as long as the process.
+    unsafe { volatile::mark(marked.as_mut_ptr(), marked.len()).unwrap() };
+    let locked = Mapping::anonymous(MIB).unwrap();
+    let guard = lock::lock(locked.as_ptr(), MIB, lock::When::Now).unwrap();
+    let large = Mapping::anonymous(256 * MIB).unwrap();
+    let background = Populate::new(large.as_ptr(), large.len(), Access::Write).start().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| loop {
+            let p = pool::alloc(3 * MIB, 1, true).unwrap();
+            // SAFETY: the run is this thread's, and given back once.
+            unsafe {
+                p.as_ptr().write_bytes(1, 3 * MIB);
+                pool::free(p);
+            }
+        });
+        scope.spawn(|| loop {
+            unmap(written(64 * MIB), 64 * MIB).unwrap();
+        });
+        scope.spawn(|| loop {
+            forked(|| {
+                let at = written(8 * MIB);
+                i32::from(retire::prepare().is_err() || unmap(at, 8 * MIB).is_err())
+            });
+        });
+    });
+    drop((guard, background));
+}
+
+#[test]
+fn sigkill_leaves_nothing() {
+    let body = || {
+        let round: u64 = std::env::var("KILLED_ROUND").unwrap().parse().unwrap();
+        let directory = std::env::var("KILLED_GROUP").unwrap();
+        std::fs::write(format!("{directory}/cgroup.procs"), "0").unwrap();
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(150 * round));
+            // SAFETY: no memory is concerned.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        });
+        use_everything();
+    };
+    if std::env::var_os("KILLED_ROUND").is_some() {
+        run_child(this_test!(), &[], body);
+    }
+    let group = or_skip!(MemoryCgroup::create("killed", 2 << 30));
+    let directory = group.path().to_str().unwrap().to_owned();
+    let temporary = std::env::temp_dir().join(format!("tenure-killed-{}", std::process::id()));
+    let of_its_own = temporary.to_str().unwrap().to_owned();
+    std::fs::create_dir_all(&temporary).unwrap();
+    let before = (names(&temporary), shared());
+    for round in 1..=6u64 {
+        let number = round.to_string();
+        let env = [
+            ("KILLED_GROUP", directory.as_str()),
+            ("KILLED_ROUND", &number),
+            ("TMPDIR", &of_its_own),
+        ];
+        let result = run_child(this_test!(), &env, body);
+        assert_eq!(result.signal(), Some(libc::SIGKILL), "{} {}", result.status, result.output);
+        // A child in the middle of its own ends by itself.
+        let began = Instant::now();
+        while !group.procs().is_empty() {
+            assert!(began.elapsed() < Duration::from_secs(60), "{:?} go on", group.procs());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // The kernel's counts lag behind by a batch for each processor.
+        while group.anon() >= MIB as u64 {
+            assert!(began.elapsed() < Duration::from_secs(60), "{} bytes stay", group.anon());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    assert!(group.peak().is_none_or(|peak| peak > 64 << 20), "{:?}: it did nothing", group.peak());
+    assert_eq!((names(&temporary), shared()), before);
+    std::fs::remove_dir(&temporary).unwrap();
+}
