@@ -146,6 +146,56 @@
 #define TENURE_POPULATE_NO_ALLOCATE 8
 
 /**
+ * Not locked.
+ */
+#define TENURE_LOCK_NONE 0
+
+/**
+ * Locked in full: what was resident when it was locked, and all that is touched.
+ */
+#define TENURE_LOCK_FULL 1
+
+/**
+ * Locked on fault: each page from its first touch on.
+ */
+#define TENURE_LOCK_ON_FAULT 2
+
+/**
+ * Never paged out, locked or not: hugetlb, secretmem.
+ */
+#define TENURE_LOCK_ALWAYS_RESIDENT 3
+
+/**
+ * The kernel's own calls succeed and lock nothing: MAP_DROPPABLE, device memory.
+ */
+#define TENURE_LOCK_IMPOSSIBLE 4
+
+/**
+ * Of a kind that this header does not name.
+ */
+#define TENURE_LOCK_OTHER 5
+
+/**
+ * The limit allows it.
+ */
+#define TENURE_LOCK_FITS 0
+
+/**
+ * No limit holds: it is unlimited, or CAP_IPC_LOCK lifts it.
+ */
+#define TENURE_LOCK_EXEMPT 1
+
+/**
+ * The soft limit is too low, and the process may raise it by itself.
+ */
+#define TENURE_LOCK_RAISE_SOFT 2
+
+/**
+ * The hard limit is too low: whoever starts the process must raise it.
+ */
+#define TENURE_LOCK_RAISE_HARD 3
+
+/**
  * For tenure_retire_settings.pending_max: found from the limits that hold for the process.
  */
 #define TENURE_PENDING_AUTOMATIC UINT64_MAX
@@ -176,6 +226,11 @@ struct tenure_cache;
  * A lock on fault whose pages become resident in the background. Opaque.
  */
 struct tenure_gradual;
+
+/**
+ * A counted lock. Opaque.
+ */
+struct tenure_held;
 
 /**
  * Where a make callback puts the value that it makes.
@@ -449,6 +504,71 @@ struct tenure_populate_result {
      * The lowest page that was not populated; NULL: all were. Everything before it is.
      */
     void *first_missing;
+};
+
+/**
+ * How a part of a range in one mapping is locked.
+ */
+struct tenure_lock_part {
+    /**
+     * Its first address.
+     */
+    uint64_t start;
+    /**
+     * Its length.
+     */
+    uint64_t len_bytes;
+    /**
+     * How many of its bytes are in memory, in pages of their own.
+     */
+    uint64_t resident_bytes;
+    /**
+     * One of TENURE_LOCK_NONE to TENURE_LOCK_OTHER.
+     */
+    uint32_t state;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+};
+
+/**
+ * Whether so much more could be locked, and the numbers behind it. UINT64_MAX is an unlimited limit.
+ */
+struct tenure_lock_answer {
+    /**
+     * What was asked about, in whole pages.
+     */
+    uint64_t bytes;
+    /**
+     * Charged already (VmLck).
+     */
+    uint64_t locked_bytes;
+    /**
+     * The limit that would be enough.
+     */
+    uint64_t limit_needed_bytes;
+    /**
+     * RLIMIT_MEMLOCK as it holds.
+     */
+    uint64_t soft_limit_bytes;
+    /**
+     * What it may be raised to.
+     */
+    uint64_t hard_limit_bytes;
+    /**
+     * What the machine, or the tightest memory cgroup, has free: a lock of more may be allowed and
+     * then end in the kernel's OOM killer.
+     */
+    uint64_t memory_free_bytes;
+    /**
+     * One of TENURE_LOCK_FITS to TENURE_LOCK_RAISE_HARD.
+     */
+    uint32_t verdict;
+    /**
+     * 1: the calling thread has CAP_IPC_LOCK, and capabilities lift the limit here.
+     */
+    uint32_t has_ipc_lock;
 };
 
 /**
@@ -1332,6 +1452,47 @@ int tenure_populate_detach(struct tenure_populating *p);
  */
 int tenure_discard(void *addr,
                    size_t len);
+
+/**
+ * Locks the pages that [addr, addr + len) touches, as tenure_mlock2 does, and counted: overlapping
+ * locks nest, and tenure_unlock leaves locked what another one, tenure_mlock2 or tenure_mlockall
+ * still wants locked. NULL on failure.
+ *
+ * Errors: as tenure_mlock2. Nothing is locked then.
+ */
+struct tenure_held *tenure_lock(const void *addr, size_t len, unsigned int flags);
+
+/**
+ * Gives a lock back and frees the handle; NULL is nothing to do. Before or after the memory is
+ * unmapped is the same. In a forked child it unlocks nothing, for a child inherits no locks.
+ */
+void tenure_unlock(struct tenure_held *l);
+
+/**
+ * Writes how [addr, addr + len) is locked in fact, by the kernel's own books, mapping by mapping in
+ * order of address: at most `room` parts of `part_size` bytes each (sizeof(struct tenure_lock_part)).
+ * Where two parts do not touch, nothing is mapped between. Returns how many parts there are, which may
+ * be more than `room`; `parts` may be NULL with a `room` of 0.
+ *
+ * Cost: a reading of /proc/self/smaps up to the end of the range (10 ns for each resident page).
+ *
+ * Errors: EINVAL: empty or wrapping; NULL with a room. E2BIG: part_size is no structure's. Others:
+ * /proc/self/smaps or /proc/self/pagemap could not be read.
+ */
+int tenure_lock_receipt(const void *addr,
+                        size_t len,
+                        struct tenure_lock_part *parts,
+                        size_t part_size,
+                        size_t room);
+
+/**
+ * Says whether `bytes` more could be locked, without locking anything: 0: yes; 1: no, and
+ * tenure_last_error() then says what is missing and what to write for a shell, systemd, Docker and
+ * Kubernetes. `out` may be NULL; else it has `size` bytes. Cost: about 200 us.
+ *
+ * Errors: EINVAL, E2BIG: the size is no structure's. Others: /proc is not mounted.
+ */
+int tenure_lock_explain(uint64_t bytes, struct tenure_lock_answer *out, size_t size);
 
 /**
  * Locks [addr, addr + len) on fault, and makes it resident in the background: usable at once, whole

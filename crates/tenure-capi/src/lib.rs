@@ -19,6 +19,7 @@ pub mod cache;
 pub mod lock;
 pub mod populate;
 
+pub mod lock_guard;
 pub mod lock_more;
 
 pub mod pool;

@@ -15,13 +15,25 @@ pub const TENURE_MAP_LOCKONFAULT: c_int = 0x0100_0000;
 
 /// The pages that the range touches, as the kernel's own calls take it. What would wrap around stays as
 /// it is, to be refused with its own numbers.
-fn whole_pages(addr: *const c_void, len: usize) -> (*const u8, usize) {
+pub(crate) fn whole_pages(addr: *const c_void, len: usize) -> (*const u8, usize) {
     // SAFETY: reads a constant of the system.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
     let before = addr as usize % page;
     match len.checked_add(before).and_then(|len| len.checked_next_multiple_of(page)) {
         Some(whole) if len > 0 => (addr.cast::<u8>().wrapping_sub(before), whole),
         _ => (addr.cast(), len),
+    }
+}
+
+/// The one kind of lock that the flags name.
+pub(crate) fn kind(flags: c_uint) -> Result<When, Failure> {
+    match flags {
+        TENURE_MLOCK_LOCKED => Ok(When::Now),
+        TENURE_MLOCK_ONFAULT => Ok(When::OnFault),
+        _ => Err(Failure::invalid(format!(
+            "flags {flags:#x} are not one kind of lock; pass either TENURE_MLOCK_LOCKED (1) or \
+             TENURE_MLOCK_ONFAULT (2)"
+        ))),
     }
 }
 
@@ -43,16 +55,7 @@ fn whole_pages(addr: *const c_void, len: usize) -> (*const u8, usize) {
 #[no_mangle]
 pub unsafe extern "C" fn tenure_mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int {
     status("tenure_mlock2", || {
-        let when = match flags {
-            TENURE_MLOCK_LOCKED => When::Now,
-            TENURE_MLOCK_ONFAULT => When::OnFault,
-            _ => {
-                return Err(Failure::invalid(format!(
-                "flags {flags:#x} are not one kind of lock; pass either TENURE_MLOCK_LOCKED (1) \
-                     or TENURE_MLOCK_ONFAULT (2)"
-            )))
-            }
-        };
+        let when = kind(flags)?;
         let (addr, len) = whole_pages(addr, len);
         lock::mlock2(addr, len, when)?;
         Ok(0)

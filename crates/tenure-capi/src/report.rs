@@ -75,6 +75,11 @@ pub(crate) fn run<T>(call: &str, body: impl FnOnce() -> Outcome<T>) -> Option<T>
     }
 }
 
+/// Leaves a sentence for `tenure_last_error` behind a call that succeeds.
+pub(crate) fn note(call: &str, failure: &Failure) {
+    record(call, failure);
+}
+
 #[cold]
 fn record(call: &str, failure: &Failure) {
     let mut text = format!("{call}: {}", failure.text);

@@ -1,0 +1,196 @@
+//! Counted locks, what is locked in fact, and whether more could be.
+
+use crate::lock::{kind, whole_pages};
+use crate::report::{pointer, status, Failure};
+use crate::sized;
+use libc::{c_int, c_uint, c_void};
+use tenure_core::lock::{self, Lock, State, Verdict};
+
+/// A counted lock. Opaque.
+pub struct tenure_held {
+    _held: Lock,
+}
+
+/// Not locked.
+pub const TENURE_LOCK_NONE: u32 = 0;
+/// Locked in full: what was resident when it was locked, and all that is touched.
+pub const TENURE_LOCK_FULL: u32 = 1;
+/// Locked on fault: each page from its first touch on.
+pub const TENURE_LOCK_ON_FAULT: u32 = 2;
+/// Never paged out, locked or not: hugetlb, secretmem.
+pub const TENURE_LOCK_ALWAYS_RESIDENT: u32 = 3;
+/// The kernel's own calls succeed and lock nothing: MAP_DROPPABLE, device memory.
+pub const TENURE_LOCK_IMPOSSIBLE: u32 = 4;
+/// Of a kind that this header does not name.
+pub const TENURE_LOCK_OTHER: u32 = 5;
+
+/// How a part of a range in one mapping is locked.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct tenure_lock_part {
+    /// Its first address.
+    pub start: u64,
+    /// Its length.
+    pub len_bytes: u64,
+    /// How many of its bytes are in memory, in pages of their own.
+    pub resident_bytes: u64,
+    /// One of TENURE_LOCK_NONE to TENURE_LOCK_OTHER.
+    pub state: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// The limit allows it.
+pub const TENURE_LOCK_FITS: u32 = 0;
+/// No limit holds: it is unlimited, or CAP_IPC_LOCK lifts it.
+pub const TENURE_LOCK_EXEMPT: u32 = 1;
+/// The soft limit is too low, and the process may raise it by itself.
+pub const TENURE_LOCK_RAISE_SOFT: u32 = 2;
+/// The hard limit is too low: whoever starts the process must raise it.
+pub const TENURE_LOCK_RAISE_HARD: u32 = 3;
+
+/// Whether so much more could be locked, and the numbers behind it. UINT64_MAX is an unlimited limit.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct tenure_lock_answer {
+    /// What was asked about, in whole pages.
+    pub bytes: u64,
+    /// Charged already (VmLck).
+    pub locked_bytes: u64,
+    /// The limit that would be enough.
+    pub limit_needed_bytes: u64,
+    /// RLIMIT_MEMLOCK as it holds.
+    pub soft_limit_bytes: u64,
+    /// What it may be raised to.
+    pub hard_limit_bytes: u64,
+    /// What the machine, or the tightest memory cgroup, has free: a lock of more may be allowed and
+    /// then end in the kernel's OOM killer.
+    pub memory_free_bytes: u64,
+    /// One of TENURE_LOCK_FITS to TENURE_LOCK_RAISE_HARD.
+    pub verdict: u32,
+    /// 1: the calling thread has CAP_IPC_LOCK, and capabilities lift the limit here.
+    pub has_ipc_lock: u32,
+}
+
+/// Locks the pages that [addr, addr + len) touches, as tenure_mlock2 does, and counted: overlapping
+/// locks nest, and tenure_unlock leaves locked what another one, tenure_mlock2 or tenure_mlockall
+/// still wants locked. NULL on failure.
+///
+/// Errors: as tenure_mlock2. Nothing is locked then.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_lock(
+    addr: *const c_void,
+    len: usize,
+    flags: c_uint,
+) -> *mut tenure_held {
+    pointer("tenure_lock", || {
+        let when = kind(flags)?;
+        let (addr, len) = whole_pages(addr, len);
+        let held = lock::lock(addr, len, when)?;
+        Ok(Box::into_raw(Box::new(tenure_held { _held: held })))
+    })
+}
+
+/// Gives a lock back and frees the handle; NULL is nothing to do. Before or after the memory is
+/// unmapped is the same. In a forked child it unlocks nothing, for a child inherits no locks.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_unlock(l: *mut tenure_held) {
+    if !l.is_null() {
+        // SAFETY: from `tenure_lock`, and not given back yet, as the header asks of the caller.
+        let held = unsafe { Box::from_raw(l) };
+        status("tenure_unlock", move || {
+            drop(held);
+            Ok(0)
+        });
+    }
+}
+
+/// Writes how [addr, addr + len) is locked in fact, by the kernel's own books, mapping by mapping in
+/// order of address: at most `room` parts of `part_size` bytes each (sizeof(struct tenure_lock_part)).
+/// Where two parts do not touch, nothing is mapped between. Returns how many parts there are, which may
+/// be more than `room`; `parts` may be NULL with a `room` of 0.
+///
+/// Cost: a reading of /proc/self/smaps up to the end of the range (10 ns for each resident page).
+///
+/// Errors: EINVAL: empty or wrapping; NULL with a room. E2BIG: part_size is no structure's. Others:
+/// /proc/self/smaps or /proc/self/pagemap could not be read.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_lock_receipt(
+    addr: *const c_void,
+    len: usize,
+    parts: *mut tenure_lock_part,
+    part_size: usize,
+    room: usize,
+) -> c_int {
+    status("tenure_lock_receipt", || {
+        let (addr, len) = whole_pages(addr, len);
+        let receipt = lock::receipt(addr, len)?;
+        for (at, part) in receipt.parts.iter().enumerate().take(room) {
+            let part = tenure_lock_part {
+                start: part.start as u64,
+                len_bytes: part.len as u64,
+                resident_bytes: part.resident_bytes,
+                state: state(part.state),
+                reserved: 0,
+            };
+            let to = parts.cast::<u8>().wrapping_add(at * part_size).cast();
+            // SAFETY: the caller's array has `room` parts of that size; integers without padding.
+            unsafe { sized::write(to, part_size, &part) }?;
+        }
+        Ok(c_int::try_from(receipt.parts.len()).unwrap_or(c_int::MAX))
+    })
+}
+
+fn state(state: State) -> u32 {
+    match state {
+        State::Unlocked => TENURE_LOCK_NONE,
+        State::Full => TENURE_LOCK_FULL,
+        State::OnFault => TENURE_LOCK_ON_FAULT,
+        State::AlwaysResident(_) => TENURE_LOCK_ALWAYS_RESIDENT,
+        State::Impossible(_) => TENURE_LOCK_IMPOSSIBLE,
+        _ => TENURE_LOCK_OTHER,
+    }
+}
+
+/// Says whether `bytes` more could be locked, without locking anything: 0: yes; 1: no, and
+/// tenure_last_error() then says what is missing and what to write for a shell, systemd, Docker and
+/// Kubernetes. `out` may be NULL; else it has `size` bytes. Cost: about 200 us.
+///
+/// Errors: EINVAL, E2BIG: the size is no structure's. Others: /proc is not mounted.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_lock_explain(
+    bytes: u64,
+    out: *mut tenure_lock_answer,
+    size: usize,
+) -> c_int {
+    let call = "tenure_lock_explain";
+    status(call, || {
+        let found = lock::explain(bytes)?;
+        let limit = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
+        let account = found.account;
+        let answer = tenure_lock_answer {
+            bytes: found.bytes,
+            locked_bytes: account.locked,
+            limit_needed_bytes: found.limit_needed,
+            soft_limit_bytes: limit(account.soft),
+            hard_limit_bytes: limit(account.hard),
+            memory_free_bytes: found.memory_free,
+            verdict: match found.verdict {
+                Verdict::Fits => TENURE_LOCK_FITS,
+                Verdict::Exempt => TENURE_LOCK_EXEMPT,
+                Verdict::RaiseSoft => TENURE_LOCK_RAISE_SOFT,
+                _ => TENURE_LOCK_RAISE_HARD,
+            },
+            has_ipc_lock: u32::from(account.ipc_lock && account.first_user_namespace),
+        };
+        if !out.is_null() {
+            // SAFETY: what the header asks of the caller; integers without padding.
+            unsafe { sized::write(out, size, &answer) }?;
+        }
+        if found.is_allowed() {
+            return Ok(0);
+        }
+        crate::report::note(call, &Failure::new(libc::ENOMEM, found.to_string()));
+        Ok(1)
+    })
+}
