@@ -32,6 +32,30 @@ fn cold_files_are_read_locked_and_unlocked_on_ctrl_c() {
 }
 
 #[test]
+fn each_event_is_an_object() {
+    let dir = or_skip!(directory());
+    let path = dir.path().join("a \"name\"\n");
+    cold(&path, 2 * MIB as usize);
+    let locker = Locker::on(&["--json"], &[dir.path()]);
+    let lines: Vec<serde_json::Value> = locker
+        .said
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|why| panic!("{line}: {why}")))
+        .collect();
+    let (first, ready) = (&lines[0], &lines[lines.len() - 1]);
+    assert_eq!((&first["event"], &first["bytes"]), (&"locked".into(), &(2 * MIB).into()));
+    assert_eq!(first["path"].as_str(), path.to_str());
+    assert_eq!((&ready["event"], &ready["files"]), (&"ready".into(), &1.into()));
+    assert_eq!(ready["bytes"].as_u64(), Some(locker.charged()));
+    assert_eq!(ready["resident_bytes"].as_u64(), Some(2 * MIB));
+    assert_eq!((&ready["not_locked_bytes"], &ready["on_fault"]), (&0.into(), &false.into()));
+    let (code, out, err) = locker.interrupt();
+    let last: serde_json::Value = serde_json::from_str(&out).expect("one object");
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    assert_eq!((&last["event"], &last["bytes"]), (&"unlocked".into(), &(2 * MIB).into()));
+}
+
+#[test]
 fn holes_and_empty_files_cost_nothing() {
     let dir = or_skip!(directory());
     std::fs::write(dir.path().join("empty"), b"").unwrap();

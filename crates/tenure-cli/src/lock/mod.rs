@@ -52,6 +52,7 @@ Examples:
   tenure lock /srv/model.bin
   tenure lock --follow -x /srv/www /usr/bin/postgres
   tenure lock --on-fault --follow /var/lib/db     what was used once is kept
+  tenure lock --follow --json /srv/www | jq -r .event
   systemd-run -p Type=notify -p LimitMEMLOCK=infinity tenure lock --follow /srv/index
 
 Exit codes: 0 unlocked on request, everything having been locked; 1 something could not be locked;
@@ -84,6 +85,10 @@ pub struct Args {
     /// Errors only.
     #[arg(short, long)]
     quiet: bool,
+    /// Print a JSON object for each event, one to a line: locked, changed, released, trouble, ready,
+    /// unlocked.
+    #[arg(long, conflicts_with = "quiet")]
+    json: bool,
 }
 
 /// Runs the command.
@@ -92,7 +97,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let when = if args.on_fault { When::OnFault } else { When::Now };
     let way = Way { when, part: args.selection.range };
     let threads = args.threads.unwrap_or(0) as usize;
-    let mut told = Told::new(args.quiet, args.verbose);
+    let mut told = Told::new(args.quiet, args.verbose, args.json);
     check::raise_limit();
 
     // Where there is no inotify left (fs.inotify.max_user_instances), looking now and then must do.
@@ -109,7 +114,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let mut keep = Keep::new(way, threads, &interrupt);
     let done = AtomicU64::new(0);
-    let mut display = Display::new("reading", need.missing_pages, &done, args.quiet);
+    let mut display = Display::new("reading", need.missing_pages, &done, args.quiet || args.json);
     let events = keep.round(&found, Reason::Time, &done, || display.tick());
     drop(display);
     told.start(&events);
@@ -131,10 +136,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let _ = notify::tell("STOPPING=1");
     let failed = keep.troubles().next().is_some() || told.has_problems();
-    let files = counted(keep.held().count(), "file");
-    let bytes = size::show(keep.charged());
+    let (files, bytes) = (keep.held().count(), keep.charged());
     drop(keep);
-    told.say(&format!("unlocked {files}, {bytes}"));
+    told.unlocked(files, bytes);
     if failed {
         return Err(Failed.into());
     }

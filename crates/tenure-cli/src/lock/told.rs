@@ -6,27 +6,68 @@ use super::watch::Watch;
 use crate::files::{counted, Found, Problem};
 use crate::size;
 use rustix::io::Errno;
+use serde::Serialize;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use tenure::lock::{receipt_of_everything, State, When};
 
+/// A line of `--json`. Sizes are in bytes.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Line<'a> {
+    Locked { path: Cow<'a, str>, bytes: u64 },
+    Changed { path: Cow<'a, str>, bytes_before: u64, bytes: u64 },
+    Released { path: Cow<'a, str>, bytes: u64, why: &'a str },
+    Trouble { path: Cow<'a, str>, why: &'a str },
+    Ready(Ready),
+    Unlocked { files: usize, bytes: u64 },
+}
+
+#[derive(Clone, Copy, Serialize)]
+struct Ready {
+    files: usize,
+    /// Charged against `RLIMIT_MEMLOCK`.
+    bytes: u64,
+    resident_bytes: u64,
+    not_locked_bytes: u64,
+    holes_bytes: u64,
+    on_fault: bool,
+}
+
 /// The speaker.
 pub struct Told {
     quiet: bool,
     verbose: bool,
+    json: bool,
     problems: Vec<Problem>,
     unwatched: bool,
 }
 
 impl Told {
     /// `quiet`: errors only. `verbose`: also what is no news.
-    pub fn new(quiet: bool, verbose: bool) -> Told {
-        Told { quiet, verbose, problems: Vec::new(), unwatched: false }
+    pub fn new(quiet: bool, verbose: bool, json: bool) -> Told {
+        Told { quiet, verbose, json, problems: Vec::new(), unwatched: false }
     }
 
-    /// A line. Who keeps files in memory goes on when nobody listens any more.
-    pub fn say(&self, line: &str) {
+    /// A line for a person.
+    fn say(&self, line: &str) {
+        if !self.json {
+            self.put(line);
+        }
+    }
+
+    /// A line for a program.
+    fn object(&self, line: &Line<'_>) {
+        if self.json {
+            // No map with keys that are not strings: it cannot fail.
+            self.put(&serde_json::to_string(line).unwrap_or_default());
+        }
+    }
+
+    /// Who keeps files in memory goes on when nobody listens any more.
+    fn put(&self, line: &str) {
         if !self.quiet {
             let mut out = io::stdout().lock();
             let _ = writeln!(out, "{line}").and_then(|()| out.flush());
@@ -83,7 +124,7 @@ impl Told {
     pub fn start(&self, events: &[Event]) {
         for event in events {
             match event {
-                Event::Locked(..) if !self.verbose => {}
+                Event::Locked(..) if !self.verbose && !self.json => {}
                 event => self.event(event),
             }
         }
@@ -95,6 +136,18 @@ impl Told {
     }
 
     fn event(&self, event: &Event) {
+        self.object(&match event {
+            Event::Locked(path, bytes) => {
+                Line::Locked { path: path.to_string_lossy(), bytes: *bytes }
+            }
+            Event::Changed(path, before, after) => {
+                Line::Changed { path: path.to_string_lossy(), bytes_before: *before, bytes: *after }
+            }
+            Event::Released(path, bytes, why) => {
+                Line::Released { path: path.to_string_lossy(), bytes: *bytes, why }
+            }
+            Event::Trouble(path, why) => Line::Trouble { path: path.to_string_lossy(), why },
+        });
         match event {
             Event::Locked(path, bytes) => {
                 self.say(&format!("locked {} ({})", path.display(), size::show(*bytes)));
@@ -145,7 +198,21 @@ impl Told {
             ));
         }
         self.say(&format!("ready: {files} {how}, {charged}, {resident}"));
+        self.object(&Line::Ready(Ready {
+            files: keep.held().count(),
+            bytes: keep.charged(),
+            resident_bytes: truth.resident.min(keep.charged()),
+            not_locked_bytes: truth.unlocked,
+            holes_bytes: need.holes,
+            on_fault: when == When::OnFault,
+        }));
         Ok(())
+    }
+
+    /// The last line.
+    pub fn unlocked(&self, files: usize, bytes: u64) {
+        self.say(&format!("unlocked {}, {}", counted(files, "file"), size::show(bytes)));
+        self.object(&Line::Unlocked { files, bytes });
     }
 }
 

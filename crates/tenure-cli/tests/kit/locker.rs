@@ -26,7 +26,8 @@ impl Locker {
                 let _ = locker.child.stderr.take().expect("piped").read_to_string(&mut err);
                 panic!("it ended with {:?}: {}{err}", locker.child.wait(), locker.said);
             }
-            if locker.said[before..].starts_with("ready: ") {
+            let line = &locker.said[before..];
+            if line.starts_with("ready: ") || line.contains(r#""event":"ready""#) {
                 return locker;
             }
         }
