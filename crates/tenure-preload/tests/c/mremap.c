@@ -69,10 +69,11 @@ static void grow_with_its_state(size_t len) {
     struct rlimit before, tight;
     CHECK(getrlimit(RLIMIT_AS, &before) == 0);
     tight = before;
+    /* Far beyond it: what is retired is counted until it is torn down. */
     tight.rlim_cur = status_kib("VmSize") * KIB + 4 * len;
     CHECK(setrlimit(RLIMIT_AS, &tight) == 0);
     errno = 0;
-    CHECK(mremap(at, len, 64 * len, MREMAP_MAYMOVE) == MAP_FAILED && errno == ENOMEM);
+    CHECK(mremap(at, len, 65536 * MIB, MREMAP_MAYMOVE) == MAP_FAILED && errno == ENOMEM);
     CHECK(setrlimit(RLIMIT_AS, &before) == 0);
     CHECK(is_filled(at, len, 10) && store(at) == SIGSEGV);
     CHECK(munmap(at, len) == 0);
