@@ -151,3 +151,51 @@ fn under_a_limit_on_addresses() {
         });
     }
 }
+
+/// A program that limits its own addresses has those of the reservation, and goes on.
+#[test]
+fn addresses_given_up_are_the_programs() {
+    in_child(this_test!(), &[], || {
+        let settings = Settings::default()
+            .with_offer_after(Duration::from_millis(20))
+            .with_return_after(Duration::from_millis(100));
+        pool::configure(settings);
+        pool::prepare().unwrap();
+        let (held, free) = (take(3 << 20), take(5 << 20));
+        sign(held, 3 << 20, 1);
+        give(free);
+        assert!(pool::spare_address_bytes() > 15 << 40);
+        assert!(pool::give_up_addresses());
+        assert!(!pool::give_up_addresses() && pool::spare_address_bytes() == 0);
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+        let kib: u64 = size.trim().trim_end_matches(" kB").parse().unwrap();
+        assert!(kib < 2 << 20, "{kib} KiB are mapped");
+        assert!(pool::stats().reserved_bytes < 1 << 30, "{:?}", pool::stats());
+        // What there is stays, and is used again; what was never used is gone.
+        assert!(signed(held, 3 << 20, 1));
+        let again = take(5 << 20);
+        assert_eq!(again, free);
+        sign(again, 5 << 20, 2);
+        assert_eq!(pool::alloc(700 << 20, 1, false), None);
+        // Somebody else's, between the pool's runs.
+        let far = held.as_ptr() as usize + (1 << 30);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: free addresses.
+        let other = unsafe { libc::mmap(far as *mut _, 1 << 20, 3, flags, -1, 0) };
+        assert_eq!(other as usize, far);
+        assert!(!pool::owns(other.cast()) && !pool::touches(far, 1 << 20));
+        assert!(pool::owns(held.as_ptr()) && pool::touches(far - (2 << 30), 2 << 30));
+        // SAFETY: the test's own mapping.
+        unsafe { other.cast::<u8>().write_bytes(7, 1 << 20) };
+        // SAFETY: nobody uses it.
+        let done = unsafe { pool::mapped::unmap(far, 1 << 20) };
+        assert_eq!(done, pool::mapped::Unmapped::Done);
+        // SAFETY: free addresses again, or this fails.
+        let once_more = unsafe { libc::mmap(far as *mut _, 1 << 20, 3, flags, -1, 0) };
+        assert_eq!(once_more as usize, far, "it was not unmapped");
+        give(held);
+        give(again);
+        wait_for("all returned", Duration::from_secs(30), |s| s.warm + s.offered == 0);
+    });
+}

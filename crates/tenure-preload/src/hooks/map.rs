@@ -185,9 +185,7 @@ fn is_private_anonymous(flags: c_int) -> bool {
 
 #[inline]
 pub fn touches_pool(start: usize, len: usize) -> bool {
-    // The pool's range is one piece: a range that touches it begins or ends in it, or holds it all.
-    let last = start.saturating_add(len.max(1) - 1);
-    pool::owns(start as *const u8) || pool::owns(last as *const u8)
+    pool::touches(start, len)
 }
 
 /// Maps without MAP_POPULATE and populates by several threads. As with the kernel's own, a populate

@@ -5,7 +5,8 @@ pub mod exit;
 pub mod malloc;
 pub mod map;
 pub mod others;
-pub mod state;
+pub mod rlimit;
+mod state;
 
 /// `errno` as it is, put back on drop.
 pub struct Errno(i32);

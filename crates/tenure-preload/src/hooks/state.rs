@@ -5,7 +5,7 @@ use super::map::{raw_madvise, touches_pool};
 use super::Errno;
 use crate::seen;
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
-use tenure::pool::mapped;
+use tenure::pool::{self, mapped};
 
 #[inline]
 fn lasting(at: *const c_void, len: usize) {
@@ -194,10 +194,36 @@ pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *m
 #[no_mangle]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     // SAFETY: the program's call.
-    let done = unsafe { libc::syscall(libc::SYS_mlockall, flags) as c_int };
+    let call = || unsafe { libc::syscall(libc::SYS_mlockall, flags) as c_int };
+    let mut done = call();
+    if done != 0 && without_the_pool_it_is_allowed() {
+        done = call();
+    }
     if done == 0 {
         super::malloc::serve_no_more();
         super::map::MMAP_LEAST.store(usize::MAX, std::sync::atomic::Ordering::Relaxed);
     }
     done
+}
+
+/// After a refusal: under a finite RLIMIT_MEMLOCK all that is mapped counts, the pool's reservation too. If
+/// the rest is below the limit, gives the reservation up.
+#[cold]
+fn without_the_pool_it_is_allowed() -> bool {
+    let _errno = Errno::keep();
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    let (Some(limit), Some(mapped)) = (limit, mapped_bytes()) else { return false };
+    mapped.saturating_sub(pool::spare_address_bytes()) <= limit && pool::give_up_addresses()
+}
+
+/// All that is mapped, by the first number of statm.
+fn mapped_bytes() -> Option<u64> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::open(c"/proc/self/statm", flags, Mode::empty()).ok()?;
+    let mut bytes = [0; 64];
+    let len = rustix::io::read(&file, &mut bytes).ok()?;
+    let text = std::str::from_utf8(&bytes[..len]).ok()?;
+    let pages: u64 = text.split(' ').next()?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
 }

@@ -39,12 +39,48 @@ static void touched_and_dropped(void) {
     }
 }
 
-int main(void) {
+static void under_a_limit(void) {
     struct rlimit limit = {1 << 30, 1 << 30};
     CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
     until_refused(0);
     until_refused(1);
     touched_and_dropped();
+}
+
+/* mlockall counts all that is mapped, where a limit holds and no capability lifts it. */
+static void all_locked(void) {
+    struct rlimit limit = {1 << 30, 1 << 30};
+    free(malloc(8 * MIB));
+    CHECK(munmap(map(8 * MIB), 8 * MIB) == 0);
+    if (setrlimit(RLIMIT_MEMLOCK, &limit) == 0) {
+        CHECK(geteuid() != 0 || setresuid(65534, 65534, 65534) == 0);
+        CHECK(mlockall(MCL_CURRENT) == 0);
+    }
+}
+
+static void in_a_child(void (*part)(void)) {
+    int status;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        part();
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
+int main(void) {
+    in_a_child(under_a_limit);
+    in_a_child(all_locked);
+    /* After memory was allocated, freed and used again. */
+    char *held = malloc(8 * MIB), *mapped = map(8 * MIB);
+    fill(held, 8 * MIB, 1);
+    fill(mapped, 8 * MIB, 2);
+    free(malloc(8 * MIB));
+    under_a_limit();
+    CHECK(is_filled(held, 8 * MIB, 1) && is_filled(mapped, 8 * MIB, 2));
+    free(held);
+    CHECK(munmap(mapped, 8 * MIB) == 0);
     puts("within limits");
     return 0;
 }

@@ -14,7 +14,7 @@
 use super::lock::Lock;
 use super::run::{flag, state, Run};
 use super::territory::{self, Spot, Territory};
-use super::{fault, give};
+use super::{fault, give, release};
 use crate::os::{arena, page_size};
 use crate::range::PageRange;
 use rustix::io::Errno;
@@ -116,10 +116,17 @@ pub unsafe fn unmap(addr: usize, len: usize) -> Unmapped {
         }
     }
     let mut result = Unmapped::Done;
-    if FOREIGN.load(Ordering::Relaxed) {
+    let given_up = release::is_done();
+    if given_up || FOREIGN.load(Ordering::Relaxed) {
         territory.gaps(inside, |gap| {
             // SAFETY: the caller's promise; what no run has is reserved, or the program's.
-            if let Err(errno) = unsafe { arena::reserve_anew(gap) } {
+            let gone = unsafe {
+                match given_up {
+                    true => arena::unmap(gap.start, gap.len()),
+                    false => arena::reserve_anew(gap),
+                }
+            };
+            if let Err(errno) = gone {
                 result = Unmapped::Failed(errno.raw_os_error());
             }
         });
@@ -199,6 +206,19 @@ pub fn place(addr: usize, len: usize) -> bool {
         super::keep::wait_for_slice();
     }
     any
+}
+
+/// Whether the range touches a run that was ever used: where the pool has given up addresses
+/// ([`give_up_addresses`](super::give_up_addresses)) a range may lie among the pool's and be the program's.
+pub fn touches(addr: usize, len: usize) -> bool {
+    let mut any = false;
+    each_run(addr, len, |_, _| any = true);
+    any
+}
+
+/// Whether the program may have mapped something among the addresses that no run has.
+pub(super) fn holds_foreign() -> bool {
+    FOREIGN.load(Ordering::Relaxed)
 }
 
 /// The part of a run that a range covers, in pages from where the program's part starts.

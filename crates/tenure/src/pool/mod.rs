@@ -51,6 +51,7 @@ mod keep;
 mod list;
 mod lock;
 pub mod mapped;
+mod release;
 mod resize;
 mod run;
 mod settings;
@@ -61,6 +62,7 @@ mod zero;
 
 pub use api::Pool;
 pub use buffer::Buffer;
+pub use release::{give_up_addresses, spare_address_bytes};
 pub use settings::{configure, settings, HugePages, Settings};
 pub use stats::{stats, PoolStats};
 
@@ -140,10 +142,20 @@ fn room(p: NonNull<u8>) -> Option<(&'static run::Run, usize, usize)> {
     Some((run, territory.start(spot) + stride - at, stride))
 }
 
-/// Whether the address lies in the pool's range. Two loads and a comparison.
+/// Whether the address is the pool's. Two loads and a comparison, and a look-up where addresses were given
+/// up.
 #[inline]
 pub fn owns(p: *const u8) -> bool {
-    territory::holds(p as usize)
+    territory::holds(p as usize) && (!release::is_done() || give::find(p as usize).is_some())
+}
+
+/// Whether any of the range may be the pool's: [`owns`] for a range that may begin or end elsewhere.
+#[inline]
+pub fn touches(start: usize, len: usize) -> bool {
+    // The pool's range is one piece: a range that touches it begins or ends in it, or holds it all.
+    let last = start.saturating_add(len.max(1) - 1);
+    (territory::holds(start) || territory::holds(last))
+        && (!release::is_done() || mapped::touches(start, len))
 }
 
 /// The largest size that [`alloc`] serves: a hundred-and-twenty-eighth of the reserved range, 128 GiB

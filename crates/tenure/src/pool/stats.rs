@@ -74,7 +74,7 @@ pub fn stats() -> PoolStats {
         // What is on its way to the kernel counts as warm until it is there.
         warm: in_slots + queued,
         warm_bytes: in_slots_bytes + queued_bytes,
-        reserved_bytes: territory.range.len() as u64,
+        reserved_bytes: territory.reserved_bytes(),
         allocs: get(Allocs),
         frees,
         warm_reuses: get(WarmReuses),

@@ -252,6 +252,38 @@ impl Territory {
         }
     }
 
+    /// Unmaps the addresses and the bookkeeping that no run needs that may be handed out.
+    pub fn give_up(&self) {
+        let Some(_held) = ALLOWING.lock() else { return };
+        for area in (0..self.classes).map(|class| self.area(class)) {
+            // Under the lock: nothing is allowed any more that is unmapped below.
+            area.closed.store(true, Ordering::Relaxed);
+            for part in area.spare() {
+                // SAFETY: reserved by `lay_out`, and never accessible so far.
+                let _ = unsafe { arena::unmap(part.start, part.len()) };
+            }
+        }
+        let end = (0..self.classes).map(|class| self.area(class).end).max();
+        if let Some(end) = end.filter(|end| *end < self.range.end) {
+            // SAFETY: of no class.
+            let _ = unsafe { arena::unmap(end, self.range.end - end) };
+        }
+    }
+
+    /// The addresses that are the pool's.
+    pub fn reserved_bytes(&self) -> u64 {
+        match super::release::is_done() {
+            true => (0..self.classes).map(|class| self.area(class).allowed_bytes()).sum(),
+            false => self.range.len() as u64,
+        }
+    }
+
+    /// How much [`give_up`](Self::give_up) would unmap.
+    pub fn spare_bytes(&self) -> u64 {
+        let areas = (0..self.classes).map(|class| self.area(class));
+        areas.flat_map(Area::spare).map(|part| part.len() as u64).sum()
+    }
+
     /// Nobody gets a fresh run of the classes that the range touches any more.
     pub fn close(&self, range: PageRange) {
         let unit = |addr: usize| (addr - self.range.start) >> self.unit_shift;
@@ -303,6 +335,22 @@ impl Area {
         self.start + index as usize * self.stride
     }
 
+    fn allowed_bytes(&self) -> u64 {
+        u64::from(self.allowed.load(Ordering::Acquire)) * self.stride as u64
+    }
+
+    /// The addresses, and those of the bookkeeping, that were never accessible.
+    fn spare(&self) -> impl Iterator<Item = PageRange> {
+        let page = os::page_size();
+        let allowed = self.allowed.load(Ordering::Acquire);
+        let array = |index: u32| self.runs + index as usize * size_of::<Run>();
+        let ends = |index| array(index).next_multiple_of(page);
+        [(self.start_of(allowed), self.end), (ends(allowed), ends(self.count))]
+            .into_iter()
+            .filter(|(start, end)| start < end)
+            .map(|(start, end)| PageRange::new(start, end))
+    }
+
     /// Sees that the run at `index` and its bookkeeping may be accessed.
     fn allow(&self, index: u32) -> bool {
         let allowed = self.allowed.load(Ordering::Acquire);
@@ -321,6 +369,9 @@ impl Area {
         let from = self.allowed.load(Ordering::Acquire);
         if index < from {
             return true;
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            return false;
         }
         if !self.advised.swap(true, Ordering::Relaxed) {
             self.advise(PageRange::new(self.start, self.end));
