@@ -123,26 +123,6 @@ fn a_buffer_keeps_its_bytes() {
 }
 
 #[test]
-fn growing_moves_pages_and_not_bytes() {
-    let mut size = 1 << 20;
-    let mut p = take(size);
-    bytes(p, size).fill(3);
-    let before = pool::stats();
-    while size < 256 << 20 {
-        let new = size * 5 / 4;
-        // SAFETY: the test's own run.
-        p = unsafe { pool::realloc(p, new, 1, false) }.unwrap();
-        assert!(bytes(p, size).iter().all(|b| *b == 3), "{size}");
-        bytes(p, new)[size..].fill(3);
-        size = new;
-    }
-    let after = pool::stats();
-    let moves = after.realloc_moved - before.realloc_moved;
-    assert!(moves >= 12, "{moves} moves: {after:?}");
-    give(p);
-}
-
-#[test]
 fn what_usable_size_grants_survives_a_reallocation() {
     for size in [70_000, 300_000, 1_100_000, 2_200_000] {
         let p = take(size);

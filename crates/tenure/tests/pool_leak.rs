@@ -157,7 +157,8 @@ fn a_million_cycles_with_retires_leave_nothing() {
         let settle = || {
             assert!(retire::drain(Some(Duration::from_secs(60))), "{:?}", retire::pending());
             wait_for("all returned", Duration::from_secs(60), |s| s.warm + s.offered == 0);
-            (rss(), lazyfree_total(), status("VmLck:"), map_count())
+            let returned = pool::stats().returned as usize;
+            (rss(), lazyfree_total(), status("VmLck:"), map_count(), returned)
         };
         // The first run of a size makes two mappings of the pool's reservation.
         let mut size = 4 * PAGE;
@@ -169,11 +170,12 @@ fn a_million_cycles_with_retires_leave_nothing() {
         let before = settle();
         on_threads(1_000_000);
         let after = settle();
-        println!("resident, lazily freed, locked, mappings: {before:?}, then {after:?}");
+        println!("resident, lazily freed, locked, mappings, runs: {before:?}, then {after:?}");
         assert!(after.0 <= before.0 + 4 * MIB as u64, "{before:?}, then {after:?}");
         assert_eq!((after.1, after.2), (0, 0));
-        // A run with huge pages in a part of it is two mappings.
-        assert!(after.3 <= before.3 + 16, "{before:?}, then {after:?}");
+        // A run with huge pages in a part of it is two mappings, and more may have been in use at once.
+        let more = 2 * (after.4 - before.4) + 8;
+        assert!(after.3 <= before.3 + more, "{before:?}, then {after:?}");
         assert_eq!(pool::stats().in_use, 0);
         let total = tenure::stats().total;
         assert_eq!(total.torn_down_bytes, total.retired_moved_bytes);

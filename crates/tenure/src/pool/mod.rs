@@ -102,8 +102,9 @@ pub unsafe fn free(p: NonNull<u8>) {
 /// contents up to the smaller size are kept, here or at another place, whose address is the answer.
 /// New bytes are zero if `zeroed`. `None`: there is no room; the run at `p` is as it was.
 ///
-/// Cost: nothing while the run has the room. Otherwise from 256 KiB on the pages move to another run
-/// without being copied (10 to 20 ns a page); what a smaller size leaves over is given back.
+/// Cost: nothing while the run has the room. Otherwise a copy into a warm run, if there is one; from 512 KiB
+/// on where there is none, and from 32 MiB on in any case, the pages move to another run without being
+/// copied (10 to 20 ns a page). What a smaller size leaves over is given back.
 ///
 /// # Safety
 /// `p` is a run of the pool's, and nothing uses it under its old address any more if another is

@@ -1,7 +1,6 @@
 //! Making a run larger or smaller: in place, else by moving its pages to another run.
 
 use super::counters::{self, Counter};
-use super::depot::Wanted;
 use super::run::{flag, state, Run, BORDERS};
 use super::take::{self, Request};
 use super::territory::{Spot, Territory};
@@ -15,6 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// From here on pages are moved: 256 KiB take 4 to 8 µs to move, 5 µs to copy into a warm run, and 65
 /// to 95 µs into a fresh one.
 const MOVE_FROM: usize = 512 << 10;
+/// Into a warm run only from here on: its own pages go where others are moved to, and are missing later.
+const MOVE_OVER_FROM: usize = 32 << 20;
 /// What a smaller size leaves over is given back from here on.
 const TAIL_FROM: usize = 64 << 10;
 /// A run whose pages were moved to it is a mapping of its own, and their number is bounded: past this
@@ -54,9 +55,9 @@ pub(super) unsafe fn realloc(
         && !run.is(flag::TAINTED)
         && has_room_for_border(run)
         && MOVED.load(Ordering::Relaxed) < MOST_MOVED;
-    let wanted = if movable { Wanted::Empty } else { Wanted::Pages };
+    // Warm runs first: growth that took fresh ones would leave all that it grew out of to nobody.
     let taken = Request::new(territory, new_size, align)
-        .and_then(|request| Some((request, take::take(territory, &request, wanted)?)))
+        .and_then(|request| Some((request, take::take(territory, &request)?)))
         .and_then(|(request, (to, from))| {
             let (new, touched) = take::hand_out(territory, &request, to, from)?;
             Some((to, new, touched))
@@ -67,8 +68,11 @@ pub(super) unsafe fn realloc(
         return None;
     };
     let kept = old_size.min(new_size);
-    let moved =
-        if movable { move_pages(territory, spot, at, to, new, kept) } else { Moved::none() };
+    let is_warm = touched * page_size() >= new_size;
+    let moved = match movable && !(is_warm && kept < MOVE_OVER_FROM) {
+        true => move_pages(territory, spot, at, to, new, kept),
+        false => Moved::none(),
+    };
     if moved.target_lost {
         move_back(territory, at, to, new, moved.bytes.min(kept));
         MOVED.fetch_max(MOST_MOVED, Ordering::Relaxed);

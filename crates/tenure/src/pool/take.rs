@@ -55,14 +55,10 @@ impl Request {
 }
 
 /// Takes a run, whose state is then `MOVING`; answers it with the state it was in. Runs with pages are
-/// looked for first, or those without if `wanted` says so.
-pub(super) fn take(
-    territory: &Territory,
-    request: &Request,
-    wanted: Wanted,
-) -> Option<(Spot, u32)> {
+/// looked for first.
+pub(super) fn take(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
     loop {
-        let taken = take_any(territory, request, wanted)?;
+        let taken = take_any(territory, request)?;
         let run = territory.run(taken.0);
         if !run.is(flag::TAINTED) {
             return Some(taken);
@@ -72,7 +68,7 @@ pub(super) fn take(
     }
 }
 
-fn take_any(territory: &Territory, request: &Request, wanted: Wanted) -> Option<(Spot, u32)> {
+fn take_any(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
     let fits = |spot| request.offset(territory, spot).is_some();
     let with_pages = || {
         let near = cache::take(territory, request.class, fits).map(|spot| (spot, state::WARM));
@@ -93,10 +89,7 @@ fn take_any(territory: &Territory, request: &Request, wanted: Wanted) -> Option<
             None
         })
     };
-    match wanted {
-        Wanted::Pages => with_pages().or_else(empty),
-        Wanted::Empty => empty().or_else(with_pages),
-    }
+    with_pages().or_else(empty)
 }
 
 /// See [`alloc`](super::alloc).
@@ -106,7 +99,7 @@ pub(super) fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u
     }
     let territory = territory::get()?;
     let taken = Request::new(territory, size, align)
-        .and_then(|request| Some((request, take(territory, &request, Wanted::Pages)?)));
+        .and_then(|request| Some((request, take(territory, &request)?)));
     let Some((request, (spot, from))) = taken else {
         counters::add(Counter::Refused, 1);
         return None;
