@@ -55,6 +55,7 @@ pub fn first_mapping() {
 
 extern "C" fn in_child() {
     keeper::restart_in_child();
+    hooks::threads::restart_in_child();
     seen::restart();
     report::restart_in_child();
 }
@@ -121,7 +122,8 @@ pub fn constructor() {
     if let Some(lock) = lock {
         lock_everything(lock, is_launched);
     }
-    let own = !is_of_this_library(next::used(c"malloc"));
+    let used = next::used(c"malloc");
+    let own = !is_of_this_library(used) && is_definition(used);
     OWN_MALLOC.store(own, Ordering::Relaxed);
     if let Some(bytes) = unmap {
         retire::configure(retire::settings().with_min_bytes(bytes));
@@ -138,8 +140,9 @@ pub fn constructor() {
         malloc::serve_from(bytes);
     }
     if own && (mmap.is_some() || unmap.is_some()) {
-        // No allocation of the program's comes by, at which the keeper could be started later.
-        keeper::start();
+        // No allocation of the program's comes by, at which the keeper could be started later; and now is
+        // too early: a process with a thread cannot enter a user namespace, as sandboxes do.
+        hooks::threads::start_keeper_with_them();
     }
     if is_launched && !value(variable::QUIET).is_some_and(launch::is_on) {
         announce(large, mmap, unmap, populate, lock, own);
@@ -158,6 +161,24 @@ fn is_of_this_library(at: *mut c_void) -> bool {
         }
     };
     base(at) == base((&raw const OWN_MALLOC).cast())
+}
+
+/// Whether the address is a function's own. In a program that is not position-independent, and that takes
+/// the address of a library's function, everybody is given that of the program's call stub.
+fn is_definition(at: *const c_void) -> bool {
+    let mut about = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    let mut symbol: *mut c_void = std::ptr::null_mut();
+    // RTLD_DL_SYMENT.
+    const SYMBOL: i32 = 1;
+    // SAFETY: it fills in the structure and the symbol's address, or answers 0 and leaves the zeros.
+    let found = unsafe { libc::dladdr1(at, about.as_mut_ptr(), &mut symbol, SYMBOL) };
+    if found == 0 || symbol.is_null() {
+        return true;
+    }
+    // SAFETY: an entry of a loaded object's symbol table, which stays while the object does.
+    let section = unsafe { (*symbol.cast::<libc::Elf64_Sym>()).st_shndx };
+    const UNDEFINED: u16 = 0;
+    section != UNDEFINED
 }
 
 fn announce(

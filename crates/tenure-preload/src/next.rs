@@ -67,6 +67,30 @@ next! {
     quick_exit = c"quick_exit": unsafe extern "C" fn(c_int) -> !;
 }
 
+/// What a thread runs.
+pub type ThreadBody = extern "C" fn(*mut c_void) -> *mut c_void;
+type ThreadCreation = unsafe extern "C" fn(
+    *mut libc::pthread_t,
+    *const libc::pthread_attr_t,
+    ThreadBody,
+    *mut c_void,
+) -> c_int;
+
+/// `pthread_create`. Before glibc 2.34 it comes with a library that may be loaded late.
+pub fn thread_creation() -> Option<ThreadCreation> {
+    static AT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    let mut at = AT.load(Ordering::Relaxed);
+    if at.is_null() {
+        at = symbol(c"pthread_create");
+        AT.store(at, Ordering::Relaxed);
+    }
+    match at.is_null() {
+        true => None,
+        // SAFETY: the address of that function.
+        false => Some(unsafe { std::mem::transmute::<*mut c_void, ThreadCreation>(at) }),
+    }
+}
+
 fn symbol(name: &CStr) -> *mut c_void {
     by_name(name.as_ptr())
 }
@@ -95,6 +119,7 @@ pub fn look_up() {
     let errno = crate::hooks::Errno::keep();
     crate::engage::first_call();
     look_up_each();
+    thread_creation();
     drop(errno);
     DONE.store(true, Ordering::Release);
     LOOKING.store(false, Ordering::Release);

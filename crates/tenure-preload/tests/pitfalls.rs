@@ -76,6 +76,31 @@ fn coverage_of_an_own_malloc() {
     assert!(number_before(&text, " mmap requests") >= 200, "{text}");
 }
 
+/// The keeper waits until such a program is threaded.
+#[test]
+fn an_own_malloc_and_a_sandbox() {
+    let program = program!("own_sandbox.c");
+    program.same_everywhere();
+    for options in [&[MMAP][..], &[UNMAP], ALL] {
+        let mut command = program.under(options, None);
+        let output = done("a threaded one", command.arg("threaded"));
+        assert_eq!(output.stdout, b"threaded\n");
+    }
+}
+
+/// Debian's python3 is such a program.
+#[test]
+fn a_program_that_takes_the_address_of_malloc() {
+    let program = program!("taken_address.c");
+    program.same_everywhere();
+    let report = program.dir().join("report");
+    let name = report.to_str().expect("a plain name");
+    done("taken", &mut program.under(&[LARGE, ("TENURE_REPORT", name)], None));
+    let text = std::fs::read_to_string(&report).expect("there is a report");
+    assert!(number_before(&text, " malloc and") >= 25, "{text}");
+    assert!(!text.contains("the program's own"), "{text}");
+}
+
 /// The number in front of some words.
 fn number_before(text: &str, words: &str) -> u64 {
     let before = text.split(words).next().unwrap_or_default();

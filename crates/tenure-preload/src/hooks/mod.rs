@@ -7,6 +7,7 @@ pub mod map;
 pub mod others;
 pub mod rlimit;
 mod state;
+pub mod threads;
 
 /// `errno` as it is, put back on drop.
 pub struct Errno(i32);

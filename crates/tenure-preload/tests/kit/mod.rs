@@ -56,6 +56,9 @@ impl Program {
         let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
         let mut cc = Command::new(compiler);
         // -O0: a compiler may leave out allocations that nobody looks at.
+        if source == "taken_address.c" {
+            cc.args(["-fno-pie", "-no-pie"]);
+        }
         cc.args([standard, "-O0", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-rdynamic"]);
         cc.arg("-o").arg(dir.path().join("program"));
         cc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(source)).arg("-ldl");

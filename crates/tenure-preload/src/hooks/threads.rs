@@ -1,0 +1,58 @@
+//! A program with a malloc of its own that becomes threaded: the moment at which a thread of this library's
+//! makes no difference to it any more.
+
+use crate::{keeper, next};
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static HAS_OWN_MALLOC: AtomicBool = AtomicBool::new(false);
+/// With the next thread that the program creates.
+static KEEPER_WANTED: AtomicBool = AtomicBool::new(false);
+
+/// Has the keeper started with the first thread that the program creates.
+pub fn start_keeper_with_them() {
+    HAS_OWN_MALLOC.store(true, Ordering::Relaxed);
+    KEEPER_WANTED.store(true, Ordering::Relaxed);
+}
+
+/// The parent's keeper did not come along.
+pub fn restart_in_child() {
+    KEEPER_WANTED.store(HAS_OWN_MALLOC.load(Ordering::Relaxed), Ordering::Relaxed);
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    body: next::ThreadBody,
+    argument: *mut c_void,
+) -> c_int {
+    let Some(create) = next::thread_creation() else { return libc::EAGAIN };
+    // SAFETY: the program's call.
+    let answer = unsafe { create(thread, attributes, body, argument) };
+    if answer == 0 && KEEPER_WANTED.load(Ordering::Relaxed) {
+        start_keeper();
+    }
+    answer
+}
+
+/// Not in a process that has confined itself: the keeper makes calls that its filter may not know, and the
+/// first of them would end it. (Chromium's children, which may not even ask by `prctl`.)
+#[cold]
+fn start_keeper() {
+    if KEEPER_WANTED.swap(false, Ordering::Relaxed) && is_without_filter() {
+        keeper::start();
+    }
+}
+
+fn is_without_filter() -> bool {
+    use rustix::fs::{Mode, OFlags};
+    let _errno = super::Errno::keep();
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let Ok(file) = rustix::fs::open(c"/proc/self/status", flags, Mode::empty()) else {
+        return false;
+    };
+    let mut bytes = [0; 4096];
+    let len = rustix::io::read(&file, &mut bytes).unwrap_or(0);
+    bytes[..len].split(|byte| *byte == b'\n').any(|line| line == b"Seccomp:\t0")
+}
