@@ -102,6 +102,9 @@ pub fn constructor() {
     }
     let errno = hooks::Errno::keep();
     tenure::watch_forks();
+    // rustix finds the kernel's clock by looking up a symbol at the first use, which takes the loader's lock:
+    // now, and not with a lock of ours held.
+    let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     drop(errno);
     let large = option(variable::LARGE, |text| launch::pool(text, launch::LARGE_DEFAULT)).flatten();
     let mmap = option(variable::MMAP, |text| launch::pool(text, launch::MMAP_DEFAULT)).flatten();

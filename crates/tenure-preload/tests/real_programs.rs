@@ -91,6 +91,15 @@ fn a_compiler() {
 }
 
 #[test]
+fn valgrind() {
+    needs!("cc", "valgrind");
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = "#include <stdlib.h>\nint main(void) { char *a = malloc(1 << 20); a[7] = 3; return a[7]; }\n";
+    std::fs::write(dir.path().join("a.c"), source).expect("it is written");
+    same("valgrind", "cc -O0 -g a.c -o a && valgrind -q ./a; echo $?", dir.path());
+}
+
+#[test]
 fn redis() {
     needs!("redis-server", "redis-cli", "redis-benchmark");
     let dir = tempfile::tempdir().expect("a directory");

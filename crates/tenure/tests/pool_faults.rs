@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tenure::pool::{self, Settings};
+use tenure_testkit::pages::smaps_of;
 use tenure_testkit::{in_child, run_child, this_test};
 
 /// Runs a body that must die of SIGABRT, saying all of `parts`.
@@ -16,6 +17,27 @@ fn dies(test: &'static str, parts: &[&str], body: fn()) {
     for part in parts {
         assert!(result.output.contains(part), "{part:?} is not in:\n{}", result.output);
     }
+}
+
+/// gdb's gcore writes out every mapping that is not marked, accessible or not.
+#[test]
+fn a_core_dump_has_the_runs_and_not_the_reservation() {
+    in_child(this_test!(), &[], || {
+        let p = take(3 << 20);
+        sign(p, 3 << 20, 1);
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let (mut size, mut largest) = (0u64, 0);
+        for line in maps.lines() {
+            if let Some(kib) = line.strip_prefix("Size:") {
+                size = kib.trim().trim_end_matches(" kB").parse().unwrap();
+            }
+            if line.strip_prefix("VmFlags:").is_some_and(|flags| !flags.contains(" dd")) {
+                largest = size.max(largest);
+            }
+        }
+        assert!(largest < 1 << 20, "{largest} KiB would be written");
+        assert!(!smaps_of(p.as_ptr() as usize).unwrap().has_flag("dd"));
+    });
 }
 
 #[test]

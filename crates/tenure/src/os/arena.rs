@@ -4,7 +4,7 @@
 use super::mapping_list::Lister;
 use crate::range::PageRange;
 use rustix::io::Errno;
-use rustix::mm::{self, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
+use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use std::ffi::c_void;
 
 /// Reserves addresses: nothing may be accessed, nothing is charged. The start is a multiple of `align`.
@@ -28,10 +28,13 @@ pub(crate) fn reserve(len: usize, align: usize) -> Result<PageRange, Errno> {
             let _ = unsafe { mm::munmap(from as *mut c_void, to - from) };
         }
     }
+    // gdb's gcore writes out what has no access, too: terabytes of it.
+    // SAFETY: advice for the mapping just made.
+    let _ = unsafe { mm::madvise(start as *mut c_void, len, Advice::LinuxDontDump) };
     Ok(PageRange::new(start, start + len))
 }
 
-/// Makes part of a reservation readable and writable; contents, if any, stay.
+/// Makes part of a reservation readable and writable, and a part of core dumps; contents, if any, stay.
 ///
 /// `ENOMEM`: too many mappings, over `RLIMIT_DATA`, or over the commit limit where the kernel holds to
 /// one (`vm.overcommit_memory` 2).
@@ -41,7 +44,10 @@ pub(crate) fn reserve(len: usize, align: usize) -> Result<PageRange, Errno> {
 pub(crate) unsafe fn allow(range: PageRange) -> Result<(), Errno> {
     let access = MprotectFlags::READ | MprotectFlags::WRITE;
     // SAFETY: the caller's promise; access is only added.
-    unsafe { mm::mprotect(range.start as *mut c_void, range.len(), access) }
+    unsafe { mm::mprotect(range.start as *mut c_void, range.len(), access) }?;
+    // SAFETY: advice for the same range.
+    let _ = unsafe { mm::madvise(range.start as *mut c_void, range.len(), Advice::LinuxDoDump) };
+    Ok(())
 }
 
 /// Puts fresh reserved addresses in the place of whatever is mapped there.
