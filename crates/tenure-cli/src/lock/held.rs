@@ -3,6 +3,7 @@
 //! A file is held in segments: at first one for each part that has data, later more as it grows. The
 //! mapping keeps the inode, so no descriptor stays open and a deleted file stays whole.
 
+use super::budget::Budget;
 use super::mappings::{self, Taken};
 use crate::files::fill::{Filling, Unfilled};
 use crate::files::part::Part;
@@ -23,6 +24,17 @@ pub struct Way {
     pub part: Part,
 }
 
+/// What holding files takes.
+#[derive(Debug)]
+pub struct Means<'a> {
+    /// The same for every file.
+    pub way: Way,
+    /// Reads them.
+    pub filling: Filling<'a>,
+    /// The memory for what is read.
+    pub budget: &'a Budget,
+}
+
 /// Why a file could not be held, or not all of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
@@ -30,6 +42,8 @@ pub enum Trouble {
     Stopped,
     /// `RLIMIT_MEMLOCK` does not allow it.
     Limit(String),
+    /// Memory has no room for it.
+    Room(String),
     /// Anything else.
     Other(String),
 }
@@ -39,8 +53,13 @@ impl Trouble {
     pub fn why(&self) -> &str {
         match self {
             Trouble::Stopped => "interrupted",
-            Trouble::Limit(why) | Trouble::Other(why) => why,
+            Trouble::Limit(why) | Trouble::Room(why) | Trouble::Other(why) => why,
         }
+    }
+
+    /// Whether something else that is let go may end it.
+    pub fn is_want(&self) -> bool {
+        matches!(self, Trouble::Limit(_) | Trouble::Room(_))
     }
 }
 
@@ -150,10 +169,10 @@ impl Segment {
 }
 
 /// Maps, locks and fills a file.
-pub fn hold(at: &FileAt, way: Way, threads: usize, filling: &Filling<'_>) -> Result<Held, Trouble> {
+pub fn hold(at: &FileAt, threads: usize, means: &Means<'_>) -> Result<Held, Trouble> {
     let (file, id, stamp) = files::open(&at.path)?;
     let mut held = Held { id, path: at.path.clone(), stamp, settled: false, segments: Vec::new() };
-    held.bring_up_to(&file, stamp, way, threads, filling)?;
+    held.bring_up_to(&file, stamp, threads, means)?;
     Ok(held)
 }
 
@@ -163,33 +182,33 @@ impl Held {
     pub fn follow(
         &mut self,
         at: &FileAt,
-        way: Way,
         threads: usize,
-        filling: &Filling<'_>,
+        means: &Means<'_>,
     ) -> Result<(), Trouble> {
         let (file, id, stamp) = files::open(&at.path)?;
         if id != self.id {
             return Ok(()); // replaced since the walk; the next one finds it
         }
         self.path.clone_from(&at.path);
-        self.bring_up_to(&file, stamp, way, threads, filling)
+        self.bring_up_to(&file, stamp, threads, means)
     }
 
     fn bring_up_to(
         &mut self,
         file: &File,
         stamp: Stamp,
-        way: Way,
         threads: usize,
-        filling: &Filling<'_>,
+        means: &Means<'_>,
     ) -> Result<(), Trouble> {
-        let wanted: Vec<Range<u64>> = data::parts(file, way.part.of(stamp.size))
-            .into_iter()
-            .map(|part| part.start..files::whole_pages(part.end))
-            .collect();
+        let Means { way, filling, budget } = means;
         self.cut_off(file, files::whole_pages(stamp.size))?;
-        self.extend(file, &wanted)?;
         let look = files::look(file, stamp.size, way.part)?;
+        let to_read = if way.when == When::Now { look.missing_pages() } else { 0 };
+        // Until it is locked: what is read and not locked yet counts as free.
+        let _reserved = budget.reserve(to_read)?;
+        let wanted: Vec<Range<u64>> =
+            look.data.iter().map(|part| part.start..files::whole_pages(part.end)).collect();
+        self.extend(file, &wanted)?;
         let parts = match way.when {
             When::Now => {
                 // Through other mappings, which several threads can read ahead in. What is lost again

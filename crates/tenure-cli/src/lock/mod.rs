@@ -1,5 +1,6 @@
 //! `tenure lock`: files into the page cache, and kept there.
 
+mod budget;
 mod check;
 mod held;
 mod keep;
@@ -12,6 +13,7 @@ use crate::failure::Found as Failed;
 use crate::files::{self, counted, progress::Display, Found, Selection};
 use crate::interrupt::Interrupt;
 use crate::size;
+use budget::Budget;
 use held::{Trouble, Way};
 use keep::{Keep, Reason};
 use std::collections::BTreeSet;
@@ -43,7 +45,8 @@ used once stays. The limit is charged with the whole length all the same.
 --follow: a file that is replaced (renamed over, or deleted and written anew) is locked before the
 old one is let go; what is cut off is let go, what is added is locked; a file that is deleted is let
 go after a second; new files in a directory named as FILE are locked, and a FILE that is missing is
-awaited. Without it, what the names meant at the start stays locked, deleted or not.
+awaited. What comes later and fits neither limit nor memory is told once and tried again every 10
+seconds; what is locked stays. Without it, what the names meant at the start stays locked, deleted or not.
 
 Each file takes a mapping (each part with data does): vm.max_map_count, 65530 by default, bounds
 them. Under systemd, Type=notify works.
@@ -112,13 +115,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if !args.force {
         check::room(&need)?;
     }
-    let mut keep = Keep::new(way, threads, &interrupt);
+    let mut keep = Keep::new(way, threads, &interrupt, Budget::new(args.force));
     let done = AtomicU64::new(0);
     let mut display = Display::new("reading", need.missing_pages, &done, args.quiet || args.json);
     let events = keep.round(&found, Reason::Time, &done, || display.tick());
     drop(display);
     told.start(&events);
-    let no_room = keep.troubles().any(|trouble| matches!(trouble, Trouble::Limit(_)));
+    let no_room = keep.troubles().any(Trouble::is_want);
     if no_room && !args.partial {
         anyhow::bail!("nothing stays locked (--partial locks as many files as fit)");
     }
