@@ -18,6 +18,8 @@ const AT_ONCE: usize = 4 << 20;
 pub const READERS: usize = 4;
 /// One request of the kernel's explicit readahead.
 const EXACT: usize = 2 << 20;
+/// Up to here small parts are read through one mapping: few enough to be requested all at once.
+const WINDOW: u64 = 16 << 20;
 const TICK: Duration = Duration::from_millis(20);
 
 /// What all the filling of a command has in common.
@@ -110,22 +112,32 @@ impl Filling<'_> {
         whole: bool,
     ) -> (u64, Result<(), Unfilled>) {
         let mut read = 0;
-        for part in parts {
-            let len = (part.end - part.start) as usize;
-            let map = match MmapOptions::new().offset(part.start).len(len).map_raw_read_only(file) {
+        for group in data::groups(parts, EXACT as u64, WINDOW) {
+            let (start, end) = (group[0].start, group[group.len() - 1].end);
+            let len = (end - start) as usize;
+            let map = match MmapOptions::new().offset(start).len(len).map_raw_read_only(file) {
                 Ok(map) => map,
                 Err(error) => return (read, Err(Unfilled::Broken(error.to_string()))),
             };
             if !whole {
-                stay_inside(&map);
+                stay_inside(&map, group);
             }
-            let mapped = (map.as_ptr(), super::whole_pages(len as u64) as usize);
-            let (populated, result) = self.populate(file, part.start, mapped, self.done);
+            let mut result = Ok(());
+            for part in group {
+                let addr = map.as_ptr().wrapping_add((part.start - start) as usize);
+                let len = part.end - part.start;
+                let mapped = (addr, super::whole_pages(len) as usize);
+                let populated;
+                (populated, result) = self.populate(file, part.start, mapped, self.done);
+                read += populated.min(len);
+                if result.is_err() {
+                    break;
+                }
+            }
             // Unmapped with another advice, its pages would not count as used.
             if !whole {
                 let _ = map.advise(Advice::Normal);
             }
-            read += populated.min(len as u64);
             if let Err(why) = result {
                 return (read, Err(why));
             }
@@ -196,11 +208,15 @@ impl Filling<'_> {
 
 /// A fault reads around it, as far as the readahead of the disk goes (half before it): into holes, and
 /// what was not asked for. In sequence it reads ahead only, and the farther the more was read; what is
-/// short is read exactly. Advice: what it refuses costs reading.
-fn stay_inside(map: &MmapRaw) {
-    if map.len() < EXACT {
+/// short is read exactly, and all of a group requested before the first is waited for. Advice: what it
+/// refuses costs reading.
+fn stay_inside(map: &MmapRaw, parts: &[Range<u64>]) {
+    if parts.len() > 1 || map.len() < EXACT {
         let _ = map.advise(Advice::Random);
-        let _ = map.advise(Advice::WillNeed);
+        for part in parts {
+            let (at, len) = (part.start - parts[0].start, part.end - part.start);
+            let _ = map.advise_range(Advice::WillNeed, at as usize, len as usize);
+        }
     } else {
         let _ = map.advise(Advice::Sequential);
     }

@@ -2,9 +2,10 @@
 
 use super::held::Way;
 use super::mappings;
-use crate::files::{self, pool, FileAt, Look};
+use crate::files::{self, data, pool, FileAt};
 use crate::size;
 use rustix::process::{getrlimit, setrlimit, Resource};
+use std::ops::Range;
 use tenure::lock::When;
 
 /// What it would take.
@@ -43,8 +44,9 @@ pub fn need(files: &[FileAt], way: Way, threads: usize) -> Need {
     };
     let mut need = Need::default();
     for look in pool::run(files, threads, |_| false, look, || {}).into_iter().flatten() {
-        need.charge += charge(&look);
-        need.mappings += look.data.len();
+        let mapped = data::closed(&look.data);
+        need.charge += charge(&mapped);
+        need.mappings += mapped.len();
         need.holes += look.holes;
         need.unknown += usize::from(look.resident.is_none() && look.bytes() > 0);
         if way.when == When::Now {
@@ -55,8 +57,8 @@ pub fn need(files: &[FileAt], way: Way, threads: usize) -> Need {
     need
 }
 
-fn charge(look: &Look) -> u64 {
-    look.data.iter().map(|part| files::whole_pages(part.end) - part.start).sum()
+fn charge(mapped: &[Range<u64>]) -> u64 {
+    mapped.iter().map(|part| files::whole_pages(part.end) - part.start).sum()
 }
 
 /// Refuses what `RLIMIT_MEMLOCK` does not allow.

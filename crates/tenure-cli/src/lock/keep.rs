@@ -72,6 +72,11 @@ impl<'a> Keep<'a> {
         self.held().map(Held::charged).sum()
     }
 
+    /// Bytes of data that are to be resident, in whole pages.
+    pub fn data(&self) -> u64 {
+        self.held().map(Held::data).sum()
+    }
+
     /// What could not be locked, as of the last round.
     pub fn troubles(&self) -> impl Iterator<Item = &Trouble> {
         self.troubles.values().map(|(_, trouble)| trouble)

@@ -49,7 +49,8 @@ awaited. What comes later and fits neither limit nor memory is told once and tri
 seconds; what is locked stays. Without it, what the names meant at the start stays locked, deleted or not.
 
 Each file takes a mapping (each part with data does): vm.max_map_count, 65530 by default, bounds
-them. Under systemd, Type=notify works.
+them. Beyond 256 parts of a file the smallest holes are mapped with them: unread, though the limit is
+charged with them. Under systemd, Type=notify works.
 
 Examples:
   tenure lock /srv/model.bin

@@ -180,7 +180,7 @@ impl Told {
             ));
         }
         let resident = match truth.resident {
-            all if all >= keep.charged() => "all of it resident".to_owned(),
+            all if all >= keep.data() => "all of it resident".to_owned(),
             some => format!("{} of it resident", size::show(some)),
         };
         let how = match when {
