@@ -249,6 +249,19 @@ fn a_deadline_ends_it() {
 }
 
 #[test]
+fn a_deadline_that_no_clock_reaches_is_none() {
+    let dir = or_skip!(directory());
+    let path = dir.path().join("file");
+    // More than what is read in one call: the rest of the time is asked for then.
+    for seconds in ["1e9", "1e19", "1.8e19"] {
+        cold(&path, 5 * MIB);
+        let done = populate(&["--deadline", seconds], &[&path]);
+        assert_eq!(done.status.code(), Some(0), "{seconds}: {}", text(&done.stderr));
+        assert_eq!(resident(&path), 5 * MIB as u64, "{seconds}");
+    }
+}
+
+#[test]
 fn what_cannot_fit_is_not_begun() {
     let dir = or_skip!(directory());
     let path = dir.path().join("file");

@@ -122,7 +122,8 @@ fn fill(
     }
     let done = AtomicU64::new(0);
     let mut display = Display::new("reading", missing, &done, args.quiet || args.json);
-    let until = args.deadline.map(|after| Instant::now() + after);
+    // One past the end of the clock is none.
+    let until = args.deadline.and_then(|after| Instant::now().checked_add(after));
     let ending = work.fill(files, outcomes, until, &done, || display.tick());
     drop(display);
     work.look_again(files, outcomes);
