@@ -349,6 +349,63 @@ fn without_populate_a_file_that_shrinks_is_no_signal_either() {
     });
 }
 
+/// The pool of huge pages, raised for the time of a test.
+struct Pool(String);
+
+impl Pool {
+    const FILE: &str = "/proc/sys/vm/nr_hugepages";
+
+    fn of(pages: usize) -> Result<Pool, String> {
+        let before = std::fs::read_to_string(Pool::FILE).map_err(|e| e.to_string())?;
+        let more = before.trim().parse::<usize>().unwrap_or(0) + pages;
+        std::fs::write(Pool::FILE, more.to_string())
+            .map_err(|e| format!("the pool of huge pages cannot be raised: {e}"))?;
+        Ok(Pool(before.trim().to_owned()))
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let _ = std::fs::write(Pool::FILE, &self.0);
+    }
+}
+
+#[test]
+fn huge_pages_of_the_pool_are_allocated_and_the_numbers_agree() {
+    const HUGE: u64 = 2 * MIB as u64;
+    let _pool = or_skip!(Pool::of(4));
+    let file = |pages: u64| {
+        let flags = rustix::fs::MemfdFlags::HUGETLB | rustix::fs::MemfdFlags::HUGE_2MB;
+        let fd = rustix::fs::memfd_create("huge", flags).map_err(|e| e.to_string())?;
+        rustix::fs::ftruncate(&fd, pages * HUGE).map_err(|e| e.to_string())?;
+        let file = std::fs::File::from(fd);
+        let descriptor = std::os::fd::AsRawFd::as_raw_fd(&file);
+        let path = format!("/proc/{}/fd/{descriptor}", std::process::id());
+        Ok::<_, String>((file, std::path::PathBuf::from(path)))
+    };
+    let (two, path) = or_skip!(file(2));
+    let numbers = |done: &Output| {
+        let told = json(done);
+        let of = |name| number(&told, name);
+        (of("resident_before"), of("read"), of("resident_after"), of("missing"))
+    };
+    let looked = populate(&["--json", "--dry-run"], &[&path]);
+    assert_eq!(numbers(&looked), (0, 0, 0, 2 * HUGE), "nothing is allocated");
+    let done = populate(&["--json"], &[&path]);
+    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    assert_eq!(numbers(&done), (0, 2 * HUGE, 2 * HUGE, 0));
+    assert_eq!(two.metadata().unwrap().blocks() * 512, 2 * HUGE);
+    let (code, out, _) = parts(&populate(&["-v"], &[&path]));
+    assert!(code == Some(0) && !out.contains("unknown"), "{out}");
+    assert_eq!(out.matches("100 %").count(), 3, "{out}");
+
+    let (many, path) = or_skip!(file(100_000));
+    let (code, out, err) = parts(&populate(&[], &[&path]));
+    assert_eq!(code, Some(1), "{out}");
+    assert!(err.contains("huge pages of 2 MiB; raise vm.nr_hugepages"), "{err}");
+    assert_eq!(many.metadata().unwrap().blocks(), 0);
+}
+
 #[test]
 fn wrong_usage_is_2() {
     for arguments in [&["--range", "5"][..], &["--deadline", "soon"], &["--threads", "0"], &[]] {

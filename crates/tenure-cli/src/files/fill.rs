@@ -2,7 +2,7 @@
 //!
 //! Nothing here touches the mapping itself, so a file that shrinks meanwhile is an error, no SIGBUS.
 
-use super::data;
+use super::{data, hugetlb};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use std::fs::File;
 use std::ops::Range;
@@ -74,7 +74,8 @@ impl Filling<'_> {
         let threads = if threads == 0 { READERS } else { threads };
         let size = file.metadata().map_or(u64::MAX, |metadata| metadata.len());
         let whole = matches!(parts, [only] if only.start == 0 && only.end >= size);
-        if threads == 1 || data::total(parts) < super::LARGE {
+        // Spans are not cut at the largest huge pages.
+        if threads == 1 || data::total(parts) < super::LARGE || hugetlb::of(file).is_some() {
             return self.read_span(file, parts, whole);
         }
         let spans = data::split(parts, threads);
@@ -117,7 +118,7 @@ impl Filling<'_> {
             let len = (end - start) as usize;
             let map = match MmapOptions::new().offset(start).len(len).map_raw_read_only(file) {
                 Ok(map) => map,
-                Err(error) => return (read, Err(Unfilled::Broken(error.to_string()))),
+                Err(error) => return (read, Err(unmapped(file, error))),
             };
             if !whole {
                 stay_inside(&map, group);
@@ -220,6 +221,18 @@ fn stay_inside(map: &MmapRaw, parts: &[Range<u64>]) {
     } else {
         let _ = map.advise(Advice::Sequential);
     }
+}
+
+fn unmapped(file: &File, error: std::io::Error) -> Unfilled {
+    let remedy = match hugetlb::of(file) {
+        // A mapping reserves the pages that it does not find.
+        Some(huge) if error.kind() == std::io::ErrorKind::OutOfMemory => format!(
+            ": the pool has too few free huge pages of {}; raise vm.nr_hugepages, or populate less",
+            crate::size::show(huge.page)
+        ),
+        _ => String::new(),
+    };
+    Unfilled::Broken(format!("mmap: {error}{remedy}"))
 }
 
 fn why(file: &File, offset: u64, addr: usize, failed: Failed) -> Unfilled {

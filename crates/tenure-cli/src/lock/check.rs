@@ -15,9 +15,7 @@ pub struct Need {
     pub charge: u64,
     /// Mappings.
     pub mappings: usize,
-    /// Bytes that have to be read.
-    pub missing: u64,
-    /// The same in whole pages.
+    /// Bytes that have to be read, in whole pages.
     pub missing_pages: u64,
     /// Files of which the kernel does not tell what is resident.
     pub unknown: usize,
@@ -50,7 +48,6 @@ pub fn need(files: &[FileAt], way: Way, threads: usize) -> Need {
         need.holes += look.holes;
         need.unknown += usize::from(look.resident.is_none() && look.bytes() > 0);
         if way.when == When::Now {
-            need.missing += look.missing_bytes();
             need.missing_pages += look.missing_pages();
         }
     }
@@ -91,16 +88,16 @@ fn enough_mappings(needed: usize, used: usize, allowed: usize) -> anyhow::Result
 /// Refuses what memory has no room for: locked pages cannot make room for others, and then the
 /// kernel kills somebody.
 pub fn room(need: &Need) -> anyhow::Result<()> {
-    if need.missing == 0 {
+    if need.missing_pages == 0 {
         return Ok(());
     }
     let room = crate::room::ask()?;
-    if need.missing > room.available {
+    if need.missing_pages > room.available {
         anyhow::bail!(
             "{} are to be read and kept, and there is room for {} ({}); locked memory is not given \
              back, so something would be killed; name less, or use --on-fault, --range, \
              --max-file-size, or --force",
-            size::show(need.missing),
+            size::show(need.missing_pages),
             size::show(room.available),
             crate::room::limited_by(&room),
         );

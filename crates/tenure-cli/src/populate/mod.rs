@@ -20,7 +20,8 @@ filled, a file with several names is read once. Files that cannot be read are re
 others are read all the same. A file that shrinks meanwhile is an error, no more.
 
 The page cache may give pages back whenever memory is needed: `tenure lock` keeps them. What would
-not fit into the free memory of this machine, or of this process's memory cgroup, is not begun.
+not fit into the free memory of this machine, or of this process's memory cgroup, is not begun. What
+a file on hugetlbfs lacks is allocated from its pool of huge pages.
 
 The kernel tells what is resident of files that one owns or may write. Of others it says nothing
 (\"unknown\"): they are read as if nothing were there, which costs no reading where something is.

@@ -7,7 +7,6 @@ use crate::files::{self, pool, FileAt};
 use crate::interrupt::Interrupt;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
-use tenure::page_cache;
 
 /// What is the same for every file.
 pub struct Work<'a> {
@@ -85,13 +84,9 @@ impl Work<'_> {
             if outcome.look.resident.is_none() {
                 continue;
             }
-            outcome.after = files::open(&file.path).ok().and_then(|(opened, _, _)| {
-                let resident =
-                    outcome.look.data.iter().map(|part| {
-                        page_cache::resident_bytes(&opened, part.clone()).ok().flatten()
-                    });
-                resident.sum()
-            });
+            outcome.after = files::open(&file.path)
+                .ok()
+                .and_then(|(opened, _, _)| files::resident_bytes(&opened, &outcome.look.data));
         }
     }
 }
