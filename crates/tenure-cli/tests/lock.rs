@@ -206,6 +206,29 @@ fn explain_answers_before_anyone_tries() {
     assert_eq!((told["allowed"].as_bool(), told["soft_limit"].as_u64()), (Some(false), Some(MIB)));
     assert_eq!(ask("1M", false).status.code(), Some(0));
 
+    // A limit that the shell may raise itself, and by a line that it may be given as it is.
+    let ask = |more: &[&str]| {
+        let mut command = user.with_limit("-S -l 64 && ulimit -H -l 2048");
+        command.args(["explain", "lock", "1M"]).args(more).output().expect("the program starts")
+    };
+    let (code, out, _) = parts(&ask(&[]));
+    assert_eq!(code, Some(1));
+    assert!(
+        out.contains("this shell, as it is:\n      prlimit --pid $$ --memlock=1048576:"),
+        "{out}"
+    );
+    let line = json(&ask(&["--json"]))["to_write"][0]["line"].as_str().map(str::to_owned);
+    assert_eq!(line.as_deref(), Some("prlimit --pid $$ --memlock=1048576:"));
+
+    for unlimited in [true, false] {
+        let mut command = if unlimited { tenure() } else { user.tenure_with_limit(1 << 20) };
+        let done = command.args(["explain", "lock", "1024T"]).output().expect("it starts");
+        let (code, out, _) = parts(&done);
+        let first = out.lines().next().unwrap_or("");
+        assert_eq!(code, Some(1));
+        assert!(first.contains(" bytes: no: memory does not suffice; as to the limit: "), "{out}");
+    }
+
     let populate = tenure().args(["explain", "populate", "4000G"]).output().expect("it starts");
     let (code, out, _) = parts(&populate);
     assert_eq!(code, Some(1));
