@@ -56,6 +56,19 @@ fn each_event_is_an_object() {
 }
 
 #[test]
+fn names_cannot_write_to_the_terminal() {
+    let dir = or_skip!(directory());
+    std::fs::write(dir.path().join("evil\n\x1b[31mname"), b"x").unwrap();
+    let missing = dir.path().join("no\x1b[1m");
+    let locker = Locker::on(&["-v"], &[dir.path(), &missing]);
+    assert!(locker.said.contains(r"evil'$'\n\033''[31mname'"), "{:?}", locker.said);
+    assert!(!locker.said.contains('\x1b'), "{:?}", locker.said);
+    let (code, _, err) = locker.interrupt();
+    assert_eq!(code, Some(1));
+    assert!(err.contains(r"no'$'\033''[1m': No such file") && !err.contains('\x1b'), "{err:?}");
+}
+
+#[test]
 fn holes_and_empty_files_cost_nothing() {
     let dir = or_skip!(directory());
     std::fs::write(dir.path().join("empty"), b"").unwrap();

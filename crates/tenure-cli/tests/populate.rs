@@ -349,6 +349,19 @@ fn without_populate_a_file_that_shrinks_is_no_signal_either() {
     });
 }
 
+#[test]
+fn names_cannot_write_to_the_terminal() {
+    let dir = or_skip!(directory());
+    let (name, shown) = ("evil\n\x1b[31mname", r"evil'$'\n\033''[31mname'");
+    std::fs::write(dir.path().join(name), b"x").unwrap();
+    let (code, out, err) = parts(&populate(&["-v"], &[dir.path(), &dir.path().join("no\x1b[1m")]));
+    assert_eq!(code, Some(1));
+    assert!(out.contains(shown) && !out.contains('\x1b'), "{out:?}");
+    assert!(err.contains(r"no'$'\033''[1m': No such file") && !err.contains('\x1b'), "{err:?}");
+    let json = json(&populate(&["--json"], &[dir.path()]));
+    assert_eq!(json["list"][0]["path"].as_str(), dir.path().join(name).to_str());
+}
+
 /// The pool of huge pages, raised for the time of a test.
 struct Pool(String);
 

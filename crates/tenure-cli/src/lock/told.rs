@@ -4,6 +4,7 @@ use super::check::Need;
 use super::keep::{Event, Keep};
 use super::watch::Watch;
 use crate::files::{counted, Found, Problem};
+use crate::name::shown;
 use crate::size;
 use rustix::io::Errno;
 use serde::Serialize;
@@ -81,7 +82,7 @@ impl Told {
     /// What the walk could not look at, if it is news.
     pub fn problems(&mut self, found: &Found) {
         for problem in found.problems.iter().filter(|problem| !self.problems.contains(problem)) {
-            self.warn(&format!("{}: {}", problem.path, problem.why));
+            self.warn(&format!("{}: {}", shown(&problem.path), problem.why));
         }
         self.problems.clone_from(&found.problems);
     }
@@ -108,7 +109,7 @@ impl Told {
             Errno::NOSPC => "; raise fs.inotify.max_user_watches",
             _ => "",
         };
-        let path = path.display();
+        let path = shown(path);
         self.late(&format!("{path} cannot be watched ({errno}){remedy}"));
     }
 
@@ -150,20 +151,20 @@ impl Told {
         });
         match event {
             Event::Locked(path, bytes) => {
-                self.say(&format!("locked {} ({})", path.display(), size::show(*bytes)));
+                self.say(&format!("locked {} ({})", shown(path), size::show(*bytes)));
             }
             Event::Changed(_, before, after) if before == after && !self.verbose => {}
             Event::Changed(path, before, after) if before == after => {
-                self.say(&format!("locked {} anew ({})", path.display(), size::show(*after)));
+                self.say(&format!("locked {} anew ({})", shown(path), size::show(*after)));
             }
             Event::Changed(path, before, after) => {
                 let (before, after) = (size::show(*before), size::show(*after));
-                self.say(&format!("locked {} anew ({after}, was {before})", path.display()));
+                self.say(&format!("locked {} anew ({after}, was {before})", shown(path)));
             }
             Event::Released(path, bytes, why) => {
-                self.say(&format!("released {} ({}): {why}", path.display(), size::show(*bytes)));
+                self.say(&format!("released {} ({}): {why}", shown(path), size::show(*bytes)));
             }
-            Event::Trouble(path, why) => self.warn(&format!("{}: {why}", path.display())),
+            Event::Trouble(path, why) => self.warn(&format!("{}: {why}", shown(path))),
         }
     }
 

@@ -7,6 +7,7 @@ mod work;
 use crate::failure::Found;
 use crate::files::{self, progress::Display, FileAt, Selection};
 use crate::interrupt::Interrupt;
+use crate::name::shown;
 use crate::{room, size};
 use outcome::{Ending, Outcome, Summary};
 use std::io::{self, Write};
@@ -90,7 +91,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let summary = Summary::new(&found, &outcomes, began.elapsed(), ending, args.dry_run);
     // As they come from the walk and the work, each once, whatever is printed below.
     for problem in summary.problems() {
-        eprintln!("tenure: {}: {}", problem.path, problem.why);
+        eprintln!("tenure: {}: {}", shown(&problem.path), problem.why);
     }
     let mut out = io::stdout().lock();
     if args.json {

@@ -1,6 +1,7 @@
 //! The summary and the table as text.
 
 use super::outcome::{Ending, Outcome, Summary};
+use crate::name::shown;
 use crate::{size, text_table};
 
 /// A line for each file.
@@ -11,7 +12,7 @@ pub fn table(outcomes: &[Outcome]) -> String {
         let bytes = outcome.look.bytes();
         let known = |bytes: Option<u64>| bytes.map_or("unknown".into(), size::show);
         vec![
-            outcome.path.display().to_string(),
+            shown(&outcome.path),
             size::show(bytes),
             known(outcome.look.resident),
             size::show(outcome.read),
