@@ -152,6 +152,34 @@ fn locked_files_stay_where_others_are_pushed_out() {
 }
 
 #[test]
+fn what_is_no_file_is_a_problem_if_it_was_named_and_else_counted() {
+    let dir = or_skip!(directory());
+    let at = |name: &str| dir.path().join(name);
+    let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU);
+    rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), kind, mode, 0).unwrap();
+    std::fs::write(at("small"), b"x").unwrap();
+
+    let locker = Locker::on(&[], &[&at("small"), &at("pipe"), Path::new("/dev/null")]);
+    assert!(!locker.said.contains("passed over"), "{}", locker.said);
+    let (code, _, err) = locker.interrupt();
+    assert_eq!((code, err.lines().count()), (Some(1), 2), "{err}");
+    for name in ["/pipe", "/dev/null"] {
+        let line = format!("{name}: neither a regular file nor a directory\n");
+        assert!(err.contains(&line), "{err}");
+    }
+
+    let locker = Locker::on(&[], &[dir.path()]);
+    assert!(locker.said.contains("passed over: 1 special file\n"), "{}", locker.said);
+    assert!(!locker.said.contains("/pipe"), "{}", locker.said);
+    let (code, _, err) = locker.interrupt();
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    let locker = Locker::on(&["-v"], &[dir.path()]);
+    assert!(locker.said.contains("/pipe: special file\n"), "{}", locker.said);
+    let locker = Locker::on(&["--json"], &[dir.path()]);
+    assert!(locker.said.contains(r#""skipped":{"special":1,"#), "{}", locker.said);
+}
+
+#[test]
 fn nothing_to_keep_is_an_error_at_once() {
     let dir = or_skip!(directory());
     for path in [dir.path().to_owned(), dir.path().join("missing")] {

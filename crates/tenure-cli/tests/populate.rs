@@ -350,6 +350,20 @@ fn without_populate_a_file_that_shrinks_is_no_signal_either() {
 }
 
 #[test]
+fn what_is_no_file_is_a_problem_if_it_was_named() {
+    let dir = or_skip!(directory());
+    let pipe = dir.path().join("pipe");
+    let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU);
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
+    let (code, out, err) = parts(&populate(&["-q"], &[&pipe]));
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    assert!(err.ends_with("/pipe: neither a regular file nor a directory\n"), "{err}");
+    let (code, out, err) = parts(&populate(&["-v"], &[dir.path()]));
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    assert!(out.contains("/pipe: special file\n") && out.contains("over: 1 special file"), "{out}");
+}
+
+#[test]
 fn names_cannot_write_to_the_terminal() {
     let dir = or_skip!(directory());
     let (name, shown) = ("evil\n\x1b[31mname", r"evil'$'\n\033''[31mname'");

@@ -3,6 +3,7 @@
 use super::held::Way;
 use super::mappings;
 use crate::files::{self, data, pool, FileAt};
+use crate::interrupt::Interrupt;
 use crate::size;
 use rustix::process::{getrlimit, setrlimit, Resource};
 use std::ops::Range;
@@ -35,8 +36,11 @@ pub fn raise_limit() {
 }
 
 /// Adds up the files that can be looked at; the others fail later, each with its reason.
-pub fn need(files: &[FileAt], way: Way, threads: usize) -> Need {
+pub fn need(files: &[FileAt], way: Way, threads: usize, interrupt: &Interrupt) -> Need {
     let look = |at: &FileAt, _: usize| {
+        if interrupt.is_set() {
+            return None;
+        }
         let (file, _, stamp) = files::open(&at.path).ok()?;
         files::look(&file, stamp.size, way.part).ok()
     };
@@ -108,6 +112,20 @@ pub fn room(need: &Need) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interrupt_ends_the_looking() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, b"x").unwrap();
+        let (_, id, stamp) = files::open(&path).unwrap();
+        let files = [FileAt { path, id, stamp, named: true }];
+        let way = Way { when: When::Now, part: Default::default() };
+        let interrupt = Interrupt::catch().unwrap();
+        assert_eq!(need(&files, way, 1, &interrupt).mappings, 1);
+        interrupt.flag().store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(need(&files, way, 1, &interrupt).mappings, 0);
+    }
 
     #[test]
     fn too_many_files_are_refused_with_the_number_to_set() {

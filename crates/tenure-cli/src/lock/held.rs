@@ -43,6 +43,8 @@ pub enum Trouble {
     Stopped,
     /// `RLIMIT_MEMLOCK` does not allow it.
     Limit(String),
+    /// It was met in a directory and is gone.
+    Gone,
     /// Memory has no room for it.
     Room(String),
     /// Anything else.
@@ -54,7 +56,15 @@ impl Trouble {
     pub fn why(&self) -> &str {
         match self {
             Trouble::Stopped => "interrupted",
+            Trouble::Gone => "gone",
             Trouble::Limit(why) | Trouble::Room(why) | Trouble::Other(why) => why,
+        }
+    }
+
+    fn of_opening(at: &FileAt, error: std::io::Error) -> Trouble {
+        match at.is_gone(&error) {
+            true => Trouble::Gone,
+            false => error.into(),
         }
     }
 
@@ -186,7 +196,8 @@ impl Segment {
 
 /// Maps, locks and fills a file.
 pub fn hold(at: &FileAt, threads: usize, means: &Means<'_>) -> Result<Held, Trouble> {
-    let (file, id, stamp) = files::open(&at.path)?;
+    let opened = files::open(&at.path).map_err(|error| Trouble::of_opening(at, error));
+    let (file, id, stamp) = opened?;
     let mut held =
         Held { id, path: at.path.clone(), stamp, settled: false, segments: Vec::new(), data: 0 };
     held.bring_up_to(&file, stamp, threads, means)?;
@@ -202,7 +213,8 @@ impl Held {
         threads: usize,
         means: &Means<'_>,
     ) -> Result<(), Trouble> {
-        let (file, id, stamp) = files::open(&at.path)?;
+        let opened = files::open(&at.path).map_err(|error| Trouble::of_opening(at, error));
+        let (file, id, stamp) = opened?;
         if id != self.id {
             return Ok(()); // replaced since the walk; the next one finds it
         }

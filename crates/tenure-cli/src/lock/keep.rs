@@ -194,6 +194,11 @@ impl<'a> Keep<'a> {
     }
 
     fn trouble(&mut self, at: &FileAt, trouble: Trouble, events: &mut Vec<Event>) {
+        if trouble == Trouble::Gone {
+            // The next walk does not find it.
+            self.troubles.remove(&at.id);
+            return;
+        }
         let same_kind = |then: &Trouble| match (then, &trouble) {
             (Trouble::Limit(_), Trouble::Limit(_)) | (Trouble::Room(_), Trouble::Room(_)) => true,
             (then, now) => then == now,
@@ -240,5 +245,38 @@ impl<'a> Keep<'a> {
             }
         }
         self.held.len() < before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::Selection;
+
+    #[test]
+    fn what_is_gone_since_the_walk_is_trouble_only_if_the_user_named_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("temporary");
+        std::fs::write(&path, b"1").unwrap();
+        let interrupt = Interrupt::catch().unwrap();
+        let paths = [dir.path().to_owned(), path.clone()].map(|path| vec![path]);
+        let found = paths.map(|paths| {
+            let (range, most) = (Default::default(), None);
+            let selection = Selection {
+                paths,
+                dereference: false,
+                one_file_system: false,
+                max_file_size: most,
+                range,
+            };
+            files::walk(&selection, interrupt.flag())
+        });
+        std::fs::remove_file(&path).unwrap();
+        for (found, troubles) in found.iter().zip([0, 1]) {
+            let way = Way { when: When::Now, part: Default::default() };
+            let mut keep = Keep::new(way, 1, &interrupt, Budget::new(false));
+            let events = keep.round(found, Reason::Time, &AtomicU64::new(0), || {});
+            assert_eq!((events.len(), keep.troubles().count()), (troubles, troubles));
+        }
     }
 }

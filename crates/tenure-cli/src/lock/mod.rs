@@ -35,7 +35,8 @@ const HELP: &str = "\
 Maps the files, locks them, reads what is missing in parallel, says what is locked in fact, and
 stays until Ctrl-C or SIGTERM. Holes of sparse files are left as they are. All of it has to fit
 under RLIMIT_MEMLOCK (raised as far as the hard limit allows) and into memory, or nothing is locked;
-`tenure explain lock SIZE` says what to write where.
+`tenure explain lock SIZE` says what to write where. A FILE that is a pipe, a socket or a device is an
+error; those inside directories are passed over.
 
 --on-fault reads nothing: what is in the page cache now is locked, the rest is not. The kernel locks
 on a fault of the process that holds the lock, and this process has no other reason to touch the
@@ -83,7 +84,8 @@ pub struct Args {
     /// Begin even if it does not fit into memory.
     #[arg(long)]
     force: bool,
-    /// A line for each file at the start, and for each that is written without growing, too.
+    /// A line for each file and each name passed over at the start, and for each file that is written
+    /// without growing, too.
     #[arg(short, long)]
     verbose: bool,
     /// Errors only.
@@ -106,9 +108,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
     // Where there is no inotify left (fs.inotify.max_user_instances), looking now and then must do.
     let mut watch = args.follow.then(Watch::new).and_then(|watch| told.watching(watch));
-    let found = find(&args.selection, watch.as_mut(), &mut told);
+    let found = find(&args.selection, watch.as_mut(), &interrupt, &mut told);
     told.problems(&found);
-    let need = check::need(&found.files, way, threads);
+    let need = check::need(&found.files, way, threads, &interrupt);
+    if interrupt.is_set() {
+        // Perhaps before everything was looked at: then the answers below would be wrong.
+        told.unlocked(0, 0);
+        return Err(Failed.into());
+    }
     if !args.partial {
         check::limit(&need)?;
         check::map_count(&need)?;
@@ -122,6 +129,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let events = keep.round(&found, Reason::Time, &done, || display.tick());
     drop(display);
     told.start(&events);
+    told.passed_over(&found);
     let no_room = keep.troubles().any(Trouble::is_want);
     if no_room && !args.partial {
         anyhow::bail!("nothing stays locked (--partial locks as many files as fit)");
@@ -166,8 +174,13 @@ fn announce(state: &str, keep: &Keep<'_>) {
 
 /// Walks, and watches what was walked through. Watches come first: what changes between a walk and
 /// its watch would not be seen.
-fn find(selection: &Selection, watch: Option<&mut Watch>, told: &mut Told) -> Found {
-    let mut found = files::walk(selection);
+fn find(
+    selection: &Selection,
+    watch: Option<&mut Watch>,
+    interrupt: &Interrupt,
+    told: &mut Told,
+) -> Found {
+    let mut found = files::walk(selection, interrupt.flag());
     let Some(watch) = watch else { return found };
     // Directories may be made faster than they are walked; then the events that they cause lead to
     // the next round.
@@ -181,7 +194,7 @@ fn find(selection: &Selection, watch: Option<&mut Watch>, told: &mut Told) -> Fo
         if !new {
             break;
         }
-        found = files::walk(selection);
+        found = files::walk(selection, interrupt.flag());
     }
     found
 }
@@ -214,7 +227,10 @@ fn follow(
         }
         let began = Instant::now();
         let reason = if began >= next_look { Reason::Time } else { Reason::Event };
-        let found = find(&args.selection, watch.as_mut(), told);
+        let found = find(&args.selection, watch.as_mut(), interrupt, told);
+        if interrupt.is_set() {
+            break; // what it did not come to is not gone
+        }
         told.problems(&found);
         let events = keep.round(&found, reason, &nobody_looks, || {});
         told.changes(&events);

@@ -3,7 +3,7 @@
 use super::check::Need;
 use super::keep::{Event, Keep};
 use super::watch::Watch;
-use crate::files::{counted, Found, Problem};
+use crate::files::{counted, Found, Problem, Skipped};
 use crate::name::shown;
 use crate::size;
 use rustix::io::Errno;
@@ -35,6 +35,7 @@ struct Ready {
     not_locked_bytes: u64,
     holes_bytes: u64,
     on_fault: bool,
+    skipped: Skipped,
 }
 
 /// The speaker.
@@ -43,13 +44,21 @@ pub struct Told {
     verbose: bool,
     json: bool,
     problems: Vec<Problem>,
+    skipped: Skipped,
     unwatched: bool,
 }
 
 impl Told {
     /// `quiet`: errors only. `verbose`: also what is no news.
     pub fn new(quiet: bool, verbose: bool, json: bool) -> Told {
-        Told { quiet, verbose, json, problems: Vec::new(), unwatched: false }
+        Told {
+            quiet,
+            verbose,
+            json,
+            problems: Vec::new(),
+            skipped: Skipped::default(),
+            unwatched: false,
+        }
     }
 
     /// A line for a person.
@@ -85,6 +94,7 @@ impl Told {
             self.warn(&format!("{}: {}", shown(&problem.path), problem.why));
         }
         self.problems.clone_from(&found.problems);
+        self.skipped = found.skipped;
     }
 
     /// Whether the last walk could not look at something.
@@ -134,6 +144,17 @@ impl Told {
     /// A later round.
     pub fn changes(&self, events: &[Event]) {
         events.iter().for_each(|event| self.event(event));
+    }
+
+    /// What was met at the start and is not kept.
+    pub fn passed_over(&self, found: &Found) {
+        for (path, reason) in found.passed_over.iter().filter(|_| self.verbose) {
+            self.say(&format!("passed over {}: {}", shown(path), reason.what()));
+        }
+        let skipped = found.skipped.text();
+        if !skipped.is_empty() {
+            self.say(&format!("passed over: {skipped}"));
+        }
     }
 
     fn event(&self, event: &Event) {
@@ -206,6 +227,7 @@ impl Told {
             not_locked_bytes: truth.unlocked,
             holes_bytes: need.holes,
             on_fault: when == When::OnFault,
+            skipped: self.skipped,
         }));
         Ok(())
     }

@@ -18,7 +18,8 @@ use work::Work;
 const HELP: &str = "\
 What is in the page cache already is not read again, holes of sparse files are neither read nor
 filled, a file with several names is read once. Files that cannot be read are reported, and the
-others are read all the same. A file that shrinks meanwhile is an error, no more.
+others are read all the same; so is a FILE that is a pipe, a socket or a device, while those inside
+directories are passed over. A file that shrinks meanwhile is an error, no more.
 
 The page cache may give pages back whenever memory is needed: `tenure lock` keeps them. What would
 not fit into the free memory of this machine, or of this process's memory cgroup, is not begun. What
@@ -54,7 +55,7 @@ pub struct Args {
     /// Begin even if it cannot all fit into memory.
     #[arg(long)]
     force: bool,
-    /// A line for each file, too.
+    /// A line for each file, and for each name that was passed over, too.
     #[arg(short, long)]
     verbose: bool,
     /// Print one JSON object.
@@ -73,7 +74,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let interrupt = Interrupt::catch()?;
-    let found = files::walk(&args.selection);
+    let found = files::walk(&args.selection, interrupt.flag());
     let work = Work {
         part: args.selection.range,
         threads: args.threads.unwrap_or(0) as usize,
@@ -85,6 +86,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if !args.dry_run {
         ending = fill(args, &work, &found.files, &mut outcomes)?;
     }
+    outcomes.retain(|outcome| !outcome.gone);
     if interrupt.is_set() {
         ending = Ending::Interrupted; // perhaps before everything was looked at
     }
@@ -100,6 +102,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     } else if !args.quiet {
         if args.verbose {
             out.write_all(report::table(&outcomes).as_bytes())?;
+            out.write_all(report::names_passed_over(&found).as_bytes())?;
             writeln!(out)?;
         }
         out.write_all(report::text(&summary).as_bytes())?;
