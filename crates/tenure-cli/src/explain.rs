@@ -66,7 +66,7 @@ struct LockAnswer {
 
 #[derive(Serialize)]
 struct Line {
-    place: &'static str,
+    place: String,
     line: String,
 }
 
@@ -99,18 +99,43 @@ fn lock(asked: &Asked, out: &mut impl Write) -> anyhow::Result<bool> {
         serde_json::to_writer_pretty(&mut *out, &answer(&explanation))?;
         writeln!(out)?;
     } else {
-        write!(out, "{explanation}")?;
+        out.write_all(text(&explanation).as_bytes())?;
     }
     Ok(fits(&explanation))
 }
 
 fn fits(explanation: &Explanation) -> bool {
-    explanation.is_allowed() && explanation.memory_free >= explanation.bytes
+    explanation.is_allowed() && has_memory(explanation)
+}
+
+fn has_memory(explanation: &Explanation) -> bool {
+    explanation.memory_free >= explanation.bytes
+}
+
+fn text(explanation: &Explanation) -> String {
+    let text = of_the_shell(&explanation.to_string());
+    if has_memory(explanation) {
+        return text;
+    }
+    // The core answers for the limit alone, and who reads one line should read the whole answer.
+    let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
+    let (asked, of_the_limit) = first.split_once(": ").unwrap_or((first, ""));
+    format!("{asked}: no: memory does not suffice; as to the limit: {of_the_limit}\n{rest}")
+}
+
+/// This process is over by the time that anybody reads what to do about it: what is meant is the
+/// shell that it was asked from.
+fn of_the_shell(text: &str) -> String {
+    let own = format!("--pid {} ", std::process::id());
+    text.replace(&own, "--pid $$ ").replace("this process, as it is", "this shell, as it is")
 }
 
 fn answer(explanation: &Explanation) -> LockAnswer {
     let account = &explanation.account;
-    let lines = explanation.lines().into_iter();
+    let lines = explanation
+        .lines()
+        .into_iter()
+        .map(|(place, line)| Line { place: of_the_shell(place), line: of_the_shell(&line) });
     LockAnswer {
         bytes: explanation.bytes,
         fits: fits(explanation),
@@ -123,7 +148,7 @@ fn answer(explanation: &Explanation) -> LockAnswer {
         cap_ipc_lock: account.ipc_lock,
         first_user_namespace: account.first_user_namespace,
         memory_free: explanation.memory_free,
-        to_write: lines.map(|(place, line)| Line { place, line }).collect(),
+        to_write: lines.collect(),
     }
 }
 

@@ -9,6 +9,7 @@ mod failure;
 mod files;
 mod interrupt;
 mod lock;
+mod name;
 mod populate;
 mod room;
 mod run;

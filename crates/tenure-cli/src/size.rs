@@ -3,6 +3,7 @@
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
+const TIB: u64 = 1 << 40;
 
 /// Reads `268435456`, `256M`, `256MiB` or `1.5G`; the units are powers of 1024.
 pub fn parse(text: &str) -> Result<u64, String> {
@@ -14,7 +15,8 @@ pub fn parse(text: &str) -> Result<u64, String> {
         "k" | "kib" => KIB,
         "m" | "mib" => MIB,
         "g" | "gib" => GIB,
-        _ => return Err(format!("\"{unit}\" is no unit; use K, M or G (powers of 1024)")),
+        "t" | "tib" => TIB,
+        _ => return Err(format!("\"{unit}\" is no unit; use K, M, G or T (powers of 1024)")),
     };
     let number: f64 = number.parse().map_err(|_| format!("\"{text}\" does not start a number"))?;
     let bytes = number * unit as f64;
@@ -29,6 +31,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
 /// `12.5 MiB`: three digits, a unit.
 pub fn show(bytes: u64) -> String {
     let (unit, name) = match bytes {
+        TIB.. => (TIB, "TiB"),
         GIB.. => (GIB, "GiB"),
         MIB.. => (MIB, "MiB"),
         KIB.. => (KIB, "KiB"),
@@ -73,6 +76,9 @@ mod tests {
             ("256M", 256 * MIB),
             ("256 MiB", 256 * MIB),
             ("1.5G", GIB + GIB / 2),
+            ("1T", TIB),
+            ("2 TiB", 2 * TIB),
+            ("0.5tib", 512 * GIB),
         ] {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
@@ -87,6 +93,7 @@ mod tests {
         assert_eq!(show(1536), "1.5 KiB");
         assert_eq!(show(256 * MIB), "256 MiB");
         assert_eq!(show(3 * GIB), "3 GiB");
+        assert_eq!(show(TIB + TIB / 4), "1.2 TiB");
         assert_eq!(mib(300 * MIB + MIB / 3), "300 MiB");
         assert_eq!(count(0), "0");
         assert_eq!(count(999), "999");

@@ -56,6 +56,19 @@ fn each_event_is_an_object() {
 }
 
 #[test]
+fn names_cannot_write_to_the_terminal() {
+    let dir = or_skip!(directory());
+    std::fs::write(dir.path().join("evil\n\x1b[31mname"), b"x").unwrap();
+    let missing = dir.path().join("no\x1b[1m");
+    let locker = Locker::on(&["-v"], &[dir.path(), &missing]);
+    assert!(locker.said.contains(r"evil'$'\n\033''[31mname'"), "{:?}", locker.said);
+    assert!(!locker.said.contains('\x1b'), "{:?}", locker.said);
+    let (code, _, err) = locker.interrupt();
+    assert_eq!(code, Some(1));
+    assert!(err.contains(r"no'$'\033''[1m': No such file") && !err.contains('\x1b'), "{err:?}");
+}
+
+#[test]
 fn holes_and_empty_files_cost_nothing() {
     let dir = or_skip!(directory());
     std::fs::write(dir.path().join("empty"), b"").unwrap();
@@ -139,6 +152,34 @@ fn locked_files_stay_where_others_are_pushed_out() {
 }
 
 #[test]
+fn what_is_no_file_is_a_problem_if_it_was_named_and_else_counted() {
+    let dir = or_skip!(directory());
+    let at = |name: &str| dir.path().join(name);
+    let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU);
+    rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), kind, mode, 0).unwrap();
+    std::fs::write(at("small"), b"x").unwrap();
+
+    let locker = Locker::on(&[], &[&at("small"), &at("pipe"), Path::new("/dev/null")]);
+    assert!(!locker.said.contains("passed over"), "{}", locker.said);
+    let (code, _, err) = locker.interrupt();
+    assert_eq!((code, err.lines().count()), (Some(1), 2), "{err}");
+    for name in ["/pipe", "/dev/null"] {
+        let line = format!("{name}: neither a regular file nor a directory\n");
+        assert!(err.contains(&line), "{err}");
+    }
+
+    let locker = Locker::on(&[], &[dir.path()]);
+    assert!(locker.said.contains("passed over: 1 special file\n"), "{}", locker.said);
+    assert!(!locker.said.contains("/pipe"), "{}", locker.said);
+    let (code, _, err) = locker.interrupt();
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    let locker = Locker::on(&["-v"], &[dir.path()]);
+    assert!(locker.said.contains("/pipe: special file\n"), "{}", locker.said);
+    let locker = Locker::on(&["--json"], &[dir.path()]);
+    assert!(locker.said.contains(r#""skipped":{"special":1,"#), "{}", locker.said);
+}
+
+#[test]
 fn nothing_to_keep_is_an_error_at_once() {
     let dir = or_skip!(directory());
     for path in [dir.path().to_owned(), dir.path().join("missing")] {
@@ -205,6 +246,29 @@ fn explain_answers_before_anyone_tries() {
     let told = json(&ask("2M", true));
     assert_eq!((told["allowed"].as_bool(), told["soft_limit"].as_u64()), (Some(false), Some(MIB)));
     assert_eq!(ask("1M", false).status.code(), Some(0));
+
+    // A limit that the shell may raise itself, and by a line that it may be given as it is.
+    let ask = |more: &[&str]| {
+        let mut command = user.with_limit("-S -l 64 && ulimit -H -l 2048");
+        command.args(["explain", "lock", "1M"]).args(more).output().expect("the program starts")
+    };
+    let (code, out, _) = parts(&ask(&[]));
+    assert_eq!(code, Some(1));
+    assert!(
+        out.contains("this shell, as it is:\n      prlimit --pid $$ --memlock=1048576:"),
+        "{out}"
+    );
+    let line = json(&ask(&["--json"]))["to_write"][0]["line"].as_str().map(str::to_owned);
+    assert_eq!(line.as_deref(), Some("prlimit --pid $$ --memlock=1048576:"));
+
+    for unlimited in [true, false] {
+        let mut command = if unlimited { tenure() } else { user.tenure_with_limit(1 << 20) };
+        let done = command.args(["explain", "lock", "1024T"]).output().expect("it starts");
+        let (code, out, _) = parts(&done);
+        let first = out.lines().next().unwrap_or("");
+        assert_eq!(code, Some(1));
+        assert!(first.contains(" bytes: no: memory does not suffice; as to the limit: "), "{out}");
+    }
 
     let populate = tenure().args(["explain", "populate", "4000G"]).output().expect("it starts");
     let (code, out, _) = parts(&populate);

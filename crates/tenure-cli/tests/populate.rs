@@ -249,6 +249,19 @@ fn a_deadline_ends_it() {
 }
 
 #[test]
+fn a_deadline_that_no_clock_reaches_is_none() {
+    let dir = or_skip!(directory());
+    let path = dir.path().join("file");
+    // More than what is read in one call: the rest of the time is asked for then.
+    for seconds in ["1e9", "1e19", "1.8e19"] {
+        cold(&path, 5 * MIB);
+        let done = populate(&["--deadline", seconds], &[&path]);
+        assert_eq!(done.status.code(), Some(0), "{seconds}: {}", text(&done.stderr));
+        assert_eq!(resident(&path), 5 * MIB as u64, "{seconds}");
+    }
+}
+
+#[test]
 fn what_cannot_fit_is_not_begun() {
     let dir = or_skip!(directory());
     let path = dir.path().join("file");
@@ -334,6 +347,90 @@ fn without_populate_a_file_that_shrinks_is_no_signal_either() {
         assert_eq!((code, done.status.signal()), (Some(1), None), "{out}{err}");
         assert!(err.contains("it became shorter while it was read"), "{err}");
     });
+}
+
+#[test]
+fn what_is_no_file_is_a_problem_if_it_was_named() {
+    let dir = or_skip!(directory());
+    let pipe = dir.path().join("pipe");
+    let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU);
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
+    let (code, out, err) = parts(&populate(&["-q"], &[&pipe]));
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    assert!(err.ends_with("/pipe: neither a regular file nor a directory\n"), "{err}");
+    let (code, out, err) = parts(&populate(&["-v"], &[dir.path()]));
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    assert!(out.contains("/pipe: special file\n") && out.contains("over: 1 special file"), "{out}");
+}
+
+#[test]
+fn names_cannot_write_to_the_terminal() {
+    let dir = or_skip!(directory());
+    let (name, shown) = ("evil\n\x1b[31mname", r"evil'$'\n\033''[31mname'");
+    std::fs::write(dir.path().join(name), b"x").unwrap();
+    let (code, out, err) = parts(&populate(&["-v"], &[dir.path(), &dir.path().join("no\x1b[1m")]));
+    assert_eq!(code, Some(1));
+    assert!(out.contains(shown) && !out.contains('\x1b'), "{out:?}");
+    assert!(err.contains(r"no'$'\033''[1m': No such file") && !err.contains('\x1b'), "{err:?}");
+    let json = json(&populate(&["--json"], &[dir.path()]));
+    assert_eq!(json["list"][0]["path"].as_str(), dir.path().join(name).to_str());
+}
+
+/// The pool of huge pages, raised for the time of a test.
+struct Pool(String);
+
+impl Pool {
+    const FILE: &str = "/proc/sys/vm/nr_hugepages";
+
+    fn of(pages: usize) -> Result<Pool, String> {
+        let before = std::fs::read_to_string(Pool::FILE).map_err(|e| e.to_string())?;
+        let more = before.trim().parse::<usize>().unwrap_or(0) + pages;
+        std::fs::write(Pool::FILE, more.to_string())
+            .map_err(|e| format!("the pool of huge pages cannot be raised: {e}"))?;
+        Ok(Pool(before.trim().to_owned()))
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let _ = std::fs::write(Pool::FILE, &self.0);
+    }
+}
+
+#[test]
+fn huge_pages_of_the_pool_are_allocated_and_the_numbers_agree() {
+    const HUGE: u64 = 2 * MIB as u64;
+    let _pool = or_skip!(Pool::of(4));
+    let file = |pages: u64| {
+        let flags = rustix::fs::MemfdFlags::HUGETLB | rustix::fs::MemfdFlags::HUGE_2MB;
+        let fd = rustix::fs::memfd_create("huge", flags).map_err(|e| e.to_string())?;
+        rustix::fs::ftruncate(&fd, pages * HUGE).map_err(|e| e.to_string())?;
+        let file = std::fs::File::from(fd);
+        let descriptor = std::os::fd::AsRawFd::as_raw_fd(&file);
+        let path = format!("/proc/{}/fd/{descriptor}", std::process::id());
+        Ok::<_, String>((file, std::path::PathBuf::from(path)))
+    };
+    let (two, path) = or_skip!(file(2));
+    let numbers = |done: &Output| {
+        let told = json(done);
+        let of = |name| number(&told, name);
+        (of("resident_before"), of("read"), of("resident_after"), of("missing"))
+    };
+    let looked = populate(&["--json", "--dry-run"], &[&path]);
+    assert_eq!(numbers(&looked), (0, 0, 0, 2 * HUGE), "nothing is allocated");
+    let done = populate(&["--json"], &[&path]);
+    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    assert_eq!(numbers(&done), (0, 2 * HUGE, 2 * HUGE, 0));
+    assert_eq!(two.metadata().unwrap().blocks() * 512, 2 * HUGE);
+    let (code, out, _) = parts(&populate(&["-v"], &[&path]));
+    assert!(code == Some(0) && !out.contains("unknown"), "{out}");
+    assert_eq!(out.matches("100 %").count(), 3, "{out}");
+
+    let (many, path) = or_skip!(file(100_000));
+    let (code, out, err) = parts(&populate(&[], &[&path]));
+    assert_eq!(code, Some(1), "{out}");
+    assert!(err.contains("huge pages of 2 MiB; raise vm.nr_hugepages"), "{err}");
+    assert_eq!(many.metadata().unwrap().blocks(), 0);
 }
 
 #[test]

@@ -126,6 +126,7 @@ fn what_is_not_there_is_127_and_what_cannot_be_executed_126() {
     };
     case(&script("orphan", "#!/no/such/interpreter"), 126, "/no/such/interpreter is missing");
     case(&script("shapeless", "echo"), 126, "neither a program nor a script");
+    case(&script("evil", "#!/no/\x1b[31m"), 126, r"$'\033''[31m' is missing");
     let good = script("good", "#!/bin/sh");
     assert_eq!(text(&output(&["-q", "--", &good]).stdout), "done\n");
 }

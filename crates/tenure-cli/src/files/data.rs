@@ -3,13 +3,14 @@
 use super::page;
 use rustix::fs::{seek, SeekFrom};
 use rustix::io::Errno;
+use std::cmp::Reverse;
 use std::fs::File;
 use std::ops::Range;
 
-/// Holes below this are filled: 16 pages of zeros cost less than another call.
+/// Holes below this are worth no mapping of their own on either side.
 const SMALL_HOLE: u64 = 64 << 10;
-/// More parts than this of one file are merged over larger holes. Each may cost a mapping.
-const MOST_PARTS: usize = 256;
+/// Mappings that one file may take: 256 such files fit under the kernel's default bound.
+pub const MOST_PARTS: usize = 256;
 const CUT: u64 = 2 << 20;
 
 /// The parts of `range` that hold data, in order; each begins at a page boundary.
@@ -29,28 +30,33 @@ pub fn parts(file: &File, range: Range<u64>) -> Vec<Range<u64>> {
         let end = seek(file, SeekFrom::Hole(start.max(at))).unwrap_or(range.end);
         // A file that shrinks meanwhile may give an end before the start.
         let end = end.max(start + 1).next_multiple_of(page()).min(range.end);
-        parts.push(start.max(range.start)..end);
+        let start = start.max(range.start);
+        match parts.last_mut() {
+            // A hole smaller than a page.
+            Some(last) if last.end == start => last.end = end,
+            _ => parts.push(start..end),
+        }
         at = end;
     }
-    merge(parts)
+    parts
 }
 
-fn merge(mut parts: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    let mut hole = SMALL_HOLE;
-    loop {
-        let mut merged: Vec<Range<u64>> = Vec::new();
-        for part in parts {
-            match merged.last_mut() {
-                Some(last) if part.start - last.end < hole => last.end = part.end,
-                _ => merged.push(part),
-            }
-        }
-        if merged.len() <= MOST_PARTS {
-            return merged;
-        }
-        parts = merged;
-        hole *= 4;
+/// The parts with the smallest holes between them closed, so that they are few: each takes a mapping.
+/// What is closed is address space, not memory, unless somebody touches it.
+pub fn closed(parts: &[Range<u64>]) -> Vec<Range<u64>> {
+    let hole = |at: usize| parts[at].start - parts[at - 1].end;
+    let mut open: Vec<usize> = (1..parts.len()).filter(|at| hole(*at) >= SMALL_HOLE).collect();
+    if open.len() >= MOST_PARTS {
+        // Of equal ones those at the end: a file that grows there keeps the parts that it had.
+        open.select_nth_unstable_by_key(MOST_PARTS - 1, |at| (Reverse(hole(*at)), *at));
+        open.truncate(MOST_PARTS - 1);
+        open.sort_unstable();
     }
+    let starts = parts.first().into_iter().map(|part| part.start);
+    let starts = starts.chain(open.iter().map(|at| parts[*at].start));
+    let ends = open.iter().map(|at| parts[*at - 1].end);
+    let ends = ends.chain(parts.last().map(|part| part.end));
+    starts.zip(ends).map(|(start, end)| start..end).collect()
 }
 
 /// How many bytes the parts have together.
@@ -58,12 +64,15 @@ pub fn total(parts: &[Range<u64>]) -> u64 {
     parts.iter().map(|part| part.end - part.start).sum()
 }
 
-/// What of `parts` is not in `taken`; both in order.
+/// What of `parts` is not in `taken`; both in order, and none overlaps another.
 pub fn without(parts: &[Range<u64>], taken: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut left = Vec::new();
+    let mut first = 0;
     for part in parts {
+        // A file may have a million of either.
+        first += taken[first..].iter().take_while(|taken| taken.end <= part.start).count();
         let mut at = part.start;
-        for taken in taken.iter().filter(|t| t.end > part.start && t.start < part.end) {
+        for taken in taken[first..].iter().take_while(|taken| taken.start < part.end) {
             if taken.start > at {
                 left.push(at..taken.start);
             }
@@ -74,6 +83,25 @@ pub fn without(parts: &[Range<u64>], taken: &[Range<u64>]) -> Vec<Range<u64>> {
         }
     }
     left
+}
+
+/// Neighbouring parts in groups, each to be read through one mapping: parts of `large` bytes and more
+/// alone, smaller ones together, as far as they span no more than `most`.
+pub fn groups(parts: &[Range<u64>], large: u64, most: u64) -> Vec<&[Range<u64>]> {
+    let small = |part: &Range<u64>| part.end - part.start < large;
+    let mut groups = Vec::new();
+    let mut from = 0;
+    for at in 1..=parts.len() {
+        let together = at < parts.len()
+            && small(&parts[at - 1])
+            && small(&parts[at])
+            && parts[at].end - parts[from].start <= most;
+        if !together {
+            groups.push(&parts[from..at]);
+            from = at;
+        }
+    }
+    groups
 }
 
 /// Cuts the parts into at most so many lists of about equal length.
@@ -127,10 +155,36 @@ mod tests {
     #[test]
     fn many_parts_become_few() {
         let apart = |n: u64| (n << 20)..(n << 20) + 4096;
-        let merged = merge((0..10_000).map(apart).collect());
+        let merged = closed(&(0..10_000).map(apart).collect::<Vec<_>>());
         assert!(merged.len() <= MOST_PARTS);
         assert_eq!(merged.last().unwrap().end, apart(9_999).end);
-        assert_eq!(merge(vec![0..10, 4096..5000]), [0..5000]);
+        assert_eq!(closed(&[0..10, 4096..5000]), [0..5000]);
+        assert_eq!(closed(&[]), []);
+        assert_eq!(closed(&[4096..5000]), [4096..5000]);
+    }
+
+    #[test]
+    fn no_more_holes_are_closed_than_must_be_and_the_smallest() {
+        let apart = |n: u64| (n << 20)..(n << 20) + 4096;
+        let even: Vec<_> = (0..300).map(apart).collect();
+        let merged = closed(&even);
+        assert_eq!(merged.len(), MOST_PARTS);
+        assert_eq!(merged[..MOST_PARTS - 1], even[..MOST_PARTS - 1]);
+        assert_eq!(closed(&even[..MOST_PARTS]), even[..MOST_PARTS]);
+        let mut uneven = even;
+        uneven[7].end += 512 << 10;
+        uneven.truncate(MOST_PARTS + 1);
+        let merged = closed(&uneven);
+        assert_eq!((merged.len(), &merged[7]), (MOST_PARTS, &(7 << 20..apart(8).end)));
+    }
+
+    #[test]
+    fn small_neighbours_are_grouped() {
+        let parts = [0..10, 20..30, 100..300, 310..320, 900..910, 920..930];
+        let found = groups(&parts, 50, 100);
+        let expected = [&parts[0..2], &parts[2..3], &parts[3..4], &parts[4..6]];
+        assert_eq!(found, expected);
+        assert!(groups(&[], 50, 100).is_empty());
     }
 
     #[test]

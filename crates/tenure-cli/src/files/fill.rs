@@ -2,7 +2,7 @@
 //!
 //! Nothing here touches the mapping itself, so a file that shrinks meanwhile is an error, no SIGBUS.
 
-use super::data;
+use super::{data, hugetlb};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use std::fs::File;
 use std::ops::Range;
@@ -18,6 +18,8 @@ const AT_ONCE: usize = 4 << 20;
 pub const READERS: usize = 4;
 /// One request of the kernel's explicit readahead.
 const EXACT: usize = 2 << 20;
+/// Up to here small parts are read through one mapping: few enough to be requested all at once.
+const WINDOW: u64 = 16 << 20;
 const TICK: Duration = Duration::from_millis(20);
 
 /// What all the filling of a command has in common.
@@ -72,7 +74,8 @@ impl Filling<'_> {
         let threads = if threads == 0 { READERS } else { threads };
         let size = file.metadata().map_or(u64::MAX, |metadata| metadata.len());
         let whole = matches!(parts, [only] if only.start == 0 && only.end >= size);
-        if threads == 1 || data::total(parts) < super::LARGE {
+        // Spans are not cut at the largest huge pages.
+        if threads == 1 || data::total(parts) < super::LARGE || hugetlb::of(file).is_some() {
             return self.read_span(file, parts, whole);
         }
         let spans = data::split(parts, threads);
@@ -110,22 +113,32 @@ impl Filling<'_> {
         whole: bool,
     ) -> (u64, Result<(), Unfilled>) {
         let mut read = 0;
-        for part in parts {
-            let len = (part.end - part.start) as usize;
-            let map = match MmapOptions::new().offset(part.start).len(len).map_raw_read_only(file) {
+        for group in data::groups(parts, EXACT as u64, WINDOW) {
+            let (start, end) = (group[0].start, group[group.len() - 1].end);
+            let len = (end - start) as usize;
+            let map = match MmapOptions::new().offset(start).len(len).map_raw_read_only(file) {
                 Ok(map) => map,
-                Err(error) => return (read, Err(Unfilled::Broken(error.to_string()))),
+                Err(error) => return (read, Err(unmapped(file, error))),
             };
             if !whole {
-                stay_inside(&map);
+                stay_inside(&map, group);
             }
-            let mapped = (map.as_ptr(), super::whole_pages(len as u64) as usize);
-            let (populated, result) = self.populate(file, part.start, mapped, self.done);
+            let mut result = Ok(());
+            for part in group {
+                let addr = map.as_ptr().wrapping_add((part.start - start) as usize);
+                let len = part.end - part.start;
+                let mapped = (addr, super::whole_pages(len) as usize);
+                let populated;
+                (populated, result) = self.populate(file, part.start, mapped, self.done);
+                read += populated.min(len);
+                if result.is_err() {
+                    break;
+                }
+            }
             // Unmapped with another advice, its pages would not count as used.
             if !whole {
                 let _ = map.advise(Advice::Normal);
             }
-            read += populated.min(len as u64);
             if let Err(why) = result {
                 return (read, Err(why));
             }
@@ -196,14 +209,30 @@ impl Filling<'_> {
 
 /// A fault reads around it, as far as the readahead of the disk goes (half before it): into holes, and
 /// what was not asked for. In sequence it reads ahead only, and the farther the more was read; what is
-/// short is read exactly. Advice: what it refuses costs reading.
-fn stay_inside(map: &MmapRaw) {
-    if map.len() < EXACT {
+/// short is read exactly, and all of a group requested before the first is waited for. Advice: what it
+/// refuses costs reading.
+fn stay_inside(map: &MmapRaw, parts: &[Range<u64>]) {
+    if parts.len() > 1 || map.len() < EXACT {
         let _ = map.advise(Advice::Random);
-        let _ = map.advise(Advice::WillNeed);
+        for part in parts {
+            let (at, len) = (part.start - parts[0].start, part.end - part.start);
+            let _ = map.advise_range(Advice::WillNeed, at as usize, len as usize);
+        }
     } else {
         let _ = map.advise(Advice::Sequential);
     }
+}
+
+fn unmapped(file: &File, error: std::io::Error) -> Unfilled {
+    let remedy = match hugetlb::of(file) {
+        // A mapping reserves the pages that it does not find.
+        Some(huge) if error.kind() == std::io::ErrorKind::OutOfMemory => format!(
+            ": the pool has too few free huge pages of {}; raise vm.nr_hugepages, or populate less",
+            crate::size::show(huge.page)
+        ),
+        _ => String::new(),
+    };
+    Unfilled::Broken(format!("mmap: {error}{remedy}"))
 }
 
 fn why(file: &File, offset: u64, addr: usize, failed: Failed) -> Unfilled {

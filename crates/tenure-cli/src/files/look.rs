@@ -1,10 +1,11 @@
 //! What of a file is in the page cache, found without reading it.
 
 use super::data;
+use super::hugetlb::{self, Huge};
 use super::part::Part;
 use std::fs::File;
 use std::ops::Range;
-use tenure::{page_cache, ErrorKind};
+use tenure::page_cache;
 
 /// A file as it is now.
 #[derive(Clone, Debug, Default)]
@@ -17,6 +18,8 @@ pub struct Look {
     pub resident: Option<u64>,
     /// Where data is missing: everywhere, if it is not known.
     pub missing: Vec<Range<u64>>,
+    /// Whether its pages come from a pool of huge pages, and not from free memory.
+    pub pooled: bool,
 }
 
 impl Look {
@@ -30,8 +33,11 @@ impl Look {
         data::total(&self.missing)
     }
 
-    /// The same in whole pages.
+    /// The same in whole pages, as far as they take free memory.
     pub fn missing_pages(&self) -> u64 {
+        if self.pooled {
+            return 0;
+        }
         self.missing.iter().map(|part| super::whole_pages(part.end - part.start)).sum()
     }
 
@@ -44,6 +50,9 @@ impl Look {
 /// Looks at `part` of a file of `size` bytes.
 pub fn look(file: &File, size: u64, part: Part) -> tenure::Result<Look> {
     let range = part.of(size);
+    if let Some(huge) = hugetlb::of(file) {
+        return Ok(pooled(huge, range, size));
+    }
     let data = data::parts(file, range.clone());
     let bytes = data::total(&data);
     let holes = range.end - range.start - bytes;
@@ -51,12 +60,34 @@ pub fn look(file: &File, size: u64, part: Part) -> tenure::Result<Look> {
     for part in &data {
         match page_cache::resident_parts(file, part.clone()) {
             Ok(Some(parts)) => resident.extend(parts),
-            // Huge pages of the pool: always resident.
-            Err(error) if error.kind() == ErrorKind::Unsupported => resident.push(part.clone()),
             Err(error) => return Err(error),
-            Ok(None) => return Ok(Look { missing: data.clone(), data, holes, resident: None }),
+            Ok(None) => {
+                let missing = data.clone();
+                return Ok(Look { data, holes, resident: None, missing, pooled: false });
+            }
         }
     }
     let missing = data::without(&data, &resident);
-    Ok(Look { data, holes, resident: Some(data::total(&resident)), missing })
+    Ok(Look { data, holes, resident: Some(data::total(&resident)), missing, pooled: false })
+}
+
+/// How many bytes of `data` are resident now; `None` where the kernel does not tell.
+pub fn resident_bytes(file: &File, data: &[Range<u64>]) -> Option<u64> {
+    if let Some(huge) = hugetlb::of(file) {
+        return Some(huge.allocated.min(data::total(data)));
+    }
+    let resident =
+        |part: &Range<u64>| page_cache::resident_bytes(file, part.clone()).ok().flatten();
+    data.iter().map(resident).sum()
+}
+
+/// A file on hugetlbfs. It is not told which of its pages are allocated: unless all are, each may be
+/// missing, and to populate one that is there costs nothing.
+fn pooled(huge: Huge, range: Range<u64>, size: u64) -> Look {
+    let start = range.start / huge.page * huge.page;
+    let range = start..range.end.next_multiple_of(huge.page).min(size);
+    let data = if range.is_empty() { Vec::new() } else { vec![range] };
+    let bytes = data::total(&data);
+    let missing = if huge.allocated >= size { Vec::new() } else { data.clone() };
+    Look { data, holes: 0, resident: Some(huge.allocated.min(bytes)), missing, pooled: true }
 }

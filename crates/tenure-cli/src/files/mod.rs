@@ -2,6 +2,7 @@
 
 pub mod data;
 pub mod fill;
+pub mod hugetlb;
 pub mod look;
 pub mod open;
 pub mod part;
@@ -9,7 +10,7 @@ pub mod pool;
 pub mod progress;
 pub mod walk;
 
-pub use look::{look, Look};
+pub use look::{look, resident_bytes, Look};
 pub use open::{open, FileId, Stamp};
 pub use walk::{walk, FileAt, Found, Problem, Skipped};
 

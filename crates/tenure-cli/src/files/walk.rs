@@ -6,7 +6,8 @@ use std::collections::HashSet;
 use std::fs::Metadata;
 use std::io;
 use std::path::{Path, PathBuf};
-use walkdir::WalkDir;
+use std::sync::atomic::{AtomicBool, Ordering};
+use walkdir::{DirEntry, WalkDir};
 
 /// A regular file as it was found.
 #[derive(Clone, Debug)]
@@ -17,6 +18,20 @@ pub struct FileAt {
     pub id: FileId,
     /// Its state at that time.
     pub stamp: Stamp,
+    /// Whether the user gave the name, and it was not just met.
+    pub named: bool,
+}
+
+impl FileAt {
+    /// Whether opening it failed only because it is gone since the walk, as temporary files are: of a
+    /// name that nobody gave, that is no problem.
+    pub fn is_gone(&self, error: &io::Error) -> bool {
+        !self.named && is_gone(error)
+    }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Something that could not be done, and where.
@@ -28,10 +43,35 @@ pub struct Problem {
     pub why: String,
 }
 
+/// Why something was passed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// A pipe, socket or device.
+    Special,
+    /// A symbolic link.
+    Link,
+    /// A name of a file that has been counted.
+    Duplicate,
+    /// Above `--max-file-size`.
+    TooLarge,
+}
+
+impl Reason {
+    /// `special file`
+    pub fn what(self) -> &'static str {
+        match self {
+            Reason::Special => "special file",
+            Reason::Link => "symbolic link",
+            Reason::Duplicate => "further name",
+            Reason::TooLarge => "too large file",
+        }
+    }
+}
+
 /// What was passed over, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Skipped {
-    /// Pipes, sockets, devices.
+    /// Pipes, sockets, devices that were met; those named as FILE are problems.
     pub special: usize,
     /// Symbolic links inside directories, without `--dereference`; with it, those that lead nowhere
     /// or to a directory they are in.
@@ -51,57 +91,66 @@ pub struct Found {
     pub directories: Vec<PathBuf>,
     /// Passed over.
     pub skipped: Skipped,
+    /// Which these were.
+    pub passed_over: Vec<(PathBuf, Reason)>,
     /// Could not be looked at.
     pub problems: Vec<Problem>,
     seen: HashSet<FileId>,
 }
 
-/// Finds the files. Goes on past what cannot be read.
-pub fn walk(selection: &Selection) -> Found {
+/// Finds the files. Goes on past what cannot be read; ends early, with what it has, once `stop` is set.
+pub fn walk(selection: &Selection, stop: &AtomicBool) -> Found {
     let mut found = Found::default();
     for path in &selection.paths {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
         match std::fs::metadata(path) {
-            Ok(metadata) if metadata.is_dir() => found.walk_directory(selection, path),
-            Ok(metadata) => found.take(selection, path, &metadata),
-            Err(error) => found.problem(path, &error),
+            Ok(metadata) if metadata.is_dir() => found.walk_directory(selection, path, stop),
+            Ok(metadata) if metadata.is_file() => found.take(selection, path, &metadata, true),
+            Ok(_) => found.problem(path, "neither a regular file nor a directory"),
+            Err(error) => found.problem(path, error),
         }
     }
     found
 }
 
 impl Found {
-    fn walk_directory(&mut self, selection: &Selection, top: &Path) {
+    fn walk_directory(&mut self, selection: &Selection, top: &Path, stop: &AtomicBool) {
         let entries = WalkDir::new(top)
             .follow_links(selection.dereference)
             .same_file_system(selection.one_file_system)
             .sort_by_file_name();
         for entry in entries {
-            let entry = match entry {
-                Ok(entry) => entry,
-                Err(error) => {
-                    self.walk_error(selection, top, &error);
-                    continue;
-                }
-            };
-            if entry.file_type().is_dir() {
-                self.directories.push(entry.into_path());
-            } else if entry.file_type().is_symlink() {
-                self.skipped.links += 1;
-            } else {
-                match entry.metadata() {
-                    Ok(metadata) => self.take(selection, entry.path(), &metadata),
-                    Err(error) => self.walk_error(selection, entry.path(), &error),
-                }
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            match entry {
+                Ok(entry) => self.meet(selection, top, entry),
+                Err(error) => self.walk_error(selection, top, &error),
+            }
+        }
+    }
+
+    fn meet(&mut self, selection: &Selection, top: &Path, entry: DirEntry) {
+        if entry.file_type().is_dir() {
+            self.directories.push(entry.into_path());
+        } else if entry.file_type().is_symlink() {
+            self.pass_over(entry.path(), Reason::Link);
+        } else {
+            match entry.metadata() {
+                Ok(metadata) => self.take(selection, entry.path(), &metadata, false),
+                Err(error) => self.walk_error(selection, top, &error),
             }
         }
     }
 
     fn walk_error(&mut self, selection: &Selection, top: &Path, error: &walkdir::Error) {
         let path = error.path().unwrap_or(top);
-        let gone = error.io_error().is_some_and(|e| e.kind() == io::ErrorKind::NotFound);
+        let gone = error.io_error().is_some_and(is_gone);
         let dangling = gone && std::fs::symlink_metadata(path).is_ok_and(|m| m.is_symlink());
         if error.loop_ancestor().is_some() || (selection.dereference && dangling) {
-            self.skipped.links += 1;
+            self.pass_over(path, Reason::Link);
         } else if gone && path != top {
             // Removed since its directory was read.
         } else if let Some(error) = error.io_error() {
@@ -109,21 +158,31 @@ impl Found {
         }
     }
 
-    fn take(&mut self, selection: &Selection, path: &Path, metadata: &Metadata) {
+    fn take(&mut self, selection: &Selection, path: &Path, metadata: &Metadata, named: bool) {
         if !metadata.is_file() {
-            self.skipped.special += 1;
+            self.pass_over(path, Reason::Special);
         } else if !self.seen.insert(FileId::of(metadata)) {
-            self.skipped.duplicates += 1;
+            self.pass_over(path, Reason::Duplicate);
         } else if selection.max_file_size.is_some_and(|most| metadata.len() > most) {
-            self.skipped.too_large += 1;
+            self.pass_over(path, Reason::TooLarge);
         } else {
             let (id, stamp) = (FileId::of(metadata), Stamp::of(metadata));
-            self.files.push(FileAt { path: path.to_owned(), id, stamp });
+            self.files.push(FileAt { path: path.to_owned(), id, stamp, named });
         }
     }
 
-    fn problem(&mut self, path: &Path, error: &io::Error) {
-        self.problems.push(Problem { path: path.display().to_string(), why: error.to_string() });
+    fn pass_over(&mut self, path: &Path, reason: Reason) {
+        self.passed_over.push((path.to_owned(), reason));
+        *match reason {
+            Reason::Special => &mut self.skipped.special,
+            Reason::Link => &mut self.skipped.links,
+            Reason::Duplicate => &mut self.skipped.duplicates,
+            Reason::TooLarge => &mut self.skipped.too_large,
+        } += 1;
+    }
+
+    fn problem(&mut self, path: &Path, why: impl ToString) {
+        self.problems.push(Problem { path: path.display().to_string(), why: why.to_string() });
     }
 }
 
@@ -131,13 +190,16 @@ impl Skipped {
     /// `2 special files, 1 symbolic link`; nothing if there is nothing to say.
     pub fn text(&self) -> String {
         let parts = [
-            (self.special, "special file"),
-            (self.links, "symbolic link"),
-            (self.duplicates, "further name"),
-            (self.too_large, "too large file"),
+            (self.special, Reason::Special),
+            (self.links, Reason::Link),
+            (self.duplicates, Reason::Duplicate),
+            (self.too_large, Reason::TooLarge),
         ];
         let parts = parts.iter().filter(|(number, _)| *number > 0);
-        parts.map(|(number, what)| super::counted(*number, what)).collect::<Vec<_>>().join(", ")
+        parts
+            .map(|(number, reason)| super::counted(*number, reason.what()))
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 }
 
@@ -174,7 +236,7 @@ mod tests {
 
         let mut wanted = selection(dir.path());
         wanted.max_file_size = Some(4999);
-        let found = walk(&wanted);
+        let found = walk(&wanted, &AtomicBool::new(false));
         let names: Vec<_> = found.files.iter().map(|f| f.path.clone()).collect();
         assert_eq!(names, [at(".a"), at("sub/b")]);
         assert_eq!(found.directories, [dir.path().to_owned(), at("sub")]);
@@ -182,7 +244,7 @@ mod tests {
         assert_eq!((found.skipped, found.problems.len()), (skipped, 0));
 
         wanted.dereference = true;
-        let found = walk(&wanted);
+        let found = walk(&wanted, &AtomicBool::new(false));
         assert_eq!(found.files.len(), 2);
         let skipped = Skipped { special: 1, links: 2, duplicates: 2, too_large: 1 };
         assert_eq!((found.skipped, found.problems.len()), (skipped, 0));
@@ -195,9 +257,43 @@ mod tests {
         symlink("a", dir.path().join("link")).unwrap();
         let mut wanted = selection(&dir.path().join("link"));
         wanted.paths.push(dir.path().join("missing"));
-        let found = walk(&wanted);
+        let found = walk(&wanted, &AtomicBool::new(false));
         assert_eq!(found.files.len(), 1);
         assert_eq!(found.problems.len(), 1);
         assert!(found.problems[0].path.ends_with("/missing"));
+    }
+
+    #[test]
+    fn a_name_that_was_met_and_is_gone_is_no_problem() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("temporary");
+        std::fs::write(&path, b"1").unwrap();
+        let wanted = selection(dir.path());
+        let entries: Vec<_> = WalkDir::new(dir.path()).into_iter().map(Result::unwrap).collect();
+        let mut found = walk(&wanted, &AtomicBool::new(false));
+        std::fs::remove_file(&path).unwrap();
+        let error = super::super::open(&path).unwrap_err();
+        assert!(found.files[0].is_gone(&error));
+        found.files[0].named = true;
+        assert!(!found.files[0].is_gone(&error));
+        for entry in entries {
+            found.meet(&wanted, dir.path(), entry);
+        }
+        assert_eq!(found.problems, []);
+    }
+
+    #[test]
+    fn an_interrupt_ends_the_walk() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a"), b"1").unwrap();
+        let mut wanted = selection(dir.path());
+        let stop = AtomicBool::new(true);
+        let found = walk(&wanted, &stop);
+        assert!(found.files.is_empty() && found.directories.is_empty());
+        let mut found = Found::default();
+        found.walk_directory(&wanted, dir.path(), &stop);
+        assert!(found.files.is_empty() && found.directories.is_empty());
+        wanted.paths.push(dir.path().join("missing"));
+        assert_eq!(walk(&wanted, &stop).problems, []);
     }
 }

@@ -2,9 +2,11 @@
 
 use super::held::Way;
 use super::mappings;
-use crate::files::{self, pool, FileAt, Look};
+use crate::files::{self, data, pool, FileAt};
+use crate::interrupt::Interrupt;
 use crate::size;
 use rustix::process::{getrlimit, setrlimit, Resource};
+use std::ops::Range;
 use tenure::lock::When;
 
 /// What it would take.
@@ -14,9 +16,7 @@ pub struct Need {
     pub charge: u64,
     /// Mappings.
     pub mappings: usize,
-    /// Bytes that have to be read.
-    pub missing: u64,
-    /// The same in whole pages.
+    /// Bytes that have to be read, in whole pages.
     pub missing_pages: u64,
     /// Files of which the kernel does not tell what is resident.
     pub unknown: usize,
@@ -36,27 +36,30 @@ pub fn raise_limit() {
 }
 
 /// Adds up the files that can be looked at; the others fail later, each with its reason.
-pub fn need(files: &[FileAt], way: Way, threads: usize) -> Need {
+pub fn need(files: &[FileAt], way: Way, threads: usize, interrupt: &Interrupt) -> Need {
     let look = |at: &FileAt, _: usize| {
+        if interrupt.is_set() {
+            return None;
+        }
         let (file, _, stamp) = files::open(&at.path).ok()?;
         files::look(&file, stamp.size, way.part).ok()
     };
     let mut need = Need::default();
     for look in pool::run(files, threads, |_| false, look, || {}).into_iter().flatten() {
-        need.charge += charge(&look);
-        need.mappings += look.data.len();
+        let mapped = data::closed(&look.data);
+        need.charge += charge(&mapped);
+        need.mappings += mapped.len();
         need.holes += look.holes;
         need.unknown += usize::from(look.resident.is_none() && look.bytes() > 0);
         if way.when == When::Now {
-            need.missing += look.missing_bytes();
             need.missing_pages += look.missing_pages();
         }
     }
     need
 }
 
-fn charge(look: &Look) -> u64 {
-    look.data.iter().map(|part| files::whole_pages(part.end) - part.start).sum()
+fn charge(mapped: &[Range<u64>]) -> u64 {
+    mapped.iter().map(|part| files::whole_pages(part.end) - part.start).sum()
 }
 
 /// Refuses what `RLIMIT_MEMLOCK` does not allow.
@@ -89,16 +92,16 @@ fn enough_mappings(needed: usize, used: usize, allowed: usize) -> anyhow::Result
 /// Refuses what memory has no room for: locked pages cannot make room for others, and then the
 /// kernel kills somebody.
 pub fn room(need: &Need) -> anyhow::Result<()> {
-    if need.missing == 0 {
+    if need.missing_pages == 0 {
         return Ok(());
     }
     let room = crate::room::ask()?;
-    if need.missing > room.available {
+    if need.missing_pages > room.available {
         anyhow::bail!(
             "{} are to be read and kept, and there is room for {} ({}); locked memory is not given \
              back, so something would be killed; name less, or use --on-fault, --range, \
              --max-file-size, or --force",
-            size::show(need.missing),
+            size::show(need.missing_pages),
             size::show(room.available),
             crate::room::limited_by(&room),
         );
@@ -109,6 +112,20 @@ pub fn room(need: &Need) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interrupt_ends_the_looking() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, b"x").unwrap();
+        let (_, id, stamp) = files::open(&path).unwrap();
+        let files = [FileAt { path, id, stamp, named: true }];
+        let way = Way { when: When::Now, part: Default::default() };
+        let interrupt = Interrupt::catch().unwrap();
+        assert_eq!(need(&files, way, 1, &interrupt).mappings, 1);
+        interrupt.flag().store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(need(&files, way, 1, &interrupt).mappings, 0);
+    }
 
     #[test]
     fn too_many_files_are_refused_with_the_number_to_set() {

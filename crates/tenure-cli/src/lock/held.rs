@@ -1,8 +1,10 @@
 //! One file, mapped and locked.
 //!
-//! A file is held in segments: at first one for each part that has data, later more as it grows. The
+//! A file is held in segments: at first one for each part that has data, later more as it grows. Where
+//! the parts are many, a segment has holes inside: it stays locked on fault, and they are not read. The
 //! mapping keeps the inode, so no descriptor stays open and a deleted file stays whole.
 
+use super::budget::Budget;
 use super::mappings::{self, Taken};
 use crate::files::fill::{Filling, Unfilled};
 use crate::files::part::Part;
@@ -23,6 +25,17 @@ pub struct Way {
     pub part: Part,
 }
 
+/// What holding files takes.
+#[derive(Debug)]
+pub struct Means<'a> {
+    /// The same for every file.
+    pub way: Way,
+    /// Reads them.
+    pub filling: Filling<'a>,
+    /// The memory for what is read.
+    pub budget: &'a Budget,
+}
+
 /// Why a file could not be held, or not all of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
@@ -30,6 +43,10 @@ pub enum Trouble {
     Stopped,
     /// `RLIMIT_MEMLOCK` does not allow it.
     Limit(String),
+    /// It was met in a directory and is gone.
+    Gone,
+    /// Memory has no room for it.
+    Room(String),
     /// Anything else.
     Other(String),
 }
@@ -39,8 +56,21 @@ impl Trouble {
     pub fn why(&self) -> &str {
         match self {
             Trouble::Stopped => "interrupted",
-            Trouble::Limit(why) | Trouble::Other(why) => why,
+            Trouble::Gone => "gone",
+            Trouble::Limit(why) | Trouble::Room(why) | Trouble::Other(why) => why,
         }
+    }
+
+    fn of_opening(at: &FileAt, error: std::io::Error) -> Trouble {
+        match at.is_gone(&error) {
+            true => Trouble::Gone,
+            false => error.into(),
+        }
+    }
+
+    /// Whether something else that is let go may end it.
+    pub fn is_want(&self) -> bool {
+        matches!(self, Trouble::Limit(_) | Trouble::Room(_))
     }
 }
 
@@ -91,12 +121,18 @@ pub struct Held {
     /// Whether the next change must show in the stamp.
     pub settled: bool,
     segments: Vec<Segment>,
+    data: u64,
 }
 
 impl Held {
     /// Bytes of whole pages, as they are charged.
     pub fn charged(&self) -> u64 {
         self.segments.iter().map(Segment::len).sum()
+    }
+
+    /// Bytes of them that are data: the rest are holes between, of which no page is to be there.
+    pub fn data(&self) -> u64 {
+        self.data
     }
 
     /// The address ranges.
@@ -136,24 +172,35 @@ impl Segment {
         parts: &[Range<u64>],
         filling: &Filling<'_>,
     ) -> Result<(), Unfilled> {
-        for part in parts {
-            let start = part.start.max(self.range.start);
-            let end = files::whole_pages(part.end).min(self.range.end);
-            if start < end {
-                let into = (start - self.range.start) as usize;
-                let addr = self.map.as_ptr().wrapping_add(into);
-                filling.fill(file, start, (addr, (end - start) as usize))?;
-            }
+        for part in self.inside(parts) {
+            let into = (part.start - self.range.start) as usize;
+            let addr = self.map.as_ptr().wrapping_add(into);
+            filling.fill(file, part.start, (addr, (part.end - part.start) as usize))?;
         }
         Ok(())
+    }
+
+    /// What of `parts`, which are in order, lies in the segment, in whole pages.
+    fn inside<'a>(&self, parts: &'a [Range<u64>]) -> impl Iterator<Item = Range<u64>> + use<'a> {
+        let Range { start, end } = self.range;
+        let first = parts.partition_point(|part| files::whole_pages(part.end) <= start);
+        let inside = parts[first..].iter().take_while(move |part| part.start < end);
+        inside.map(move |part| part.start.max(start)..files::whole_pages(part.end).min(end))
+    }
+
+    /// Whether all of the segment is in `parts`.
+    fn is_full(&self, parts: &[Range<u64>]) -> bool {
+        self.inside(parts).map(|part| part.end - part.start).sum::<u64>() == self.len()
     }
 }
 
 /// Maps, locks and fills a file.
-pub fn hold(at: &FileAt, way: Way, threads: usize, filling: &Filling<'_>) -> Result<Held, Trouble> {
-    let (file, id, stamp) = files::open(&at.path)?;
-    let mut held = Held { id, path: at.path.clone(), stamp, settled: false, segments: Vec::new() };
-    held.bring_up_to(&file, stamp, way, threads, filling)?;
+pub fn hold(at: &FileAt, threads: usize, means: &Means<'_>) -> Result<Held, Trouble> {
+    let opened = files::open(&at.path).map_err(|error| Trouble::of_opening(at, error));
+    let (file, id, stamp) = opened?;
+    let mut held =
+        Held { id, path: at.path.clone(), stamp, settled: false, segments: Vec::new(), data: 0 };
+    held.bring_up_to(&file, stamp, threads, means)?;
     Ok(held)
 }
 
@@ -163,49 +210,55 @@ impl Held {
     pub fn follow(
         &mut self,
         at: &FileAt,
-        way: Way,
         threads: usize,
-        filling: &Filling<'_>,
+        means: &Means<'_>,
     ) -> Result<(), Trouble> {
-        let (file, id, stamp) = files::open(&at.path)?;
+        let opened = files::open(&at.path).map_err(|error| Trouble::of_opening(at, error));
+        let (file, id, stamp) = opened?;
         if id != self.id {
             return Ok(()); // replaced since the walk; the next one finds it
         }
         self.path.clone_from(&at.path);
-        self.bring_up_to(&file, stamp, way, threads, filling)
+        self.bring_up_to(&file, stamp, threads, means)
     }
 
     fn bring_up_to(
         &mut self,
         file: &File,
         stamp: Stamp,
-        way: Way,
         threads: usize,
-        filling: &Filling<'_>,
+        means: &Means<'_>,
     ) -> Result<(), Trouble> {
-        let wanted: Vec<Range<u64>> = data::parts(file, way.part.of(stamp.size))
+        let Means { way, filling, budget } = means;
+        self.cut_off(file, files::whole_pages(stamp.size))?;
+        let look = files::look(file, stamp.size, way.part)?;
+        let to_read = if way.when == When::Now { look.missing_pages() } else { 0 };
+        // Until it is locked: what is read and not locked yet counts as free.
+        let _reserved = budget.reserve(to_read)?;
+        let wanted: Vec<Range<u64>> = data::closed(&look.data)
             .into_iter()
             .map(|part| part.start..files::whole_pages(part.end))
             .collect();
-        self.cut_off(file, files::whole_pages(stamp.size))?;
+        let data = look.data.iter().map(|part| files::whole_pages(part.end) - part.start).sum();
         self.extend(file, &wanted)?;
-        let look = files::look(file, stamp.size, way.part)?;
+        self.join(file, &wanted)?;
         let parts = match way.when {
             When::Now => {
                 // Through other mappings, which several threads can read ahead in. What is lost again
                 // before it is locked, the next step reads.
                 filling.read(file, &look.missing, threads).1?;
-                wanted
+                look.data
             }
             When::OnFault => look.resident_parts(),
         };
         for segment in &mut self.segments {
             segment.fill(file, &parts, filling)?;
-            if way.when == When::Now {
+            if way.when == When::Now && segment.is_full(&parts) {
                 // Every page is there, so this costs no reading: it makes the lock whole.
                 segment.lock.set(When::Now)?;
             }
         }
+        self.data = data;
         // Not before: a change that failed is to be tried again.
         self.stamp = stamp;
         self.settled = stamp.is_settled();
@@ -227,6 +280,26 @@ impl Held {
                 self.segments.push(Segment::make(file, kept)?);
             }
             Err(other) => return Err(other),
+        }
+        Ok(())
+    }
+
+    /// Makes one segment of all in a wanted part, where there are too many of them: a sparse file that
+    /// is written here and there has ever other parts.
+    fn join(&mut self, file: &File, wanted: &[Range<u64>]) -> Result<(), Trouble> {
+        if self.segments.len() <= 2 * data::MOST_PARTS {
+            return Ok(());
+        }
+        for part in wanted {
+            let first = self.segments.partition_point(|s| s.range.end <= part.start);
+            let len = self.segments[first..].partition_point(|s| s.range.start < part.end);
+            let [from, .., to] = &self.segments[first..first + len] else { continue };
+            match Segment::make(file, from.range.start..to.range.end) {
+                Ok(one) => drop(self.segments.splice(first..first + len, [one])),
+                // Held twice for a moment they do not fit: they stay as they are.
+                Err(Trouble::Limit(_)) => {}
+                Err(other) => return Err(other),
+            }
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! All files that are held, and rounds that make them what they should be.
 
-use super::held::{self, Held, Trouble, Way};
+use super::budget::Budget;
+use super::held::{self, Held, Means, Trouble, Way};
 use crate::files::fill::Filling;
 use crate::files::{self, pool, FileAt, FileId, Found, Stamp};
 use crate::interrupt::Interrupt;
@@ -41,6 +42,7 @@ pub struct Keep<'a> {
     way: Way,
     threads: usize,
     interrupt: &'a Interrupt,
+    budget: Budget,
     held: BTreeMap<FileId, Held>,
     troubles: HashMap<FileId, (Stamp, Trouble)>,
     gone: HashMap<FileId, Instant>,
@@ -48,11 +50,12 @@ pub struct Keep<'a> {
 
 impl<'a> Keep<'a> {
     /// Holds nothing yet.
-    pub fn new(way: Way, threads: usize, interrupt: &'a Interrupt) -> Keep<'a> {
+    pub fn new(way: Way, threads: usize, interrupt: &'a Interrupt, budget: Budget) -> Keep<'a> {
         Keep {
             way,
             threads,
             interrupt,
+            budget,
             held: BTreeMap::new(),
             troubles: HashMap::new(),
             gone: HashMap::new(),
@@ -67,6 +70,11 @@ impl<'a> Keep<'a> {
     /// Bytes charged.
     pub fn charged(&self) -> u64 {
         self.held().map(Held::charged).sum()
+    }
+
+    /// Bytes of data that are to be resident, in whole pages.
+    pub fn data(&self) -> u64 {
+        self.held().map(Held::data).sum()
     }
 
     /// What could not be locked, as of the last round.
@@ -101,7 +109,7 @@ impl<'a> Keep<'a> {
             .collect();
         // Told once: with every try the numbers in it are others.
         let told = |keep: &Self, at: &FileAt| {
-            matches!(keep.troubles.get(&at.id), Some((_, Trouble::Limit(_))))
+            keep.troubles.get(&at.id).is_some_and(|(_, trouble)| trouble.is_want())
         };
         let known: HashSet<FileId> =
             fresh.iter().filter(|at| told(self, at)).map(|at| at.id).collect();
@@ -118,8 +126,9 @@ impl<'a> Keep<'a> {
         events
     }
 
-    fn filling<'b>(&'b self, done: &'b AtomicU64) -> Filling<'b> {
-        Filling { stop: self.interrupt.flag(), until: None, done }
+    fn means<'b>(&'b self, done: &'b AtomicU64) -> Means<'b> {
+        let filling = Filling { stop: self.interrupt.flag(), until: None, done };
+        Means { way: self.way, filling, budget: &self.budget }
     }
 
     /// Whether what failed before is worth another try.
@@ -136,8 +145,8 @@ impl<'a> Keep<'a> {
         // Others may have brought more of it into the page cache.
         let fuller = self.way.when == When::OnFault && reason == Reason::Time;
         if (changed || fuller) && !self.interrupt.is_set() {
-            let (before, filling) = (held.charged(), self.filling(done));
-            match held.follow(at, self.way, self.threads, &filling) {
+            let before = held.charged();
+            match held.follow(at, self.threads, &self.means(done)) {
                 Ok(()) => {
                     self.troubles.remove(&at.id);
                     if changed {
@@ -151,7 +160,7 @@ impl<'a> Keep<'a> {
         self.held.insert(at.id, held);
     }
 
-    /// Returns those for which the limit has no room.
+    /// Returns those for which the limit, or memory, has no room.
     fn hold<'b>(
         &mut self,
         fresh: &[&'b FileAt],
@@ -159,10 +168,10 @@ impl<'a> Keep<'a> {
         events: &mut Vec<Event>,
         tick: &mut impl FnMut(),
     ) -> Vec<&'b FileAt> {
-        let filling = self.filling(done);
-        let hold = |at: &&FileAt, threads: usize| match filling.over() {
+        let means = self.means(done);
+        let hold = |at: &&FileAt, threads: usize| match means.filling.over() {
             Some(over) => Err(over.into()),
-            None => held::hold(at, self.way, threads, &filling),
+            None => held::hold(at, threads, &means),
         };
         let is_large = |at: &&FileAt| self.way.part.of(at.stamp.size).end >= files::LARGE;
         let results = pool::run(fresh, self.threads, is_large, hold, tick);
@@ -174,8 +183,8 @@ impl<'a> Keep<'a> {
                     events.push(Event::Locked(at.path.clone(), held.charged()));
                     self.held.insert(held.id, held);
                 }
-                Err(limit @ Trouble::Limit(_)) => {
-                    self.troubles.insert(at.id, (at.stamp, limit));
+                Err(want) if want.is_want() => {
+                    self.troubles.insert(at.id, (at.stamp, want));
                     no_room.push(*at);
                 }
                 Err(trouble) => self.trouble(at, trouble, events),
@@ -185,8 +194,13 @@ impl<'a> Keep<'a> {
     }
 
     fn trouble(&mut self, at: &FileAt, trouble: Trouble, events: &mut Vec<Event>) {
+        if trouble == Trouble::Gone {
+            // The next walk does not find it.
+            self.troubles.remove(&at.id);
+            return;
+        }
         let same_kind = |then: &Trouble| match (then, &trouble) {
-            (Trouble::Limit(_), Trouble::Limit(_)) => true,
+            (Trouble::Limit(_), Trouble::Limit(_)) | (Trouble::Room(_), Trouble::Room(_)) => true,
             (then, now) => then == now,
         };
         let known = self.troubles.get(&at.id).is_some_and(|(_, then)| same_kind(then));
@@ -231,5 +245,38 @@ impl<'a> Keep<'a> {
             }
         }
         self.held.len() < before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::Selection;
+
+    #[test]
+    fn what_is_gone_since_the_walk_is_trouble_only_if_the_user_named_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("temporary");
+        std::fs::write(&path, b"1").unwrap();
+        let interrupt = Interrupt::catch().unwrap();
+        let paths = [dir.path().to_owned(), path.clone()].map(|path| vec![path]);
+        let found = paths.map(|paths| {
+            let (range, most) = (Default::default(), None);
+            let selection = Selection {
+                paths,
+                dereference: false,
+                one_file_system: false,
+                max_file_size: most,
+                range,
+            };
+            files::walk(&selection, interrupt.flag())
+        });
+        std::fs::remove_file(&path).unwrap();
+        for (found, troubles) in found.iter().zip([0, 1]) {
+            let way = Way { when: When::Now, part: Default::default() };
+            let mut keep = Keep::new(way, 1, &interrupt, Budget::new(false));
+            let events = keep.round(found, Reason::Time, &AtomicU64::new(0), || {});
+            assert_eq!((events.len(), keep.troubles().count()), (troubles, troubles));
+        }
     }
 }

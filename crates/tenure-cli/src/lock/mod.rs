@@ -1,5 +1,6 @@
 //! `tenure lock`: files into the page cache, and kept there.
 
+mod budget;
 mod check;
 mod held;
 mod keep;
@@ -12,6 +13,7 @@ use crate::failure::Found as Failed;
 use crate::files::{self, counted, progress::Display, Found, Selection};
 use crate::interrupt::Interrupt;
 use crate::size;
+use budget::Budget;
 use held::{Trouble, Way};
 use keep::{Keep, Reason};
 use std::collections::BTreeSet;
@@ -33,7 +35,8 @@ const HELP: &str = "\
 Maps the files, locks them, reads what is missing in parallel, says what is locked in fact, and
 stays until Ctrl-C or SIGTERM. Holes of sparse files are left as they are. All of it has to fit
 under RLIMIT_MEMLOCK (raised as far as the hard limit allows) and into memory, or nothing is locked;
-`tenure explain lock SIZE` says what to write where.
+`tenure explain lock SIZE` says what to write where. A FILE that is a pipe, a socket or a device is an
+error; those inside directories are passed over.
 
 --on-fault reads nothing: what is in the page cache now is locked, the rest is not. The kernel locks
 on a fault of the process that holds the lock, and this process has no other reason to touch the
@@ -43,10 +46,12 @@ used once stays. The limit is charged with the whole length all the same.
 --follow: a file that is replaced (renamed over, or deleted and written anew) is locked before the
 old one is let go; what is cut off is let go, what is added is locked; a file that is deleted is let
 go after a second; new files in a directory named as FILE are locked, and a FILE that is missing is
-awaited. Without it, what the names meant at the start stays locked, deleted or not.
+awaited. What comes later and fits neither limit nor memory is told once and tried again every 10
+seconds; what is locked stays. Without it, what the names meant at the start stays locked, deleted or not.
 
 Each file takes a mapping (each part with data does): vm.max_map_count, 65530 by default, bounds
-them. Under systemd, Type=notify works.
+them. Beyond 256 parts of a file the smallest holes are mapped with them: unread, though the limit is
+charged with them. Under systemd, Type=notify works.
 
 Examples:
   tenure lock /srv/model.bin
@@ -79,7 +84,8 @@ pub struct Args {
     /// Begin even if it does not fit into memory.
     #[arg(long)]
     force: bool,
-    /// A line for each file at the start, and for each that is written without growing, too.
+    /// A line for each file and each name passed over at the start, and for each file that is written
+    /// without growing, too.
     #[arg(short, long)]
     verbose: bool,
     /// Errors only.
@@ -102,9 +108,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
     // Where there is no inotify left (fs.inotify.max_user_instances), looking now and then must do.
     let mut watch = args.follow.then(Watch::new).and_then(|watch| told.watching(watch));
-    let found = find(&args.selection, watch.as_mut(), &mut told);
+    let found = find(&args.selection, watch.as_mut(), &interrupt, &mut told);
     told.problems(&found);
-    let need = check::need(&found.files, way, threads);
+    let need = check::need(&found.files, way, threads, &interrupt);
+    if interrupt.is_set() {
+        // Perhaps before everything was looked at: then the answers below would be wrong.
+        told.unlocked(0, 0);
+        return Err(Failed.into());
+    }
     if !args.partial {
         check::limit(&need)?;
         check::map_count(&need)?;
@@ -112,13 +123,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if !args.force {
         check::room(&need)?;
     }
-    let mut keep = Keep::new(way, threads, &interrupt);
+    let mut keep = Keep::new(way, threads, &interrupt, Budget::new(args.force));
     let done = AtomicU64::new(0);
     let mut display = Display::new("reading", need.missing_pages, &done, args.quiet || args.json);
     let events = keep.round(&found, Reason::Time, &done, || display.tick());
     drop(display);
     told.start(&events);
-    let no_room = keep.troubles().any(|trouble| matches!(trouble, Trouble::Limit(_)));
+    told.passed_over(&found);
+    let no_room = keep.troubles().any(Trouble::is_want);
     if no_room && !args.partial {
         anyhow::bail!("nothing stays locked (--partial locks as many files as fit)");
     }
@@ -162,8 +174,13 @@ fn announce(state: &str, keep: &Keep<'_>) {
 
 /// Walks, and watches what was walked through. Watches come first: what changes between a walk and
 /// its watch would not be seen.
-fn find(selection: &Selection, watch: Option<&mut Watch>, told: &mut Told) -> Found {
-    let mut found = files::walk(selection);
+fn find(
+    selection: &Selection,
+    watch: Option<&mut Watch>,
+    interrupt: &Interrupt,
+    told: &mut Told,
+) -> Found {
+    let mut found = files::walk(selection, interrupt.flag());
     let Some(watch) = watch else { return found };
     // Directories may be made faster than they are walked; then the events that they cause lead to
     // the next round.
@@ -177,7 +194,7 @@ fn find(selection: &Selection, watch: Option<&mut Watch>, told: &mut Told) -> Fo
         if !new {
             break;
         }
-        found = files::walk(selection);
+        found = files::walk(selection, interrupt.flag());
     }
     found
 }
@@ -210,7 +227,10 @@ fn follow(
         }
         let began = Instant::now();
         let reason = if began >= next_look { Reason::Time } else { Reason::Event };
-        let found = find(&args.selection, watch.as_mut(), told);
+        let found = find(&args.selection, watch.as_mut(), interrupt, told);
+        if interrupt.is_set() {
+            break; // what it did not come to is not gone
+        }
         told.problems(&found);
         let events = keep.round(&found, reason, &nobody_looks, || {});
         told.changes(&events);

@@ -3,7 +3,8 @@
 use super::check::Need;
 use super::keep::{Event, Keep};
 use super::watch::Watch;
-use crate::files::{counted, Found, Problem};
+use crate::files::{counted, Found, Problem, Skipped};
+use crate::name::shown;
 use crate::size;
 use rustix::io::Errno;
 use serde::Serialize;
@@ -34,6 +35,7 @@ struct Ready {
     not_locked_bytes: u64,
     holes_bytes: u64,
     on_fault: bool,
+    skipped: Skipped,
 }
 
 /// The speaker.
@@ -42,13 +44,21 @@ pub struct Told {
     verbose: bool,
     json: bool,
     problems: Vec<Problem>,
+    skipped: Skipped,
     unwatched: bool,
 }
 
 impl Told {
     /// `quiet`: errors only. `verbose`: also what is no news.
     pub fn new(quiet: bool, verbose: bool, json: bool) -> Told {
-        Told { quiet, verbose, json, problems: Vec::new(), unwatched: false }
+        Told {
+            quiet,
+            verbose,
+            json,
+            problems: Vec::new(),
+            skipped: Skipped::default(),
+            unwatched: false,
+        }
     }
 
     /// A line for a person.
@@ -81,9 +91,10 @@ impl Told {
     /// What the walk could not look at, if it is news.
     pub fn problems(&mut self, found: &Found) {
         for problem in found.problems.iter().filter(|problem| !self.problems.contains(problem)) {
-            self.warn(&format!("{}: {}", problem.path, problem.why));
+            self.warn(&format!("{}: {}", shown(&problem.path), problem.why));
         }
         self.problems.clone_from(&found.problems);
+        self.skipped = found.skipped;
     }
 
     /// Whether the last walk could not look at something.
@@ -108,7 +119,7 @@ impl Told {
             Errno::NOSPC => "; raise fs.inotify.max_user_watches",
             _ => "",
         };
-        let path = path.display();
+        let path = shown(path);
         self.late(&format!("{path} cannot be watched ({errno}){remedy}"));
     }
 
@@ -135,6 +146,17 @@ impl Told {
         events.iter().for_each(|event| self.event(event));
     }
 
+    /// What was met at the start and is not kept.
+    pub fn passed_over(&self, found: &Found) {
+        for (path, reason) in found.passed_over.iter().filter(|_| self.verbose) {
+            self.say(&format!("passed over {}: {}", shown(path), reason.what()));
+        }
+        let skipped = found.skipped.text();
+        if !skipped.is_empty() {
+            self.say(&format!("passed over: {skipped}"));
+        }
+    }
+
     fn event(&self, event: &Event) {
         self.object(&match event {
             Event::Locked(path, bytes) => {
@@ -150,20 +172,20 @@ impl Told {
         });
         match event {
             Event::Locked(path, bytes) => {
-                self.say(&format!("locked {} ({})", path.display(), size::show(*bytes)));
+                self.say(&format!("locked {} ({})", shown(path), size::show(*bytes)));
             }
             Event::Changed(_, before, after) if before == after && !self.verbose => {}
             Event::Changed(path, before, after) if before == after => {
-                self.say(&format!("locked {} anew ({})", path.display(), size::show(*after)));
+                self.say(&format!("locked {} anew ({})", shown(path), size::show(*after)));
             }
             Event::Changed(path, before, after) => {
                 let (before, after) = (size::show(*before), size::show(*after));
-                self.say(&format!("locked {} anew ({after}, was {before})", path.display()));
+                self.say(&format!("locked {} anew ({after}, was {before})", shown(path)));
             }
             Event::Released(path, bytes, why) => {
-                self.say(&format!("released {} ({}): {why}", path.display(), size::show(*bytes)));
+                self.say(&format!("released {} ({}): {why}", shown(path), size::show(*bytes)));
             }
-            Event::Trouble(path, why) => self.warn(&format!("{}: {why}", path.display())),
+            Event::Trouble(path, why) => self.warn(&format!("{}: {why}", shown(path))),
         }
     }
 
@@ -180,7 +202,7 @@ impl Told {
             ));
         }
         let resident = match truth.resident {
-            all if all >= keep.charged() => "all of it resident".to_owned(),
+            all if all >= keep.data() => "all of it resident".to_owned(),
             some => format!("{} of it resident", size::show(some)),
         };
         let how = match when {
@@ -205,6 +227,7 @@ impl Told {
             not_locked_bytes: truth.unlocked,
             holes_bytes: need.holes,
             on_fault: when == When::OnFault,
+            skipped: self.skipped,
         }));
         Ok(())
     }

@@ -7,6 +7,7 @@ mod work;
 use crate::failure::Found;
 use crate::files::{self, progress::Display, FileAt, Selection};
 use crate::interrupt::Interrupt;
+use crate::name::shown;
 use crate::{room, size};
 use outcome::{Ending, Outcome, Summary};
 use std::io::{self, Write};
@@ -17,10 +18,12 @@ use work::Work;
 const HELP: &str = "\
 What is in the page cache already is not read again, holes of sparse files are neither read nor
 filled, a file with several names is read once. Files that cannot be read are reported, and the
-others are read all the same. A file that shrinks meanwhile is an error, no more.
+others are read all the same; so is a FILE that is a pipe, a socket or a device, while those inside
+directories are passed over. A file that shrinks meanwhile is an error, no more.
 
 The page cache may give pages back whenever memory is needed: `tenure lock` keeps them. What would
-not fit into the free memory of this machine, or of this process's memory cgroup, is not begun.
+not fit into the free memory of this machine, or of this process's memory cgroup, is not begun. What
+a file on hugetlbfs lacks is allocated from its pool of huge pages.
 
 The kernel tells what is resident of files that one owns or may write. Of others it says nothing
 (\"unknown\"): they are read as if nothing were there, which costs no reading where something is.
@@ -52,7 +55,7 @@ pub struct Args {
     /// Begin even if it cannot all fit into memory.
     #[arg(long)]
     force: bool,
-    /// A line for each file, too.
+    /// A line for each file, and for each name that was passed over, too.
     #[arg(short, long)]
     verbose: bool,
     /// Print one JSON object.
@@ -71,7 +74,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let interrupt = Interrupt::catch()?;
-    let found = files::walk(&args.selection);
+    let found = files::walk(&args.selection, interrupt.flag());
     let work = Work {
         part: args.selection.range,
         threads: args.threads.unwrap_or(0) as usize,
@@ -83,13 +86,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if !args.dry_run {
         ending = fill(args, &work, &found.files, &mut outcomes)?;
     }
+    outcomes.retain(|outcome| !outcome.gone);
     if interrupt.is_set() {
         ending = Ending::Interrupted; // perhaps before everything was looked at
     }
     let summary = Summary::new(&found, &outcomes, began.elapsed(), ending, args.dry_run);
     // As they come from the walk and the work, each once, whatever is printed below.
     for problem in summary.problems() {
-        eprintln!("tenure: {}: {}", problem.path, problem.why);
+        eprintln!("tenure: {}: {}", shown(&problem.path), problem.why);
     }
     let mut out = io::stdout().lock();
     if args.json {
@@ -98,6 +102,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     } else if !args.quiet {
         if args.verbose {
             out.write_all(report::table(&outcomes).as_bytes())?;
+            out.write_all(report::names_passed_over(&found).as_bytes())?;
             writeln!(out)?;
         }
         out.write_all(report::text(&summary).as_bytes())?;
@@ -122,7 +127,8 @@ fn fill(
     }
     let done = AtomicU64::new(0);
     let mut display = Display::new("reading", missing, &done, args.quiet || args.json);
-    let until = args.deadline.map(|after| Instant::now() + after);
+    // One past the end of the clock is none.
+    let until = args.deadline.and_then(|after| Instant::now().checked_add(after));
     let ending = work.fill(files, outcomes, until, &done, || display.tick());
     drop(display);
     work.look_again(files, outcomes);

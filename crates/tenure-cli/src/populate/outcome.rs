@@ -30,6 +30,8 @@ pub struct Outcome {
     pub after: Option<u64>,
     /// What went wrong.
     pub trouble: Option<String>,
+    /// Whether it was gone before it could be looked at, and nobody had named it.
+    pub gone: bool,
 }
 
 impl Outcome {

@@ -1,6 +1,8 @@
 //! The summary and the table as text.
 
 use super::outcome::{Ending, Outcome, Summary};
+use crate::files::Found;
+use crate::name::shown;
 use crate::{size, text_table};
 
 /// A line for each file.
@@ -11,7 +13,7 @@ pub fn table(outcomes: &[Outcome]) -> String {
         let bytes = outcome.look.bytes();
         let known = |bytes: Option<u64>| bytes.map_or("unknown".into(), size::show);
         vec![
-            outcome.path.display().to_string(),
+            shown(&outcome.path),
             size::show(bytes),
             known(outcome.look.resident),
             size::show(outcome.read),
@@ -20,6 +22,15 @@ pub fn table(outcomes: &[Outcome]) -> String {
         ]
     }));
     text_table::render(&rows, 0)
+}
+
+/// A line for each name that was passed over.
+pub fn names_passed_over(found: &Found) -> String {
+    let mut text = String::new();
+    for (path, reason) in &found.passed_over {
+        text += &format!("passed over {}: {}\n", shown(path), reason.what());
+    }
+    text
 }
 
 fn percent(part: u64, whole: u64) -> String {

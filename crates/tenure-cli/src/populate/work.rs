@@ -7,7 +7,6 @@ use crate::files::{self, pool, FileAt};
 use crate::interrupt::Interrupt;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
-use tenure::page_cache;
 
 /// What is the same for every file.
 pub struct Work<'a> {
@@ -24,6 +23,7 @@ struct Read {
     bytes: u64,
     ended: Option<Ending>,
     trouble: Option<String>,
+    gone: bool,
 }
 
 impl Work<'_> {
@@ -36,6 +36,7 @@ impl Work<'_> {
                 read: 0,
                 after: None,
                 trouble: None,
+                gone: false,
             };
             if self.interrupt.is_set() {
                 return outcome;
@@ -45,6 +46,7 @@ impl Work<'_> {
                     Ok(look) => outcome.look = look,
                     Err(error) => outcome.trouble = Some(error.to_string()),
                 },
+                Err(error) if file.is_gone(&error) => outcome.gone = true,
                 Err(error) => outcome.trouble = Some(error.to_string()),
             }
             outcome.after = outcome.look.resident;
@@ -71,6 +73,7 @@ impl Work<'_> {
         let mut ending = Ending::Done;
         for (outcome, read) in outcomes.iter_mut().zip(reads) {
             outcome.read = read.bytes;
+            outcome.gone |= read.gone;
             if read.trouble.is_some() {
                 outcome.trouble = read.trouble;
             }
@@ -85,23 +88,19 @@ impl Work<'_> {
             if outcome.look.resident.is_none() {
                 continue;
             }
-            outcome.after = files::open(&file.path).ok().and_then(|(opened, _, _)| {
-                let resident =
-                    outcome.look.data.iter().map(|part| {
-                        page_cache::resident_bytes(&opened, part.clone()).ok().flatten()
-                    });
-                resident.sum()
-            });
+            outcome.after = files::open(&file.path)
+                .ok()
+                .and_then(|(opened, _, _)| files::resident_bytes(&opened, &outcome.look.data));
         }
     }
 }
 
 fn read(filling: &Filling<'_>, at: &FileAt, outcome: &Outcome, threads: usize) -> Read {
-    let mut read = Read { bytes: 0, ended: None, trouble: None };
+    let mut read = Read { bytes: 0, ended: None, trouble: None, gone: false };
     if outcome.look.missing.is_empty() {
         return read;
     }
-    if let Err(why) = read_parts(filling, at, outcome, threads, &mut read.bytes) {
+    if let Err(why) = read_parts(filling, at, outcome, threads, &mut read) {
         match why {
             Unfilled::Stopped => read.ended = Some(Ending::Interrupted),
             Unfilled::TimedOut => read.ended = Some(Ending::OutOfTime),
@@ -117,17 +116,55 @@ fn read_parts(
     at: &FileAt,
     outcome: &Outcome,
     threads: usize,
-    bytes: &mut u64,
+    read: &mut Read,
 ) -> Result<(), Unfilled> {
     if let Some(over) = filling.over() {
         return Err(over);
     }
     let broken = |error: std::io::Error| Unfilled::Broken(error.to_string());
-    let (file, id, _) = files::open(&at.path).map_err(broken)?;
+    let (file, id, _) = match files::open(&at.path) {
+        Err(error) if at.is_gone(&error) => {
+            read.gone = true;
+            return Ok(());
+        }
+        opened => opened.map_err(broken)?,
+    };
     if id != at.id {
         return Err(Unfilled::Broken("it was replaced meanwhile; run this again".into()));
     }
     let result;
-    (*bytes, result) = filling.read(&file, &outcome.look.missing, threads);
+    (read.bytes, result) = filling.read(&file, &outcome.look.missing, threads);
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::{FileId, Stamp};
+    use std::sync::atomic::AtomicU64;
+
+    #[test]
+    fn what_is_gone_since_the_walk_is_a_problem_only_if_the_user_named_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("temporary");
+        std::fs::write(&path, vec![1; 5000]).unwrap();
+        let metadata = path.metadata().unwrap();
+        let (id, stamp) = (FileId::of(&metadata), Stamp::of(&metadata));
+        let file = |named| FileAt { path: path.clone(), id, stamp, named };
+        let files = [file(false), file(true)];
+        let interrupt = Interrupt::catch().unwrap();
+        let work = Work { part: Part::default(), threads: 1, interrupt: &interrupt };
+        // It goes after the look: as if nothing of it had been there.
+        let mut outcomes = work.look(&files);
+        std::fs::remove_file(&path).unwrap();
+        for outcome in &mut outcomes {
+            outcome.look.missing = outcome.look.data.clone();
+        }
+        work.fill(&files, &mut outcomes, None, &AtomicU64::new(0), || {});
+        let of = |outcome: &Outcome| (outcome.gone, outcome.trouble.is_some());
+        assert_eq!(outcomes.iter().map(of).collect::<Vec<_>>(), [(true, false), (false, true)]);
+        // And before it.
+        let outcomes = work.look(&files);
+        assert_eq!(outcomes.iter().map(of).collect::<Vec<_>>(), [(true, false), (false, true)]);
+    }
 }

@@ -4,6 +4,7 @@ mod library;
 mod pipe;
 mod program;
 
+use crate::name::shown;
 use anyhow::Context;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -153,7 +154,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     pipe::inherit(&mut command);
     let error = command.exec();
     let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
-    Err(CannotRun { code, why: format!("{}: {error}", name.to_string_lossy()) }.into())
+    Err(CannotRun { code, why: format!("{}: {error}", shown(name)) }.into())
 }
 
 /// The library before whatever LD_PRELOAD names already.
@@ -217,9 +218,7 @@ fn report_file(report: &OsStr) -> Result<OsString, CannotRun> {
     if report == "-" {
         return Ok(report.to_owned());
     }
-    let wrong = |e: std::io::Error| {
-        CannotRun::refused(format!("--report={}: {e}", report.to_string_lossy()))
-    };
+    let wrong = |e: std::io::Error| CannotRun::refused(format!("--report={}: {e}", shown(report)));
     let path = std::path::absolute(report).map_err(wrong)?;
     std::fs::File::create(&path).map_err(wrong)?;
     Ok(path.into())

@@ -2,6 +2,7 @@
 //! would leave the library out without a word, or fail in the middle.
 
 use super::CannotRun;
+use crate::name::shown;
 use object::elf;
 use object::read::elf::{ElfFile, ProgramHeader};
 use object::{Endianness, ReadCache};
@@ -56,7 +57,7 @@ pub fn check(path: &Path) -> Result<(), CannotRun> {
 }
 
 fn refused(path: &Path, why: impl std::fmt::Display) -> CannotRun {
-    CannotRun::refused(format!("{}: {why}", path.display()))
+    CannotRun::refused(format!("{}: {why}", shown(path)))
 }
 
 /// The loader ignores LD_PRELOAD where a program starts with more rights than its caller's.
@@ -102,8 +103,8 @@ fn interpreter_of_script(path: &Path) -> Result<Option<PathBuf>, CannotRun> {
     };
     let interpreter = PathBuf::from(OsString::from_vec(interpreter.to_vec()));
     if !interpreter.exists() {
-        let why = format_args!("its interpreter {} is missing", interpreter.display()).to_string();
-        return Err(CannotRun { code: 126, why: format!("{}: {why}", path.display()) });
+        let why = format_args!("its interpreter {} is missing", shown(&interpreter)).to_string();
+        return Err(CannotRun { code: 126, why: format!("{}: {why}", shown(path)) });
     }
     Ok(Some(interpreter))
 }
@@ -116,7 +117,7 @@ fn check_elf(path: &Path) -> Result<(), CannotRun> {
         // What the shell takes for a script without a first line, or another binary format.
         return Err(CannotRun {
             code: 126,
-            why: format!("{}: neither a program nor a script with a #! line", path.display()),
+            why: format!("{}: neither a program nor a script with a #! line", shown(path)),
         });
     }
     let own = std::env::current_exe().and_then(|own| {
@@ -138,7 +139,7 @@ fn check_elf(path: &Path) -> Result<(), CannotRun> {
         )),
         Some(loader) if !Path::new(&loader).exists() => Err(CannotRun {
             code: 126,
-            why: format!("{}: its loader {} is missing", path.display(), loader.to_string_lossy()),
+            why: format!("{}: its loader {} is missing", shown(path), shown(&loader)),
         }),
         Some(loader) if loader.as_bytes().windows(7).any(|part| part == b"ld-musl") => {
             Err(refused(path, "it uses the C library musl, and the library is for glibc"))
