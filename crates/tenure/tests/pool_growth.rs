@@ -38,6 +38,43 @@ fn what_growth_frees_growth_takes_again() {
     });
 }
 
+fn minor_faults() -> i64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the kernel fills in the structure.
+    unsafe {
+        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+        usage.assume_init().ru_minflt
+    }
+}
+
+/// A log of a growing array: a little more at a time, up to a gigabyte. No byte is lost, each page is
+/// touched for the first time once, and the address changes about as often as the size doubles.
+#[test]
+fn many_small_steps_touch_each_page_once() {
+    in_child(this_test!(), &[], || {
+        pool::configure(Settings::default().with_huge_pages(pool::HugePages::Never));
+        pool::prepare().unwrap();
+        let (step, most) = (768 << 10, 1 << 30);
+        let mut size = step;
+        let mut p = take(size);
+        sign(p, size, 1);
+        let (mut places, before) = (0, minor_faults());
+        while size < most {
+            // SAFETY: the test's own run.
+            let q = unsafe { pool::realloc(p, size + step, 1, false) }.unwrap();
+            places += u32::from(q != p);
+            p = q;
+            sign_from(p, size, size + step, 1);
+            size += step;
+        }
+        let faults = minor_faults() - before;
+        assert!(signed(p, size, 1));
+        assert!((8..=16).contains(&places), "{places} places: {:?}", pool::stats());
+        assert!(faults as usize <= size / 4096 * 11 / 10, "{faults} page faults");
+        give(p);
+    });
+}
+
 /// Where nothing warm is at hand.
 #[test]
 fn growing_moves_pages_and_not_bytes() {
@@ -45,15 +82,22 @@ fn growing_moves_pages_and_not_bytes() {
         let mut size = 1 << 20;
         let mut p = take(size);
         bytes(p, size).fill(3);
+        let (mut places, mut kept) = (0, 0);
         while size < 256 << 20 {
             let new = size * 5 / 4;
             // SAFETY: the test's own run.
-            p = unsafe { pool::realloc(p, new, 1, false) }.unwrap();
+            let q = unsafe { pool::realloc(p, new, 1, false) }.unwrap();
+            if q != p {
+                (places, kept) = (places + 1, kept + size as u64);
+            }
+            p = q;
             assert!(bytes(p, size).iter().all(|b| *b == 3), "{size}");
             bytes(p, new)[size..].fill(3);
             size = new;
         }
-        assert!(pool::stats().realloc_moved >= 12, "{:?}", pool::stats());
+        let stats = pool::stats();
+        assert!(places >= 5 && stats.realloc_moved == places, "{places} places: {stats:?}");
+        assert!(stats.realloc_moved_bytes >= kept, "{kept} bytes: {stats:?}");
         give(p);
     });
 }

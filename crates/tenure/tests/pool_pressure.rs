@@ -87,17 +87,23 @@ fn what_was_in_swap_before_it_was_freed_is_discarded_and_not_swapped() {
         assert!(out > len / 2, "only {out} bytes were swapped out");
         assert!(signed(p, len, 1), "read back from swap");
         give(p);
-        // Pressure returns what is free; then there is nothing to show here.
-        let waited = std::time::Instant::now();
-        while pool::stats().offered == 0 && waited.elapsed() < Duration::from_secs(2) {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        if pool::stats().returned == 1 {
-            assert_eq!(resident(p, len), 0);
+        // Pressure, of whatever else runs on this machine too, returns what is free at once, and then there
+        // is nothing to show: again, until it was offered and stayed.
+        let mut tries = 0;
+        loop {
+            let waited = std::time::Instant::now();
+            while pool::stats().offered == 0 && waited.elapsed() < Duration::from_secs(2) {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            if pool::stats().offered == 1 {
+                break;
+            }
+            tries += 1;
+            assert!(tries < 50, "never offered: {:?}", pool::stats());
+            assert_eq!(resident(p, len), 0, "neither offered nor returned: {:?}", pool::stats());
             let again = take(len);
             sign(again, len, 1);
             give(again);
-            wait_for("offered", Duration::from_secs(2), |s| s.offered == 1);
         }
         let p = take(len);
         sign(p, len / 4, 2);

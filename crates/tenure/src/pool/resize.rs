@@ -18,9 +18,9 @@ const MOVE_FROM: usize = 512 << 10;
 const MOVE_OVER_FROM: usize = 32 << 20;
 /// What a smaller size leaves over is given back from here on.
 const TAIL_FROM: usize = 64 << 10;
-/// A run whose pages were moved to it is a mapping of its own, and their number is bounded: past this
-/// many, pages are copied.
-const MOST_MOVED: u32 = 4096;
+/// A run whose pages were moved to it is up to [`BORDERS`] mappings of its own, and their number is bounded
+/// (`vm.max_map_count`, 65,530 by default): past this many, pages are copied.
+const MOST_MOVED: u32 = 2048;
 static MOVED: AtomicU32 = AtomicU32::new(0);
 
 /// See [`realloc`](super::realloc).
@@ -53,15 +53,16 @@ pub(super) unsafe fn realloc(
     }
     let movable = old_size >= MOVE_FROM
         && !run.is(flag::TAINTED)
-        && has_room_for_border(run)
         && MOVED.load(Ordering::Relaxed) < MOST_MOVED;
-    // Warm runs first: growth that took fresh ones would leave all that it grew out of to nobody.
-    let taken = Request::new(territory, new_size, align)
-        .and_then(|request| Some((request, take::take(territory, &request)?)))
-        .and_then(|(request, (to, from))| {
-            let (new, touched) = take::hand_out(territory, &request, to, from)?;
-            Some((to, new, touched))
-        });
+    let taken = match movable && new_size > old_size {
+        true => take_to_grow(territory, new_size, align),
+        false => Request::new(territory, new_size, align)
+            .and_then(|request| Some((request, take::take(territory, &request)?))),
+    };
+    let taken = taken.and_then(|(request, (to, from))| {
+        let (new, touched) = take::hand_out(territory, &request, to, from)?;
+        Some((to, new, touched))
+    });
     let Some((to, new, touched)) = taken else {
         counters::add(Counter::Refused, 1);
         run.set_state(state::IN_USE);
@@ -96,6 +97,23 @@ pub(super) unsafe fn realloc(
     }
     give::give(territory, spot);
     NonNull::new(new as *mut u8)
+}
+
+/// Takes a warm run first: growth that took fresh ones would leave all that it grew out of to nobody. Else
+/// one in which the size may double: the addresses cost nothing, and each move makes a mapping.
+fn take_to_grow(
+    territory: &Territory,
+    size: usize,
+    align: usize,
+) -> Option<(Request, (Spot, u32))> {
+    let exact = Request::new(territory, size, align)?;
+    if let Some(warm) = take::take_warm(territory, &exact) {
+        return Some((exact, warm));
+    }
+    size.checked_mul(2)
+        .and_then(|room| Request::with_room(territory, size, align, room))
+        .and_then(|roomy| Some((roomy, take::take(territory, &roomy)?)))
+        .or_else(|| Some((exact, take::take(territory, &exact)?)))
 }
 
 fn resize_in_place(territory: &Territory, spot: Spot, at: usize, new_size: usize, zeroed: bool) {
@@ -167,7 +185,8 @@ fn move_back(territory: &Territory, at: usize, to: Spot, new: usize, bytes: usiz
 }
 
 /// Moves the pages of `[at, at + len)` to `new`, and answers how many bytes are there now: all, or less
-/// where the kernel refused. One mapping at a time: a move of several is one only since 6.17.
+/// where the kernel refused. One mapping at a time: a move of several is one only since 6.17. Where the run
+/// can remember no border more, its first mappings, which are its smallest, are copied instead.
 fn move_pages(
     territory: &Territory,
     from: Spot,
@@ -190,8 +209,14 @@ fn move_pages(
         }
     }
     ends[..count].sort_unstable();
-    let mut moved = 0;
-    for end in &ends[..=count] {
+    let lead = match count + 2 < BORDERS {
+        true => 0,
+        false => ends[count / 2] - at,
+    };
+    // SAFETY: both runs are ours for now, lie apart, and have that many bytes.
+    unsafe { std::ptr::copy_nonoverlapping(at as *const u8, new as *mut u8, lead.min(len)) };
+    let mut moved = lead;
+    for end in ends[..=count].iter().filter(|end| **end > at + lead) {
         let range = PageRange { start: at + moved, end: *end };
         if range.start == range.end {
             continue;
@@ -203,11 +228,12 @@ fn move_pages(
             Err(NotMoved::TargetLost) => return Moved { bytes: moved, target_lost: true },
         }
     }
-    if moved == 0 {
-        return Moved::none();
+    if moved == lead {
+        return Moved { bytes: lead.min(len), target_lost: false };
     }
     let offset = (new - territory.start(to)) / page;
-    let news = ends[..=count].iter().map(|end| end - at).filter(|end| *end <= moved);
+    let news = ends[..=count].iter().map(|end| end - at);
+    let news = news.filter(|end| (lead.max(1)..=moved).contains(end));
     if !target.is(flag::MOVED) {
         target.set(flag::MOVED);
         MOVED.fetch_add(1, Ordering::Relaxed);
@@ -215,22 +241,16 @@ fn move_pages(
     set_borders(target, news.map(|end| offset + end / page), offset + moved / page);
     target.forks.store(source.forks.load(Ordering::Relaxed), Ordering::Relaxed);
     if (at - start + moved) / page >= source.touched() && at == start {
-        source.set_touched(0);
+        source.set_touched(lead / page);
     }
     counters::add(Counter::Moved, 1);
-    counters::add(Counter::MovedBytes, moved as u64);
+    counters::add(Counter::MovedBytes, (moved - lead) as u64);
     Moved { bytes: moved.min(len), target_lost: false }
 }
 
 /// A run's borders, in pages from its start.
 fn borders(run: &Run) -> impl Iterator<Item = usize> + '_ {
     run.borders.iter().map(|at| at.load(Ordering::Relaxed) as usize).take_while(|at| *at != 0)
-}
-
-/// Whether a run can remember one border more.
-fn has_room_for_border(run: &Run) -> bool {
-    // The last one is that where huge pages end.
-    borders(run).count() + 2 < BORDERS
 }
 
 /// Sets the borders up to `end`, and leaves those beyond it.

@@ -30,7 +30,7 @@ pub(super) mod flag {
 }
 
 /// Borders that a run remembers: a run that grew by moving has one for each time.
-pub(super) const BORDERS: usize = 8;
+pub(super) const BORDERS: usize = 16;
 
 /// One run's bookkeeping. Zero in all fields for a run that was never used. Except for the state,
 /// fields belong to whoever has the run: its list's lock, or the thread that set `MOVING` or `IN_USE`.

@@ -46,6 +46,16 @@ impl Request {
         (class < territory.classes).then_some(Request { size, align, class })
     }
 
+    /// The same for a run with room for `room` bytes.
+    pub fn with_room(
+        territory: &Territory,
+        size: usize,
+        align: usize,
+        room: usize,
+    ) -> Option<Request> {
+        Request::new(territory, room, align).map(|request| Request { size, ..request })
+    }
+
     /// Where in the run the program's part starts; `None` if it does not fit.
     pub fn offset(&self, territory: &Territory, spot: Spot) -> Option<usize> {
         let start = territory.start(spot);
@@ -57,8 +67,17 @@ impl Request {
 /// Takes a run, whose state is then `MOVING`; answers it with the state it was in. Runs with pages are
 /// looked for first.
 pub(super) fn take(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
+    untainted(territory, || with_pages(territory, request).or_else(|| empty(territory, request)))
+}
+
+/// Takes a run with pages, if there is one.
+pub(super) fn take_warm(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
+    untainted(territory, || with_pages(territory, request))
+}
+
+fn untainted(territory: &Territory, take: impl Fn() -> Option<(Spot, u32)>) -> Option<(Spot, u32)> {
     loop {
-        let taken = take_any(territory, request)?;
+        let taken = take()?;
         let run = territory.run(taken.0);
         if !run.is(flag::TAINTED) {
             return Some(taken);
@@ -68,28 +87,27 @@ pub(super) fn take(territory: &Territory, request: &Request) -> Option<(Spot, u3
     }
 }
 
-fn take_any(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
+fn with_pages(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
     let fits = |spot| request.offset(territory, spot).is_some();
-    let with_pages = || {
-        let near = cache::take(territory, request.class, fits).map(|spot| (spot, state::WARM));
-        near.or_else(|| depot::take(territory, request.class, Wanted::Pages, fits))
-    };
-    let empty = || {
-        let returned = depot::take(territory, request.class, Wanted::Empty, fits);
-        returned.or_else(|| {
-            let last = (request.class + REACH).min(territory.classes - 1);
-            let spot = (request.class..=last).find_map(|class| {
-                depot::take(territory, class, Wanted::Empty, fits)
-                    .or_else(|| territory.fresh(class).map(|spot| (spot, state::FRESH)))
-            })?;
-            if fits(spot.0) {
-                return Some(spot);
-            }
-            depot::put(territory, spot.0, state::RETURNED);
-            None
-        })
-    };
-    with_pages().or_else(empty)
+    let near = cache::take(territory, request.class, fits).map(|spot| (spot, state::WARM));
+    near.or_else(|| depot::take(territory, request.class, Wanted::Pages, fits))
+}
+
+fn empty(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
+    let fits = |spot| request.offset(territory, spot).is_some();
+    let returned = depot::take(territory, request.class, Wanted::Empty, fits);
+    returned.or_else(|| {
+        let last = (request.class + REACH).min(territory.classes - 1);
+        let spot = (request.class..=last).find_map(|class| {
+            depot::take(territory, class, Wanted::Empty, fits)
+                .or_else(|| territory.fresh(class).map(|spot| (spot, state::FRESH)))
+        })?;
+        if fits(spot.0) {
+            return Some(spot);
+        }
+        depot::put(territory, spot.0, state::RETURNED);
+        None
+    })
 }
 
 /// See [`alloc`](super::alloc).

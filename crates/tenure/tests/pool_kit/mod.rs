@@ -30,7 +30,12 @@ pub fn bytes<'a>(p: NonNull<u8>, len: usize) -> &'a mut [u8] {
 
 /// Writes a word to every page, different for every page and seed.
 pub fn sign(p: NonNull<u8>, len: usize, seed: u64) {
-    for (i, page) in bytes(p, len).chunks_mut(4096).enumerate() {
+    sign_from(p, 0, len, seed);
+}
+
+/// The same from a page on.
+pub fn sign_from(p: NonNull<u8>, from: usize, len: usize, seed: u64) {
+    for (i, page) in bytes(p, len).chunks_mut(4096).enumerate().skip(from / 4096) {
         let word = word(seed, i);
         let at = page.len().saturating_sub(8);
         let len = page.len() - at;
