@@ -6,7 +6,6 @@
 use super::Errno;
 use crate::{engage, keeper, seen};
 use std::ffi::{c_int, c_long, c_void};
-use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use tenure::pool::mapped::{self, Unmapped};
@@ -19,18 +18,15 @@ pub static MMAP_LEAST: AtomicUsize = AtomicUsize::new(NEVER);
 pub static UNMAP_LEAST: AtomicUsize = AtomicUsize::new(NEVER);
 pub static POPULATE_LEAST: AtomicUsize = AtomicUsize::new(NEVER);
 
-/// More than a program has room for beside the pool, on any architecture.
-const MOST_ADDRESSES: usize = 1 << 56;
-
 /// mimalloc's segments, the largest alignment that an allocator asks for by its hints.
 const LARGEST_HINTED_ALIGN: usize = 32 << 20;
 
 #[inline]
-fn reaches(len: usize, least: &AtomicUsize) -> bool {
+pub fn reaches(len: usize, least: &AtomicUsize) -> bool {
     len >= least.load(Ordering::Relaxed)
 }
 
-unsafe fn raw_mmap(
+pub unsafe fn raw_mmap(
     at: *mut c_void,
     len: usize,
     protection: c_int,
@@ -286,202 +282,6 @@ unsafe fn munmap_retired(at: *mut c_void, len: usize) -> c_int {
             -1
         }
     }
-}
-
-unsafe fn raw_mremap(
-    at: *mut c_void,
-    old_len: usize,
-    new_len: usize,
-    flags: c_int,
-    to: *mut c_void,
-) -> *mut c_void {
-    // SAFETY: the caller's call; it sets errno.
-    unsafe { libc::syscall(libc::SYS_mremap, at, old_len, new_len, flags, to) as *mut c_void }
-}
-
-/// C declares it with a variable argument; the fifth is where that would be.
-#[no_mangle]
-pub unsafe extern "C" fn mremap(
-    at: *mut c_void,
-    old_len: usize,
-    new_len: usize,
-    flags: c_int,
-    to: *mut c_void,
-) -> *mut c_void {
-    seen::MREMAPS.one();
-    let start = at as usize;
-    if touches_pool(start, old_len) {
-        // SAFETY: the program's call, here and below.
-        return unsafe { mremap_of_pool(at, old_len, new_len, flags, to) };
-    }
-    if flags & libc::MREMAP_FIXED != 0 && touches_pool(to as usize, new_len) {
-        let _errno = Errno::keep();
-        mapped::place(to as usize, new_len);
-        mapped::taint(to as usize, new_len);
-    }
-    let cut = old_len.saturating_sub(new_len);
-    if flags & libc::MREMAP_FIXED == 0 && new_len > 0 && reaches(cut, &UNMAP_LEAST) {
-        let errno = Errno::keep();
-        // SAFETY: as above: the program gives the tail up.
-        let gone = unsafe { retire::detach_tail(at.cast(), old_len, new_len) };
-        drop(errno);
-        keeper::ask();
-        if gone {
-            seen::ZAPPED_BEFORE.one();
-            seen::ZAPPED_BEFORE_BYTES.add(cut as u64);
-            // SAFETY: as above; it changes nothing, and answers as the whole call would.
-            return unsafe { raw_mremap(at, new_len, new_len, flags, to) };
-        }
-    }
-    // SAFETY: as above.
-    unsafe { raw_mremap(at, old_len, new_len, flags, to) }
-}
-
-/// Of a mapping that is a run of the pool's. It shrinks where it is, and grows by moving to another run; what
-/// goes to an address of the program's choice, or is not a whole run, leaves the pool: its page tables
-/// are moved to a mapping of the program's own, and the run goes back.
-#[cold]
-#[inline(never)]
-unsafe fn mremap_of_pool(
-    at: *mut c_void,
-    old_len: usize,
-    new_len: usize,
-    flags: c_int,
-    to: *mut c_void,
-) -> *mut c_void {
-    let page = rustix::param::page_size();
-    let round = |len: usize| len.checked_next_multiple_of(page);
-    let (Some(old), Some(new)) = (round(old_len), round(new_len)) else {
-        return failed(libc::EINVAL);
-    };
-    let known = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-    let may_move = flags & libc::MREMAP_MAYMOVE != 0;
-    let fixed = flags & libc::MREMAP_FIXED != 0;
-    let keeps_old = flags & libc::MREMAP_DONTUNMAP != 0;
-    let overlap = fixed && (to as usize) < at as usize + old && (at as usize) < to as usize + new;
-    if at as usize % page != 0
-        || old == 0
-        || new == 0
-        || flags & !known != 0
-        || (fixed || keeps_old) && !may_move
-        || keeps_old && old != new
-        || fixed && to as usize % page != 0
-        || overlap
-    {
-        return failed(libc::EINVAL);
-    }
-    if mapped::is_free(at as usize, page) {
-        return failed(libc::EFAULT);
-    }
-    if new > MOST_ADDRESSES {
-        // The kernel's to refuse, by an errno that differs from version to version.
-        // SAFETY: the program's call.
-        return unsafe { raw_mremap(at, old_len, new_len, flags, to) };
-    }
-    if !fixed && !keeps_old && new <= old {
-        if new < old {
-            // SAFETY: the program gives the tail up.
-            unsafe { munmap((at as usize + new) as *mut c_void, old - new) };
-        }
-        return at;
-    }
-    if !may_move {
-        return failed(libc::ENOMEM);
-    }
-    if fixed && touches_pool(to as usize, new) {
-        mapped::place(to as usize, new);
-        mapped::taint(to as usize, new);
-    }
-    if !fixed && !keeps_old {
-        let errno = Errno::keep();
-        // SAFETY: the program's call.
-        let resized = unsafe { mapped::resize(at as usize, old, new) };
-        drop(errno);
-        if let Some(at) = resized {
-            keeper::ask();
-            return at.as_ptr().cast();
-        }
-    }
-    // SAFETY: the place is new or the program's to replace; `at` has `old` bytes, of which the program
-    // gives up what does not move.
-    unsafe { move_out(at, old, new, if fixed { to } else { null_mut() }, keeps_old) }
-}
-
-fn failed(errno: c_int) -> *mut c_void {
-    Errno::set(errno);
-    libc::MAP_FAILED
-}
-
-/// Moves what lies at `at` to `to`, or where the kernel likes it. What it grows by is the kernel's work: the
-/// new part has the protection, the file and whatever else the mapping has.
-///
-/// The run's own addresses are never unmapped (MREMAP_DONTUNMAP): for a moment another thread's mapping
-/// could land there, among the pool's.
-unsafe fn move_out(
-    at: *mut c_void,
-    old: usize,
-    new: usize,
-    to: *mut c_void,
-    keeps_old: bool,
-) -> *mut c_void {
-    if new > old {
-        // First out of the pool, then larger, then to where it is wanted. The run stays the program's
-        // until that is done, or a failure could not be undone.
-        // SAFETY: the caller's promises.
-        let out = unsafe { move_out(at, old, old, null_mut(), true) };
-        if out == libc::MAP_FAILED {
-            return out;
-        }
-        let mut flags = libc::MREMAP_MAYMOVE;
-        if !to.is_null() {
-            flags |= libc::MREMAP_FIXED;
-        }
-        // SAFETY: the program's call, at the mapping's new place.
-        let large = unsafe { raw_mremap(out, old, new, flags, to) };
-        let _errno = Errno::keep();
-        if large == libc::MAP_FAILED {
-            let back = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-            // SAFETY: what lay at `at` has moved away, and its addresses are still the program's.
-            unsafe { raw_mremap(out, old, old, back, at) };
-        } else {
-            // SAFETY: what was there has moved.
-            unsafe { mapped::unmap(at as usize, old) };
-            keeper::ask();
-        }
-        return large;
-    }
-    let mut flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    if !to.is_null() {
-        flags |= libc::MAP_FIXED;
-    }
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the caller's promise about `to`; else a new mapping.
-    let place = unsafe { raw_mmap(to, new, protection, flags, -1, 0) };
-    if place == libc::MAP_FAILED {
-        return place;
-    }
-    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-    // The moved mapping takes the place of the first part of the new one.
-    if !keeps_old {
-        mapped::taint(at as usize, new);
-    }
-    // SAFETY: `place` was just made for this.
-    let done = unsafe { raw_mremap(at, new, new, flags, place) };
-    if done == libc::MAP_FAILED {
-        let _errno = Errno::keep();
-        // SAFETY: made above, and known to nobody.
-        unsafe { libc::syscall(libc::SYS_munmap, place, new) };
-        return done;
-    }
-    let _errno = Errno::keep();
-    if keeps_old {
-        mapped::taint(at as usize, old);
-    } else {
-        // SAFETY: what was there has moved; the rest the program gives up.
-        unsafe { mapped::unmap(at as usize, old) };
-        keeper::ask();
-    }
-    place
 }
 
 /// A raw call of `advice`.

@@ -15,6 +15,7 @@ use super::lock::Lock;
 use super::run::{flag, state, Run};
 use super::territory::{self, Spot, Territory};
 use super::{fault, give, release};
+use crate::os::mapping_list::Lister;
 use crate::os::{arena, page_size};
 use crate::range::PageRange;
 use rustix::io::Errno;
@@ -214,6 +215,16 @@ pub fn touches(addr: usize, len: usize) -> bool {
     let mut any = false;
     each_run(addr, len, |_, _| any = true);
     any
+}
+
+/// How many bytes from `addr` on, at most `len`, are one mapping to the kernel; `len` where nothing is mapped,
+/// or that cannot be told: the kernel's own call then says what is wrong.
+pub fn same_mapping(addr: usize, len: usize) -> usize {
+    let found = Lister::open().and_then(|mut lister| lister.at_or_after(addr));
+    match found {
+        Ok(Some(found)) if found.mapping.start <= addr => len.min(found.mapping.end - addr),
+        _ => len,
+    }
 }
 
 /// Whether the program may have mapped something among the addresses that no run has.
