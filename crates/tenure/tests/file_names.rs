@@ -78,3 +78,77 @@ fn a_name_that_is_no_utf_8_hides_neither_its_file_nor_its_neighbours() {
         assert_eq!((area.held(), vm_lck()), (vec![Not; 6], 0));
     });
 }
+
+/// What the kernel calls memory of its own is as good a name for a file on a disk.
+#[test]
+fn a_file_named_like_memory_is_a_file() {
+    in_child(this_test!(), &[], || {
+        for name in ["/SYSV00000000", "/memfd:x", "/secretmem", "/dev/zero.d", "/dev/zerofile"] {
+            // The kernel's names are paths from the root.
+            let file = match Named::new(&Path::new(name).join("db")) {
+                Ok(file) => file,
+                Err(error) => {
+                    println!("no {name} for this user: {error}");
+                    continue;
+                }
+            };
+            let area = Area::new(4);
+            let mapped = std::mem::ManuallyDrop::new(file.map_over(&area, 1));
+            // SAFETY: the file's content is nobody's memory.
+            let error = unsafe { tenure::populate::discard(mapped.page(0), 2 * PAGE) }.unwrap_err();
+            println!("{error}");
+            assert_eq!(error.kind(), tenure::ErrorKind::WrongMapping, "{name}: {error}");
+            assert_eq!(std::fs::read(&file.0).unwrap(), [7; 2 * PAGE], "{name}");
+            tenure::populate::Populate::new(
+                mapped.page(0),
+                2 * PAGE,
+                tenure::populate::Access::Read,
+            )
+            .within_room(true)
+            .run()
+            .unwrap_or_else(|failed| panic!("{name}: {failed}"));
+            // Locks of it are counted like any other's.
+            lock::mlock2(mapped.page(0), 2 * PAGE, When::Now).unwrap();
+            assert_eq!(area.held(), [Not, Full, Full, Not], "{name}");
+            lock::munlock2(mapped.page(0), PAGE, Kinds::ALL).unwrap();
+            assert_eq!(area.held(), [Not, Not, Full, Not], "{name}");
+            let receipt = lock::receipt(mapped.page(0), 2 * PAGE).unwrap();
+            assert_eq!(receipt.full_bytes(), PAGE as u64, "{name}: {receipt}");
+        }
+    });
+}
+
+#[test]
+fn memory_of_each_kind_is_still_told_by_name() {
+    in_child(this_test!(), &[], || {
+        use tenure::populate::{Access, Backing, Populate};
+        let backing = |area: &Area| {
+            let plan = Populate::new(area.page(0), area.pages * PAGE, Access::Write).plan();
+            plan.unwrap().parts[0].backing.clone()
+        };
+        // SAFETY: a name that ends in NUL.
+        let memfd = unsafe { libc::memfd_create(c"x".as_ptr(), 0) };
+        // SAFETY: our own descriptor.
+        assert_eq!(unsafe { libc::ftruncate(memfd, 2 * PAGE as i64) }, 0);
+        let zero = File::options().read(true).write(true).open("/dev/zero").unwrap();
+        let anonymous = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        for (flags, fd, kind) in [
+            (libc::MAP_SHARED, memfd, Backing::Memfd),
+            (libc::MAP_PRIVATE, memfd, Backing::Memfd),
+            (anonymous, -1, Backing::SharedAnonymous),
+            (libc::MAP_SHARED, zero.as_raw_fd(), Backing::SharedAnonymous),
+            (libc::MAP_PRIVATE, zero.as_raw_fd(), Backing::Anonymous),
+        ] {
+            let area = Area::with(2, RW, flags, fd).unwrap();
+            assert_eq!(backing(&area), kind);
+            // SAFETY: the area is this test's alone.
+            unsafe { std::ptr::write_bytes(area.page(0), 5, 2 * PAGE) };
+            // SAFETY: as above.
+            unsafe { tenure::populate::discard(area.page(0), 2 * PAGE) }.unwrap();
+            // SAFETY: as above.
+            assert_eq!(unsafe { std::ptr::read_volatile(area.page(1)) }, 0, "{kind:?}");
+        }
+        // SAFETY: our own descriptor.
+        unsafe { libc::close(memfd) };
+    });
+}

@@ -7,7 +7,7 @@ use super::look::{self, Trouble};
 use crate::error::{Error, ErrorKind};
 use crate::os::pagemap::Pagemap;
 use crate::os::smaps::{self, Entry};
-use crate::os::{advise, limits, maps, memory_limit};
+use crate::os::{advise, internal, limits, maps, memory_limit};
 use crate::range::PageRange;
 use rustix::io::Errno;
 use std::os::unix::fs::MetadataExt;
@@ -242,7 +242,7 @@ fn no_page(
     let end = match size {
         Some(size) => format!(", which has {size} bytes"),
         // Of a deleted file nobody tells; a memfd's file system is never full.
-        None if !entry.name.starts_with("/memfd:") => ", or its file system is full".into(),
+        None if !internal::is_shmem(entry.mapping.device) => ", or its file system is full".into(),
         None => String::new(),
     };
     error(

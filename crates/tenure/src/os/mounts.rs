@@ -8,6 +8,12 @@ pub(crate) fn file_system(device: (u32, u32)) -> Option<(String, String)> {
     find(&table()?, device)
 }
 
+/// Whether no mount of this namespace has the device. Where the mounts cannot be read none is known to
+/// be missing.
+pub(super) fn is_unmounted(device: (u32, u32)) -> bool {
+    table().is_some_and(|mounts| find(&mounts, device).is_none())
+}
+
 /// The mounts of this namespace. A mount point may be called anything; its numbers stay readable.
 pub(super) fn table() -> Option<String> {
     let table = fs::read("/proc/self/mountinfo").ok()?;
