@@ -5,7 +5,7 @@ use super::cause;
 use super::claims::{Claims, Level};
 use super::ledger::{self, Ledger};
 use super::look::{self, look, Piece, Special};
-use super::{Kinds, When};
+use super::{unfilled, Kinds, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::keeper::relief;
 use crate::os::maps;
@@ -32,7 +32,7 @@ pub(super) fn take(call: &'static str, range: PageRange, when: When, holder: Hol
             // Again, as programs do that lock what they are about to use: smaps need not be read.
             return match when {
                 When::OnFault => Ok(()),
-                When::Now => fill(range, None).map_err(|e| cause::not_filled(call, range, e)),
+                When::Now => fill(range, None).map_err(|e| unfilled::cause_of(call, range, e)),
             };
         }
         let mut pieces = look(&ledger, range).map_err(|t| cause::trouble(call, range, t))?;
@@ -62,7 +62,7 @@ pub(super) fn take(call: &'static str, range: PageRange, when: When, holder: Hol
     // Reading a large file in takes long: without the ledger's lock, since from here on the claims
     // keep everybody else from weakening these pages.
     let Err(errno) = fill(range, Some(&pieces)) else { return Ok(()) };
-    let error = cause::not_filled(call, range, errno);
+    let error = unfilled::cause_of(call, range, errno);
     let mut ledger = ledger::open();
     match holder {
         Holder::Guard => drop(give_back(&mut ledger, range, when)),
