@@ -401,3 +401,46 @@ fn a_lock_on_fault_of_five_gibibytes_takes_microseconds() {
         assert!(best < std::time::Duration::from_micros(50), "{best:?}");
     });
 }
+
+/// A lock of all of it fails at its end, after it has filled the rest. What another thread has locked
+/// meanwhile is that thread's.
+#[test]
+fn a_lock_that_fails_takes_nothing_back_from_other_threads() {
+    in_child(this_test!(), &[], || {
+        const PAGES: usize = (256 << 20) / PAGE;
+        for (when, how) in [(When::OnFault, OnFault), (When::Now, Full)] {
+            let mut within = false;
+            for _ in 0..5 {
+                // SAFETY: a name that ends in NUL.
+                let memfd = unsafe { libc::memfd_create(c"x".as_ptr(), 0) };
+                // SAFETY: our own descriptor.
+                assert_eq!(unsafe { libc::ftruncate(memfd, (PAGES * PAGE) as i64) }, 0);
+                let area = Area::with(PAGES + 2, RW, libc::MAP_SHARED, memfd).unwrap();
+                // SAFETY: our own descriptor.
+                unsafe { libc::close(memfd) };
+                if area.mlock_on_fault(0, PAGES + 2).is_err() {
+                    skip!("{PAGES} pages are more than this user may lock");
+                }
+                area.munlock(0, PAGES + 2).unwrap();
+                let at = area.at;
+                let all = std::thread::spawn(move || {
+                    lock::mlock2(at as *const u8, (PAGES + 2) * PAGE, When::Now)
+                });
+                while held(at, 1) == [Not] && !all.is_finished() {}
+                lock::mlock2(area.page(0), 4 * PAGE, when).unwrap();
+                within |= !all.is_finished();
+                let error = all.join().unwrap().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::NoBacking, "{error}");
+                assert_eq!(held(at, 5), [how, how, how, how, Not]);
+                assert_eq!(vm_lck(), 4 * PAGE as u64);
+                // It is this thread's to clear.
+                lock::munlock2(area.page(0), 4 * PAGE, Kinds::ALL).unwrap();
+                assert_eq!((held(at, 5), vm_lck()), (vec![Not; 5], 0));
+                if within {
+                    break;
+                }
+            }
+            assert!(within, "the lock of all was never caught before its end");
+        }
+    });
+}

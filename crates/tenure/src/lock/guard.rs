@@ -1,6 +1,6 @@
 //! The counted guard.
 
-use super::change::{self, Holder};
+use super::change;
 use super::receipt::{receipt, Receipt};
 use super::{cause, ledger, When};
 use crate::error::{Error, ErrorKind, Result};
@@ -37,8 +37,7 @@ use crate::volatile;
 pub fn lock(addr: *const u8, len: usize, when: When) -> Result<Lock> {
     let range = PageRange::check("lock", addr, len)?;
     refuse_volatile("lock", range)?;
-    change::take("lock", range, when, Holder::Guard)?;
-    let since = ledger::open().guard_comes();
+    let since = change::take("lock", range, when)?;
     Ok(Lock { range, when, generation: generation::current(), since })
 }
 
@@ -120,11 +119,12 @@ impl Lock {
         }
         match when {
             When::Now => {
-                change::take(call, self.range, when, Holder::Guard)?;
+                let since = change::take(call, self.range, when)?;
                 // The stronger claim is there, so this only counts.
                 self.give_back(&mut ledger::open());
+                self.since = since;
             }
-            When::OnFault => change::downgrade(&mut ledger::open(), self.range)
+            When::OnFault => change::downgrade(&mut ledger::open(), self.range, self.since)
                 .map_err(|(part, errno)| cause::not_weakened(call, self.range, part, errno))?,
         }
         self.when = when;
@@ -137,6 +137,7 @@ impl Lock {
         for part in ledger.still(self.range, self.since) {
             let _ = change::give_back(ledger, part, self.when);
         }
+        ledger.guard_goes(self.range, self.since);
     }
 
     /// Keeps the pages locked until the process ends, they are unmapped, or
@@ -144,15 +145,7 @@ impl Lock {
     pub fn leak(self) {
         let this = std::mem::ManuallyDrop::new(self);
         if let Some(mut ledger) = ledger::open_if(this.generation) {
-            for part in ledger.still(this.range, this.since) {
-                for (part, claims) in ledger.pieces(part) {
-                    let Some(claims) = claims else { continue };
-                    let mut after = claims.given_back(this.when);
-                    after.base = after.base.with(this.when);
-                    ledger.set(part, after);
-                }
-            }
-            ledger.guard_goes();
+            change::keep(&mut ledger, this.range, this.since, this.when);
         }
     }
 }
@@ -161,7 +154,6 @@ impl Drop for Lock {
     fn drop(&mut self) {
         if let Some(mut ledger) = ledger::open_if(self.generation) {
             self.give_back(&mut ledger);
-            ledger.guard_goes();
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The uncounted calls on a range.
 
-use super::change::{self, Holder, Uncleared};
+use super::change::{self, Uncleared};
 use super::guard::refuse_volatile;
 use super::{cause, ledger, Kinds, When};
 use crate::error::{Error, ErrorKind, Result};
@@ -17,7 +17,7 @@ use crate::range::PageRange;
 pub fn mlock2(addr: *const u8, len: usize, when: When) -> Result<()> {
     let range = PageRange::check("mlock2", addr, len)?;
     refuse_volatile("mlock2", range)?;
-    change::take("mlock2", range, when, Holder::Base)
+    change::take_uncounted("mlock2", range, when)
 }
 
 /// Clears the kinds named from `[addr, addr + len)`, whoever set them, and no others: what guards

@@ -84,8 +84,8 @@ impl Ledger {
         self.clock
     }
 
-    /// A guard has gone.
-    pub fn guard_goes(&mut self) {
+    /// The guard of this range that came then has gone.
+    pub fn guard_goes(&mut self, _range: PageRange, _since: u64) {
         self.guards = self.guards.saturating_sub(1);
         if self.guards == 0 {
             self.unmapped.clear();
@@ -239,8 +239,8 @@ mod tests {
         let later = ledger.guard_comes();
         assert_eq!(ledger.still(pages(11, 16), later), [pages(11, 16)]);
         assert_eq!(ledger.pieces(pages(12, 15)), [(pages(12, 15), None)]);
-        ledger.guard_goes();
-        ledger.guard_goes();
+        ledger.guard_goes(pages(11, 16), later);
+        ledger.guard_goes(pages(10, 20), since);
         assert!(ledger.unmapped.is_empty());
     }
 
