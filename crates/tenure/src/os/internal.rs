@@ -40,16 +40,3 @@ fn shmem_device() -> Option<(u32, u32)> {
 pub(crate) fn is_secret(name: &str, device: (u32, u32)) -> bool {
     name.starts_with("/secretmem") && mounts::is_unmounted(device)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_kernels_own_tmpfs_is_told_from_mounted_ones() {
-        let shmem = shmem_device().unwrap();
-        assert!(is_shmem(shmem) && is_shmem(shmem));
-        assert!(mounts::is_unmounted(shmem));
-        assert!(!is_shmem((shmem.0, shmem.1 + 1)) && !is_shmem((0, 0)));
-    }
-}
