@@ -80,6 +80,40 @@ fn now_is_resident_and_on_fault_is_not_until_it_is_touched() {
     assert_eq!((middle.full_bytes(), middle.resident_bytes()), (4096, 4096));
 }
 
+/// As the kernel's own calls take them: what a mapping of a file is long is seldom whole pages.
+#[test]
+fn odd_lengths_are_rounded_up_to_the_pages_touched() {
+    in_child(this_test!(), &[], || {
+        let area = Area::new(4);
+        let guard = lock::lock(area.page(0), PAGE + 1, When::Now).unwrap();
+        assert_eq!((guard.len(), area.held()), (2 * PAGE, vec![Full, Full, Not, Not]));
+        assert_eq!(lock::receipt(area.page(0), PAGE + 1).unwrap().full_bytes(), 2 * PAGE as u64);
+        drop(guard);
+        lock::mlock2(area.page(1), 2 * PAGE + 5, When::OnFault).unwrap();
+        assert_eq!(area.held(), [Not, OnFault, OnFault, OnFault]);
+        lock::munlock2(area.page(2), 1, Kinds::ALL).unwrap();
+        assert_eq!(area.held(), [Not, OnFault, Not, OnFault]);
+        lock::munlock2(area.page(0), 3 * PAGE + 1, Kinds::ALL).unwrap();
+        let mapping = tenure::Mapping::anonymous(5000).unwrap();
+        let mut whole = lock::gradually(mapping.as_ptr(), mapping.len()).unwrap();
+        whole.wait().unwrap();
+        assert_eq!(whole.receipt().unwrap().resident_bytes(), 2 * PAGE as u64);
+        assert_eq!(vm_lck(), 2 * PAGE as u64);
+        drop(whole);
+        // SAFETY: the area outlives the lock and stays as it is.
+        let within = unsafe { lock::within(area.page(0), 4 * PAGE - 9, 16 * PAGE) }.unwrap();
+        // SAFETY: inside the area.
+        unsafe { area.page(3).write_volatile(1) };
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while area.held()[3] == Not {
+            assert!(std::time::Instant::now() < until, "{:?}", within.status());
+            std::thread::yield_now();
+        }
+        drop(within);
+        assert_eq!(vm_lck(), 0);
+    });
+}
+
 #[test]
 fn set_is_the_one_way_to_weaken() {
     let area = Area::new(4);

@@ -8,7 +8,7 @@ use crate::os::generation;
 use crate::range::PageRange;
 use crate::volatile;
 
-/// Locks `[addr, addr + len)` until the guard is dropped, charged against `RLIMIT_MEMLOCK` (what is
+/// Locks the pages that `[addr, addr + len)` touches until the guard is dropped, charged against `RLIMIT_MEMLOCK` (what is
 /// locked already, once).
 ///
 /// All of it is locked, or nothing is changed: pages that were locked before, and how, stay as they
@@ -25,7 +25,7 @@ use crate::volatile;
 ///
 /// # Errors
 /// Each says which page or mapping, and what to do.
-/// - `EINVAL`: empty, unaligned or wrapping; part of it is volatile; `MAP_DROPPABLE` memory, which
+/// - `EINVAL`: empty or wrapping; `addr` is not a multiple of the page size; part of it is volatile; `MAP_DROPPABLE` memory, which
 ///   the kernel only pretends to lock.
 /// - `ENOMEM`: over the limit ([`ErrorKind::LockLimit`]); a hole ([`ErrorKind::NotMapped`]); a
 ///   mapping cannot be split ([`ErrorKind::TooManyMappings`]); and with [`When::Now`]: a page past
@@ -35,7 +35,7 @@ use crate::volatile;
 /// - `EAGAIN`: no memory to make all of it resident ([`ErrorKind::OutOfMemory`]).
 /// - `EHWPOISON`: the hardware has lost a page.
 pub fn lock(addr: *const u8, len: usize, when: When) -> Result<Lock> {
-    let range = PageRange::check("lock", addr, len)?;
+    let range = PageRange::touched("lock", addr, len)?;
     refuse_volatile("lock", range)?;
     let since = change::take("lock", range, when)?;
     Ok(Lock { range, when, generation: generation::current(), since })
@@ -72,7 +72,7 @@ impl Lock {
         self.range.start as *const u8
     }
 
-    /// Length in bytes.
+    /// Length in bytes, of whole pages.
     pub fn len(&self) -> usize {
         self.range.len()
     }

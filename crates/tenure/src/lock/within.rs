@@ -27,7 +27,7 @@ const LATEST: Duration = Duration::from_secs(1);
 /// Looking may take a fiftieth of the time.
 const SHARE: u32 = 50;
 
-/// Keeps locked what was last used of `[addr, addr + len)`, `budget` bytes at most; the rest stays the
+/// Keeps locked what was last used of the pages that `[addr, addr + len)` touches, `budget` bytes at most; the rest stays the
 /// kernel's to page out. For a range that is larger than `RLIMIT_MEMLOCK`, or than one wants to lock.
 ///
 /// The range is divided into windows (of 2 MiB, more for large budgets, less for small ones), each
@@ -57,7 +57,7 @@ const SHARE: u32 = 50;
 /// the page table; were private memory mapped there instead meanwhile, its contents could be lost.
 pub unsafe fn within(addr: *const u8, len: usize, budget: usize) -> Result<Within> {
     const CALL: &str = "lock::within";
-    let range = PageRange::check(CALL, addr, len)?;
+    let range = PageRange::touched(CALL, addr, len)?;
     super::guard::refuse_volatile(CALL, range)?;
     if budget < FEWEST_WINDOWS * page_size() {
         let why = format!("a budget of {budget} bytes is less than {FEWEST_WINDOWS} pages");
@@ -73,9 +73,9 @@ pub unsafe fn within(addr: *const u8, len: usize, budget: usize) -> Result<Withi
         let remedy = "leave it out of the range";
         return Err(Error::new(ErrorKind::WrongMapping, CALL, why, remedy).on(range.start, len));
     }
-    if account()?.room().is_some_and(|room| room < budget.min(len) as u64) {
+    if account()?.room().is_some_and(|room| room < budget.min(range.len()) as u64) {
         let errno = rustix::io::Errno::NOMEM;
-        return Err(cause::refused(CALL, range, errno, budget.min(len), 0));
+        return Err(cause::refused(CALL, range, errno, budget.min(range.len()), 0));
     }
     let pagemap = Pagemap::open().map_err(|errno| unreadable(CALL, range, errno))?;
     let window = window_for(budget, range.len());
