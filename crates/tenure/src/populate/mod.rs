@@ -35,6 +35,7 @@ mod background;
 mod backing;
 mod discard;
 mod failure;
+mod huge_advice;
 mod job;
 mod plan;
 mod progress;
@@ -73,6 +74,9 @@ pub enum HugePages {
     /// page, where the system's setting is `madvise`; likewise on shared memory and tmpfs where
     /// theirs is `advise`; and on files that are populated for reading, which are then read by the
     /// huge page. It stays on the mapping, and overrides an earlier `MADV_NOHUGEPAGE`.
+    ///
+    /// On a part of a mapping it makes that a mapping of its own. Where the process has an eighth of
+    /// the mappings that `vm.max_map_count` allows, only whole mappings are advised any more.
     #[default]
     Advise,
     /// Nothing: the mapping stays as it is.
