@@ -1361,14 +1361,14 @@ void *tenure_mmap(void *addr,
                   int64_t off);
 
 /**
- * Makes the pages of `[addr, addr + len)` resident, for reading or for writing (`how`), in as many
+ * Makes the pages that `[addr, addr + len)` touches resident (addr is a multiple of the page size), for reading or for writing (`how`), in as many
  * threads as are useful. What the pages hold does not change. `opts` may be NULL, and so may
  * `result`, which is written also on failure: everything before result->first_missing is populated.
  *
  * Where MADV_POPULATE_READ and MADV_POPULATE_WRITE (Linux 5.14) are missing, the kernel is made to
  * touch each page, with the same answers; nothing here raises a signal.
  *
- * Errors: EINVAL: NULL, unaligned or empty, a volatile range, a special mapping (device or secret
+ * Errors: EINVAL: addr NULL or unaligned, empty, a volatile range, a special mapping (device or secret
  * memory), or options that make no sense. ENOMEM: not mapped, or no memory. EACCES: the mapping's
  * protection does not allow it. EFAULT: past the end of the file, a guard region, or a page that
  * userfaultfd watches. ENOSPC: the file system, tmpfs or pool of huge pages is full. EHWPOISON: the
@@ -1495,7 +1495,7 @@ int tenure_lock_receipt(const void *addr,
 int tenure_lock_explain(uint64_t bytes, struct tenure_lock_answer *out, size_t size);
 
 /**
- * Locks [addr, addr + len) on fault, and makes it resident in the background: usable at once, whole
+ * Locks the pages that [addr, addr + len) touches on fault, and makes them resident in the background: usable at once, whole
  * soon, each page locked from the moment it is there. Files are populated for reading, other memory
  * for writing. NULL on failure. The caller waits 0.1 to 0.2 ms for the start of two threads.
  *
@@ -1530,15 +1530,16 @@ int tenure_gradual_wait(const struct tenure_gradual *g,
 void tenure_gradual_end(struct tenure_gradual *g);
 
 /**
- * Keeps locked what was last used of [addr, addr + len), `budget` bytes at most; the rest stays the
+ * Keeps locked what was last used of the pages that [addr, addr + len) touches, `budget` bytes at most; the rest stays the
  * kernel's to page out. For a range larger than RLIMIT_MEMLOCK allows. A page that was touched is
- * locked some 20 ms later. NULL on failure.
+ * locked some 20 ms later. NULL on failure. Costs 24 bytes for each window of which something is
+ * resident (a 16th to a quarter of the budget, 2 MiB or a thousandth of large ones).
  *
  * Until tenure_within_end the range must stay mapped as it is: pages of shared mappings are taken out
  * of the page table to see whether they are used again, and private memory mapped there instead could
  * lose its contents.
  *
- * Errors: EINVAL: empty, unaligned or wrapping; volatile; a budget below 16 pages. ENOMEM, EPERM: the
+ * Errors: EINVAL: empty or wrapping; volatile; a budget below 16 pages. ENOMEM, EPERM: the
  * budget is more than may still be locked. ENOMEM: part of it is not mapped. EAGAIN: no thread could
  * be started.
  */

@@ -1,5 +1,6 @@
 //! Locks that become whole in the background, and locks within a budget.
 
+use crate::lock::whole_pages;
 use crate::populate::{progress_of, room, tell, tenure_populate_progress, tenure_populate_result};
 use crate::report::{pointer, status, Failure, Outcome};
 use crate::sized;
@@ -34,7 +35,7 @@ pub struct tenure_within_status {
     pub refused: u64,
 }
 
-/// Locks [addr, addr + len) on fault, and makes it resident in the background: usable at once, whole
+/// Locks the pages that [addr, addr + len) touches on fault, and makes them resident in the background: usable at once, whole
 /// soon, each page locked from the moment it is there. Files are populated for reading, other memory
 /// for writing. NULL on failure. The caller waits 0.1 to 0.2 ms for the start of two threads.
 ///
@@ -46,7 +47,8 @@ pub unsafe extern "C" fn tenure_lock_gradually(
     len: usize,
 ) -> *mut tenure_gradual {
     pointer("tenure_lock_gradually", || {
-        let gradual = Mutex::new(lock::gradually(addr.cast(), len)?);
+        let (addr, len) = whole_pages(addr, len);
+        let gradual = Mutex::new(lock::gradually(addr, len)?);
         Ok(Box::into_raw(Box::new(tenure_gradual { gradual })))
     })
 }
@@ -123,15 +125,16 @@ pub unsafe extern "C" fn tenure_gradual_end(g: *mut tenure_gradual) {
     }
 }
 
-/// Keeps locked what was last used of [addr, addr + len), `budget` bytes at most; the rest stays the
+/// Keeps locked what was last used of the pages that [addr, addr + len) touches, `budget` bytes at most; the rest stays the
 /// kernel's to page out. For a range larger than RLIMIT_MEMLOCK allows. A page that was touched is
-/// locked some 20 ms later. NULL on failure.
+/// locked some 20 ms later. NULL on failure. Costs 24 bytes for each window of which something is
+/// resident (a 16th to a quarter of the budget, 2 MiB or a thousandth of large ones).
 ///
 /// Until tenure_within_end the range must stay mapped as it is: pages of shared mappings are taken out
 /// of the page table to see whether they are used again, and private memory mapped there instead could
 /// lose its contents.
 ///
-/// Errors: EINVAL: empty, unaligned or wrapping; volatile; a budget below 16 pages. ENOMEM, EPERM: the
+/// Errors: EINVAL: empty or wrapping; volatile; a budget below 16 pages. ENOMEM, EPERM: the
 /// budget is more than may still be locked. ENOMEM: part of it is not mapped. EAGAIN: no thread could
 /// be started.
 #[no_mangle]
@@ -141,8 +144,9 @@ pub unsafe extern "C" fn tenure_lock_within(
     budget: usize,
 ) -> *mut tenure_within {
     pointer("tenure_lock_within", || {
+        let (addr, len) = whole_pages(addr, len);
         // SAFETY: what the header asks of the caller.
-        let within = unsafe { lock::within(addr.cast(), len, budget) }?;
+        let within = unsafe { lock::within(addr, len, budget) }?;
         Ok(Box::into_raw(Box::new(tenure_within { within })))
     })
 }

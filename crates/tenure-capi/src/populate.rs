@@ -245,14 +245,14 @@ fn watched(asked: Populate, opts: &tenure_populate_opts) -> Result<Report, Faile
     }
 }
 
-/// Makes the pages of `[addr, addr + len)` resident, for reading or for writing (`how`), in as many
+/// Makes the pages that `[addr, addr + len)` touches resident (addr is a multiple of the page size), for reading or for writing (`how`), in as many
 /// threads as are useful. What the pages hold does not change. `opts` may be NULL, and so may
 /// `result`, which is written also on failure: everything before result->first_missing is populated.
 ///
 /// Where MADV_POPULATE_READ and MADV_POPULATE_WRITE (Linux 5.14) are missing, the kernel is made to
 /// touch each page, with the same answers; nothing here raises a signal.
 ///
-/// Errors: EINVAL: NULL, unaligned or empty, a volatile range, a special mapping (device or secret
+/// Errors: EINVAL: addr NULL or unaligned, empty, a volatile range, a special mapping (device or secret
 /// memory), or options that make no sense. ENOMEM: not mapped, or no memory. EACCES: the mapping's
 /// protection does not allow it. EFAULT: past the end of the file, a guard region, or a page that
 /// userfaultfd watches. ENOSPC: the file system, tmpfs or pool of huge pages is full. EHWPOISON: the

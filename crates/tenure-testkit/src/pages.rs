@@ -78,7 +78,9 @@ pub fn smaps_over(addr: usize, len: usize) -> Vec<Smaps> {
     };
     let mut found: Vec<Smaps> = Vec::new();
     let mut inside = false;
-    for line in BufReader::new(file).lines().map_while(Result::ok) {
+    for line in BufReader::new(file).split(b'\n').map_while(Result::ok) {
+        // A mapped file may be called anything.
+        let line = String::from_utf8_lossy(&line);
         if let Some(head) = parse_head(&line) {
             if head.range.start >= addr.saturating_add(len) {
                 break;
@@ -168,7 +170,7 @@ pub fn present_pages(addr: usize, len: usize) -> Vec<bool> {
 
 /// How many mappings this process has: the number that vm.max_map_count bounds.
 pub fn map_count() -> usize {
-    fs::read_to_string("/proc/self/maps").map_or(0, |text| text.lines().count())
+    fs::read("/proc/self/maps").map_or(0, |text| text.iter().filter(|b| **b == b'\n').count())
 }
 
 /// Resident bytes of this process, counted page by page: the counters behind statm lag behind by

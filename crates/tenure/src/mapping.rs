@@ -131,7 +131,7 @@ impl Mapping {
         false
     }
 
-    /// Populates `[offset, offset + len)` of it, as
+    /// Populates the pages that `[offset, offset + len)` of it touches, as
     /// [`Populate::run`](crate::populate::Populate::run) does.
     ///
     /// # Errors
@@ -142,7 +142,7 @@ impl Mapping {
         len: usize,
         access: Access,
     ) -> std::result::Result<Report, Failed> {
-        let part = self.part("Mapping::populate", offset, len)?;
+        let part = self.part("Mapping::populate", offset, len, PageRange::touched)?;
         let populate = Populate::new(part.start as *const u8, part.len(), access);
         // Who asked for base pages gets them.
         match self.pages {
@@ -158,12 +158,18 @@ impl Mapping {
     /// # Errors
     /// As there; `EINVAL` also where the part is not inside the mapping.
     pub fn discard(&mut self, offset: usize, len: usize) -> Result<()> {
-        let part = self.part("Mapping::discard", offset, len)?;
+        let part = self.part("Mapping::discard", offset, len, PageRange::check)?;
         // SAFETY: `&mut self`: nobody else refers to the bytes, and any bytes are valid ones.
         unsafe { crate::populate::discard(part.start as *mut u8, part.len()) }
     }
 
-    fn part(&self, call: &'static str, offset: usize, len: usize) -> Result<PageRange> {
+    fn part(
+        &self,
+        call: &'static str,
+        offset: usize,
+        len: usize,
+        check: impl Fn(&'static str, *const u8, usize) -> Result<PageRange>,
+    ) -> Result<PageRange> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.range.len());
         if !inside {
             let why = format!(
@@ -173,7 +179,7 @@ impl Mapping {
             return Err(Error::new(ErrorKind::BadRange, call, why, "pass a part of the mapping")
                 .on(self.range.start.wrapping_add(offset), len));
         }
-        PageRange::check(call, (self.range.start + offset) as *const u8, len)
+        check(call, (self.range.start + offset) as *const u8, len)
     }
 
     pub(crate) fn range(&self) -> PageRange {

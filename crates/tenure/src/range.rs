@@ -11,8 +11,26 @@ pub(crate) struct PageRange {
 }
 
 impl PageRange {
+    /// The pages that a caller's range touches, as the kernel's own calls take it: the start is aligned,
+    /// and the length need not be. For what does no harm to the rest of the last page.
+    pub fn touched(call: &'static str, addr: *const u8, len: usize) -> Result<PageRange> {
+        // What cannot be rounded up wraps around as it is.
+        let whole = len.checked_next_multiple_of(os::page_size()).unwrap_or(len);
+        PageRange::check_as(call, addr, len, whole)
+    }
+
     /// Checks what a caller passed: aligned start and length, not empty, no wrap-around.
     pub fn check(call: &'static str, addr: *const u8, len: usize) -> Result<PageRange> {
+        PageRange::check_as(call, addr, len, len)
+    }
+
+    /// `whole` bytes, for a caller who passed `len`.
+    fn check_as(
+        call: &'static str,
+        addr: *const u8,
+        len: usize,
+        whole: usize,
+    ) -> Result<PageRange> {
         let page = os::page_size();
         let start = addr as usize;
         let bad = |why: String, remedy: &'static str| {
@@ -27,13 +45,13 @@ impl PageRange {
                 "round the address down to a page, or allocate with mmap or aligned_alloc",
             );
         }
-        if len % page != 0 {
+        if whole % page != 0 && start.checked_add(whole).is_some() {
             return bad(
                 format!("the length is not a multiple of the page size ({page})"),
                 "round the length to whole pages that hold nothing else",
             );
         }
-        match start.checked_add(len) {
+        match start.checked_add(whole) {
             // The top of the address space belongs to the kernel; isize::MAX is the bound that
             // Rust's pointers need as well.
             Some(end) if start != 0 && end <= isize::MAX as usize => Ok(PageRange { start, end }),
@@ -94,6 +112,25 @@ mod tests {
             assert_eq!(error.errno(), libc::EINVAL);
             assert!(error.to_string().contains(part), "{error}");
             assert!(error.to_string().contains("mark"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_touched_is_rounded_up() {
+        let page = os::page_size();
+        let touched = |addr: usize, len| PageRange::touched("lock", addr as *const u8, len);
+        for (len, pages) in [(1, 1), (page, 1), (page + 1, 2), (3 * page - 1, 3)] {
+            let range = touched(4 * page, len).unwrap();
+            assert_eq!((range.start, range.len()), (4 * page, pages * page));
+        }
+        for (addr, len, part) in [
+            (page, 0, "empty"),
+            (page + 1, 5, "start is not a multiple"),
+            (page, usize::MAX, "wraps"),
+            (page, isize::MAX as usize, "wraps"),
+        ] {
+            let error = touched(addr, len).unwrap_err();
+            assert!(error.to_string().contains(part), "{error}");
         }
     }
 

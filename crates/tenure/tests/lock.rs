@@ -80,6 +80,40 @@ fn now_is_resident_and_on_fault_is_not_until_it_is_touched() {
     assert_eq!((middle.full_bytes(), middle.resident_bytes()), (4096, 4096));
 }
 
+/// As the kernel's own calls take them: what a mapping of a file is long is seldom whole pages.
+#[test]
+fn odd_lengths_are_rounded_up_to_the_pages_touched() {
+    in_child(this_test!(), &[], || {
+        let area = Area::new(4);
+        let guard = lock::lock(area.page(0), PAGE + 1, When::Now).unwrap();
+        assert_eq!((guard.len(), area.held()), (2 * PAGE, vec![Full, Full, Not, Not]));
+        assert_eq!(lock::receipt(area.page(0), PAGE + 1).unwrap().full_bytes(), 2 * PAGE as u64);
+        drop(guard);
+        lock::mlock2(area.page(1), 2 * PAGE + 5, When::OnFault).unwrap();
+        assert_eq!(area.held(), [Not, OnFault, OnFault, OnFault]);
+        lock::munlock2(area.page(2), 1, Kinds::ALL).unwrap();
+        assert_eq!(area.held(), [Not, OnFault, Not, OnFault]);
+        lock::munlock2(area.page(0), 3 * PAGE + 1, Kinds::ALL).unwrap();
+        let mapping = tenure::Mapping::anonymous(5000).unwrap();
+        let mut whole = lock::gradually(mapping.as_ptr(), mapping.len()).unwrap();
+        whole.wait().unwrap();
+        assert_eq!(whole.receipt().unwrap().resident_bytes(), 2 * PAGE as u64);
+        assert_eq!(vm_lck(), 2 * PAGE as u64);
+        drop(whole);
+        // SAFETY: the area outlives the lock and stays as it is.
+        let within = unsafe { lock::within(area.page(0), 4 * PAGE - 9, 16 * PAGE) }.unwrap();
+        // SAFETY: inside the area.
+        unsafe { area.page(3).write_volatile(1) };
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while area.held()[3] == Not {
+            assert!(std::time::Instant::now() < until, "{:?}", within.status());
+            std::thread::yield_now();
+        }
+        drop(within);
+        assert_eq!(vm_lck(), 0);
+    });
+}
+
 #[test]
 fn set_is_the_one_way_to_weaken() {
     let area = Area::new(4);
@@ -399,5 +433,48 @@ fn a_lock_on_fault_of_five_gibibytes_takes_microseconds() {
         }
         println!("lock on fault of 5 GiB: {best:?}");
         assert!(best < std::time::Duration::from_micros(50), "{best:?}");
+    });
+}
+
+/// A lock of all of it fails at its end, after it has filled the rest. What another thread has locked
+/// meanwhile is that thread's.
+#[test]
+fn a_lock_that_fails_takes_nothing_back_from_other_threads() {
+    in_child(this_test!(), &[], || {
+        const PAGES: usize = (256 << 20) / PAGE;
+        for (when, how) in [(When::OnFault, OnFault), (When::Now, Full)] {
+            let mut within = false;
+            for _ in 0..5 {
+                // SAFETY: a name that ends in NUL.
+                let memfd = unsafe { libc::memfd_create(c"x".as_ptr(), 0) };
+                // SAFETY: our own descriptor.
+                assert_eq!(unsafe { libc::ftruncate(memfd, (PAGES * PAGE) as i64) }, 0);
+                let area = Area::with(PAGES + 2, RW, libc::MAP_SHARED, memfd).unwrap();
+                // SAFETY: our own descriptor.
+                unsafe { libc::close(memfd) };
+                if area.mlock_on_fault(0, PAGES + 2).is_err() {
+                    skip!("{PAGES} pages are more than this user may lock");
+                }
+                area.munlock(0, PAGES + 2).unwrap();
+                let at = area.at;
+                let all = std::thread::spawn(move || {
+                    lock::mlock2(at as *const u8, (PAGES + 2) * PAGE, When::Now)
+                });
+                while held(at, 1) == [Not] && !all.is_finished() {}
+                lock::mlock2(area.page(0), 4 * PAGE, when).unwrap();
+                within |= !all.is_finished();
+                let error = all.join().unwrap().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::NoBacking, "{error}");
+                assert_eq!(held(at, 5), [how, how, how, how, Not]);
+                assert_eq!(vm_lck(), 4 * PAGE as u64);
+                // It is this thread's to clear.
+                lock::munlock2(area.page(0), 4 * PAGE, Kinds::ALL).unwrap();
+                assert_eq!((held(at, 5), vm_lck()), (vec![Not; 5], 0));
+                if within {
+                    break;
+                }
+            }
+            assert!(within, "the lock of all was never caught before its end");
+        }
     });
 }

@@ -7,7 +7,7 @@ use lock_kit::*;
 use std::os::fd::AsRawFd;
 use tenure::lock::{self, State, When};
 use tenure::{Error, ErrorKind};
-use tenure_testkit::{in_child, or_skip, run_child, skip, this_test, MemoryCgroup};
+use tenure_testkit::{as_nobody, in_child, or_skip, run_child, skip, this_test, MemoryCgroup};
 use Held::{Full, Not, OnFault};
 
 /// A lock of the area fails for this cause, is told so, and changes nothing.
@@ -144,6 +144,58 @@ fn a_guard_page_and_a_page_without_access() {
     });
 }
 
+/// What is missing tells nothing of pages that were there before their access was taken away.
+#[test]
+fn a_page_that_was_used_before_its_access_was_taken_away() {
+    in_child(this_test!(), &[], || {
+        let area = Area::new(8);
+        patchwork(&area);
+        // SAFETY: the area is this test's alone.
+        unsafe { std::ptr::write_bytes(area.page(0), 1, 8 * PAGE) };
+        // SAFETY: inside the area.
+        assert_eq!(unsafe { libc::mprotect(area.page(5).cast(), PAGE, libc::PROT_NONE) }, 0);
+        let at = format!("the page at {:#x} is mapped without access", area.page(5) as usize);
+        fails(&area, When::Now, ErrorKind::NoAccess, libc::ENOMEM, &[&at, "PROT_NONE"]);
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::mprotect(area.page(5).cast(), PAGE, libc::PROT_WRITE) }, 0);
+        let guard = lock::lock(area.page(0), 8 * PAGE, When::Now).unwrap();
+        assert_eq!(area.held(), [Full; 8], "any access will do");
+        drop(guard);
+    });
+}
+
+/// After a change of user the page map is closed to the process itself.
+#[test]
+fn the_cause_is_found_where_the_page_map_is_closed() {
+    in_child(this_test!(), &[], || {
+        or_skip!(as_nobody());
+        // SAFETY: plain numbers. As setuid leaves it.
+        assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) }, 0);
+        if std::fs::File::open("/proc/self/pagemap").is_ok() {
+            skip!("only a change of user closes the page map");
+        }
+        // SAFETY: a name that ends in NUL.
+        let memfd = unsafe { libc::memfd_create(c"x".as_ptr(), 0) };
+        // SAFETY: our own descriptor.
+        assert_eq!(unsafe { libc::ftruncate(memfd, 2 * PAGE as i64) }, 0);
+        let area = Area::with(8, RW, libc::MAP_SHARED, memfd).unwrap();
+        area.mlock_on_fault(1, 1).unwrap();
+        let page = format!("the page at {:#x} lies past the end", area.page(2) as usize);
+        let size = format!("has {} bytes", 2 * PAGE);
+        fails(&area, When::Now, ErrorKind::NoBacking, libc::ENOMEM, &[&page, &size]);
+        // SAFETY: our own descriptor.
+        unsafe { libc::close(memfd) };
+        const MADV_GUARD_INSTALL: i32 = 102;
+        let area = Area::new(8);
+        // SAFETY: inside the area.
+        if unsafe { libc::madvise(area.page(3).cast(), PAGE, MADV_GUARD_INSTALL) } != 0 {
+            skip!("no MADV_GUARD_INSTALL (6.13+)");
+        }
+        let page = format!("the page at {:#x} is", area.page(3) as usize);
+        fails(&area, When::Now, ErrorKind::NoBacking, libc::ENOMEM, &[&page, "guard"]);
+    });
+}
+
 #[test]
 fn a_full_tmpfs() {
     in_child(this_test!(), &[], || {
@@ -174,14 +226,21 @@ fn a_full_tmpfs() {
             let _ = std::fs::remove_dir(&dir);
             skip!("no mount of its own for an ordinary user: {reason}");
         }
-        let path = dir.join("sparse");
-        let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path);
-        let file = file.unwrap();
-        file.set_len((8 * PAGE) as u64).unwrap();
-        let area = Area::with(8, RW, libc::MAP_SHARED, file.as_raw_fd()).unwrap();
-        let at = format!("no room for the page at {:#x}", area.page(4) as usize);
-        fails(&area, When::Now, ErrorKind::NoSpace, libc::ENOMEM, &[&at, "sparse"]);
-        drop(area);
+        // Also where the name that the kernel shows leads nowhere: it escapes some, and files are deleted.
+        for (name, kept) in [("sparse", true), ("sparse\nlines", true), ("sparse gone", false)] {
+            let path = dir.join(name);
+            let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path);
+            let file = file.unwrap();
+            if !kept {
+                std::fs::remove_file(&path).unwrap();
+            }
+            file.set_len((8 * PAGE) as u64).unwrap();
+            let area = Area::with(8, RW, libc::MAP_SHARED, file.as_raw_fd()).unwrap();
+            let at = format!("no room for the page at {:#x}", area.page(4) as usize);
+            fails(&area, When::Now, ErrorKind::NoSpace, libc::ENOMEM, &[&at, "sparse"]);
+            drop((area, file));
+            let _ = std::fs::remove_file(&path);
+        }
         // SAFETY: as above.
         unsafe {
             libc::umount2(

@@ -10,6 +10,7 @@ use tenure::lock;
 use tenure::ErrorKind;
 use tenure_testkit::pages::{present_pages, smaps_over};
 use tenure_testkit::{in_child, or_skip, this_test};
+use Held::OnFault;
 
 const MIB: usize = 1 << 20;
 
@@ -275,15 +276,44 @@ fn a_budget_beyond_the_limit_locks_nothing() {
         let error = unsafe { lock::within(area.page(0), 8 * MIB, 2 * MIB) }.unwrap_err();
         println!("{error}");
         assert_eq!(error.kind(), ErrorKind::LockLimit);
-        // SAFETY: as above.
-        let error = unsafe { lock::within(area.page(0), 8 * MIB, PAGE) }.unwrap_err();
-        println!("{error}");
-        assert_eq!(error.kind(), ErrorKind::BadRange);
+        for budget in [PAGE, 1, 0] {
+            // SAFETY: as above.
+            let error = unsafe { lock::within(area.page(0), 8 * MIB, budget) }.unwrap_err();
+            println!("{error}");
+            assert_eq!((error.kind(), error.errno()), (ErrorKind::BadRange, libc::EINVAL));
+        }
         area.unmap(7, 1);
         // SAFETY: refused.
         let error = unsafe { lock::within(area.page(0), 8 * MIB, MIB) }.unwrap_err();
         println!("{error}");
         assert_eq!(error.kind(), ErrorKind::NotMapped);
+        assert_eq!(vm_lck(), 0);
+    });
+}
+
+/// What is noted of a range is as much as is resident of it, not as it is long.
+#[test]
+fn a_small_budget_over_a_large_range_takes_little_memory() {
+    in_child(this_test!(), &[], || {
+        const LEN: usize = 64 << 30;
+        let area = Area::with(LEN / PAGE, RW, ANONYMOUS | libc::MAP_NORESERVE, -1).unwrap();
+        let touched = [0, 7 * MIB, 9 << 30, (63 << 30) + PAGE];
+        let before = tenure_testkit::pages::rss();
+        // SAFETY: the mapping outlives the lock and stays as it is.
+        let within = unsafe { lock::within(area.page(0), LEN, 64 << 10) }.unwrap();
+        eventually("it has looked", || within.status().looks > 2);
+        for at in touched {
+            // SAFETY: inside the area, which is this test's alone.
+            unsafe { std::ptr::write_volatile(area.page(at / PAGE), 1) };
+        }
+        eventually("what is used is locked", || {
+            touched.iter().all(|at| held(area.page(at / PAGE) as usize, 1) == [OnFault])
+        });
+        let grown = tenure_testkit::pages::rss().saturating_sub(before);
+        println!("{grown} bytes more, {:?}", within.status());
+        assert!(grown < 8 * MIB as u64, "{grown} bytes");
+        assert!(within.status().locked_bytes <= 64 << 10);
+        drop(within);
         assert_eq!(vm_lck(), 0);
     });
 }

@@ -65,6 +65,11 @@ fn bad_ranges_are_refused() {
     suite::bad_ranges_are_refused();
 }
 
+#[test]
+fn odd_lengths_are_rounded_up() {
+    suite::odd_lengths_are_rounded_up();
+}
+
 fn all_under(test: &'static str, errno: Errno) {
     let result = run_child(test, &[], || {
         Filter::new()

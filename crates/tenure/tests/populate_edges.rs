@@ -175,3 +175,75 @@ fn nothing_is_discarded_beside_what_is_locked() {
     }
     assert!((0..8).all(|page| raw.byte(page) == 0));
 }
+
+/// Many parts of one mapping, each populated and discarded: the huge pages that are advised for them cut
+/// it, and the program needs mappings for other things as well.
+#[test]
+fn many_parts_of_a_mapping_leave_mappings_to_the_program() {
+    let result = run_child(this_test!(), &[], || {
+        let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+        let most: usize = most.trim().parse().unwrap();
+        if most > 200_000 {
+            skip!("vm.max_map_count is {most}");
+        }
+        let parts = most / 8;
+        let raw = Raw::try_map(parts * 4 * MIB, READ_WRITE, ANONYMOUS, -1).unwrap();
+        let first = raw.start.next_multiple_of(2 * MIB);
+        let fill = |at: usize| Populate::new(at as *const u8, 2 * MIB, Access::Write).run();
+        for i in 0..parts - 1 {
+            let at = first + i * 4 * MIB;
+            fill(at).unwrap();
+            // SAFETY: of this test alone.
+            unsafe { discard(at as *mut u8, 2 * MIB) }.unwrap();
+        }
+        let count = tenure_testkit::pages::map_count();
+        println!("{count} mappings of {most}");
+        assert!(count <= most / 8 + 64, "{count} of {most}");
+        // What is populated is there all the same.
+        let last = first + (parts - 2) * 4 * MIB;
+        fill(last).unwrap();
+        assert!(present_pages(last, 2 * MIB).iter().all(|there| *there));
+        // Whole mappings cost nothing, and are advised like before.
+        let whole = Raw::try_map(2 * MIB, READ_WRITE, ANONYMOUS, -1).unwrap();
+        let advised = |at| tenure_testkit::pages::smaps_of(at).unwrap().has_flag("hg");
+        if advised(first) && whole.start % (2 * MIB) == 0 {
+            fill(whole.start).unwrap();
+            assert!(advised(whole.start));
+        }
+        assert!(!advised(last));
+    });
+    println!("{}", result.output);
+    assert!(result.finished(), "{}\n{}", result.status, result.output);
+}
+
+/// There the kernel's answer to advice is "try again".
+#[test]
+fn at_the_bound_on_mappings_a_populate_ends() {
+    let result = run_child(this_test!(), &[], || {
+        let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+        let most: usize = most.trim().parse().unwrap();
+        if most > 200_000 {
+            skip!("vm.max_map_count is {most}");
+        }
+        let raw = Raw::try_map(16 * MIB, READ_WRITE, ANONYMOUS, -1).unwrap();
+        let first = raw.start.next_multiple_of(2 * MIB);
+        let fill = |at: usize| Populate::new(at as *const u8, 2 * MIB, Access::Write).run();
+        fill(first).unwrap();
+        let filler = Raw::try_map(2 * most * PAGE, READ_WRITE, ANONYMOUS, -1).unwrap();
+        // No thread can be started later.
+        let (begin, begun) = std::sync::mpsc::channel();
+        let (send, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            begun.recv().unwrap();
+            send.send(fill(first + 6 * MIB).is_ok())
+        });
+        // SAFETY: inside the filler.
+        let cut = |at| unsafe { libc::mprotect(at as *mut _, PAGE, libc::PROT_READ) } == 0;
+        assert!((0..2 * most).step_by(2).any(|page| !cut(filler.page(page))));
+        begin.send(()).unwrap();
+        assert!(ended.recv_timeout(Duration::from_secs(30)).expect("it goes on for ever"));
+        assert!(present_pages(first + 6 * MIB, 2 * MIB).iter().all(|there| *there));
+    });
+    println!("{}", result.output);
+    assert!(result.finished(), "{}\n{}", result.status, result.output);
+}

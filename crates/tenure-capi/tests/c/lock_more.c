@@ -71,7 +71,15 @@ static void gradually(void)
     tenure_gradual_end(g);
     CHECK(locked() == 0);
 
-    FAILS_NULL(tenure_lock_gradually(p + 1, len), EINVAL, "page size");
+    /* As the kernel's own calls, the pages that the bytes lie in. */
+    g = tenure_lock_gradually(p + 1, len - 2);
+    CHECK(g != NULL && locked() == len);
+    tenure_gradual_end(g);
+    FAILS_NULL(tenure_lock_gradually(p, 0), EINVAL, "empty");
+    struct tenure_within *odd = tenure_lock_within(p + 1, len - 2, MIB);
+    CHECK(odd != NULL);
+    tenure_within_end(odd);
+    FAILS_NULL(tenure_lock_within(p, len, 0), EINVAL, "budget of 0");
     FAILS(tenure_gradual_wait(NULL, 0, NULL), EINVAL, "NULL");
     FAILS(tenure_gradual_progress(NULL, &progress, sizeof progress), EINVAL, "NULL");
     tenure_gradual_end(NULL);

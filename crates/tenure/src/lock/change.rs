@@ -5,7 +5,7 @@ use super::cause;
 use super::claims::{Claims, Level};
 use super::ledger::{self, Ledger};
 use super::look::{self, look, Piece, Special};
-use super::{Kinds, When};
+use super::{unfilled, Kinds, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::keeper::relief;
 use crate::os::maps;
@@ -14,71 +14,88 @@ use crate::os::page_size;
 use crate::range::PageRange;
 use rustix::io::Errno;
 
-/// Who makes a claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Holder {
-    /// A guard: counted.
-    Guard,
-    /// An uncounted call.
-    Base,
+/// Locks a range for a guard. Answers the ledger's time, for [`Ledger::still`].
+pub(super) fn take(call: &'static str, range: PageRange, when: When) -> Result<u64> {
+    let (pieces, since) = {
+        let mut ledger = ledger::open();
+        let pieces = claim(&mut ledger, call, range, |claims| claims.taken(when))?;
+        (pieces, ledger.guard_comes())
+    };
+    if when == When::OnFault {
+        return Ok(since);
+    }
+    // Reading a large file in takes long: without the ledger's lock, since from here on the claims
+    // keep everybody else from weakening these pages.
+    let Err(errno) = fill(range, Some(&pieces)) else { return Ok(since) };
+    let error = unfilled::cause_of(call, range, errno);
+    let mut ledger = ledger::open();
+    for part in ledger.still(range, since) {
+        let _ = give_back(&mut ledger, part, when);
+    }
+    ledger.guard_goes(range, since);
+    Err(error)
 }
 
-/// Locks a range for `holder`.
-pub(super) fn take(call: &'static str, range: PageRange, when: When, holder: Holder) -> Result<()> {
-    let pieces = {
+/// Locks a range for nobody in particular.
+pub(super) fn take_uncounted(call: &'static str, range: PageRange, when: When) -> Result<()> {
+    {
         let mut ledger = ledger::open();
-        if holder == Holder::Base && ledger.was_asked(range, when) && look::locked_whole(range) {
+        if ledger.was_asked(range, when) && look::locked_whole(range) {
             drop(ledger);
             // Again, as programs do that lock what they are about to use: smaps need not be read.
             return match when {
                 When::OnFault => Ok(()),
-                When::Now => fill(range, None).map_err(|e| cause::not_filled(call, range, e)),
+                When::Now => fill(range, None).map_err(|e| unfilled::cause_of(call, range, e)),
             };
         }
-        let mut pieces = look(&ledger, range).map_err(|t| cause::trouble(call, range, t))?;
-        for piece in &pieces {
-            if let Some(Special::Impossible(why)) = piece.special {
-                let silent = Silent::Nothing(piece.range.start, why);
-                return Err(cause::silent(call, range, silent));
-            }
-        }
-        if let Err(error) = charge(call, range, &unlocked(&pieces)) {
-            // The kernel counts what it would not charge: huge pages of the pool, devices.
-            pieces = without_resident(&ledger, range, &error).ok_or(error)?;
-            charge(call, range, &unlocked(&pieces))?;
-        }
-        for piece in &pieces {
-            let claims = match holder {
-                Holder::Guard => piece.claims.taken(when),
-                Holder::Base => Claims { base: piece.claims.base.with(when), ..piece.claims },
-            };
-            ledger.set(piece.range, claims);
-        }
-        pieces
-    };
-    if when == When::OnFault {
-        return Ok(());
-    }
-    // Reading a large file in takes long: without the ledger's lock, since from here on the claims
-    // keep everybody else from weakening these pages.
-    let Err(errno) = fill(range, Some(&pieces)) else { return Ok(()) };
-    let error = cause::not_filled(call, range, errno);
-    let mut ledger = ledger::open();
-    match holder {
-        Holder::Guard => drop(give_back(&mut ledger, range, when)),
-        Holder::Base => {
-            for piece in &pieces {
-                for (part, current) in ledger.pieces(piece.range) {
-                    // Guards may have come and gone meanwhile; the flags are as before.
-                    let current = current.unwrap_or_default();
-                    let after = Claims { base: piece.claims.base, ..current };
-                    let _ = weaken(part, after.wanted());
-                    ledger.set(part, after);
-                }
-            }
+        if when == When::OnFault {
+            let with = |claims: Claims| Claims { base: claims.base.with(when), ..claims };
+            return claim(&mut ledger, call, range, with).map(drop);
         }
     }
-    Err(error)
+    // Counted until it is whole: a failure then takes back this call's claim, and nothing that another
+    // thread has claimed since.
+    let since = take(call, range, when)?;
+    keep(&mut ledger::open(), range, since, when);
+    Ok(())
+}
+
+/// Charges a range and notes the claims that `after` makes of those it has.
+fn claim(
+    ledger: &mut Ledger,
+    call: &'static str,
+    range: PageRange,
+    after: impl Fn(Claims) -> Claims,
+) -> Result<Vec<Piece>> {
+    let mut pieces = look(ledger, range).map_err(|t| cause::trouble(call, range, t))?;
+    for piece in &pieces {
+        if let Some(Special::Impossible(why)) = piece.special {
+            let silent = Silent::Nothing(piece.range.start, why);
+            return Err(cause::silent(call, range, silent));
+        }
+    }
+    if let Err(error) = charge(call, range, &unlocked(&pieces)) {
+        // The kernel counts what it would not charge: huge pages of the pool, devices.
+        pieces = without_resident(ledger, range, &error).ok_or(error)?;
+        charge(call, range, &unlocked(&pieces))?;
+    }
+    for piece in &pieces {
+        ledger.set(piece.range, after(piece.claims));
+    }
+    Ok(pieces)
+}
+
+/// A guard goes, and its pages stay locked.
+pub(super) fn keep(ledger: &mut Ledger, range: PageRange, since: u64, when: When) {
+    for part in ledger.still(range, since) {
+        for (part, claims) in ledger.pieces(part) {
+            let Some(claims) = claims else { continue };
+            let mut after = claims.given_back(when);
+            after.base = after.base.with(when);
+            ledger.set(part, after);
+        }
+    }
+    ledger.guard_goes(range, since);
 }
 
 /// The pieces again, where a limit was passed only because of memory that is always resident.
@@ -206,8 +223,10 @@ pub(super) fn give_back(
 pub(super) fn downgrade(
     ledger: &mut Ledger,
     range: PageRange,
+    since: u64,
 ) -> std::result::Result<(), (PageRange, Errno)> {
-    let pieces = ledger.pieces(range);
+    let still = ledger.still(range, since);
+    let pieces: Vec<_> = still.into_iter().flat_map(|part| ledger.pieces(part)).collect();
     let after = |claims: Claims| claims.given_back(When::Now).taken(When::OnFault);
     let mut weakened = Vec::new();
     for (part, claims) in &pieces {

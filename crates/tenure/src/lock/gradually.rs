@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// take processors from the program, whose own first uses do the same work.
 const THREADS: usize = 2;
 
-/// Locks `[addr, addr + len)` on fault, and makes it resident in the background: usable at once, whole
+/// Locks the pages that `[addr, addr + len)` touches on fault, and makes them resident in the background: usable at once, whole
 /// soon, and each page locked from the moment it is there, whoever brought it.
 ///
 /// Files are populated for reading, so nothing becomes dirty and no private copy is made; other memory

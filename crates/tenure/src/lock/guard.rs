@@ -1,6 +1,6 @@
 //! The counted guard.
 
-use super::change::{self, Holder};
+use super::change;
 use super::receipt::{receipt, Receipt};
 use super::{cause, ledger, When};
 use crate::error::{Error, ErrorKind, Result};
@@ -8,7 +8,7 @@ use crate::os::generation;
 use crate::range::PageRange;
 use crate::volatile;
 
-/// Locks `[addr, addr + len)` until the guard is dropped, charged against `RLIMIT_MEMLOCK` (what is
+/// Locks the pages that `[addr, addr + len)` touches until the guard is dropped, charged against `RLIMIT_MEMLOCK` (what is
 /// locked already, once).
 ///
 /// All of it is locked, or nothing is changed: pages that were locked before, and how, stay as they
@@ -25,7 +25,7 @@ use crate::volatile;
 ///
 /// # Errors
 /// Each says which page or mapping, and what to do.
-/// - `EINVAL`: empty, unaligned or wrapping; part of it is volatile; `MAP_DROPPABLE` memory, which
+/// - `EINVAL`: empty or wrapping; `addr` is not a multiple of the page size; part of it is volatile; `MAP_DROPPABLE` memory, which
 ///   the kernel only pretends to lock.
 /// - `ENOMEM`: over the limit ([`ErrorKind::LockLimit`]); a hole ([`ErrorKind::NotMapped`]); a
 ///   mapping cannot be split ([`ErrorKind::TooManyMappings`]); and with [`When::Now`]: a page past
@@ -35,10 +35,9 @@ use crate::volatile;
 /// - `EAGAIN`: no memory to make all of it resident ([`ErrorKind::OutOfMemory`]).
 /// - `EHWPOISON`: the hardware has lost a page.
 pub fn lock(addr: *const u8, len: usize, when: When) -> Result<Lock> {
-    let range = PageRange::check("lock", addr, len)?;
+    let range = PageRange::touched("lock", addr, len)?;
     refuse_volatile("lock", range)?;
-    change::take("lock", range, when, Holder::Guard)?;
-    let since = ledger::open().guard_comes();
+    let since = change::take("lock", range, when)?;
     Ok(Lock { range, when, generation: generation::current(), since })
 }
 
@@ -73,7 +72,7 @@ impl Lock {
         self.range.start as *const u8
     }
 
-    /// Length in bytes.
+    /// Length in bytes, of whole pages.
     pub fn len(&self) -> usize {
         self.range.len()
     }
@@ -120,11 +119,12 @@ impl Lock {
         }
         match when {
             When::Now => {
-                change::take(call, self.range, when, Holder::Guard)?;
+                let since = change::take(call, self.range, when)?;
                 // The stronger claim is there, so this only counts.
                 self.give_back(&mut ledger::open());
+                self.since = since;
             }
-            When::OnFault => change::downgrade(&mut ledger::open(), self.range)
+            When::OnFault => change::downgrade(&mut ledger::open(), self.range, self.since)
                 .map_err(|(part, errno)| cause::not_weakened(call, self.range, part, errno))?,
         }
         self.when = when;
@@ -137,6 +137,7 @@ impl Lock {
         for part in ledger.still(self.range, self.since) {
             let _ = change::give_back(ledger, part, self.when);
         }
+        ledger.guard_goes(self.range, self.since);
     }
 
     /// Keeps the pages locked until the process ends, they are unmapped, or
@@ -144,15 +145,7 @@ impl Lock {
     pub fn leak(self) {
         let this = std::mem::ManuallyDrop::new(self);
         if let Some(mut ledger) = ledger::open_if(this.generation) {
-            for part in ledger.still(this.range, this.since) {
-                for (part, claims) in ledger.pieces(part) {
-                    let Some(claims) = claims else { continue };
-                    let mut after = claims.given_back(this.when);
-                    after.base = after.base.with(this.when);
-                    ledger.set(part, after);
-                }
-            }
-            ledger.guard_goes();
+            change::keep(&mut ledger, this.range, this.since, this.when);
         }
     }
 }
@@ -161,7 +154,6 @@ impl Drop for Lock {
     fn drop(&mut self) {
         if let Some(mut ledger) = ledger::open_if(self.generation) {
             self.give_back(&mut ledger);
-            ledger.guard_goes();
         }
     }
 }

@@ -1,12 +1,12 @@
 //! The uncounted calls on a range.
 
-use super::change::{self, Holder, Uncleared};
+use super::change::{self, Uncleared};
 use super::guard::refuse_volatile;
 use super::{cause, ledger, Kinds, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::range::PageRange;
 
-/// Locks `[addr, addr + len)` without a guard, as the kernel's `mlock2` does: a second call adds
+/// Locks the pages that `[addr, addr + len)` touches without a guard, as the kernel's `mlock2` does: a second call adds
 /// nothing, and [`munlock2`] clears it, whoever made it.
 ///
 /// The two kinds are kept apart: a range locked in both ways and then cleared of [`When::Now`] is
@@ -15,12 +15,12 @@ use crate::range::PageRange;
 /// # Cost and errors
 /// As [`lock`](super::lock()).
 pub fn mlock2(addr: *const u8, len: usize, when: When) -> Result<()> {
-    let range = PageRange::check("mlock2", addr, len)?;
+    let range = PageRange::touched("mlock2", addr, len)?;
     refuse_volatile("mlock2", range)?;
-    change::take("mlock2", range, when, Holder::Base)
+    change::take_uncounted("mlock2", range, when)
 }
 
-/// Clears the kinds named from `[addr, addr + len)`, whoever set them, and no others: what guards
+/// Clears the kinds named from the pages that `[addr, addr + len)` touches, whoever set them, and no others: what guards
 /// hold stays as they hold it. Pages that stay locked are not unlocked even for an instant.
 ///
 /// # Cost
@@ -29,13 +29,13 @@ pub fn mlock2(addr: *const u8, len: usize, when: When) -> Result<()> {
 ///
 /// # Errors
 /// Nothing is changed then.
-/// - `EINVAL`: empty, unaligned or wrapping; or no kind is named.
+/// - `EINVAL`: empty or wrapping; `addr` is not a multiple of the page size; or no kind is named.
 /// - `ENOMEM`: part of it is not mapped; a mapping cannot be split; or, where a full lock is to become
 ///   one on fault, `RLIMIT_MEMLOCK` was lowered below what is locked.
 /// - Others: `/proc/self/smaps` could not be read.
 pub fn munlock2(addr: *const u8, len: usize, kinds: Kinds) -> Result<()> {
     let call = "munlock2";
-    let range = PageRange::check(call, addr, len)?;
+    let range = PageRange::touched(call, addr, len)?;
     if kinds == Kinds::default() {
         let remedy = "name MLOCK_LOCKED, MLOCK_ONFAULT or both";
         return Err(Error::new(ErrorKind::BadRange, call, "no kind of lock is named", remedy)

@@ -23,8 +23,18 @@ pub(super) struct Ledger {
     guards: usize,
     /// How often part of what guards hold was unmapped.
     clock: u64,
-    /// What was, and when: the guards from before have no claim on what is mapped there now.
-    unmapped: Vec<(PageRange, u64)>,
+    /// What was, for as long as there are guards from before: they have no claim on what is mapped there
+    /// now.
+    unmapped: Vec<Unmapped>,
+}
+
+/// Memory that was unmapped beneath guards.
+#[derive(Clone, Copy, Debug)]
+struct Unmapped {
+    range: PageRange,
+    when: u64,
+    /// How many of those guards are left. All of them reach over the whole range.
+    guards: u32,
 }
 
 /// A process's ledger. A child gets a new one at its first use, since it has inherited no lock; its
@@ -84,19 +94,36 @@ impl Ledger {
         self.clock
     }
 
-    /// A guard has gone.
-    pub fn guard_goes(&mut self) {
+    /// The guard of this range that came then has gone.
+    pub fn guard_goes(&mut self, range: PageRange, since: u64) {
         self.guards = self.guards.saturating_sub(1);
         if self.guards == 0 {
             self.unmapped.clear();
+        }
+        for i in (0..self.unmapped.len()).rev() {
+            let gone = self.unmapped[i];
+            let (start, end) = (range.start.max(gone.range.start), range.end.min(gone.range.end));
+            if gone.when <= since || start >= end {
+                continue;
+            }
+            // Beside it lies what other guards held.
+            let beside = without(gone.range, range).into_iter().flatten();
+            self.unmapped.extend(beside.map(|range| Unmapped { range, ..gone }));
+            if gone.guards > 1 {
+                let range = PageRange::new(start, end);
+                self.unmapped[i] = Unmapped { range, guards: gone.guards - 1, ..gone };
+            } else {
+                self.unmapped.swap_remove(i);
+            }
         }
     }
 
     /// The parts of a guard's range that have not been unmapped since it came.
     pub fn still(&self, range: PageRange, since: u64) -> Vec<PageRange> {
         let mut parts = vec![range];
-        for (gone, _) in self.unmapped.iter().filter(|(_, when)| *when > since) {
-            parts = parts.into_iter().flat_map(|part| without(part, *gone)).flatten().collect();
+        for gone in self.unmapped.iter().filter(|gone| gone.when > since) {
+            parts =
+                parts.into_iter().flat_map(|part| without(part, gone.range)).flatten().collect();
         }
         parts
     }
@@ -109,12 +136,14 @@ impl Ledger {
             return; // the common case, which allocates nothing
         }
         let held = |(part, claims): (PageRange, Option<Claims>)| {
-            claims.filter(|claims| claims.now > 0 || claims.on_fault > 0).map(|_| part)
+            claims.map(|claims| (part, claims.now + claims.on_fault)).filter(|held| held.1 > 0)
         };
-        let held: Vec<PageRange> = self.pieces(range).into_iter().filter_map(held).collect();
+        let held: Vec<(PageRange, u32)> = self.pieces(range).into_iter().filter_map(held).collect();
         if !held.is_empty() {
             self.clock += 1;
-            self.unmapped.extend(held.into_iter().map(|part| (part, self.clock)));
+            let when = self.clock;
+            let gone = |(range, guards)| Unmapped { range, when, guards };
+            self.unmapped.extend(held.into_iter().map(gone));
         }
         self.set(range, Claims::default());
     }
@@ -239,8 +268,42 @@ mod tests {
         let later = ledger.guard_comes();
         assert_eq!(ledger.still(pages(11, 16), later), [pages(11, 16)]);
         assert_eq!(ledger.pieces(pages(12, 15)), [(pages(12, 15), None)]);
-        ledger.guard_goes();
-        ledger.guard_goes();
+        ledger.guard_goes(pages(11, 16), later);
+        ledger.guard_goes(pages(10, 20), since);
+        assert!(ledger.unmapped.is_empty());
+    }
+
+    #[test]
+    fn what_was_unmapped_is_forgotten_with_the_last_guard_of_it() {
+        let mut ledger = Ledger::default();
+        let one = Claims::default().taken(When::Now);
+        let two = one.taken(When::OnFault);
+        let keys = (pages(900, 901), ledger.guard_comes());
+        ledger.set(keys.0, one);
+        for _ in 0..100 {
+            let since = ledger.guard_comes();
+            ledger.set(pages(10, 20), one);
+            ledger.forget_unmapped(pages(10, 20));
+            assert_eq!(ledger.still(pages(10, 20), since), []);
+            ledger.guard_goes(pages(10, 20), since);
+            assert!(ledger.unmapped.is_empty());
+        }
+        // Three guards that overlap, one of them over a hole; and a new one on what came after.
+        let (left, both, right) = (pages(10, 16), pages(12, 20), pages(20, 24));
+        let since = [ledger.guard_comes(), ledger.guard_comes(), ledger.guard_comes()];
+        ledger.set(pages(10, 12), one);
+        ledger.set(pages(12, 16), two);
+        ledger.set(pages(16, 24), one);
+        ledger.forget_unmapped(pages(11, 23));
+        let later = ledger.guard_comes();
+        ledger.set(pages(11, 23), one);
+        ledger.guard_goes(both, since[1]);
+        assert_eq!(ledger.still(left, since[0]), [pages(10, 11)]);
+        assert_eq!(ledger.still(right, since[2]), [pages(23, 24)]);
+        ledger.guard_goes(left, since[0]);
+        assert_eq!(ledger.still(right, since[2]), [pages(23, 24)]);
+        assert_eq!(ledger.still(pages(11, 23), later), [pages(11, 23)]);
+        ledger.guard_goes(right, since[2]);
         assert!(ledger.unmapped.is_empty());
     }
 

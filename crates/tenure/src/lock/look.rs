@@ -2,6 +2,7 @@
 
 use super::claims::{Claims, Level};
 use super::ledger::Ledger;
+use crate::os::internal;
 use crate::os::maps::{self, Mapping};
 use crate::os::mlock::{self, Seen};
 use crate::os::page_size;
@@ -185,7 +186,7 @@ pub(super) fn special(entry: &Entry) -> Option<Special> {
     }
     // memfd_secret's mappings are locked and charged when they are made, and munlock leaves them so;
     // mlock fails on them, for want of a page that it may look at.
-    if entry.has("lo") && entry.name.starts_with("/secretmem") {
+    if entry.has("lo") && internal::is_secret(&entry.name, entry.mapping.device) {
         return Some(AlwaysResident("memfd_secret memory, locked since it was mapped"));
     }
     if entry.has("ht") {

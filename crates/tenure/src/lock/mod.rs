@@ -45,6 +45,7 @@ mod kinds;
 mod ledger;
 mod look;
 mod receipt;
+mod unfilled;
 mod within;
 
 pub use account::{account, Account};

@@ -85,7 +85,7 @@ impl Receipt {
     }
 }
 
-/// Looks at how `[addr, addr + len)` is locked, in the kernel's own books (`VmFlags` of smaps). Holes
+/// Looks at how the pages that `[addr, addr + len)` touches are locked, in the kernel's own books (`VmFlags` of smaps). Holes
 /// are left out.
 ///
 /// # Cost
@@ -93,10 +93,10 @@ impl Receipt {
 /// its page map (4 ns a page).
 ///
 /// # Errors
-/// `EINVAL`: empty, unaligned or wrapping. Others: `/proc/self/smaps` or `/proc/self/pagemap` could
+/// `EINVAL`: empty or wrapping; `addr` is not a multiple of the page size. Others: `/proc/self/smaps` or `/proc/self/pagemap` could
 /// not be read.
 pub fn receipt(addr: *const u8, len: usize) -> Result<Receipt> {
-    look_at(PageRange::check("receipt", addr, len)?)
+    look_at(PageRange::touched("receipt", addr, len)?)
 }
 
 /// [`receipt()`] for all mappings of the process: what `mlockall` did.

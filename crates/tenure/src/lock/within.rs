@@ -9,6 +9,7 @@ use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::thread::spawn_quiet;
 use crate::os::{advise, generation, maps, page_size, HUGE_PAGE};
 use crate::range::PageRange;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,12 +18,16 @@ use std::time::{Duration, Instant};
 const MOST_WINDOWS: usize = 1024;
 /// Fewer would make one window too large a part of the budget.
 const FEWEST_WINDOWS: usize = 16;
+/// The fewest that the budget is cut into where the range would otherwise be cut into more than
+/// [`MANY_WINDOWS`], which are gone through at every look.
+const FEWEST_OF_MANY: usize = 4;
+const MANY_WINDOWS: usize = 1 << 16;
 const SOONEST: Duration = Duration::from_millis(20);
 const LATEST: Duration = Duration::from_secs(1);
 /// Looking may take a fiftieth of the time.
 const SHARE: u32 = 50;
 
-/// Keeps locked what was last used of `[addr, addr + len)`, `budget` bytes at most; the rest stays the
+/// Keeps locked what was last used of the pages that `[addr, addr + len)` touches, `budget` bytes at most; the rest stays the
 /// kernel's to page out. For a range that is larger than `RLIMIT_MEMLOCK`, or than one wants to lock.
 ///
 /// The range is divided into windows (of 2 MiB, more for large budgets, less for small ones), each
@@ -36,6 +41,11 @@ const SHARE: u32 = 50;
 /// So a page that has just been touched is locked after 20 ms, not at once, and of more than the budget
 /// in use at a time, the kernel may take any.
 ///
+/// # Cost
+/// 24 bytes for each window of which something is resident, and as much again while it looks. Where the
+/// range has more than 65,536 windows they are larger, up to a quarter of the budget each. A look costs a
+/// walk over the range's page tables.
+///
 /// # Errors
 /// As [`lock`] with [`When::OnFault`]; `EINVAL` for a budget below 16 pages, and for memory that is never
 /// paged out anyway (huge pages of the pool, `memfd_secret`, devices); `ENOMEM` or `EPERM`
@@ -47,9 +57,8 @@ const SHARE: u32 = 50;
 /// the page table; were private memory mapped there instead meanwhile, its contents could be lost.
 pub unsafe fn within(addr: *const u8, len: usize, budget: usize) -> Result<Within> {
     const CALL: &str = "lock::within";
-    let range = PageRange::check(CALL, addr, len)?;
+    let range = PageRange::touched(CALL, addr, len)?;
     super::guard::refuse_volatile(CALL, range)?;
-    let window = window_for(budget);
     if budget < FEWEST_WINDOWS * page_size() {
         let why = format!("a budget of {budget} bytes is less than {FEWEST_WINDOWS} pages");
         let remedy = "give it more, or lock single pages with lock::lock";
@@ -64,18 +73,19 @@ pub unsafe fn within(addr: *const u8, len: usize, budget: usize) -> Result<Withi
         let remedy = "leave it out of the range";
         return Err(Error::new(ErrorKind::WrongMapping, CALL, why, remedy).on(range.start, len));
     }
-    if account()?.room().is_some_and(|room| room < budget.min(len) as u64) {
+    if account()?.room().is_some_and(|room| room < budget.min(range.len()) as u64) {
         let errno = rustix::io::Errno::NOMEM;
-        return Err(cause::refused(CALL, range, errno, budget.min(len), 0));
+        return Err(cause::refused(CALL, range, errno, budget.min(range.len()), 0));
     }
     let pagemap = Pagemap::open().map_err(|errno| unreadable(CALL, range, errno))?;
+    let window = window_for(budget, range.len());
     let most = (budget / window).max(1);
-    let windows = range.pieces(window).map(|range| Window { range, ..Window::empty() }).collect();
     let shared = Arc::new(Shared {
         state: Mutex::new(State { stop: false, status: WithinStatus::default() }),
         bell: Condvar::new(),
     });
-    let mut keeper = Keeper { range, window, most, windows, pagemap, look: 0 };
+    let (windows, locks) = (Vec::new(), BTreeMap::new());
+    let mut keeper = Keeper { range, window, most, windows, locks, pagemap, look: 0 };
     let theirs = shared.clone();
     let thread = spawn_quiet("tenure-within", move || keeper.run(&theirs)).map_err(|error| {
         let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
@@ -86,15 +96,20 @@ pub unsafe fn within(addr: *const u8, len: usize, budget: usize) -> Result<Withi
 
 /// Windows are whole huge pages where the budget has room for enough of them: cutting one in two costs
 /// its huge page.
-fn window_for(budget: usize) -> usize {
-    let page = page_size();
+fn window_for(budget: usize, len: usize) -> usize {
+    // Powers of two, for windows are cut at multiples, and the more of them are whole.
+    let fitting = |size: usize| (size + 1).next_power_of_two() / 2;
+    let largest = fitting(budget / FEWEST_OF_MANY);
+    let of_many = len.div_ceil(MANY_WINDOWS).next_power_of_two().min(largest);
+    window_for_budget(budget, fitting).max(of_many)
+}
+
+fn window_for_budget(budget: usize, fitting: impl Fn(usize) -> usize) -> usize {
     let huge = budget.div_ceil(MOST_WINDOWS).next_multiple_of(HUGE_PAGE);
     if budget / huge >= FEWEST_WINDOWS {
         return huge;
     }
-    // A power of two, for pieces are cut at multiples.
-    let fitting = (budget / FEWEST_WINDOWS).max(page);
-    (fitting + 1).next_power_of_two() / 2
+    fitting((budget / FEWEST_WINDOWS).max(page_size()))
 }
 
 fn unreadable(call: &'static str, range: PageRange, errno: rustix::io::Errno) -> Error {
@@ -169,22 +184,15 @@ impl std::fmt::Debug for Within {
     }
 }
 
+/// A window of which something is resident, or that is locked.
+#[derive(Clone, Copy)]
 struct Window {
-    range: PageRange,
-    lock: Option<Lock>,
-    /// Bytes of it that were in the page table at the last look.
-    present: usize,
-    /// How many came since the look before.
-    came: usize,
-    /// The look that last saw some come.
+    /// Which of the windows that all memory is cut into.
+    number: usize,
+    /// The look that last saw pages come.
     used: u64,
-}
-
-impl Window {
-    fn empty() -> Window {
-        let range = PageRange { start: 0, end: 0 };
-        Window { range, lock: None, present: 0, came: 0, used: 0 }
-    }
+    /// Pages of it that were in the page table at the last look.
+    present: u32,
 }
 
 struct Keeper {
@@ -192,10 +200,16 @@ struct Keeper {
     window: usize,
     /// Windows that the budget has room for.
     most: usize,
+    /// In order of address.
     windows: Vec<Window>,
+    /// Those that are locked.
+    locks: BTreeMap<usize, Lock>,
     pagemap: Pagemap,
     look: u64,
 }
+
+/// A window that pages came to, and how many.
+type Came = (usize, u32);
 
 impl Keeper {
     fn run(&mut self, shared: &Shared) {
@@ -222,33 +236,31 @@ impl Keeper {
     fn look(&mut self, status: &mut WithinStatus) -> bool {
         self.look += 1;
         status.looks += 1;
-        if self.count().is_err() {
-            return false;
-        }
-        let mut used: Vec<usize> =
-            (0..self.windows.len()).filter(|&i| self.windows[i].used == self.look).collect();
+        let Ok(mut used) = self.count() else { return false };
         let any = !used.is_empty();
-        used.retain(|&i| self.windows[i].lock.is_none());
+        used.retain(|(number, _)| !self.locks.contains_key(number));
         // The busiest first, if not all of them fit.
-        used.sort_by_key(|&i| std::cmp::Reverse(self.windows[i].came));
+        used.sort_by_key(|(_, came)| std::cmp::Reverse(*came));
         // Those used longest ago go first, and none that was used now.
-        let mut held: Vec<usize> = (0..self.windows.len())
-            .filter(|&i| self.windows[i].lock.is_some() && self.windows[i].used < self.look)
-            .collect();
-        held.sort_by_key(|&i| std::cmp::Reverse(self.windows[i].used));
-        for i in used {
-            let locked = self.windows.iter().filter(|w| w.lock.is_some()).count();
-            if locked >= self.most {
-                let Some(oldest) = held.pop() else { break };
+        let mut held: Vec<(u64, usize)> = Vec::with_capacity(self.locks.len());
+        for number in self.locks.keys() {
+            let last = self.find(*number).map_or(0, |at| self.windows[at].used);
+            if last < self.look {
+                held.push((last, *number));
+            }
+        }
+        held.sort_by_key(|(last, _)| std::cmp::Reverse(*last));
+        for (number, _) in used {
+            if self.locks.len() >= self.most {
+                let Some((_, oldest)) = held.pop() else { break };
                 self.let_go(oldest, status);
             }
-            let window = &mut self.windows[i];
-            let len = window.range.len() as u64;
-            match lock(window.range.start as *const u8, window.range.len(), When::OnFault) {
+            let range = self.range_of(number);
+            match lock(range.start as *const u8, range.len(), When::OnFault) {
                 Ok(lock) => {
-                    window.lock = Some(lock);
-                    status.locked_bytes += len;
-                    status.moved_in_bytes += len;
+                    self.locks.insert(number, lock);
+                    status.locked_bytes += range.len() as u64;
+                    status.moved_in_bytes += range.len() as u64;
                 }
                 Err(_) => status.refused += 1,
             }
@@ -256,36 +268,65 @@ impl Keeper {
         any
     }
 
-    /// Notes what is in the page table, and what of it is new.
-    fn count(&mut self) -> std::result::Result<(), rustix::io::Errno> {
-        let mut present = vec![0usize; self.windows.len()];
-        let (first, window) = (self.range.start / self.window, self.window);
-        self.pagemap.extents(self.range, Pages::Data, |extent| {
-            for piece in extent.pieces(window) {
-                present[piece.start / window - first] += piece.len();
-            }
-        })?;
-        for (window, present) in self.windows.iter_mut().zip(present) {
-            window.came = present.saturating_sub(window.present);
-            if window.came > 0 {
-                window.used = self.look;
-            }
-            window.present = present;
-        }
-        Ok(())
+    fn find(&self, number: usize) -> Option<usize> {
+        self.windows.binary_search_by_key(&number, |window| window.number).ok()
     }
 
-    fn let_go(&mut self, at: usize, status: &mut WithinStatus) {
-        let window = &mut self.windows[at];
-        window.lock = None;
-        status.locked_bytes -= window.range.len() as u64;
-        status.moved_out_bytes += window.range.len() as u64;
+    fn range_of(&self, number: usize) -> PageRange {
+        let start = (number * self.window).max(self.range.start);
+        PageRange::new(start, (number * self.window + self.window).min(self.range.end))
+    }
+
+    /// Notes what is in the page table, and answers what of it is new.
+    fn count(&mut self) -> std::result::Result<Vec<Came>, rustix::io::Errno> {
+        let mut present: Vec<(usize, u32)> = Vec::new();
+        let size = self.window;
+        self.pagemap.extents(self.range, Pages::Data, |extent| {
+            for piece in extent.pieces(size) {
+                let (number, pages) = (piece.start / size, (piece.len() / page_size()) as u32);
+                match present.last_mut() {
+                    Some((last, sum)) if *last == number => *sum += pages,
+                    _ => present.push((number, pages)),
+                }
+            }
+        })?;
+        let mut before = std::mem::take(&mut self.windows).into_iter().peekable();
+        let mut windows = Vec::with_capacity(present.len());
+        let emptied = |window: Window| {
+            let locked = self.locks.contains_key(&window.number);
+            locked.then_some(Window { present: 0, ..window })
+        };
+        let mut came = Vec::new();
+        for (number, present) in present {
+            while let Some(gone) = before.next_if(|window| window.number < number) {
+                windows.extend(emptied(gone));
+            }
+            let known = before.next_if(|window| window.number == number);
+            let new = present.saturating_sub(known.map_or(0, |window| window.present));
+            if new > 0 {
+                came.push((number, new));
+            }
+            let used = known.filter(|_| new == 0).map_or(self.look, |window| window.used);
+            windows.push(Window { number, used, present });
+        }
+        windows.extend(before.filter_map(emptied));
+        self.windows = windows;
+        Ok(came)
+    }
+
+    fn let_go(&mut self, number: usize, status: &mut WithinStatus) {
+        let range = self.range_of(number);
+        self.locks.remove(&number);
+        status.locked_bytes -= range.len() as u64;
+        status.moved_out_bytes += range.len() as u64;
         let mut all_shared = true;
-        let looked = maps::each_mapping(window.range, |mapping| all_shared &= mapping.shared);
+        let looked = maps::each_mapping(range, |mapping| all_shared &= mapping.shared);
         // Of a shared mapping nothing is lost by this: the pages stay where they belong. Locked pages
         // of another owner are refused (EINVAL), and stay.
-        if looked.is_ok() && all_shared && advise::unmap_shared(window.range).is_ok() {
-            window.present = 0;
+        if looked.is_ok() && all_shared && advise::unmap_shared(range).is_ok() {
+            if let Some(at) = self.find(number) {
+                self.windows[at].present = 0;
+            }
         }
     }
 }
@@ -305,9 +346,27 @@ mod tests {
             (5 << 30, 6 << 20),
         ] {
             if page_size() == 4096 {
-                assert_eq!(window_for(budget), window, "{budget}");
+                assert_eq!(window_for(budget, 4 * budget), window, "{budget}");
             }
-            assert!(budget / window_for(budget) <= MOST_WINDOWS.max(FEWEST_WINDOWS * 2));
+            let many = budget / window_for(budget, 4 * budget);
+            assert!(many <= MOST_WINDOWS.max(FEWEST_WINDOWS * 2));
+        }
+    }
+
+    #[test]
+    fn windows_of_large_ranges_are_larger() {
+        for (budget, len, window) in [
+            (8 << 20, 32 << 30, 512 << 10),
+            (8 << 20, 64 << 30, 1 << 20),
+            (8 << 20, 1 << 40, 2 << 20),
+            (64 << 10, 64 << 30, 16 << 10),
+            (1 << 30, 1 << 40, 16 << 20),
+            (5 << 30, 1 << 30, 6 << 20),
+        ] {
+            if page_size() == 4096 {
+                assert_eq!(window_for(budget, len), window, "{budget} of {len}");
+            }
+            assert!(budget / window_for(budget, len) >= FEWEST_OF_MANY);
         }
     }
 }

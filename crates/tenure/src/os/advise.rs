@@ -60,19 +60,27 @@ pub(crate) fn unmap_shared(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxDontNeed)
 }
 
+/// Sets a flag of the mapping, which cuts it where the range is a part of it. At `vm.max_map_count` the
+/// kernel answers that with `EAGAIN`, however often it is asked.
+fn flag(range: PageRange, advice: Advice) -> Result<(), Errno> {
+    // SAFETY: the advices given here change what the kernel does with the pages, not what they hold;
+    // the kernel checks that the range is mapped.
+    unsafe { madvise(range.start as *mut c_void, range.len(), advice) }
+}
+
 /// Asks for huge pages. Must come before the first touch (the other order gives none).
 pub(crate) fn want_huge_pages(range: PageRange) -> Result<(), Errno> {
-    advise(range, Advice::LinuxHugepage)
+    flag(range, Advice::LinuxHugepage)
 }
 
 /// Asks for base pages only.
 pub(crate) fn want_base_pages(range: PageRange) -> Result<(), Errno> {
-    advise(range, Advice::LinuxNoHugepage)
+    flag(range, Advice::LinuxNoHugepage)
 }
 
 /// Makes the range read as zeros in a child after fork.
 pub(crate) fn wipe_on_fork(range: PageRange) -> Result<(), Errno> {
-    advise(range, Advice::LinuxWipeOnFork)
+    flag(range, Advice::LinuxWipeOnFork)
 }
 
 /// Makes every page of the range resident for writing, its bytes unchanged and dirty: what was

@@ -24,7 +24,7 @@ pub(crate) struct Room {
 /// Finds the memory cgroup from `/proc/self/cgroup` and `/proc/self/mountinfo`.
 pub(crate) fn own_group() -> Option<MemoryGroup> {
     let cgroup = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mounts = super::mounts::table()?;
     find_group(&cgroup, &mounts)
 }
 

@@ -13,6 +13,7 @@ pub(crate) mod files;
 pub(crate) mod fork;
 pub(crate) mod generation;
 pub(crate) mod hugetlb;
+pub(crate) mod internal;
 pub(crate) mod limits;
 pub(crate) mod mapping_list;
 pub(crate) mod maps;

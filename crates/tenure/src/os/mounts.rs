@@ -5,7 +5,19 @@ use std::fs;
 /// Type and options of the file system with this device number; `None` where no mount of this
 /// namespace has it (kernel-internal ones, btrfs subvolumes).
 pub(crate) fn file_system(device: (u32, u32)) -> Option<(String, String)> {
-    find(&fs::read_to_string("/proc/self/mountinfo").ok()?, device)
+    find(&table()?, device)
+}
+
+/// Whether no mount of this namespace has the device. Where the mounts cannot be read none is known to
+/// be missing.
+pub(super) fn is_unmounted(device: (u32, u32)) -> bool {
+    table().is_some_and(|mounts| find(&mounts, device).is_none())
+}
+
+/// The mounts of this namespace. A mount point may be called anything; its numbers stay readable.
+pub(super) fn table() -> Option<String> {
+    let table = fs::read("/proc/self/mountinfo").ok()?;
+    Some(String::from_utf8_lossy(&table).into_owned())
 }
 
 fn find(mounts: &str, device: (u32, u32)) -> Option<(String, String)> {

@@ -59,7 +59,7 @@ pub(crate) enum Pages {
     Huge,
 }
 
-/// Whether the page is a guard region, where the kernel tells (6.15+).
+/// Whether the page is a guard region (`MADV_GUARD_INSTALL`, 6.13+), where the kernel tells (6.15+).
 pub(crate) fn is_guard(page: usize) -> bool {
     let mut guard = false;
     if let Ok(pagemap) = Pagemap::open() {
@@ -250,13 +250,6 @@ impl Pagemap {
             }
         }
         Ok(None)
-    }
-
-    /// Whether the page is a guard (`MADV_GUARD_INSTALL`, 6.13+), where the kernel tells (6.15+).
-    pub fn is_guard(&self, page: PageRange) -> bool {
-        let mut guard = false;
-        let read = self.entries(page, |_, entry| guard |= entry & ENTRY_GUARD != 0);
-        read.is_ok() && guard
     }
 
     /// Whether some present page of the range is mapped by another process too (a fork's child or

@@ -67,6 +67,22 @@ pub(crate) fn populate(range: PageRange, write: bool) -> Result<(), Stop> {
     }
 }
 
+/// The first page of a range that `MADV_POPULATE` does not make resident, and what it answers for that
+/// page; `None`: all are there. Found by halving, so that what is there is walked over twice.
+pub(crate) fn first_refused(range: PageRange, write: bool) -> Option<(usize, Errno)> {
+    plain(range, write).err()?;
+    let (mut low, mut high) = (range.start, range.end);
+    while high - low > page_size() {
+        let middle = low + (high - low) / 2 / page_size() * page_size();
+        match plain(PageRange::new(low, middle), write) {
+            Ok(()) => low = middle,
+            Err(_) => high = middle,
+        }
+    }
+    // It may have come meanwhile.
+    plain(PageRange::new(low, high), write).err().map(|found| (low, found))
+}
+
 fn plain(range: PageRange, write: bool) -> Result<(), Errno> {
     if write {
         advise::populate_write(range)

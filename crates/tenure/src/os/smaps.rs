@@ -99,10 +99,11 @@ fn take_line(
     // name that has a capital.
     let begins = line.first().is_some_and(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(b));
     if begins {
+        // Whatever this mapping is, what follows is said of it and no longer of the one before.
+        if let Some(entry) = current.take() {
+            each(entry);
+        }
         if let Some(mapping) = maps::parse_line(line) {
-            if let Some(entry) = current.take() {
-                each(entry);
-            }
             if mapping.start >= range.end {
                 return false;
             }
@@ -204,6 +205,23 @@ mod tests {
         assert_eq!(kind("rd wr mr mw me lo ac ?? sd"), full, "a bit above it");
         assert_eq!(kind("rd wr mr mw me ?? ac sd"), none);
         assert_eq!(kind("rd wr mr mw me lo lf ac sd"), on_fault);
+    }
+
+    #[test]
+    fn what_is_said_of_one_mapping_is_not_taken_for_its_neighbours() {
+        let text: &[u8] = b"7f0000000000-7f0000001000 rw-p 00000000 00:00 0 \nVmFlags: rd wr lo \n\
+            7f0000001000-7f0000002000 r--s 00000000 00:1f 7 /tmp/caf\xe9 x\nVmFlags: rd sh \n\
+            7f0000002000 of a kernel to come\nVmFlags: rd ht \n";
+        let range = PageRange::new(0x7f00_0000_0000, 0x7f00_0000_3000);
+        let (mut current, mut found) = (None, Vec::new());
+        for line in text.split(|byte| *byte == b'\n') {
+            take_line(line, range, &mut current, &mut |entry: Entry| found.push(entry));
+        }
+        found.extend(current);
+        let [locked, named] = &found[..] else { panic!("{found:?}") };
+        assert!(locked.locked_fully());
+        assert_eq!(named.name, "/tmp/caf\u{fffd} x");
+        assert!(named.has("sh") && !named.has("lo") && !named.has("ht"));
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! What stands behind a mapping, as far as populating it differs.
 
 use crate::os::maps::Described;
-use crate::os::{mounts, page_size};
+use crate::os::{internal, mounts, page_size};
 use std::fmt;
 
 /// What a mapping's pages come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Backing {
-    /// Private anonymous memory.
+    /// Private anonymous memory, and `/dev/zero` mapped private.
     Anonymous,
     /// Shared anonymous memory, System V shared memory.
     SharedAnonymous,
@@ -36,14 +36,22 @@ impl Backing {
             // [vdso], [vvar], [vsyscall]: no file, and not memory that can be populated.
             return if name.starts_with("[v") { Backing::Special } else { Backing::Anonymous };
         }
-        if name.starts_with("/memfd:") {
-            return Backing::Memfd;
+        if internal::is_shmem(mapping.device) {
+            let anonymous = ["/dev/zero", "/SYSV", "[anon_shmem:"];
+            return match name {
+                _ if name.starts_with("/memfd:") => Backing::Memfd,
+                _ if anonymous.iter().any(|start| name.starts_with(start)) => {
+                    Backing::SharedAnonymous
+                }
+                // A driver's object, of which nobody says that its pages may go.
+                _ => Backing::File(String::new()),
+            };
         }
-        if name.starts_with("/secretmem") {
+        if !mapping.shared && name == "/dev/zero" {
+            return Backing::Anonymous;
+        }
+        if internal::is_secret(name, mapping.device) {
             return Backing::Secret;
-        }
-        if name.starts_with("/dev/zero") || name.starts_with("/SYSV") {
-            return Backing::SharedAnonymous;
         }
         if mapping.device.0 != 0 {
             // A block device's file system; its name would cost a reading of all mounts (30 µs).

@@ -7,7 +7,7 @@ use super::progress::Report;
 use super::{room, Access};
 use crate::error::{Error, ErrorKind};
 use crate::os::smaps::{self, Entry};
-use crate::os::{files, page_size, pagemap};
+use crate::os::{files, internal, page_size, pagemap};
 use crate::range::PageRange;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
@@ -142,7 +142,7 @@ fn of_mapping(plan: &Plan, fault: Fault, entry: &Entry) -> Cause {
             "leave it out: it needs no populating",
         );
     }
-    if entry.name.starts_with("/secretmem") {
+    if internal::is_secret(&entry.name, entry.mapping.device) {
         return cause(
             ErrorKind::WrongMapping,
             "the mapping is secret memory, which the kernel does not populate",

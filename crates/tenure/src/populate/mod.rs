@@ -35,6 +35,7 @@ mod background;
 mod backing;
 mod discard;
 mod failure;
+mod huge_advice;
 mod job;
 mod plan;
 mod progress;
@@ -73,6 +74,9 @@ pub enum HugePages {
     /// page, where the system's setting is `madvise`; likewise on shared memory and tmpfs where
     /// theirs is `advise`; and on files that are populated for reading, which are then read by the
     /// huge page. It stays on the mapping, and overrides an earlier `MADV_NOHUGEPAGE`.
+    ///
+    /// On a part of a mapping it makes that a mapping of its own. Where the process has an eighth of
+    /// the mappings that `vm.max_map_count` allows, only whole mappings are advised any more.
     #[default]
     Advise,
     /// Nothing: the mapping stays as it is.
@@ -96,7 +100,7 @@ pub struct Populate {
 }
 
 impl Populate {
-    /// Of `[addr, addr + len)`, both multiples of the page size.
+    /// Of the pages that `[addr, addr + len)` touches; `addr` is a multiple of the page size.
     pub fn new(addr: *const u8, len: usize, access: Access) -> Populate {
         Populate {
             start: addr as usize,
@@ -177,7 +181,8 @@ impl Populate {
     /// 6.11 a reading of `/proc/self/smaps`, 10 ns for each resident page of the process.
     ///
     /// # Errors
-    /// `EINVAL`: empty, unaligned or wrapping, or part of it is volatile.
+    /// `EINVAL`: empty or wrapping; the address is not a multiple of the page size; or part of it is
+    /// volatile.
     pub fn plan(&self) -> Result<Plan> {
         plan::show(self, self.range("Populate::plan")?)
     }
@@ -199,7 +204,7 @@ impl Populate {
     /// # Errors
     /// [`Failed`] has the cause and how far it came; whatever lies before
     /// [`Report::first_missing`] is populated.
-    /// - `EINVAL`: empty, unaligned or wrapping; part of it is volatile; or a special mapping
+    /// - `EINVAL`: empty or wrapping; the address is not a multiple of the page size; part of it is volatile; or a special mapping
     ///   (device memory, secretmem).
     /// - `ENOMEM`: part of it is not mapped, or the kernel has no memory.
     /// - `EACCES`: the mapping's protection does not allow the access.
@@ -235,9 +240,9 @@ impl Populate {
     }
 
     pub(crate) fn range(&self, call: &'static str) -> Result<PageRange> {
-        let range = PageRange::check(call, self.start as *const u8, self.len)?;
+        let range = PageRange::touched(call, self.start as *const u8, self.len)?;
         // The kernel would take the pages back behind the back of those who wait for purges.
-        if crate::volatile::is_volatile(self.start as *const u8, self.len) {
+        if crate::volatile::is_volatile(range.start as *const u8, range.len()) {
             let why = "part of it is volatile, and populating would make it silently non-volatile";
             return Err(Error::new(ErrorKind::IsVolatile, call, why, "unmark it first")
                 .on(range.start, range.len()));

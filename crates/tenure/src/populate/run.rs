@@ -6,11 +6,11 @@ use super::job::{Job, Outcome};
 use super::plan::{self, Plan, Step};
 use super::progress::{Progress, Report};
 use super::threads::{self, Place};
-use super::{room, Access, HugePages, Populate};
+use super::{huge_advice, room, Access, HugePages, Populate};
 use crate::error::{Error, ErrorKind, Result};
+use crate::os::populate as os_populate;
 use crate::os::thp::{self, Setting};
 use crate::os::thread::{spawn_quiet, wait_for_processors};
-use crate::os::{advise, populate as os_populate};
 use crate::range::PageRange;
 use crate::stats::{add, COUNTERS};
 use std::sync::Arc;
@@ -61,7 +61,7 @@ fn advise_unseen(asked: &Populate, range: PageRange) {
     let takes =
         || thp::anonymous(false) == Setting::Advised || thp::shared(false) == Setting::Advised;
     if asks && takes() {
-        let _ = advise::want_huge_pages(range);
+        huge_advice::give(range);
     }
 }
 
@@ -110,11 +110,9 @@ fn prepare(
     Ok((Arc::new(Job::new(call, plan, started, asked.deadline, workers)), workers))
 }
 
-/// Before any page is populated: afterwards no huge page comes of it. Advice only: a refusal (too
-/// many mappings) costs speed.
 fn advise_huge(plan: &Plan) {
     for part in plan.parts.iter().filter(|part| part.does(Step::AdviseHugePages)) {
-        let _ = advise::want_huge_pages(part.range());
+        huge_advice::give(part.range());
     }
 }
 

@@ -276,11 +276,22 @@ pub fn locked_memory_is_populated() {
 
 pub fn bad_ranges_are_refused() {
     let raw = Raw::anonymous(4);
-    for (start, len) in [(raw.start, 0), (raw.start + 1, PAGE), (raw.start, PAGE + 1)] {
+    for (start, len) in [(raw.start, 0), (raw.start + 1, PAGE), (raw.start, usize::MAX)] {
         let failed = Populate::new(start as *const u8, len, Access::Read).run().unwrap_err();
         assert_eq!(failed.error.kind(), ErrorKind::BadRange, "{failed}");
         assert_eq!(failed.report.populated, 0);
     }
+}
+
+/// As madvise takes them: what a mapping of a file is long is seldom whole pages.
+pub fn odd_lengths_are_rounded_up() {
+    let raw = Raw::anonymous(4);
+    let report = Populate::new(raw.start as *const u8, PAGE + 1, Access::Write).run().unwrap();
+    assert_eq!((report.bytes, report.populated), (2 * PAGE as u64, 2 * PAGE as u64));
+    assert_eq!(present_pages(raw.start, raw.len), [true, true, false, false]);
+    let mapping = tenure::Mapping::anonymous(5000).unwrap();
+    mapping.populate(0, mapping.len(), Access::Write).unwrap();
+    assert_eq!(present_pages(mapping.as_ptr() as usize, 2 * PAGE), [true, true]);
 }
 
 /// Everything in this file, by name, for those who run it under a filter.
@@ -300,4 +311,5 @@ pub const ALL: &[(&str, fn())] = &[
     ("volatile_memory_is_refused", volatile_memory_is_refused),
     ("locked_memory_is_populated", locked_memory_is_populated),
     ("bad_ranges_are_refused", bad_ranges_are_refused),
+    ("odd_lengths_are_rounded_up", odd_lengths_are_rounded_up),
 ];

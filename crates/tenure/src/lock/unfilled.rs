@@ -1,0 +1,171 @@
+//! Why pages that are charged already could not be made resident.
+
+use super::cause;
+use super::look;
+use crate::error::{Error, ErrorKind};
+use crate::os::pagemap::{self, Pagemap};
+use crate::os::smaps::{self, Entry};
+use crate::os::{files, internal, maps, memory_limit, page_size, populate};
+use crate::range::PageRange;
+use rustix::io::Errno;
+
+/// The cause behind `mlock`'s answer. Called before anything is put back, for the pages before the one at
+/// which the kernel stopped are there, and looking for it is a walk over them.
+pub(super) fn cause_of(call: &'static str, range: PageRange, errno: Errno) -> Error {
+    if let Ok(Some(at)) = maps::first_hole(range) {
+        return cause::hole(call, range, at);
+    }
+    if let Some(error) = cause::limit_lowered(call, range, errno) {
+        return error;
+    }
+    let (kind, why, remedy) = match errno {
+        // Any other page that cannot be had is ENOMEM.
+        Errno::AGAIN => no_memory(errno),
+        _ => match first_refused(range) {
+            Some(refused) => of_page(&refused),
+            None => (
+                ErrorKind::System,
+                format!(
+                    "the kernel could not make all of it resident ({errno}), and which page it was \
+                     cannot be found out: every one that can be tried is there by now"
+                ),
+                "try again, or lock on fault",
+            ),
+        },
+    };
+    let errno = if kind == ErrorKind::Poisoned { Errno::HWPOISON } else { errno };
+    Error::new(kind, call, why, remedy)
+        .with_errno(errno.raw_os_error())
+        .on(range.start, range.len())
+}
+
+type Cause = (ErrorKind, String, &'static str);
+
+/// A page that a full lock would make resident, and cannot.
+struct Refused {
+    at: usize,
+    entry: Entry,
+    /// What came of trying it; `EFAULT` where that cannot be tried.
+    errno: Errno,
+}
+
+/// The first such page. The pages are tried as a lock does, mapping by mapping: which are missing would
+/// not tell, for the page map may be closed to us (the process has changed its user), and pages that were
+/// used before their access was taken away are not missing.
+fn first_refused(range: PageRange) -> Option<Refused> {
+    let mut entries = Vec::new();
+    smaps::each_entry(range, |entry| entries.push(entry)).ok()?;
+    let mut untried = Vec::new();
+    for entry in entries.into_iter().filter(|entry| look::special(entry).is_none()) {
+        let Some(part) = look::overlap(&entry.mapping, range) else { continue };
+        if !accessible(&entry) {
+            return Some(Refused { at: part.start, entry, errno: Errno::ACCESS });
+        }
+        let write = entry.mapping.writable && !entry.mapping.shared;
+        match populate::first_refused(part, write) {
+            None => {}
+            // Before 5.14, and where the mapping may be written or executed only, it cannot be tried.
+            Some((_, Errno::INVAL | Errno::PERM | Errno::NOSYS)) => untried.push((part, entry)),
+            Some((at, errno)) => return Some(Refused { at, entry, errno }),
+        }
+    }
+    let pagemap = Pagemap::open().ok()?;
+    untried.into_iter().find_map(|(part, entry)| {
+        let page = pagemap.first_absent(part).ok()??;
+        Some(Refused { at: page.start, entry, errno: Errno::FAULT })
+    })
+}
+
+/// A lock fills a mapping that allows anything at all.
+fn accessible(entry: &Entry) -> bool {
+    ["rd", "wr", "ex"].iter().any(|access| entry.has(access))
+}
+
+fn of_page(refused: &Refused) -> Cause {
+    let Refused { at, entry, errno } = refused;
+    match *errno {
+        Errno::ACCESS => (
+            ErrorKind::NoAccess,
+            format!(
+                "the page at {at:#x} is mapped without access (PROT_NONE), so it cannot be made \
+                 resident"
+            ),
+            "lock it on fault, or mprotect it first",
+        ),
+        Errno::HWPOISON => (
+            ErrorKind::Poisoned,
+            format!("the hardware has lost the page at {at:#x}"),
+            "unmap it, and map the data anew",
+        ),
+        Errno::FAULT => no_page(*at, entry),
+        errno => no_memory(errno),
+    }
+}
+
+/// Nothing stands behind the page: a guard, the end of the file, a full file system, userfaultfd.
+fn no_page(at: usize, entry: &Entry) -> Cause {
+    let no_backing = |why: String, remedy| (ErrorKind::NoBacking, why, remedy);
+    if pagemap::is_guard(at) {
+        return no_backing(
+            format!("the page at {at:#x} is a guard page (MADV_GUARD_INSTALL)"),
+            "leave it out of the range, or lock on fault",
+        );
+    }
+    if entry.mapping.inode == 0 || ["um", "uw", "ui"].iter().any(|flag| entry.has(flag)) {
+        return no_backing(
+            format!(
+                "the page at {at:#x} is missing and must not be made (userfaultfd, or a guard)"
+            ),
+            "lock on fault, or fill the page first",
+        );
+    }
+    let name = &entry.name;
+    let offset = entry.mapping.offset + (at - entry.mapping.start) as u64;
+    let size = files::size_behind(None, entry);
+    let inside = size.is_some_and(|size| offset < size.next_multiple_of(page_size() as u64));
+    if inside {
+        let full = files::free_behind(None, entry).is_some_and(|free| free < page_size() as u64);
+        return match full {
+            true => (
+                ErrorKind::NoSpace,
+                format!(
+                    "the file system has no room for the page at {at:#x}, a hole at offset {offset} \
+                     of {name}"
+                ),
+                "free room there, raise its size (mount -o remount,size=…), or lock on fault",
+            ),
+            false => no_backing(
+                format!(
+                    "the kernel could not give the page at {at:#x}, offset {offset} of {name}: an \
+                     error of its disk or file system"
+                ),
+                "see the kernel log (dmesg), check the disk, or lock on fault",
+            ),
+        };
+    }
+    let end = match size {
+        Some(size) => format!(", which has {size} bytes"),
+        // The kernel's own tmpfs is never full.
+        None if !internal::is_shmem(entry.mapping.device) => ", or its file system is full".into(),
+        None => String::new(),
+    };
+    no_backing(
+        format!(
+            "the page at {at:#x} lies past the end of its file: offset {offset} of {name}{end}"
+        ),
+        "lock only up to the end of the file, or lock on fault",
+    )
+}
+
+fn no_memory(errno: Errno) -> Cause {
+    let room = memory_limit::room(memory_limit::own_group().as_ref());
+    (
+        ErrorKind::OutOfMemory,
+        format!(
+            "the kernel could not make all of it resident ({errno}): {} bytes are free of {}, the \
+             machine's memory or the tightest memory cgroup's limit",
+            room.free, room.limit
+        ),
+        "free memory, raise the memory cgroup's limit, or lock on fault",
+    )
+}
