@@ -129,6 +129,12 @@ fn sticky_state() {
     program!("sticky.c").same_everywhere();
 }
 
+/// userfaultfd: pages that nobody has touched are missing.
+#[test]
+fn pages_that_are_missing() {
+    program!("missing.c").same_everywhere();
+}
+
 #[test]
 fn forks() {
     program!("fork.c").same_everywhere();

@@ -45,7 +45,9 @@ pub struct Args {
     #[arg(long, env = variable::LARGE, value_name = "pool[:SIZE]", num_args = 0..=1,
           require_equals = true, default_missing_value = "pool", value_parser = large)]
     large: Option<String>,
-    /// Private anonymous mmap from SIZE on as well, as other allocators use it [SIZE: 1M].
+    /// Private anonymous mmap from SIZE on as well, as other allocators use it, until the program uses
+    /// userfaultfd. Pages of such a mapping may be in memory before their first use (mincore, pagemap)
+    /// [SIZE: 1M].
     #[arg(long, env = variable::MMAP, value_name = "pool[:SIZE]", num_args = 0..=1,
           require_equals = true, default_missing_value = "pool", value_parser = mmap)]
     mmap: Option<String>,

@@ -19,6 +19,11 @@ pub static MMAP_LEAST: AtomicUsize = AtomicUsize::new(NEVER);
 pub static UNMAP_LEAST: AtomicUsize = AtomicUsize::new(NEVER);
 pub static POPULATE_LEAST: AtomicUsize = AtomicUsize::new(NEVER);
 
+/// From here on mmap is the kernel's.
+pub fn serve_no_more() {
+    MMAP_LEAST.store(NEVER, Ordering::Relaxed);
+}
+
 /// More than a program has room for beside the pool, on any architecture.
 const MOST_ADDRESSES: usize = 1 << 56;
 

@@ -5,6 +5,7 @@ pub mod exit;
 pub mod malloc;
 pub mod map;
 pub mod others;
+mod program_memory;
 pub mod rlimit;
 mod state;
 

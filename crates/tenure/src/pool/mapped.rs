@@ -11,6 +11,10 @@
 //!
 //! No call here allocates, creates a thread, or changes `errno`.
 
+mod missing;
+
+pub use missing::drop_zeros;
+
 use super::lock::Lock;
 use super::run::{flag, state, Run};
 use super::territory::{self, Spot, Territory};
