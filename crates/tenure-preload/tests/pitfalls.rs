@@ -135,6 +135,12 @@ fn pages_that_are_missing() {
     program!("missing.c").same_everywhere();
 }
 
+/// EFAULT, or whatever the kernel answers, where a pointer leads nowhere.
+#[test]
+fn bad_pointers() {
+    program!("bad_pointers.c").same_everywhere();
+}
+
 #[test]
 fn forks() {
     program!("fork.c").same_everywhere();

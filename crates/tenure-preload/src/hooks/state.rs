@@ -85,11 +85,13 @@ pub unsafe extern "C" fn process_madvise(
     advice: c_int,
     flags: c_uint,
 ) -> isize {
-    if lasts(advice) && !vector.is_null() {
-        // Perhaps of another process, whose addresses then take a run out of the pool for nothing.
+    if lasts(advice) {
+        // Perhaps of another process, whose addresses then take a run out of the pool for nothing. Before the
+        // call, for one that fails may have changed some of them.
         for at in 0..count.min(libc::UIO_MAXIOV as usize) {
-            // SAFETY: the program passes so many.
-            let part = unsafe { *vector.add(at) };
+            let part = vector.wrapping_add(at);
+            // SAFETY: the program passes so many, or the kernel refuses the vector.
+            let Some(part) = (unsafe { program_memory::read(part) }) else { break };
             lasting(part.iov_base, part.iov_len);
         }
     }
