@@ -141,6 +141,13 @@ fn bad_pointers() {
     program!("bad_pointers.c").same_everywhere();
 }
 
+/// A signal's handler that interrupted malloc maps and unmaps while another thread forks: the C library takes
+/// malloc's locks after all handlers of the fork have run.
+#[test]
+fn handlers_beside_a_fork() {
+    program!("handler_fork.c").same_everywhere();
+}
+
 #[test]
 fn forks() {
     program!("fork.c").same_everywhere();
