@@ -20,6 +20,7 @@ mod engage;
 mod heap;
 mod hooks;
 mod keeper;
+mod last_thread;
 mod next;
 mod report;
 mod seen;
@@ -29,6 +30,7 @@ mod tls;
 /// Called by the loader after the constructors of the libraries that this one needs.
 extern "C" fn constructor() {
     engage::constructor();
+    last_thread::watch_main_thread();
 }
 
 /// Called by `exit` after the program's own handlers.

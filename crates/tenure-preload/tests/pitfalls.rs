@@ -21,7 +21,35 @@ macro_rules! program {
 /// The library's threads keep no process alive.
 #[test]
 fn the_last_thread_ends_the_process() {
-    program!("ends.c").same_everywhere();
+    let program = program!("ends.c");
+    program.same_everywhere();
+    for way in ["thrd_exit", "cancelled", "in a child"] {
+        let output = done(way, program.under(ALL, None).arg(way));
+        assert_eq!(output.stdout, b"the last thread is done\n", "{way}: {}", text(&output));
+    }
+}
+
+/// The same without /proc, where threads cannot be listed.
+#[test]
+fn the_last_thread_ends_the_process_without_proc() {
+    let program = program!("ends.c");
+    let alone = |script: &str| {
+        let mut command = Command::new("unshare");
+        let hidden = format!("mount --make-rprivate / && mount -t tmpfs none /proc && {script}");
+        command.args(["-m", "sh", "-c", &hidden]).arg(program.path());
+        command
+    };
+    if !alone("true").output().is_ok_and(|output| output.status.success()) {
+        skip!("/proc cannot be hidden from a process");
+    }
+    for way in ["pthread_exit", "thrd_exit", "cancelled", "in a child"] {
+        let script = format!("exec env LD_PRELOAD={} \"$0\" {way:?}", kit::library().display());
+        let mut command = alone(&script);
+        command.envs(ALL.iter().copied());
+        let output = kit::attempt(&mut command);
+        assert!(output.status.success(), "{way}: {}", text(&output));
+        assert_eq!(output.stdout, b"the last thread is done\n", "{way}: {}", text(&output));
+    }
 }
 
 /// Memory mapped over what is free, bytes granted by malloc_usable_size, populated sparse files.

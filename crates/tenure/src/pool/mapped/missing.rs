@@ -51,12 +51,12 @@ fn drop_zeros_of_run(range: PageRange, changed: bool) {
     let mut at = range.start;
     let listed = Pagemap::open().and_then(|pagemap| {
         pagemap.extents(range, Pages::Missing, |missing| {
-            drop_zeros_there(at, missing.start, &reads_as_zeros);
+            drop_zeros_there(at, missing.start, reads_as_zeros);
             at = missing.end;
         })
     });
     if listed.is_ok() || !changed {
-        drop_zeros_there(at, range.end, &reads_as_zeros);
+        drop_zeros_there(at, range.end, reads_as_zeros);
     }
 }
 
