@@ -15,6 +15,7 @@
 // Each function has C's documentation: what it does is what the function of that name does.
 #![allow(missing_docs, clippy::missing_safety_doc)]
 
+mod contradiction;
 mod early;
 mod engage;
 mod heap;
@@ -30,6 +31,7 @@ mod tls;
 /// Called by the loader after the constructors of the libraries that this one needs.
 extern "C" fn constructor() {
     engage::constructor();
+    contradiction::settle();
     last_thread::watch_main_thread();
 }
 

@@ -266,3 +266,35 @@ fn settings() {
     let timed = shell.output().expect("it starts");
     assert_eq!(timed.stdout, b"[]\n0\n", "{}", text(&timed));
 }
+
+/// The name is the program's own, though it writes its state over its arguments; a report that is lost is said.
+#[test]
+fn reports_are_not_garbled_or_lost() {
+    let program = program!("title.c");
+    let report = program.dir().join("report");
+    let name = report.to_str().expect("a plain name");
+    done("title", &mut program.under(&[LARGE, ("TENURE_REPORT", name)], None));
+    let said = std::fs::read_to_string(&report).expect("there is a report");
+    assert!(said.starts_with("tenure: report of program, process "), "{said}");
+    let lost = [LARGE, ("TENURE_REPORT", "/nonexistent/directory/report")];
+    let output = done("lost", &mut program.under(&lost, None));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(errors.matches("the report cannot be written").count(), 1, "{errors}");
+    let quiet = [LARGE, lost[1], ("TENURE_QUIET", "1")];
+    let output = done("lost and quiet", &mut program.under(&quiet, None));
+    assert!(output.stderr.is_empty(), "{}", text(&output));
+}
+
+/// What the launcher refuses, the environment may ask for.
+#[test]
+fn a_lock_leaves_the_pool_off() {
+    let program = program!("title.c");
+    let report = program.dir().join("report");
+    let name = report.to_str().expect("a plain name");
+    let options = [LARGE, MMAP, ("TENURE_LOCK", "on-fault"), ("TENURE_REPORT", name)];
+    let output = done("locked", &mut program.under(&options, None));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("the pool is left off"), "{errors}");
+    // A process that was not launched reports when it has something to say.
+    assert!(!report.exists(), "{:?}", std::fs::read_to_string(&report));
+}
