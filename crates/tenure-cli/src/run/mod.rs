@@ -65,10 +65,10 @@ pub struct Args {
     #[arg(long, env = variable::LOCK, value_name = "on-fault|all", require_equals = true,
           value_parser = lock)]
     lock: Option<String>,
-    /// Say at exit what was done and saved, on standard error or appended to FILE. Printed at return from
-    /// main, exit, _exit and quick_exit; not after exec or a signal.
-    #[arg(long, env = variable::REPORT, value_name = "FILE", num_args = 0..=1, require_equals = true,
-          default_missing_value = "-")]
+    /// Say at exit what was done and saved, on standard error or in FILE, which is emptied first (but not if
+    /// TENURE_REPORT names it, as in a run within a run). Printed at return from main, exit, _exit and
+    /// quick_exit; not after exec or a signal.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     report: Option<OsString>,
     /// Whether programs that the program starts are run so, too.
     #[arg(long, env = variable::CHILDREN, value_name = "inherit|no", require_equals = true,
@@ -78,12 +78,7 @@ pub struct Args {
     #[arg(short, long)]
     quiet: bool,
     /// The program and its arguments.
-    #[arg(
-        value_name = "PROGRAM",
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true
-    )]
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
 
@@ -104,6 +99,9 @@ fn unmap(text: &str) -> Result<String, String> {
 }
 
 fn populate(text: &str) -> Result<String, String> {
+    if text.is_empty() {
+        return Err("expected a number of threads from 1 to 1024, auto or off".into());
+    }
     checked(text, launch::threads(text.as_bytes()))
 }
 
@@ -204,7 +202,9 @@ fn settings(args: &Args) -> Result<Vec<(&'static str, OsString)>, CannotRun> {
     }
     settings.extend(args.children.as_ref().map(|value| (variable::CHILDREN, value.into())));
     if let Some(report) = &args.report {
-        settings.push((variable::REPORT, report_file(report)?));
+        settings.push((variable::REPORT, report_file(report, "--report", true)?));
+    } else if let Some(report) = std::env::var_os(variable::REPORT) {
+        settings.push((variable::REPORT, report_file(&report, variable::REPORT, false)?));
     }
     if args.quiet {
         settings.push((variable::QUIET, "1".into()));
@@ -214,15 +214,16 @@ fn settings(args: &Args) -> Result<Vec<(&'static str, OsString)>, CannotRun> {
     Ok(settings)
 }
 
-/// The report's file under a name that holds wherever the program goes; emptied, for a new run.
-fn report_file(report: &OsStr) -> Result<OsString, CannotRun> {
+/// The report's file under a name that holds wherever the program goes; emptied, for a new run, or left as it
+/// is where an outer run's report may be in it.
+fn report_file(report: &OsStr, from: &str, emptied: bool) -> Result<OsString, CannotRun> {
     if report == "-" {
         return Ok(report.to_owned());
     }
-    let wrong = |e: std::io::Error| {
-        CannotRun::refused(format!("--report={}: {e}", report.to_string_lossy()))
-    };
+    let wrong =
+        |e: std::io::Error| CannotRun::refused(format!("{from}={}: {e}", report.to_string_lossy()));
     let path = std::path::absolute(report).map_err(wrong)?;
-    std::fs::File::create(&path).map_err(wrong)?;
+    let mut options = std::fs::OpenOptions::new();
+    options.create(true).write(true).truncate(emptied).open(&path).map_err(wrong)?;
     Ok(path.into())
 }
