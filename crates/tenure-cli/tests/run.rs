@@ -304,3 +304,24 @@ fn a_sanitizer_is_refused_with_the_reason() {
         assert!(errors.contains("built with a sanitizer (lib"), "{errors}");
     }
 }
+
+/// Rust's runtime opens /dev/null in the place of what is closed.
+#[test]
+fn closed_descriptors_stay_closed() {
+    let own = env!("CARGO_BIN_EXE_tenure");
+    build_library();
+    let script = "for n in 0 1 2; do [ -e /proc/self/fd/$n ] || echo $n >> $0; done";
+    let dir = tempfile::tempdir().expect("a directory");
+    for (closing, expected) in
+        [("<&-", "0\n"), (">&-", "1\n"), ("2>&-", "2\n"), ("", ""), ("<&- >&- 2>&-", "0\n1\n2\n")]
+    {
+        let file = dir.path().join("closed");
+        std::fs::write(&file, "").expect("it is ours");
+        let line = format!("exec \"$@\" {closing}");
+        let mut command = Command::new("sh");
+        command.args(["-c", &line, "sh", own, "run", "-q", "--", "sh", "-c", script]).arg(&file);
+        command.output().expect("it starts");
+        let found = std::fs::read_to_string(&file).expect("it is ours");
+        assert_eq!(found, expected, "{closing}");
+    }
+}

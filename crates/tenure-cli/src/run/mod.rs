@@ -1,5 +1,6 @@
 //! `tenure run`: a program as it is, with tenure's library in front of it.
 
+mod descriptors;
 mod library;
 mod pipe;
 mod program;
@@ -151,6 +152,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     pipe::inherit(&mut command);
+    descriptors::inherit(&mut command);
     let error = command.exec();
     let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
     Err(CannotRun { code, why: format!("{}: {error}", name.to_string_lossy()) }.into())
