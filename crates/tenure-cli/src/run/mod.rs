@@ -25,7 +25,13 @@ lasting state on memory (mprotect, mlock, mbind, MADV_DONTDUMP and the like) tak
 
 Not seen: raw system calls (Go's runtime), a malloc linked into the program itself, and what the C library
 maps for its own use. `--report` tells what was seen. A program cannot be run so that is linked statically,
-gains rights when it starts (setuid, file capabilities), or is of another architecture or C library.
+gains rights when it starts (setuid, file capabilities), is built with gcc's address or leak sanitizer, or is
+of another architecture or C library.
+
+Not for programs that free by another free than they allocated with (a library loaded with RTLD_DEEPBIND, or
+dlsym in dlopen(\"libc.so.6\")): they end in SIGSEGV. Once large memory was freed the process has threads of
+tenure's: setns of a mount or user namespace fails with EINVAL, of a time namespace with EUSERS, and Python
+3.12 and later warn at os.fork(). RLIMIT_DATA counts the sizes of the pool's runs.
 
 Examples:
   tenure run -- redis-server                         large values from the pool, large unmaps without stalls
