@@ -54,6 +54,7 @@ enum Command {
 
 /// Parses the arguments and does what they say.
 pub fn run() -> anyhow::Result<()> {
+    forget_empty_variables();
     match Cli::parse().command {
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
@@ -65,6 +66,15 @@ pub fn run() -> anyhow::Result<()> {
         Command::BenchLoad(args) => bench::load(&args),
         Command::Worker => demo::work(),
         Command::Neighbour => demo::neighbour(),
+    }
+}
+
+/// An empty variable of ours counts as unset, as it does for the library.
+fn forget_empty_variables() {
+    for (name, value) in std::env::vars_os() {
+        if value.is_empty() && name.as_encoded_bytes().starts_with(b"TENURE_") {
+            std::env::remove_var(name);
+        }
     }
 }
 

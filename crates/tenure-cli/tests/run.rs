@@ -208,3 +208,121 @@ fn the_report_is_shown_or_appended() {
     let done = output(&["--report=/nonexistent/dir/report", "--", "true"]);
     assert_eq!(done.status.code(), Some(125));
 }
+
+#[test]
+fn a_mistyped_option_is_wrong_usage() {
+    for wrong in [&["--reprot", "--", "true"][..], &["-q", "--larg", "true"], &["-x", "true"]] {
+        let done = output(wrong);
+        assert_eq!(done.status.code(), Some(2), "{wrong:?}: {}", text(&done.stderr));
+        assert!(text(&done.stderr).contains("Usage"), "{}", text(&done.stderr));
+    }
+    // What follows the program is the program's, with and without the dashes in front.
+    for right in [
+        &["-q", "echo", "-n", "--large", "--", "x"][..],
+        &["-q", "--", "echo", "-n", "--large", "--", "x"],
+    ] {
+        assert_eq!(text(&output(right).stdout), "--large -- x", "{right:?}");
+    }
+}
+
+#[test]
+fn a_run_within_a_run_adds_to_the_report() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("report");
+    std::fs::write(&file, "of yesterday\n").expect("it is ours");
+    let name = format!("--report={}", file.display());
+    let own = env!("CARGO_BIN_EXE_tenure");
+    let script = format!("{own} run -q --large -- true; {own} run -q --large -- true");
+    let done = output(&["-q", "--large", &name, "--", "sh", "-c", &script]);
+    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    let report = std::fs::read_to_string(&file).expect("it was written");
+    assert_eq!(report.matches("report of true, ").count(), 2, "{report}");
+    assert_eq!(report.matches("report of sh, ").count(), 1, "{report}");
+    assert!(!report.contains("of yesterday"), "{report}");
+}
+
+#[test]
+fn an_empty_variable_is_an_unset_one() {
+    let script = "echo $TENURE_LARGE,$TENURE_MMAP,$TENURE_UNMAP,$TENURE_POPULATE,$TENURE_REPORT";
+    let mut command = tenure(&["-q", "--", "sh", "-c", script]);
+    for name in ["LARGE", "MMAP", "UNMAP", "POPULATE", "LOCK", "CHILDREN", "REPORT", "QUIET"] {
+        command.env(format!("TENURE_{name}"), "");
+    }
+    let (code, out, errors) = parts(&command.output().expect("it starts"));
+    assert_eq!((code, out.as_str(), errors.as_str()), (Some(0), "pool,,retire,,\n", ""));
+    assert_eq!(output(&["--populate=", "--", "true"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_said() {
+    let said = |done: Output| {
+        assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+        let lines = text(&done.stderr);
+        lines.lines().filter(|line| line.contains("the report cannot be written")).count()
+    };
+    assert_eq!(said(output(&["--report=/dev/full", "--", "true"])), 1);
+    assert_eq!(said(output(&["-q", "--report=/dev/full", "--", "true"])), 0);
+}
+
+#[test]
+fn only_a_library_is_preloaded() {
+    for wrong in ["/tmp", "/etc/passwd", "/nonexistent/library.so"] {
+        let mut command = tenure(&["--", "true"]);
+        command.env("TENURE_PRELOAD", wrong);
+        let (code, _, errors) = parts(&command.output().expect("it starts"));
+        assert_eq!(code, Some(125), "{errors}");
+        assert!(errors.contains("TENURE_PRELOAD=") && errors.contains(wrong), "{errors}");
+    }
+}
+
+#[test]
+fn the_loader_may_be_called_by_name() {
+    let loaders = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
+    let Some(loader) = loaders.iter().find(|path| Path::new(path).exists()) else {
+        skip!("no loader where it is looked for");
+    };
+    let done =
+        output(&["-q", "--", loader, "/bin/grep", "-c", "libtenure_preload", "/proc/self/maps"]);
+    let (code, out, errors) = parts(&done);
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(out.trim().parse::<u32>().is_ok_and(|lines| lines > 0), "{out}");
+}
+
+#[test]
+fn a_sanitizer_is_refused_with_the_reason() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("main.c");
+    std::fs::write(&source, "int main(void) { return 0; }\n").expect("it is written");
+    let program = dir.path().join("program");
+    for sanitizer in ["address", "leak"] {
+        let mut gcc = Command::new("gcc");
+        gcc.arg(format!("-fsanitize={sanitizer}")).arg(&source).arg("-o").arg(&program);
+        if !gcc.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+            skip!("gcc has no {sanitizer} sanitizer here");
+        }
+        let (code, _, errors) = parts(&output(&["--", program.to_str().expect("plain")]));
+        assert_eq!(code, Some(125), "{errors}");
+        assert!(errors.contains("built with a sanitizer (lib"), "{errors}");
+    }
+}
+
+/// Rust's runtime opens /dev/null in the place of what is closed.
+#[test]
+fn closed_descriptors_stay_closed() {
+    let own = env!("CARGO_BIN_EXE_tenure");
+    build_library();
+    let script = "for n in 0 1 2; do [ -e /proc/self/fd/$n ] || echo $n >> $0; done";
+    let dir = tempfile::tempdir().expect("a directory");
+    for (closing, expected) in
+        [("<&-", "0\n"), (">&-", "1\n"), ("2>&-", "2\n"), ("", ""), ("<&- >&- 2>&-", "0\n1\n2\n")]
+    {
+        let file = dir.path().join("closed");
+        std::fs::write(&file, "").expect("it is ours");
+        let line = format!("exec \"$@\" {closing}");
+        let mut command = Command::new("sh");
+        command.args(["-c", &line, "sh", own, "run", "-q", "--", "sh", "-c", script]).arg(&file);
+        command.output().expect("it starts");
+        let found = std::fs::read_to_string(&file).expect("it is ours");
+        assert_eq!(found, expected, "{closing}");
+    }
+}

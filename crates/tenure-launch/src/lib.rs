@@ -90,14 +90,15 @@ pub fn retire(text: &[u8]) -> Result<From, Wrong> {
     )
 }
 
-/// A number of threads up to 1024; 0 for `auto`; `None` for `off`.
+/// A number of threads up to 1024; 0 for `auto`; `None` for `off`, and for nothing: a variable that is empty
+/// counts as unset.
 ///
 /// # Errors
 /// Anything else.
 pub fn threads(text: &[u8]) -> Result<Option<usize>, Wrong> {
     match text {
-        b"off" => Ok(None),
-        b"auto" | b"" => Ok(Some(0)),
+        b"off" | b"" => Ok(None),
+        b"auto" => Ok(Some(0)),
         _ => match number(text) {
             Some(n @ 1..=1024) => Ok(Some(n)),
             _ => Err(Wrong("expected a number of threads from 1 to 1024, auto or off")),
@@ -226,6 +227,7 @@ mod tests {
         assert_eq!(threads(b"4"), Ok(Some(4)));
         assert_eq!(threads(b"auto"), Ok(Some(0)));
         assert_eq!(threads(b"off"), Ok(None));
+        assert_eq!(threads(b""), Ok(None));
         assert!(threads(b"0").is_err() && threads(b"1025").is_err());
         assert_eq!(lock(b"on-fault"), Ok(Some(Lock::OnFault)));
         assert!(lock(b"some").is_err());

@@ -74,7 +74,9 @@ fn value(name: &str) -> Option<&'static [u8]> {
         return None;
     }
     // SAFETY: a terminated string of the environment.
-    Some(unsafe { CStr::from_ptr(found) }.to_bytes())
+    let text = unsafe { CStr::from_ptr(found) }.to_bytes();
+    // As `tenure run` takes it: empty is unset.
+    (!text.is_empty()).then_some(text)
 }
 
 /// A variable's value, read by `parse`; what cannot be read is said and counts as absent.

@@ -7,10 +7,9 @@
 //! hold the loader's lock.
 
 use crate::heap::Blocked;
-use crate::{hooks, tls};
-use std::ffi::{c_void, CStr};
+use crate::{hooks, last_thread, tls};
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
-use std::time::Duration;
 use tenure::{pool, retire};
 
 static STARTING: AtomicBool = AtomicBool::new(false);
@@ -85,6 +84,11 @@ pub fn is_starting_here() -> bool {
     starter != 0 && starter == tls::thread_pointer()
 }
 
+/// Threads of this library's own that are starting the keeper: 1 or 0.
+pub fn starters() -> usize {
+    usize::from(is_starting())
+}
+
 extern "C" fn starter(_: *mut c_void) -> *mut c_void {
     STARTER.store(tls::thread_pointer(), Ordering::Relaxed);
     hooks::malloc::notice_next();
@@ -98,7 +102,7 @@ extern "C" fn starter(_: *mut c_void) -> *mut c_void {
 }
 
 /// A detached thread. It inherits the signal mask: all blocked.
-fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
+pub fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
     let mut attributes = std::mem::MaybeUninit::uninit();
     let mut thread = std::mem::MaybeUninit::uninit();
     // SAFETY: the attributes are initialised before they are used and destroyed once; `body` lives
@@ -117,43 +121,10 @@ fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
     }
 }
 
-/// The main thread is about to end by itself: the process is to end with the last of the program's threads,
-/// as it would without the keeper.
-pub fn end_with_the_program() {
-    let _signals = Blocked::all();
-    spawn(end_after_the_last);
-}
-
-extern "C" fn end_after_the_last(_: *mut c_void) -> *mut c_void {
-    const NAME: &CStr = c"tenure-end";
-    // SAFETY: names the calling thread; the kernel copies the string.
-    unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
-    while !matches!(program_threads(), Ok(0)) {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    // SAFETY: what the C library does when its last thread ends.
-    unsafe { libc::exit(0) }
-}
-
-/// Threads that are neither this library's, which go by their names, nor the main one.
-fn program_threads() -> std::io::Result<usize> {
-    let main = pid().to_string();
-    let mut count = 0;
-    for task in std::fs::read_dir("/proc/self/task")? {
-        let task = task?;
-        if task.file_name() == *main {
-            continue;
-        }
-        // A thread that ends meanwhile has no name any more.
-        let name = std::fs::read(task.path().join("comm")).unwrap_or_default();
-        count += usize::from(!name.is_empty() && !name.starts_with(b"tenure-"));
-    }
-    Ok(count)
-}
-
 /// In a child after fork: it has no keeper yet.
 pub fn restart_in_child() {
     own_process();
+    last_thread::restart_in_child();
     STARTER.store(0, Ordering::Relaxed);
     STARTING.store(false, Ordering::Relaxed);
     FAILED.store(0, Ordering::Relaxed);

@@ -15,11 +15,13 @@
 // Each function has C's documentation: what it does is what the function of that name does.
 #![allow(missing_docs, clippy::missing_safety_doc)]
 
+mod contradiction;
 mod early;
 mod engage;
 mod heap;
 mod hooks;
 mod keeper;
+mod last_thread;
 mod next;
 mod report;
 mod seen;
@@ -29,6 +31,8 @@ mod tls;
 /// Called by the loader after the constructors of the libraries that this one needs.
 extern "C" fn constructor() {
     engage::constructor();
+    contradiction::settle();
+    last_thread::watch_main_thread();
 }
 
 /// Called by `exit` after the program's own handlers.

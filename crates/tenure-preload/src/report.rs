@@ -1,14 +1,17 @@
 //! What was done and saved, said once at the end.
 
 use crate::seen::*;
-use crate::text::{Bytes, Text};
+use crate::text::{say, Bytes, Text};
 use crate::{engage, keeper};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use std::ffi::CStr;
 use std::fmt::Write;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use tenure::pool::{self, PoolStats};
 use tenure::retire;
+use tenure_launch as launch;
 
 const LONGEST_NAME: usize = 4096;
 static FILE: [AtomicU64; LONGEST_NAME / 8] = [const { AtomicU64::new(0) }; LONGEST_NAME / 8];
@@ -21,6 +24,23 @@ static LAUNCHED: AtomicBool = AtomicBool::new(false);
 /// under its number.
 static ERRORS: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
+const QUIET: &CStr = c"TENURE_QUIET";
+/// A report that cannot be written is not to be spoken of.
+static SILENT: AtomicBool = AtomicBool::new(false);
+
+/// The program's name, as at its start: some write their state over it, where the C library's variable points.
+static NAME: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
+
+fn remember_name() {
+    // SAFETY: the C library's variable, a terminated string.
+    let name = unsafe { CStr::from_ptr(program_invocation_short_name) }.to_bytes();
+    for (word, bytes) in NAME.iter().zip(name.chunks(8)) {
+        let mut eight = [0; 8];
+        eight[..bytes.len()].copy_from_slice(bytes);
+        word.store(u64::from_ne_bytes(eight), Ordering::Relaxed);
+    }
+}
+
 /// Remembers where the report is to go. `true`: there is to be one.
 pub fn prepare(to: Option<&[u8]>, launched: bool) -> bool {
     let Some(to) = to.filter(|to| !to.is_empty() && to.len() < LONGEST_NAME) else { return false };
@@ -32,6 +52,12 @@ pub fn prepare(to: Option<&[u8]>, launched: bool) -> bool {
         }
         FILE_LEN.store(to.len(), Ordering::Relaxed);
     }
+    remember_name();
+    // SAFETY: a terminated string; in the constructor, before any thread that could change it.
+    let quiet = unsafe { libc::getenv(QUIET.as_ptr()) };
+    // SAFETY: a terminated string of the environment.
+    let quiet = !quiet.is_null() && launch::is_on(unsafe { CStr::from_ptr(quiet) }.to_bytes());
+    SILENT.store(quiet, Ordering::Relaxed);
     if let Some((device, inode)) = identity_of_errors() {
         ERRORS[0].store(device, Ordering::Relaxed);
         ERRORS[1].store(inode, Ordering::Relaxed);
@@ -93,35 +119,37 @@ pub fn at_exit() {
     }
     let mut text = Text::<4096>::new();
     let _ = write(&mut text);
-    match open() {
-        Some(file) => text.write_to(std::os::fd::AsRawFd::as_raw_fd(&file)),
-        None if FILE_LEN.load(Ordering::Relaxed) > 0 => {}
-        None => {
-            let now = identity_of_errors();
-            let then = (ERRORS[0].load(Ordering::Relaxed), ERRORS[1].load(Ordering::Relaxed));
-            if now == Some(then) {
-                text.write_to(2);
-            }
+    if FILE_LEN.load(Ordering::Relaxed) == 0 {
+        if errors_are_what_they_were() {
+            // Nobody to tell where that fails.
+            let _ = text.write_to(2);
+        }
+        return;
+    }
+    let written = open().and_then(|file| text.write_to(std::os::fd::AsRawFd::as_raw_fd(&file)));
+    if let Err(errno) = written {
+        if !SILENT.load(Ordering::Relaxed) && errors_are_what_they_were() {
+            say(format_args!(
+                "the report cannot be written to the file that TENURE_REPORT names: {errno}"
+            ));
         }
     }
 }
 
-fn open() -> Option<OwnedFd> {
+fn errors_are_what_they_were() -> bool {
+    let then = (ERRORS[0].load(Ordering::Relaxed), ERRORS[1].load(Ordering::Relaxed));
+    identity_of_errors() == Some(then)
+}
+
+fn open() -> Result<OwnedFd, Errno> {
     let len = FILE_LEN.load(Ordering::Relaxed);
-    if len == 0 {
-        return None;
-    }
     let mut name = [0u8; LONGEST_NAME + 8];
     for (at, word) in FILE.iter().enumerate().take(len.div_ceil(8)) {
         name[at * 8..at * 8 + 8].copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
     }
-    let name = CStr::from_bytes_until_nul(&name).ok()?;
-    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC;
-    // SAFETY: a terminated string; by a raw call, as everything at an exit.
-    let fd =
-        unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, name.as_ptr(), flags, 0o644) };
-    // SAFETY: just opened, and ours.
-    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    let name = CStr::from_bytes_until_nul(&name).map_err(|_| Errno::NAMETOOLONG)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
+    rustix::fs::open(name, flags, Mode::from_raw_mode(0o644))
 }
 
 extern "C" {
@@ -129,9 +157,12 @@ extern "C" {
 }
 
 fn write(text: &mut Text<4096>) -> std::fmt::Result {
-    // SAFETY: the C library's variable, a terminated string.
-    let name = unsafe { CStr::from_ptr(program_invocation_short_name) };
-    let name = name.to_str().unwrap_or("?");
+    let mut name = [0; 8 * NAME.len()];
+    for (bytes, word) in name.chunks_mut(8).zip(&NAME) {
+        bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+    }
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+    let name = std::str::from_utf8(name).unwrap_or("?");
     writeln!(text, "tenure: report of {name}, process {}", keeper::pid())?;
     let (minor, major) = faults();
     let pool = pool::stats();

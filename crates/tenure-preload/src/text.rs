@@ -1,6 +1,8 @@
 //! Text without allocation: at exit, and before anything works.
 
+use rustix::io::Errno;
 use std::fmt::{self, Write};
+use std::os::fd::BorrowedFd;
 
 /// So many bytes; what does not fit is cut off.
 pub struct Text<const N: usize> {
@@ -22,9 +24,13 @@ impl<const N: usize> Text<N> {
     }
 
     /// Writes it out in one piece, so that lines of several processes do not mix.
-    pub fn write_to(&self, fd: i32) {
-        // SAFETY: the buffer is ours. A descriptor that is not open is the kernel's to refuse.
-        unsafe { libc::syscall(libc::SYS_write, fd, self.bytes.as_ptr(), self.len) };
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn write_to(&self, fd: i32) -> Result<(), Errno> {
+        // SAFETY: looked at for the time of the call only. One that is not open is the kernel's to refuse.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        rustix::io::write(fd, self.bytes()).map(drop)
     }
 }
 
@@ -60,5 +66,6 @@ impl fmt::Display for Bytes {
 pub fn say(message: fmt::Arguments<'_>) {
     let mut text = Text::<1024>::new();
     let _ = text.write_fmt(format_args!("tenure: {message}\n"));
-    text.write_to(2);
+    // Nobody to tell where that fails.
+    let _ = text.write_to(2);
 }

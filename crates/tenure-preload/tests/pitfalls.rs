@@ -21,7 +21,35 @@ macro_rules! program {
 /// The library's threads keep no process alive.
 #[test]
 fn the_last_thread_ends_the_process() {
-    program!("ends.c").same_everywhere();
+    let program = program!("ends.c");
+    program.same_everywhere();
+    for way in ["thrd_exit", "cancelled", "in a child"] {
+        let output = done(way, program.under(ALL, None).arg(way));
+        assert_eq!(output.stdout, b"the last thread is done\n", "{way}: {}", text(&output));
+    }
+}
+
+/// The same without /proc, where threads cannot be listed.
+#[test]
+fn the_last_thread_ends_the_process_without_proc() {
+    let program = program!("ends.c");
+    let alone = |script: &str| {
+        let mut command = Command::new("unshare");
+        let hidden = format!("mount --make-rprivate / && mount -t tmpfs none /proc && {script}");
+        command.args(["-m", "sh", "-c", &hidden]).arg(program.path());
+        command
+    };
+    if !alone("true").output().is_ok_and(|output| output.status.success()) {
+        skip!("/proc cannot be hidden from a process");
+    }
+    for way in ["pthread_exit", "thrd_exit", "cancelled", "in a child"] {
+        let script = format!("exec env LD_PRELOAD={} \"$0\" {way:?}", kit::library().display());
+        let mut command = alone(&script);
+        command.envs(ALL.iter().copied());
+        let output = kit::attempt(&mut command);
+        assert!(output.status.success(), "{way}: {}", text(&output));
+        assert_eq!(output.stdout, b"the last thread is done\n", "{way}: {}", text(&output));
+    }
 }
 
 /// Memory mapped over what is free, bytes granted by malloc_usable_size, populated sparse files.
@@ -154,6 +182,25 @@ fn sticky_state() {
     program!("sticky.c").same_everywhere();
 }
 
+/// userfaultfd: pages that nobody has touched are missing.
+#[test]
+fn pages_that_are_missing() {
+    program!("missing.c").same_everywhere();
+}
+
+/// EFAULT, or whatever the kernel answers, where a pointer leads nowhere.
+#[test]
+fn bad_pointers() {
+    program!("bad_pointers.c").same_everywhere();
+}
+
+/// A signal's handler that interrupted malloc maps and unmaps while another thread forks: the C library takes
+/// malloc's locks after all handlers of the fork have run.
+#[test]
+fn handlers_beside_a_fork() {
+    program!("handler_fork.c").same_everywhere();
+}
+
 #[test]
 fn forks() {
     program!("fork.c").same_everywhere();
@@ -243,4 +290,36 @@ fn settings() {
     kit::preload(&mut shell, &[LARGE, ("TENURE_CHILDREN", "no")], None);
     let timed = shell.output().expect("it starts");
     assert_eq!(timed.stdout, b"[]\n0\n", "{}", text(&timed));
+}
+
+/// The name is the program's own, though it writes its state over its arguments; a report that is lost is said.
+#[test]
+fn reports_are_not_garbled_or_lost() {
+    let program = program!("title.c");
+    let report = program.dir().join("report");
+    let name = report.to_str().expect("a plain name");
+    done("title", &mut program.under(&[LARGE, ("TENURE_REPORT", name)], None));
+    let said = std::fs::read_to_string(&report).expect("there is a report");
+    assert!(said.starts_with("tenure: report of program, process "), "{said}");
+    let lost = [LARGE, ("TENURE_REPORT", "/nonexistent/directory/report")];
+    let output = done("lost", &mut program.under(&lost, None));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(errors.matches("the report cannot be written").count(), 1, "{errors}");
+    let quiet = [LARGE, lost[1], ("TENURE_QUIET", "1")];
+    let output = done("lost and quiet", &mut program.under(&quiet, None));
+    assert!(output.stderr.is_empty(), "{}", text(&output));
+}
+
+/// What the launcher refuses, the environment may ask for.
+#[test]
+fn a_lock_leaves_the_pool_off() {
+    let program = program!("title.c");
+    let report = program.dir().join("report");
+    let name = report.to_str().expect("a plain name");
+    let options = [LARGE, MMAP, ("TENURE_LOCK", "on-fault"), ("TENURE_REPORT", name)];
+    let output = done("locked", &mut program.under(&options, None));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("the pool is left off"), "{errors}");
+    // A process that was not launched reports when it has something to say.
+    assert!(!report.exists(), "{:?}", std::fs::read_to_string(&report));
 }

@@ -57,5 +57,11 @@ pub fn watch_forks() {
     retire::watch_forks();
 }
 
+/// Threads of tenure's own that run in this process: the keeper and its helpers. They end with the process, and
+/// take no signals.
+pub fn background_threads() -> usize {
+    os::thread::running()
+}
+
 /// The version of this crate.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -1,5 +1,6 @@
 //! `tenure run`: a program as it is, with tenure's library in front of it.
 
+mod descriptors;
 mod library;
 mod pipe;
 mod program;
@@ -25,7 +26,13 @@ lasting state on memory (mprotect, mlock, mbind, MADV_DONTDUMP and the like) tak
 
 Not seen: raw system calls (Go's runtime), a malloc linked into the program itself, and what the C library
 maps for its own use. `--report` tells what was seen. A program cannot be run so that is linked statically,
-gains rights when it starts (setuid, file capabilities), or is of another architecture or C library.
+gains rights when it starts (setuid, file capabilities), is built with gcc's address or leak sanitizer, or is
+of another architecture or C library.
+
+Not for programs that free by another free than they allocated with (a library loaded with RTLD_DEEPBIND, or
+dlsym in dlopen(\"libc.so.6\")): they end in SIGSEGV. Once large memory was freed the process has threads of
+tenure's: setns of a mount or user namespace fails with EINVAL, of a time namespace with EUSERS, and Python
+3.12 and later warn at os.fork(). RLIMIT_DATA counts the sizes of the pool's runs.
 
 Examples:
   tenure run -- redis-server                         large values from the pool, large unmaps without stalls
@@ -46,7 +53,9 @@ pub struct Args {
     #[arg(long, env = variable::LARGE, value_name = "pool[:SIZE]", num_args = 0..=1,
           require_equals = true, default_missing_value = "pool", value_parser = large)]
     large: Option<String>,
-    /// Private anonymous mmap from SIZE on as well, as other allocators use it [SIZE: 1M].
+    /// Private anonymous mmap from SIZE on as well, as other allocators use it, until the program uses
+    /// userfaultfd. Pages of such a mapping may be in memory before their first use (mincore, pagemap)
+    /// [SIZE: 1M].
     #[arg(long, env = variable::MMAP, value_name = "pool[:SIZE]", num_args = 0..=1,
           require_equals = true, default_missing_value = "pool", value_parser = mmap)]
     mmap: Option<String>,
@@ -64,10 +73,10 @@ pub struct Args {
     #[arg(long, env = variable::LOCK, value_name = "on-fault|all", require_equals = true,
           value_parser = lock)]
     lock: Option<String>,
-    /// Say at exit what was done and saved, on standard error or appended to FILE. Printed at return from
-    /// main, exit, _exit and quick_exit; not after exec or a signal.
-    #[arg(long, env = variable::REPORT, value_name = "FILE", num_args = 0..=1, require_equals = true,
-          default_missing_value = "-")]
+    /// Say at exit what was done and saved, on standard error or in FILE, which is emptied first (but not if
+    /// TENURE_REPORT names it, as in a run within a run). Printed at return from main, exit, _exit and
+    /// quick_exit; not after exec or a signal.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     report: Option<OsString>,
     /// Whether programs that the program starts are run so, too.
     #[arg(long, env = variable::CHILDREN, value_name = "inherit|no", require_equals = true,
@@ -77,12 +86,7 @@ pub struct Args {
     #[arg(short, long)]
     quiet: bool,
     /// The program and its arguments.
-    #[arg(
-        value_name = "PROGRAM",
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true
-    )]
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
 
@@ -103,6 +107,9 @@ fn unmap(text: &str) -> Result<String, String> {
 }
 
 fn populate(text: &str) -> Result<String, String> {
+    if text.is_empty() {
+        return Err("expected a number of threads from 1 to 1024, auto or off".into());
+    }
     checked(text, launch::threads(text.as_bytes()))
 }
 
@@ -152,6 +159,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     pipe::inherit(&mut command);
+    descriptors::inherit(&mut command);
     let error = command.exec();
     let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
     Err(CannotRun { code, why: format!("{}: {error}", shown(name)) }.into())
@@ -203,7 +211,9 @@ fn settings(args: &Args) -> Result<Vec<(&'static str, OsString)>, CannotRun> {
     }
     settings.extend(args.children.as_ref().map(|value| (variable::CHILDREN, value.into())));
     if let Some(report) = &args.report {
-        settings.push((variable::REPORT, report_file(report)?));
+        settings.push((variable::REPORT, report_file(report, "--report", true)?));
+    } else if let Some(report) = std::env::var_os(variable::REPORT) {
+        settings.push((variable::REPORT, report_file(&report, variable::REPORT, false)?));
     }
     if args.quiet {
         settings.push((variable::QUIET, "1".into()));
@@ -213,13 +223,15 @@ fn settings(args: &Args) -> Result<Vec<(&'static str, OsString)>, CannotRun> {
     Ok(settings)
 }
 
-/// The report's file under a name that holds wherever the program goes; emptied, for a new run.
-fn report_file(report: &OsStr) -> Result<OsString, CannotRun> {
+/// The report's file under a name that holds wherever the program goes; emptied, for a new run, or left as it
+/// is where an outer run's report may be in it.
+fn report_file(report: &OsStr, from: &str, emptied: bool) -> Result<OsString, CannotRun> {
     if report == "-" {
         return Ok(report.to_owned());
     }
-    let wrong = |e: std::io::Error| CannotRun::refused(format!("--report={}: {e}", shown(report)));
+    let wrong = |e: std::io::Error| CannotRun::refused(format!("{from}={}: {e}", shown(report)));
     let path = std::path::absolute(report).map_err(wrong)?;
-    std::fs::File::create(&path).map_err(wrong)?;
+    let mut options = std::fs::OpenOptions::new();
+    options.create(true).write(true).truncate(emptied).open(&path).map_err(wrong)?;
     Ok(path.into())
 }

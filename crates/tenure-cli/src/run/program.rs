@@ -4,7 +4,7 @@
 use super::CannotRun;
 use crate::name::shown;
 use object::elf;
-use object::read::elf::{ElfFile, ProgramHeader};
+use object::read::elf::{Dyn, ElfFile, ProgramHeader};
 use object::{Endianness, ReadCache};
 use rustix::fs::{access, getxattr, statvfs, Access, StatVfsMountFlags};
 use rustix::process::{getgid, getuid};
@@ -132,7 +132,20 @@ fn check_elf(path: &Path) -> Result<(), CannotRun> {
         return Err(refused(path, "it is a program for another architecture than the library"));
     }
     file.rewind().map_err(|e| refused(path, e))?;
-    match loader(file).map_err(|why| refused(path, why))? {
+    let about = about(file).map_err(|why| refused(path, why))?;
+    if let Some(sanitizer) = about.needed.iter().find(|name| is_sanitizer(name)) {
+        let name = String::from_utf8_lossy(sanitizer);
+        return Err(refused(
+            path,
+            format_args!(
+                "it is built with a sanitizer ({name}), which replaces malloc itself and must be \
+                 loaded first"
+            ),
+        ));
+    }
+    match about.loader {
+        // Called by its name it loads a program, and what is to be in front of that.
+        None if is_own_loader(path) => Ok(()),
         None => Err(refused(
             path,
             "it is linked statically: no loader runs that could put a library in front of it",
@@ -148,17 +161,44 @@ fn check_elf(path: &Path) -> Result<(), CannotRun> {
     }
 }
 
-/// The loader that a program names (PT_INTERP).
-fn loader(file: File) -> Result<Option<OsString>, String> {
+/// What of a program decides how it is started.
+struct About {
+    /// The loader that it names (PT_INTERP).
+    loader: Option<OsString>,
+    /// The libraries that it needs.
+    needed: Vec<Vec<u8>>,
+}
+
+fn about(file: File) -> Result<About, String> {
     let cache = ReadCache::new(file);
     let elf = ElfFile::<elf::FileHeader64<Endianness>, _>::parse(&cache)
         .map_err(|e| format!("its headers cannot be read: {e}"))?;
     let endian = elf.endian();
+    let mut loader = None;
     for header in elf.elf_program_headers() {
         let name = header.interpreter(endian, &cache).map_err(|e| e.to_string())?;
-        if let Some(name) = name {
-            return Ok(Some(OsString::from_vec(name.to_vec())));
-        }
+        loader = loader.or(name.map(|name| OsString::from_vec(name.to_vec())));
     }
-    Ok(None)
+    let mut needed = Vec::new();
+    let sections = elf.elf_section_table();
+    // Without sections, or with odd ones, nothing is known of its libraries.
+    if let Ok(Some((entries, link))) = sections.dynamic(endian, &cache) {
+        let strings = sections.strings(endian, &cache, link).unwrap_or_default();
+        let libraries = entries.iter().filter(|entry| entry.tag32(endian) == Some(elf::DT_NEEDED));
+        let names = libraries.filter_map(|entry| strings.get(entry.val32(endian)?).ok());
+        needed.extend(names.map(<[u8]>::to_vec));
+    }
+    Ok(About { loader, needed })
+}
+
+fn is_sanitizer(library: &[u8]) -> bool {
+    library.starts_with(b"libasan.so") || library.starts_with(b"liblsan.so")
+}
+
+/// Whether it is the loader that this program itself is started by.
+fn is_own_loader(path: &Path) -> bool {
+    let own = std::env::current_exe().and_then(File::open).ok();
+    let own = own.and_then(|own| about(own).ok()?.loader);
+    let own = own.and_then(|own| Path::new(&own).canonicalize().ok());
+    own.is_some() && own == path.canonicalize().ok()
 }

@@ -22,6 +22,10 @@ pub fn serve_from(bytes: usize) {
     LOOK_FROM.store(bytes, Ordering::Relaxed);
 }
 
+pub fn is_served() -> bool {
+    SERVE_FROM.load(Ordering::Relaxed) != NEVER
+}
+
 /// From here on nothing new is served; what is served is freed as before.
 pub fn serve_no_more() {
     serve_from(NEVER);

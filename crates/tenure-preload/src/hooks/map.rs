@@ -18,6 +18,15 @@ pub static MMAP_LEAST: AtomicUsize = AtomicUsize::new(NEVER);
 pub static UNMAP_LEAST: AtomicUsize = AtomicUsize::new(NEVER);
 pub static POPULATE_LEAST: AtomicUsize = AtomicUsize::new(NEVER);
 
+pub fn is_served() -> bool {
+    MMAP_LEAST.load(Ordering::Relaxed) != NEVER
+}
+
+/// From here on mmap is the kernel's.
+pub fn serve_no_more() {
+    MMAP_LEAST.store(NEVER, Ordering::Relaxed);
+}
+
 /// mimalloc's segments, the largest alignment that an allocator asks for by its hints.
 const LARGEST_HINTED_ALIGN: usize = 32 << 20;
 

@@ -6,6 +6,7 @@ pub mod malloc;
 pub mod map;
 pub mod moving;
 pub mod others;
+mod program_memory;
 mod remap;
 pub mod rlimit;
 mod state;

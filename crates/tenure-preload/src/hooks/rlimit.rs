@@ -1,6 +1,6 @@
 //! A program that limits its own addresses gets those of the pool's reservation.
 
-use super::Errno;
+use super::{program_memory, Errno};
 use std::ffi::{c_int, c_uint};
 use tenure::pool;
 
@@ -22,9 +22,10 @@ unsafe fn call(
     old: *mut libc::rlimit64,
 ) -> c_int {
     if resource == libc::RLIMIT_AS && (pid == 0 || pid as u32 == std::process::id()) {
-        // SAFETY: the caller's structure, or null; the kernel reads it next.
-        if let Some(limit) = unsafe { new.as_ref() } {
-            give_way(limit);
+        // Before the call: with the limit in force another thread's mmap would fail.
+        // SAFETY: the caller's structure, or null, or what the kernel is about to refuse.
+        if let Some(limit) = unsafe { program_memory::read(new) } {
+            give_way(&limit);
         }
     }
     // SAFETY: the program's call; it sets errno.

@@ -2,7 +2,7 @@
 //! mapped anew before anybody else gets it. The calls themselves are made as they are.
 
 use super::map::{raw_madvise, touches_pool};
-use super::Errno;
+use super::{program_memory, Errno};
 use crate::seen;
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use tenure::pool::{self, mapped};
@@ -85,11 +85,13 @@ pub unsafe extern "C" fn process_madvise(
     advice: c_int,
     flags: c_uint,
 ) -> isize {
-    if lasts(advice) && !vector.is_null() {
-        // Perhaps of another process, whose addresses then take a run out of the pool for nothing.
+    if lasts(advice) {
+        // Perhaps of another process, whose addresses then take a run out of the pool for nothing. Before the
+        // call, for one that fails may have changed some of them.
         for at in 0..count.min(libc::UIO_MAXIOV as usize) {
-            // SAFETY: the program passes so many.
-            let part = unsafe { *vector.add(at) };
+            let part = vector.wrapping_add(at);
+            // SAFETY: the program passes so many, or the kernel refuses the vector.
+            let Some(part) = (unsafe { program_memory::read(part) }) else { break };
             lasting(part.iov_base, part.iov_len);
         }
     }
@@ -160,17 +162,42 @@ pub unsafe extern "C" fn prctl(
     unsafe { libc::syscall(libc::SYS_prctl, option, a, b, c, d) as c_int }
 }
 
-/// Watched by userfaultfd, a run would wait for a handler that knows nothing of its next owner.
+/// Watched by userfaultfd, a run would wait for a handler that knows nothing of its next owner; and the
+/// handler is to be asked for each page that the program has not touched, though the run's are there.
+///
+/// The same number may mean something else to another descriptor, and the argument be no pointer.
 #[no_mangle]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    const UFFDIO_API: c_ulong = 0xc018_aa3f;
     const UFFDIO_REGISTER: c_ulong = 0xc020_aa00;
-    if request == UFFDIO_REGISTER && !argument.is_null() {
-        // SAFETY: the request's structure begins with a range: start and length.
-        let (start, len) = unsafe { *argument.cast::<(u64, u64)>() };
-        lasting(start as *const c_void, len as usize);
+    const MODE_MISSING: u64 = 1;
+    let mut registered = None;
+    if request == UFFDIO_REGISTER {
+        // A range's start and length, and what is to be told.
+        // SAFETY: whole words; the program's structure, if it is one.
+        let about = unsafe { program_memory::read(argument.cast::<[u64; 3]>()) };
+        if let Some([start, len, mode]) = about {
+            let (start, len) = (start as usize, len as usize);
+            if touches_pool(start, len) {
+                registered = Some((start, len));
+                if mode & MODE_MISSING != 0 {
+                    mapped::drop_zeros(start, len);
+                }
+            }
+        }
     }
     // SAFETY: the program's call.
-    unsafe { libc::syscall(libc::SYS_ioctl, fd, request as c_long, argument) as c_int }
+    let done = unsafe { libc::syscall(libc::SYS_ioctl, fd, request as c_long, argument) as c_int };
+    if done == 0 {
+        if let Some((start, len)) = registered {
+            taint(start as *const c_void, len);
+        }
+        if request == UFFDIO_API {
+            // What it maps from here on it may want to be asked for, page by page.
+            super::map::serve_no_more();
+        }
+    }
+    done
 }
 
 /// With SHM_REMAP it replaces what is mapped there.
@@ -201,7 +228,7 @@ pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     }
     if done == 0 {
         super::malloc::serve_no_more();
-        super::map::MMAP_LEAST.store(usize::MAX, std::sync::atomic::Ordering::Relaxed);
+        super::map::serve_no_more();
     }
     done
 }

@@ -1,14 +1,24 @@
-/* The process ends with the last of the program's threads, also when the main one went first. */
+/* The process ends with the last of the program's threads, also when the main one went first: by pthread_exit (and
+   so in a child that another thread forked), thrd_exit, or a cancellation. */
 #include "check.h"
+#include <sys/mount.h>
+#include <threads.h>
 
-static void *last(void *unused) {
-    (void)unused;
+static pthread_t main_thread;
+
+static void use(int n) {
+    char *at = malloc(8 * MIB);
+    CHECK(at);
+    fill(at, 4096, n);
+    CHECK(is_filled(at, 4096, n));
+    free(at);
+}
+
+static void *last(void *cancelled) {
+    if (cancelled)
+        CHECK(pthread_cancel(main_thread) == 0);
     for (int n = 0; n < 20; n++) {
-        char *at = malloc(8 * MIB);
-        CHECK(at);
-        fill(at, 4096, n);
-        CHECK(is_filled(at, 4096, n));
-        free(at);
+        use(n);
         usleep(10000);
     }
     puts("the last thread is done");
@@ -16,13 +26,43 @@ static void *last(void *unused) {
     return NULL;
 }
 
-int main(void) {
+static void *forks(void *unused) {
     pthread_t thread;
+    int status;
+    (void)unused;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (!child) {
+        alarm(60);
+        use(1);
+        CHECK(pthread_create(&thread, NULL, last, NULL) == 0);
+        pthread_exit(NULL);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    return NULL;
+}
+
+int main(int count, char **arguments) {
+    const char *way = count > 1 ? arguments[1] : "pthread_exit";
+    pthread_t thread;
+    main_thread = pthread_self();
     alarm(60);
-    char *at = malloc(8 * MIB);
-    CHECK(at);
-    fill(at, 4096, 1);
-    free(at);
-    CHECK(pthread_create(&thread, NULL, last, NULL) == 0);
+    /* There is a thread of the library's, if there is to be one. */
+    for (int n = 0; n < 40; n++)
+        use(n);
+    sleep_ms(50);
+    use(0);
+    sleep_ms(50);
+    if (!strcmp(way, "in a child")) {
+        CHECK(pthread_create(&thread, NULL, forks, NULL) == 0);
+        CHECK(pthread_join(thread, NULL) == 0);
+        return 0;
+    }
+    int cancelled = !strcmp(way, "cancelled");
+    CHECK(pthread_create(&thread, NULL, last, cancelled ? &main_thread : NULL) == 0);
+    while (cancelled)
+        pause();
+    if (!strcmp(way, "thrd_exit"))
+        thrd_exit(7);
     pthread_exit(NULL);
 }

@@ -48,7 +48,7 @@ static INSTALLED: AtomicBool = AtomicBool::new(false);
 
 /// Starts watching forks. Once.
 pub(crate) fn install() {
-    fork::watch(fork::Hooks { prepare, parent, child });
+    fork::watch(fork::Hooks { prepare, parent, child, settled: inbox::ring_if_missed });
     INSTALLED.store(true, Ordering::Release);
 }
 

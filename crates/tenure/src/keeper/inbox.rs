@@ -1,6 +1,7 @@
 //! How the rest of the process reaches the keeper: a wake, a pressure report, a job.
 
 use super::thread;
+use crate::os::fork;
 use crate::os::signal::Blocked;
 use std::collections::LinkedList;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -47,6 +48,16 @@ fn put(mail: impl FnOnce(&mut Inbox)) {
     BELL.notify_one();
 }
 
+/// A call to the chores found the inbox held by a fork, and could not wait for it.
+static MISSED: AtomicBool = AtomicBool::new(false);
+
+/// After a fork.
+pub(crate) fn ring_if_missed() {
+    if MISSED.swap(false, Ordering::SeqCst) {
+        put(|inbox| inbox.stirred = true);
+    }
+}
+
 /// Makes the keeper look at once.
 pub(crate) fn wake() {
     put(|inbox| inbox.woken = true);
@@ -70,7 +81,18 @@ pub(crate) fn stirred() {
 
 /// Calls the keeper to its chores.
 pub(crate) fn stir_chores() {
-    put(|inbox| inbox.stirred = true);
+    let _blocked = Blocked::all();
+    loop {
+        if let Some(mut inbox) = fork::lock(&INBOX) {
+            inbox.stirred = true;
+            break;
+        }
+        MISSED.store(true, Ordering::SeqCst);
+        if fork::must_not_wait() {
+            return; // the fork is not over, so it will see that
+        }
+    }
+    BELL.notify_one();
 }
 
 /// Says that the kernel is short of memory.
@@ -132,4 +154,5 @@ pub(crate) fn reset_in_child(inbox: &mut Inbox) {
     inbox.pressure = false;
     inbox.stirred = false;
     ASLEEP.store(false, Ordering::Release);
+    MISSED.store(false, Ordering::SeqCst);
 }

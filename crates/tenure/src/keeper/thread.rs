@@ -36,6 +36,7 @@ pub(crate) fn lock() -> MutexGuard<'static, ()> {
 
 /// In a child, where the keeper did not come along; the next use starts one.
 pub(crate) fn reset_in_child() {
+    crate::os::thread::reset_in_child();
     RUNNING.store(false, Ordering::Release);
     watch::set_guarded(false);
 }

@@ -6,7 +6,7 @@
 
 use super::claims::Claims;
 use super::When;
-use crate::os::generation;
+use crate::os::{fork, generation};
 use crate::range::PageRange;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -79,12 +79,12 @@ pub(super) fn open_if(generation: u64) -> Option<MutexGuard<'static, Ledger>> {
     (generation::current() == generation).then(open)
 }
 
-/// The ledger, if there is one that knows anything. Allocates nothing.
+/// The ledger, if there is one that knows anything. Allocates nothing. `None` also if a fork holds it for which
+/// the thread must not wait: what is unmapped meanwhile stays in it.
 pub(super) fn open_if_any() -> Option<MutexGuard<'static, Ledger>> {
     // SAFETY: as in `home`.
     let home = unsafe { HOME.load(Ordering::Acquire).as_ref() }?;
-    (home.generation == generation::current())
-        .then(|| home.ledger.lock().unwrap_or_else(PoisonError::into_inner))
+    (home.generation == generation::current()).then(|| fork::lock(&home.ledger))?
 }
 
 impl Ledger {

@@ -2,8 +2,10 @@
 
 use super::advise;
 use super::reserve;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::Duration;
 
 /// Address of a page that reads 1 in the process that set it up and 0 in a child that was not told
 /// (a child made by a raw `clone`, whose atfork handlers did not run).
@@ -20,11 +22,14 @@ pub(crate) struct Hooks {
     pub parent: fn(),
     /// In the child, before `fork` returns: system calls only, no allocation.
     pub child: fn(),
+    /// In the parent, after that: no call is turned away any more, see [`NoWait`].
+    pub settled: fn(),
 }
 
 static HOOKS: OnceLock<Hooks> = OnceLock::new();
 
 extern "C" fn on_prepare() {
+    UNDER_WAY.fetch_add(1, Ordering::SeqCst);
     if let Some(hooks) = HOOKS.get() {
         (hooks.prepare)();
     }
@@ -35,10 +40,18 @@ extern "C" fn on_parent() {
     if let Some(hooks) = HOOKS.get() {
         (hooks.parent)();
     }
+    // One that began before the handlers were registered was not counted.
+    let less = |count: u32| count.checked_sub(1);
+    let _ = UNDER_WAY.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+    if let Some(hooks) = HOOKS.get() {
+        (hooks.settled)();
+    }
 }
 
 extern "C" fn on_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
+    // Whoever else was forking is not here.
+    UNDER_WAY.store(0, Ordering::SeqCst);
     if let Some(hooks) = HOOKS.get() {
         (hooks.child)();
     }
@@ -91,6 +104,66 @@ pub(crate) fn missed() -> bool {
 /// Runs what the child's handlers should have done.
 pub(crate) fn make_up() {
     on_child();
+}
+
+/// Forks whose handlers have begun, and that are not over.
+static UNDER_WAY: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    // Constant and without a destructor: no allocation, and usable to a thread's very end.
+    static NO_WAIT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While it lives the calling thread waits for no lock that a fork may hold: a call that a signal's handler
+/// may make, which has interrupted the C library's `malloc`. Its lock is taken by a fork after all handlers
+/// have run, so the fork waits for this thread, with all of tenure's locks in its hands.
+pub(crate) struct NoWait {
+    before: bool,
+}
+
+impl NoWait {
+    #[inline]
+    pub fn here() -> NoWait {
+        NoWait { before: NO_WAIT.replace(true) }
+    }
+}
+
+impl Drop for NoWait {
+    #[inline]
+    fn drop(&mut self) {
+        NO_WAIT.set(self.before);
+    }
+}
+
+/// Whether the calling thread may not wait for forks: it is to wait for short times only, and to ask
+/// [`must_not_wait`] in between.
+#[inline]
+pub(crate) fn may_not_wait_long() -> bool {
+    NO_WAIT.get()
+}
+
+/// Whether the calling thread has to give up on a lock that it does not get: a fork is under way.
+#[inline]
+pub(crate) fn must_not_wait() -> bool {
+    NO_WAIT.get() && UNDER_WAY.load(Ordering::SeqCst) > 0
+}
+
+/// How long to wait at a time where [`may_not_wait_long`].
+pub(crate) const SHORT_WAIT: Duration = Duration::from_millis(1);
+
+/// Locks, unless the thread [must not wait](must_not_wait) for it.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    if !may_not_wait_long() {
+        return Some(mutex.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if must_not_wait() => return None,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(SHORT_WAIT / 20),
+        }
+    }
 }
 
 /// How many forks were seen.

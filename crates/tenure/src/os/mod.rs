@@ -21,6 +21,7 @@ pub(crate) mod memory_limit;
 pub(crate) mod mlock;
 pub(crate) mod mounts;
 pub(crate) mod numa;
+pub(crate) mod own_memory;
 pub(crate) mod page_cache;
 pub(crate) mod pagemap;
 pub(crate) mod populate;

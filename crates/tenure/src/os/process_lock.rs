@@ -1,6 +1,6 @@
 //! A lock that a forked child finds free, whoever held it in the parent.
 
-use super::{generation, signal::Blocked};
+use super::{fork, generation, signal::Blocked};
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,7 +39,17 @@ impl<T> ProcessLock<T> {
         ProcessLock { holder, last, value: UnsafeCell::new(value) }
     }
 
+    /// Waits for the lock.
     pub fn lock(&self) -> ProcessGuard<'_, T> {
+        self.lock_unless(|| false).expect("only who may give up is answered without it")
+    }
+
+    /// The same. `None`: a fork is under way for which the thread [must not wait](fork::must_not_wait).
+    pub fn lock_unless_forking(&self) -> Option<ProcessGuard<'_, T>> {
+        self.lock_unless(fork::must_not_wait)
+    }
+
+    fn lock_unless(&self, given_up: fn() -> bool) -> Option<ProcessGuard<'_, T>> {
         let blocked = Blocked::all();
         let generation = generation::current();
         let mut tries = 0;
@@ -54,6 +64,9 @@ impl<T> ProcessLock<T> {
             if free {
                 break;
             }
+            if given_up() {
+                return None;
+            }
             tries += 1;
             match tries {
                 0..=64 => std::hint::spin_loop(),
@@ -62,7 +75,7 @@ impl<T> ProcessLock<T> {
         }
         let last = self.last.swap(generation, Ordering::Relaxed);
         let inherited = last != 0 && last != generation;
-        ProcessGuard { lock: self, generation, inherited, _blocked: blocked }
+        Some(ProcessGuard { lock: self, generation, inherited, _blocked: blocked })
     }
 }
 

@@ -2,6 +2,27 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Threads that [`spawn_quiet`] has started and that run.
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
+
+pub(crate) fn running() -> usize {
+    RUNNING.load(Ordering::SeqCst)
+}
+
+/// In a forked child: none came along.
+pub(crate) fn reset_in_child() {
+    RUNNING.store(0, Ordering::SeqCst);
+}
+
+struct Counted;
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        RUNNING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 /// Starts a thread with every signal blocked: a program's handlers run on the program's threads.
 pub(crate) fn spawn_quiet(
@@ -16,9 +37,14 @@ pub(crate) fn spawn_quiet(
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
     }
+    let counted = move || {
+        RUNNING.fetch_add(1, Ordering::SeqCst);
+        let _counted = Counted;
+        body();
+    };
     // A new thread inherits the mask.
     let spawned =
-        std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(body);
+        std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(counted);
     // SAFETY: `before` was written above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
     spawned

@@ -122,9 +122,11 @@ fn open_device(flags: i32) -> Option<RawFd> {
 
 fn ioctl<T>(fd: RawFd, request: u64, argument: &mut T) -> Result<(), Errno> {
     loop {
+        let argument = std::ptr::from_mut(argument);
+        // Not by the C library's function, at which the preloaded library looks for the program's.
         // SAFETY: each request in this module is paired with the structure the kernel defines for
         // it, passed by exclusive reference for the time of the call.
-        let done = unsafe { libc::ioctl(fd, request as libc::Ioctl, std::ptr::from_mut(argument)) };
+        let done = unsafe { libc::syscall(libc::SYS_ioctl, fd, request, argument) };
         if done >= 0 {
             return Ok(());
         }

@@ -1,13 +1,16 @@
 //! The pool's locks. They know their owner: a thread that comes again while it holds one (a signal's
-//! handler, a fork's handler that allocates) is told so, and goes another way.
+//! handler, a fork's handler that allocates) is told so, and goes another way. So is a thread that may not
+//! wait for a fork (`NoWait`) while one is under way.
 
-use rustix::thread::futex::{self, Flags};
+use crate::os::fork;
+use rustix::thread::futex::{self, Flags, Timespec};
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Somebody sleeps until the lock is free.
 const WAITED_FOR: u32 = 1 << 31;
 const SPINS: u32 = 60;
+const SHORT_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: fork::SHORT_WAIT.as_nanos() as i64 };
 
 thread_local! {
     // Constant and without a destructor: no allocation, and usable to a thread's very end.
@@ -44,11 +47,12 @@ impl Lock {
         Lock(AtomicU32::new(0))
     }
 
-    /// Waits for the lock. `None`: the calling thread holds it already.
+    /// Waits for the lock. `None`: the calling thread holds it already, or a fork may, for which it must not
+    /// wait.
     #[inline]
     pub fn lock(&self) -> Option<Held<'_>> {
         match self.try_lock() {
-            None => self.wait(),
+            None => self.wait(fork::may_not_wait_long()),
             held => held,
         }
     }
@@ -63,12 +67,15 @@ impl Lock {
     }
 
     #[cold]
-    fn wait(&self) -> Option<Held<'_>> {
+    fn wait(&self, not_long: bool) -> Option<Held<'_>> {
         let me = thread_number();
         let mut spins = 0;
         loop {
             let word = self.0.load(Ordering::Relaxed);
             if word & !WAITED_FOR == me {
+                return None;
+            }
+            if word != 0 && not_long && fork::must_not_wait() {
                 return None;
             }
             if word == 0 {
@@ -94,7 +101,9 @@ impl Lock {
                     .is_ok();
             if marked {
                 // Interrupted, or no longer so: looked at again above.
-                let _ = futex::wait(&self.0, Flags::PRIVATE, waited, None);
+                // A fork that takes the lock next wakes nobody.
+                let a_while = not_long.then_some(SHORT_WAIT);
+                let _ = futex::wait(&self.0, Flags::PRIVATE, waited, a_while.as_ref());
             }
         }
     }
@@ -102,7 +111,8 @@ impl Lock {
     /// Takes the lock for good, for as long as a fork takes: [`release`](Self::release) frees it.
     /// `false`: this thread holds it already.
     pub fn hold(&self) -> bool {
-        self.lock().map(std::mem::forget).is_some()
+        // Also where a signal's handler forks that interrupted a call which may not wait.
+        self.try_lock().or_else(|| self.wait(false)).map(std::mem::forget).is_some()
     }
 
     /// Frees what [`hold`](Self::hold) took.

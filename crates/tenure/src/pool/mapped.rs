@@ -9,28 +9,37 @@
 //! One thing is not as with `munmap`: what was unmapped whole stays accessible while the run is free, so
 //! a stray access reads or changes a free run instead of raising SIGSEGV.
 //!
-//! No call here allocates, creates a thread, or changes `errno`.
+//! No call here allocates, creates a thread, or changes `errno`. None waits for a fork of another thread's
+//! (`os::fork::NoWait`): while one is under way `map` answers `None`, and what is unmapped goes to a list
+//! without a lock.
+
+mod missing;
+
+pub use missing::drop_zeros;
 
 use super::lock::Lock;
 use super::run::{flag, state, Run};
 use super::territory::{self, Spot, Territory};
 use super::{fault, give, release};
+use crate::os::fork::NoWait;
 use crate::os::mapping_list::Lister;
 use crate::os::{arena, page_size};
 use crate::range::PageRange;
 use rustix::io::Errno;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// The program has mapped something where no run is so far, at an address that it made up.
 static FOREIGN: AtomicBool = AtomicBool::new(false);
 
-/// Held while a run's parts are looked at or changed.
+/// Held while a run's parts are looked at or changed; not by who would have to wait for a fork, so each change
+/// is atomic by itself.
 static PARTS: Lock = Lock::new();
 
 /// A run for `mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS)`: zeroed, at a
 /// multiple of `align` (a power of two; at least a page). `None`: ask the kernel.
 pub fn map(len: usize, align: usize) -> Option<NonNull<u8>> {
+    let _no_wait = NoWait::here();
     let len = len.checked_next_multiple_of(page_size())?;
     let at = super::alloc(len, align.max(page_size()), true)?;
     mark(at);
@@ -59,6 +68,7 @@ pub fn holds(addr: usize) -> bool {
 /// # Safety
 /// As for `mremap(2)`.
 pub unsafe fn resize(addr: usize, old_len: usize, new_len: usize) -> Option<NonNull<u8>> {
+    let _no_wait = NoWait::here();
     let page = page_size();
     let new_len = new_len.checked_next_multiple_of(page).filter(|len| *len > 0)?;
     let (territory, spot) = give::find(addr)?;
@@ -96,6 +106,7 @@ pub enum Unmapped {
 /// # Safety
 /// As for `munmap(2)`: nothing uses the range any more.
 pub unsafe fn unmap(addr: usize, len: usize) -> Unmapped {
+    let _no_wait = NoWait::here();
     let Some(territory) = territory::known() else {
         return Unmapped::NotOurs;
     };
@@ -163,6 +174,7 @@ pub fn is_free(addr: usize, len: usize) -> bool {
         return false;
     };
     let mut covered = 0;
+    let _no_wait = NoWait::here();
     let _held = PARTS.lock();
     each_run(addr, len, |run, part| {
         if run.state() != state::IN_USE {
@@ -182,6 +194,7 @@ pub fn is_free(addr: usize, len: usize) -> bool {
 /// nothing of the pool's.
 pub fn place(addr: usize, len: usize) -> bool {
     let (mut any, mut free) = (false, false);
+    let _no_wait = NoWait::here();
     let held = PARTS.lock();
     each_run(addr, len, |run, part| {
         any = true;
@@ -190,7 +203,7 @@ pub fn place(addr: usize, len: usize) -> bool {
         run.set(flag::TAINTED);
         if let Some(parts) = Parts::of(run) {
             let pages = parts.pages();
-            part.pages().filter(|page| *page < pages).for_each(|page| parts.set(page, true));
+            part.pages().filter(|page| *page < pages).for_each(|page| parts.map(page));
         }
     });
     drop(held);
@@ -316,8 +329,9 @@ unsafe fn unmap_part(territory: &Territory, spot: Spot, range: PageRange) -> Res
     // SAFETY: the caller's promise. In one step, so that a racing thread finds data or SIGSEGV.
     unsafe { arena::reserve_anew(cut) }?;
     let pages = (cut.start - start) / page..(cut.end - start) / page;
-    pages.for_each(|page| parts.set(page, false));
-    if parts.mapped() > 0 {
+    let was_last = pages.map(|page| parts.unmap(page)).fold(false, std::ops::BitOr::bitor);
+    if !was_last || held.is_none() {
+        // Without the lock another thread may be reading the parts: then the run's addresses are lost.
         return Ok(());
     }
     forget_parts(run);
@@ -331,7 +345,7 @@ unsafe fn unmap_part(territory: &Territory, spot: Spot, range: PageRange) -> Res
 
 /// Which pages of a run are still mapped: a mapping of its own with their number, how many are mapped,
 /// and a bit for each.
-struct Parts(*mut usize);
+struct Parts(*const AtomicUsize);
 
 const BITS: usize = usize::BITS as usize;
 
@@ -339,49 +353,61 @@ impl Parts {
     fn of(run: &Run) -> Option<Parts> {
         match run.parts.load(Ordering::Acquire) {
             0 => None,
-            at => Some(Parts(at as *mut usize)),
+            at => Some(Parts(at as *const AtomicUsize)),
         }
     }
 
     /// All mapped.
     fn new(run: &Run, pages: usize) -> Result<Parts, Errno> {
-        let parts = Parts(arena::map(Parts::bytes(pages))? as *mut usize);
-        // SAFETY: just mapped for that many words.
-        unsafe { parts.0.write(pages) };
-        (0..pages).for_each(|page| parts.set(page, true));
-        run.parts.store(parts.0 as usize, Ordering::Release);
-        Ok(parts)
+        let bytes = Parts::bytes(pages);
+        let parts = Parts(arena::map(bytes)? as *const AtomicUsize);
+        parts.word(0).store(pages, Ordering::Relaxed);
+        (0..pages).for_each(|page| parts.map(page));
+        let at = parts.0 as usize;
+        match run.parts.compare_exchange(0, at, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Ok(parts),
+            Err(other) => {
+                // SAFETY: mapped above, and known to nobody.
+                let _ = unsafe { arena::unmap(at, bytes) };
+                Ok(Parts(other as *const AtomicUsize))
+            }
+        }
     }
 
     fn bytes(pages: usize) -> usize {
         ((2 + pages.div_ceil(BITS)) * size_of::<usize>()).next_multiple_of(page_size())
     }
 
-    fn pages(&self) -> usize {
-        // SAFETY: the first word; under `PARTS`.
-        unsafe { self.0.read() }
+    fn word(&self, number: usize) -> &AtomicUsize {
+        // SAFETY: `new` mapped two words, and those with a bit for each page, all zero.
+        unsafe { &*self.0.add(number) }
     }
 
-    fn mapped(&self) -> usize {
-        // SAFETY: the second word; under `PARTS`.
-        unsafe { self.0.add(1).read() }
+    fn bits(&self, page: usize) -> (&AtomicUsize, usize) {
+        (self.word(2 + page / BITS), 1 << (page % BITS))
+    }
+
+    fn pages(&self) -> usize {
+        self.word(0).load(Ordering::Relaxed)
     }
 
     fn is_mapped(&self, page: usize) -> bool {
-        // SAFETY: inside the words that `new` mapped for all pages; under `PARTS`.
-        unsafe { self.0.add(2 + page / BITS).read() >> (page % BITS) & 1 == 1 }
+        let (word, bit) = self.bits(page);
+        word.load(Ordering::Relaxed) & bit != 0
     }
 
-    fn set(&self, page: usize, mapped: bool) {
-        if self.is_mapped(page) == mapped {
-            return;
+    fn map(&self, page: usize) {
+        let (word, bit) = self.bits(page);
+        if word.fetch_or(bit, Ordering::AcqRel) & bit == 0 {
+            self.word(1).fetch_add(1, Ordering::AcqRel);
         }
-        // SAFETY: as in `is_mapped`.
-        unsafe {
-            *self.0.add(2 + page / BITS) ^= 1 << (page % BITS);
-            let count = self.mapped();
-            self.0.add(1).write(if mapped { count + 1 } else { count - 1 });
-        }
+    }
+
+    /// Whether it was the last one.
+    fn unmap(&self, page: usize) -> bool {
+        let (word, bit) = self.bits(page);
+        word.fetch_and(!bit, Ordering::AcqRel) & bit != 0
+            && self.word(1).fetch_sub(1, Ordering::AcqRel) == 1
     }
 }
 
@@ -392,7 +418,7 @@ pub(super) fn forget_parts(run: &Run) {
     }
     let at = run.parts.swap(0, Ordering::AcqRel);
     if at != 0 {
-        let parts = Parts(at as *mut usize);
+        let parts = Parts(at as *const AtomicUsize);
         // SAFETY: the mapping of `Parts::new`, which nobody finds any more.
         let _ = unsafe { arena::unmap(at, Parts::bytes(parts.pages())) };
     }

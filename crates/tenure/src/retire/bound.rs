@@ -53,23 +53,24 @@ pub(super) fn hold_over_fork() {
 
 /// Whether so many bytes may wait without a closer look.
 fn is_small(waits: u64) -> bool {
-    let known = KNOWN.lock();
+    let Some(known) = KNOWN.lock_unless_forking() else { return false };
     let Some((room, at)) = known.room else { return false };
     let free = room.group.free.min(room.machine.free);
     at.elapsed() < SMALL_FRESH && waits <= (free / SMALL_SHARE).min(settings::pending_max())
 }
 
-fn room() -> RoomNow {
-    let mut known = KNOWN.lock();
+/// `None`: a fork is under way, for which the thread must not wait.
+fn room() -> Option<RoomNow> {
+    let mut known = KNOWN.lock_unless_forking()?;
     let now = Instant::now();
-    match known.room {
+    Some(match known.room {
         Some((room, at)) if now.saturating_duration_since(at) < ROOM_FRESH => room,
         _ => {
             let room = known.files.read();
             known.room = Some((room, now));
             room
         }
-    }
+    })
 }
 
 /// Resident bytes that may wait.
@@ -79,45 +80,50 @@ fn room() -> RoomNow {
 /// long as freeing one, so R is below 1 for one thread, and 2 takes several that do nothing else: under a
 /// cgroup's limit, as much may wait as is free. The whole machine has reserves and reclaims before it
 /// kills: four times as much as is free.
-fn allowance() -> u64 {
-    let room = room();
+fn allowance() -> Option<u64> {
+    let room = room()?;
     let most = room.group.free.min(room.machine.free.saturating_mul(4));
-    most.min(settings::pending_max())
+    Some(most.min(settings::pending_max()))
 }
 
-/// Resident bytes among what waits, at most: no more than the process has.
-fn waiting() -> u64 {
-    let bytes = records::lock().bytes();
-    match bytes {
+/// Resident bytes among what waits, at most: no more than the process has. `None`: as above.
+fn waiting() -> Option<u64> {
+    let bytes = records::lock_unless_forking()?.bytes();
+    Some(match bytes {
         0 => 0,
         bytes => bytes.min(resident_bytes().unwrap_or(u64::MAX)),
-    }
+    })
 }
 
 /// Tears down until what waits is within its bound; all of it where there is no keeper to do so.
 pub(super) fn hold_back() {
+    // During a fork for which the thread must not wait, the bound is the next caller's to keep.
+    let _ = within_bound();
+}
+
+fn within_bound() -> Option<()> {
     // One lock at a time: forks take them in another order.
-    let bytes = records::lock().bytes();
+    let bytes = records::lock_unless_forking()?.bytes();
     if thread::running() && is_small(bytes) {
-        return;
+        return Some(());
     }
     loop {
-        let waits = waiting();
-        if waits == 0 || (thread::running() && waits <= allowance()) {
-            return;
+        let waits = waiting()?;
+        if waits == 0 || (thread::running() && waits <= allowance()?) {
+            return Some(());
         }
         match teardown::help() {
             teardown::Chunk::Done(_) => {}
             // Others are at it: what they have in hand is a few chunks, and goes soon.
-            teardown::Chunk::None if thread::running() => return,
+            teardown::Chunk::None if thread::running() => return Some(()),
             teardown::Chunk::None => {
-                if records::lock().is_empty() {
-                    return;
+                if records::lock_unless_forking()?.is_empty() {
+                    return Some(());
                 }
                 std::thread::sleep(Duration::from_micros(100));
             }
             // The keeper tries again.
-            teardown::Chunk::Failed => return,
+            teardown::Chunk::Failed => return Some(()),
         }
     }
 }

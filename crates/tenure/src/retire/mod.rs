@@ -88,6 +88,7 @@ mod unmap;
 use crate::error::{Error, ErrorKind, Result};
 use crate::keeper::{self, chores, relief, thread};
 use crate::mapping::Mapping;
+use crate::os::fork::NoWait;
 use crate::os::{detach, errno, generation, limits, page_size};
 use crate::range::PageRange;
 use rustix::io::Errno;
@@ -136,8 +137,9 @@ pub unsafe fn munmap(addr: *mut u8, len: usize) -> Result<Way> {
 }
 
 /// [`munmap`] for code that runs where memory may not be allocated: an allocator's own. Neither allocates
-/// nor creates a thread, keeps `errno`, and may be called by a signal handler that interrupted it. The error
-/// is the kernel's errno.
+/// nor creates a thread, keeps `errno`, and may be called by a signal handler that interrupted it, or
+/// `malloc`, whose locks a fork takes after tenure's: while one is under way this waits for none of its locks, and
+/// what it cannot retire goes in slices. The error is the kernel's errno.
 ///
 /// # Errors
 /// As [`munmap`].
@@ -146,6 +148,7 @@ pub unsafe fn munmap(addr: *mut u8, len: usize) -> Result<Way> {
 /// As [`munmap`].
 pub unsafe fn munmap_raw(addr: *mut u8, len: usize) -> std::result::Result<Way, i32> {
     let _errno = errno::Kept::now();
+    let _no_wait = NoWait::here();
     let (start, page) = (addr as usize, page_size());
     let end = len
         .checked_next_multiple_of(page)

@@ -2,6 +2,7 @@
 
 use super::settings;
 use super::unmap::{self, in_slices, Known};
+use crate::os::fork::NoWait;
 use crate::os::mapping_list::Lister;
 use crate::os::{detach, errno, page_size};
 use crate::range::PageRange;
@@ -16,6 +17,7 @@ use crate::range::PageRange;
 /// As mremap(2): nothing refers to the tail any more.
 pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool {
     let _errno = errno::Kept::now();
+    let _no_wait = NoWait::here();
     let (start, page) = (addr as usize, page_size());
     let sizes = (old_len.checked_next_multiple_of(page), new_len.checked_next_multiple_of(page));
     let (Some(old), Some(new)) = sizes else { return false };
@@ -66,6 +68,7 @@ pub unsafe fn map_over(
         return None;
     }
     let _errno = errno::Kept::now();
+    let _no_wait = NoWait::here();
     super::books::forget(PageRange::new(start, end));
     let done = in_slices(PageRange::new(start, end), |slice| {
         // SAFETY: the caller's promise.

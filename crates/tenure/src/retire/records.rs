@@ -7,7 +7,7 @@ use crate::keeper::gate;
 use crate::os::process_lock::{ProcessGuard, ProcessLock};
 use crate::range::PageRange;
 use crate::stats::GAUGES;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// So many hidden mappings at most: each counts against `vm.max_map_count`, 65,530 by default.
 const MOST: usize = 512;
@@ -39,10 +39,35 @@ pub(super) type Guard = ProcessGuard<'static, Records>;
 /// The records; forks wait while they are held, so that a child never gets a copy of a mapping that is
 /// half way to its hidden place.
 pub(super) fn lock() -> Guard {
-    let mut records = RECORDS.lock();
+    brought_up_to_date(RECORDS.lock())
+}
+
+/// The same. `None`: a fork holds them, or is about to, for which the thread must not wait.
+pub(super) fn lock_unless_forking() -> Option<Guard> {
+    RECORDS.lock_unless_forking().map(brought_up_to_date)
+}
+
+/// Chunks, and their bytes, that went while a fork held the records.
+static LATE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// A chunk that was taken is gone, and the records cannot be waited for: whoever has them next is told.
+pub(super) fn done_late(chunk: PageRange) {
+    LATE[0].fetch_add(1, Ordering::Relaxed);
+    LATE[1].fetch_add(chunk.len() as u64, Ordering::Relaxed);
+}
+
+fn brought_up_to_date(mut records: Guard) -> Guard {
+    let [chunks, bytes] = [0, 1].map(|n| match LATE[n].load(Ordering::Relaxed) {
+        0 => 0,
+        _ => LATE[n].swap(0, Ordering::Relaxed),
+    });
     if records.inherited {
         (records.count, records.in_flight, records.bytes) = (0, 0, 0);
         records.failed = 0;
+        records.publish();
+    } else if chunks + bytes > 0 {
+        records.in_flight -= chunks as usize;
+        records.bytes -= bytes;
         records.publish();
     }
     records

@@ -54,14 +54,22 @@ pub(super) fn one_chunk() -> Chunk {
     let process = generation::current();
     let pagemap = Pagemap::open().ok();
     let (chunk, there) = loop {
-        let Some(next) = records::lock().next() else { return Chunk::None };
+        let next = records::lock_unless_forking().and_then(|records| records.next());
+        let Some(next) = next else { return Chunk::None };
         let there = pagemap.as_ref().map_or(next.start, |pagemap| pagemap.first_there(next));
-        if let Some(chunk) = records::lock().take(next, there) {
+        let Some(mut records) = records::lock_unless_forking() else { return Chunk::None };
+        if let Some(chunk) = records.take(next, there) {
             break (chunk, there.min(chunk.end));
         }
     };
     let done = tear_down(chunk, there, process);
-    let mut records = records::lock();
+    let Some(mut records) = records::lock_unless_forking() else {
+        // What could not be torn down stays mapped until the process ends.
+        if generation::current() == process {
+            records::done_late(chunk);
+        }
+        return Chunk::None;
+    };
     if generation::current() != process {
         return Chunk::None;
     }

@@ -82,8 +82,7 @@ fn by_parts(range: PageRange, known: Known) -> Result<Way, Errno> {
     let mut hidden = match movable && quick_is_possible() {
         true => {
             // No two at once: see `Hidden::take`.
-            let _records = records::lock();
-            Hidden::reserve_like(range).ok()
+            records::lock_unless_forking().and_then(|_records| Hidden::reserve_like(range).ok())
         }
         false => None,
     };
@@ -274,7 +273,7 @@ fn move_away(piece: PageRange, place: &mut Hidden, watched_by_us: bool) -> bool 
     if !watched_by_us && uffd::is_watched(piece.start, place.unreadable(piece)) {
         return false;
     }
-    let mut records = records::lock();
+    let Some(mut records) = records::lock_unless_forking() else { return false };
     if !records.has_room() {
         return false;
     }

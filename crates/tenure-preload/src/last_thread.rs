@@ -1,0 +1,90 @@
+//! The end of a process whose main thread has ended by itself (pthread_exit, thrd_exit, a cancellation).
+//!
+//! The C library then ends the process with its last thread. This library's never end, so somebody has to look
+//! for the last of the program's. That the main thread ends is told by the destructor of a value of its own,
+//! which the C library calls by whatever way a thread ends, and not at `exit`.
+
+use crate::heap::Blocked;
+use crate::{hooks, keeper, next};
+use std::ffi::{c_uint, c_void, CStr};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+const NO_KEY: u32 = u32::MAX;
+static KEY: AtomicU32 = AtomicU32::new(NO_KEY);
+static LOOKED_FOR: AtomicBool = AtomicBool::new(false);
+
+/// Called by the main thread before the program runs.
+pub fn watch_main_thread() {
+    let mut key = 0;
+    // SAFETY: the destructor lives forever and does not unwind; the key is written before it is used.
+    let made = unsafe { libc::pthread_key_create(&mut key, Some(main_thread_ends)) };
+    if made == 0 {
+        KEY.store(key, Ordering::Relaxed);
+        watch_this_thread();
+    }
+}
+
+fn watch_this_thread() {
+    let key = KEY.load(Ordering::Relaxed);
+    if key != NO_KEY {
+        // SAFETY: a key that was made; the value is an address that nobody reads.
+        unsafe { libc::pthread_setspecific(key, (&raw const KEY).cast()) };
+    }
+}
+
+/// The thread that forked is the child's main thread.
+pub fn restart_in_child() {
+    LOOKED_FOR.store(false, Ordering::Relaxed);
+    watch_this_thread();
+}
+
+unsafe extern "C" fn main_thread_ends(_: *mut c_void) {
+    let is_main = rustix::thread::gettid() == rustix::process::getpid();
+    // Another thread has the value if it forked the process's parent: not here.
+    if is_main && keeper::is_own_process() && !LOOKED_FOR.swap(true, Ordering::Relaxed) {
+        let _errno = hooks::Errno::keep();
+        let _signals = Blocked::all();
+        keeper::spawn(end_after_the_last);
+    }
+}
+
+extern "C" fn end_after_the_last(_: *mut c_void) -> *mut c_void {
+    const NAME: &CStr = c"tenure-end";
+    // SAFETY: names the calling thread; the kernel copies the string.
+    unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
+    while named_threads().or_else(counted_threads) != Some(0) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // SAFETY: what the C library does when its last thread ends.
+    unsafe { libc::exit(0) }
+}
+
+/// Threads that are neither this library's, which go by their names, nor the main one. `None`: there is no
+/// /proc.
+fn named_threads() -> Option<usize> {
+    let main = keeper::pid().to_string();
+    let mut count = 0;
+    for task in std::fs::read_dir("/proc/self/task").ok()? {
+        let task = task.ok()?;
+        if task.file_name() == *main {
+            continue;
+        }
+        // A thread that ends meanwhile has no name any more.
+        let name = std::fs::read(task.path().join("comm")).unwrap_or_default();
+        count += usize::from(!name.is_empty() && !name.starts_with(b"tenure-"));
+    }
+    Some(count)
+}
+
+/// The same by the C library's count, which it keeps for this very purpose and shows to debuggers.
+fn counted_threads() -> Option<usize> {
+    let count = next::used(c"__nptl_nthreads").cast::<c_uint>();
+    if count.is_null() {
+        return None;
+    }
+    // SAFETY: the C library's variable, an unsigned number that it changes atomically.
+    let count = unsafe { AtomicU32::from_ptr(count) }.load(Ordering::SeqCst) as usize;
+    // And this one. A thread of the library's own counts there before it does here, and longer.
+    Some(count.saturating_sub(tenure::background_threads() + keeper::starters() + 1))
+}

@@ -1,0 +1,51 @@
+//! The process's memory as a file (`/proc/self/mem`): read whatever its protection.
+
+use super::{advise, page_size};
+use crate::range::PageRange;
+use rustix::fd::OwnedFd;
+use rustix::fs::{open, Mode, OFlags};
+
+/// Reads pages without a signal.
+pub(crate) struct OwnMemory(Option<OwnedFd>);
+
+impl OwnMemory {
+    /// Where the file cannot be opened, protected pages cannot be read.
+    pub fn open() -> OwnMemory {
+        OwnMemory(open("/proc/self/mem", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok())
+    }
+
+    /// Whether a page is all zeros; what cannot be read is not.
+    pub fn reads_as_zeros(&self, page: PageRange) -> bool {
+        let mut bytes = [0u8; 4096];
+        debug_assert!(page.len() == page_size());
+        let through_file = self.0.as_ref().is_some_and(|file| {
+            page.pieces(bytes.len()).all(|piece| {
+                let read = rustix::io::pread(file, &mut bytes, piece.start as u64);
+                read == Ok(piece.len()) && bytes.iter().all(|byte| *byte == 0)
+            })
+        });
+        through_file || advise::reads_as_zeros(page)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::reserve::Scratch;
+
+    #[test]
+    fn protected_pages_are_read() {
+        let page = page_size();
+        let mut scratch = Scratch::new(2 * page, false).unwrap();
+        let range = scratch.range();
+        scratch.bytes()[page] = 1;
+        // SAFETY: memory of this test's own, which it does not touch until it is put back.
+        unsafe { libc::mprotect(range.start as *mut _, 2 * page, libc::PROT_NONE) };
+        let memory = OwnMemory::open();
+        assert!(memory.reads_as_zeros(PageRange::new(range.start, range.start + page)));
+        assert!(!memory.reads_as_zeros(PageRange::new(range.start + page, range.end)));
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: as above.
+        unsafe { libc::mprotect(range.start as *mut _, 2 * page, both) };
+    }
+}

@@ -1,0 +1,81 @@
+//! Pages that are there, and that the program takes to be missing: it is about to have a userfaultfd told
+//! of each page that is touched for the first time.
+
+use crate::os::own_memory::OwnMemory;
+use crate::os::pagemap::{Pagemap, Pages};
+use crate::os::{advise, errno, page_size};
+use crate::pool::give;
+use crate::pool::run::{flag, state};
+use crate::range::PageRange;
+
+/// Between two looks at what is to go, so that the time is short in which another thread may write there.
+const MOST_AT_ONCE: usize = 64;
+
+/// Discards, in the runs in use that the range touches, the pages that are there and read as zeros: to the
+/// program a run is memory that nobody has touched, while its pages may be another's, zeroed. A page that
+/// the program has filled with zeros itself goes as well, for nothing tells it from the others; it reads as
+/// zeros as before, unless somebody is asked for it from then on.
+///
+/// To be called before the range is registered (`UFFDIO_REGISTER`): afterwards discarding is an event, and
+/// reading what is missing waits for the program's handler. What another thread writes to a page of zeros
+/// at this very moment may be lost.
+pub fn drop_zeros(addr: usize, len: usize) {
+    let Some((territory, range)) = super::inside(addr, len) else { return };
+    territory.over(range, |spot, part| {
+        let run = territory.run(spot);
+        if run.state() != state::IN_USE {
+            return;
+        }
+        let start = give::start_of(territory, spot, run);
+        let end = start + run.size().next_multiple_of(page_size());
+        let (from, to) = (part.start.max(start), part.end.min(end));
+        if from < to {
+            errno::kept(|| drop_zeros_of_run(PageRange::new(from, to), run.is(flag::TAINTED)));
+        }
+    });
+}
+
+/// A run that the program has changed (protected, unmapped in parts, registered before) is read through the
+/// kernel, which answers where a load would raise a signal; and only the pages that are there are looked at,
+/// for the others may be waited for. Where the kernel does not tell, such a run is left alone.
+fn drop_zeros_of_run(range: PageRange, changed: bool) {
+    let memory = changed.then(OwnMemory::open);
+    let reads_as_zeros = |page: PageRange| match &memory {
+        Some(memory) => memory.reads_as_zeros(page),
+        // SAFETY: the whole pages of a run in use, as it was handed out: readable, and words are aligned.
+        // Volatile, for the program's other threads may write.
+        None => (page.start..page.end)
+            .step_by(size_of::<u64>())
+            .all(|word| unsafe { (word as *const u64).read_volatile() } == 0),
+    };
+    let mut at = range.start;
+    let listed = Pagemap::open().and_then(|pagemap| {
+        pagemap.extents(range, Pages::Missing, |missing| {
+            drop_zeros_there(at, missing.start, reads_as_zeros);
+            at = missing.end;
+        })
+    });
+    if listed.is_ok() || !changed {
+        drop_zeros_there(at, range.end, reads_as_zeros);
+    }
+}
+
+/// The same, of pages that are there.
+fn drop_zeros_there(from: usize, to: usize, reads_as_zeros: impl Fn(PageRange) -> bool) {
+    let page = page_size();
+    let mut at = from;
+    while at < to {
+        let start = at;
+        let end = to.min(start + MOST_AT_ONCE * page);
+        while at < end && reads_as_zeros(PageRange::new(at, at + page)) {
+            at += page;
+        }
+        if start < at {
+            // Refused where it is locked; then it was to be there.
+            let _ = advise::drop_pages(PageRange::new(start, at));
+        }
+        if at < end {
+            at += page;
+        }
+    }
+}
