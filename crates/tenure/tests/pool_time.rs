@@ -6,13 +6,19 @@ use pool_kit::*;
 use std::time::{Duration, Instant};
 use tenure::pool::{self, HugePages, Settings};
 use tenure_testkit::pages::{lazyfree_total, smaps_over};
-use tenure_testkit::{in_child, this_test};
+use tenure_testkit::{in_child, skip, this_test};
 
 const MIB: usize = 1 << 20;
 
 /// Of all mappings that the run is in: with huge pages in a part of it there are two.
 fn lazily_freed(p: std::ptr::NonNull<u8>, len: usize) -> u64 {
     smaps_over(p.as_ptr() as usize, len).iter().map(|mapping| mapping.lazy_free).sum()
+}
+
+/// How often the keeper was told that memory is short: then it returns what is free at once, as it should,
+/// whatever on this machine took the memory.
+fn pressure() -> u64 {
+    tenure::stats().total.pressure_events
 }
 
 #[test]
@@ -22,35 +28,53 @@ fn offered_within_a_second_and_returned_within_the_set_time() {
         pool::prepare().unwrap();
         // Runs of both kinds of pages, of a size that threads keep and one that they do not.
         for size in [300_000, 2 * MIB, 50 * MIB / 16, 32 * MIB] {
-            let p = take(size);
-            sign(p, size, 1);
-            assert!(signed(p, size, 1));
-            let freed = Instant::now();
-            give(p);
-            assert_eq!(pool::stats().warm, 1, "{size}");
-            // Not at once, or it would not be warm.
-            std::thread::sleep(Duration::from_millis(300));
-            assert_eq!(lazily_freed(p, size), 0, "{size}");
-            wait_for("offered", Duration::from_secs(1), |s| s.offered == 1);
-            let offered_after = freed.elapsed();
-            assert!(offered_after < Duration::from_secs(1), "{size}: {offered_after:?}");
-            // The kernel counts its last few dozen pages of each processor later.
-            let lazy = lazily_freed(p, size) as usize;
-            assert!(lazy + MIB / 2 >= size, "{size}: {lazy} bytes are lazily freed");
-            assert!(resident(p, size) >= size - 4096);
-            wait_for("returned", Duration::from_secs(5), |s| s.returned >= 1 && s.offered == 0);
-            let returned_after = freed.elapsed();
-            assert_eq!(resident(p, size), 0, "{size}");
-            assert!(returned_after >= Duration::from_secs(3), "{size}: {returned_after:?}");
-            println!(
-                "{size} bytes: offered after {offered_after:?}, returned after {returned_after:?}"
-            );
-            let again = take_zeroed(size);
-            assert!(bytes(again, size).iter().all(|b| *b == 0));
-            give(again);
-            wait_for("returned", Duration::from_secs(5), |s| s.warm + s.offered == 0);
+            if !(0..20).any(|_| offered_and_returned(size)) {
+                skip!("memory was short on this machine twenty times in a row");
+            }
         }
     });
+}
+
+/// `false`: the machine ran short of memory meanwhile.
+fn offered_and_returned(size: usize) -> bool {
+    let before = pressure();
+    let short = || pressure() != before;
+    let p = take(size);
+    sign(p, size, 1);
+    assert!(signed(p, size, 1));
+    let freed = Instant::now();
+    give(p);
+    let warm = pool::stats().warm;
+    // Not at once, or it would not be warm.
+    std::thread::sleep(Duration::from_millis(300));
+    let (lazy, on_time) = (lazily_freed(p, size), freed.elapsed() < Duration::from_millis(450));
+    if short() {
+        return false;
+    }
+    assert!(!on_time || (warm, lazy) == (1, 0), "{size}: {warm}, {lazy} bytes lazily freed");
+    wait_for("offered", Duration::from_millis(700), |s| s.offered == 1 || short());
+    let offered_after = freed.elapsed();
+    // The kernel counts its last few dozen pages of each processor later.
+    let lazy = lazily_freed(p, size) as usize;
+    let there = resident(p, size);
+    if short() {
+        return false;
+    }
+    assert!(lazy + MIB / 2 >= size, "{size}: {lazy} bytes are lazily freed");
+    assert!(there >= size - 4096);
+    wait_for("returned", Duration::from_secs(5), |s| s.returned >= 1 && s.offered == 0);
+    let returned_after = freed.elapsed();
+    assert_eq!(resident(p, size), 0, "{size}");
+    if short() {
+        return false;
+    }
+    assert!(returned_after >= Duration::from_secs(3), "{size}: {returned_after:?}");
+    println!("{size} bytes: offered after {offered_after:?}, returned after {returned_after:?}");
+    let again = take_zeroed(size);
+    assert!(bytes(again, size).iter().all(|b| *b == 0));
+    give(again);
+    wait_for("returned", Duration::from_secs(5), |s| s.warm + s.offered == 0);
+    true
 }
 
 #[test]
@@ -58,18 +82,31 @@ fn what_is_in_use_stays_warm() {
     in_child(this_test!(), &[], || {
         pool::configure(Settings::default().with_offer_after(Duration::from_millis(100)));
         pool::prepare().unwrap();
-        let until = Instant::now() + Duration::from_millis(800);
-        while Instant::now() < until {
-            for size in [100_000, MIB, 9 * MIB] {
-                let p = take(size);
-                bytes(p, size)[size / 2] = 1;
-                give(p);
+        // Where this thread is kept from running for as long as that, they are not in use.
+        for _ in 0..20 {
+            let before = pool::stats();
+            let (mut turns, mut longest) = (0, Duration::ZERO);
+            let until = Instant::now() + Duration::from_millis(800);
+            while Instant::now() < until {
+                let turn = Instant::now();
+                for size in [100_000, MIB, 9 * MIB] {
+                    let p = take(size);
+                    bytes(p, size)[size / 2] = 1;
+                    give(p);
+                }
+                std::thread::sleep(Duration::from_millis(1));
+                turns += 1;
+                longest = longest.max(turn.elapsed());
             }
-            std::thread::sleep(Duration::from_millis(1));
+            if longest > Duration::from_millis(40) {
+                continue;
+            }
+            let stats = pool::stats();
+            assert_eq!(stats.offered_total_bytes, before.offered_total_bytes, "{stats:?}");
+            assert!(stats.warm_reuses - before.warm_reuses >= 3 * turns - 3, "{turns}: {stats:?}");
+            return;
         }
-        let stats = pool::stats();
-        assert_eq!(stats.offered_total_bytes, 0, "{stats:?}");
-        assert!(stats.warm_reuses > 500);
+        skip!("this machine never lets a thread run for 800 ms");
     });
 }
 
@@ -126,10 +163,21 @@ fn the_keeper_sleeps_for_good_when_nothing_is_free() {
             }
             sum
         };
-        let before = switches();
-        assert!(before > 0);
-        std::thread::sleep(Duration::from_secs(1));
-        assert_eq!(switches(), before, "the keeper woke with nothing to do");
+        assert!(switches() > 0);
+        // What it does last may come late, and pressure, of whatever runs on this machine, wakes it.
+        let (mut quiet_s, mut short_s) = (0, 0);
+        while quiet_s < 3 && short_s < 60 {
+            let before = (pressure(), switches());
+            std::thread::sleep(Duration::from_secs(1));
+            let after = (pressure(), switches());
+            quiet_s = if before.1 == after.1 { quiet_s + 1 } else { 0 };
+            short_s += u32::from(quiet_s == 0);
+            let woke_for_nothing = short_s > 3 && before.0 == after.0 && quiet_s == 0;
+            assert!(!woke_for_nothing, "in second {short_s} still: {before:?} {after:?}");
+        }
+        if quiet_s < 3 {
+            skip!("memory was short on this machine in each of 60 seconds");
+        }
         // And it wakes when there is something.
         let p = take(3 * MIB);
         sign(p, 3 * MIB, 1);

@@ -26,6 +26,21 @@ const OPTIONS: &[(&str, &[&str])] = &[
     ("all but lock", &["--large=pool", "--mmap=pool", "--unmap=retire", "--populate"]),
 ];
 
+/// What the launcher locks must be allowed, and as much again as the programs here need.
+const LOCKED_BYTES: u64 = 1 << 30;
+
+/// Why an option cannot be tried here.
+fn is_possible(setup: &Setup) -> io::Result<()> {
+    if !setup.name.starts_with("--lock") {
+        return Ok(());
+    }
+    let found = tenure::lock::explain(LOCKED_BYTES).map_err(io::Error::other)?;
+    match found.is_allowed() {
+        true => Ok(()),
+        false => Err(unsupported("RLIMIT_MEMLOCK is below 1 GiB, and there is no CAP_IPC_LOCK")),
+    }
+}
+
 /// Bandwidth on one core and on all, and a compiler run.
 pub(super) fn tables(
     options: &Options,
@@ -56,7 +71,8 @@ fn add<'a>(
 ) -> Comparison<'a> {
     for setup in setups() {
         let (name, role) = (setup.name.clone(), setup.role);
-        let mut contestant = Contestant::new(name, role, move || measure(&setup));
+        let measured = move || is_possible(&setup).and_then(|()| measure(&setup));
+        let mut contestant = Contestant::new(name, role, measured);
         if role == Role::Ours {
             contestant = contestant.goal(Goal::TimesOf(NONE, LIMIT));
         }

@@ -76,7 +76,6 @@ impl Rounds {
         }
         stats::add(&COUNTERS.keeper_rounds, 1);
         if pressure {
-            stats::add(&COUNTERS.pressure_events, 1);
             self.pressed_until = Some(now + PRESSED);
         }
         let pressed = self.pressed_until.is_some_and(|until| now < until);

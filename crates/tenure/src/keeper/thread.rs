@@ -6,6 +6,7 @@ use crate::os::memory_limit;
 use crate::os::pressure::{Heard, PressureWatch};
 use crate::os::thread::{spawn_quiet, wait_for_processors};
 use crate::os::uffd::private_descriptor_table;
+use crate::stats::{self, COUNTERS};
 use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -112,6 +113,10 @@ fn run() {
             let mail = inbox::wait(left.into_iter().flatten().min(), || rounds.may_sleep());
             for job in mail.jobs {
                 job();
+            }
+            if mail.pressure {
+                // Before anything is given up for it.
+                stats::add(&COUNTERS.pressure_events, 1);
             }
             if mail.stirred || mail.pressure || chores.left(Instant::now()) == Some(Duration::ZERO)
             {

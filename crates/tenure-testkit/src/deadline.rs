@@ -1,0 +1,71 @@
+//! Time limits that hold what is tested to its promise, and not the machine.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A limit on the time that something of this process may take. What the machine keeps its threads from
+/// running, with other work or by stopping as a whole, is measured meanwhile and comes on top, several
+/// times: where nothing stalls the limit is the one given.
+#[derive(Debug)]
+pub struct Deadline {
+    start: Instant,
+    limit: Duration,
+    stalls: Arc<Stalls>,
+}
+
+#[derive(Debug, Default)]
+struct Stalls {
+    sum_us: AtomicU64,
+    over: AtomicBool,
+}
+
+/// A stall of one thread is rarely alone: each of the threads that have to take turns may have one.
+const SHARES: u32 = 4;
+const NAP: Duration = Duration::from_millis(5);
+/// As late as a thread may wake on a quiet machine.
+const PUNCTUAL: Duration = Duration::from_millis(1);
+
+impl Deadline {
+    /// From now on.
+    ///
+    /// # Panics
+    /// If no thread can be created.
+    pub fn after(limit: Duration) -> Deadline {
+        let stalls = Arc::new(Stalls::default());
+        let watched = Arc::clone(&stalls);
+        std::thread::spawn(move || {
+            while !watched.over.load(Ordering::Relaxed) {
+                let asleep = Instant::now();
+                std::thread::sleep(NAP);
+                let late = asleep.elapsed().saturating_sub(NAP);
+                if late > PUNCTUAL {
+                    watched.sum_us.fetch_add(late.as_micros() as u64, Ordering::Relaxed);
+                }
+            }
+        });
+        Deadline { start: Instant::now(), limit, stalls }
+    }
+
+    /// For how long the machine was seen to stall.
+    pub fn stalled(&self) -> Duration {
+        Duration::from_micros(self.stalls.sum_us.load(Ordering::Relaxed))
+    }
+
+    /// Whether more time has gone by than is allowed.
+    pub fn is_over(&self) -> bool {
+        // Read first: a stall that is not noticed yet ends with this thread's, too.
+        let took = self.start.elapsed();
+        if took <= self.limit {
+            return false;
+        }
+        std::thread::sleep(4 * NAP);
+        took > self.limit + SHARES * self.stalled()
+    }
+}
+
+impl Drop for Deadline {
+    fn drop(&mut self) {
+        self.stalls.over.store(true, Ordering::Relaxed);
+    }
+}
