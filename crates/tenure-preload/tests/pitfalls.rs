@@ -313,6 +313,9 @@ fn reports_are_not_garbled_or_lost() {
 /// What the launcher refuses, the environment may ask for.
 #[test]
 fn a_lock_leaves_the_pool_off() {
+    if !tenure::lock::explain(1 << 30).is_ok_and(|found| found.is_allowed()) {
+        skip!("RLIMIT_MEMLOCK is below 1 GiB, and there is no CAP_IPC_LOCK");
+    }
     let program = program!("title.c");
     let report = program.dir().join("report");
     let name = report.to_str().expect("a plain name");
