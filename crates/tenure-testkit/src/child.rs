@@ -100,6 +100,39 @@ pub fn run_child(test: &str, env: &[(&str, &str)], body: impl FnOnce()) -> Child
     result
 }
 
+/// Like [`in_child`] for a body that only holds while memory is not short: what other programs of the machine
+/// do may be heeded, and rightly so. `pressure` counts how often it was; a body that fails is run again if
+/// it was at all.
+///
+/// # Panics
+/// If the body fails without pressure, and as [`in_child`].
+pub fn undisturbed(test: &str, pressure: fn() -> u64, body: impl Fn()) {
+    const SAID: &str = "tenure-testkit: memory was short, times: ";
+    const RUNS: u32 = 10;
+    for _ in 0..RUNS {
+        let result = run_child(test, &[], || {
+            let usual = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |panic| {
+                usual(panic);
+                // What came last is counted a moment later.
+                std::thread::sleep(std::time::Duration::from_millis(100));
+                eprintln!("{SAID}{}", pressure());
+            }));
+            body();
+        });
+        if result.finished() {
+            return;
+        }
+        let was_short = |line: &str| line.strip_prefix(SAID).is_some_and(|count| count != "0");
+        let (status, output) = (result.status, result.output);
+        assert!(
+            output.lines().any(was_short),
+            "the child of {test} ended with {status}:\n{output}"
+        );
+    }
+    skip!("memory was short on this machine in each of {RUNS} runs");
+}
+
 /// Has the kernel kill this process when the thread that waits for it is gone.
 fn die_with_parent() {
     let signal = Some(rustix::process::Signal::KILL);

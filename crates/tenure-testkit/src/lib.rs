@@ -27,7 +27,7 @@ mod unavailable;
 pub mod zram;
 
 pub use cgroup::MemoryCgroup;
-pub use child::{as_nobody, in_child, run_child, ChildResult};
+pub use child::{as_nobody, in_child, run_child, undisturbed, ChildResult};
 pub use competitor::Competitor;
 pub use deadline::Deadline;
 pub use leak::LeakCheck;

@@ -4,13 +4,14 @@ use std::time::{Duration, Instant};
 use tenure::volatile::{self, Settings};
 use tenure::{Mapping, Outcome, PageSize, Priority, Volatile};
 use tenure_testkit::zram::ZramSwap;
-use tenure_testkit::{or_skip, pages, run_child, skip, this_test, ChildResult};
+use tenure_testkit::{or_skip, pages, skip, this_test, undisturbed};
 
 const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;
 
-fn succeeded(result: &ChildResult) {
-    assert!(result.finished(), "{}\n{}", result.status, result.output);
+/// How often the keeper was told that memory is short.
+fn pressure() -> u64 {
+    tenure::stats().total.pressure_events
 }
 
 /// Waits until as many bytes are offered, at most 5 s; answers how long that took.
@@ -25,7 +26,7 @@ fn until_offered(bytes: usize) -> Duration {
 
 #[test]
 fn low_priorities_are_offered_first() {
-    let result = run_child(this_test!(), &[], || {
+    undisturbed(this_test!(), pressure, || {
         volatile::configure(Settings::default().with_offer_after(Duration::from_millis(400)));
         // Different sizes, so that the statistics tell them apart. The highest is made first.
         let of = |level: u8, pages: usize| {
@@ -53,12 +54,11 @@ fn low_priorities_are_offered_first() {
         let all = start.elapsed();
         assert!(all > Duration::from_secs(2), "the highest priority waits 8 x 400 ms, not {all:?}");
     });
-    succeeded(&result);
 }
 
 #[test]
 fn what_is_over_the_bound_is_offered_at_once() {
-    let result = run_child(this_test!(), &[], || {
+    undisturbed(this_test!(), pressure, || {
         let bound = 8 << 20;
         volatile::configure(
             Settings::default()
@@ -79,7 +79,6 @@ fn what_is_over_the_bound_is_offered_at_once() {
             assert_eq!(buffer.pin().unwrap().outcome(), Outcome::Intact);
         }
     });
-    succeeded(&result);
 }
 
 #[test]
@@ -90,7 +89,7 @@ fn no_huge_page_is_split_by_a_mark_across_it() {
     if !tenure::capabilities().works("pagemap_scan") {
         skip!("before 6.7 a program cannot see which pages are huge");
     }
-    let result = run_child(this_test!(), &[], || {
+    undisturbed(this_test!(), pressure, || {
         volatile::configure(Settings::default().with_offer_after(Duration::from_millis(10)));
         let mut map = Mapping::anonymous_with(4 * HUGE, PageSize::Huge).unwrap();
         map.as_mut_slice().fill(1);
@@ -120,13 +119,12 @@ fn no_huge_page_is_split_by_a_mark_across_it() {
         }
         assert!(map.as_slice().iter().all(|b| *b == 1));
     });
-    succeeded(&result);
 }
 
 #[test]
 fn with_swap_what_is_pinned_comes_back_and_what_is_volatile_goes() {
     drop(or_skip!(ZramSwap::create(256 << 20)));
-    let result = run_child(this_test!(), &[], || {
+    undisturbed(this_test!(), pressure, || {
         let _swap = ZramSwap::create(256 << 20).unwrap();
         let len = 256 * PAGE;
         let mut map = Mapping::anonymous_with(len, PageSize::Base).unwrap();
@@ -181,5 +179,4 @@ fn with_swap_what_is_pinned_comes_back_and_what_is_volatile_goes() {
             volatile::forget(p, len).unwrap();
         }
     });
-    succeeded(&result);
 }

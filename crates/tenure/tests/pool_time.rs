@@ -6,7 +6,7 @@ use pool_kit::*;
 use std::time::{Duration, Instant};
 use tenure::pool::{self, HugePages, Settings};
 use tenure_testkit::pages::{lazyfree_total, smaps_over};
-use tenure_testkit::{in_child, skip, this_test};
+use tenure_testkit::{in_child, skip, this_test, undisturbed};
 
 const MIB: usize = 1 << 20;
 
@@ -79,7 +79,7 @@ fn offered_and_returned(size: usize) -> bool {
 
 #[test]
 fn what_is_in_use_stays_warm() {
-    in_child(this_test!(), &[], || {
+    undisturbed(this_test!(), pressure, || {
         pool::configure(Settings::default().with_offer_after(Duration::from_millis(100)));
         pool::prepare().unwrap();
         // Where this thread is kept from running for as long as that, they are not in use.
@@ -112,7 +112,7 @@ fn what_is_in_use_stays_warm() {
 
 #[test]
 fn a_page_written_after_the_offer_is_kept_and_the_rest_is_the_kernels() {
-    in_child(this_test!(), &[], || {
+    undisturbed(this_test!(), pressure, || {
         pool::configure(
             Settings::default().with_offer_after(Duration::ZERO).with_huge_pages(HugePages::Never),
         );
@@ -189,7 +189,7 @@ fn the_keeper_sleeps_for_good_when_nothing_is_free() {
 
 #[test]
 fn past_the_bound_memory_is_offered_at_once() {
-    in_child(this_test!(), &[], || {
+    undisturbed(this_test!(), pressure, || {
         let settings =
             Settings::default().with_offer_after(Duration::from_secs(3600)).with_warm_max(32 << 20);
         pool::configure(settings);
@@ -219,7 +219,7 @@ fn without_a_keeper_the_bound_holds() {
 
 #[test]
 fn zeroing_does_not_make_memory_resident() {
-    in_child(this_test!(), &[], || {
+    undisturbed(this_test!(), pressure, || {
         pool::configure(
             Settings::default()
                 .with_huge_pages(HugePages::Never)

@@ -82,6 +82,8 @@ fn listen() {
     let _ = spawn_quiet("tenure-pressure", move || loop {
         match sources.wait() {
             Heard::Pressure => {
+                // Before anything is given up for it.
+                stats::add(&COUNTERS.pressure_events, 1);
                 bound::tighten();
                 inbox::report_pressure();
             }
@@ -113,10 +115,6 @@ fn run() {
             let mail = inbox::wait(left.into_iter().flatten().min(), || rounds.may_sleep());
             for job in mail.jobs {
                 job();
-            }
-            if mail.pressure {
-                // Before anything is given up for it.
-                stats::add(&COUNTERS.pressure_events, 1);
             }
             if mail.stirred || mail.pressure || chores.left(Instant::now()) == Some(Duration::ZERO)
             {
