@@ -137,3 +137,28 @@ fn what_usable_size_grants_survives_a_reallocation() {
         give(q);
     }
 }
+
+/// Arrays that begin at the same place of their huge pages meet in the same banks of memory; and one that
+/// grows keeps its place, or its huge pages would be split on the way.
+#[test]
+fn large_blocks_do_not_lie_alike() {
+    const HUGE: usize = 2 << 20;
+    let place = |p: NonNull<u8>| p.as_ptr() as usize % HUGE;
+    let blocks: Vec<_> = (0..3).map(|_| take(128 << 20)).collect();
+    assert!(blocks.iter().all(|p| place(*p) < 16 * 4096 && place(*p) % 4096 == 0));
+    let mut places: Vec<_> = blocks.iter().map(|p| place(*p)).collect();
+    places.sort_unstable();
+    places.dedup();
+    assert_eq!(places.len(), 3, "{blocks:?}");
+    for p in blocks {
+        let before = place(p);
+        // SAFETY: the test's own run; its old address is used no more.
+        let q = unsafe { pool::realloc(p, 300 << 20, 1, false) }.unwrap();
+        assert_eq!((q == p, place(q)), (false, before));
+        give(q);
+    }
+    // Who asks for an alignment has it.
+    let aligned = pool::alloc(128 << 20, HUGE, false).unwrap();
+    assert_eq!(place(aligned), 0);
+    give(aligned);
+}

@@ -54,9 +54,11 @@ pub(super) unsafe fn realloc(
     let movable = old_size >= MOVE_FROM
         && !run.is(flag::TAINTED)
         && MOVED.load(Ordering::Relaxed) < MOST_MOVED;
+    let page = run.offset.load(Ordering::Relaxed) as usize;
     let taken = match movable && new_size > old_size {
-        true => take_to_grow(territory, new_size, align),
+        true => take_to_grow(territory, new_size, align, page),
         false => Request::new(territory, new_size, align)
+            .map(|request| request.at_page(page))
             .and_then(|request| Some((request, take::take(territory, &request)?))),
     };
     let taken = taken.and_then(|(request, (to, from))| {
@@ -105,13 +107,15 @@ fn take_to_grow(
     territory: &Territory,
     size: usize,
     align: usize,
+    page: usize,
 ) -> Option<(Request, (Spot, u32))> {
-    let exact = Request::new(territory, size, align)?;
+    let exact = Request::new(territory, size, align)?.at_page(page);
     if let Some(warm) = take::take_warm(territory, &exact) {
         return Some((exact, warm));
     }
     size.checked_mul(2)
         .and_then(|room| Request::with_room(territory, size, align, room))
+        .map(|roomy| roomy.at_page(page))
         .and_then(|roomy| Some((roomy, take::take(territory, &roomy)?)))
         .or_else(|| Some((exact, take::take(territory, &exact)?)))
 }

@@ -18,12 +18,20 @@ const REACH: usize = 16;
 const MOST_PARTED: u32 = 4096;
 static PARTED: AtomicU32 = AtomicU32::new(0);
 
+/// Blocks from here on, which no processor's cache holds, begin at different pages of their runs: runs begin
+/// at huge pages, and arrays that lie alike in huge pages meet in the same banks of memory. (Three of 128 MiB,
+/// read and written side by side: 21 GB/s, and 26 when they do not lie alike.)
+const STAGGER_FROM: usize = 8 << 20;
+const STAGGERS: usize = 16;
+
 /// What is asked for.
 #[derive(Clone, Copy)]
 pub(super) struct Request {
     pub size: usize,
     pub align: usize,
     class: usize,
+    /// The page of the run to begin at, for pages that come from such a page of another run.
+    page: Option<usize>,
 }
 
 impl Request {
@@ -31,6 +39,9 @@ impl Request {
     pub fn new(territory: &Territory, size: usize, align: usize) -> Option<Request> {
         let size = size.max(1);
         let mut class = class::of(size);
+        if Request::is_staggered(size, align) {
+            class = class::of(size.checked_add((STAGGERS - 1) * page_size())?);
+        }
         if align > page_size() {
             // Any run fits that has the room for the way to the next multiple; a smaller one does if
             // all runs of its class start at multiples.
@@ -43,7 +54,16 @@ impl Request {
                 })
                 .unwrap_or(roomy);
         }
-        (class < territory.classes).then_some(Request { size, align, class })
+        (class < territory.classes).then_some(Request { size, align, class, page: None })
+    }
+
+    fn is_staggered(size: usize, align: usize) -> bool {
+        size >= STAGGER_FROM && align <= page_size()
+    }
+
+    /// As far into the run as pages that are to be moved there: else their huge pages would be split.
+    pub fn at_page(self, page: usize) -> Request {
+        Request { page: Some(page), ..self }
     }
 
     /// The same for a run with room for `room` bytes.
@@ -59,8 +79,19 @@ impl Request {
     /// Where in the run the program's part starts; `None` if it does not fit.
     pub fn offset(&self, territory: &Territory, spot: Spot) -> Option<usize> {
         let start = territory.start(spot);
+        let stride = territory.area(spot.class).stride;
+        if Request::is_staggered(self.size, self.align) {
+            let page = self.page.unwrap_or((spot.index as usize * 5 + spot.class) % STAGGERS);
+            let offset = page * page_size();
+            // Of a size that was not staggered before: there may be no room.
+            return (self.size <= stride).then_some(if offset + self.size <= stride {
+                offset
+            } else {
+                0
+            });
+        }
         let offset = start.checked_next_multiple_of(self.align)? - start;
-        (offset + self.size <= territory.area(spot.class).stride).then_some(offset)
+        (offset + self.size <= stride).then_some(offset)
     }
 }
 
