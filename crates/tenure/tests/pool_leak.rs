@@ -7,7 +7,7 @@ use pool_kit::*;
 use retire_kit::{status, touch, unmap, untouched, MIB, PAGE};
 use std::ptr::NonNull;
 use std::time::Duration;
-use tenure::pool::{self, Settings};
+use tenure::pool;
 use tenure::retire;
 use tenure_testkit::pages::{lazyfree_total, map_count, rss};
 use tenure_testkit::{in_child, this_test};
@@ -71,11 +71,7 @@ fn on_threads(count: usize) {
 #[test]
 fn a_million_cycles_leave_nothing() {
     in_child(this_test!(), &[], || {
-        let settings = Settings::default()
-            .with_offer_after(Duration::from_millis(20))
-            .with_return_after(Duration::from_millis(100));
-        pool::configure(settings);
-        pool::prepare().unwrap();
+        prepare_quick();
         let settle = || {
             wait_for("all returned", Duration::from_secs(20), |s| s.warm + s.offered == 0);
             let stats = pool::stats();
@@ -140,11 +136,7 @@ fn mixed_cycles(thread: u64, count: usize) {
 #[test]
 fn a_million_cycles_with_retires_leave_nothing() {
     in_child(this_test!(), &[], || {
-        let settings = Settings::default()
-            .with_offer_after(Duration::from_millis(20))
-            .with_return_after(Duration::from_millis(100));
-        pool::configure(settings);
-        pool::prepare().unwrap();
+        prepare_quick();
         retire::prepare().unwrap();
         retire::configure(retire::Settings::default().with_min_bytes(128 << 10));
         let on_threads = |count: usize| {

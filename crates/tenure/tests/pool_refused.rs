@@ -156,11 +156,7 @@ fn under_a_limit_on_addresses() {
 #[test]
 fn addresses_given_up_are_the_programs() {
     in_child(this_test!(), &[], || {
-        let settings = Settings::default()
-            .with_offer_after(Duration::from_millis(20))
-            .with_return_after(Duration::from_millis(100));
-        pool::configure(settings);
-        pool::prepare().unwrap();
+        prepare_quick();
         let (held, free) = (take(3 << 20), take(5 << 20));
         sign(held, 3 << 20, 1);
         give(free);

@@ -4,7 +4,7 @@
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
-use tenure::pool::{self, PoolStats};
+use tenure::pool::{self, PoolStats, Settings};
 use tenure_testkit::Deadline;
 
 /// A run, page-aligned.
@@ -55,6 +55,15 @@ pub fn signed(p: NonNull<u8>, len: usize, seed: u64) -> bool {
 
 fn word(seed: u64, page: usize) -> u64 {
     (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ page as u64).wrapping_mul(0xD6E8_FEB8_6659_FD93) | 1
+}
+
+/// Ready, with times that tests can wait for: offered after 20 ms, returned after 100.
+pub fn prepare_quick() {
+    let settings = Settings::default()
+        .with_offer_after(Duration::from_millis(20))
+        .with_return_after(Duration::from_millis(100));
+    pool::configure(settings);
+    pool::prepare().unwrap();
 }
 
 /// Waits until the statistics are as wanted; the machine's stalls come on top of the limit.
