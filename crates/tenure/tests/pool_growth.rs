@@ -98,6 +98,60 @@ fn growing_moves_pages_and_not_bytes() {
         let stats = pool::stats();
         assert!(places >= 5 && stats.realloc_moved == places, "{places} places: {stats:?}");
         assert!(stats.realloc_moved_bytes >= kept, "{kept} bytes: {stats:?}");
+        // What has moved away is not there any more.
+        assert!(stats.warm_bytes + stats.offered_bytes < 1 << 20, "{stats:?}");
         give(p);
+    });
+}
+
+/// Sizes at random, some zeroed: what was there is there, what is new reads zeros where it was asked for.
+#[test]
+fn random_growth_keeps_its_bytes() {
+    in_child(this_test!(), &[], || {
+        pool::configure(Settings::default().with_return_after(Duration::from_secs(600)));
+        let mut random = Random(7);
+        let mut held: Vec<_> = (1..4).map(|seed| (take_zeroed(6 << 20), 6 << 20, seed)).collect();
+        held.iter().for_each(|(p, size, seed)| sign(*p, *size, *seed));
+        for n in 0..150 {
+            let (p, size, seed) = held[n % 3];
+            let new = match n % 10 {
+                9 => (1 << 20) + random.below(9 << 20),
+                _ => size + random.below(size.min(24 << 20)),
+            } / 4096
+                * 4096;
+            let zeroed = random.below(2) == 0;
+            // SAFETY: the test's own run.
+            let q = unsafe { pool::realloc(p, new, 1, zeroed) }.unwrap();
+            assert!(signed(q, size.min(new), seed), "step {n}: {size} to {new}");
+            if zeroed && new > size {
+                assert!(bytes(q, new)[size..].iter().all(|b| *b == 0), "step {n}: {size} to {new}");
+            }
+            sign(q, new, seed);
+            held[n % 3] = (q, new, seed);
+            if new > 90 << 20 {
+                give(q);
+                held[n % 3] = (take_zeroed(6 << 20), 6 << 20, seed);
+                assert!(bytes(held[n % 3].0, 6 << 20).iter().all(|b| *b == 0), "step {n}");
+                sign(held[n % 3].0, 6 << 20, seed);
+            }
+        }
+        held.into_iter().for_each(|(p, _, _)| give(p));
+        assert!(pool::stats().realloc_moved > 0, "{:?}", pool::stats());
+    });
+}
+
+/// Of a block that does not begin where its run does.
+#[test]
+fn what_has_moved_away_is_not_warm() {
+    in_child(this_test!(), &[], || {
+        let p = take(16 << 20);
+        assert_ne!(p.as_ptr() as usize % (2 << 20), 0);
+        sign(p, 16 << 20, 1);
+        // SAFETY: the test's own run.
+        let q = unsafe { pool::realloc(p, 64 << 20, 1, false) }.unwrap();
+        assert!(q != p && signed(q, 16 << 20, 1));
+        let stats = pool::stats();
+        assert!(stats.realloc_moved == 1 && stats.warm_bytes < 1 << 20, "{stats:?}");
+        give(q);
     });
 }

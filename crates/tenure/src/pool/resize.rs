@@ -244,8 +244,9 @@ fn move_pages(
     }
     set_borders(target, news.map(|end| offset + end / page), offset + moved / page);
     target.forks.store(source.forks.load(Ordering::Relaxed), Ordering::Relaxed);
-    if (at - start + moved) / page >= source.touched() && at == start {
-        source.set_touched(lead / page);
+    if (at - start + moved) / page >= source.touched() {
+        // What lies before the program's part may be left from an earlier use.
+        source.set_touched((at - start + lead) / page);
     }
     counters::add(Counter::Moved, 1);
     counters::add(Counter::MovedBytes, (moved - lead) as u64);

@@ -26,13 +26,7 @@ pub(super) struct Records {
     failed: usize,
 }
 
-static RECORDS: ProcessLock<Records> = ProcessLock::new(Records {
-    waiting: [PageRange { start: 0, end: 0 }; MOST],
-    count: 0,
-    in_flight: 0,
-    bytes: 0,
-    failed: 0,
-});
+static RECORDS: ProcessLock<Records> = ProcessLock::new(Records::none());
 
 pub(super) type Guard = ProcessGuard<'static, Records>;
 
@@ -79,6 +73,16 @@ pub(super) fn hold_over_fork() {
 }
 
 impl Records {
+    const fn none() -> Records {
+        Records {
+            waiting: [PageRange { start: 0, end: 0 }; MOST],
+            count: 0,
+            in_flight: 0,
+            bytes: 0,
+            failed: 0,
+        }
+    }
+
     pub fn has_room(&self) -> bool {
         self.count < MOST
     }
@@ -195,13 +199,7 @@ mod tests {
 
     #[test]
     fn chunks_cover_a_mapping_once() {
-        let mut records = Records {
-            waiting: [PageRange { start: 0, end: 0 }; MOST],
-            count: 0,
-            in_flight: 0,
-            bytes: 0,
-            failed: 0,
-        };
+        let mut records = Records::none();
         let page = crate::os::page_size();
         let whole = PageRange::new(3 * page, 9 * CHUNK + 5 * page);
         records.add(whole);
@@ -222,15 +220,10 @@ mod tests {
         assert_eq!((at, records.bytes(), chunks), (whole.end, 0, 7));
         assert!(records.is_empty());
     }
+
     #[test]
     fn what_fails_waits_behind_the_others_and_is_joined() {
-        let mut records = Records {
-            waiting: [PageRange { start: 0, end: 0 }; MOST],
-            count: 0,
-            in_flight: 0,
-            bytes: 0,
-            failed: 0,
-        };
+        let mut records = Records::none();
         let ranges = [(1, 3), (5, 7), (9, 12)];
         let ranges = ranges.map(|(start, end)| PageRange::new(start * CHUNK, end * CHUNK));
         ranges.into_iter().for_each(|range| records.add(range));

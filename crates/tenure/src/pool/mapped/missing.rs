@@ -42,11 +42,11 @@ fn drop_zeros_of_run(range: PageRange, changed: bool) {
     let memory = changed.then(OwnMemory::open);
     let reads_as_zeros = |page: PageRange| match &memory {
         Some(memory) => memory.reads_as_zeros(page),
-        // SAFETY: the whole pages of a run in use, as it was handed out: readable, and words are aligned.
-        // Volatile, for the program's other threads may write.
-        None => (page.start..page.end)
-            .step_by(size_of::<u64>())
-            .all(|word| unsafe { (word as *const u64).read_volatile() } == 0),
+        None => (page.start..page.end).step_by(size_of::<u64>()).all(|word| {
+            // SAFETY: in the whole pages of a run in use, as it was handed out: readable, and words are
+            // aligned. Volatile, for the program's other threads may write.
+            unsafe { (word as *const u64).read_volatile() == 0 }
+        }),
     };
     let mut at = range.start;
     let listed = Pagemap::open().and_then(|pagemap| {
