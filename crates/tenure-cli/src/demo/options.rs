@@ -7,7 +7,7 @@ use crate::size;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The most that preparing may take.
+/// The most that preparing may take, where the machine makes enough in that time.
 pub const PREPARATION: Duration = Duration::from_secs(10);
 
 const HELP: &str = "\

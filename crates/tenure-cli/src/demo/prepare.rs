@@ -34,7 +34,7 @@ pub struct Wanted<'a> {
     pub least_value_bytes: u64,
     /// zstd's level.
     pub level: i32,
-    /// When to go on with what there is.
+    /// When to go on with what there is, if it is enough; three times that if not.
     pub patience: Duration,
 }
 
@@ -51,7 +51,7 @@ pub fn prepare(
     let work = Work {
         wanted,
         stop,
-        deadline: started + wanted.patience,
+        started,
         next: AtomicUsize::new(0),
         made_bytes: AtomicU64::new(0),
         made: Mutex::new(Vec::new()),
@@ -90,18 +90,25 @@ pub fn prepare(
 struct Work<'a> {
     wanted: &'a Wanted<'a>,
     stop: &'a AtomicBool,
-    deadline: Instant,
+    started: Instant,
     next: AtomicUsize,
     made_bytes: AtomicU64,
     made: Mutex<Vec<(usize, Piece)>>,
 }
 
 impl Work<'_> {
+    /// On a slow or busy machine rather late than with too little to show.
+    fn time_is_up(&self) -> bool {
+        let enough = self.made_bytes.load(Ordering::Relaxed) >= self.wanted.least_value_bytes;
+        let most = if enough { 1 } else { 3 };
+        self.started.elapsed() >= most * self.wanted.patience
+    }
+
     fn make_values(&self, files: &[String], sources: &[Source]) -> anyhow::Result<()> {
         let mut maker = Maker::new(self.wanted.level).context("zstd")?;
         while self.made_bytes.load(Ordering::Relaxed) < self.wanted.value_bytes
             && !self.stop.load(Ordering::Relaxed)
-            && Instant::now() < self.deadline
+            && !self.time_is_up()
         {
             let at = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(source) = sources.get(at) else { break };
