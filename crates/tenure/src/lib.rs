@@ -19,12 +19,15 @@ compile_error!("tenure is built on Linux's memory management and runs on nothing
 compile_error!("tenure needs a 64-bit address space");
 
 mod error;
-mod keeper;
 mod mapping;
 mod os;
 mod range;
+mod runtime;
 mod stats;
+mod sync;
+mod tracking;
 
+#[cfg(any())]
 pub mod cache;
 pub mod lock;
 pub mod page_cache;
@@ -33,6 +36,7 @@ pub mod populate;
 pub mod retire;
 pub mod volatile;
 
+#[cfg(any())]
 pub use cache::Cache;
 pub use error::{Error, ErrorKind, Result};
 pub use mapping::{Mapping, PageSize};
@@ -43,7 +47,7 @@ pub use volatile::{Outcome, Priority, Volatile};
 /// Takes the place of tenure's fork handlers among the process's, and does nothing else: for a launcher that
 /// must come before an allocator's constructor, when there is no environment yet to read.
 pub fn register_fork_handlers() {
-    os::fork::register();
+    runtime::fork::watch();
 }
 
 /// Registers the fork handlers now rather than at the first use of what needs them, and reads the
@@ -52,7 +56,7 @@ pub fn register_fork_handlers() {
 ///
 /// Starts no thread. Cheap when done.
 pub fn watch_forks() {
-    keeper::watch_forks();
+    tracking::watch_forks();
     pool::watch_forks();
     retire::watch_forks();
 }

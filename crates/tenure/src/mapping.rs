@@ -1,11 +1,9 @@
 //! Owned mappings: memory that is unmapped when its owner goes.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::keeper::relief;
 use crate::os::{self, advise, reserve};
-use crate::populate::{Access, Failed, HugePages, Populate, Report};
 use crate::range::PageRange;
-use crate::retire;
+use crate::runtime::services;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{fstat, ftruncate, memfd_create, MemfdFlags};
 use rustix::io::Errno;
@@ -131,39 +129,8 @@ impl Mapping {
         false
     }
 
-    /// Populates the pages that `[offset, offset + len)` of it touches, as
-    /// [`Populate::run`](crate::populate::Populate::run) does.
-    ///
-    /// # Errors
-    /// As there; `EINVAL` also where the part is not inside the mapping.
-    pub fn populate(
-        &self,
-        offset: usize,
-        len: usize,
-        access: Access,
-    ) -> std::result::Result<Report, Failed> {
-        let part = self.part("Mapping::populate", offset, len, PageRange::touched)?;
-        let populate = Populate::new(part.start as *const u8, part.len(), access);
-        // Who asked for base pages gets them.
-        match self.pages {
-            PageSize::Base => populate.huge_pages(HugePages::Leave).run(),
-            _ => populate.run(),
-        }
-    }
-
-    /// Gives the pages of `[offset, offset + len)` back, as [`discard`](crate::populate::discard)
-    /// does: anonymous memory and memfds read as zeros afterwards, a private file mapping as its
-    /// file.
-    ///
-    /// # Errors
-    /// As there; `EINVAL` also where the part is not inside the mapping.
-    pub fn discard(&mut self, offset: usize, len: usize) -> Result<()> {
-        let part = self.part("Mapping::discard", offset, len, PageRange::check)?;
-        // SAFETY: `&mut self`: nobody else refers to the bytes, and any bytes are valid ones.
-        unsafe { crate::populate::discard(part.start as *mut u8, part.len()) }
-    }
-
-    fn part(
+    /// A part of it, checked as `check` does.
+    pub(crate) fn part(
         &self,
         call: &'static str,
         offset: usize,
@@ -182,16 +149,13 @@ impl Mapping {
         check(call, (self.range.start + offset) as *const u8, len)
     }
 
+    /// What size of pages it was made with.
+    pub(crate) fn pages(&self) -> PageSize {
+        self.pages
+    }
+
     pub(crate) fn range(&self) -> PageRange {
         self.range
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // The mapping is ours, and no borrow of it outlives us. munmap of a whole mapping that exists
-        // cannot fail but for a mapping count at its limit, and then it leaks.
-        let _ = retire::drop_own(self.range, retire::least());
     }
 }
 
@@ -199,7 +163,7 @@ impl Drop for Mapping {
 fn relieved(
     attempt: impl FnMut() -> rustix::io::Result<PageRange>,
 ) -> rustix::io::Result<PageRange> {
-    relief::retry(attempt, |errno| matches!(*errno, Errno::NOMEM | Errno::AGAIN))
+    services::retry(attempt, |errno| matches!(*errno, Errno::NOMEM | Errno::AGAIN))
 }
 
 fn whole_pages(call: &'static str, len: usize) -> Result<usize> {

@@ -7,11 +7,11 @@ use super::ledger::{self, Ledger};
 use super::look::{self, look, Piece, Special};
 use super::{unfilled, Kinds, When};
 use crate::error::{Error, ErrorKind, Result};
-use crate::keeper::relief;
 use crate::os::maps;
 use crate::os::mlock::{self, Seen};
 use crate::os::page_size;
 use crate::range::PageRange;
+use crate::runtime::services;
 use rustix::io::Errno;
 
 /// Locks a range for a guard. Answers the ledger's time, for [`Ledger::still`].
@@ -129,7 +129,7 @@ fn charge(call: &'static str, range: PageRange, parts: &[PageRange]) -> Result<(
     let needed: usize = parts.iter().map(PageRange::len).sum();
     for (done, part) in parts.iter().enumerate() {
         // Retired memory that was locked stays charged until it is torn down.
-        let locked = relief::retry(
+        let locked = services::retry(
             || mlock::lock(*part, true),
             |errno| matches!(*errno, Errno::NOMEM | Errno::AGAIN | Errno::PERM),
         );

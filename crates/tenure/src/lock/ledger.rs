@@ -6,8 +6,9 @@
 
 use super::claims::Claims;
 use super::When;
-use crate::os::{fork, generation};
+use crate::os::generation;
 use crate::range::PageRange;
+use crate::runtime::fork;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

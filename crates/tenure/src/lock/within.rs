@@ -323,7 +323,8 @@ impl Keeper {
         let looked = maps::each_mapping(range, |mapping| all_shared &= mapping.shared);
         // Of a shared mapping nothing is lost by this: the pages stay where they belong. Locked pages
         // of another owner are refused (EINVAL), and stay.
-        if looked.is_ok() && all_shared && advise::unmap_shared(range).is_ok() {
+        // SAFETY: the mapping is shared, as was just seen.
+        if looked.is_ok() && all_shared && unsafe { advise::unmap_shared(range) }.is_ok() {
             if let Some(at) = self.find(number) {
                 self.windows[at].present = 0;
             }

@@ -7,10 +7,8 @@ use std::ffi::c_void;
 
 fn advise(range: PageRange, advice: Advice) -> Result<(), Errno> {
     loop {
-        // SAFETY: none of the advices used in this module can break memory safety of memory that
-        // the callers hold: those that may drop contents (FREE, DONTNEED, PAGEOUT) are given only
-        // ranges that are marked volatile, purged, or owned and unreferenced; the kernel checks
-        // that the range is mapped.
+        // SAFETY: the kernel checks that the range is mapped. Advices that may drop contents come from the
+        // functions of this module that are unsafe, whose callers promise that nobody wants them.
         match unsafe { madvise(range.start as *mut c_void, range.len(), advice) } {
             Err(Errno::INTR | Errno::AGAIN) => continue,
             other => return other,
@@ -21,7 +19,10 @@ fn advise(range: PageRange, advice: Advice) -> Result<(), Errno> {
 /// Tells the kernel that it may discard the range's pages until they are next written.
 ///
 /// `EINVAL`: locked, shared, file-backed or device memory. A page that is swapped out goes at once.
-pub(crate) fn free(range: PageRange) -> Result<(), Errno> {
+///
+/// # Safety
+/// The program has given up the contents of the range: it is marked volatile, or owned and not in use.
+pub(crate) unsafe fn free(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxFree)
 }
 
@@ -32,12 +33,18 @@ pub(crate) fn page_out(range: PageRange) -> Result<(), Errno> {
 }
 
 /// Drops the range's pages. The callers pass only memory whose contents nobody may want.
-pub(crate) fn drop_pages(range: PageRange) -> Result<(), Errno> {
+///
+/// # Safety
+/// Nobody wants the contents of the range.
+pub(crate) unsafe fn drop_pages(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxDontNeed)
 }
 
 /// The same for memory that is locked, which stays so (5.18+).
-pub(crate) fn drop_locked_pages(range: PageRange) -> Result<(), Errno> {
+///
+/// # Safety
+/// As [`drop_pages`].
+pub(crate) unsafe fn drop_locked_pages(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxDontneedLocked)
 }
 
@@ -49,14 +56,20 @@ pub(crate) fn knows_locked_drop(range: PageRange) -> bool {
 /// Punches the range out of the shared memory, memfd or hugetlbfs file behind it.
 ///
 /// `EINVAL`: not a shared file mapping, or locked. `EACCES`: not writable.
-pub(crate) fn remove(range: PageRange) -> Result<(), Errno> {
+///
+/// # Safety
+/// Nobody wants the contents of the range, in whichever process maps the file.
+pub(crate) unsafe fn remove(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxRemove)
 }
 
 /// Takes a shared range's pages out of the page table; they stay in their file, memfd or tmpfs, and a
 /// touch maps them again. The caller has seen that the mapping is shared: of private memory this would
 /// lose the contents. `EINVAL`: locked.
-pub(crate) fn unmap_shared(range: PageRange) -> Result<(), Errno> {
+///
+/// # Safety
+/// The mapping is shared: of private memory this would lose the contents.
+pub(crate) unsafe fn unmap_shared(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxDontNeed)
 }
 
@@ -76,6 +89,18 @@ pub(crate) fn want_huge_pages(range: PageRange) -> Result<(), Errno> {
 /// Asks for base pages only.
 pub(crate) fn want_base_pages(range: PageRange) -> Result<(), Errno> {
     flag(range, Advice::LinuxNoHugepage)
+}
+
+/// Joins whole huge pages of the range now (`MADV_COLLAPSE`, 6.1+).
+pub(crate) fn collapse(range: PageRange) -> Result<(), Errno> {
+    // Neither rustix nor libc knows it on every target.
+    const MADV_COLLAPSE: libc::c_int = 25;
+    // SAFETY: the call changes which pages hold the bytes, not the bytes; the kernel checks that the
+    // range is mapped.
+    match unsafe { libc::madvise(range.start as *mut c_void, range.len(), MADV_COLLAPSE) } {
+        0 => Ok(()),
+        _ => Err(last_errno()),
+    }
 }
 
 /// Makes the range read as zeros in a child after fork.

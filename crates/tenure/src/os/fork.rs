@@ -1,172 +1,59 @@
-//! What a fork does to us: atfork handlers, and a page that tells a child that missed them.
+//! Fork handlers, and a page that tells a child that they did not run.
 
-use super::advise;
-use super::reserve;
-use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
-use std::time::Duration;
+use super::{advise, page_size, reserve};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// Address of a page that reads 1 in the process that set it up and 0 in a child that was not told
-/// (a child made by a raw `clone`, whose atfork handlers did not run).
+/// What the page says.
+pub(crate) mod marker {
+    /// The kernel has wiped the page: this is a child whose handlers did not run.
+    pub const WIPED: u32 = 0;
+    /// The process knows itself.
+    pub const SETTLED: u32 = 1;
+    /// A thread does what the handlers should have done.
+    pub const BEING_MADE_UP: u32 = 2;
+}
+
+/// The page's address; 0 before the first use.
 static MARKER: AtomicUsize = AtomicUsize::new(0);
-/// Forks seen by this process and its ancestors since tenure started.
-static FORKS: AtomicU32 = AtomicU32::new(0);
+/// Takes its place where no such page can be had (no address space; MADV_WIPEONFORK is refused before
+/// 4.14): only the children of a raw `clone` then go unnoticed.
+static NONE: AtomicU32 = AtomicU32::new(marker::SETTLED);
 
-/// Called around fork, in the order of `pthread_atfork`.
-#[derive(Clone, Copy)]
-pub(crate) struct Hooks {
-    /// In the parent, before: wait until no page is half way between two states.
-    pub prepare: fn(),
-    /// In the parent, after.
-    pub parent: fn(),
-    /// In the child, before `fork` returns: system calls only, no allocation.
-    pub child: fn(),
-    /// In the parent, after that: no call is turned away any more, see [`NoWait`].
-    pub settled: fn(),
-}
-
-static HOOKS: OnceLock<Hooks> = OnceLock::new();
-
-extern "C" fn on_prepare() {
-    UNDER_WAY.fetch_add(1, Ordering::SeqCst);
-    if let Some(hooks) = HOOKS.get() {
-        (hooks.prepare)();
-    }
-}
-
-extern "C" fn on_parent() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
-    if let Some(hooks) = HOOKS.get() {
-        (hooks.parent)();
-    }
-    // One that began before the handlers were registered was not counted.
-    let less = |count: u32| count.checked_sub(1);
-    let _ = UNDER_WAY.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
-    if let Some(hooks) = HOOKS.get() {
-        (hooks.settled)();
-    }
-}
-
-extern "C" fn on_child() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
-    // Whoever else was forking is not here.
-    UNDER_WAY.store(0, Ordering::SeqCst);
-    if let Some(hooks) = HOOKS.get() {
-        (hooks.child)();
-    }
-    set_marker();
-}
-
-fn set_marker() {
-    let at = MARKER.load(Ordering::Relaxed);
-    if at != 0 {
-        // SAFETY: the marker page was mapped by `watch` and is never unmapped.
-        unsafe { (*(at as *const AtomicU32)).store(1, Ordering::Relaxed) };
-    }
-}
-
-/// Takes a place among the process's fork handlers, whose order is that of their registration, for the
-/// hooks that [`watch`] gives. Once.
-pub(crate) fn register() {
-    static REGISTERED: AtomicBool = AtomicBool::new(false);
-    if !REGISTERED.swap(true, Ordering::AcqRel) {
-        // SAFETY: the three functions are `extern "C"`, live forever and do not unwind.
-        unsafe { libc::pthread_atfork(Some(on_prepare), Some(on_parent), Some(on_child)) };
-    }
-}
-
-/// Starts calling `hooks` around every fork of this process. Once.
-pub(crate) fn watch(hooks: Hooks) {
-    register();
-    HOOKS.get_or_init(|| {
-        let page = super::page_size();
-        // Without a marker page (no address space, or MADV_WIPEONFORK refused, before 4.14) only the
-        // children of raw clone() go unnoticed.
-        if let Ok(range) = reserve::map_anonymous(page, page) {
-            if advise::wipe_on_fork(range).is_ok() {
-                MARKER.store(range.start, Ordering::Relaxed);
-                set_marker();
-            }
-        }
-        hooks
-    });
-}
-
-/// Whether this process is a child whose atfork handlers did not run.
+/// The word that is [`marker::WIPED`] in a child, however the child was made. It exists before any lock of
+/// tenure's is taken, so a lock that is held in a child by a thread of the parent's is always noticed.
 #[inline]
-pub(crate) fn missed() -> bool {
-    let at = MARKER.load(Ordering::Relaxed);
-    // SAFETY: as in `set_marker`.
-    at != 0 && unsafe { (*(at as *const AtomicU32)).load(Ordering::Relaxed) } == 0
-}
-
-/// Runs what the child's handlers should have done.
-pub(crate) fn make_up() {
-    on_child();
-}
-
-/// Forks whose handlers have begun, and that are not over.
-static UNDER_WAY: AtomicU32 = AtomicU32::new(0);
-
-thread_local! {
-    // Constant and without a destructor: no allocation, and usable to a thread's very end.
-    static NO_WAIT: Cell<bool> = const { Cell::new(false) };
-}
-
-/// While it lives the calling thread waits for no lock that a fork may hold: a call that a signal's handler
-/// may make, which has interrupted the C library's `malloc`. Its lock is taken by a fork after all handlers
-/// have run, so the fork waits for this thread, with all of tenure's locks in its hands.
-pub(crate) struct NoWait {
-    before: bool,
-}
-
-impl NoWait {
-    #[inline]
-    pub fn here() -> NoWait {
-        NoWait { before: NO_WAIT.replace(true) }
+pub(crate) fn word() -> &'static AtomicU32 {
+    match MARKER.load(Ordering::Acquire) {
+        0 => make_word(),
+        // SAFETY: `MARKER` holds the address of `NONE`, or of a page that was mapped by `make_word`, is
+        // never unmapped, is aligned and zeroed, and is used as this atomic only.
+        at => unsafe { &*(at as *const AtomicU32) },
     }
 }
 
-impl Drop for NoWait {
-    #[inline]
-    fn drop(&mut self) {
-        NO_WAIT.set(self.before);
+/// No lock: threads that come together each map a page, and all but one unmap theirs.
+#[cold]
+fn make_word() -> &'static AtomicU32 {
+    let none = std::ptr::from_ref(&NONE) as usize;
+    let page = page_size();
+    let mapped = reserve::map_anonymous(page, page).ok();
+    let wiped = mapped.filter(|page| advise::wipe_on_fork(*page).is_ok());
+    if let Some(page) = wiped {
+        // SAFETY: just mapped for reading and writing, aligned; nobody else knows of it yet.
+        unsafe { &*(page.start as *const AtomicU32) }.store(marker::SETTLED, Ordering::Release);
     }
-}
-
-/// Whether the calling thread may not wait for forks: it is to wait for short times only, and to ask
-/// [`must_not_wait`] in between.
-#[inline]
-pub(crate) fn may_not_wait_long() -> bool {
-    NO_WAIT.get()
-}
-
-/// Whether the calling thread has to give up on a lock that it does not get: a fork is under way.
-#[inline]
-pub(crate) fn must_not_wait() -> bool {
-    NO_WAIT.get() && UNDER_WAY.load(Ordering::SeqCst) > 0
-}
-
-/// How long to wait at a time where [`may_not_wait_long`].
-pub(crate) const SHORT_WAIT: Duration = Duration::from_millis(1);
-
-/// Locks, unless the thread [must not wait](must_not_wait) for it.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    if !may_not_wait_long() {
-        return Some(mutex.lock().unwrap_or_else(PoisonError::into_inner));
+    let new = wiped.map_or(none, |page| page.start);
+    let won = MARKER.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire).is_ok();
+    if let Some(page) = mapped.filter(|_| !won || wiped.is_none()) {
+        // SAFETY: mapped above; its address was not published.
+        let _ = unsafe { reserve::unmap(page) };
     }
-    loop {
-        match mutex.try_lock() {
-            Ok(guard) => return Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) if must_not_wait() => return None,
-            Err(TryLockError::WouldBlock) => std::thread::sleep(SHORT_WAIT / 20),
-        }
-    }
+    word()
 }
 
-/// How many forks were seen.
-pub(crate) fn count() -> u32 {
-    FORKS.load(Ordering::Relaxed)
+/// Has the C library call these around every fork: `prepare` before it, in the parent, the others after
+/// it. Handlers that were registered later are prepared first.
+pub(crate) fn register(prepare: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn()) {
+    // SAFETY: the three functions are `extern "C"`, live for ever and do not unwind.
+    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
 }

@@ -1,26 +1,26 @@
 //! Which process of a family of forks this is.
 
 use super::{advise, page_size, reserve};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Numbers handed out so far; a child goes on from its parent's count.
 static HANDED_OUT: AtomicU64 = AtomicU64::new(0);
+/// The address of a page that the kernel wipes for a child. 0: not looked for yet; 1: there is none.
+static PLACE: AtomicUsize = AtomicUsize::new(0);
 
 /// A number that differs between a process and its forked children, with or without atfork handlers.
-/// Costs two memory reads.
+/// Costs two memory reads. Takes no lock, which a child could find held.
 pub(crate) fn current() -> u64 {
-    static PLACE: OnceLock<Option<usize>> = OnceLock::new();
-    let place = PLACE.get_or_init(|| {
-        let page = page_size();
-        let range = reserve::map_anonymous(page, page).ok()?;
-        advise::wipe_on_fork(range).is_ok().then_some(range.start)
-    });
-    let Some(at) = *place else {
+    let at = match PLACE.load(Ordering::Acquire) {
+        0 => make_place(),
+        at => at,
+    };
+    if at == 1 {
         // MADV_WIPEONFORK is refused: ids tell processes apart, up to their reuse.
         return u64::from(rustix::process::getpid().as_raw_nonzero().get().unsigned_abs());
-    };
-    // SAFETY: the page was mapped above, zeroed, is never unmapped, and is used as this atomic only.
+    }
+    // SAFETY: the page was mapped by `make_place`, zeroed, is never unmapped, and is used as this atomic
+    // only.
     let number = unsafe { &*(at as *const AtomicU64) };
     match number.load(Ordering::Acquire) {
         // New here, or the kernel has wiped the page for a child.
@@ -33,4 +33,18 @@ pub(crate) fn current() -> u64 {
         }
         number => number,
     }
+}
+
+#[cold]
+fn make_place() -> usize {
+    let page = page_size();
+    let mapped = reserve::map_anonymous(page, page).ok();
+    let wiped = mapped.filter(|page| advise::wipe_on_fork(*page).is_ok());
+    let new = wiped.map_or(1, |page| page.start);
+    let won = PLACE.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire).is_ok();
+    if let Some(page) = mapped.filter(|_| !won || wiped.is_none()) {
+        // SAFETY: mapped above; its address was not published.
+        let _ = unsafe { reserve::unmap(page) };
+    }
+    PLACE.load(Ordering::Acquire)
 }

@@ -11,23 +11,24 @@ pub(crate) mod detach;
 pub(crate) mod errno;
 pub(crate) mod files;
 pub(crate) mod fork;
+pub(crate) mod futex;
 pub(crate) mod generation;
 pub(crate) mod hugetlb;
 pub(crate) mod internal;
 pub(crate) mod limits;
+pub(crate) mod lru;
 pub(crate) mod mapping_list;
 pub(crate) mod maps;
 pub(crate) mod memory_limit;
 pub(crate) mod mlock;
 pub(crate) mod mounts;
-pub(crate) mod numa;
+pub(crate) mod once;
 pub(crate) mod own_memory;
 pub(crate) mod page_cache;
 pub(crate) mod pagemap;
 pub(crate) mod populate;
 pub(crate) mod pressure;
 pub(crate) mod probe;
-pub(crate) mod process_lock;
 pub(crate) mod raw_map;
 pub(crate) mod reserve;
 pub(crate) mod room_now;
@@ -39,7 +40,7 @@ pub(crate) mod touch;
 pub(crate) mod uffd;
 pub(crate) mod words;
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Size of a transparent huge page (a PMD's reach) on the architectures with 4 KiB pages.
 ///
@@ -50,6 +51,14 @@ pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
 /// The size of a base page.
 pub(crate) fn page_size() -> usize {
-    static SIZE: OnceLock<usize> = OnceLock::new();
-    *SIZE.get_or_init(rustix::param::page_size)
+    // No lock, which a forked child could find held: threads that come together find the same.
+    static SIZE: AtomicUsize = AtomicUsize::new(0);
+    match SIZE.load(Ordering::Relaxed) {
+        0 => {
+            let size = rustix::param::page_size();
+            SIZE.store(size, Ordering::Relaxed);
+            size
+        }
+        size => size,
+    }
 }

@@ -10,10 +10,10 @@ use super::reserve::Scratch;
 use super::touch;
 use super::uffd;
 use super::{page_size, HUGE_PAGE};
+use crate::os::once::RaceOnce;
 use crate::range::PageRange;
 use rustix::fd::AsRawFd;
 use rustix::io::Errno;
-use std::sync::OnceLock;
 
 /// Whether something works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub struct Capabilities {
 
 /// Tries everything once per process; later calls answer from memory.
 pub fn capabilities() -> &'static Capabilities {
-    static CAPABILITIES: OnceLock<Capabilities> = OnceLock::new();
+    static CAPABILITIES: RaceOnce<Capabilities> = RaceOnce::new();
     CAPABILITIES.get_or_init(probe)
 }
 
@@ -67,16 +67,20 @@ impl Capabilities {
     pub fn works(&self, name: &str) -> bool {
         self.findings.iter().any(|f| f.name == name && f.status == Status::Works)
     }
+}
 
-    /// Whether volatile memory is possible at all.
-    pub(crate) fn lazy_free(&self) -> bool {
-        self.works("madv_free")
-    }
+/// Why something does not work. `None`: the call succeeded without its effect.
+pub(crate) type Cause = Option<Errno>;
 
-    /// Whether purges are noticed by userfaultfd.
-    pub(crate) fn volatile_by_userfaultfd(&self) -> bool {
-        self.works("userfaultfd") && self.works("populate_write")
-    }
+/// Whether the kernel lets memory be freed lazily: without that nothing is volatile.
+pub(crate) fn lazy_free() -> Result<(), Cause> {
+    try_free()
+}
+
+/// Whether purges can be noticed by userfaultfd, and pages taken back by one call.
+pub(crate) fn watching() -> Result<(), Cause> {
+    try_userfaultfd()?;
+    try_populate_write()
 }
 
 struct Texts {
@@ -105,8 +109,7 @@ fn probe() -> Capabilities {
     Capabilities { findings }
 }
 
-/// `Err(None)`: the call succeeded without its effect.
-type Attempt = fn() -> Result<(), Option<Errno>>;
+type Attempt = fn() -> Result<(), Cause>;
 
 const TEXTS: &[(Texts, Attempt)] = &[
     (
@@ -296,7 +299,7 @@ fn dirty_page() -> Result<Scratch, Option<Errno>> {
     Ok(page)
 }
 
-fn try_move_away() -> Result<(), Option<Errno>> {
+fn try_move_away() -> Result<(), Cause> {
     use super::detach::{self, Hidden};
     let mut page = dirty_page()?;
     page.bytes()[1] = 7;
@@ -317,7 +320,7 @@ fn try_move_away() -> Result<(), Option<Errno>> {
     }
 }
 
-fn try_drop_locked() -> Result<(), Option<Errno>> {
+fn try_drop_locked() -> Result<(), Cause> {
     let page = scratch_page()?;
     match advise::knows_locked_drop(page.range()) {
         true => Ok(()),
@@ -325,18 +328,19 @@ fn try_drop_locked() -> Result<(), Option<Errno>> {
     }
 }
 
-fn ensure(effect: bool) -> Result<(), Option<Errno>> {
+fn ensure(effect: bool) -> Result<(), Cause> {
     effect.then_some(()).ok_or(None)
 }
 
-fn try_free() -> Result<(), Option<Errno>> {
+fn try_free() -> Result<(), Cause> {
     let mut page = dirty_page()?;
-    advise::free(page.range())?;
+    // SAFETY: a scratch page of this function's own.
+    unsafe { advise::free(page.range())? };
     // Its contents may be gone by now, but nothing else may stand there.
     ensure(page.bytes()[0] <= 1 && page.bytes()[1] == 0)
 }
 
-fn try_userfaultfd() -> Result<(), Option<Errno>> {
+fn try_userfaultfd() -> Result<(), Cause> {
     let fd = uffd::open(uffd::feature::SIGBUS)?;
     let page = scratch_page()?;
     uffd::register(fd.as_raw_fd(), page.range())?;
@@ -361,38 +365,39 @@ fn read_by_kernel(page: PageRange) -> Result<(), Errno> {
     written
 }
 
-fn try_populate_write() -> Result<(), Option<Errno>> {
+fn try_populate_write() -> Result<(), Cause> {
     let page = scratch_page()?;
     advise::populate_write(page.range())?;
     let Ok(pagemap) = Pagemap::open() else { return Ok(()) };
     ensure(pagemap.count(page.range(), Pages::Missing) == Ok(0))
 }
 
-fn try_populate_read() -> Result<(), Option<Errno>> {
+fn try_populate_read() -> Result<(), Cause> {
     let page = scratch_page()?;
     advise::populate_read_plain(page.range())?;
     let Ok(pagemap) = Pagemap::open() else { return Ok(()) };
     ensure(pagemap.count(page.range(), Pages::Missing) == Ok(0))
 }
 
-fn try_touch_write() -> Result<(), Option<Errno>> {
+fn try_touch_write() -> Result<(), Cause> {
     let page = scratch_page()?;
     touch::write_each_page(page.range()).map_err(|stop| Some(stop.errno))?;
     let Ok(pagemap) = Pagemap::open() else { return Ok(()) };
     ensure(pagemap.count(page.range(), Pages::Data) == Ok(page_size()))
 }
 
-fn try_touch_read() -> Result<(), Option<Errno>> {
+fn try_touch_read() -> Result<(), Cause> {
     let page = scratch_page()?;
     touch::read_each_page(page.range()).map_err(|stop| Some(stop.errno))?;
     let Ok(pagemap) = Pagemap::open() else { return Ok(()) };
     ensure(pagemap.count(page.range(), Pages::Missing) == Ok(0))
 }
 
-fn try_page_out() -> Result<(), Option<Errno>> {
+fn try_page_out() -> Result<(), Cause> {
     let page = dirty_page()?;
     let pagemap = Pagemap::open().map_err(Some)?;
-    advise::free(page.range())?;
+    // SAFETY: a scratch page of this function's own.
+    unsafe { advise::free(page.range())? };
     for _ in 0..8 {
         advise::page_out(page.range())?;
         if pagemap.count(page.range(), Pages::Missing) == Ok(page_size()) {
@@ -402,15 +407,16 @@ fn try_page_out() -> Result<(), Option<Errno>> {
     Err(None)
 }
 
-fn try_pagemap() -> Result<(), Option<Errno>> {
+fn try_pagemap() -> Result<(), Cause> {
     let page = dirty_page()?;
     let pagemap = Pagemap::open().map_err(Some)?;
     ensure(pagemap.count(page.range(), Pages::Data) == Ok(page_size()))?;
-    advise::drop_pages(page.range())?;
+    // SAFETY: a scratch page of this function's own.
+    unsafe { advise::drop_pages(page.range())? };
     ensure(pagemap.count(page.range(), Pages::Missing) == Ok(page_size()))
 }
 
-fn try_pagemap_scan() -> Result<(), Option<Errno>> {
+fn try_pagemap_scan() -> Result<(), Cause> {
     let page = scratch_page()?;
     let pagemap = Pagemap::open().map_err(Some)?;
     advise::populate_read(page.range())?;
@@ -419,13 +425,13 @@ fn try_pagemap_scan() -> Result<(), Option<Errno>> {
     ensure(pagemap::scan_works() && data == 0)
 }
 
-fn try_procmap_query() -> Result<(), Option<Errno>> {
+fn try_procmap_query() -> Result<(), Cause> {
     let page = dirty_page()?;
     maps::check_volatile(page.range()).map_err(|_| None)?;
     ensure(maps::query_works())
 }
 
-fn try_huge_pages() -> Result<(), Option<Errno>> {
+fn try_huge_pages() -> Result<(), Cause> {
     let mut page = Scratch::new(HUGE_PAGE, true).map_err(Some)?;
     page.bytes()[0] = 1;
     let pagemap = Pagemap::open().map_err(Some)?;
@@ -436,7 +442,7 @@ fn try_huge_pages() -> Result<(), Option<Errno>> {
     ensure(pagemap.count(page.range(), Pages::Data) == Ok(HUGE_PAGE))
 }
 
-fn try_poison() -> Result<(), Option<Errno>> {
+fn try_poison() -> Result<(), Cause> {
     let fd = uffd::open(uffd::feature::SIGBUS)?;
     let page = scratch_page()?;
     uffd::register(fd.as_raw_fd(), page.range())?;
@@ -448,14 +454,14 @@ fn try_poison() -> Result<(), Option<Errno>> {
     }
 }
 
-fn try_private_table() -> Result<(), Option<Errno>> {
+fn try_private_table() -> Result<(), Cause> {
     // On a thread of its own: its descriptor table does not come back.
-    std::thread::spawn(|| uffd::private_descriptor_table(&[]))
+    std::thread::spawn(|| uffd::private_descriptor_table(&mut []))
         .join()
         .unwrap_or(Err(Errno::AGAIN))
         .map_err(Some)
 }
 
-fn try_pressure() -> Result<(), Option<Errno>> {
+fn try_pressure() -> Result<(), Cause> {
     ensure(!PressureWatch::open(memory_limit::own_group().as_ref()).is_empty())
 }

@@ -15,8 +15,15 @@ static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    // A second fault while the handler runs must reach the previous handler, not recurse.
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// The page whose touch the handler is at. A touch of the same page by the handler itself must reach
+    /// the previous handler, not recurse.
+    static AT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Blocked while the handler runs: whether the interrupted code was the handler itself is told by the mask
+/// that the kernel saved, which siglongjmp out of the handler restores.
+fn inside_mark() -> libc::c_int {
+    libc::SIGRTMAX()
 }
 
 extern "C" fn on_sigbus(
@@ -25,27 +32,28 @@ extern "C" fn on_sigbus(
     context: *mut libc::c_void,
 ) {
     // errno belongs to the code that was interrupted.
-    // SAFETY: the thread's own errno; always valid.
-    let errno = unsafe { *libc::__errno_location() };
+    let _errno = super::errno::Kept::now();
     let handler = HANDLER.load(Ordering::Acquire);
     let mut settled = false;
-    // SAFETY: the kernel passes a valid siginfo to a handler installed with SA_SIGINFO.
-    let code = unsafe { (*info).si_code };
-    if !handler.is_null() && code > 0 && !INSIDE.get() {
-        INSIDE.set(true);
-        // SAFETY: `HANDLER` only ever holds a pointer made from an `OnBus`; si_addr is set for
-        // SIGBUS raised by a fault (si_code > 0).
-        settled = unsafe {
-            let handler: OnBus = std::mem::transmute(handler);
-            handler((*info).si_addr() as usize)
-        };
-        INSIDE.set(false);
+    // SAFETY: the kernel passes a valid siginfo and ucontext to a handler installed with SA_SIGINFO;
+    // si_addr is set for a SIGBUS that a fault raised (si_code > 0).
+    let (code, address, nested) = unsafe {
+        let mask = &(*context.cast::<libc::ucontext_t>()).uc_sigmask;
+        let nested = libc::sigismember(mask, inside_mark()) == 1;
+        ((*info).si_code, (*info).si_addr() as usize, nested)
+    };
+    let page = address / super::page_size() + 1;
+    let before = AT.get();
+    if !handler.is_null() && code > 0 && !(nested && before == page) {
+        AT.set(page);
+        // SAFETY: `HANDLER` only ever holds a pointer made from an `OnBus`.
+        let handler: OnBus = unsafe { std::mem::transmute(handler) };
+        settled = handler(address);
+        AT.set(before);
     }
     if !settled {
         chain(signal, info, context);
     }
-    // SAFETY: as above.
-    unsafe { *libc::__errno_location() = errno };
 }
 
 fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -95,6 +103,7 @@ pub(crate) fn install(handler: OnBus) -> Result<(), Errno> {
         action.sa_sigaction = on_sigbus as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
         libc::sigemptyset(&mut action.sa_mask);
+        libc::sigaddset(&mut action.sa_mask, inside_mark());
         let mut previous: libc::sigaction = MaybeUninit::zeroed().assume_init();
         if libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut previous) != 0 {
             return Err(last_errno());
@@ -113,31 +122,44 @@ pub(crate) fn send_sigbus(thread: u32) {
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, libc::SIGBUS) };
 }
 
+/// A thread's signal mask.
+#[derive(Clone, Copy)]
+pub(crate) struct Mask(libc::sigset_t);
+
+/// Keeps every signal away from the calling thread; returns the mask before. 80 ns.
+pub(crate) fn block_all() -> Mask {
+    let mut all = MaybeUninit::uninit();
+    let mut before = MaybeUninit::uninit();
+    // SAFETY: sigfillset initialises the set it is given; pthread_sigmask reads the first set and
+    // writes the second, both local. It cannot fail with these arguments.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        Mask(before.assume_init())
+    }
+}
+
+/// Gives the calling thread a mask back that [`block_all`] returned.
+pub(crate) fn restore(mask: Mask) {
+    // SAFETY: the set was written by the kernel, and is only read.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &mask.0, std::ptr::null_mut()) };
+}
+
 /// Keeps every signal away from this thread until it is dropped. Two system calls, 80 ns each.
 pub(crate) struct Blocked {
-    before: libc::sigset_t,
+    before: Mask,
     // A signal mask belongs to its thread.
     _of_this_thread: std::marker::PhantomData<*const ()>,
 }
 
 impl Blocked {
     pub fn all() -> Blocked {
-        let mut all = MaybeUninit::uninit();
-        let mut before = MaybeUninit::uninit();
-        // SAFETY: sigfillset initialises the set it is given; pthread_sigmask reads the first set and
-        // writes the second, both local. It cannot fail with these arguments.
-        let before = unsafe {
-            libc::sigfillset(all.as_mut_ptr());
-            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-            before.assume_init()
-        };
-        Blocked { before, _of_this_thread: std::marker::PhantomData }
+        Blocked { before: block_all(), _of_this_thread: std::marker::PhantomData }
     }
 }
 
 impl Drop for Blocked {
     fn drop(&mut self) {
-        // SAFETY: `before` was written by the kernel.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
+        restore(self.before);
     }
 }

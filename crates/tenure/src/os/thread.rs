@@ -29,6 +29,15 @@ pub(crate) fn spawn_quiet(
     name: &str,
     body: impl FnOnce() + Send + 'static,
 ) -> io::Result<std::thread::JoinHandle<()>> {
+    spawn_quiet_with_stack(name, 256 << 10, body)
+}
+
+/// The same, for code of the program's.
+pub(crate) fn spawn_quiet_with_stack(
+    name: &str,
+    stack_bytes: usize,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<std::thread::JoinHandle<()>> {
     let mut all = MaybeUninit::uninit();
     let mut before = MaybeUninit::uninit();
     // SAFETY: sigfillset initialises the set it is given; pthread_sigmask reads the first set and
@@ -44,44 +53,10 @@ pub(crate) fn spawn_quiet(
     };
     // A new thread inherits the mask.
     let spawned =
-        std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(counted);
+        std::thread::Builder::new().name(name.to_owned()).stack_size(stack_bytes).spawn(counted);
     // SAFETY: `before` was written above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
     spawned
-}
-
-/// From here on the calling thread takes no processor from a thread that is running on it; it gets its
-/// fair share all the same (`SCHED_BATCH`). Refused, nothing changes.
-pub(crate) fn wait_for_processors() {
-    let priority = libc::sched_param { sched_priority: 0 };
-    // SAFETY: 0 is the calling thread; the structure is only read.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &priority) };
-}
-
-/// Calls `attempt` on the processor at hand, then on each that this thread may use, until it answers
-/// `true`. The thread's affinity is as before afterwards.
-///
-/// New and freed pages wait on a short list of the processor that touched them, and `madvise` empties
-/// that of its own processor only.
-pub(crate) fn on_each_processor(mut attempt: impl FnMut() -> bool) {
-    use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
-    if attempt() {
-        return;
-    }
-    let Ok(allowed) = sched_getaffinity(None) else { return };
-    // More than once: another thread's look at a page (a walk of smaps, a migration) holds it for a
-    // moment.
-    'passes: for pass in 0..4u64 {
-        std::thread::sleep(std::time::Duration::from_millis(pass));
-        for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)) {
-            let mut one = CpuSet::new();
-            one.set(cpu);
-            if sched_setaffinity(None, &one).is_ok() && attempt() {
-                break 'passes;
-            }
-        }
-    }
-    let _ = sched_setaffinity(None, &allowed);
 }
 
 /// Blocks that the calling thread has had read from disks so far; always 0 where the kernel does not

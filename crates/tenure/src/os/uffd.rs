@@ -53,7 +53,7 @@ struct Copy {
     copied: i64,
 }
 
-/// Both `uffdio_zeropage` and `uffdio_poison`.
+/// `uffdio_poison`.
 #[repr(C)]
 struct Fill {
     range: RangeArg,
@@ -84,7 +84,6 @@ const IOC_REGISTER: u64 = iowr(0x00, size_of::<Register>());
 const IOC_UNREGISTER: u64 = ior(0x01, size_of::<RangeArg>());
 const IOC_WAKE: u64 = ior(0x02, size_of::<RangeArg>());
 const IOC_COPY: u64 = iowr(0x03, size_of::<Copy>());
-const IOC_ZEROPAGE: u64 = iowr(0x04, size_of::<Fill>());
 const IOC_POISON: u64 = iowr(0x08, size_of::<Fill>());
 
 /// Opens a userfaultfd for faults of user code only and agrees on the features.
@@ -157,12 +156,6 @@ pub(crate) fn unregister(fd: RawFd, range: PageRange) -> Result<(), Errno> {
 /// Wakes the threads that wait for pages of the range.
 pub(crate) fn wake(fd: RawFd, range: PageRange) -> Result<(), Errno> {
     ioctl(fd, IOC_WAKE, &mut range_arg(range))
-}
-
-/// Maps the zero page into the missing pages of a range that has only missing pages.
-pub(crate) fn fill_zero(fd: RawFd, range: PageRange) -> Result<(), Errno> {
-    let mut argument = Fill { range: range_arg(range), mode: 0, done: 0 };
-    ioctl(fd, IOC_ZEROPAGE, &mut argument)
 }
 
 /// Makes touching the missing pages of the range raise SIGBUS (6.6+; else `EINVAL`).
@@ -287,35 +280,18 @@ pub(crate) fn is_userfaultfd(fd: RawFd) -> Result<(), Errno> {
     wake(fd, PageRange::new(page, 2 * page))
 }
 
-/// Copies `fd` of the process's descriptor table to the same number in the calling thread's own
-/// (`pidfd_getfd`, Linux 5.6).
-pub(crate) fn fetch_from_process(fd: RawFd) -> Result<(), Errno> {
-    use rustix::process::{getpid, pidfd_getfd, pidfd_open, PidfdFlags, PidfdGetfdFlags};
-    let process = pidfd_open(getpid(), PidfdFlags::empty())?;
-    let copy = pidfd_getfd(&process, fd, PidfdGetfdFlags::empty())?;
-    // SAFETY: dup3 replaces only what this thread's own table has under that number: nothing.
-    if unsafe { libc::dup3(copy.as_raw_fd(), fd, libc::O_CLOEXEC) } < 0 {
-        return Err(last_errno());
-    }
-    Ok(())
-}
-
 /// Gives the calling thread a descriptor table of its own that holds only `keep`.
-pub(crate) fn private_descriptor_table(keep: &[RawFd]) -> Result<(), Errno> {
+pub(crate) fn private_descriptor_table(keep: &mut [RawFd]) -> Result<(), Errno> {
     const CLOSE_RANGE_UNSHARE: u32 = 2;
-    let mut keep = keep.to_vec();
     keep.sort_unstable();
     let mut from: u32 = 0;
     let mut flags = CLOSE_RANGE_UNSHARE;
-    let mut gaps = Vec::new();
-    for fd in keep.iter().map(|fd| *fd as u32) {
-        if fd > from {
-            gaps.push((from, fd - 1));
+    for kept in keep.iter().map(|fd| *fd as u32).chain([u32::MAX]) {
+        let (first, last) = (from, if kept == u32::MAX { kept } else { kept.wrapping_sub(1) });
+        from = kept.wrapping_add(1);
+        if first > last || last == u32::MAX && kept != u32::MAX {
+            continue;
         }
-        from = fd + 1;
-    }
-    gaps.push((from, u32::MAX));
-    for (first, last) in gaps {
         // SAFETY: with CLOSE_RANGE_UNSHARE first, the table is this thread's own before anything is
         // closed, so no other thread loses a descriptor; this thread uses none but `keep`.
         if unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) } < 0 {

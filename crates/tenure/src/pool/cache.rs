@@ -6,10 +6,10 @@
 
 use super::class;
 use super::list::List;
-use super::lock::{thread_number, Guarded};
 use super::run::state;
 use super::territory::{Area, Spot, Territory};
 use crate::os::arena;
+use crate::runtime::lock::{thread_number, Lock, Rank};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// The classes kept here: up to 2 MiB.
@@ -33,10 +33,13 @@ pub(super) struct Cache {
 
 /// Padded, so that no two slots share a line of the processor's cache.
 #[repr(align(128))]
-struct Slot(Guarded<Cache>);
+struct Slot(Lock<Cache>);
 
 static SLOTS: [Slot; MOST_SLOTS] = [const {
-    Slot(Guarded::new(Cache { lists: [List::new(); CLASSES], filled: 0, bytes: 0, last: 0 }))
+    Slot(Lock::new(
+        Rank::PoolThreadCache,
+        Cache { lists: [List::new(); CLASSES], filled: 0, bytes: 0, last: 0 },
+    ))
 }; MOST_SLOTS];
 /// A power of two, less one; 0 until first asked.
 static MASK: AtomicUsize = AtomicUsize::new(0);
@@ -147,8 +150,8 @@ pub(super) fn held() -> (u64, u64) {
 }
 
 /// The slot's lock, for a fork.
-pub(super) fn lock(slot: usize) -> &'static super::lock::Lock {
-    SLOTS[slot].0.lock()
+pub(super) fn lock(slot: usize) -> &'static Lock<Cache> {
+    &SLOTS[slot].0
 }
 
 impl Cache {

@@ -2,9 +2,9 @@
 
 use super::class;
 use super::list::List;
-use super::lock::{Guarded, Lock};
 use super::run::state;
 use super::territory::{Spot, Territory};
+use crate::runtime::lock::{Lock, Rank};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Classes above the wanted one that are looked at: runs up to half as large again. More of a large
@@ -18,18 +18,17 @@ pub(super) struct Lists {
 }
 
 struct Depot {
-    lists: Guarded<Lists>,
+    lists: Lock<Lists>,
     /// Runs that were freed while their thread held the lock: a stack of numbers + 1.
     pending: AtomicU32,
 }
 
 static DEPOTS: [Depot; class::MOST] = [const {
     Depot {
-        lists: Guarded::new(Lists {
-            warm: List::new(),
-            offered: List::new(),
-            returned: List::new(),
-        }),
+        lists: Lock::new(
+            Rank::PoolCentral,
+            Lists { warm: List::new(), offered: List::new(), returned: List::new() },
+        ),
         pending: AtomicU32::new(0),
     }
 }; class::MOST];
@@ -187,8 +186,8 @@ pub(super) fn take_old(
 }
 
 /// The lock of a class, for a fork.
-pub(super) fn lock(class: usize) -> &'static Lock {
-    DEPOTS[class].lists.lock()
+pub(super) fn lock(class: usize) -> &'static Lock<Lists> {
+    &DEPOTS[class].lists
 }
 
 impl Lists {

@@ -1,83 +1,83 @@
 //! Forks: no list is half changed, and no run on its way out of sight, when a child is made.
 
-use super::lock::Lock;
 use super::territory::{self, Territory};
 use super::{cache, class, depot, keep, mapped};
-use crate::keeper::{self, gate};
-use std::sync::atomic::{AtomicBool, Ordering};
+use crate::runtime::fork;
+use crate::runtime::lock::Rank;
+use crate::runtime::services::{self, Service, ServiceId};
+
+/// The background thread holds this lock while it calls the kernel, for a millisecond or two: held early.
+static DECAY: Service = Service {
+    hold: keep::hold,
+    release: keep::release,
+    recover: keep::recover,
+    task: Some(keep::visit),
+    ..Service::named("pool decay", &[Rank::PoolDecay])
+};
+
+/// Any thread that allocates holds the others for some nanoseconds, under any lock: held last. None of them
+/// is taken under another.
+static LISTS: Service = Service {
+    hold: hold_lists,
+    release: release_lists,
+    recover: recover_lists,
+    ..Service::named(
+        "pool",
+        &[
+            Rank::PoolReservation,
+            Rank::PoolMapped,
+            Rank::PoolAllowance,
+            Rank::PoolThreadCache,
+            Rank::PoolCentral,
+        ],
+    )
+};
 
 /// Has every fork wait for the pool's locks.
 pub(super) fn watch() {
-    keeper::watch_forks();
-    // The keeper holds it while it calls the kernel, for a millisecond or two: taken first.
-    gate::hold_over_fork(|| Box::new(Outer::take()));
-    // Anybody who allocates holds the others for some nanoseconds, under any lock: taken last.
-    gate::hold_innermost_over_fork(|| Box::new(Inner::take()));
+    fork::look();
+    fork::watch();
+    services::register(&LISTS);
+    service();
 }
 
-/// A lock, and whether a fork holds it: it does not if a signal's handler forks whose own thread was at
-/// it, and then it must not free it either.
-fn hold(lock: &Lock, held: &AtomicBool) {
-    held.store(lock.hold(), Ordering::Relaxed);
+/// The service whose task gives free runs up.
+#[inline]
+pub(super) fn service() -> ServiceId {
+    services::register(&DECAY)
 }
 
-fn release(lock: &Lock, held: &AtomicBool) {
-    if held.swap(false, Ordering::Relaxed) {
-        lock.release();
+const SLOTS: std::ops::Range<usize> = 0..cache::MOST_SLOTS;
+const CLASSES: std::ops::Range<usize> = 0..class::MOST;
+
+fn hold_lists() {
+    // With this one held no pool comes into being; where there is none, no thread holds another, and a
+    // child is spared the page faults of writing to all of them.
+    Territory::lock().hold();
+    if territory::known().is_some() {
+        mapped::lock().hold();
+        Territory::allowing().hold();
+        SLOTS.for_each(|slot| cache::lock(slot).hold());
+        CLASSES.for_each(|class| depot::lock(class).hold());
     }
 }
 
-// Both without a size, so that boxing them takes no memory.
-struct Outer;
-struct Inner;
-
-static OUTER: AtomicBool = AtomicBool::new(false);
-static INNER: [AtomicBool; INNER_LOCKS] = [const { AtomicBool::new(false) }; INNER_LOCKS];
-
-const SLOTS: usize = cache::MOST_SLOTS;
-const INNER_LOCKS: usize = 3 + SLOTS + class::MOST;
-
-/// None of them is taken under another.
-fn inner(number: usize) -> &'static Lock {
-    match number {
-        0 => Territory::lock(),
-        1 => mapped::lock(),
-        2 => Territory::allowing(),
-        number if number < 3 + SLOTS => cache::lock(number - 3),
-        number => depot::lock(number - 3 - SLOTS),
+fn release_lists() {
+    if territory::known().is_some() {
+        CLASSES.for_each(|class| depot::lock(class).release());
+        SLOTS.for_each(|slot| cache::lock(slot).release());
+        Territory::allowing().release();
+        mapped::lock().release();
     }
+    Territory::lock().release();
 }
 
-impl Outer {
-    fn take() -> Outer {
-        hold(keep::lock(), &OUTER);
-        Outer
-    }
-}
-
-impl Drop for Outer {
-    fn drop(&mut self) {
-        release(keep::lock(), &OUTER);
-    }
-}
-
-impl Inner {
-    fn take() -> Inner {
-        // With this one held no pool comes into being; where there is none, nobody holds another, and a
-        // child is spared the page faults of writing to all of them.
-        hold(inner(0), &INNER[0]);
-        if territory::known().is_some() {
-            (1..INNER_LOCKS).for_each(|number| hold(inner(number), &INNER[number]));
-        }
-        Inner
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if territory::known().is_some() {
-            (1..INNER_LOCKS).rev().for_each(|number| release(inner(number), &INNER[number]));
-        }
-        release(inner(0), &INNER[0]);
-    }
+/// A list that a thread of the parent's was changing may have a run too few or too many: the lists are as
+/// that thread left them, since each change is one link.
+fn recover_lists() {
+    CLASSES.for_each(|class| drop(depot::lock(class).reset_in_child()));
+    SLOTS.for_each(|slot| drop(cache::lock(slot).reset_in_child()));
+    Territory::allowing().reset_in_child();
+    mapped::lock().reset_in_child();
+    Territory::lock().reset_in_child();
 }

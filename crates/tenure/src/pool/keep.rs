@@ -2,15 +2,15 @@
 //! visit, and past the bound by whoever frees.
 
 use super::counters::{self, Counter};
-use super::lock::{Guarded, Lock};
 use super::run::{flag, state};
 use super::settings::settings;
 use super::territory::{self, Spot, Territory};
 use super::{cache, depot, give};
-use crate::keeper::chores::{self, Next, Visit};
-use crate::keeper::{inbox, room, thread};
-use crate::os::{advise, errno, fork, page_size};
+use crate::os::{advise, errno, page_size};
 use crate::range::PageRange;
+use crate::runtime::lock::{Lock, Rank};
+use crate::runtime::services::{Next, Visit};
+use crate::runtime::{budget, fork, worker};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -35,12 +35,15 @@ static CALLED: AtomicBool = AtomicBool::new(false);
 static QUEUED: AtomicU64 = AtomicU64::new(0);
 static QUEUED_BYTES: AtomicU64 = AtomicU64::new(0);
 
-static WORK: Guarded<Work> = Guarded::new(Work {
-    queue: [Item { spot: Spot { class: 0, index: 0 }, offer: false, done: 0 }; QUEUE],
-    len: 0,
-    looked_at: None,
-    pressed: false,
-});
+static WORK: Lock<Work> = Lock::new(
+    Rank::PoolDecay,
+    Work {
+        queue: [Item { spot: Spot { class: 0, index: 0 }, offer: false, done: 0 }; QUEUE],
+        len: 0,
+        looked_at: None,
+        pressed: false,
+    },
+);
 
 /// A run on its way between two states; nobody else has it.
 #[derive(Clone, Copy)]
@@ -71,7 +74,7 @@ pub(super) fn clock() -> u32 {
 /// Waits until a slice that may have begun before is through: the caller has tainted free runs and is
 /// about to hand their addresses to the program.
 pub(super) fn wait_for_slice() {
-    drop(WORK.lock().lock());
+    drop(WORK.lock_unless_mine());
 }
 
 /// Runs and bytes between two states.
@@ -79,17 +82,27 @@ pub(super) fn queued() -> (u64, u64) {
     (QUEUED.load(Ordering::Relaxed), QUEUED_BYTES.load(Ordering::Relaxed))
 }
 
-/// The lock, for a fork.
-pub(super) fn lock() -> &'static Lock {
-    WORK.lock()
+/// Before a fork.
+pub(super) fn hold() {
+    WORK.hold();
+}
+
+/// After it.
+pub(super) fn release() {
+    WORK.release();
+}
+
+/// In a child whose handlers did not run: what is half done goes on.
+pub(super) fn recover() {
+    WORK.reset_in_child();
 }
 
 /// A run was freed.
 #[inline]
 pub(super) fn freed() {
-    let keeper = thread::running();
+    let keeper = worker::running();
     if keeper {
-        errno::kept(chores::stirred);
+        errno::kept(|| worker::stir(super::forks::service()));
     }
     let (warm, bound) = (depot::warm_bytes(), BOUND.load(Ordering::Relaxed));
     if warm > bound {
@@ -105,20 +118,20 @@ fn past_bound(keeper_may_do: bool) {
     }
     let Some(territory) = territory::known() else { return };
     // Somebody else at it is enough.
-    WORK.try_with(|work| {
+    if let Some(mut work) = WORK.try_lock() {
         let until = Instant::now() + BUDGET;
         while depot::warm_bytes() > BOUND.load(Ordering::Relaxed) {
             if !work.go_on(territory, until, Duration::MAX, Duration::MAX) {
                 return;
             }
         }
-    });
+    }
 }
 
 /// Has the keeper look now.
 pub(super) fn call() {
-    if thread::running() && !CALLED.swap(true, Ordering::AcqRel) {
-        errno::kept(inbox::stir_chores);
+    if worker::running() && !CALLED.swap(true, Ordering::AcqRel) {
+        errno::kept(|| worker::call(super::forks::service()));
     }
 }
 
@@ -159,7 +172,7 @@ pub(super) fn visit(visit: &Visit) -> Next {
 /// A quarter of what is free, for a sudden need can be met from that and from what is offered.
 fn set_bound(now: Instant) {
     let bound = settings().warm_max.unwrap_or_else(|| {
-        let room = room::room(now);
+        let room = budget::room(now);
         (room.free / 4).max((room.limit / 16).clamp(4 << 20, 16 << 20))
     });
     // Part of it for what threads keep at hand.
@@ -307,13 +320,16 @@ impl Item {
             return true;
         }
         let range = PageRange::new(start, end);
-        if self.offer && advise::free(range).is_err() {
+        // SAFETY: a part of a free run, which nobody but this thread has.
+        if self.offer && unsafe { advise::free(range) }.is_err() {
             // Refused, or locked. What is through already is returned too.
             (self.offer, self.done) = (false, 0);
             return false;
         }
         if !self.offer {
-            let dropped = advise::drop_pages(range).or_else(|_| advise::drop_locked_pages(range));
+            // SAFETY: as above.
+            let dropped =
+                unsafe { advise::drop_pages(range).or_else(|_| advise::drop_locked_pages(range)) };
             if dropped.is_err() {
                 self.done = usize::MAX;
                 return true;

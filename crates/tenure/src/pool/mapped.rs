@@ -17,14 +17,14 @@ mod missing;
 
 pub use missing::drop_zeros;
 
-use super::lock::Lock;
 use super::run::{flag, state, Run};
 use super::territory::{self, Spot, Territory};
 use super::{fault, give, release};
-use crate::os::fork::NoWait;
 use crate::os::mapping_list::Lister;
 use crate::os::{arena, page_size};
 use crate::range::PageRange;
+use crate::runtime::fork::NoWait;
+use crate::runtime::lock::{Lock, Rank};
 use rustix::io::Errno;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -34,7 +34,7 @@ static FOREIGN: AtomicBool = AtomicBool::new(false);
 
 /// Held while a run's parts are looked at or changed; not by who would have to wait for a fork, so each change
 /// is atomic by itself.
-static PARTS: Lock = Lock::new();
+static PARTS: Lock<()> = Lock::new(Rank::PoolMapped, ());
 
 /// A run for `mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS)`: zeroed, at a
 /// multiple of `align` (a power of two; at least a page). `None`: ask the kernel.
@@ -175,7 +175,7 @@ pub fn is_free(addr: usize, len: usize) -> bool {
     };
     let mut covered = 0;
     let _no_wait = NoWait::here();
-    let _held = PARTS.lock();
+    let _held = PARTS.lock_unless_mine();
     each_run(addr, len, |run, part| {
         if run.state() != state::IN_USE {
             return;
@@ -195,7 +195,7 @@ pub fn is_free(addr: usize, len: usize) -> bool {
 pub fn place(addr: usize, len: usize) -> bool {
     let (mut any, mut free) = (false, false);
     let _no_wait = NoWait::here();
-    let held = PARTS.lock();
+    let held = PARTS.lock_unless_mine();
     each_run(addr, len, |run, part| {
         any = true;
         free |= run.state() != state::IN_USE;
@@ -313,7 +313,7 @@ unsafe fn unmap_part(territory: &Territory, spot: Spot, range: PageRange) -> Res
     if cut.start >= cut.end {
         return Ok(());
     }
-    let held = PARTS.lock();
+    let held = PARTS.lock_unless_mine();
     let parts = Parts::of(run);
     if cut == live && parts.is_none() {
         drop(held);
@@ -425,6 +425,6 @@ pub(super) fn forget_parts(run: &Run) {
 }
 
 /// The lock, for a fork.
-pub(super) fn lock() -> &'static Lock {
+pub(super) fn lock() -> &'static Lock<()> {
     &PARTS
 }

@@ -49,7 +49,6 @@ mod forks;
 mod give;
 mod keep;
 mod list;
-mod lock;
 pub mod mapped;
 mod release;
 mod resize;
@@ -64,10 +63,11 @@ pub use api::Pool;
 pub use buffer::Buffer;
 pub use release::{give_up_addresses, spare_address_bytes};
 pub use settings::{configure, settings, HugePages, Settings};
+pub(crate) use stats::add_to;
 pub use stats::{stats, PoolStats};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::keeper::{self, chores};
+use crate::runtime::worker;
 use std::ptr::NonNull;
 
 /// The smallest run. Smaller requests are served, from a run of this size.
@@ -177,8 +177,7 @@ pub(crate) fn watch_forks() {
 /// `EAGAIN`: no thread could be created. `ENOMEM`: no addresses could be reserved.
 pub fn prepare() -> Result<()> {
     forks::watch();
-    chores::register(keep::visit);
-    keeper::start("pool::prepare")?;
+    worker::start("pool::prepare")?;
     if territory::get().is_none() {
         return Err(Error::new(
             ErrorKind::OutOfMemory,
@@ -203,12 +202,12 @@ fn prepare_if_needed() {
 /// Whether the keeper runs in this process. One load.
 #[inline]
 pub fn keeper_runs() -> bool {
-    keeper::thread::running()
+    worker::running()
 }
 
 /// Whether [`prepare`] is worth calling at the next safe moment: something is free, and no keeper
 /// gives it up. Two loads.
 #[inline]
 pub fn wants_keeper() -> bool {
-    territory::known().is_some() && !keeper::thread::running()
+    territory::known().is_some() && !worker::running()
 }

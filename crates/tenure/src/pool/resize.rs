@@ -152,7 +152,8 @@ fn give_tail_back(territory: &Territory, spot: Spot, end: usize) {
         return;
     }
     // Refused where the program has locked the run: then the tail stays.
-    if advise::drop_pages(PageRange::new(from, to)).is_ok() {
+    // SAFETY: the tail of a block that its owner has made smaller.
+    if unsafe { advise::drop_pages(PageRange::new(from, to)) }.is_ok() {
         counters::add(Counter::ReturnedBytes, (to - from) as u64);
         run.set_touched((from - start) / page);
     }
@@ -180,7 +181,8 @@ fn move_back(territory: &Territory, at: usize, to: Spot, new: usize, bytes: usiz
     unsafe { std::ptr::copy_nonoverlapping(new as *const u8, at as *mut u8, bytes) };
     let pages = bytes.next_multiple_of(page_size());
     if pages > 0 {
-        let _ = advise::drop_pages(PageRange::new(new, new + pages));
+        // SAFETY: the bytes were copied back, and the run is this thread's alone.
+        let _ = unsafe { advise::drop_pages(PageRange::new(new, new + pages)) };
     }
     let run = territory.run(to);
     counters::add(Counter::Frees, 1);

@@ -105,7 +105,7 @@ pub fn stats() -> PoolStats {
 }
 
 /// For the crate's statistics.
-pub(super) fn add_to(all: &mut crate::Stats) {
+pub(crate) fn add_to(all: &mut crate::Stats) {
     let now = stats();
     all.pool_in_use_bytes = now.in_use_bytes;
     all.pool_warm_bytes = now.warm_bytes;

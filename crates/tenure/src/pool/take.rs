@@ -6,7 +6,7 @@ use super::run::{flag, state};
 use super::settings::{settings, HugePages};
 use super::territory::{self, Spot, Territory};
 use super::{cache, class, zero};
-use crate::os::{advise, fork, page_size};
+use crate::os::{advise, page_size};
 use crate::range::PageRange;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -195,7 +195,7 @@ pub(super) fn hand_out(
 /// Before the first touch of a run without pages.
 fn prepare_empty(territory: &Territory, spot: Spot) {
     let (area, run) = (territory.area(spot.class), territory.run(spot));
-    run.forks.store(fork::count(), Ordering::Relaxed);
+    run.forks.store(crate::runtime::fork::count(), Ordering::Relaxed);
     let parted = area.huge != 0 && area.huge != area.stride;
     if !parted || run.is(flag::ADVISED) || settings().huge_pages == HugePages::Never {
         return;

@@ -5,11 +5,11 @@
 //! for each area.
 
 use super::class;
-use super::lock::Lock;
 use super::run::Run;
 use super::settings::{settings, HugePages};
-use crate::os::{self, advise, arena, errno};
+use crate::os::{self, advise, arena};
 use crate::range::PageRange;
+use crate::runtime::lock::{Lock, Rank};
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -61,8 +61,8 @@ static TERRITORY: Global = Global(UnsafeCell::new(MaybeUninit::uninit()));
 /// The first address; 0: not reserved yet; 1: none could be.
 static START: AtomicUsize = AtomicUsize::new(0);
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
-static SETUP: Lock = Lock::new();
-static ALLOWING: Lock = Lock::new();
+static SETUP: Lock<()> = Lock::new(Rank::PoolReservation, ());
+static ALLOWING: Lock<()> = Lock::new(Rank::PoolAllowance, ());
 const NONE: usize = 1;
 
 /// Whether the address is the pool's.
@@ -96,7 +96,7 @@ pub(super) fn get() -> Option<&'static Territory> {
 #[cold]
 fn set_up() -> Option<&'static Territory> {
     // A signal's handler that finds its own thread at it is served elsewhere.
-    let _held = SETUP.lock()?;
+    let _held = SETUP.lock_unless_mine()?;
     if START.load(Ordering::Acquire) != 0 {
         return known();
     }
@@ -107,7 +107,6 @@ fn set_up() -> Option<&'static Territory> {
         if let Some(start) = lay_out(size) {
             START.store(start, Ordering::Release);
             LENGTH.store(size, Ordering::Release);
-            errno::kept(|| crate::stats::add_source(super::stats::add_to));
             return known();
         }
     }
@@ -183,12 +182,12 @@ impl Territory {
     }
 
     /// The lock under which runs become accessible, for a fork.
-    pub fn allowing() -> &'static Lock {
+    pub fn allowing() -> &'static Lock<()> {
         &ALLOWING
     }
 
     /// The lock under which it is set up, for a fork.
-    pub fn lock() -> &'static Lock {
+    pub fn lock() -> &'static Lock<()> {
         &SETUP
     }
 
@@ -254,7 +253,7 @@ impl Territory {
 
     /// Unmaps the addresses and the bookkeeping that no run needs that may be handed out.
     pub fn give_up(&self) {
-        let Some(_held) = ALLOWING.lock() else { return };
+        let Some(_held) = ALLOWING.lock_unless_mine() else { return };
         for area in (0..self.classes).map(|class| self.area(class)) {
             // Under the lock: nothing is allowed any more that is unmapped below.
             area.closed.store(true, Ordering::Relaxed);
@@ -365,7 +364,7 @@ impl Area {
     #[cold]
     fn allow_more(&self, index: u32) -> bool {
         // A signal's handler whose thread is at it is served elsewhere.
-        let Some(_held) = ALLOWING.lock() else { return false };
+        let Some(_held) = ALLOWING.lock_unless_mine() else { return false };
         let from = self.allowed.load(Ordering::Acquire);
         if index < from {
             return true;
@@ -419,7 +418,8 @@ impl Area {
         let range = PageRange::new(start, start + self.stride);
         if drop_first {
             // Refused where it is locked; then below.
-            let _ = advise::drop_pages(range);
+            // SAFETY: the caller's promise: nothing uses the run any more.
+            let _ = unsafe { advise::drop_pages(range) };
         }
         // SAFETY: the caller's promise; part of the reserved range.
         if unsafe { arena::reserve_anew(range) }.is_err() {

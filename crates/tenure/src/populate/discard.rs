@@ -69,8 +69,10 @@ pub unsafe fn discard(addr: *mut u8, len: usize) -> Result<()> {
     }
     for (part, way) in parts {
         let done = match way {
-            Way::Drop => drop_pages(part),
-            Way::Remove => remove(part),
+            // SAFETY: the caller's promise.
+            Way::Drop => unsafe { drop_pages(part) },
+            // SAFETY: the same.
+            Way::Remove => unsafe { remove(part) },
         };
         done.map_err(|errno| refused(range, part, &way, errno))?;
     }
@@ -116,19 +118,29 @@ fn way(
     Ok(Way::Remove)
 }
 
-fn drop_pages(part: PageRange) -> std::result::Result<(), Errno> {
-    match advise::drop_pages(part) {
+/// # Safety
+/// Nobody wants the contents of the part.
+unsafe fn drop_pages(part: PageRange) -> std::result::Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    match unsafe { advise::drop_pages(part) } {
         // Locked, perhaps.
-        Err(Errno::INVAL) => advise::drop_locked_pages(part),
+        // SAFETY: the caller's promise.
+        Err(Errno::INVAL) => unsafe { advise::drop_locked_pages(part) },
         other => other,
     }
 }
 
 /// Unmapped first, which from 6.14 on frees the page tables too: while they stand, no huge page of
 /// shared memory is mapped there again.
-fn remove(part: PageRange) -> std::result::Result<(), Errno> {
-    let _ = advise::drop_pages(part);
-    advise::remove(part)
+///
+/// # Safety
+/// Nobody wants the contents of the part, in whichever process.
+unsafe fn remove(part: PageRange) -> std::result::Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let _ = advise::drop_pages(part);
+        advise::remove(part)
+    }
 }
 
 fn refused(range: PageRange, part: PageRange, way: &Way, errno: Errno) -> Error {

@@ -7,7 +7,7 @@ use super::Access;
 use crate::os::thread::disk_reads;
 use crate::os::{files, page_size, populate as os_populate, touch, HUGE_PAGE};
 use crate::range::PageRange;
-use crate::stats::{add, COUNTERS};
+use crate::runtime::counters::{add, COUNTERS};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -37,6 +37,7 @@ mod discard;
 mod failure;
 mod huge_advice;
 mod job;
+mod mapping;
 mod plan;
 mod progress;
 mod room;

@@ -1,13 +1,13 @@
 //! What tenure itself knows of a range that goes.
 
-use crate::keeper::index;
+use crate::lock;
 use crate::os::signal::Blocked;
 use crate::range::PageRange;
-use crate::{lock, volatile};
+use crate::runtime::services;
 
 /// Whether anything is marked volatile. One load.
 pub(super) fn any_marks() -> bool {
-    index::any()
+    crate::tracking::raw::any()
 }
 
 /// Forgets marks and locks: what is mapped there next is another mapping. Where nothing was marked or
@@ -19,5 +19,5 @@ pub(super) fn any_marks() -> bool {
 pub(super) fn forget(range: PageRange) -> bool {
     let _blocked = Blocked::all();
     lock::forget_unmapped(range);
-    volatile::forget_unmapped(range)
+    services::forget(range)
 }

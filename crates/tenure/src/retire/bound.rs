@@ -5,10 +5,10 @@
 //! is kept below what is free, by the caller if need be.
 
 use super::{records, settings, teardown};
-use crate::keeper::thread;
 use crate::os::memory_limit::own_group;
-use crate::os::process_lock::ProcessLock;
 use crate::os::room_now::{resident_bytes, Files, RoomNow};
+use crate::runtime::lock::{Lock, Rank};
+use crate::runtime::worker;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -27,18 +27,18 @@ struct Known {
     room: Option<(RoomNow, Instant)>,
 }
 
-static KNOWN: ProcessLock<Known> =
-    ProcessLock::new(Known { files: Files::none(), files_at: None, room: None });
+static KNOWN: Lock<Known> =
+    Lock::new(Rank::RetireBudget, Known { files: Files::none(), files_at: None, room: None });
 
 /// Finds this process's memory cgroup and what is left, if that has not been done lately. It allocates,
 /// and takes up to a millisecond.
 pub(super) fn look_around() {
     let now = Instant::now();
-    let stale = KNOWN.lock().files_at.is_none_or(|at| now - at >= GROUP_FRESH);
+    let stale = KNOWN.lock_signals_blocked().files_at.is_none_or(|at| now - at >= GROUP_FRESH);
     if stale {
         let files = Files::of(own_group().as_ref());
         let room = files.read();
-        let mut known = KNOWN.lock();
+        let mut known = KNOWN.lock_signals_blocked();
         let old = std::mem::replace(&mut known.files, files);
         (known.files_at, known.room) = (Some(now), Some((room, now)));
         drop(known);
@@ -46,14 +46,30 @@ pub(super) fn look_around() {
     }
 }
 
-/// Has forks wait while it is read or changed.
-pub(super) fn hold_over_fork() {
-    crate::keeper::gate::hold_over_fork(|| Box::new(KNOWN.lock()));
+/// Before a fork.
+pub(super) fn hold() {
+    KNOWN.hold();
+}
+
+/// After it.
+pub(super) fn release() {
+    KNOWN.release();
+}
+
+/// In a child whose handlers did not run.
+pub(super) fn recover() {
+    if KNOWN.reset_in_child() {
+        // SAFETY: this child has one thread, which has no guard of it. The old value may be half changed,
+        // and is not dropped.
+        let known = unsafe { KNOWN.held_value() };
+        let none = Known { files: Files::none(), files_at: None, room: None };
+        std::mem::forget(std::mem::replace(known, none));
+    }
 }
 
 /// Whether so many bytes may wait without a closer look.
 fn is_small(waits: u64) -> bool {
-    let Some(known) = KNOWN.lock_unless_forking() else { return false };
+    let Some(known) = KNOWN.lock_signals_blocked_unless_forking() else { return false };
     let Some((room, at)) = known.room else { return false };
     let free = room.group.free.min(room.machine.free);
     at.elapsed() < SMALL_FRESH && waits <= (free / SMALL_SHARE).min(settings::pending_max())
@@ -61,7 +77,7 @@ fn is_small(waits: u64) -> bool {
 
 /// `None`: a fork is under way, for which the thread must not wait.
 fn room() -> Option<RoomNow> {
-    let mut known = KNOWN.lock_unless_forking()?;
+    let mut known = KNOWN.lock_signals_blocked_unless_forking()?;
     let now = Instant::now();
     Some(match known.room {
         Some((room, at)) if now.saturating_duration_since(at) < ROOM_FRESH => room,
@@ -104,18 +120,18 @@ pub(super) fn hold_back() {
 fn within_bound() -> Option<()> {
     // One lock at a time: forks take them in another order.
     let bytes = records::lock_unless_forking()?.bytes();
-    if thread::running() && is_small(bytes) {
+    if worker::running() && is_small(bytes) {
         return Some(());
     }
     loop {
         let waits = waiting()?;
-        if waits == 0 || (thread::running() && waits <= allowance()?) {
+        if waits == 0 || (worker::running() && waits <= allowance()?) {
             return Some(());
         }
         match teardown::help() {
             teardown::Chunk::Done(_) => {}
             // Others are at it: what they have in hand is a few chunks, and goes soon.
-            teardown::Chunk::None if thread::running() => return Some(()),
+            teardown::Chunk::None if worker::running() => return Some(()),
             teardown::Chunk::None => {
                 if records::lock_unless_forking()?.is_empty() {
                     return Some(());

@@ -86,14 +86,15 @@ mod teardown;
 mod unmap;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::keeper::{self, chores, relief, thread};
 use crate::mapping::Mapping;
-use crate::os::fork::NoWait;
 use crate::os::{detach, errno, generation, limits, page_size};
 use crate::range::PageRange;
+use crate::runtime::fork::{self, NoWait};
+use crate::runtime::lock::Rank;
+use crate::runtime::services::{self, Next, Service, Visit};
+use crate::runtime::worker;
 use rustix::io::Errno;
 use std::mem::ManuallyDrop;
-use std::sync::Once;
 use std::time::Duration;
 
 pub use over::{detach_tail, map_over};
@@ -225,33 +226,50 @@ pub(crate) fn least() -> usize {
 /// `EAGAIN`: no thread could be created.
 pub fn prepare() -> Result<()> {
     watch_forks();
-    if !thread::running() {
-        keeper::start("retire::prepare")?;
-    }
+    worker::start("retire::prepare")?;
     detach::learn_whether_seals_are_seen();
     unmap::set_ready();
     unmap::no_longer_wants_keeper();
     Ok(())
 }
 
-/// What [`prepare`] does but for the thread.
+static SERVICE: Service = Service {
+    hold: || {
+        records::hold();
+        bound::hold();
+    },
+    release: || {
+        bound::release();
+        records::release();
+    },
+    recover: || {
+        records::recover();
+        bound::recover();
+    },
+    reset_in_child: |_| records::reset_in_child(),
+    task: Some(visit),
+    shrink: Some(|| pending().bytes > 0 && errno::kept(teardown::relieve)),
+    ..Service::named("retire", &[Rank::RetireQueue, Rank::RetireBudget])
+};
+
+/// What [`prepare`] does but for the thread. A few loads when it is done.
 pub(crate) fn watch_forks() {
-    static ONCE: Once = Once::new();
-    keeper::watch_forks();
-    ONCE.call_once(|| {
-        // What is looked up once, and allocates then.
-        let _ = (generation::current(), limits::locking_is_limited());
-        records::hold_over_fork();
-        bound::hold_over_fork();
-        chores::register(visit);
-        relief::register(|| pending().bytes > 0 && errno::kept(teardown::relieve));
-        bound::look_around();
-    });
+    fork::look();
+    fork::watch();
+    services::register(&SERVICE);
+    // What is looked up once, and allocates then.
+    let _ = (generation::current(), limits::locking_is_limited());
+    bound::look_around();
 }
 
-fn visit(visit: &chores::Visit) -> chores::Next {
+/// Has the background thread look at what waits.
+fn stir() {
+    worker::stir(services::register(&SERVICE));
+}
+
+fn visit(visit: &Visit) -> Next {
     let next = teardown::visit(visit);
-    if next != chores::Next::WhenStirred {
+    if next != Next::WhenStirred {
         bound::look_around();
     }
     next
@@ -265,6 +283,7 @@ pub fn wants_keeper() -> bool {
 
 /// What waits to be torn down.
 pub fn pending() -> Pending {
+    services::register(&SERVICE);
     let records = records::lock();
     Pending { bytes: records.bytes(), mappings: records.mappings() }
 }
@@ -280,4 +299,12 @@ pub fn longest_slice() -> Duration {
 pub fn drain(timeout: Option<Duration>) -> bool {
     let _errno = errno::Kept::now();
     teardown::drain(timeout)
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // The mapping is its own, and no borrow of it outlives it. munmap of a whole mapping that exists
+        // cannot fail but for a mapping count at its limit, and then it leaks.
+        let _ = drop_own(self.range(), least());
+    }
 }

@@ -2,10 +2,10 @@
 
 use super::settings;
 use super::unmap::{self, in_slices, Known};
-use crate::os::fork::NoWait;
 use crate::os::mapping_list::Lister;
 use crate::os::{detach, errno, page_size};
 use crate::range::PageRange;
+use crate::runtime::fork::NoWait;
 
 /// Unmaps the tail that mremap(2) from `old_len` to a smaller `new_len` bytes would cut off, as
 /// [`munmap`](super::munmap) does. `true`: it is gone, and an mremap from `new_len` to `new_len` bytes with

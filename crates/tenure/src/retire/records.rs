@@ -3,10 +3,9 @@
 //! A fixed array, so that nothing here allocates. It belongs to one process: hidden mappings are not
 //! copied into a child (`MADV_DONTFORK`), which therefore begins with none.
 
-use crate::keeper::gate;
-use crate::os::process_lock::{ProcessGuard, ProcessLock};
 use crate::range::PageRange;
-use crate::stats::GAUGES;
+use crate::runtime::counters::GAUGES;
+use crate::runtime::lock::{Lock, QuietGuard, Rank};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// So many hidden mappings at most: each counts against `vm.max_map_count`, 65,530 by default.
@@ -26,19 +25,19 @@ pub(super) struct Records {
     failed: usize,
 }
 
-static RECORDS: ProcessLock<Records> = ProcessLock::new(Records::none());
+static RECORDS: Lock<Records> = Lock::new(Rank::RetireQueue, Records::none());
 
-pub(super) type Guard = ProcessGuard<'static, Records>;
+pub(super) type Guard = QuietGuard<'static, Records>;
 
 /// The records; forks wait while they are held, so that a child never gets a copy of a mapping that is
 /// half way to its hidden place.
 pub(super) fn lock() -> Guard {
-    brought_up_to_date(RECORDS.lock())
+    brought_up_to_date(RECORDS.lock_signals_blocked())
 }
 
 /// The same. `None`: a fork holds them, or is about to, for which the thread must not wait.
 pub(super) fn lock_unless_forking() -> Option<Guard> {
-    RECORDS.lock_unless_forking().map(brought_up_to_date)
+    RECORDS.lock_signals_blocked_unless_forking().map(brought_up_to_date)
 }
 
 /// Chunks, and their bytes, that went while a fork held the records.
@@ -55,11 +54,7 @@ fn brought_up_to_date(mut records: Guard) -> Guard {
         0 => 0,
         _ => LATE[n].swap(0, Ordering::Relaxed),
     });
-    if records.inherited {
-        (records.count, records.in_flight, records.bytes) = (0, 0, 0);
-        records.failed = 0;
-        records.publish();
-    } else if chunks + bytes > 0 {
+    if chunks + bytes > 0 {
         records.in_flight -= chunks as usize;
         records.bytes -= bytes;
         records.publish();
@@ -67,9 +62,30 @@ fn brought_up_to_date(mut records: Guard) -> Guard {
     records
 }
 
-/// Has forks wait, from here on.
-pub(super) fn hold_over_fork() {
-    gate::hold_over_fork(|| Box::new(RECORDS.lock()));
+/// Before a fork.
+pub(super) fn hold() {
+    RECORDS.hold();
+}
+
+/// After it.
+pub(super) fn release() {
+    RECORDS.release();
+}
+
+/// In a child whose handlers did not run.
+pub(super) fn recover() {
+    RECORDS.reset_in_child();
+}
+
+/// In a child, which has none of its parent's hidden mappings.
+pub(super) fn reset_in_child() {
+    LATE.iter().for_each(|late| late.store(0, Ordering::Relaxed));
+    // SAFETY: a fork's handlers hold the lock; where none ran, this child has one thread, which has no
+    // guard of it. The fields are numbers: no half-done change of them does harm.
+    let records = unsafe { RECORDS.held_value() };
+    (records.count, records.in_flight, records.bytes) = (0, 0, 0);
+    records.failed = 0;
+    records.publish();
 }
 
 impl Records {

@@ -3,11 +3,11 @@
 
 use super::records::{self, Records};
 use super::slice;
-use crate::keeper::chores::{Next, Visit};
 use crate::os::pagemap::Pagemap;
 use crate::os::{detach, generation};
 use crate::range::PageRange;
-use crate::stats::{add, COUNTERS};
+use crate::runtime::counters::{add, COUNTERS};
+use crate::runtime::services::{Next, Visit};
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

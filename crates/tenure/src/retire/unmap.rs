@@ -4,13 +4,13 @@
 //! mapping may be there.
 
 use super::{books, bound, records, settings, slice, teardown, Way};
-use crate::keeper::{chores, thread};
 use crate::os::detach::Hidden;
 use crate::os::mapping_list::{Listed, Lister};
 use crate::os::pagemap::Pagemap;
-use crate::os::{detach, fork, limits, page_size, uffd};
+use crate::os::{detach, limits, page_size, uffd};
 use crate::range::PageRange;
-use crate::stats::{add, COUNTERS};
+use crate::runtime::counters::{add, COUNTERS};
+use crate::runtime::{fork, worker};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -35,7 +35,7 @@ pub(super) fn unmap(range: PageRange, known: Known, least: usize) -> Result<Way,
     };
     if way == Ok(Way::Moved) {
         bound::hold_back();
-        chores::stirred();
+        super::stir();
     }
     way
 }
@@ -203,7 +203,7 @@ fn overlap(found: &Listed, range: PageRange, at: usize) -> Option<PageRange> {
 /// Whether memory may be given back later at all: there is somebody to do it, and nothing that the
 /// program may do meanwhile fails for it.
 fn quick_is_possible() -> bool {
-    let served = is_ready() && thread::running();
+    let served = is_ready() && worker::running();
     WANTED.store(!served, Ordering::Relaxed);
     served && !fork::missed() && !limits::address_space_is_limited() && !bound::commit_is_limited()
 }

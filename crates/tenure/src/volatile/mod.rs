@@ -31,21 +31,21 @@
 //! # Ok(()) }
 //! ```
 
-mod known;
-mod object;
-mod purged_access;
+mod buffer;
 mod ranges;
+mod recent_ranges;
 mod refill;
+mod refill_thread;
+mod sigbus;
 
-pub use crate::keeper::settings::{configure, settings, Priority, Settings};
-pub use crate::keeper::watch::Detection;
-pub use object::{Pinned, PinnedMut, Volatile, VolatileBuilder};
-pub use purged_access::{on_purged_access, Purged};
-pub(crate) use ranges::forget_unmapped;
+pub use crate::tracking::detection::Detection;
+pub use crate::tracking::settings::{configure, settings, Priority, Settings};
+pub use buffer::{Pinned, PinnedMut, Volatile, VolatileBuilder};
 pub use ranges::{
     forget, is_volatile, mark, mark_with_priority, offer_now, purge_now, unmark, unmark_with_map,
 };
 pub use refill::{Refill, RefillError};
+pub use sigbus::{on_purged_access, Purged};
 
 /// What became of a range while it was volatile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,5 +59,5 @@ pub enum Outcome {
 
 /// How purges are noticed in this process: `tenure doctor` shows it with its consequences.
 pub fn detection() -> Detection {
-    crate::keeper::watch::detection()
+    crate::tracking::detection::detection()
 }

@@ -1,20 +1,15 @@
 //! Marking and unmarking ranges that the program has mapped itself.
 
-use super::known;
-use super::Outcome;
+use super::{recent_ranges, Outcome};
 use crate::error::{Error, ErrorKind, Result};
-use crate::keeper::index::{self, Index};
-use crate::keeper::node::{flag, longest, NodeId, Phase, Word};
-use crate::keeper::pages::Refusal;
-use crate::keeper::settings::{purge_always, Priority};
-use crate::keeper::{self, gate, pin};
-use crate::os::maps::{self, Unfit};
+use crate::os::maps::Unfit;
 use crate::range::PageRange;
+use crate::tracking::offer::Refusal;
+use crate::tracking::raw::{self, Failed, Fast, Unmarkable};
+use crate::tracking::settings::{purge_always, Priority};
+use crate::tracking::state::RangeId;
+use crate::tracking::{self, backpressure};
 use std::ops::Range;
-use std::sync::atomic::Ordering;
-
-/// The word of a range that is volatile: no pin. One that is not has one.
-const MARKED: Word = Word(0);
 
 /// Makes `[addr, addr + len)` volatile: from now on the kernel may come to be told that it can take
 /// the pages. Marking what is marked already changes nothing; any page-aligned range will do, whether
@@ -66,11 +61,12 @@ pub unsafe fn mark_with_priority(addr: *mut u8, len: usize, priority: Priority) 
 /// # Safety
 /// As [`mark`].
 pub unsafe fn unmark(addr: *mut u8, len: usize) -> Result<Outcome> {
-    unmark_range(addr, len, &mut |_| {})
+    Ok(outcome(&unmark_range("unmark", addr, len)?))
 }
 
-/// [`unmark`], and calls `gone` with the byte offsets (from `addr`) of each extent that is gone, in
-/// no particular order; every other byte is as it was.
+/// [`unmark`], and calls `gone` with the byte offsets (from `addr`) of each extent that is gone, in order;
+/// every other byte is as it was. The range is the program's again when `gone` is called: it may make the
+/// contents anew, panic, fork, and call tenure.
 ///
 /// # Errors
 /// As [`unmark`].
@@ -83,7 +79,9 @@ pub unsafe fn unmark_with_map(
     mut gone: impl FnMut(Range<usize>),
 ) -> Result<Outcome> {
     let base = addr as usize;
-    unmark_range(addr, len, &mut |extent| gone(extent.start - base..extent.end - base))
+    let lost = unmark_range("unmark", addr, len)?;
+    lost.iter().for_each(|extent| gone(extent.start - base..extent.end - base));
+    Ok(outcome(&lost))
 }
 
 fn mark_range(
@@ -93,250 +91,77 @@ fn mark_range(
     priority: Option<Priority>,
 ) -> Result<()> {
     let range = PageRange::check(call, addr, len)?;
-    if priority.is_none() && known::find(range).is_some_and(|id| try_mark(id, range)) {
+    if priority.is_none() && recent_ranges::find(range).is_some_and(|id| raw::try_mark(id, range)) {
         return Ok(());
     }
-    keeper::ready(call)?;
-    if len > longest() {
-        return Err(Error::new(
-            ErrorKind::BadRange,
-            call,
-            "the range has more than 2^32 pages",
-            "mark it in parts",
-        )
-        .on(range.start, len));
+    tracking::ready(call)?;
+    match raw::mark(range, priority.map(Priority::level)) {
+        Ok(Some(id)) => recent_ranges::remember(range, id),
+        Ok(None) => {}
+        Err(Unmarkable::Unfit(unfit)) => return Err(explain(call, range, &unfit)),
+        Err(Unmarkable::Full) => {
+            return Err(Error::new(
+                ErrorKind::OutOfMemory,
+                call,
+                "33 million ranges are known already",
+                "mark neighbouring ranges as one, or forget ranges that are no longer used",
+            )
+            .on(range.start, range.len()));
+        }
     }
-    mark_slowly(call, range, priority)?;
-    keeper::bound::hold_back();
+    backpressure::hold_back();
     if purge_always() {
-        for id in volatile_ids(range) {
-            let _ = pin::offer_and_purge(id);
+        for id in raw::marked(range) {
+            let _ = raw::purge_now(id);
         }
     }
     Ok(())
 }
 
-/// Marks one node that is exactly the range, if its state allows it without waiting.
-#[inline]
-fn try_mark(id: NodeId, range: PageRange) -> bool {
-    let node = id.node();
-    loop {
-        // The word first: if the node became another range's since, the exchange below fails.
-        let word = node.load();
-        if word.has(Word::FREE | Word::HELD) || node.range() != range || purge_always() {
-            return false;
-        }
-        if word.pins() == 0 {
-            return node.load() == word;
-        }
-        if word.phase() != Phase::Resident {
-            return false;
-        }
-        if node.try_change(word, Word(word.0 - Word::PIN)) {
-            return true;
-        }
+fn outcome(lost: &[PageRange]) -> Outcome {
+    match lost {
+        [] => Outcome::Intact,
+        _ => Outcome::Purged,
     }
 }
 
-fn mark_slowly(call: &'static str, range: PageRange, priority: Option<Priority>) -> Result<()> {
-    let mut index = index::lock();
-    if let Some(id) = index.exact(range) {
-        if let Some(priority) = priority {
-            id.node().priority.store(priority.level(), Ordering::Relaxed);
-        }
-        if try_mark(id, range) {
-            known::remember(range, id);
-            return Ok(());
-        }
-    }
-    let overlapping = index.overlapping(range);
-    let gaps = Index::gaps(range, &overlapping);
-    for gap in &gaps {
-        maps::check_volatile(*gap).map_err(|unfit| explain(call, range, &unfit))?;
-    }
-    let full = || {
-        Error::new(
-            ErrorKind::OutOfMemory,
-            call,
-            "33 million ranges are known already",
-            "mark neighbouring ranges as one, or forget ranges that are no longer used",
-        )
-        .on(range.start, range.len())
-    };
-    let mut inside = Vec::with_capacity(overlapping.len() + gaps.len());
-    for id in overlapping {
-        index::hold(id);
-        // What is marked beyond the range already stays one with it; what is not is cut off.
-        let id = if id.node().load().pins() > 0 {
-            match index.cut(id, range) {
-                Ok(id) => id,
-                Err(id) => {
-                    inside.push(id);
-                    inside.iter().for_each(|id: &NodeId| index::release(id.node()));
-                    return Err(full());
-                }
-            }
-        } else {
-            id
-        };
-        inside.push(id);
-    }
-    let level = priority.unwrap_or_default().level();
-    for gap in gaps {
-        match index.insert(gap, Word(MARKED.0 | Word::HELD), level) {
-            Some(id) => inside.push(id),
-            None => {
-                inside.iter().for_each(|id| index::release(id.node()));
-                return Err(full());
-            }
-        }
-    }
-    inside.sort_unstable_by_key(|id| id.node().start());
-    for id in &inside {
-        let node = id.node();
-        if priority.is_some() {
-            node.priority.store(level, Ordering::Relaxed);
-        }
-        let _ = node.change(|word| (word.pins() > 0).then(|| Word(word.0 - Word::PIN)));
-    }
-    for id in merge_runs(&mut index, &inside) {
-        index::release(id.node());
-    }
-    if let Some(id) = index.exact(range) {
-        known::remember(range, id);
-    }
-    Ok(())
-}
-
-/// Joins held neighbours that are resident and of one priority; answers those that are left.
-fn merge_runs(index: &mut Index, held: &[NodeId]) -> Vec<NodeId> {
-    let mut left: Vec<NodeId> = Vec::new();
-    let mut run: Vec<NodeId> = Vec::new();
-    let mut flush = |run: &mut Vec<NodeId>, index: &mut Index| {
-        if let [first, rest @ ..] = run.as_slice() {
-            index.merge(*first, rest);
-            left.push(*first);
-        }
-        run.clear();
-    };
-    for id in held {
-        let joins = run.last().is_some_and(|last| {
-            let (a, b) = (last.node(), id.node());
-            a.end() == b.start()
-                && a.priority.load(Ordering::Relaxed) == b.priority.load(Ordering::Relaxed)
-                && [a, b].iter().all(|n| n.load().phase() == Phase::Resident)
-        });
-        if !joins {
-            flush(&mut run, index);
-        }
-        run.push(*id);
-    }
-    flush(&mut run, index);
-    left
-}
-
-fn unmark_range(addr: *mut u8, len: usize, gone: &mut dyn FnMut(PageRange)) -> Result<Outcome> {
-    let call = "unmark";
+/// Unmarks a range; returns what was lost.
+fn unmark_range(call: &'static str, addr: *mut u8, len: usize) -> Result<Vec<PageRange>> {
     let range = PageRange::check(call, addr, len)?;
-    if let Some(id) = known::find(range) {
-        match try_unmark(id, range) {
-            Fast::Done => return Ok(Outcome::Intact),
-            Fast::Settle => return settle_all(&[id], range, gone),
-            Fast::Slow => {}
-        }
-    }
-    keeper::ready(call)?;
-    let pinned = pin_overlapping(call, range)?;
-    settle_all(&pinned, range, gone)
-}
-
-enum Fast {
-    Done,
-    /// Pinned, and its pages are to be taken back.
-    Settle,
-    Slow,
-}
-
-#[inline]
-fn try_unmark(id: NodeId, range: PageRange) -> Fast {
-    let node = id.node();
-    loop {
-        let word = node.load();
-        if word.has(Word::FREE | Word::HELD) || node.range() != range {
-            return Fast::Slow;
-        }
-        if word.pins() > 0 {
-            // Unmarked already; if another thread is at it, wait with the others.
-            return if word.phase() == Phase::Resident && node.load() == word {
-                Fast::Done
-            } else {
-                Fast::Slow
-            };
-        }
-        if node.try_change(word, Word(word.used().0 + Word::PIN)) {
-            return if word.phase() == Phase::Resident { Fast::Done } else { Fast::Settle };
-        }
-    }
-}
-
-/// Pins every marked node of the range, split to it; answers those that this call has pinned and
-/// those that another thread is taking back.
-fn pin_overlapping(call: &'static str, range: PageRange) -> Result<Vec<NodeId>> {
-    let mut index = index::lock();
-    if let Some(id) = index.exact(range) {
-        known::remember(range, id);
-        match try_unmark(id, range) {
+    if let Some(id) = recent_ranges::find(range) {
+        match raw::try_unmark(id, range) {
             Fast::Done => return Ok(Vec::new()),
-            Fast::Settle => return Ok(vec![id]),
+            Fast::Settle => return settle(call, id, range),
             Fast::Slow => {}
         }
     }
-    let overlapping = index.overlapping(range);
-    for gap in Index::gaps(range, &overlapping) {
-        let hole = maps::first_hole(gap);
-        if let Ok(Some(at)) = hole {
-            return Err(explain(call, range, &Unfit::Hole(at)));
+    tracking::ready(call)?;
+    if let Some(id) = raw::exact(range) {
+        recent_ranges::remember(range, id);
+        match raw::try_unmark(id, range) {
+            Fast::Done => return Ok(Vec::new()),
+            Fast::Settle => return settle(call, id, range),
+            Fast::Slow => {}
         }
     }
-    let mut pinned = Vec::with_capacity(overlapping.len());
-    for id in overlapping {
-        index::hold(id);
-        if id.node().load().pins() > 0 {
-            index::release(id.node());
-            continue;
-        }
-        // Where no more ranges can be known, more than was asked for becomes non-volatile: harmless.
-        let id = index.cut(id, range).unwrap_or_else(|whole| whole);
-        let _ = id.node().change(|word| Some(Word(word.used().0 + Word::PIN)));
-        index::release(id.node());
-        pinned.push(id);
-    }
-    Ok(pinned)
+    raw::unmark(range).map_err(|failed| not_unmarked(call, range, failed))
 }
 
-/// Takes the pages of pinned nodes back. On an error they are marked again.
-fn settle_all(
-    pinned: &[NodeId],
-    range: PageRange,
-    gone: &mut dyn FnMut(PageRange),
-) -> Result<Outcome> {
-    let mut outcome = Outcome::Intact;
-    for id in pinned {
-        let settled = pin::settle(*id, Some(range), &mut |extent| {
-            outcome = Outcome::Purged;
-            gone(extent);
-            0
-        });
-        if let Err(errno) = settled {
-            for id in pinned {
-                let _ =
-                    id.node().change(|word| (word.pins() > 0).then(|| Word(word.0 - Word::PIN)));
-            }
-            let error = Error::system("unmark", "madvise(MADV_POPULATE_WRITE)", errno);
-            return Err(error.on(range.start, range.len()));
+fn settle(call: &'static str, id: RangeId, range: PageRange) -> Result<Vec<PageRange>> {
+    match raw::settle_exact(id, range) {
+        Ok(Some(lost)) => Ok(lost),
+        Ok(None) => raw::unmark(range).map_err(|failed| not_unmarked(call, range, failed)),
+        Err(failed) => Err(not_unmarked(call, range, failed)),
+    }
+}
+
+fn not_unmarked(call: &'static str, range: PageRange, failed: Failed) -> Error {
+    match failed {
+        Failed::Hole(at) => explain(call, range, &Unfit::Hole(at)),
+        Failed::Kernel(errno) => {
+            Error::system(call, "taking the pages back", errno).on(range.start, range.len())
         }
     }
-    Ok(outcome)
 }
 
 /// Offers what is marked in the range to the kernel now, skipping the wait.
@@ -349,7 +174,7 @@ fn settle_all(
 /// # Safety
 /// As [`mark`].
 pub unsafe fn offer_now(addr: *mut u8, len: usize) -> Result<()> {
-    each_volatile("offer_now", addr, len, |id| pin::offer_now(id).map(|()| 0)).map(drop)
+    each_volatile("offer_now", addr, len, |id| raw::offer_now(id).map(|()| 0)).map(drop)
 }
 
 /// Offers what is marked in the range and has the kernel discard it; answers how many bytes of it
@@ -361,18 +186,18 @@ pub unsafe fn offer_now(addr: *mut u8, len: usize) -> Result<()> {
 /// # Safety
 /// As [`mark`].
 pub unsafe fn purge_now(addr: *mut u8, len: usize) -> Result<usize> {
-    each_volatile("purge_now", addr, len, pin::offer_and_purge)
+    each_volatile("purge_now", addr, len, raw::purge_now)
 }
 
 fn each_volatile(
     call: &'static str,
     addr: *mut u8,
     len: usize,
-    mut each: impl FnMut(NodeId) -> std::result::Result<usize, Refusal>,
+    mut each: impl FnMut(RangeId) -> std::result::Result<usize, Refusal>,
 ) -> Result<usize> {
     let range = PageRange::check(call, addr, len)?;
-    keeper::ready(call)?;
-    let ids = cut_volatile(range);
+    tracking::ready(call)?;
+    let ids = raw::cut_marked(range);
     if ids.is_empty() {
         return Err(Error::new(
             ErrorKind::NotMarked,
@@ -389,33 +214,6 @@ fn each_volatile(
     Ok(total)
 }
 
-/// The marked nodes of the range, cut at its ends so that nothing beyond is touched.
-fn cut_volatile(range: PageRange) -> Vec<NodeId> {
-    let mut index = index::lock();
-    let mut ids = Vec::new();
-    for id in index.overlapping(range) {
-        index::hold(id);
-        let marked = id.node().load().pins() == 0;
-        let id = match marked {
-            true => index.cut(id, range).unwrap_or_else(|whole| whole),
-            false => id,
-        };
-        index::release(id.node());
-        if marked {
-            ids.push(id);
-        }
-    }
-    ids
-}
-
-fn volatile_ids(range: PageRange) -> Vec<NodeId> {
-    if !gate::installed() {
-        return Vec::new();
-    }
-    let index = index::lock();
-    index.overlapping(range).into_iter().filter(|id| id.node().load().pins() == 0).collect()
-}
-
 /// Makes the range non-volatile and drops all that tenure knows of it, so that the program may unmap
 /// it or use it for something else; the next [`mark`] checks it anew.
 ///
@@ -426,36 +224,14 @@ fn volatile_ids(range: PageRange) -> Vec<NodeId> {
 /// As [`mark`].
 pub unsafe fn forget(addr: *mut u8, len: usize) -> Result<()> {
     let range = PageRange::check("forget", addr, len)?;
-    let _ = unmark_range(addr, len, &mut |_| {})?;
-    let mut index = index::lock();
-    for id in index.overlapping(range) {
-        index::hold(id);
-        let id = index.cut(id, range).unwrap_or_else(|whole| whole);
-        index.remove(id);
-    }
+    let _ = unmark_range("forget", addr, len)?;
+    raw::forget(range);
     Ok(())
-}
-
-/// Drops all that tenure knows of a range that is being unmapped, without taking its pages back. `true`:
-/// part of it is watched by tenure's own userfaultfd, which no event of the kernel's goes to.
-pub(crate) fn forget_unmapped(range: PageRange) -> bool {
-    if !gate::installed() || !index::any() {
-        return false;
-    }
-    let mut watched = false;
-    let mut index = index::lock();
-    for id in index.overlapping(range) {
-        index::hold(id);
-        let id = index.cut(id, range).unwrap_or_else(|whole| whole);
-        watched |= id.node().is(flag::REGISTERED);
-        index.remove(id);
-    }
-    watched
 }
 
 /// Whether any page of the range is volatile. What locks memory asks this first.
 pub fn is_volatile(addr: *const u8, len: usize) -> bool {
-    PageRange::check("is_volatile", addr, len).is_ok_and(|range| !volatile_ids(range).is_empty())
+    PageRange::check("is_volatile", addr, len).is_ok_and(raw::is_marked)
 }
 
 /// What a failed check means for the caller.

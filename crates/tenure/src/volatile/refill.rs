@@ -1,17 +1,20 @@
 //! Making purged bytes again: at a pin, or when a thread touches them without one.
 
-use super::object::Inner;
-use crate::keeper::{inbox, watch};
-use crate::os::{advise, page_size, signal, thread, uffd};
+use super::buffer::Inner;
+use crate::error::{Error, ErrorKind};
+use crate::mapping::Mapping;
+use crate::os::{advise, generation, page_size, uffd};
 use crate::range::PageRange;
-use crate::stats::{self, COUNTERS};
-use rustix::event::{poll, PollFd, PollFlags};
-use rustix::fd::BorrowedFd;
+use crate::runtime::counters::{add, COUNTERS};
+use crate::runtime::event::Event;
+use crate::runtime::lock::{assert_none_held, thread_number};
+use crate::runtime::{budget, worker};
+use crate::tracking::detection::{self, Kind};
 use rustix::io::Errno;
-use std::collections::BTreeMap;
+use std::cell::Cell;
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 /// Why a refill failed; its text reaches the error of the pin that needed it.
 pub type RefillError = Box<dyn std::error::Error + Send + Sync>;
@@ -19,38 +22,52 @@ pub type RefillError = Box<dyn std::error::Error + Send + Sync>;
 type Function = Box<dyn Fn(usize, &mut [u8]) -> Result<(), RefillError> + Send + Sync>;
 
 /// How an object's purged bytes are made again.
+///
+/// The function runs under no lock: it may panic, fork, and use other objects, caches and ranges. Pinning
+/// its own object is an error (`EDEADLK`).
 pub struct Refill {
     whole: bool,
     function: Function,
 }
 
+/// What one call of a function for pages makes at most: it is memory beside the object's own.
+const PIECE: usize = 1 << 20;
+
 impl Refill {
-    /// `function(offset, bytes)` makes the bytes from `offset` on; it is called for single pages and
-    /// for longer extents, always page-aligned.
+    /// `function(offset, bytes)` makes the bytes from `offset` on; it is called for single pages and for
+    /// longer extents of up to 1 MiB, always page-aligned.
     pub fn pages(
         function: impl Fn(usize, &mut [u8]) -> Result<(), RefillError> + Send + Sync + 'static,
     ) -> Refill {
         Refill { whole: false, function: Box::new(function) }
     }
 
-    /// `function(0, bytes)` makes the whole object; of what it makes, only purged pages are used.
+    /// `function(0, bytes)` makes the whole object; of what it makes, only purged pages are used. It needs
+    /// the object's size in memory beside what is left of the object: large objects are better made by
+    /// [`Refill::pages`].
     pub fn whole(
         function: impl Fn(usize, &mut [u8]) -> Result<(), RefillError> + Send + Sync + 'static,
     ) -> Refill {
         Refill { whole: true, function: Box::new(function) }
     }
 
+    /// Whether the function makes the whole object.
+    pub(super) fn makes_whole(&self) -> bool {
+        self.whole
+    }
+
     /// Calls the function; a panic is a failure like any other.
     fn call(&self, offset: usize, bytes: &mut [u8]) -> Result<(), RefillError> {
+        assert_none_held();
         let len = bytes.len() as u64;
         let result = catch_unwind(AssertUnwindSafe(|| (self.function)(offset, bytes)))
             .unwrap_or_else(|_| Err("the refill function panicked".into()));
         match &result {
             Ok(()) => {
-                stats::add(&COUNTERS.refills, 1);
-                stats::add(&COUNTERS.refilled_bytes, len);
+                add(&COUNTERS.refills, 1);
+                add(&COUNTERS.refilled_bytes, len);
             }
-            Err(_) => stats::add(&COUNTERS.failed_refills, 1),
+            Err(_) => add(&COUNTERS.failed_refills, 1),
         }
         result
     }
@@ -62,52 +79,258 @@ impl std::fmt::Debug for Refill {
     }
 }
 
-/// Makes the lost extents of an object again. The caller holds the object's refill lock and has it
-/// pinned. `watched`: the extents are still registered, with threads perhaps waiting for them.
-pub(super) fn refill(
-    object: &Inner,
-    refill: &Refill,
-    lost: &[PageRange],
-    watched: bool,
-) -> Result<(), RefillError> {
-    let base = object.range().start;
-    let whole = if refill.whole {
-        let mut bytes = vec![0; object.len()];
-        refill.call(0, &mut bytes)?;
-        Some(bytes)
-    } else {
-        None
-    };
-    let end = base + object.len();
-    for extent in lost {
-        // The last page may reach past the object's end.
-        let (from, to) = (extent.start - base, extent.end.min(end) - base);
-        if from >= to {
-            continue;
+/// Which thread makes an object's lost bytes again: one at a time, under no lock. In a forked child a thread
+/// of the parent's does not count.
+#[derive(Debug)]
+pub(super) struct Refiller {
+    /// The thread's number, and the process's generation in the upper half. 0: none.
+    owner: AtomicU64,
+}
+
+/// Rung when a thread is through; objects share it.
+static DONE: Event = Event::new();
+
+thread_local! {
+    /// The innermost refill that the thread is at.
+    static INNERMOST: Cell<*const Refilling<'static>> = const { Cell::new(std::ptr::null()) };
+}
+
+/// The right to refill an object. It ends when it is dropped, by a panic too.
+pub(super) struct Refilling<'a> {
+    refiller: &'a Refiller,
+    outer: *const Refilling<'static>,
+}
+
+fn token() -> u64 {
+    (generation::current() << 32) | u64::from(thread_number())
+}
+
+/// What trying for the right found.
+enum Attempt<'a> {
+    Mine(Refilling<'a>),
+    /// The calling thread is at it already.
+    Nested,
+    /// Another thread is.
+    Busy,
+}
+
+impl Refiller {
+    pub fn new() -> Refiller {
+        Refiller { owner: AtomicU64::new(0) }
+    }
+
+    fn attempt(&self) -> Attempt<'_> {
+        let me = token();
+        let owner = self.owner.load(Ordering::Acquire);
+        if owner as u32 == me as u32 {
+            return Attempt::Nested;
         }
-        let made;
-        let bytes = match &whole {
-            Some(whole) => &whole[from..to],
-            None => {
-                let mut bytes = vec![0; to - from];
-                refill.call(from, &mut bytes)?;
-                made = bytes;
-                &made
+        if owner != 0 && owner >> 32 == me >> 32 {
+            return Attempt::Busy;
+        }
+        match self.owner.compare_exchange(owner, me, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Attempt::Mine(Refilling { refiller: self, outer: INNERMOST.get() }),
+            Err(_) => Attempt::Busy,
+        }
+    }
+
+    /// The right, unless a thread has it.
+    pub fn try_begin(&self) -> Option<Refilling<'_>> {
+        match self.attempt() {
+            Attempt::Mine(refilling) => Some(refilling),
+            _ => None,
+        }
+    }
+
+    /// Makes what a pinned object has lost again, or waits until another thread has done so.
+    pub fn make_again(&self, object: &Inner, refill: &Refill) -> Result<(), Error> {
+        loop {
+            match self.attempt() {
+                Attempt::Mine(refilling) => {
+                    refilling.enter();
+                    return make_lost(object, refill).map_err(RefillFailure::explain);
+                }
+                Attempt::Nested => {
+                    return Err(Error::new(
+                        ErrorKind::Deadlock,
+                        "Volatile::pin",
+                        "the object's refill function pins the object that it makes",
+                        "have the function write only the bytes that it is given",
+                    ));
+                }
+                Attempt::Busy => {
+                    let process = generation::current() << 32 >> 32;
+                    DONE.wait_until(|| {
+                        let owner = self.owner.load(Ordering::Acquire);
+                        owner == 0 || owner >> 32 != process
+                    });
+                    if !object.memory().has_losses() {
+                        return Ok(());
+                    }
+                }
             }
-        };
-        if watched {
-            place(extent.start, bytes)?;
-        } else {
-            object.write(from, bytes);
         }
+    }
+}
+
+impl Refilling<'_> {
+    /// Notes for a fork that the thread is at this refill.
+    fn enter(&self) {
+        INNERMOST.set(std::ptr::from_ref(self).cast());
+    }
+}
+
+impl Drop for Refilling<'_> {
+    fn drop(&mut self) {
+        if INNERMOST.get() == std::ptr::from_ref(self).cast() {
+            INNERMOST.set(self.outer);
+        }
+        self.refiller.owner.store(0, Ordering::Release);
+        DONE.ring();
+    }
+}
+
+/// In a child: what the forking thread is at goes on here.
+pub(super) fn reset_in_child() {
+    DONE.reset_in_child();
+    let mut at = INNERMOST.get();
+    while !at.is_null() {
+        // SAFETY: it lies in a frame of this thread that has not returned: `drop` takes it out.
+        let refilling = unsafe { &*at };
+        refilling.refiller.owner.store(token(), Ordering::Release);
+        at = refilling.outer;
+    }
+}
+
+/// Why an object could not be made again.
+pub(super) enum RefillFailure {
+    /// The function failed or panicked.
+    Function(RefillError),
+    /// What it makes would not fit.
+    NoRoom { needed: u64, free: u64 },
+    /// There is no buffer for what it makes, or it could not be put in place.
+    System(Error),
+}
+
+impl RefillFailure {
+    fn explain(self) -> Error {
+        let call = "Volatile::pin";
+        match self {
+            RefillFailure::Function(cause) => Error::new(
+                ErrorKind::RefillFailed,
+                call,
+                format!("the refill failed: {cause}"),
+                "the next pin tries again",
+            ),
+            RefillFailure::NoRoom { needed, free } => Error::new(
+                ErrorKind::OutOfMemory,
+                call,
+                format!(
+                    "the whole object, {needed} bytes, is made beside itself, and {free} are free"
+                ),
+                "make it in pieces, with Refill::pages",
+            ),
+            RefillFailure::System(error) => error,
+        }
+    }
+}
+
+impl From<RefillError> for RefillFailure {
+    fn from(cause: RefillError) -> RefillFailure {
+        RefillFailure::Function(cause)
+    }
+}
+
+fn make_lost(object: &Inner, refill: &Refill) -> Result<(), RefillFailure> {
+    // Another thread may have been through before this one began.
+    if object.memory().has_losses() {
+        make(object, refill, &object.memory().losses())?;
+        object.memory().restored();
     }
     Ok(())
 }
 
-/// Puts bytes into missing pages; a page that is there already stays as it is.
+/// Makes extents of an object again. The caller has the right to.
+pub(super) fn make(
+    object: &Inner,
+    refill: &Refill,
+    lost: &[PageRange],
+) -> Result<(), RefillFailure> {
+    if refill.whole {
+        return make_whole(object, refill, lost);
+    }
+    let longest = lost.iter().map(|extent| extent.len().min(PIECE)).max().unwrap_or(0);
+    if longest == 0 {
+        return Ok(());
+    }
+    let mut buffer = Mapping::anonymous(longest).map_err(RefillFailure::System)?;
+    for piece in lost.iter().flat_map(|extent| extent.pieces(PIECE)) {
+        let Some((from, to)) = offsets(object, piece) else { continue };
+        let bytes = &mut buffer.as_mut_slice()[..to - from];
+        bytes.fill(0);
+        refill.call(from, bytes)?;
+        put(object, from, bytes).map_err(not_put)?;
+    }
+    Ok(())
+}
+
+/// In pieces that are given back as soon as they are in place: what is lost as a whole is never in memory
+/// twice.
+fn make_whole(object: &Inner, refill: &Refill, lost: &[PageRange]) -> Result<(), RefillFailure> {
+    let needed = object.len() as u64;
+    let free = budget::room(Instant::now()).free;
+    if free < needed {
+        return Err(RefillFailure::NoRoom { needed, free });
+    }
+    let mut buffer = Mapping::anonymous(object.len()).map_err(RefillFailure::System)?;
+    refill.call(0, buffer.as_mut_slice())?;
+    for piece in lost.iter().flat_map(|extent| extent.pieces(PIECE)) {
+        let Some((from, to)) = offsets(object, piece) else { continue };
+        put(object, from, &buffer.as_slice()[from..to]).map_err(not_put)?;
+        let start = buffer.range().start + from;
+        let used = PageRange { start, end: start + piece.len() };
+        // SAFETY: the buffer's bytes of this piece are in place, and not read again.
+        let _ = unsafe { advise::drop_pages(used) };
+    }
+    Ok(())
+}
+
+/// Where an extent lies in its object: the last page may reach past the object's end.
+fn offsets(object: &Inner, extent: PageRange) -> Option<(usize, usize)> {
+    let base = object.range().start;
+    let (from, to) = (extent.start - base, (extent.end - base).min(object.len()));
+    (from < to).then_some((from, to))
+}
+
+fn not_put(errno: Errno) -> RefillFailure {
+    RefillFailure::System(Error::system("Volatile::pin", "putting refilled pages in place", errno))
+}
+
+/// Puts bytes in place. Where threads may touch the object without a pin, each page comes whole; a page that
+/// is there already stays as it is.
+fn put(object: &Inner, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
+    let start = object.range().start + offset;
+    if !object.memory().is_refilled() {
+        // SAFETY: inside the mapping, which is writable while the object lives. These bytes are lost: no
+        // pinner is given them before they are made, and this thread alone makes them.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), start as *mut u8, bytes.len());
+        }
+        return Ok(());
+    }
+    match place(start, bytes) {
+        // The background thread has a descriptor that the program cannot close.
+        Err(errno) if detection::is_closed(errno) => {
+            worker::on_worker(|| place(start, bytes)).unwrap_or(Err(errno))
+        }
+        other => other,
+    }
+}
+
+/// Puts bytes into missing pages of a watched range.
 fn place(start: usize, bytes: &[u8]) -> Result<(), Errno> {
     let page = page_size();
-    let fd = watch::raw(watch::Kind::Refill);
+    let fd = detection::raw(Kind::Refill);
     let mut padded = Vec::new();
     for (i, chunk) in bytes.chunks(page).enumerate() {
         let at = start + i * page;
@@ -125,7 +348,8 @@ fn place(start: usize, bytes: &[u8]) -> Result<(), Errno> {
                 let there = PageRange::new(at, at + page);
                 if advise::populate_write(there) == Err(Errno::HWPOISON) {
                     // Poisoned by a refill that failed before: missing again, and now made.
-                    advise::drop_pages(there)?;
+                    // SAFETY: a poisoned page holds nothing.
+                    unsafe { advise::drop_pages(there)? };
                     uffd::copy_page(fd, at, chunk)?;
                 }
                 uffd::wake(fd, there)?;
@@ -134,84 +358,4 @@ fn place(start: usize, bytes: &[u8]) -> Result<(), Errno> {
         }
     }
     Ok(())
-}
-
-static OBJECTS: Mutex<BTreeMap<usize, Weak<Inner>>> = Mutex::new(BTreeMap::new());
-/// The process whose refill thread runs; a child has none until it needs one.
-static THREAD_OF: AtomicU32 = AtomicU32::new(0);
-
-fn objects() -> MutexGuard<'static, BTreeMap<usize, Weak<Inner>>> {
-    OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The registry's lock, for a fork.
-pub(super) fn lock_for_fork() -> Box<dyn std::any::Any> {
-    Box::new(objects())
-}
-
-/// Has touches of the object's purged pages refilled. `false`: this process cannot (no userfaultfd),
-/// so such touches read zeros or raise SIGBUS as without a refill function.
-pub(super) fn enrol(object: &Arc<Inner>) -> bool {
-    if watch::detection() != watch::Detection::Userfaultfd || watch::raw(watch::Kind::Refill) < 0 {
-        return false;
-    }
-    let mut objects = objects();
-    let process = std::process::id();
-    if THREAD_OF.load(Ordering::Acquire) != process {
-        // Started by the keeper, so that it shares the keeper's descriptor table.
-        let started = inbox::on_keeper(|| thread::spawn_quiet("tenure-refill", serve).is_ok());
-        if started != Some(true) {
-            return false;
-        }
-        THREAD_OF.store(process, Ordering::Release);
-    }
-    objects.insert(object.range().start, Arc::downgrade(object));
-    true
-}
-
-/// Ends it.
-pub(super) fn retire(start: usize) {
-    objects().remove(&start);
-}
-
-fn find(address: usize) -> Option<Arc<Inner>> {
-    let objects = objects();
-    let (_, object) = objects.range(..=address).next_back()?;
-    let object = object.upgrade()?;
-    (address < object.range().end).then_some(object)
-}
-
-/// The refill thread: for each touch of a missing page, makes the page and lets the toucher go on.
-fn serve() {
-    let fd = watch::raw(watch::Kind::Refill);
-    loop {
-        // SAFETY: the descriptor is in the keeper's table, which this thread shares, and is not
-        // closed there while the process lives.
-        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-        let mut fds = [PollFd::from_borrowed_fd(borrowed, PollFlags::IN)];
-        if poll(&mut fds, None).is_err_and(|errno| errno != Errno::INTR) {
-            return;
-        }
-        while let Ok(Some(fault)) = uffd::read_fault(fd) {
-            let page = fault.address / page_size() * page_size();
-            let missing = PageRange::new(page, page + page_size());
-            if answer(missing).is_err() {
-                // Never made-up bytes: the toucher gets SIGBUS.
-                if uffd::poison(fd, missing).is_err() {
-                    signal::send_sigbus(fault.thread);
-                }
-                let _ = uffd::wake(fd, missing);
-            }
-        }
-    }
-}
-
-fn answer(missing: PageRange) -> Result<(), RefillError> {
-    let object = find(missing.start).ok_or("no object has this page")?;
-    let Some(function) = object.refill() else { return Err("no refill function".into()) };
-    if function.whole {
-        refill(&object, function, &[object.range()], true)
-    } else {
-        refill(&object, function, &[missing], true)
-    }
 }

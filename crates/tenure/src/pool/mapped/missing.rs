@@ -72,7 +72,8 @@ fn drop_zeros_there(from: usize, to: usize, reads_as_zeros: impl Fn(PageRange) -
         }
         if start < at {
             // Refused where it is locked; then it was to be there.
-            let _ = advise::drop_pages(PageRange::new(start, at));
+            // SAFETY: pages that read as zeros: nothing is lost by dropping them.
+            let _ = unsafe { advise::drop_pages(PageRange::new(start, at)) };
         }
         if at < end {
             at += page;

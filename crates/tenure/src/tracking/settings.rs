@@ -42,7 +42,7 @@ impl Default for Priority {
     }
 }
 
-/// The keeper's settings. Every field has a default; see each.
+/// The settings of the background thread. Every field has a default; see each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
@@ -57,7 +57,7 @@ pub struct Settings {
     /// How many bytes may be marked and not offered; `None` (default): a quarter of what is free
     /// under the limits that hold for this process (its memory cgroups', the machine's), at least
     /// 16 MiB or a sixteenth of the limit. What is marked beyond that is offered at once, oldest
-    /// first, and who takes memory back faster than it is offered waits.
+    /// first, and a caller that takes memory back faster than it is offered waits.
     ///
     /// A sudden need can be met from the free memory and from everything offered, so what is out of
     /// the kernel's reach has to be small against what is free.
@@ -89,7 +89,7 @@ static OFFER_AFTER_US: AtomicU64 = AtomicU64::new(500_000);
 static UNOFFERED_MAX: AtomicU64 = AtomicU64::new(NONE);
 static PURGE_ALWAYS: AtomicBool = AtomicBool::new(false);
 
-/// Takes effect at the keeper's next round.
+/// Takes effect at the background thread's next scan.
 pub fn configure(settings: Settings) {
     OFFER_AFTER_US.store(settings.offer_after.as_micros() as u64, Ordering::Relaxed);
     UNOFFERED_MAX.store(settings.unoffered_max.unwrap_or(NONE), Ordering::Relaxed);
@@ -111,8 +111,18 @@ pub(crate) fn purge_always() -> bool {
     PURGE_ALWAYS.load(Ordering::Relaxed)
 }
 
-/// Reads the environment; once, when tenure is first used. An unknown value is said, not ignored.
-pub(crate) fn read_environment() {
+/// Reads the environment, when tenure is first used. Threads that come together read it twice; no lock,
+/// which a forked child could find held.
+pub(super) fn read_environment_once() {
+    static READ: AtomicBool = AtomicBool::new(false);
+    if !READ.load(Ordering::Acquire) {
+        read_environment();
+        READ.store(true, Ordering::Release);
+    }
+}
+
+/// An unknown value is said, not ignored.
+fn read_environment() {
     match std::env::var("TENURE_PURGE").as_deref() {
         Ok("always") => PURGE_ALWAYS.store(true, Ordering::Relaxed),
         Ok("" | "never") | Err(_) => {}

@@ -1,19 +1,18 @@
 //! One owned buffer of volatile memory.
 
-use super::refill::{self, Refill};
-use super::Outcome;
+use super::refill::{Refill, Refiller};
+use super::{refill_thread, Outcome};
 use crate::error::{Error, ErrorKind, Result};
-use crate::keeper::node::{flag, slab, Node, NodeId, Phase, Word};
-use crate::keeper::pages::Refusal;
-use crate::keeper::settings::{purge_always, Priority};
-use crate::keeper::{self, gate, pin};
 use crate::mapping::{Mapping, PageSize};
 use crate::os;
 use crate::range::PageRange;
+use crate::tracking;
+use crate::tracking::offer::Refusal;
+use crate::tracking::owned::OwnedRange;
+use crate::tracking::settings::Priority;
 use rustix::io::Errno;
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::Arc;
 
 /// A buffer that the kernel may take while nobody has it pinned.
 ///
@@ -41,11 +40,12 @@ pub struct Volatile {
 
 #[derive(Debug)]
 pub(super) struct Inner {
-    id: NodeId,
-    mapping: Mapping,
+    memory: OwnedRange,
+    /// As asked for; the mapping is whole pages.
+    len: usize,
     refill: Option<Refill>,
-    /// What was lost and not restored; its lock is held while it is refilled.
-    lost: Mutex<Vec<PageRange>>,
+    /// Which thread makes lost bytes again.
+    refiller: Refiller,
 }
 
 /// How to make a [`Volatile`].
@@ -88,29 +88,19 @@ impl VolatileBuilder {
     /// kernel refuses `MADV_FREE`.
     pub fn build(self) -> Result<Volatile> {
         let call = "Volatile::new";
-        keeper::ready(call)?;
-        static OVER_FORK: Once = Once::new();
-        OVER_FORK.call_once(|| gate::hold_over_fork(refill::lock_for_fork));
+        tracking::ready(call)?;
         let huge = self.len >= os::HUGE_PAGE;
         let pages = self.pages.unwrap_or(if huge { PageSize::Huge } else { PageSize::System });
         let mapping = Mapping::anonymous_with(self.len, pages)?;
-        let mut word = Word(Word::PIN);
-        if purge_always() {
-            word.0 |= Word::SLOW_UNPIN;
-        }
-        let full = || {
-            let why = "33 million ranges are known already";
-            Error::new(ErrorKind::OutOfMemory, call, why, "use a Cache for many small values")
-        };
         // Pinned until it is complete.
-        let id = slab().take(mapping.range(), word, self.priority.level(), 0).ok_or_else(full)?;
-        keeper::bound::exposed(mapping.range().len() as u64);
-        let lost = Mutex::new(Vec::new());
-        let inner = Arc::new(Inner { id, mapping, refill: self.refill, lost });
-        if inner.refill.is_some() && refill::enrol(&inner) {
-            inner.node().set(flag::REFILLED, true);
+        let memory = OwnedRange::new(call, mapping, self.priority.level())?;
+        let (len, refiller) = (self.len, Refiller::new());
+        let inner = Arc::new(Inner { memory, len, refill: self.refill, refiller });
+        tracking::backpressure::hold_back();
+        if inner.refill.is_some() && refill_thread::enrol(&inner) {
+            inner.memory.set_refilled(true);
         }
-        inner.unpin();
+        inner.memory.unpin();
         Ok(Volatile { inner })
     }
 }
@@ -146,11 +136,12 @@ impl Volatile {
     /// [`super::unmark`], without the unregister.
     ///
     /// # Errors
-    /// `EIO`: the refill function failed or panicked; the bytes are as before, and the next pin
-    /// tries again. `ENOMEM`: no memory for pages that a fork shares. Nothing is lost by an error.
+    /// `EIO`: the refill function failed or panicked; the next pin tries again. `EDEADLK`: the object's own
+    /// refill function pins it. `ENOMEM`: no memory for pages that a fork shares, for what the refill
+    /// function makes, or too many mappings. Nothing is lost by an error.
     #[inline]
     pub fn pin(&self) -> Result<Pinned<'_>> {
-        if !pin::pin(self.inner.node()) {
+        if !self.inner.memory.pin() {
             self.inner.settle()?;
         }
         Ok(Pinned { volatile: self })
@@ -161,7 +152,7 @@ impl Volatile {
     /// # Errors
     /// As [`Volatile::pin`].
     pub fn pin_mut(&mut self) -> Result<PinnedMut<'_>> {
-        if !pin::pin(self.inner.node()) {
+        if !self.inner.memory.pin() {
             self.inner.settle()?;
         }
         Ok(PinnedMut { volatile: self })
@@ -173,23 +164,17 @@ impl Volatile {
     /// # Safety
     /// There is such a pin, or none at all, and nothing refers to the bytes through it any more.
     pub unsafe fn unpin(&self) -> bool {
-        let pinned = self.inner.node().load().pins() > 0;
-        if pinned {
-            self.inner.unpin();
-        }
-        pinned
+        self.inner.memory.unpin_if_pinned()
     }
 
     /// Declares the contents good again after they were lost.
     pub fn restored(&self) {
-        let mut lost = self.inner.lost();
-        lost.clear();
-        self.inner.node().word.fetch_and(!Word::LOST, Ordering::AcqRel);
+        self.inner.memory.restored();
     }
 
     /// Changes how willingly it is given up.
     pub fn set_priority(&self, priority: Priority) {
-        self.inner.node().priority.store(priority.level(), Ordering::Relaxed);
+        self.inner.memory.set_priority(priority.level());
     }
 
     /// The first byte's address, for code that touches the bytes without a pin: a page that is gone
@@ -204,7 +189,7 @@ impl Volatile {
     /// # Errors
     /// `EINVAL`: pinned. Others as [`super::offer_now`].
     pub fn offer_now(&self) -> Result<()> {
-        pin::offer_now(self.inner.id).map_err(|r| self.refused("Volatile::offer_now", r))
+        self.inner.memory.offer_now().map_err(|r| self.refused("Volatile::offer_now", r))
     }
 
     /// [`Volatile::offer_now`], and has the kernel discard them; answers how many bytes are gone.
@@ -212,7 +197,7 @@ impl Volatile {
     /// # Errors
     /// As [`Volatile::offer_now`].
     pub fn purge_now(&self) -> Result<usize> {
-        pin::offer_and_purge(self.inner.id).map_err(|r| self.refused("Volatile::purge_now", r))
+        self.inner.memory.purge_now().map_err(|r| self.refused("Volatile::purge_now", r))
     }
 
     fn refused(&self, call: &'static str, refusal: Refusal) -> Error {
@@ -230,120 +215,66 @@ impl Volatile {
 
 impl Drop for Volatile {
     fn drop(&mut self) {
-        let inner = &self.inner;
-        if inner.node().is(flag::REFILLED) {
-            refill::retire(inner.range().start);
+        // The mapping goes with the last reference, which the refill thread may hold for a moment.
+        if self.inner.refill.is_some() {
+            refill_thread::remove(self.inner.range().start);
         }
-        // A pin keeps the keeper away from now on; an offer under way ends first. The mapping goes
-        // with the last reference, which the refill thread may hold for a moment.
-        pin::pin(inner.node());
-        pin::wait_until(inner.id, |word| {
-            !matches!(word.phase(), Phase::Offering | Phase::Reviving)
-        });
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        crate::keeper::records::forget(self.id);
-        slab().put(self.id);
     }
 }
 
 impl Inner {
-    #[inline]
-    fn node(&self) -> &'static Node {
-        self.id.node()
+    pub(super) fn memory(&self) -> &OwnedRange {
+        &self.memory
     }
 
     pub(super) fn range(&self) -> PageRange {
-        self.mapping.range()
+        self.memory.range()
     }
 
     pub(super) fn len(&self) -> usize {
-        self.mapping.len()
+        self.len
     }
 
     pub(super) fn refill(&self) -> Option<&Refill> {
         self.refill.as_ref()
     }
 
-    /// Writes bytes of a pinned object that were lost. Nobody reads them meanwhile: every pinner
-    /// waits for the lock that the caller holds.
-    pub(super) fn write(&self, offset: usize, bytes: &[u8]) {
-        assert!(offset + bytes.len() <= self.len());
-        // SAFETY: inside the mapping, which is writable while `self` lives; see above for readers.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                bytes.as_ptr(),
-                (self.range().start + offset) as *mut u8,
-                bytes.len(),
-            );
-        }
-    }
-
-    fn lost(&self) -> std::sync::MutexGuard<'_, Vec<PageRange>> {
-        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    #[inline]
-    fn unpin(&self) {
-        if pin::unpin(self.node()) {
-            pin::last_unpin(self.id);
-        }
+    pub(super) fn refiller(&self) -> &Refiller {
+        &self.refiller
     }
 
     /// Completes a pin whose pages were not simply there. On an error the pin is taken away.
     #[cold]
     fn settle(&self) -> Result<()> {
-        let fail = |error: Error| {
-            self.unpin();
-            Err(error.on(self.range().start, self.range().len()))
-        };
-        let taken_back = pin::settle(self.id, None, &mut |extent| {
-            self.lost().push(extent);
-            Word::LOST
-        });
-        if let Err(errno) = taken_back {
-            return fail(Error::system("Volatile::pin", "madvise(MADV_POPULATE_WRITE)", errno));
-        }
-        let (Some(function), true) = (&self.refill, self.node().load().has(Word::LOST)) else {
-            return Ok(());
-        };
-        // Pinners of the same object wait here for the one that refills.
-        let mut lost = self.lost();
-        if lost.is_empty() {
-            return Ok(());
-        }
-        let watched = self.node().is(flag::REFILLED);
-        match refill::refill(self, function, &lost, watched) {
-            Ok(()) => {
-                lost.clear();
-                self.node().word.fetch_and(!Word::LOST, Ordering::AcqRel);
-                Ok(())
+        self.take_back().inspect_err(|_| self.memory.unpin())
+    }
+
+    fn take_back(&self) -> Result<()> {
+        let on_range = |error: Error| error.on(self.range().start, self.range().len());
+        self.memory.settle_and_keep_losses().map_err(|errno| {
+            on_range(Error::system("Volatile::pin", "taking the pages back", errno))
+        })?;
+        match &self.refill {
+            Some(refill) if self.memory.has_losses() => {
+                self.refiller.make_again(self, refill).map_err(on_range)
             }
-            Err(cause) => {
-                drop(lost);
-                fail(Error::new(
-                    ErrorKind::RefillFailed,
-                    "Volatile::pin",
-                    format!("the refill failed: {cause}"),
-                    "the next pin tries again",
-                ))
-            }
+            _ => Ok(()),
         }
     }
 
     fn lost_offsets(&self) -> Vec<Range<usize>> {
-        if !self.node().load().has(Word::LOST) {
-            return Vec::new();
-        }
         let base = self.range().start;
-        let end = self.len();
+        let losses = self.memory.losses();
         let mut all: Vec<_> =
-            self.lost().iter().map(|e| e.start - base..(e.end - base).min(end)).collect();
+            losses.iter().map(|e| e.start - base..(e.end - base).min(self.len)).collect();
         all.sort_unstable_by_key(|range| range.start);
         all
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: mapped and initialised while `self` lives, and pinned by the guard that asks, so the
+        // pages stay; refills write lost pages only, which no guard is given before they are made.
+        unsafe { std::slice::from_raw_parts(self.range().start as *const u8, self.len) }
     }
 }
 
@@ -367,7 +298,7 @@ macro_rules! guard {
             /// Whether everything is as it was last written.
             #[inline]
             pub fn outcome(&self) -> Outcome {
-                match self.volatile.inner.node().load().has(Word::LOST) {
+                match self.volatile.inner.memory.has_losses() {
                     false => Outcome::Intact,
                     true => Outcome::Purged,
                 }
@@ -389,14 +320,14 @@ macro_rules! guard {
             type Target = [u8];
             #[inline]
             fn deref(&self) -> &[u8] {
-                self.volatile.inner.mapping.as_slice()
+                self.volatile.inner.bytes()
             }
         }
 
         impl Drop for $name<'_> {
             #[inline]
             fn drop(&mut self) {
-                self.volatile.inner.unpin();
+                self.volatile.inner.memory.unpin();
             }
         }
     };
@@ -408,9 +339,8 @@ guard!(PinnedMut);
 impl DerefMut for PinnedMut<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         let inner = &self.volatile.inner;
-        // SAFETY: mapped writable, pinned so that it stays, and borrowed exclusively: guards borrow
-        // the `Volatile`, and the refill thread writes missing pages only, of which a settled pin
-        // leaves none.
+        // SAFETY: mapped writable, pinned so that it stays, and borrowed exclusively: guards borrow the
+        // `Volatile`, and refills write lost pages only, of which a settled pin leaves none.
         unsafe { std::slice::from_raw_parts_mut(inner.range().start as *mut u8, inner.len()) }
     }
 }

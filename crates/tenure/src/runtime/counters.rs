@@ -1,0 +1,94 @@
+//! What happened so far: counters that every promise adds to.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Counts since the process started (in a forked child: since its oldest ancestor did).
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Totals { $($(#[$doc])* pub $name: u64),* }
+
+        #[derive(Default)]
+        pub(crate) struct Counters { $(pub $name: AtomicU64),* }
+
+        pub(crate) static COUNTERS: Counters = Counters { $($name: AtomicU64::new(0)),* };
+
+        pub(crate) fn totals() -> Totals {
+            Totals { $($name: COUNTERS.$name.load(Ordering::Relaxed)),* }
+        }
+    };
+}
+
+counters! {
+    /// Ranges told to the kernel.
+    offers,
+    /// Their bytes.
+    offered_bytes,
+    /// Ranges taken back, purged or not.
+    revivals,
+    /// Their bytes, as far as they were still there.
+    revived_bytes,
+    /// Ranges that had lost something when they were taken back.
+    purges,
+    /// The bytes they had lost.
+    purged_bytes,
+    /// Calls of refill functions that succeeded.
+    refills,
+    /// Bytes they wrote.
+    refilled_bytes,
+    /// Calls of refill functions that failed or panicked.
+    failed_refills,
+    /// Offers that the kernel refused (locked, too many mappings) or that would have split a huge
+    /// page or taken pages that another process shares; tried again later.
+    refused_offers,
+    /// Times the kernel reported pressure.
+    pressure_events,
+    /// Rounds of the keeper.
+    keeper_rounds,
+    /// Bytes that populates made ready, those that were there already included.
+    populated_bytes,
+    /// Populates that failed, were cancelled or ran out of time.
+    populate_failures,
+    /// Mappings, or parts of them, that were moved away to be torn down later.
+    retired_moved,
+    /// Their bytes of address space.
+    retired_moved_bytes,
+    /// Bytes of address space unmapped in slices before the call returned.
+    retired_in_slices_bytes,
+    /// Bytes of address space unmapped by one plain munmap.
+    retired_plain_bytes,
+    /// Bytes of address space that were moved away and have been torn down since.
+    torn_down_bytes,
+    /// Of those, what callers tore down because too much was waiting, or because they asked.
+    retire_helped_bytes,
+    /// The longest step of a teardown in nanoseconds: what another thread may have waited for. Includes
+    /// the time that the tearing thread was without a processor.
+    retire_longest_slice_ns,
+    /// Blocks that the pool handed out; those that moved for a reallocation count again.
+    pool_allocs,
+    /// Of those, blocks whose pages were there from an earlier use, or offered and perhaps there.
+    pool_reuses,
+    /// Bytes of those pages: page faults avoided.
+    pool_reused_bytes,
+    /// Bytes of free blocks told to the kernel.
+    pool_offers_bytes,
+    /// Bytes of free blocks that left the resident set.
+    pool_returns_bytes,
+    /// Reallocations that moved page tables instead of copying.
+    pool_moves,
+}
+
+/// What is so now, of promises that keep their books elsewhere.
+#[derive(Default)]
+pub(crate) struct Gauges {
+    pub retiring: AtomicU64,
+    pub retiring_bytes: AtomicU64,
+}
+
+pub(crate) static GAUGES: Gauges =
+    Gauges { retiring: AtomicU64::new(0), retiring_bytes: AtomicU64::new(0) };
+
+pub(crate) fn add(counter: &AtomicU64, amount: u64) {
+    counter.fetch_add(amount, Ordering::Relaxed);
+}

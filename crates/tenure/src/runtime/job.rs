@@ -1,0 +1,104 @@
+//! One thing to do on the background thread, while its sender waits.
+
+use super::event::Event;
+use super::mailbox::Link;
+use crate::os::generation;
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+/// A job on its sender's stack.
+#[repr(C)]
+pub(crate) struct Job<F, R> {
+    head: Head,
+    act: UnsafeCell<Option<F>>,
+    result: UnsafeCell<MaybeUninit<R>>,
+}
+
+/// What the background thread knows of a job. First in it, and the link first in this.
+#[repr(C)]
+pub(crate) struct Head {
+    link: Link,
+    run: unsafe fn(*mut Head),
+    done: AtomicBool,
+    succeeded: AtomicBool,
+}
+
+/// Rung when a job is done; senders share it.
+static DONE: Event = Event::new();
+
+impl<F: FnOnce() -> R + Send, R: Send> Job<F, R> {
+    pub fn new(act: F) -> Job<F, R> {
+        Job {
+            head: Head {
+                link: Link { next: AtomicPtr::new(std::ptr::null_mut()) },
+                run: Self::run,
+                done: AtomicBool::new(false),
+                succeeded: AtomicBool::new(false),
+            },
+            act: UnsafeCell::new(Some(act)),
+            result: UnsafeCell::new(MaybeUninit::uninit()),
+        }
+    }
+
+    pub fn link(&mut self) -> *mut Link {
+        std::ptr::from_mut(self).cast()
+    }
+
+    /// # Safety
+    /// The head is that of a `Job<F, R>` whose sender waits; called once.
+    unsafe fn run(head: *mut Head) {
+        // SAFETY: the head is the first field of a `repr(C)` job, which its sender keeps until it is done;
+        // the sender touches neither field before that.
+        unsafe {
+            let job = &*head.cast::<Job<F, R>>();
+            if let Some(act) = (*job.act.get()).take() {
+                if let Ok(result) = catch_unwind(AssertUnwindSafe(act)) {
+                    (*job.result.get()).write(result);
+                    job.head.succeeded.store(true, Ordering::Relaxed);
+                }
+            }
+            // The last touch of the job: from here on it may be gone.
+            job.head.done.store(true, Ordering::Release);
+        }
+        DONE.ring();
+    }
+
+    /// Waits until the background thread has done it. `None`: it panicked, or this process is a child whose
+    /// parent has that thread.
+    pub fn wait(&mut self, sent_in: u64) -> Option<R> {
+        DONE.wait_until(|| {
+            self.head.done.load(Ordering::Acquire) || generation::current() != sent_in
+        });
+        let succeeded =
+            self.head.done.load(Ordering::Acquire) && self.head.succeeded.load(Ordering::Relaxed);
+        // SAFETY: written by `run` before it said so, and taken once: `wait` is called once by its only
+        // caller, and clears what says so.
+        succeeded.then(|| unsafe { self.result.get_mut().assume_init_read() })
+    }
+}
+
+/// Runs jobs as the mailbox gives them: the oldest first.
+pub(crate) fn run_all(newest: *mut Link) {
+    let mut oldest: *mut Link = std::ptr::null_mut();
+    let mut at = newest;
+    while !at.is_null() {
+        // SAFETY: links in the list are kept by their senders until they are run, below.
+        let next = unsafe { (*at).next.swap(oldest, Ordering::Relaxed) };
+        (oldest, at) = (at, next);
+    }
+    while !oldest.is_null() {
+        let head = oldest.cast::<Head>();
+        // SAFETY: as above; the next link is read before the job is run, after which it may be gone.
+        unsafe {
+            oldest = (*oldest).next.load(Ordering::Relaxed);
+            ((*head).run)(head);
+        }
+    }
+}
+
+/// In a child.
+pub(crate) fn reset_in_child() {
+    DONE.reset_in_child();
+}

@@ -1,0 +1,379 @@
+//! The one lock. It knows its owner, its place in the order of locks, and forks.
+
+use super::fork;
+use super::services;
+use crate::os::futex::Futex;
+use crate::os::signal::Blocked;
+use std::cell::{Cell, UnsafeCell};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// The order of locks, outermost first: a thread that holds one takes only locks that come later. Forks
+/// hold them in this order. Locks of one rank are not nested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Rank {
+    /// One fork at a time.
+    Fork,
+    /// The list of caches.
+    CacheList,
+    /// An open segment of a cache that one lane of threads fills.
+    CacheLane,
+    /// A cache's segments, its size and its queue.
+    CacheSpace,
+    /// One shard of a cache's table.
+    CacheShard,
+    /// A cache's values that are being made.
+    SingleFlight,
+    /// The list of objects with a refill function.
+    RefillList,
+    /// What an object has lost, and which thread makes it again.
+    ObjectLosses,
+    /// Which pages are locked, and for whom.
+    LockLedger,
+    /// Mappings that wait to be torn down.
+    RetireQueue,
+    /// How much may wait.
+    RetireBudget,
+    /// The pool's free runs on their way to the kernel.
+    PoolDecay,
+    /// The raw ranges in order of address.
+    IntervalMap,
+    /// No lock but a place in the order: forks wait here until no other thread has a claim. A thread with
+    /// a claim takes only locks that come later.
+    Claims,
+    /// The numbers of tracked ranges that are not in use.
+    Slab,
+    /// What is left under the memory limits.
+    Budget,
+    /// The pool's reserved addresses.
+    PoolReservation,
+    /// The pool's list of single mappings.
+    PoolMapped,
+    /// Who may reserve addresses.
+    PoolAllowance,
+    /// One cache of a processor's free blocks.
+    PoolThreadCache,
+    /// The pool's free blocks of one class.
+    PoolCentral,
+}
+
+/// A thread sleeps until the lock is free.
+const WAITED_FOR: u32 = 1 << 31;
+/// A fork of the owner's holds it.
+const BY_FORK: u32 = 1 << 30;
+const OWNER: u32 = BY_FORK - 1;
+const SPINS: u32 = 60;
+/// A sleeper looks again at the latest after this: a child whose handlers did not run has nobody who wakes.
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+
+thread_local! {
+    // Constant and without a destructor: no allocation, and usable to a thread's very end.
+    static NUMBER: Cell<u32> = const { Cell::new(0) };
+    /// The ranks that the thread holds, a bit each. Debug builds only.
+    static RANKS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A number that no other thread of the process has; a forked child's only thread keeps its own.
+#[inline]
+pub(crate) fn thread_number() -> u32 {
+    match NUMBER.get() {
+        0 => new_number(),
+        number => number,
+    }
+}
+
+#[cold]
+fn new_number() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed) % (OWNER - 1) + 1;
+    NUMBER.set(number);
+    number
+}
+
+/// A value behind a lock. Neither making nor taking it allocates.
+pub(crate) struct Lock<T: ?Sized> {
+    word: Futex,
+    rank: Rank,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached through a guard, of which there is one at a time; `T: Send` because the
+// guards of different threads follow each other.
+unsafe impl<T: ?Sized + Send> Sync for Lock<T> {}
+
+/// Gives the value, and the lock back when it is dropped.
+pub(crate) struct Guard<'a, T: ?Sized> {
+    lock: &'a Lock<T>,
+}
+
+/// A [`Guard`] whose thread takes no signal meanwhile.
+pub(crate) struct QuietGuard<'a, T: ?Sized> {
+    // Fields are dropped in this order: signals come again when the lock is free.
+    guard: Guard<'a, T>,
+    _blocked: Blocked,
+}
+
+/// Why a thread did not get the lock.
+enum Refused {
+    /// It has it already.
+    Mine,
+    /// A fork is under way, for which it must not wait.
+    Forking,
+}
+
+impl<T> Lock<T> {
+    pub const fn new(rank: Rank, value: T) -> Lock<T> {
+        Lock { word: Futex::new(0), rank, value: UnsafeCell::new(value) }
+    }
+}
+
+impl<T: ?Sized> Lock<T> {
+    /// Waits for the lock.
+    ///
+    /// # Panics
+    /// The calling thread has it already: a defect of tenure's, which would hang otherwise.
+    #[inline]
+    pub fn lock(&self) -> Guard<'_, T> {
+        self.check_order();
+        match self.acquire(false) {
+            Ok(guard) => guard,
+            Err(_) => panic!("tenure: the lock {:?} is taken twice by one thread", self.rank),
+        }
+    }
+
+    /// `None`: another thread has it, or this one.
+    #[inline]
+    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+        fork::look();
+        self.try_acquire()
+    }
+
+    /// Waits for the lock. `None`: a fork is under way for which the thread [must not
+    /// wait](fork::must_not_wait).
+    pub fn lock_unless_forking(&self) -> Option<Guard<'_, T>> {
+        self.check_order();
+        match self.acquire(fork::may_not_wait_long()) {
+            Ok(guard) => Some(guard),
+            Err(Refused::Forking) => None,
+            Err(Refused::Mine) => panic!("tenure: the lock {:?} is taken twice", self.rank),
+        }
+    }
+
+    /// Waits for the lock. `None`: the calling thread has it already (a signal's handler interrupted
+    /// it), or a fork is under way for which it must not wait.
+    #[inline]
+    pub fn lock_unless_mine(&self) -> Option<Guard<'_, T>> {
+        self.acquire(fork::may_not_wait_long()).ok()
+    }
+
+    /// [`lock`](Lock::lock), and keeps signals away meanwhile: for what a signal's handler may lock too.
+    pub fn lock_signals_blocked(&self) -> QuietGuard<'_, T> {
+        let blocked = Blocked::all();
+        QuietGuard { guard: self.lock(), _blocked: blocked }
+    }
+
+    /// The same, as [`lock_unless_forking`](Lock::lock_unless_forking).
+    pub fn lock_signals_blocked_unless_forking(&self) -> Option<QuietGuard<'_, T>> {
+        let blocked = Blocked::all();
+        Some(QuietGuard { guard: self.lock_unless_forking()?, _blocked: blocked })
+    }
+
+    /// Does something to the value, if [`lock_unless_mine`](Lock::lock_unless_mine) gives it.
+    #[inline]
+    pub fn with<R>(&self, act: impl FnOnce(&mut T) -> R) -> Option<R> {
+        Some(act(&mut *self.lock_unless_mine()?))
+    }
+
+    #[inline]
+    fn acquire(&self, not_long: bool) -> Result<Guard<'_, T>, Refused> {
+        fork::look();
+        match self.try_acquire() {
+            Some(guard) => Ok(guard),
+            None => self.wait(not_long),
+        }
+    }
+
+    #[inline]
+    fn try_acquire(&self) -> Option<Guard<'_, T>> {
+        let word = &self.word.word;
+        let free = word.compare_exchange(0, thread_number(), Ordering::Acquire, Ordering::Relaxed);
+        free.is_ok().then(|| self.guard())
+    }
+
+    #[inline]
+    fn guard(&self) -> Guard<'_, T> {
+        if cfg!(debug_assertions) {
+            RANKS.set(RANKS.get() | 1 << self.rank as u8);
+        }
+        Guard { lock: self }
+    }
+
+    #[cold]
+    fn wait(&self, not_long: bool) -> Result<Guard<'_, T>, Refused> {
+        let me = thread_number();
+        let mut spins = 0;
+        loop {
+            let word = self.word.word.load(Ordering::Relaxed);
+            if word & OWNER == me {
+                return Err(Refused::Mine);
+            }
+            if word & OWNER == 0 {
+                // A thread that has slept cannot know whether others still do.
+                let mine = if spins > SPINS { me | WAITED_FOR } else { me };
+                let exchanged = self.word.word.compare_exchange(
+                    word,
+                    mine | word & WAITED_FOR,
+                    Ordering::Acquire,
+                    Ordering::Relaxed,
+                );
+                if exchanged.is_ok() {
+                    return Ok(self.guard());
+                }
+                continue;
+            }
+            if not_long && fork::must_not_wait() {
+                return Err(Refused::Forking);
+            }
+            if spins < SPINS {
+                spins += 1;
+                std::hint::spin_loop();
+                continue;
+            }
+            spins = SPINS + 1;
+            fork::look();
+            let waited = word | WAITED_FOR;
+            let marked = word == waited
+                || self
+                    .word
+                    .word
+                    .compare_exchange(word, waited, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok();
+            if marked {
+                let sleep = if not_long { fork::SHORT_WAIT } else { LONGEST_SLEEP };
+                self.word.wait(waited, Some(sleep));
+            }
+        }
+    }
+
+    /// Takes the lock for as long as a fork takes; [`release`](Lock::release) frees it. A lock that the
+    /// calling thread has already, because a signal's handler forks that interrupted it, stays as it is:
+    /// parent and child both go on with what the thread was doing.
+    pub fn hold(&self) {
+        // Also where the handler interrupted a call that may not wait.
+        if let Ok(guard) = self.acquire(false) {
+            std::mem::forget(guard);
+            self.word.word.fetch_or(BY_FORK, Ordering::Relaxed);
+            if cfg!(debug_assertions) {
+                RANKS.set(RANKS.get() & !(1 << self.rank as u8));
+            }
+        }
+    }
+
+    /// Frees what [`hold`](Lock::hold) took.
+    pub fn release(&self) {
+        let word = self.word.word.load(Ordering::Relaxed);
+        if word & BY_FORK != 0 && word & OWNER == thread_number() {
+            self.free();
+        }
+    }
+
+    /// In a child whose handlers did not run: frees a lock that a thread of the parent's had. `true`: one
+    /// had it, so the value may be half changed.
+    pub fn reset_in_child(&self) -> bool {
+        let owner = self.word.word.load(Ordering::Relaxed) & OWNER;
+        if owner == 0 || owner == thread_number() {
+            return false;
+        }
+        self.word.word.store(0, Ordering::Release);
+        true
+    }
+
+    /// The value, for a fork's handlers, which hold the lock.
+    ///
+    /// # Safety
+    /// The calling thread [holds](Lock::hold) the lock, or is the only thread of a child, and has no guard
+    /// of it.
+    #[allow(clippy::mut_from_ref, reason = "the lock is held, as the contract says")]
+    pub unsafe fn held_value(&self) -> &mut T {
+        // SAFETY: the caller's promise: there is no guard, and no other thread can make one.
+        unsafe { &mut *self.value.get() }
+    }
+
+    #[inline]
+    fn free(&self) {
+        if self.word.word.swap(0, Ordering::Release) & WAITED_FOR != 0 {
+            self.word.wake_one();
+        }
+    }
+
+    #[inline]
+    fn check_order(&self) {
+        if cfg!(debug_assertions) {
+            assert_order(self.rank);
+        }
+    }
+}
+
+/// Debug builds: the thread may take a lock of this rank now.
+#[track_caller]
+pub(crate) fn assert_order(rank: Rank) {
+    if cfg!(debug_assertions) {
+        let inner = RANKS.get() >> rank as u8;
+        assert!(
+            inner == 0,
+            "tenure: {rank:?} is locked under {:#b} of the same or a later rank",
+            inner
+        );
+        assert!(services::covers(rank), "tenure: no service holds {rank:?} over forks");
+    }
+}
+
+/// Debug builds: the thread holds no lock at all, so it may wait, call back, allocate and unmap.
+#[track_caller]
+pub(crate) fn assert_none_held() {
+    if cfg!(debug_assertions) {
+        assert!(RANKS.get() == 0, "tenure: a wait or a callback under a lock: {:#b}", RANKS.get());
+    }
+}
+
+impl<T: ?Sized> Deref for Guard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the guard is the only one, see `Sync`.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T: ?Sized> DerefMut for Guard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the guard is the only one, see `Sync`, and it is borrowed exclusively.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T: ?Sized> Drop for Guard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if cfg!(debug_assertions) {
+            RANKS.set(RANKS.get() & !(1 << self.lock.rank as u8));
+        }
+        self.lock.free();
+    }
+}
+
+impl<T: ?Sized> Deref for QuietGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T: ?Sized> DerefMut for QuietGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}

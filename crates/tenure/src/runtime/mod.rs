@@ -1,0 +1,12 @@
+//! What all promises stand on: locks that know forks, one register of services, one background thread, the
+//! memory budget, and counters.
+
+pub(crate) mod budget;
+pub(crate) mod counters;
+pub(crate) mod event;
+pub(crate) mod fork;
+pub(crate) mod job;
+pub(crate) mod lock;
+pub(crate) mod mailbox;
+pub(crate) mod services;
+pub(crate) mod worker;

@@ -1,0 +1,203 @@
+//! The register of services: what each promise holds over a fork, does in the background, gives back when
+//! memory is refused, and forgets when a range is unmapped.
+//!
+//! A promise registers one `static` (the pool two, at two places in the order of locks) before it takes
+//! its first lock. Registering takes no lock and allocates nothing.
+
+use super::lock::Rank;
+use crate::range::PageRange;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// See the module's head. Functions that a service does not need do nothing.
+pub(crate) struct Service {
+    /// For messages.
+    pub name: &'static str,
+    /// The ranks of its locks, outermost first.
+    pub ranks: &'static [Rank],
+    /// Holds all its locks, outermost first. Allocates nothing.
+    pub hold: fn(),
+    /// Releases what `hold` took.
+    pub release: fn(),
+    /// In a child: frees the locks that threads of the parent's hold, and repairs or forgets what they
+    /// may have left half done. The calling thread is the only one that uses the service.
+    pub recover: fn(),
+    /// In a child, with the locks held or recovered: what concerns the parent alone is forgotten.
+    /// `true`: no handler ran before the child was made. System calls only, no allocation.
+    pub reset_in_child: fn(bool),
+    /// Work for the background thread, a few milliseconds at a time.
+    pub task: Option<fn(&Visit) -> Next>,
+    /// The kernel is short of memory: called at once, on the thread that hears of it.
+    pub on_pressure: Option<fn()>,
+    /// Gives back memory, addresses or locks, on the calling thread. `true`: something was given back.
+    pub shrink: Option<fn() -> bool>,
+    /// A range is about to be unmapped. `true`: the service watches a part of it with userfaultfd.
+    pub forget: Option<fn(PageRange) -> bool>,
+}
+
+impl Service {
+    /// What a service has that says nothing else.
+    pub const fn named(name: &'static str, ranks: &'static [Rank]) -> Service {
+        Service {
+            name,
+            ranks,
+            hold: || {},
+            release: || {},
+            recover: || {},
+            reset_in_child: |_| {},
+            task: None,
+            on_pressure: None,
+            shrink: None,
+            forget: None,
+        }
+    }
+}
+
+/// What a task is told.
+pub(crate) struct Visit {
+    pub now: Instant,
+    /// The kernel has said since the last visit that memory is short.
+    pub pressure: bool,
+    /// The visit was asked for, and is not only due.
+    pub called: bool,
+}
+
+/// When a task wants its next visit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Next {
+    /// There is more to do: after the others.
+    AtOnce,
+    After(Duration),
+    /// When it is [stirred](super::worker::stir), or at the next pressure.
+    WhenStirred,
+}
+
+/// As many as there may be.
+pub(crate) const MOST: usize = 16;
+
+static REGISTER: [AtomicPtr<Service>; MOST] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST];
+/// Those that the fork under way holds, a bit each.
+static HELD: AtomicU32 = AtomicU32::new(0);
+
+/// A service's number in the register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ServiceId(pub usize);
+
+/// Registers a service unless it is there, and returns its number. A few loads.
+pub(crate) fn register(service: &'static Service) -> ServiceId {
+    let new = std::ptr::from_ref(service).cast_mut();
+    for (number, place) in REGISTER.iter().enumerate() {
+        let there = place.load(Ordering::Acquire);
+        if there == new {
+            return ServiceId(number);
+        }
+        if there.is_null() {
+            let null = std::ptr::null_mut();
+            match place.compare_exchange(null, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return ServiceId(number),
+                Err(other) if other == new => return ServiceId(number),
+                Err(_) => {}
+            }
+        }
+    }
+    unreachable!("tenure: more than {MOST} services")
+}
+
+/// The registered services and their numbers.
+pub(crate) fn all() -> impl Iterator<Item = (ServiceId, &'static Service)> {
+    REGISTER.iter().enumerate().map_while(|(number, place)| {
+        // SAFETY: null, or a `static` that `register` was given; only read.
+        let service = unsafe { place.load(Ordering::Acquire).as_ref() }?;
+        Some((ServiceId(number), service))
+    })
+}
+
+/// Whether some registered service holds locks of this rank over forks.
+pub(crate) fn covers(rank: Rank) -> bool {
+    rank == Rank::Fork || all().any(|(_, service)| service.ranks.contains(&rank))
+}
+
+/// The registered services in the order of their locks, outermost first.
+fn by_rank() -> ([Option<(ServiceId, &'static Service)>; MOST], usize) {
+    let mut sorted = [None; MOST];
+    let mut count = 0;
+    for entry in all() {
+        let rank = |entry: &(ServiceId, &Service)| entry.1.ranks.first().copied();
+        let mut at = count;
+        while at > 0 && sorted[at - 1].as_ref().is_some_and(|before| rank(before) > rank(&entry)) {
+            sorted[at] = sorted[at - 1];
+            at -= 1;
+        }
+        sorted[at] = Some(entry);
+        count += 1;
+    }
+    (sorted, count)
+}
+
+/// Before a fork.
+pub(crate) fn hold_all() {
+    let (sorted, count) = by_rank();
+    for (id, service) in sorted[..count].iter().flatten() {
+        (service.hold)();
+        HELD.fetch_or(1 << id.0, Ordering::Relaxed);
+    }
+}
+
+/// After a fork, in parent and child.
+pub(crate) fn release_all() {
+    let held = HELD.swap(0, Ordering::Relaxed);
+    let (sorted, count) = by_rank();
+    for (id, service) in sorted[..count].iter().flatten().rev() {
+        if held & (1 << id.0) != 0 {
+            (service.release)();
+        }
+    }
+}
+
+/// In a child whose handlers ran: a service that was registered between the first handler and the fork was
+/// not held.
+pub(crate) fn was_not_held(id: ServiceId) -> bool {
+    HELD.load(Ordering::Relaxed) & (1 << id.0) == 0
+}
+
+/// In a child: has the services that `wanted` names recover.
+pub(crate) fn recover_all(wanted: impl Fn(ServiceId) -> bool) {
+    let (sorted, count) = by_rank();
+    for (_, service) in sorted[..count].iter().flatten().filter(|(id, _)| wanted(*id)) {
+        (service.recover)();
+    }
+}
+
+/// In a child: has all services forget what concerns the parent alone.
+pub(crate) fn reset_in_child(missed: bool) {
+    if missed {
+        HELD.store(0, Ordering::Relaxed);
+    }
+    super::worker::reset_in_child();
+    let (sorted, count) = by_rank();
+    for (_, service) in sorted[..count].iter().flatten() {
+        (service.reset_in_child)(missed);
+    }
+}
+
+/// Asks all services to give back what they can. `true`: what was refused may succeed now.
+pub(crate) fn shrink() -> bool {
+    all().filter_map(|(_, service)| service.shrink).filter(|shrink| shrink()).count() > 0
+}
+
+/// Tries once more after [`shrink`], where the failure may be for want of what a service gives back.
+pub(crate) fn retry<T, E>(
+    mut attempt: impl FnMut() -> Result<T, E>,
+    wanting: impl Fn(&E) -> bool,
+) -> Result<T, E> {
+    match attempt() {
+        Err(error) if wanting(&error) && shrink() => attempt(),
+        other => other,
+    }
+}
+
+/// Has all services forget a range that is about to be unmapped. `true`: one watches a part of it.
+pub(crate) fn forget(range: PageRange) -> bool {
+    all().filter_map(|(_, service)| service.forget).filter(|forget| forget(range)).count() > 0
+}

@@ -1,0 +1,295 @@
+//! The background thread: it visits the services' tasks, does jobs for others, and sleeps when there is
+//! nothing to do. A second thread hears of memory pressure.
+
+use super::event::Event;
+use super::job::{self, Job};
+use super::lock::assert_none_held;
+use super::mailbox::{Mailbox, END, JOBS, PRESSURE};
+use super::services::{self, Next, ServiceId, Visit, MOST};
+use super::{counters, fork};
+use crate::error::{Error, Result};
+use crate::os::memory_limit;
+use crate::os::pressure::{Heard, PressureWatch};
+use crate::os::thread::spawn_quiet;
+use crate::os::{generation, uffd};
+use std::cell::Cell;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// The process's background thread.
+struct Worker {
+    mailbox: Mailbox,
+    /// One of [`NONE`], [`STARTING`], [`RUNNING`].
+    state: AtomicU32,
+    /// Rung when `state` changes.
+    changed: Event,
+    /// Whether the thread has a descriptor table of its own.
+    guarded: AtomicBool,
+    /// Whether a thread listens for pressure.
+    listening: AtomicBool,
+    /// Descriptors of which the thread keeps copies in its own table, where the program cannot close them;
+    /// -1: none.
+    kept: [AtomicI32; KEPT],
+}
+
+const NONE: u32 = 0;
+const STARTING: u32 = 1;
+const RUNNING: u32 = 2;
+const KEPT: usize = 2;
+
+static WORKER: Worker = Worker {
+    mailbox: Mailbox::new(),
+    state: AtomicU32::new(NONE),
+    changed: Event::new(),
+    guarded: AtomicBool::new(false),
+    listening: AtomicBool::new(false),
+    kept: [const { AtomicI32::new(-1) }; KEPT],
+};
+
+thread_local! {
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is the background thread.
+pub(crate) fn is_worker() -> bool {
+    IS_WORKER.get()
+}
+
+/// Whether this process has a background thread.
+#[inline]
+pub(crate) fn running() -> bool {
+    WORKER.state.load(Ordering::Acquire) == RUNNING && !fork::missed()
+}
+
+/// The places for descriptors that the thread is to keep copies of; they are read when it starts.
+pub(crate) fn kept(number: usize) -> &'static AtomicI32 {
+    &WORKER.kept[number]
+}
+
+/// Whether the thread holds copies of the [kept](kept) descriptors in a table of its own.
+pub(crate) fn is_guarded() -> bool {
+    WORKER.guarded.load(Ordering::Acquire)
+}
+
+/// Starts the thread unless it runs.
+///
+/// # Errors
+/// `EAGAIN`: no thread could be created.
+pub(crate) fn start(call: &'static str) -> Result<()> {
+    fork::look();
+    if running() {
+        return Ok(());
+    }
+    assert_none_held();
+    loop {
+        let state = &WORKER.state;
+        match state.compare_exchange(NONE, STARTING, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => break,
+            Err(RUNNING) => return Ok(()),
+            Err(_) => WORKER.changed.wait_until(|| state.load(Ordering::Acquire) != STARTING),
+        }
+    }
+    let started = spawn_quiet("tenure-keeper", run);
+    if started.is_err() {
+        set_state(NONE);
+    }
+    match started {
+        Ok(_) => {
+            // A child of a raw clone has no such thread.
+            let process = generation::current();
+            let state = || WORKER.state.load(Ordering::Acquire);
+            WORKER.changed.wait_until(|| state() != STARTING || generation::current() != process);
+            Ok(())
+        }
+        Err(error) => {
+            let errno = rustix::io::Errno::from_io_error(&error);
+            let errno = errno.unwrap_or(rustix::io::Errno::AGAIN);
+            Err(Error::system(call, "starting the background thread", errno))
+        }
+    }
+}
+
+/// Ends the thread and starts another, which keeps copies of the descriptors that are there by now.
+///
+/// # Errors
+/// As [`start`].
+pub(crate) fn restart(call: &'static str) -> Result<()> {
+    if running() {
+        WORKER.mailbox.post(END);
+        WORKER.changed.wait_until(|| WORKER.state.load(Ordering::Acquire) != RUNNING);
+    }
+    start(call)
+}
+
+fn set_state(state: u32) {
+    WORKER.state.store(state, Ordering::Release);
+    WORKER.changed.ring();
+}
+
+/// Has a service's task visited, if it waits for that. See [`Mailbox::stir`].
+#[inline]
+pub(crate) fn stir(service: ServiceId) {
+    WORKER.mailbox.stir(1 << service.0);
+}
+
+/// Has a service's task visited now. Takes no lock.
+pub(crate) fn call(service: ServiceId) {
+    WORKER.mailbox.post(1 << service.0);
+}
+
+/// Does something on the background thread and waits for it. `None`: there is no such thread, or this
+/// process is a child of the one that has it.
+///
+/// The caller holds no lock and no claim: the thread may need it.
+pub(crate) fn on_worker<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
+    if is_worker() {
+        return Some(act());
+    }
+    assert_none_held();
+    start("on_worker").ok()?;
+    let process = generation::current();
+    let mut job = Job::new(act);
+    // SAFETY: the job stays on this stack until it is done: `wait` returns only then, or in a child,
+    // whose list of jobs has been emptied.
+    unsafe { WORKER.mailbox.push(job.link()) };
+    WORKER.mailbox.post(JOBS);
+    job.wait(process)
+}
+
+/// In a child, where the thread did not come along; the next use starts one.
+pub(crate) fn reset_in_child() {
+    crate::os::thread::reset_in_child();
+    WORKER.mailbox.reset_in_child();
+    WORKER.changed.reset_in_child();
+    WORKER.state.store(NONE, Ordering::Release);
+    WORKER.guarded.store(false, Ordering::Release);
+    WORKER.listening.store(false, Ordering::Release);
+    job::reset_in_child();
+    IS_WORKER.set(false);
+}
+
+/// When the tasks are next to be visited.
+struct Schedule {
+    due: [Due; MOST],
+}
+
+#[derive(Clone, Copy)]
+enum Due {
+    At(Instant),
+    WhenStirred,
+}
+
+fn run() {
+    IS_WORKER.set(true);
+    // Where the table cannot be unshared (before 5.9, or refused) the program's own is used: all works as
+    // long as the program closes no descriptor that is not its own.
+    let mut keep = [0; KEPT];
+    let mut count = 0;
+    for place in &WORKER.kept {
+        let fd = place.load(Ordering::Acquire);
+        if fd >= 0 {
+            keep[count] = fd;
+            count += 1;
+        }
+    }
+    let private = uffd::private_descriptor_table(&mut keep[..count]).is_ok();
+    WORKER.guarded.store(private, Ordering::Release);
+    listen();
+    set_state(RUNNING);
+    // A child's thread finds its parent's services, and what they left to do.
+    let mut schedule = Schedule { due: [Due::At(Instant::now()); MOST] };
+    loop {
+        let wanted = WORKER.mailbox.take();
+        if wanted & JOBS != 0 {
+            job::run_all(WORKER.mailbox.take_jobs());
+        }
+        if wanted & END != 0 {
+            // What else was wanted is the next thread's.
+            WORKER.mailbox.post(wanted & !END);
+            set_state(NONE);
+            return;
+        }
+        let wait = schedule.visit(wanted);
+        if wait != Some(Duration::ZERO) {
+            WORKER.mailbox.wait(wait);
+        }
+    }
+}
+
+impl Schedule {
+    /// Visits the tasks that are due or wanted; returns how long to sleep at most.
+    fn visit(&mut self, wanted: u32) -> Option<Duration> {
+        let pressure = wanted & PRESSURE != 0;
+        let mut soonest: Option<Instant> = None;
+        for (id, service) in services::all() {
+            let Some(task) = service.task else { continue };
+            let bit = 1 << id.0;
+            let called = wanted & bit != 0;
+            let now = Instant::now();
+            let due = matches!(self.due[id.0], Due::At(at) if at <= now);
+            if due || called || pressure {
+                let visit = Visit { now, pressure, called };
+                self.due[id.0] = visit_one(task, &visit, bit);
+            }
+            if let Due::At(at) = self.due[id.0] {
+                soonest = Some(soonest.map_or(at, |soonest| soonest.min(at)));
+            }
+        }
+        soonest.map(|at| at.saturating_duration_since(Instant::now()))
+    }
+}
+
+fn visit_one(task: fn(&Visit) -> Next, visit: &Visit, bit: u32) -> Due {
+    WORKER.mailbox.is_awake(bit);
+    let mut next = task(visit);
+    if next == Next::WhenStirred {
+        // A thread that publishes after this finds the service asleep and wakes it; what came before is
+        // seen now.
+        WORKER.mailbox.sleep_until_stirred(bit);
+        next = task(&Visit { now: Instant::now(), pressure: false, called: false });
+        if next != Next::WhenStirred {
+            WORKER.mailbox.is_awake(bit);
+        }
+    }
+    match next {
+        Next::AtOnce => Due::At(Instant::now()),
+        Next::After(pause) => Due::At(Instant::now() + pause),
+        Next::WhenStirred => Due::WhenStirred,
+    }
+}
+
+/// Hears of pressure on a thread of its own that shares the background thread's descriptor table. It wakes
+/// only when the kernel reports something.
+fn listen() {
+    if WORKER.listening.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let open = || PressureWatch::open(memory_limit::own_group().as_ref());
+    let mut sources = open();
+    if sources.is_empty() {
+        return;
+    }
+    let hear = move || loop {
+        match sources.wait() {
+            Heard::Pressure => {
+                // Before anything is given up for it.
+                counters::add(&counters::COUNTERS.pressure_events, 1);
+                services::all().filter_map(|(_, s)| s.on_pressure).for_each(|act| act());
+                WORKER.mailbox.post(PRESSURE);
+            }
+            Heard::Nothing => {}
+            Heard::Gone => {
+                sources = open();
+                if sources.is_empty() {
+                    return;
+                }
+            }
+        }
+        // The kernel reports at every reclaim; acting more often gains nothing.
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    // Without that thread pressure is noticed at the next visit.
+    let started: io::Result<_> = spawn_quiet("tenure-pressure", hear);
+    WORKER.listening.store(started.is_ok(), Ordering::Release);
+}

@@ -1,0 +1,202 @@
+//! How purges are noticed: the process's userfaultfds, or one remembered word a page.
+
+use crate::error::{Error, Result};
+use crate::os::{probe, uffd};
+use crate::range::PageRange;
+use crate::runtime::event::Event;
+use crate::runtime::worker;
+use rustix::fd::{IntoRawFd, OwnedFd, RawFd};
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+
+/// How a purge is noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detection {
+    /// userfaultfd: a purged page raises SIGBUS when touched.
+    Userfaultfd,
+    /// One remembered word a page: exact, but touching a purged page reads zeros.
+    Words,
+}
+
+/// What has been decided for this process and its children.
+struct Decision {
+    /// One of the four below.
+    mode: AtomicU8,
+    /// Rung when it changes.
+    changed: Event,
+}
+
+const UNDECIDED: u8 = 0;
+const USERFAULTFD: u8 = 1;
+const WORDS: u8 = 2;
+const DECIDING: u8 = 3;
+
+static DECISION: Decision = Decision { mode: AtomicU8::new(UNDECIDED), changed: Event::new() };
+
+/// Which userfaultfd watches a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Missing pages raise SIGBUS.
+    Sigbus,
+    /// Missing pages wait for the refill thread.
+    Refill,
+}
+
+impl Kind {
+    /// The descriptor's number. The background thread keeps copies in a table of its own.
+    fn place(self) -> &'static AtomicI32 {
+        worker::kept(match self {
+            Kind::Sigbus => 0,
+            Kind::Refill => 1,
+        })
+    }
+
+    fn features(self) -> u64 {
+        match self {
+            Kind::Sigbus => uffd::feature::SIGBUS,
+            Kind::Refill => uffd::feature::THREAD_ID,
+        }
+    }
+}
+
+/// The way in force. [`Detection::Words`] also where it cannot be decided yet.
+pub(crate) fn detection() -> Detection {
+    match DECISION.mode.load(Ordering::Acquire) {
+        USERFAULTFD => Detection::Userfaultfd,
+        WORDS => Detection::Words,
+        _ => decide("detection").unwrap_or(Detection::Words),
+    }
+}
+
+/// Whether purges are told by userfaultfd. One load; `false` before it has been decided.
+pub(crate) fn by_userfaultfd() -> bool {
+    DECISION.mode.load(Ordering::Acquire) == USERFAULTFD
+}
+
+/// Decides at the first call, by doing the whole cycle on a scratch page.
+///
+/// # Errors
+/// `EMFILE`, `ENFILE`, `ENOMEM`: it cannot be decided now. The next call tries again.
+pub(crate) fn decide(call: &'static str) -> Result<Detection> {
+    let mode = &DECISION.mode;
+    loop {
+        let deciding =
+            mode.compare_exchange(UNDECIDED, DECIDING, Ordering::AcqRel, Ordering::Acquire);
+        match deciding {
+            Ok(_) => break,
+            Err(USERFAULTFD) => return Ok(Detection::Userfaultfd),
+            Err(WORDS) => return Ok(Detection::Words),
+            Err(_) => {
+                DECISION.changed.wait_until(|| mode.load(Ordering::Acquire) != DECIDING);
+            }
+        }
+    }
+    let found = find(call);
+    let new = match &found {
+        Ok(Detection::Userfaultfd) => USERFAULTFD,
+        Ok(Detection::Words) => WORDS,
+        Err(_) => UNDECIDED,
+    };
+    mode.store(new, Ordering::Release);
+    DECISION.changed.ring();
+    found
+}
+
+fn find(call: &'static str) -> Result<Detection> {
+    let wanted = std::env::var("TENURE_DETECT").map_or(true, |how| how != "words");
+    if !wanted {
+        return Ok(Detection::Words);
+    }
+    match probe::watching() {
+        Ok(()) => {}
+        Err(Some(errno)) if is_passing(errno) => return Err(passing(call, errno)),
+        Err(_) => return Ok(Detection::Words),
+    }
+    for kind in [Kind::Sigbus, Kind::Refill] {
+        match open(kind) {
+            Ok(()) => {}
+            Err(errno) if is_passing(errno) => return Err(passing(call, errno)),
+            Err(_) => return Ok(Detection::Words),
+        }
+    }
+    // A background thread that runs already, for another service, has no copies of them.
+    worker::restart(call)?;
+    Ok(Detection::Userfaultfd)
+}
+
+/// Whether the same attempt may succeed later.
+fn is_passing(errno: Errno) -> bool {
+    matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::INTR)
+}
+
+fn passing(call: &'static str, errno: Errno) -> Error {
+    Error::system(call, "opening a userfaultfd, which is tried again at the next call,", errno)
+}
+
+/// Opens the userfaultfd of a kind unless it is open.
+fn open(kind: Kind) -> std::result::Result<(), Errno> {
+    if raw(kind) < 0 {
+        let fd = high(uffd::open(kind.features())?);
+        kind.place().store(fd.into_raw_fd(), Ordering::Release);
+    }
+    Ok(())
+}
+
+/// The same file under a high number: programs hand out and close the low ones.
+fn high(fd: OwnedFd) -> OwnedFd {
+    rustix::io::fcntl_dupfd_cloexec(&fd, 700).unwrap_or(fd)
+}
+
+/// The raw descriptor; negative: there is none.
+pub(crate) fn raw(kind: Kind) -> RawFd {
+    kind.place().load(Ordering::Acquire)
+}
+
+/// Registers a range. On the background thread only: the program cannot close that thread's copy of the
+/// descriptor, or put another file in its place.
+pub(super) fn register(kind: Kind, range: PageRange) -> std::result::Result<(), Errno> {
+    uffd::register(raw(kind), range)
+}
+
+/// Ends a registration. [`is_closed`] tells of the error whether the background thread has to do it.
+pub(super) fn unregister(kind: Kind, range: PageRange) -> std::result::Result<(), Errno> {
+    uffd::unregister(raw(kind), range)
+}
+
+/// Whether the error means that the program has closed the calling thread's copy of a descriptor, or has put
+/// another file in its place, and that the background thread has another copy.
+pub(crate) fn is_closed(errno: Errno) -> bool {
+    matches!(errno, Errno::BADF | Errno::NOTTY | Errno::INVAL)
+        && worker::is_guarded()
+        && !worker::is_worker()
+        && by_userfaultfd()
+        && [Kind::Sigbus, Kind::Refill].iter().any(|kind| uffd::is_userfaultfd(raw(*kind)).is_err())
+}
+
+/// Whether purges can have gone unnoticed: the descriptor was closed while the background thread held no
+/// copy (in a child, between fork and its first use of tenure).
+pub(crate) fn is_lost() -> bool {
+    by_userfaultfd() && !worker::is_guarded() && uffd::is_userfaultfd(raw(Kind::Sigbus)).is_err()
+}
+
+/// Forgets the descriptors and opens new ones: in a child, whose copies act on the parent's memory, and
+/// where they are [lost](is_lost). System calls only.
+pub(super) fn reopen() -> std::result::Result<(), Errno> {
+    for kind in [Kind::Sigbus, Kind::Refill] {
+        let old = kind.place().swap(-1, Ordering::AcqRel);
+        if old < 0 {
+            continue;
+        }
+        uffd::close_if_ours(old);
+        let fd = high(uffd::open(kind.features())?);
+        kind.place().store(fd.into_raw_fd(), Ordering::Release);
+    }
+    Ok(())
+}
+
+/// In a child: a thread of the parent's that was deciding is not here.
+pub(super) fn reset_in_child() {
+    let mode = &DECISION.mode;
+    let _ = mode.compare_exchange(DECIDING, UNDECIDED, Ordering::AcqRel, Ordering::Acquire);
+    DECISION.changed.reset_in_child();
+}

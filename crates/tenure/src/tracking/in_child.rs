@@ -1,0 +1,169 @@
+//! Tracked ranges in a forked child.
+
+use super::map::Supplies;
+use super::state::{flag, Claim, RangeId, Tracked, Word};
+use super::{backpressure, detection, TRACKING};
+use crate::os::{advise, maps, uffd};
+use crate::range::PageRange;
+use detection::Kind;
+use std::sync::atomic::Ordering;
+
+/// Ends the claims of threads that are not here, and builds the interval map anew from the ranges if such a
+/// thread may have been changing it.
+pub(super) fn recover() {
+    TRACKING.claims.reset_in_child();
+    TRACKING.claims.gate.open();
+    TRACKING.slab.each(|_, tracked, _| TRACKING.claims.end_foreign(tracked));
+    if TRACKING.map.reset_in_child() {
+        rebuild_map();
+    }
+}
+
+/// A split or a join that was half done leaves two ranges that overlap: the upper one keeps what both have.
+fn rebuild_map() {
+    let mut raw: Vec<(usize, RangeId, &Tracked)> = Vec::new();
+    TRACKING.slab.each(|id, tracked, word| {
+        if word.has(Word::RAW) && tracked.len() > 0 {
+            raw.push((tracked.range().start, id, tracked));
+        }
+    });
+    raw.sort_unstable_by_key(|(start, id, _)| (*start, *id));
+    for i in 1..raw.len() {
+        let ((_, below, tracked), (start, ..)) = (raw[i - 1], raw[i]);
+        let range = tracked.range();
+        if range.end <= start {
+            continue;
+        }
+        if let Some(mut claim) = TRACKING.claims.try_claim(below, tracked, |_| true) {
+            match range.start < start {
+                true => claim.move_to(PageRange::new(range.start, start)),
+                false => TRACKING.slab.free(claim),
+            }
+        }
+    }
+    let mut map = super::map::IntervalMap::new();
+    let mut count = 0;
+    for (start, id, tracked) in raw {
+        if tracked.load().has(Word::FREE) {
+            continue;
+        }
+        if !map.has_room(1) {
+            drop(map.supply(Supplies::make(map.wants(1))));
+        }
+        map.insert(start, id);
+        count += 1;
+    }
+    TRACKING.raw.store(count, Ordering::Release);
+    // SAFETY: this child has one thread, which has no guard of the map.
+    let place = unsafe { TRACKING.map.held_value() };
+    // What is there may be half changed, so it is not dropped.
+    place.abandon();
+    *place = map;
+}
+
+/// Watches in the child what was watched in the parent, and forgets what it did not inherit. A page that was
+/// discarded in between is missing here too, so it still counts as purged.
+pub(super) fn reset(missed: bool) {
+    TRACKING.claims.reset_in_child();
+    TRACKING.claims.gate.open();
+    backpressure::reset_in_child();
+    let watching = detection::by_userfaultfd();
+    detection::reset_in_child();
+    forget_what_was_not_inherited();
+    if !watching {
+        return;
+    }
+    let reopened = detection::reopen().is_ok();
+    let fd = detection::raw(Kind::Sigbus);
+    TRACKING.slab.each(|_, tracked, word| {
+        tracked.not_refilled();
+        let offered = word.has(Word::OFFERED);
+        if !offered && !tracked.is(flag::WATCHED) {
+            return;
+        }
+        let registered = reopened && fd >= 0 && uffd::register(fd, tracked.range()).is_ok();
+        match registered {
+            true => tracked.watched_again(),
+            false => tracked.not_watched(),
+        }
+        // A child whose handlers did not run may have read a purged page as zeros before now.
+        if offered && (!registered || (missed && word.has(Word::RAW))) {
+            tracked.suspect();
+        }
+    });
+}
+
+/// Raw ranges that the parent gave MADV_DONTFORK: something else may come to lie at their addresses here.
+fn forget_what_was_not_inherited() {
+    if TRACKING.raw.load(Ordering::Acquire) == 0 {
+        return;
+    }
+    // SAFETY: a fork's handlers hold the map's lock; where none ran, this child has one thread, which has
+    // no guard of it.
+    let map = unsafe { TRACKING.map.held_value() };
+    let mut from = crate::os::page_size();
+    while from < TOP {
+        // Neighbours are asked about together.
+        let Some((first, run)) = next_run(map, from) else { return };
+        from = run.end;
+        if maps::is_mapped(run) {
+            continue;
+        }
+        let mut at = first;
+        while let Some(id) = at.filter(|id| TRACKING.slab.get(*id).range().start < run.end) {
+            let tracked = TRACKING.slab.get(id);
+            let range = tracked.range();
+            if !maps::is_mapped(range) {
+                let claim = TRACKING.claims.try_claim(id, tracked, |_| true);
+                if let Some(claim) = claim {
+                    let mapped = maps::is_partly_mapped(range);
+                    leave_behind(map, claim, mapped);
+                }
+            }
+            let rest = PageRange { start: range.end, end: run.end.max(range.end) };
+            at = map.starting_in(rest).next();
+        }
+    }
+}
+
+/// The end of the addresses that a range may have.
+const TOP: usize = isize::MAX as usize;
+
+/// The first run of ranges that touch one another, from an address on.
+fn next_run(map: &super::map::IntervalMap, from: usize) -> Option<(Option<RangeId>, PageRange)> {
+    let page = crate::os::page_size();
+    let mut ids = map.starting_in(PageRange { start: from, end: TOP / page * page });
+    let first = ids.next()?;
+    let mut run = TRACKING.slab.get(first).range();
+    for id in ids {
+        let range = TRACKING.slab.get(id).range();
+        if range.start != run.end {
+            break;
+        }
+        run.end = range.end;
+    }
+    Some((Some(first), run))
+}
+
+/// A range of which a part at least is not mapped here.
+fn leave_behind(map: &mut super::map::IntervalMap, mut claim: Claim, mapped: bool) {
+    let range = claim.range();
+    if !mapped {
+        map.remove(range.start, claim.id());
+        TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
+        // Not freed: a fork's handler calls no allocator.
+        std::mem::forget(claim.side().take());
+        TRACKING.slab.free(claim);
+        return;
+    }
+    // A part is here. What was offered of it counts as lost; nothing of the range is offered again.
+    claim.set(flag::TORN);
+    if claim.is_offered() {
+        // SAFETY: the range was offered, and is reported as lost; nothing new can have been mapped in it
+        // yet. What is not mapped is left out.
+        let _ = unsafe { advise::drop_pages(range) };
+        std::mem::forget(claim.side().take());
+        claim.taken_back();
+        claim.lost();
+    }
+}

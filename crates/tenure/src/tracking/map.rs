@@ -1,0 +1,377 @@
+//! The interval map: raw ranges in order of address.
+//!
+//! Blocks of up to 512 entries, eight bytes each, and a list of the blocks. A million one-page ranges make
+//! a list of a few thousand blocks, which stays in the processor's cache. Changes take what memory they
+//! need from spare blocks that were made before the map was locked: nothing is allocated under its lock.
+
+use super::state::RangeId;
+use crate::os::page_size;
+use crate::range::PageRange;
+
+const BLOCK: usize = 512;
+
+/// Entries that lie within 2^32 pages of the first.
+pub(super) struct Block {
+    /// The first entry's page number.
+    base: usize,
+    len: usize,
+    /// Pages from `base`, ascending, and the ranges that start there.
+    offsets: [u32; BLOCK],
+    ids: [u32; BLOCK],
+    /// The next spare or empty block.
+    next: Option<Box<Block>>,
+}
+
+impl Block {
+    pub fn new() -> Box<Block> {
+        Box::new(Block { base: 0, len: 0, offsets: [0; BLOCK], ids: [0; BLOCK], next: None })
+    }
+
+    fn full(&self) -> bool {
+        self.len == BLOCK
+    }
+
+    /// How many entries start at or below the page.
+    fn up_to(&self, page: usize) -> usize {
+        let Some(offset) = page.checked_sub(self.base) else { return 0 };
+        let Ok(offset) = u32::try_from(offset) else { return self.len };
+        // Ranges mostly lie evenly, so the place can be reckoned: one line of the list is read instead of
+        // the three or four of a binary search.
+        let span = self.offsets[self.len - 1] as usize + 1;
+        let at = (offset as usize * self.len / span).min(self.len - 1);
+        if self.offsets[at] == offset {
+            return at + 1;
+        }
+        self.offsets[..self.len].partition_point(|start| *start <= offset)
+    }
+
+    fn insert(&mut self, at: usize, offset: u32, id: u32) {
+        self.offsets.copy_within(at..self.len, at + 1);
+        self.ids.copy_within(at..self.len, at + 1);
+        (self.offsets[at], self.ids[at]) = (offset, id);
+        self.len += 1;
+    }
+
+    fn remove(&mut self, at: usize) {
+        self.offsets.copy_within(at + 1..self.len, at);
+        self.ids.copy_within(at + 1..self.len, at);
+        self.len -= 1;
+        if at == 0 && self.len > 0 {
+            let first = self.offsets[0];
+            self.offsets[..self.len].iter_mut().for_each(|offset| *offset -= first);
+            self.base += first as usize;
+        }
+    }
+
+    /// Moves the entries from `at` on to an empty block.
+    fn split_off(&mut self, at: usize, into: &mut Block) {
+        let (first, count) = (self.offsets[at], self.len - at);
+        for i in 0..count {
+            into.offsets[i] = self.offsets[at + i] - first;
+            into.ids[i] = self.ids[at + i];
+        }
+        (into.base, into.len) = (self.base + first as usize, count);
+        self.len = at;
+    }
+}
+
+/// Blocks that are not in use, as a list.
+#[derive(Default)]
+pub(super) struct Blocks {
+    first: Option<Box<Block>>,
+    count: usize,
+}
+
+impl Blocks {
+    pub fn push(&mut self, mut block: Box<Block>) {
+        block.next = self.first.take();
+        self.first = Some(block);
+        self.count += 1;
+    }
+
+    fn pop(&mut self) -> Option<Box<Block>> {
+        let mut block = self.first.take()?;
+        self.first = block.next.take();
+        self.count -= 1;
+        Some(block)
+    }
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        // One by one: a long list would drop itself recursively.
+        while self.pop().is_some() {}
+    }
+}
+
+/// What a change needs before the map is locked.
+#[derive(Default)]
+pub(super) struct Supplies {
+    blocks: Blocks,
+    list: Vec<Box<Block>>,
+}
+
+/// See the module's head.
+pub(super) struct IntervalMap {
+    blocks: Vec<Box<Block>>,
+    spare: Blocks,
+    len: usize,
+}
+
+/// A place in the map: block and entry.
+type Place = (usize, usize);
+
+/// What the map keeps in reserve.
+const SPARE: usize = 2;
+
+impl IntervalMap {
+    pub const fn new() -> IntervalMap {
+        IntervalMap { blocks: Vec::new(), spare: Blocks { first: None, count: 0 }, len: 0 }
+    }
+
+    /// How many ranges there are.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// How many blocks `insertions` may need: each splits another block at most, or fills one.
+    fn needed(&self, insertions: usize) -> usize {
+        insertions.min(self.blocks.len() + 1) + insertions / (BLOCK / 2) + 1
+    }
+
+    /// Whether so many ranges can be inserted without allocating.
+    pub fn has_room(&self, insertions: usize) -> bool {
+        let needed = self.needed(insertions);
+        self.spare.count >= needed && self.blocks.capacity() - self.blocks.len() >= needed
+    }
+
+    /// What is missing for that: blocks, and the capacity of a larger list (0: none is needed).
+    pub fn wants(&self, insertions: usize) -> (usize, usize) {
+        let needed = self.needed(insertions);
+        let large = self.blocks.capacity() - self.blocks.len() >= needed;
+        let capacity = if large { 0 } else { (self.blocks.len() + needed) * 2 };
+        (needed.saturating_sub(self.spare.count), capacity)
+    }
+
+    /// Takes in what was made outside of the lock, and gives back what is to be dropped there.
+    pub fn supply(&mut self, mut supplies: Supplies) -> Supplies {
+        while let Some(block) = supplies.blocks.pop() {
+            self.spare.push(block);
+        }
+        if supplies.list.capacity() > self.blocks.capacity() {
+            supplies.list.append(&mut self.blocks);
+            std::mem::swap(&mut supplies.list, &mut self.blocks);
+        }
+        supplies
+    }
+
+    /// What is spare beyond a small reserve, to be dropped outside of the lock.
+    pub fn surplus(&mut self) -> Blocks {
+        let mut surplus = Blocks::default();
+        while self.spare.count > SPARE + self.needed(1) {
+            let Some(block) = self.spare.pop() else { break };
+            surplus.push(block);
+        }
+        surplus
+    }
+
+    /// The last entry that starts at or below the page.
+    fn place_before(&self, page: usize) -> Option<Place> {
+        let block = self.blocks.partition_point(|block| block.base <= page).checked_sub(1)?;
+        Some((block, self.blocks[block].up_to(page) - 1))
+    }
+
+    fn at(&self, (block, entry): Place) -> RangeId {
+        RangeId(self.blocks[block].ids[entry])
+    }
+
+    fn page_at(&self, (block, entry): Place) -> usize {
+        self.blocks[block].base + self.blocks[block].offsets[entry] as usize
+    }
+
+    /// The range that starts at the address.
+    pub fn starting_at(&self, address: usize) -> Option<RangeId> {
+        let page = address / page_size();
+        let place = self.place_before(page)?;
+        (self.page_at(place) == page).then(|| self.at(place))
+    }
+
+    /// The last range that starts at or below the address.
+    pub fn at_or_before(&self, address: usize) -> Option<RangeId> {
+        Some(self.at(self.place_before(address / page_size())?))
+    }
+
+    /// The ranges that start in `range`, in order.
+    pub fn starting_in(&self, range: PageRange) -> impl Iterator<Item = RangeId> + '_ {
+        let (first, end) = (range.start / page_size(), range.end / page_size());
+        let mut place = match self.place_before(first) {
+            Some(place) if self.page_at(place) == first => place,
+            Some((block, entry)) => (block, entry + 1),
+            None => (0, 0),
+        };
+        std::iter::from_fn(move || {
+            if place.1 >= self.blocks.get(place.0)?.len {
+                place = (place.0 + 1, 0);
+                self.blocks.get(place.0)?;
+            }
+            let here = place;
+            place.1 += 1;
+            (self.page_at(here) < end).then(|| self.at(here))
+        })
+    }
+
+    /// Adds a range that starts at the address; none does. There [is room](IntervalMap::has_room).
+    pub fn insert(&mut self, address: usize, id: RangeId) {
+        let page = address / page_size();
+        self.len += 1;
+        let block = match self.place_before(page) {
+            Some((block, _)) => block,
+            None => {
+                // Before all others: an entry of its own block, since a block's base is its first entry.
+                return self.insert_block(0, page, id);
+            }
+        };
+        let Ok(offset) = u32::try_from(page - self.blocks[block].base) else {
+            return self.insert_block(block + 1, page, id);
+        };
+        let mut block = block;
+        let mut offset = offset;
+        if self.blocks[block].full() {
+            let mut upper = self.spare.pop().expect("the map was supplied before it was locked");
+            // Ascending insertions, the usual ones, leave full blocks behind.
+            let last = self.blocks[block].offsets[BLOCK - 1] < offset;
+            if last {
+                self.spare.push(upper);
+                return self.insert_block(block + 1, page, id);
+            }
+            self.blocks[block].split_off(BLOCK / 2, &mut upper);
+            let base = upper.base;
+            self.blocks.insert(block + 1, upper);
+            if page >= base {
+                block += 1;
+                offset = (page - base) as u32;
+            }
+        }
+        let at = self.blocks[block].up_to(page);
+        self.blocks[block].insert(at, offset, id.0);
+    }
+
+    fn insert_block(&mut self, at: usize, page: usize, id: RangeId) {
+        // A block with room whose first entry comes right after takes it, else a new one.
+        if at == 0 {
+            if let Some(first) = self.blocks.first_mut().filter(|block| !block.full()) {
+                let shift = first.base - page;
+                let span = first.offsets[first.len - 1] as usize + shift;
+                if let (Ok(shift), Ok(_)) = (u32::try_from(shift), u32::try_from(span)) {
+                    let len = first.len;
+                    first.offsets[..len].iter_mut().for_each(|offset| *offset += shift);
+                    first.base = page;
+                    return first.insert(0, 0, id.0);
+                }
+            }
+        }
+        let mut block = self.spare.pop().expect("the map was supplied before it was locked");
+        (block.base, block.len) = (page, 0);
+        block.insert(0, 0, id.0);
+        self.blocks.insert(at, block);
+    }
+
+    /// Takes out the range that starts at the address, if it is this one.
+    pub fn remove(&mut self, address: usize, id: RangeId) {
+        let page = address / page_size();
+        let Some(place) = self.place_before(page) else { return };
+        if self.page_at(place) != page || self.at(place) != id {
+            return;
+        }
+        self.len -= 1;
+        self.blocks[place.0].remove(place.1);
+        if self.blocks[place.0].len == 0 {
+            let empty = self.blocks.remove(place.0);
+            self.spare.push(empty);
+        }
+    }
+
+    /// Forgets everything, for a child that finds the map half changed. Nothing is dropped.
+    pub fn abandon(&mut self) {
+        std::mem::forget(std::mem::replace(self, IntervalMap::new()));
+    }
+}
+
+impl Supplies {
+    /// What the map [wants](IntervalMap::wants).
+    pub fn make((blocks, capacity): (usize, usize)) -> Supplies {
+        let mut supplies =
+            Supplies { blocks: Blocks::default(), list: Vec::with_capacity(capacity) };
+        (0..blocks).for_each(|_| supplies.blocks.push(Block::new()));
+        supplies
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn insert(map: &mut IntervalMap, page: usize, id: u32) {
+        if !map.has_room(1) {
+            let wanted = map.wants(1);
+            drop(map.supply(Supplies::make(wanted)));
+        }
+        assert!(map.has_room(1));
+        map.insert(page * page_size(), RangeId(id));
+    }
+
+    #[test]
+    fn behaves_as_a_tree() {
+        let mut map = IntervalMap::new();
+        let mut model: BTreeMap<usize, u32> = BTreeMap::new();
+        let mut state = 7u64;
+        for step in 0..60_000u32 {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let spread = if step % 1000 == 0 { 1 << 40 } else { 5000 };
+            let page = 1 + (state >> 20) as usize % spread;
+            match state >> 60 {
+                0..=8 => {
+                    if !model.contains_key(&page) {
+                        insert(&mut map, page, step);
+                        model.insert(page, step);
+                    }
+                }
+                9..=13 => {
+                    let at = model.range(..=page).next_back().map(|(page, id)| (*page, *id));
+                    if let Some((page, id)) = at {
+                        map.remove(page * page_size(), RangeId(id));
+                        model.remove(&page);
+                        drop(map.surplus());
+                    }
+                }
+                _ => {
+                    let end = page + 300;
+                    let range = PageRange::new(page * page_size(), end * page_size());
+                    let found: Vec<u32> = map.starting_in(range).map(|id| id.0).collect();
+                    let expected: Vec<u32> = model.range(page..end).map(|(_, id)| *id).collect();
+                    assert_eq!(found, expected);
+                }
+            }
+            let address = page * page_size();
+            assert_eq!(map.starting_at(address).map(|id| id.0), model.get(&page).copied());
+            let before = model.range(..=page).next_back().map(|(_, id)| *id);
+            assert_eq!(map.at_or_before(address).map(|id| id.0), before);
+            assert_eq!(map.len(), model.len());
+        }
+    }
+
+    #[test]
+    fn ascending_and_descending_ranges_fill_their_blocks() {
+        for descending in [false, true] {
+            let mut map = IntervalMap::new();
+            for i in 0..10_000 {
+                let page = if descending { 20_000 - i } else { 1 + i };
+                insert(&mut map, page, i as u32);
+            }
+            assert!(map.blocks.len() <= 40, "{} blocks", map.blocks.len());
+            assert!(map.spare.count <= 8);
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! What is volatile: the state of every tracked range, and everything that is done to it.
+//!
+//! - [`state`]: the state machine. A pin changes one word; [`state::Claim`] is the right to do the rest.
+//! - [`slab`], [`map`], [`side`]: where ranges live, the raw ones in order of address, and their side data.
+//! - [`offer`], [`revive`], [`detection`]: telling the kernel, taking back, and noticing what is gone.
+//! - [`scan`], [`backpressure`]: when the background thread offers, and who waits for it.
+//! - [`owned`], [`raw`]: the two kinds of ranges, as the promises use them.
+
+pub(crate) mod backpressure;
+pub(crate) mod detection;
+mod gate;
+mod in_child;
+mod map;
+pub(crate) mod offer;
+pub(crate) mod owned;
+pub(crate) mod raw;
+pub(crate) mod revive;
+mod scan;
+pub(crate) mod settings;
+pub(crate) mod side;
+mod slab;
+pub(crate) mod state;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::os::{probe, uffd};
+use crate::range::PageRange;
+use crate::runtime::counters::{add, COUNTERS};
+use crate::runtime::lock::{assert_none_held, Lock, Rank};
+use crate::runtime::services::{self, Service};
+use crate::runtime::{fork, worker};
+use map::IntervalMap;
+use offer::Refusal;
+use rustix::io::Errno;
+use slab::Slab;
+use state::{Claim, Claims, RangeId, Tracked, Word};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+/// All tracked ranges of the process.
+struct Tracking {
+    slab: Slab,
+    claims: Claims,
+    /// The raw ranges in order of address. Its lock orders every change of their shape; claims are taken
+    /// under it, but never waited for.
+    map: Lock<IntervalMap>,
+    /// How many raw ranges there are, so that unmapping memory of a program without any takes no lock.
+    raw: AtomicUsize,
+}
+
+static TRACKING: Tracking = Tracking {
+    slab: Slab::new(),
+    claims: Claims::new(),
+    map: Lock::new(Rank::IntervalMap, IntervalMap::new()),
+    raw: AtomicUsize::new(0),
+};
+
+static SERVICE: Service = Service {
+    hold: || {
+        TRACKING.map.hold();
+        TRACKING.claims.gate.close();
+    },
+    release: || {
+        TRACKING.claims.gate.open();
+        TRACKING.map.release();
+    },
+    recover: in_child::recover,
+    reset_in_child: in_child::reset,
+    task: Some(scan::visit),
+    on_pressure: Some(backpressure::tighten),
+    forget: Some(raw::forget_unmapped),
+    ..Service::named("tracking", &[Rank::IntervalMap, Rank::Claims])
+};
+
+/// Gets everything ready for the first volatile range: fork handlers, detection, the background thread.
+///
+/// # Errors
+/// `EOPNOTSUPP` where the kernel refuses `MADV_FREE`: nothing can stand in for it. `EMFILE`, `ENFILE`,
+/// `ENOMEM`: no userfaultfd can be opened now; the next call tries again. `EAGAIN`: no thread.
+pub(crate) fn ready(call: &'static str) -> Result<()> {
+    watch_forks();
+    if worker::running() && READY.load(Ordering::Acquire) == 1 {
+        return Ok(());
+    }
+    get_ready(call)
+}
+
+/// 1: detection is decided, and the kernel knows MADV_FREE.
+static READY: AtomicU8 = AtomicU8::new(0);
+
+#[cold]
+fn get_ready(call: &'static str) -> Result<()> {
+    if READY.load(Ordering::Acquire) == 0 {
+        match probe::lazy_free() {
+            Ok(()) => {}
+            Err(Some(errno @ (Errno::NOMEM | Errno::AGAIN))) => {
+                return Err(Error::system(call, "mmap", errno));
+            }
+            Err(_) => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    call,
+                    "this kernel or its seccomp profile refuses MADV_FREE",
+                    "allow madvise(MADV_FREE), in Linux since 4.5; `tenure doctor` shows what is \
+                     refused",
+                ));
+            }
+        }
+        let _ = detection::decide(call)?;
+        READY.store(1, Ordering::Release);
+    }
+    worker::start(call)
+}
+
+/// Reads the environment and watches forks, once; makes up for a fork that went unseen. Cheap: a few loads
+/// later on. Starts no thread and may be called wherever memory may be allocated.
+pub(crate) fn watch_forks() {
+    fork::look();
+    settings::read_environment_once();
+    fork::watch();
+    services::register(&SERVICE);
+}
+
+/// Has the background thread look at its settings and ranges now.
+pub(crate) fn wake() {
+    if worker::running() {
+        worker::call(services::register(&SERVICE));
+    }
+}
+
+/// A range became known or was taken back: a background thread that sleeps for good looks again.
+fn stir() {
+    worker::stir(services::register(&SERVICE));
+}
+
+/// Takes back the pages of a range that the caller has pinned, if they are offered, and ends what is left of
+/// a watch. Another thread that does so is waited for. `finish` has the claim, and the extents that are gone,
+/// before any other pinner gets on.
+///
+/// # Errors
+/// As [`revive::revive`]; the range stays offered, and the pin is the caller's to take away.
+fn settle(
+    id: RangeId,
+    tracked: &'static Tracked,
+    wanted: &(dyn Fn(Word) -> bool + Sync),
+    finish: &mut (dyn FnMut(&mut Claim, Vec<PageRange>) + Send),
+) -> std::result::Result<(), Errno> {
+    assert_none_held();
+    if detection::is_lost() {
+        let _ = worker::on_worker(lost_descriptors);
+    }
+    match settle_here(id, tracked, wanted, finish) {
+        // The background thread has a descriptor that the program cannot close.
+        Err(errno) if detection::is_closed(errno) => {
+            let there = worker::on_worker(|| settle_here(id, tracked, wanted, finish));
+            there.unwrap_or(Err(errno))
+        }
+        other => other,
+    }
+}
+
+fn settle_here(
+    id: RangeId,
+    tracked: &'static Tracked,
+    wanted: &dyn Fn(Word) -> bool,
+    finish: &mut dyn FnMut(&mut Claim, Vec<PageRange>),
+) -> std::result::Result<(), Errno> {
+    let Some(mut claim) = TRACKING.claims.claim(id, tracked, wanted) else { return Ok(()) };
+    let offered = claim.is_offered();
+    let mut gone = Vec::new();
+    let revived = revive::revive(&mut claim, &mut |extent| gone.push(extent));
+    if let Err(errno) = revived {
+        return Err(errno);
+    }
+    let len = claim.range().len();
+    finish(&mut claim, gone);
+    drop(claim);
+    if offered {
+        stir();
+        backpressure::exposed(len as u64);
+    }
+    Ok(())
+}
+
+/// Whether a pinner has something to do: take pages back, or end a watch.
+fn needs_settling(word: Word) -> bool {
+    word.has(Word::OFFERED | Word::UNCLEAN)
+}
+
+/// Offers a claimed range. On the background thread.
+fn offer(mut claim: Claim, split_huge: bool) -> std::result::Result<(), Refusal> {
+    // Not only pinned: a claim that began before the pin would be offered under the program's hands.
+    if claim.is_wanted() || claim.is_offered() {
+        return Err(Refusal::Wanted);
+    }
+    let offered = offer::offer(&mut claim, split_huge);
+    match offered {
+        Ok(()) if settings::purge_always() => {
+            let _ = offer::purge(&mut claim);
+        }
+        Err(Refusal::Wanted) | Ok(()) => {}
+        Err(_) => add(&COUNTERS.refused_offers, 1),
+    }
+    offered
+}
+
+/// Offers a range now, whatever its age, from any thread.
+fn offer_now(id: RangeId, tracked: &'static Tracked) -> std::result::Result<(), Refusal> {
+    let volatile = |word: Word| word.pins() == 0;
+    let offer = move || {
+        let Some(claim) = TRACKING.claims.claim(id, tracked, volatile) else {
+            return Err(Refusal::Wanted);
+        };
+        match claim.is_offered() {
+            true => Ok(()),
+            false => offer(claim, true),
+        }
+    };
+    worker::on_worker(offer).unwrap_or(Err(Refusal::Kernel(Errno::AGAIN)))
+}
+
+/// Offers a range and has the kernel discard it; returns how many bytes are gone.
+fn purge_now(id: RangeId, tracked: &'static Tracked) -> std::result::Result<usize, Refusal> {
+    offer_now(id, tracked)?;
+    let offered = |word: Word| word.has(Word::OFFERED);
+    let purge = move || {
+        let Some(mut claim) = TRACKING.claims.claim(id, tracked, offered) else {
+            return Err(Refusal::Wanted);
+        };
+        offer::purge(&mut claim).map_err(Refusal::Kernel)
+    };
+    worker::on_worker(purge).unwrap_or(Err(Refusal::Kernel(Errno::AGAIN)))
+}
+
+/// userfaultfd was closed behind our back at a time when the background thread held no copy: what is offered
+/// can have been discarded unseen, so all of it counts as purged. On the background thread, which is the
+/// only one that offers.
+fn lost_descriptors() {
+    if !detection::is_lost() {
+        return;
+    }
+    let _ = detection::reopen();
+    TRACKING.slab.each(|_, tracked, word| {
+        tracked.not_watched();
+        if word.has(Word::OFFERED) {
+            tracked.suspect();
+        }
+    });
+}
+
+/// Calls `each` with every tracked range and its word, for statistics and for signal handlers: no lock.
+pub(crate) fn each(mut each: impl FnMut(&'static Tracked, Word)) {
+    TRACKING.slab.each(|_, tracked, word| each(tracked, word));
+}
+
+/// How a tracked range stands, as a signal handler sees it.
+pub(crate) enum Standing {
+    /// The kernel may have taken the touched page.
+    Offered,
+    /// It is the program's again.
+    TakenBack,
+}
+
+/// The range that holds the address. Looks at all ranges and takes no lock, because the signal may have
+/// interrupted anything.
+pub(crate) fn look_at(address: usize) -> Option<(PageRange, Standing)> {
+    let (_, range, word) = holder_of(address)?;
+    let offered = word.has(Word::OFFERED);
+    Some((range, if offered { Standing::Offered } else { Standing::TakenBack }))
+}
+
+fn holder_of(address: usize) -> Option<(RangeId, PageRange, Word)> {
+    let mut found = None;
+    TRACKING.slab.each(|id, tracked, word| {
+        let range = tracked.range();
+        if (range.start..range.end).contains(&address) {
+            found = Some((id, range, word));
+        }
+    });
+    found
+}
+
+/// Puts one page's contents in place, whole, if it is missing from an offered range.
+///
+/// # Errors
+/// `ENOMEM`: no memory.
+pub(crate) fn fill_page(page: usize, bytes: &[u8]) -> std::result::Result<(), Errno> {
+    let fill = || {
+        let Some((id, ..)) = holder_of(page) else { return Ok(()) };
+        let offered = |word: Word| word.has(Word::OFFERED);
+        // With the claim no other thread takes the range back and makes the page meanwhile.
+        let claim = TRACKING.claims.claim(id, TRACKING.slab.get(id), offered);
+        let Some(claim) = claim.filter(|claim| {
+            let range = claim.range();
+            (range.start..range.end).contains(&page)
+        }) else {
+            return Ok(());
+        };
+        match uffd::copy_page(detection::raw(offer::kind(&claim)), page, bytes) {
+            Err(Errno::EXIST) => Ok(()),
+            other => other,
+        }
+    };
+    match fill() {
+        Err(errno) if detection::is_closed(errno) => worker::on_worker(fill).unwrap_or(Err(errno)),
+        other => other,
+    }
+}

@@ -1,0 +1,272 @@
+//! Telling the kernel that it may take a range's pages.
+
+use super::detection::{self, Kind};
+use super::side::Words;
+use super::state::{flag, Claim};
+use crate::os::pagemap::{Pagemap, Pages};
+use crate::os::{self, advise, lru, page_size, words};
+use crate::range::PageRange;
+use crate::runtime::counters::{add, COUNTERS};
+use crate::runtime::fork;
+use rustix::io::Errno;
+use std::sync::atomic::Ordering;
+
+/// The worker looks up after this many bytes whether a thread wants the range back: 8 MiB of base pages
+/// take it about 1 ms.
+const STEP: usize = 8 << 20;
+
+/// Why a range was not offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// It was pinned before anything was told to the kernel.
+    Wanted,
+    /// It lies inside a huge page of which another part is in use.
+    InsideHugePage,
+    /// Another process (a fork's) has the pages too, so discarding them frees nothing.
+    Shared,
+    /// The kernel refused.
+    Kernel(Errno),
+}
+
+/// Which userfaultfd watches the range.
+pub(super) fn kind(claim: &Claim) -> Kind {
+    if claim.is(flag::REFILLED) {
+        Kind::Refill
+    } else {
+        Kind::Sigbus
+    }
+}
+
+/// Tells the kernel that it may take the range's pages. On the background thread. After `Ok` some pages at
+/// least are the kernel's to take and the range is offered; after `Err` none are, and it is not.
+/// `split_huge`: even where that splits a huge page of which another part is in use.
+pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> {
+    let range = claim.range();
+    if range.len() == 0 || claim.is(flag::TORN) {
+        return Err(Refusal::Wanted);
+    }
+    let by_words = !detection::by_userfaultfd();
+    // An open costs 2 µs, which a range that has no holes and is its process's alone does not need.
+    let exclusive = is_exclusive(claim);
+    let plain = claim.is(flag::DENSE) && exclusive && !claim.is_raw();
+    let pagemap = if plain { None } else { Pagemap::open().ok() };
+    if !exclusive && is_shared(claim, range, pagemap.as_ref()) {
+        return Err(Refusal::Shared);
+    }
+    let parts = offerable_parts(claim, range, pagemap.as_ref(), split_huge)?;
+    if by_words {
+        remember_words(claim, range).map_err(Refusal::Kernel)?;
+    } else if !claim.is(flag::DENSE) {
+        // All of the range before any of it is told: an offer may be cut short, and a hole in the part
+        // that was left out would count as purged with the rest.
+        for piece in range.pieces(STEP) {
+            if claim.is_wanted() {
+                return Err(Refusal::Wanted);
+            }
+            make_readable(claim, piece, pagemap.as_ref()).map_err(Refusal::Kernel)?;
+        }
+    }
+    let told = tell(claim, &parts, by_words);
+    if !claim.is_offered() {
+        if let Some(side) = claim.side() {
+            side.words = None;
+        }
+        return Err(told.err().unwrap_or(Refusal::Wanted));
+    }
+    if told.is_ok() && !by_words && !claim.is_raw() {
+        claim.set(flag::WHOLLY_WATCHED);
+        // Safe code can reach owned memory only through its owner, so no page goes missing later but by
+        // being discarded.
+        if claim.is(flag::SPARSE) {
+            claim.clear(flag::DENSE);
+        } else {
+            claim.set(flag::DENSE);
+        }
+    }
+    add(&COUNTERS.offers, 1);
+    add(&COUNTERS.offered_bytes, range.len() as u64);
+    Ok(())
+}
+
+/// Watches the parts and frees them lazily, piece by piece. `Err`: it was cut short; the range's word says
+/// whether anything was told, and its side data what.
+fn tell(claim: &mut Claim, parts: &[PageRange], by_words: bool) -> Result<(), Refusal> {
+    let range = claim.range();
+    let whole = parts == [range];
+    let mut told: Vec<PageRange> = Vec::new();
+    let mut result = Ok(());
+    // Owned memory stays registered as a whole from its first offer on.
+    let watched = claim.is(flag::WHOLLY_WATCHED);
+    for piece in parts.iter().flat_map(|part| part.pieces(STEP)) {
+        if claim.is_wanted() {
+            result = Err(Refusal::Wanted);
+            break;
+        }
+        if !by_words && !watched {
+            // Said first, so that a registration that fails half way is ended by the next to take the
+            // range back.
+            claim.set(flag::WATCHED);
+            if let Err(errno) = detection::register(kind(claim), piece) {
+                claim.clear(flag::DENSE);
+                result = Err(Refusal::Kernel(errno));
+                break;
+            }
+        }
+        claim.offered();
+        told.push(piece);
+        // SAFETY: a part of a range that is marked volatile or owned and not pinned, so its contents may go;
+        // the claim keeps it from being unmapped meanwhile.
+        if let Err(errno) = unsafe { advise::free(piece) } {
+            // It may have taken in one mapping before it met another that is locked, so the piece counts
+            // as offered and stays watched.
+            add(&COUNTERS.refused_offers, 1);
+            result = Err(Refusal::Kernel(errno));
+            break;
+        }
+    }
+    if claim.is_offered() && (!whole || result.is_err()) {
+        claim.side_mut().told = Some(told);
+    } else if let Some(side) = claim.side() {
+        side.told = None;
+    }
+    if !claim.is_offered() && claim.is(flag::WATCHED) && !watched {
+        end_failed_watch(claim);
+    }
+    result
+}
+
+/// Ends a registration that failed half way. What cannot be ended now is the next pinner's to end.
+fn end_failed_watch(claim: &mut Claim) {
+    match detection::unregister(kind(claim), claim.range()) {
+        Ok(()) => claim.clear(flag::WATCHED | flag::WHOLLY_WATCHED),
+        Err(_) => claim.set_unclean(true),
+    }
+}
+
+/// Whether no fork can have shared the pages since they were last looked at.
+fn is_exclusive(claim: &Claim) -> bool {
+    claim.tracked().exclusive_at.load(Ordering::Relaxed) == fork::count().wrapping_add(1)
+}
+
+/// Whether another process has some of the pages too. Reclaim would take them from this one and free
+/// nothing.
+fn is_shared(claim: &Claim, range: PageRange, pagemap: Option<&Pagemap>) -> bool {
+    let now = fork::count().wrapping_add(1);
+    let shared = pagemap.is_some_and(|pagemap| pagemap.any_shared(range).unwrap_or(false));
+    if !shared {
+        claim.tracked().exclusive_at.store(now, Ordering::Relaxed);
+    }
+    shared
+}
+
+/// Makes holes readable, as the shared zero page.
+///
+/// Holes must show it before the range is watched, or a page that was never touched would count as
+/// purged; and nothing may be freed before it is watched, or it could be discarded unseen.
+fn make_readable(
+    claim: &mut Claim,
+    piece: PageRange,
+    pagemap: Option<&Pagemap>,
+) -> Result<(), Errno> {
+    let mut missing = Vec::new();
+    match pagemap {
+        Some(pagemap) => pagemap.extents(piece, Pages::Missing, |hole| missing.push(hole))?,
+        None => missing.push(piece),
+    }
+    for hole in &missing {
+        advise::populate_read(*hole)?;
+    }
+    if !missing.is_empty() {
+        claim.set(flag::SPARSE);
+    }
+    Ok(())
+}
+
+/// The parts that may be offered without splitting a huge page that is partly in other use: the whole huge
+/// pages, and each end unless a huge page holds it.
+fn offerable_parts(
+    claim: &Claim,
+    range: PageRange,
+    pagemap: Option<&Pagemap>,
+    split_huge: bool,
+) -> Result<Vec<PageRange>, Refusal> {
+    let aligned = range.start % os::HUGE_PAGE == 0 && range.end % os::HUGE_PAGE == 0;
+    if !claim.is_raw() || aligned || split_huge {
+        return Ok(vec![range]);
+    }
+    let (low, high) = match range.huge_part() {
+        None => (range.end, range.end),
+        Some(middle) => (middle.start, middle.end),
+    };
+    let free_end = |from: usize, to: usize| {
+        let end = (from < to).then(|| PageRange::new(from, to))?;
+        let huge = pagemap.map_or(0, |pagemap| pagemap.count(end, Pages::Huge).unwrap_or(0));
+        (huge == 0).then_some(end)
+    };
+    let middle = (low < high).then(|| PageRange::new(low, high));
+    let ends = (free_end(range.start, low), free_end(high, range.end));
+    let mut parts: Vec<PageRange> = Vec::new();
+    for part in [ends.0, middle, ends.1].into_iter().flatten() {
+        match parts.last_mut() {
+            Some(last) if last.end == part.start => last.end = part.end,
+            _ => parts.push(part),
+        }
+    }
+    if parts.is_empty() {
+        return Err(Refusal::InsideHugePage);
+    }
+    Ok(parts)
+}
+
+/// Detection by words: remembers a non-zero word of each page, before the kernel is told. A page that was
+/// all zeros loses nothing by being purged, and needs none.
+fn remember_words(claim: &mut Claim, range: PageRange) -> Result<(), Errno> {
+    let page = page_size();
+    // A range that became unreadable since its check must not kill the background thread.
+    os::maps::check_volatile(range).map_err(|_| Errno::INVAL)?;
+    let mut words = Words::default();
+    words.place.reserve_exact(range.len() / page);
+    words.value.reserve_exact(range.len() / page);
+    for at in (range.start..range.end).step_by(page) {
+        // SAFETY: mapped and readable, as checked just above; the program promises not to unmap a marked
+        // range, and an owned one is not unmapped while it is claimed.
+        let (place, value) = unsafe { words::first_nonzero(at, page) }.unwrap_or((NO_WORD, 0));
+        words.place.push(place);
+        words.value.push(value);
+    }
+    claim.side_mut().words = Some(words);
+    Ok(())
+}
+
+/// In place of a word's number: the page was all zeros.
+pub(super) const NO_WORD: u16 = u16::MAX;
+
+/// Has the kernel discard what it may of an offered range; returns how many bytes of it are gone. For tests,
+/// and for programs that want the memory back now. On the background thread.
+pub(super) fn purge(claim: &mut Claim) -> Result<usize, Errno> {
+    let range = claim.range();
+    let pagemap = Pagemap::open()?;
+    // Only what was told is watched.
+    let told = claim.side().as_ref().and_then(|side| side.told.clone());
+    let told = told.unwrap_or_else(|| vec![range]);
+    for attempt in 0..4u64 {
+        if attempt > 0 {
+            // A page that another processor faulted in last waits on that one's list, and until it has
+            // left it the kernel cannot mark it. Another thread's look at a page (a walk of smaps, a
+            // migration) holds it for a moment too.
+            std::thread::sleep(std::time::Duration::from_millis(attempt - 1));
+            lru::drain();
+        }
+        let mut left = false;
+        for part in &told {
+            // SAFETY: the part is offered: the program has given up its contents.
+            unsafe { advise::free(*part)? };
+            advise::page_out(*part)?;
+            left |= pagemap.count(*part, Pages::Data)? > 0;
+        }
+        if !left {
+            break;
+        }
+    }
+    pagemap.count(range, Pages::Missing)
+}

@@ -1,0 +1,276 @@
+//! A range that tenure owns together with its mapping: an object, or a segment of a cache.
+
+use super::offer::Refusal;
+use super::revive;
+use super::settings::purge_always;
+use super::state::{flag, Claim, RangeId, Tracked, Word};
+use super::{backpressure, needs_settling, TRACKING};
+use crate::error::{Error, ErrorKind, Result};
+use crate::mapping::Mapping;
+use crate::os::pagemap::Pagemap;
+use crate::range::PageRange;
+use rustix::io::Errno;
+use std::cell::UnsafeCell;
+use std::sync::atomic::Ordering;
+
+/// A mapping and its tracking. The mapping cannot go while another thread may be telling the kernel about
+/// it, or taking it back: that takes the range's claim, and so does every way to the mapping.
+///
+/// A thread that has a stale reference to the owner may pin and unpin for a moment whatever the range is at
+/// then: the range stays this owner's for its whole life.
+#[derive(Debug)]
+pub(crate) struct OwnedRange {
+    id: RangeId,
+    /// Changed by the holder of the range's claim only. `None`: the range is bare.
+    mapping: UnsafeCell<Option<Mapping>>,
+}
+
+// SAFETY: the mapping is read and changed under the range's claim, of which there is one at a time; the rest
+// is a number.
+unsafe impl Sync for OwnedRange {}
+
+const NOWHERE: PageRange = PageRange { start: 0, end: 0 };
+
+impl OwnedRange {
+    /// Takes a mapping over, pinned once, so that it stays until it is complete.
+    ///
+    /// # Errors
+    /// `ENOMEM`: 2^25 ranges are known already.
+    pub fn new(call: &'static str, mapping: Mapping, priority: u8) -> Result<OwnedRange> {
+        let owned = OwnedRange::bare(call, priority)?;
+        owned.put_mapping(mapping);
+        Ok(owned)
+    }
+
+    /// A range without a mapping, pinned once.
+    ///
+    /// # Errors
+    /// As [`OwnedRange::new`].
+    pub fn bare(call: &'static str, priority: u8) -> Result<OwnedRange> {
+        let Some(spare) = TRACKING.slab.spare() else {
+            let why = "33 million ranges are known already";
+            let remedy = "use a Cache for many small values";
+            return Err(Error::new(ErrorKind::OutOfMemory, call, why, remedy));
+        };
+        let slow = if purge_always() { Word::SLOW_UNPIN } else { 0 };
+        let claim = spare.begin(&TRACKING.claims, NOWHERE, 1, slow, priority);
+        Ok(OwnedRange { id: claim.id(), mapping: UnsafeCell::new(None) })
+    }
+
+    #[inline]
+    pub fn tracked(&self) -> &'static Tracked {
+        TRACKING.slab.get(self.id)
+    }
+
+    /// Adds a pin. `true`: the pages are there and good. `false`: call [`settle`](OwnedRange::settle),
+    /// then look whether something [is lost](OwnedRange::has_losses).
+    #[inline]
+    pub fn pin(&self) -> bool {
+        self.tracked().pin().plain()
+    }
+
+    /// Takes the pages back, which the caller has pinned. `lost` is told what is gone, under the claim,
+    /// before any other pinner gets on: it only notes it.
+    ///
+    /// # Errors
+    /// `ENOMEM`: no memory for pages that a fork shares, or too many mappings. Nothing is lost then; the pin
+    /// is the caller's to take away.
+    pub fn settle(
+        &self,
+        lost: &mut (dyn FnMut(PageRange) + Send),
+    ) -> std::result::Result<(), Errno> {
+        let mut finish =
+            |_: &mut Claim, gone: Vec<PageRange>| gone.into_iter().for_each(&mut *lost);
+        super::settle(self.id, self.tracked(), &needs_settling, &mut finish)
+    }
+
+    /// The same, and keeps what is gone among the range's [losses](OwnedRange::losses).
+    ///
+    /// # Errors
+    /// As [`settle`](OwnedRange::settle).
+    pub fn settle_and_keep_losses(&self) -> std::result::Result<(), Errno> {
+        let mut finish = |claim: &mut Claim, gone: Vec<PageRange>| {
+            if !gone.is_empty() {
+                claim.side_mut().losses.extend(gone);
+                claim.lost();
+            }
+        };
+        super::settle(self.id, self.tracked(), &needs_settling, &mut finish)
+    }
+
+    /// Whether something was lost and not restored.
+    #[inline]
+    pub fn has_losses(&self) -> bool {
+        self.tracked().load().has(Word::LOST)
+    }
+
+    /// What was lost and not restored.
+    pub fn losses(&self) -> Vec<PageRange> {
+        let lost = |word: Word| word.has(Word::LOST);
+        let Some(mut claim) = TRACKING.claims.claim(self.id, self.tracked(), lost) else {
+            return Vec::new();
+        };
+        let range = claim.range();
+        match &claim.side_mut().losses {
+            losses if losses.is_empty() => vec![range],
+            losses => losses.clone(),
+        }
+    }
+
+    /// Nothing counts as lost any more.
+    pub fn restored(&self) {
+        let lost = |word: Word| word.has(Word::LOST);
+        if let Some(mut claim) = TRACKING.claims.claim(self.id, self.tracked(), lost) {
+            claim.side_mut().losses = Vec::new();
+            claim.not_lost();
+        }
+    }
+
+    /// Takes a pin away that the caller has added.
+    #[inline]
+    pub fn unpin(&self) {
+        let before = self.tracked().unpin();
+        if before.has(Word::SLOW_UNPIN) && before.pins() == 1 {
+            self.last_unpin();
+        }
+    }
+
+    /// Takes a pin away if there is one. `false`: there is none.
+    pub fn unpin_if_pinned(&self) -> bool {
+        let before = self.tracked().unpin_if_pinned();
+        if before.is_some_and(|word| word.has(Word::SLOW_UNPIN) && word.pins() == 1) {
+            self.last_unpin();
+        }
+        before.is_some()
+    }
+
+    /// What the debug mode does at the last unpin: offers and purges at once.
+    #[cold]
+    fn last_unpin(&self) {
+        let _ = self.purge_now();
+    }
+
+    pub fn pins(&self) -> u32 {
+        self.tracked().load().pins()
+    }
+
+    /// Whether the kernel may take the pages.
+    pub fn is_offered(&self) -> bool {
+        self.tracked().load().has(Word::OFFERED)
+    }
+
+    /// How many of its bytes are gone, seen without touching them.
+    pub fn missing_bytes(&self, pagemap: &Pagemap) -> usize {
+        revive::missing_bytes(pagemap, self.range())
+    }
+
+    /// Where it lies; empty if it is bare. Stable while the caller has a pin, or is the owner.
+    #[inline]
+    pub fn range(&self) -> PageRange {
+        self.tracked().range()
+    }
+
+    pub fn set_priority(&self, priority: u8) {
+        self.tracked().priority.store(priority, Ordering::Relaxed);
+    }
+
+    /// Tells the kernel now that it may take the pages, if nobody has them pinned.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn offer_now(&self) -> std::result::Result<(), Refusal> {
+        super::offer_now(self.id, self.tracked())
+    }
+
+    /// [`offer_now`](OwnedRange::offer_now), and has the kernel discard them; returns how many bytes are
+    /// gone.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn purge_now(&self) -> std::result::Result<usize, Refusal> {
+        super::purge_now(self.id, self.tracked())
+    }
+
+    /// Sets whether missing pages wait for the refill thread.
+    pub fn set_refilled(&self, refilled: bool) {
+        if let Some(mut claim) = TRACKING.claims.claim(self.id, self.tracked(), |_| true) {
+            match refilled {
+                true => claim.set(flag::REFILLED),
+                false => claim.clear(flag::REFILLED),
+            }
+        }
+    }
+
+    /// Whether missing pages wait for the refill thread.
+    pub fn is_refilled(&self) -> bool {
+        self.tracked().is(flag::REFILLED)
+    }
+
+    /// Drops the pages: they read as zeros, and are not watched. The caller alone has the range pinned.
+    ///
+    /// # Errors
+    /// `ENOMEM`: too many mappings. `EAGAIN`: the range is offered, settle it first. The pages are as they
+    /// were then.
+    ///
+    /// # Safety
+    /// No bytes of the range are in use.
+    pub unsafe fn discard_pages(&self) -> std::result::Result<(), Errno> {
+        let discard = || {
+            let Some(mut claim) = TRACKING.claims.claim(self.id, self.tracked(), |_| true) else {
+                return Ok(());
+            };
+            match claim.is_offered() {
+                true => Err(Errno::AGAIN),
+                // SAFETY: the caller's promise.
+                false => unsafe { revive::discard(&mut claim) },
+            }
+        };
+        match discard() {
+            Err(errno) if super::detection::is_closed(errno) => {
+                crate::runtime::worker::on_worker(discard).unwrap_or(Err(errno))
+            }
+            other => other,
+        }
+    }
+
+    /// Takes the mapping away; the range is bare, and as new, afterwards. The caller drops the mapping
+    /// outside of all locks. Waits for another thread that is at the pages.
+    pub fn take_mapping(&self) -> Option<Mapping> {
+        let mut claim = TRACKING.claims.claim(self.id, self.tracked(), |_| true)?;
+        *claim.side() = None;
+        claim.taken_back();
+        claim.not_lost();
+        claim.set_unclean(false);
+        claim.clear(!flag::REFILLED);
+        claim.move_to(NOWHERE);
+        claim.tracked().exclusive_at.store(0, Ordering::Relaxed);
+        // SAFETY: under the claim.
+        unsafe { &mut *self.mapping.get() }.take()
+    }
+
+    /// Gives a bare range a mapping.
+    pub fn put_mapping(&self, mapping: Mapping) {
+        let range = mapping.range();
+        let claim = TRACKING.claims.claim(self.id, self.tracked(), |_| true);
+        let Some(mut claim) = claim else { unreachable!("an owned range is not free") };
+        // SAFETY: under the claim.
+        let before = unsafe { &mut *self.mapping.get() }.replace(mapping);
+        assert!(before.is_none(), "tenure: the range has a mapping already");
+        // Nobody else can have the pages of a mapping that was just made.
+        let exclusive = crate::runtime::fork::count().wrapping_add(1);
+        claim.tracked().exclusive_at.store(exclusive, Ordering::Relaxed);
+        claim.move_to(range);
+        drop(claim);
+        backpressure::count(range.len() as u64);
+        super::stir();
+    }
+}
+
+impl Drop for OwnedRange {
+    fn drop(&mut self) {
+        // The mapping goes with this value, after the range is out of use.
+        if let Some(claim) = TRACKING.claims.claim(self.id, self.tracked(), |_| true) {
+            TRACKING.slab.free(claim);
+        }
+    }
+}

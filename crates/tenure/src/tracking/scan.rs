@@ -1,0 +1,232 @@
+//! One look of the background thread at all ranges: which to offer now, and when to look again.
+
+use super::offer::Refusal;
+use super::settings::{settings, Priority};
+use super::state::{RangeId, Word};
+use super::{backpressure, detection, raw, TRACKING};
+use crate::runtime::budget;
+use crate::runtime::counters::{add, COUNTERS};
+use crate::runtime::services::{Next, Visit};
+use std::cell::RefCell;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// A look at all ranges may take this share of the time: a million take about 5 ms, so they are looked at
+/// every 250 ms, not every 60.
+const SHARE: u32 = 50;
+/// The pause between scans when nothing changes.
+const IDLE: Duration = Duration::from_secs(1);
+/// How long a pressure report counts.
+const PRESSED: Duration = Duration::from_secs(1);
+
+thread_local! {
+    /// The background thread's; a new thread begins anew.
+    static SCANS: RefCell<Scans> = RefCell::new(Scans::new());
+}
+
+/// What is remembered from scan to scan.
+struct Scans {
+    last: Instant,
+    /// What of the time since the last scan was no whole unit of age.
+    rest: Duration,
+    /// When the next scan is due, unless it is asked for.
+    due: Option<Instant>,
+    pressed_until: Option<Instant>,
+    candidates: Vec<Candidate>,
+}
+
+/// A marked range.
+struct Candidate {
+    priority: u8,
+    /// Set when it was used since the last scan: such a range is offered only to keep the bound.
+    used: bool,
+    age: u8,
+    due: bool,
+    id: RangeId,
+    word: Word,
+    len: u64,
+}
+
+/// What a scan saw.
+#[derive(Default)]
+struct Seen {
+    marked_bytes: u64,
+    pending: bool,
+    active: bool,
+    /// Some range is pinned or marked.
+    resident: bool,
+}
+
+/// The task of the background thread.
+pub(super) fn visit(visit: &Visit) -> Next {
+    if detection::is_lost() {
+        super::lost_descriptors();
+    }
+    SCANS.with_borrow_mut(|scans| scans.visit(visit))
+}
+
+impl Scans {
+    fn new() -> Scans {
+        Scans {
+            last: Instant::now(),
+            rest: Duration::ZERO,
+            due: None,
+            pressed_until: None,
+            candidates: Vec::new(),
+        }
+    }
+
+    /// Scans if it is time.
+    fn visit(&mut self, visit: &Visit) -> Next {
+        if let Some(due) = self.due.filter(|due| *due > visit.now) {
+            // A range became known while others are waiting for their time: that scan will see it.
+            if !visit.called && !visit.pressure {
+                return Next::After(due - visit.now);
+            }
+        }
+        match self.scan(visit.pressure) {
+            Some(pause) => {
+                self.due = Some(Instant::now() + pause);
+                Next::After(pause)
+            }
+            None => {
+                self.due = None;
+                Next::WhenStirred
+            }
+        }
+    }
+
+    /// Looks, offers, and returns how long to pause (`None`: until a range becomes known or is taken back).
+    fn scan(&mut self, pressure: bool) -> Option<Duration> {
+        let now = Instant::now();
+        let exposed = backpressure::scan_begins();
+        if TRACKING.slab.live() == 0 {
+            self.last = now;
+            backpressure::scan_ended(exposed, 0, backpressure::least());
+            return None;
+        }
+        add(&COUNTERS.keeper_rounds, 1);
+        if pressure {
+            self.pressed_until = Some(now + PRESSED);
+        }
+        let pressed = self.pressed_until.is_some_and(|until| now < until);
+        let settings = settings();
+        let eighth = (settings.offer_after / 8).max(Duration::from_millis(1));
+        let units = self.age_units(now, eighth);
+        let bound = bound(now, settings.unoffered_max, pressed);
+
+        let seen = self.look(units, pressed, settings.offer_after.is_zero());
+        let looked = now.elapsed();
+        let left = self.offer(seen.marked_bytes, bound, pressed);
+        backpressure::scan_ended(exposed, left, bound);
+
+        if !seen.resident {
+            return None;
+        }
+        let pause = if left > bound {
+            Duration::from_millis(10)
+        } else if seen.pending || seen.active {
+            eighth.clamp(Duration::from_millis(5), Duration::from_millis(250))
+        } else {
+            IDLE
+        };
+        Some(pause.max(looked * SHARE))
+    }
+
+    /// How many eighths of the wait have passed since the last scan.
+    fn age_units(&mut self, now: Instant, eighth: Duration) -> u8 {
+        let passed = now - self.last + self.rest;
+        self.last = now;
+        let units = (passed.as_nanos() / eighth.as_nanos()).min(255) as u8;
+        self.rest = if units == 255 { Duration::ZERO } else { passed - eighth * u32::from(units) };
+        units
+    }
+
+    /// Ages the marked ranges and collects those that could be offered.
+    fn look(&mut self, units: u8, pressed: bool, at_once: bool) -> Seen {
+        let candidates = &mut self.candidates;
+        candidates.clear();
+        let mut seen = Seen::default();
+        TRACKING.slab.each(|id, tracked, word| {
+            if word.has(Word::OFFERED) || tracked.len() == 0 {
+                return;
+            }
+            seen.resident = true;
+            let used = tracked.seen_uses.swap(word.uses(), Ordering::Relaxed) != word.uses();
+            seen.active |= used;
+            if word.pins() > 0 || word.has(Word::CLAIMED) {
+                tracked.age.store(0, Ordering::Relaxed);
+                return;
+            }
+            let before = tracked.age.load(Ordering::Relaxed);
+            let age = if used { 0 } else { before.saturating_add(units) };
+            tracked.age.store(age, Ordering::Relaxed);
+            let rest = tracked.rest.load(Ordering::Relaxed);
+            if rest > 0 && !pressed {
+                tracked.rest.store(rest - 1, Ordering::Relaxed);
+                return;
+            }
+            let len = tracked.len() as u64;
+            seen.marked_bytes += len;
+            let priority = tracked.priority.load(Ordering::Relaxed);
+            let wait = Priority::new(priority).unwrap_or_default().wait_eighths();
+            let wait = if pressed { wait / 8 } else { wait };
+            let due = at_once || (!used && u64::from(age) >= wait);
+            seen.pending |= !due;
+            candidates.push(Candidate { priority, used, age, due, id, word, len });
+        });
+        seen
+    }
+
+    /// Offers what is due and what is over the bound; returns how many bytes stay marked.
+    fn offer(&mut self, marked: u64, bound: u64, pressed: bool) -> u64 {
+        let mut left = marked;
+        if left <= bound {
+            self.candidates.retain(|c| c.due);
+        }
+        // Lowest priority first, then the longest unused.
+        self.candidates.sort_unstable_by_key(|c| (c.priority, c.used, u8::MAX - c.age, c.id));
+        for candidate in &self.candidates {
+            if !candidate.due && left <= bound {
+                continue;
+            }
+            let (id, word) = (candidate.id, candidate.word);
+            let tracked = TRACKING.slab.get(id);
+            // A claim makes a new word, so a range that was joined to another is passed over here.
+            let claim = match word.has(Word::RAW) {
+                true => raw::claim_with_neighbours(id, word),
+                false => TRACKING.claims.try_claim_from(id, tracked, word),
+            };
+            let Some(claim) = claim else {
+                // Joined to one that was offered: it is gone from what is marked.
+                if tracked.load().has(Word::FREE | Word::OFFERED) {
+                    left = left.saturating_sub(candidate.len);
+                }
+                continue;
+            };
+            match super::offer(claim, pressed) {
+                Ok(()) => left = left.saturating_sub(candidate.len),
+                Err(Refusal::Wanted) => {}
+                Err(_) => {
+                    tracked.rest.store(16, Ordering::Relaxed);
+                    left = left.saturating_sub(candidate.len);
+                }
+            }
+        }
+        left
+    }
+}
+
+/// How many bytes may be marked and not offered.
+fn bound(now: Instant, set: Option<u64>, pressed: bool) -> u64 {
+    if let Some(bytes) = set {
+        return bytes;
+    }
+    let room = budget::room(now);
+    let least = backpressure::set_least(room.limit);
+    if pressed {
+        least
+    } else {
+        (room.free / 4).max(least)
+    }
+}

@@ -1,0 +1,55 @@
+//! What a tracked range needs beside its state, while it needs it. Only the holder of the range's claim
+//! reaches it.
+
+use crate::range::PageRange;
+
+/// See the module's head.
+#[derive(Debug, Default)]
+pub(crate) struct Side {
+    /// Detection by words: what the pages held when they were offered.
+    pub words: Option<Words>,
+    /// What was found purged and has not been reported. Empty although the range is marked as having lost
+    /// something: all of it counts as lost.
+    pub losses: Vec<PageRange>,
+    /// The parts that the kernel was told of. `None`: all of the range.
+    pub told: Option<Vec<PageRange>>,
+}
+
+/// One non-zero word of each page, and its place in the page.
+#[derive(Debug, Default)]
+pub(crate) struct Words {
+    pub place: Vec<u16>,
+    pub value: Vec<u64>,
+}
+
+impl Side {
+    /// Splits off what belongs to addresses from `at` on, which lie `pages` after the range's start.
+    pub fn split_off(&mut self, at: usize, pages: usize) -> Side {
+        let words = self.words.as_mut().map(|words| Words {
+            place: words.place.split_off(pages.min(words.place.len())),
+            value: words.value.split_off(pages.min(words.value.len())),
+        });
+        let losses = split(&mut self.losses, at);
+        let told = self.told.as_mut().map(|told| split(told, at));
+        Side { words, losses, told }
+    }
+
+    /// Adds what belongs to the range above, which is joined to this one. Neither is offered.
+    pub fn absorb(&mut self, mut right: Side) {
+        self.losses.append(&mut right.losses);
+    }
+}
+
+/// Leaves the parts below `at` and returns those above.
+fn split(parts: &mut Vec<PageRange>, at: usize) -> Vec<PageRange> {
+    let mut above = Vec::new();
+    parts.retain_mut(|part| {
+        if part.end <= at {
+            return true;
+        }
+        above.push(PageRange { start: part.start.max(at), end: part.end });
+        part.end = at;
+        part.start < at
+    });
+    above
+}

@@ -1,0 +1,216 @@
+//! Where tracked ranges live: chunks that are never given back, and a list of the free ones. No lock.
+
+use super::state::{Claim, Claims, RangeId, Tracked, Word};
+use crate::range::PageRange;
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// How many ranges a chunk holds, and how many chunks there are at most: 2^25 ranges.
+#[cfg(not(loom))]
+const SIZES: (usize, usize) = (1 << 12, 1 << 13);
+#[cfg(loom)]
+const SIZES: (usize, usize) = (2, 2);
+const CHUNK: usize = SIZES.0;
+const CHUNKS: usize = SIZES.1;
+/// No range.
+const NONE: u32 = u32::MAX;
+
+/// See the module's head.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    chunks: [AtomicPtr<Entry>; CHUNKS],
+    /// Ranges in use in each chunk, so that a look at all ranges leaves out chunks that came and went.
+    used: [AtomicU32; CHUNKS],
+    /// How many numbers have ever been given out: every range has a smaller one.
+    made: AtomicU32,
+    /// Ranges in use.
+    live: AtomicU32,
+    /// The first free number; in the upper half a count of changes, so that an exchange that started from
+    /// a list that has changed since fails.
+    free: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    tracked: Tracked,
+    /// The next free number, while this one is free.
+    next: AtomicU32,
+}
+
+/// A number that is not in use; the holder alone knows of it. It goes back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Spare {
+    slab: &'static Slab,
+    id: RangeId,
+}
+
+impl Slab {
+    #[cfg(not(loom))]
+    pub const fn new() -> Slab {
+        Slab {
+            chunks: [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS],
+            used: [const { AtomicU32::new(0) }; CHUNKS],
+            made: AtomicU32::new(0),
+            live: AtomicU32::new(0),
+            free: AtomicU64::new(NONE as u64),
+        }
+    }
+
+    #[cfg(loom)]
+    pub fn new() -> Slab {
+        Slab {
+            chunks: std::array::from_fn(|_| AtomicPtr::new(std::ptr::null_mut())),
+            used: std::array::from_fn(|_| AtomicU32::new(0)),
+            made: AtomicU32::new(0),
+            live: AtomicU32::new(0),
+            free: AtomicU64::new(NONE as u64),
+        }
+    }
+
+    /// How many ranges are in use.
+    pub fn live(&self) -> u32 {
+        self.live.load(Ordering::SeqCst)
+    }
+
+    pub fn get(&self, id: RangeId) -> &Tracked {
+        &self.entry(id).tracked
+    }
+
+    fn entry(&self, id: RangeId) -> &Entry {
+        let chunk = self.chunks[id.0 as usize / CHUNK].load(Ordering::Acquire);
+        debug_assert!(!chunk.is_null());
+        // SAFETY: a number is given out only after its chunk was published; a chunk has CHUNK entries and
+        // is never freed.
+        unsafe { &*chunk.add(id.0 as usize % CHUNK) }
+    }
+
+    /// Takes a number out of the free ones; makes room for more if there is none. Allocates then, so the
+    /// caller holds no lock. `None`: 2^25 are in use.
+    pub fn spare(&'static self) -> Option<Spare> {
+        let id = self.pop().or_else(|| self.make())?;
+        Some(Spare { slab: self, id })
+    }
+
+    fn pop(&self) -> Option<RangeId> {
+        let mut head = self.free.load(Ordering::Acquire);
+        loop {
+            let first = head as u32;
+            if first == NONE {
+                return None;
+            }
+            let next = self.entry(RangeId(first)).next.load(Ordering::Relaxed);
+            let new = (head >> 32).wrapping_add(1) << 32 | u64::from(next);
+            match self.free.compare_exchange(head, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(RangeId(first)),
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    fn push(&self, id: RangeId) {
+        let mut head = self.free.load(Ordering::Acquire);
+        loop {
+            self.entry(id).next.store(head as u32, Ordering::Relaxed);
+            let new = (head >> 32).wrapping_add(1) << 32 | u64::from(id.0);
+            match self.free.compare_exchange(head, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// A number that was never given out.
+    fn make(&self) -> Option<RangeId> {
+        let mut number = self.made.load(Ordering::Acquire);
+        loop {
+            let chunk = number as usize / CHUNK;
+            if chunk >= CHUNKS {
+                return None;
+            }
+            // Before the number is counted, so that who sees the count finds the chunk.
+            self.provide(&self.chunks[chunk]);
+            let next = number + 1;
+            match self.made.compare_exchange(number, next, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(RangeId(number)),
+                Err(now) => number = now,
+            }
+        }
+    }
+
+    /// Makes a chunk unless there is one. Threads that come together each make one, and all but one drop
+    /// theirs.
+    fn provide(&self, place: &AtomicPtr<Entry>) {
+        if !place.load(Ordering::Acquire).is_null() {
+            return;
+        }
+        let entry = || Entry { tracked: Tracked::new(), next: AtomicU32::new(NONE) };
+        let chunk: Box<[Entry]> = (0..CHUNK).map(|_| entry()).collect();
+        let new = Box::into_raw(chunk);
+        let null = std::ptr::null_mut();
+        let published =
+            place.compare_exchange(null, new.cast(), Ordering::AcqRel, Ordering::Acquire);
+        if published.is_err() {
+            // SAFETY: the box that was made above, and not published.
+            drop(unsafe { Box::from_raw(new) });
+        }
+    }
+
+    /// Calls `each` with every range in use, but for those that come and go meanwhile.
+    pub fn each<'a>(&'a self, mut each: impl FnMut(RangeId, &'a Tracked, Word)) {
+        let made = self.made.load(Ordering::Acquire) as usize;
+        for (chunk, used) in self.used.iter().enumerate().take(made.div_ceil(CHUNK)) {
+            if used.load(Ordering::Acquire) == 0 {
+                continue;
+            }
+            for number in chunk * CHUNK..((chunk + 1) * CHUNK).min(made) {
+                let id = RangeId(number as u32);
+                let tracked = self.get(id);
+                let word = tracked.load();
+                if !word.has(Word::FREE) {
+                    each(id, tracked, word);
+                }
+            }
+        }
+    }
+
+    fn count(&self, id: RangeId) {
+        self.used[id.0 as usize / CHUNK].fetch_add(1, Ordering::AcqRel);
+        self.live.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Takes a range out of use.
+    pub fn free(&self, claim: Claim) {
+        let id = claim.free();
+        self.live.fetch_sub(1, Ordering::SeqCst);
+        self.used[id.0 as usize / CHUNK].fetch_sub(1, Ordering::AcqRel);
+        self.push(id);
+    }
+}
+
+impl Spare {
+    /// Puts it into use, claimed.
+    pub fn begin(
+        self,
+        claims: &'static Claims,
+        range: PageRange,
+        pins: u32,
+        flags: u64,
+        priority: u8,
+    ) -> Claim {
+        let (id, tracked) = self.take();
+        claims.begin(id, tracked, range, pins, flags, priority)
+    }
+
+    /// Gives the number away, to be put into use.
+    pub fn take(self) -> (RangeId, &'static Tracked) {
+        let (slab, id) = (self.slab, self.id);
+        std::mem::forget(self);
+        slab.count(id);
+        (id, slab.get(id))
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        self.slab.push(self.id);
+    }
+}

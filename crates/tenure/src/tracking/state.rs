@@ -1,0 +1,595 @@
+//! The state machine of a tracked range: one word that a pin changes with one instruction, and the claim,
+//! which is the exclusive right to do anything else to the range.
+//!
+//! A range is pinned or not, and offered or not:
+//!
+//! | | not offered | offered |
+//! | --- | --- | --- |
+//! | no pins | marked: the kernel cannot take the pages yet | the kernel may take them, or has |
+//! | pins | the program's | a pinner takes them back |
+//!
+//! [`Claim`] has every other operation: telling the kernel, taking back, splitting, joining, moving,
+//! unmapping, freeing. There is one claim of a range at a time, and a claim's holder waits for nothing but
+//! the kernel, so a thread that waits for a claim always gets it. `OFFERED` is set before the kernel is
+//! told anything, and cleared when all pages are there again; a claim that is dropped half way, by a
+//! failure or a panic, leaves a range that is exactly as its word says.
+//!
+//! Ranges live in a slab that is never given back, so a stale reference is always readable; the use counter
+//! in the upper half of the word changes with every pin, claim and reuse, so an exchange that started
+//! from a stale word fails.
+
+use super::gate::Gate;
+use super::side::Side;
+use crate::range::PageRange;
+use crate::runtime::event::Event;
+use crate::sync::{thread_number, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering};
+use std::cell::UnsafeCell;
+
+/// The low half: pins and flags. The high half: the use counter.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Word(pub u64);
+
+impl Word {
+    pub const PIN: u64 = 1;
+    const PINS: u64 = (1 << 20) - 1;
+    /// A thread has the claim.
+    pub const CLAIMED: u64 = 1 << 20;
+    /// The kernel may take pages, or has.
+    pub const OFFERED: u64 = 1 << 21;
+    /// Contents were lost and have not been reported (raw ranges) or restored (owned ones).
+    pub const LOST: u64 = 1 << 22;
+    /// Not offered, but a part may still be watched: the next to take the range back ends that.
+    pub const UNCLEAN: u64 = 1 << 23;
+    /// The last unpin has more to do (the debug mode that purges at once).
+    pub const SLOW_UNPIN: u64 = 1 << 24;
+    /// Not in use.
+    pub const FREE: u64 = 1 << 25;
+    /// A raw range: its mapping is the program's, and it may be split and joined.
+    pub const RAW: u64 = 1 << 26;
+    /// One use.
+    const USE: u64 = 1 << 32;
+    const LOW: u64 = Self::USE - 1;
+
+    pub fn pins(self) -> u32 {
+        (self.0 & Self::PINS) as u32
+    }
+    pub fn has(self, flags: u64) -> bool {
+        self.0 & flags != 0
+    }
+    /// Pages there, contents good, no claim: a pin needs nothing more.
+    pub fn plain(self) -> bool {
+        !self.has(Self::CLAIMED | Self::OFFERED | Self::LOST | Self::UNCLEAN | Self::FREE)
+    }
+    pub fn uses(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+    fn used(self) -> Word {
+        Word(self.0.wrapping_add(Self::USE))
+    }
+    fn with(self, flags: u64) -> Word {
+        Word(self.0 | flags)
+    }
+    fn without(self, flags: u64) -> Word {
+        Word(self.0 & !flags)
+    }
+}
+
+/// What is known of a range beside its word; changed with its claim only.
+pub(crate) mod flag {
+    /// A part of the range may be registered with userfaultfd.
+    pub const WATCHED: u8 = 1;
+    /// All of it is: owned memory stays so while it is not offered.
+    pub const WHOLLY_WATCHED: u8 = 64;
+    /// Some pages had never been touched when the range was last offered.
+    pub const SPARSE: u8 = 2;
+    /// The range has no missing page and cannot get one but by being discarded.
+    pub const DENSE: u8 = 4;
+    /// Missing pages are refilled by the refill thread.
+    pub const REFILLED: u8 = 8;
+    /// Purges can no longer be told from zeros: everything counts as purged. Set in forked children too,
+    /// where no claim is needed.
+    pub const SUSPECT: u8 = 16;
+    /// A part was not inherited from the parent of this process: nothing of it is offered again.
+    pub const TORN: u8 = 32;
+}
+
+/// One tracked range.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Tracked {
+    word: AtomicU64,
+    start: AtomicUsize,
+    len: AtomicUsize,
+    /// The claim's holder reaches it alone.
+    side: UnsafeCell<Option<Box<Side>>>,
+    /// The thread that has the claim.
+    claimant: AtomicU32,
+    /// The use counter that the last scan saw.
+    pub seen_uses: AtomicU32,
+    /// One more than the count of forks at which the pages were last known to be this process's alone. 0:
+    /// not known.
+    pub exclusive_at: AtomicU32,
+    /// Eighths of the wait for which scans have seen no use, saturating.
+    pub age: AtomicU8,
+    pub priority: AtomicU8,
+    flags: AtomicU8,
+    /// Scans to leave out after a refusal.
+    pub rest: AtomicU8,
+}
+
+// SAFETY: all fields but `side` are atomics; `side` is reached through a `Claim`, of which there is one
+// at a time, and `Side` is `Send`.
+unsafe impl Sync for Tracked {}
+// SAFETY: as above; nothing in it belongs to a thread.
+unsafe impl Send for Tracked {}
+
+#[cfg(not(loom))]
+// The promise is at most 64 bytes a marked range, its place in the interval map included.
+const _: () = assert!(size_of::<Tracked>() <= 48);
+
+impl Tracked {
+    pub fn new() -> Tracked {
+        Tracked {
+            word: AtomicU64::new(Word::FREE),
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            side: UnsafeCell::new(None),
+            claimant: AtomicU32::new(0),
+            seen_uses: AtomicU32::new(0),
+            exclusive_at: AtomicU32::new(0),
+            age: AtomicU8::new(0),
+            priority: AtomicU8::new(0),
+            flags: AtomicU8::new(0),
+            rest: AtomicU8::new(0),
+        }
+    }
+
+    pub fn load(&self) -> Word {
+        Word(self.word.load(Ordering::Acquire))
+    }
+
+    /// Where it lies. Read the word before and after, or have the claim, if it may move meanwhile.
+    pub fn range(&self) -> PageRange {
+        let start = self.start.load(Ordering::Acquire);
+        PageRange { start, end: start + self.len.load(Ordering::Acquire) }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len.load(Ordering::Acquire)
+    }
+
+    pub fn is(&self, flag: u8) -> bool {
+        self.flags.load(Ordering::Acquire) & flag != 0
+    }
+
+    /// Adds a pin; returns the word before. If that was [plain](Word::plain) the pages are there and
+    /// good; otherwise they are to be taken back.
+    ///
+    /// # Panics
+    /// There are 500,000 pins. The pin is not added then.
+    #[inline(always)]
+    pub fn pin(&self) -> Word {
+        // SeqCst: a cache reads a segment's generation after pinning it, and a thread that recycles the
+        // segment writes the generation before it looks for pins; one of the two must see the other.
+        let before = Word(self.word.fetch_add(Word::PIN + Word::USE, Ordering::SeqCst));
+        if before.pins() > (Word::PINS / 2) as u32 {
+            self.too_many();
+        }
+        before
+    }
+
+    #[cold]
+    fn too_many(&self) {
+        self.word.fetch_sub(Word::PIN, Ordering::AcqRel);
+        panic!("tenure: more than 500,000 pins on one range at once: are guards being leaked?");
+    }
+
+    /// Takes a pin away that the caller has added; returns the word before.
+    #[inline(always)]
+    pub fn unpin(&self) -> Word {
+        let before = Word(self.word.fetch_sub(Word::PIN, Ordering::AcqRel));
+        debug_assert!(before.pins() > 0);
+        before
+    }
+
+    /// Takes a pin away if there is one, whoever added it. `None`: there is none.
+    pub fn unpin_if_pinned(&self) -> Option<Word> {
+        self.change(|word| (word.pins() > 0).then(|| Word(word.0 - Word::PIN)))
+    }
+
+    /// Adds the pin of a raw range if it has none. The exchange fails if anything has changed since `word`.
+    #[inline]
+    pub fn try_unmark(&self, word: Word) -> bool {
+        debug_assert!(word.has(Word::RAW) && word.pins() == 0 && !word.has(Word::FREE));
+        self.exchange(word, Word(word.used().0 + Word::PIN))
+    }
+
+    /// Takes the pin of a raw range away. The exchange fails if anything has changed since `word`.
+    #[inline]
+    pub fn try_mark(&self, word: Word) -> bool {
+        debug_assert!(word.has(Word::RAW) && word.pins() == 1 && !word.has(Word::FREE));
+        self.exchange(word, Word(word.0 - Word::PIN))
+    }
+
+    /// In a child, or where userfaultfd is lost for the process: purges can have gone unseen.
+    pub fn suspect(&self) {
+        self.flags.fetch_or(flag::SUSPECT, Ordering::AcqRel);
+    }
+
+    /// In a child that has registered the range anew: all of it.
+    pub fn watched_again(&self) {
+        self.flags.fetch_or(flag::WATCHED | flag::WHOLLY_WATCHED, Ordering::AcqRel);
+    }
+
+    /// In a child: refill threads do not come along.
+    pub fn not_refilled(&self) {
+        self.flags.fetch_and(!flag::REFILLED, Ordering::AcqRel);
+    }
+
+    /// Where userfaultfd is lost for the process: nothing is watched any more.
+    pub fn not_watched(&self) {
+        let gone = flag::WATCHED | flag::WHOLLY_WATCHED | flag::DENSE;
+        self.flags.fetch_and(!gone, Ordering::AcqRel);
+    }
+
+    fn exchange(&self, from: Word, to: Word) -> bool {
+        self.word.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Applies `change` until it sticks; returns the word before. `None` from `change` gives up.
+    fn change(&self, mut change: impl FnMut(Word) -> Option<Word>) -> Option<Word> {
+        let mut word = self.load();
+        loop {
+            let next = change(word)?;
+            match self.word.compare_exchange_weak(
+                word.0,
+                next.0,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => return Some(word),
+                Err(now) => word = Word(now),
+            }
+        }
+    }
+}
+
+/// A tracked range's number, which fits an entry of the interval map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct RangeId(pub u32);
+
+const PLACES: usize = 16;
+
+/// Who may claim, and where threads wait for claims.
+#[derive(Debug)]
+pub(crate) struct Claims {
+    pub gate: Gate,
+    /// Rung when a range's claim ends; ranges share the places.
+    ended: [Event; PLACES],
+}
+
+impl Claims {
+    #[cfg(not(loom))]
+    pub const fn new() -> Claims {
+        Claims { gate: Gate::new(), ended: [const { Event::new() }; PLACES] }
+    }
+
+    #[cfg(loom)]
+    pub fn new() -> Claims {
+        Claims { gate: Gate::new(), ended: std::array::from_fn(|_| Event::new()) }
+    }
+
+    fn ended(&self, id: RangeId) -> &Event {
+        &self.ended[id.0 as usize % PLACES]
+    }
+
+    /// Claims a range if its word is still `word`. `None`: it is not, or is claimed or free.
+    pub fn try_claim_from(
+        &'static self,
+        id: RangeId,
+        tracked: &'static Tracked,
+        word: Word,
+    ) -> Option<Claim> {
+        if word.has(Word::CLAIMED | Word::FREE) {
+            return None;
+        }
+        self.gate.enter();
+        if tracked.exchange(word, word.used().with(Word::CLAIMED)) {
+            tracked.claimant.store(thread_number(), Ordering::Relaxed);
+            Some(Claim { claims: self, id, tracked })
+        } else {
+            self.gate.leave();
+            None
+        }
+    }
+
+    /// Claims a range if `wanted` holds of its word and nobody has the claim.
+    pub fn try_claim(
+        &'static self,
+        id: RangeId,
+        tracked: &'static Tracked,
+        wanted: impl Fn(Word) -> bool,
+    ) -> Option<Claim> {
+        loop {
+            let word = tracked.load();
+            if word.has(Word::CLAIMED | Word::FREE) || !wanted(word) {
+                return None;
+            }
+            if let Some(claim) = self.try_claim_from(id, tracked, word) {
+                return Some(claim);
+            }
+        }
+    }
+
+    /// Claims a range, and waits for another thread's claim to end if need be. `None`: `wanted` does not
+    /// hold of its word, or the range is free. The caller holds no lock, and no claim of another range.
+    pub fn claim(
+        &'static self,
+        id: RangeId,
+        tracked: &'static Tracked,
+        wanted: impl Fn(Word) -> bool,
+    ) -> Option<Claim> {
+        loop {
+            let word = tracked.load();
+            if word.has(Word::FREE) || !wanted(word) {
+                return None;
+            }
+            if word.has(Word::CLAIMED) {
+                self.wait(id, tracked);
+                continue;
+            }
+            if let Some(claim) = self.try_claim_from(id, tracked, word) {
+                return Some(claim);
+            }
+        }
+    }
+
+    /// Waits until nobody has the claim. The caller holds no lock and no claim.
+    pub fn wait(&self, id: RangeId, tracked: &Tracked) {
+        self.ended(id).wait_until(|| {
+            let word = tracked.load();
+            word.has(Word::FREE) || !word.has(Word::CLAIMED)
+        });
+    }
+
+    /// Puts a free range into use, claimed by the caller. `pins` are there from the beginning.
+    pub fn begin(
+        &'static self,
+        id: RangeId,
+        tracked: &'static Tracked,
+        range: PageRange,
+        pins: u32,
+        flags: u64,
+        priority: u8,
+    ) -> Claim {
+        self.gate.enter();
+        tracked.start.store(range.start, Ordering::Release);
+        tracked.len.store(range.end - range.start, Ordering::Release);
+        tracked.priority.store(priority, Ordering::Relaxed);
+        tracked.flags.store(0, Ordering::Relaxed);
+        tracked.age.store(0, Ordering::Relaxed);
+        tracked.rest.store(0, Ordering::Relaxed);
+        tracked.exclusive_at.store(0, Ordering::Relaxed);
+        tracked.claimant.store(thread_number(), Ordering::Relaxed);
+        let low = u64::from(pins) | flags | Word::CLAIMED;
+        // Not a plain store: a stale pinner of a cache may add and take a pin at any time. None does of a
+        // free range, but the counter goes on.
+        let _ = tracked.change(|old| Some(Word(old.used().0 & !Word::LOW | low)));
+        Claim { claims: self, id, tracked }
+    }
+
+    /// In a child, where the caller is the only thread: ends the claims of threads that are not here. What
+    /// they may have been changing is forgotten.
+    pub fn end_foreign(&self, tracked: &Tracked) {
+        let foreign = tracked.claimant.load(Ordering::Relaxed) != thread_number();
+        if !(tracked.load().has(Word::CLAIMED) && foreign) {
+            return;
+        }
+        // SAFETY: the claim's holder does not exist in this process, and no other thread does. What it
+        // left may be half changed, so it is not dropped.
+        std::mem::forget(unsafe { &mut *tracked.side.get() }.take());
+        let _ = tracked.change(|word| Some(word.used().without(Word::CLAIMED)));
+    }
+
+    /// In a child.
+    pub fn reset_in_child(&self) {
+        self.gate.reset_in_child();
+        self.ended.iter().for_each(Event::reset_in_child);
+    }
+}
+
+/// The exclusive right to change a range: see the module's head. It ends when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    claims: &'static Claims,
+    id: RangeId,
+    tracked: &'static Tracked,
+}
+
+impl Claim {
+    pub fn id(&self) -> RangeId {
+        self.id
+    }
+
+    /// What anybody may know of the range.
+    pub fn tracked(&self) -> &'static Tracked {
+        self.tracked
+    }
+
+    pub fn range(&self) -> PageRange {
+        self.tracked.range()
+    }
+
+    /// The word by now: pins may come and go under a claim.
+    pub fn word(&self) -> Word {
+        self.tracked.load()
+    }
+
+    /// Whether a thread waits for the pages.
+    pub fn is_wanted(&self) -> bool {
+        self.word().pins() > 0
+    }
+
+    pub fn is_offered(&self) -> bool {
+        self.word().has(Word::OFFERED)
+    }
+
+    pub fn is_raw(&self) -> bool {
+        self.word().has(Word::RAW)
+    }
+
+    pub fn is(&self, flag: u8) -> bool {
+        self.tracked.is(flag)
+    }
+
+    pub fn set(&mut self, flags: u8) {
+        self.tracked.flags.fetch_or(flags, Ordering::AcqRel);
+    }
+
+    pub fn clear(&mut self, flags: u8) {
+        self.tracked.flags.fetch_and(!flags, Ordering::AcqRel);
+    }
+
+    /// From here on pages may go: before the kernel is told the first of them.
+    pub fn offered(&mut self) {
+        self.tracked.word.fetch_or(Word::OFFERED, Ordering::AcqRel);
+    }
+
+    /// All pages are there again, or zeros, and none of them can go.
+    pub fn taken_back(&mut self) {
+        self.tracked.word.fetch_and(!Word::OFFERED, Ordering::AcqRel);
+    }
+
+    /// Something was lost, which is to be reported.
+    pub fn lost(&mut self) {
+        self.tracked.word.fetch_or(Word::LOST, Ordering::AcqRel);
+    }
+
+    /// The losses are reported, or restored.
+    pub fn not_lost(&mut self) {
+        self.tracked.word.fetch_and(!Word::LOST, Ordering::AcqRel);
+    }
+
+    /// Sets whether a part may be watched although the range is not offered.
+    pub fn set_unclean(&mut self, unclean: bool) {
+        if unclean {
+            self.tracked.word.fetch_or(Word::UNCLEAN, Ordering::AcqRel);
+        } else {
+            self.tracked.word.fetch_and(!Word::UNCLEAN, Ordering::AcqRel);
+        }
+    }
+
+    /// Takes the pin of a raw range away, if it has one.
+    pub fn mark(&mut self) {
+        let _ = self.tracked.unpin_if_pinned();
+    }
+
+    /// What the range needs beside its state.
+    pub fn side(&mut self) -> &mut Option<Box<Side>> {
+        // SAFETY: this claim is the only one of the range, and it is borrowed exclusively.
+        unsafe { &mut *self.tracked.side.get() }
+    }
+
+    /// [`side`](Claim::side), made if there is none.
+    pub fn side_mut(&mut self) -> &mut Side {
+        self.side().get_or_insert_default()
+    }
+
+    /// Moves the range. The caller has seen to the pages of both places.
+    pub fn move_to(&mut self, range: PageRange) {
+        // The length first where it shrinks to nothing, and last where it grows: a reader that looks in
+        // between sees a part of either place at most.
+        self.tracked.len.store(0, Ordering::Release);
+        self.tracked.start.store(range.start, Ordering::Release);
+        self.tracked.len.store(range.end - range.start, Ordering::Release);
+    }
+
+    /// Cuts the range at `at`; the part above becomes the range of `spare`, claimed too and in the same
+    /// state.
+    pub fn split(&mut self, at: usize, spare: (RangeId, &'static Tracked), page: usize) -> Claim {
+        let range = self.range();
+        debug_assert!(range.start < at && at < range.end);
+        let word = self.word();
+        let upper = PageRange { start: at, end: range.end };
+        let flags = word.0 & (Word::OFFERED | Word::LOST | Word::UNCLEAN | Word::RAW);
+        let old = self.tracked;
+        let priority = old.priority.load(Ordering::Relaxed);
+        let mut right = self.claims.begin(spare.0, spare.1, upper, word.pins(), flags, priority);
+        let new = right.tracked;
+        new.flags.store(old.flags.load(Ordering::Relaxed), Ordering::Relaxed);
+        new.age.store(old.age.load(Ordering::Relaxed), Ordering::Relaxed);
+        new.rest.store(old.rest.load(Ordering::Relaxed), Ordering::Relaxed);
+        new.exclusive_at.store(old.exclusive_at.load(Ordering::Relaxed), Ordering::Relaxed);
+        new.seen_uses.store(new.load().uses(), Ordering::Relaxed);
+        let upper_side = self
+            .side()
+            .as_mut()
+            .map(|side| Box::new(side.split_off(at, (at - range.start) / page)));
+        *right.side() = upper_side;
+        if word.has(Word::LOST) {
+            // A part that has nothing in its list has lost nothing, unless the list was lost as a whole.
+            let whole = self.side().as_ref().map_or(0, |side| side.losses.len())
+                + right.side().as_ref().map_or(0, |side| side.losses.len())
+                == 0;
+            for part in [&mut *self, &mut right] {
+                if !whole && part.side().as_ref().is_none_or(|side| side.losses.is_empty()) {
+                    part.not_lost();
+                }
+            }
+        }
+        old.len.store(at - range.start, Ordering::Release);
+        right
+    }
+
+    /// Joins the range right above, which is in the same state and not offered either, to this one. The
+    /// caller [frees](Claim::free) it then.
+    pub fn absorb(&mut self, right: &mut Claim) {
+        let (low, high) = (self.range(), right.range());
+        debug_assert!(low.end == high.start && !self.is_offered() && !right.is_offered());
+        let (a, b) = (self.tracked, right.tracked);
+        let least = |x: &AtomicU8, y: &AtomicU8| {
+            x.store(x.load(Ordering::Relaxed).min(y.load(Ordering::Relaxed)), Ordering::Relaxed);
+        };
+        least(&a.age, &b.age);
+        least(&a.rest, &b.rest);
+        let exclusive = b.exclusive_at.load(Ordering::Relaxed);
+        if a.exclusive_at.load(Ordering::Relaxed) != exclusive {
+            a.exclusive_at.store(0, Ordering::Relaxed);
+        }
+        self.set(right.tracked.flags.load(Ordering::Relaxed));
+        if right.word().has(Word::UNCLEAN) {
+            self.set_unclean(true);
+        }
+        if self.word().has(Word::LOST) || right.word().has(Word::LOST) {
+            // A list that was lost as a whole stands for the whole range.
+            for part in [&mut *self, &mut *right] {
+                let range = part.range();
+                if part.word().has(Word::LOST) && part.side_mut().losses.is_empty() {
+                    part.side_mut().losses.push(range);
+                }
+            }
+            self.lost();
+        }
+        if let Some(side) = right.side().take() {
+            self.side_mut().absorb(*side);
+        }
+        a.len.store(high.end - low.start, Ordering::Release);
+    }
+
+    /// Takes the range out of use; returns its number, for the slab.
+    pub fn free(mut self) -> RangeId {
+        *self.side() = None;
+        let low = Word::FREE | Word::CLAIMED;
+        let _ = self.tracked.change(|word| Some(Word(word.used().0 & !Word::LOW | low)));
+        self.tracked.len.store(0, Ordering::Release);
+        self.id
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let _ = self.tracked.change(|word| Some(word.used().without(Word::CLAIMED)));
+        self.claims.ended(self.id).ring();
+        self.claims.gate.leave();
+    }
+}

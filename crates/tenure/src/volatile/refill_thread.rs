@@ -1,0 +1,159 @@
+//! The refill thread: a thread that touches a purged page without a pin waits until the page is made.
+
+use super::buffer::Inner;
+use super::refill;
+use crate::os::{advise, generation, page_size, signal, thread, uffd};
+use crate::range::PageRange;
+use crate::runtime::lock::{Lock, Rank};
+use crate::runtime::services::{self, Service};
+use crate::runtime::worker;
+use crate::tracking::detection::{self, Detection, Kind};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// An object and its first address.
+struct Entry {
+    start: usize,
+    object: Weak<Inner>,
+}
+
+/// The objects with a refill function, in order of address. Grown outside of its lock.
+static OBJECTS: Lock<Vec<Entry>> = Lock::new(Rank::RefillList, Vec::new());
+/// The process whose refill thread runs; a child has none.
+static THREAD_OF: AtomicU64 = AtomicU64::new(0);
+
+static SERVICE: Service = Service {
+    hold: || OBJECTS.hold(),
+    release: || OBJECTS.release(),
+    recover: || {
+        if OBJECTS.reset_in_child() {
+            // SAFETY: a child's only user of it; the list may be half changed, and is not dropped.
+            std::mem::forget(std::mem::take(unsafe { OBJECTS.held_value() }));
+        }
+    },
+    reset_in_child: |_| refill::reset_in_child(),
+    ..Service::named("refill", &[Rank::RefillList])
+};
+
+/// Has touches of the object's purged pages refilled. `false`: this process cannot (no userfaultfd), so such
+/// touches read zeros or raise SIGBUS as without a refill function.
+pub(super) fn enrol(object: &Arc<Inner>) -> bool {
+    services::register(&SERVICE);
+    if detection::detection() != Detection::Userfaultfd || detection::raw(Kind::Refill) < 0 {
+        return false;
+    }
+    let process = generation::current();
+    if THREAD_OF.load(Ordering::Acquire) != process {
+        // Started by the background thread, so that it shares that thread's descriptor table. The functions
+        // are the program's: they have a thread's usual stack.
+        let start = move || {
+            THREAD_OF.load(Ordering::Acquire) == process
+                || thread::spawn_quiet_with_stack("tenure-refill", STACK, serve).is_ok()
+                    && THREAD_OF.swap(process, Ordering::AcqRel) != process
+        };
+        if worker::on_worker(start) != Some(true) {
+            return false;
+        }
+    }
+    let entry = Entry { start: object.range().start, object: Arc::downgrade(object) };
+    loop {
+        let mut objects = OBJECTS.lock();
+        if objects.len() < objects.capacity() {
+            let at = objects.partition_point(|other| other.start < entry.start);
+            objects.insert(at, entry);
+            return true;
+        }
+        let wanted = objects.len() * 2 + 16;
+        drop(objects);
+        let mut larger: Vec<Entry> = Vec::with_capacity(wanted);
+        let mut objects = OBJECTS.lock();
+        if objects.capacity() < larger.capacity() {
+            larger.append(&mut objects);
+            std::mem::swap(&mut *objects, &mut larger);
+        }
+        drop(objects);
+    }
+}
+
+/// What the program's own threads have.
+const STACK: usize = 8 << 20;
+
+/// Ends it.
+pub(super) fn remove(start: usize) {
+    services::register(&SERVICE);
+    let mut objects = OBJECTS.lock();
+    let at = objects.binary_search_by_key(&start, |entry| entry.start);
+    let entry = at.ok().map(|at| objects.remove(at));
+    drop(objects);
+    drop(entry);
+}
+
+fn find(address: usize) -> Option<Arc<Inner>> {
+    let objects = OBJECTS.lock();
+    let at = objects.partition_point(|entry| entry.start <= address).checked_sub(1)?;
+    let object = objects[at].object.upgrade();
+    // The last reference may be this one, and its end unmaps.
+    drop(objects);
+    object.filter(|object| address < object.range().end)
+}
+
+/// For each touch of a missing page, makes the page and lets the toucher go on.
+fn serve() {
+    let fd = detection::raw(Kind::Refill);
+    // Touches of objects that another thread is refilling: it makes these pages too.
+    let mut put_off: Vec<uffd::Fault> = Vec::new();
+    loop {
+        // SAFETY: the descriptor is in the background thread's table, which this thread shares, and is not
+        // closed there while the process lives.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+        let mut fds = [PollFd::from_borrowed_fd(borrowed, PollFlags::IN)];
+        let soon = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+        let timeout = if put_off.is_empty() { None } else { Some(&soon) };
+        if poll(&mut fds, timeout).is_err_and(|errno| errno != Errno::INTR) {
+            return;
+        }
+        let again = std::mem::take(&mut put_off);
+        let read = std::iter::from_fn(|| uffd::read_fault(fd).ok().flatten());
+        let faults: Vec<_> = again.into_iter().chain(read).collect();
+        put_off.extend(faults.into_iter().filter_map(|fault| answer(fd, fault)));
+    }
+}
+
+/// Answers a touch. `Some`: another thread is refilling the object.
+fn answer(fd: i32, fault: uffd::Fault) -> Option<uffd::Fault> {
+    let page = fault.address / page_size() * page_size();
+    let missing = PageRange::new(page, page + page_size());
+    let Some(object) = find(page) else {
+        fail(fd, missing, fault.thread);
+        return None;
+    };
+    let Some(_refilling) = object.refiller().try_begin() else { return Some(fault) };
+    let made = match object.refill() {
+        Some(function) => {
+            let lost = if function.makes_whole() { object.range() } else { missing };
+            refill::make(&object, function, &[lost]).is_ok()
+        }
+        None => false,
+    };
+    if !made {
+        // Nobody else makes the page meanwhile: this thread has the right to.
+        fail(fd, missing, fault.thread);
+    }
+    None
+}
+
+/// Never made-up bytes: the toucher gets SIGBUS, unless the page has been made by now.
+fn fail(fd: i32, missing: PageRange, toucher: u32) {
+    match uffd::poison(fd, missing) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(_) => {
+            if advise::populate_read_plain(missing).is_err() {
+                signal::send_sigbus(toucher);
+            }
+        }
+    }
+    let _ = uffd::wake(fd, missing);
+}

@@ -1,0 +1,88 @@
+//! A handler for touches of purged pages.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::os::{advise, page_size, signal};
+use crate::range::PageRange;
+use crate::tracking::{self, Standing};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// A touch of a purged page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Purged {
+    /// The address that was touched.
+    pub address: usize,
+    /// The first byte of its page.
+    pub page: usize,
+    /// The volatile range that holds it, as tenure knows it (neighbouring marks may have been
+    /// merged): start and length in bytes.
+    pub range: (usize, usize),
+}
+
+impl Purged {
+    /// Makes the touched page's contents, in one step: other threads find the page purged, or these bytes,
+    /// and never zeros in between. The range stays volatile, and the page counts as intact from then on.
+    /// A page that is there by now, because another thread was faster, stays as it is.
+    ///
+    /// ```
+    /// use tenure::volatile::{on_purged_access, Purged};
+    /// fn make_again(purged: Purged) -> bool {
+    ///     purged.fill(&[7; 4096]).is_ok()
+    /// }
+    /// # fn main() -> tenure::Result<()> {
+    /// on_purged_access(make_again)?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `EINVAL`: `bytes` is not as long as a page. `ENOMEM`: there is no memory for it.
+    pub fn fill(&self, bytes: &[u8]) -> Result<()> {
+        let call = "Purged::fill";
+        if bytes.len() != page_size() {
+            let why = format!("{} bytes are not a page of {}", bytes.len(), page_size());
+            return Err(Error::new(ErrorKind::BadRange, call, why, "pass the whole page's bytes"));
+        }
+        tracking::fill_page(self.page, bytes)
+            .map_err(|errno| Error::system(call, "putting a page in place", errno))
+    }
+}
+
+static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Calls `handler` on the thread that touches a purged page of a volatile range. `true` lets the
+/// access be tried again: the handler has made the page ([`Purged::fill`]), or has unmarked the range and
+/// made its contents. `false` passes the signal on to the SIGBUS handler that was installed before, or to
+/// the default, which kills.
+///
+/// The handler runs inside a signal handler, at an instruction of the program's own choosing: it may call
+/// tenure and whatever else the touching code could call at that point. Several threads may touch one page
+/// at once: each calls it. Between an unmark in it and the contents' making other threads read zeros;
+/// `Purged::fill` has no such moment.
+///
+/// Nothing is installed before this is called. A second call replaces the handler.
+///
+/// # Errors
+/// `sigaction`'s. Where [`super::detection`] is [`super::Detection::Words`], purged pages raise no
+/// SIGBUS and the handler is never called.
+pub fn on_purged_access(handler: fn(Purged) -> bool) -> Result<()> {
+    HANDLER.store(handler as *mut (), Ordering::Release);
+    signal::install(on_bus)
+        .map_err(|errno| Error::system("on_purged_access", "sigaction(SIGBUS)", errno))
+}
+
+fn on_bus(address: usize) -> bool {
+    let handler = HANDLER.load(Ordering::Acquire);
+    let page = address / page_size() * page_size();
+    match tracking::look_at(address) {
+        Some((range, Standing::Offered)) if !handler.is_null() => {
+            // SAFETY: `HANDLER` only ever holds a pointer made from such a function.
+            let handler: fn(Purged) -> bool = unsafe { std::mem::transmute(handler) };
+            handler(Purged { address, page, range: (range.start, range.len()) })
+        }
+        // Another thread has taken the range back since the touch: the page is there if the kernel says so.
+        Some((_, Standing::TakenBack)) => {
+            advise::populate_read_plain(PageRange::new(page, page + page_size())).is_ok()
+        }
+        _ => false,
+    }
+}
