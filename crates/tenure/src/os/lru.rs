@@ -101,7 +101,8 @@ mod tests {
         });
         drain();
         let range = scratch.range();
-        advise::free(range).unwrap();
+        // SAFETY: this test's own pages.
+        unsafe { advise::free(range) }.unwrap();
         advise::page_out(range).unwrap();
         Pagemap::open().unwrap().count(range, Pages::Data).unwrap() / crate::os::page_size()
     }

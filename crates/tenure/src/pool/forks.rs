@@ -75,8 +75,12 @@ fn release_lists() {
 /// A list that a thread of the parent's was changing may have a run too few or too many: the lists are as
 /// that thread left them, since each change is one link.
 fn recover_lists() {
-    CLASSES.for_each(|class| drop(depot::lock(class).reset_in_child()));
-    SLOTS.for_each(|slot| drop(cache::lock(slot).reset_in_child()));
+    CLASSES.for_each(|class| {
+        depot::lock(class).reset_in_child();
+    });
+    SLOTS.for_each(|slot| {
+        cache::lock(slot).reset_in_child();
+    });
     Territory::allowing().reset_in_child();
     mapped::lock().reset_in_child();
     Territory::lock().reset_in_child();

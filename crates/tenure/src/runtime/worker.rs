@@ -194,7 +194,9 @@ fn run() {
         }
     }
     let private = uffd::private_descriptor_table(&mut keep[..count]).is_ok();
-    WORKER.guarded.store(private, Ordering::Release);
+    // The program may have closed them before.
+    let there = keep[..count].iter().all(|fd| uffd::is_userfaultfd(*fd).is_ok());
+    WORKER.guarded.store(private && there, Ordering::Release);
     listen();
     set_state(RUNNING);
     // A child's thread finds its parent's services, and what they left to do.

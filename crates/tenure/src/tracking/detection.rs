@@ -7,7 +7,7 @@ use crate::runtime::event::Event;
 use crate::runtime::worker;
 use rustix::fd::{IntoRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 
 /// How a purge is noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,9 +194,32 @@ pub(super) fn reopen() -> std::result::Result<(), Errno> {
     Ok(())
 }
 
+/// The descriptors are [lost](is_lost), so what is offered can have been discarded unseen: has `suspect` say
+/// so of every range, opens new ones, and gives the background thread copies. One thread does it; others
+/// that come wait.
+pub(super) fn recover(suspect: impl FnOnce()) {
+    while RECOVERING.swap(true, Ordering::AcqRel) {
+        DECISION.changed.wait_until(|| !RECOVERING.load(Ordering::Acquire));
+        if !is_lost() {
+            return;
+        }
+    }
+    if is_lost() {
+        suspect();
+        let _ = reopen();
+        let _ = worker::restart("detection");
+    }
+    RECOVERING.store(false, Ordering::Release);
+    DECISION.changed.ring();
+}
+
+/// A thread opens new descriptors in place of lost ones.
+static RECOVERING: AtomicBool = AtomicBool::new(false);
+
 /// In a child: a thread of the parent's that was deciding is not here.
 pub(super) fn reset_in_child() {
     let mode = &DECISION.mode;
     let _ = mode.compare_exchange(DECIDING, UNDECIDED, Ordering::AcqRel, Ordering::Acquire);
+    RECOVERING.store(false, Ordering::Release);
     DECISION.changed.reset_in_child();
 }

@@ -144,8 +144,15 @@ fn settle(
     finish: &mut (dyn FnMut(&mut Claim, Vec<PageRange>) + Send),
 ) -> std::result::Result<(), Errno> {
     assert_none_held();
-    if detection::is_lost() {
-        let _ = worker::on_worker(lost_descriptors);
+    if detection::is_lost() && !worker::is_worker() {
+        detection::recover(|| {
+            TRACKING.slab.each(|_, tracked, word| {
+                tracked.not_watched();
+                if word.has(Word::OFFERED) {
+                    tracked.suspect();
+                }
+            });
+        });
     }
     match settle_here(id, tracked, wanted, finish) {
         // The background thread has a descriptor that the program cannot close.
@@ -228,22 +235,6 @@ fn purge_now(id: RangeId, tracked: &'static Tracked) -> std::result::Result<usiz
         offer::purge(&mut claim).map_err(Refusal::Kernel)
     };
     worker::on_worker(purge).unwrap_or(Err(Refusal::Kernel(Errno::AGAIN)))
-}
-
-/// userfaultfd was closed behind our back at a time when the background thread held no copy: what is offered
-/// can have been discarded unseen, so all of it counts as purged. On the background thread, which is the
-/// only one that offers.
-fn lost_descriptors() {
-    if !detection::is_lost() {
-        return;
-    }
-    let _ = detection::reopen();
-    TRACKING.slab.each(|_, tracked, word| {
-        tracked.not_watched();
-        if word.has(Word::OFFERED) {
-            tracked.suspect();
-        }
-    });
 }
 
 /// Calls `each` with every tracked range and its word, for statistics and for signal handlers: no lock.

@@ -3,7 +3,7 @@
 use super::offer::Refusal;
 use super::settings::{settings, Priority};
 use super::state::{RangeId, Word};
-use super::{backpressure, detection, raw, TRACKING};
+use super::{backpressure, raw, TRACKING};
 use crate::runtime::budget;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::services::{Next, Visit};
@@ -59,9 +59,6 @@ struct Seen {
 
 /// The task of the background thread.
 pub(super) fn visit(visit: &Visit) -> Next {
-    if detection::is_lost() {
-        super::lost_descriptors();
-    }
     SCANS.with_borrow_mut(|scans| scans.visit(visit))
 }
 
