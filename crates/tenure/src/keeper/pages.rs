@@ -360,9 +360,9 @@ pub(crate) fn purge(node: &Node) -> Result<usize, Errno> {
     let range = node.range();
     let pagemap = Pagemap::open()?;
     let mut gone = Ok(0);
-    os::thread::on_each_processor(|| {
-        // Told again on each: a page that another processor faulted in last still waits on that
-        // one's list, and until it left it the kernel cannot mark it.
+    os::lru::until_drained(|| {
+        // Told again each time: a page that another processor faulted in last may wait in that one's
+        // batch, and until it left it the kernel cannot mark it.
         gone = advise::free(range)
             .and_then(|()| advise::page_out(range))
             .and_then(|()| pagemap.count(range, Pages::Missing));

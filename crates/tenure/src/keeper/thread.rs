@@ -4,7 +4,7 @@ use super::round::Rounds;
 use super::{bound, chores, inbox, watch};
 use crate::os::memory_limit;
 use crate::os::pressure::{Heard, PressureWatch};
-use crate::os::thread::{spawn_quiet, wait_for_processors};
+use crate::os::thread::spawn_quiet;
 use crate::os::uffd::private_descriptor_table;
 use crate::stats::{self, COUNTERS};
 use std::cell::Cell;
@@ -54,9 +54,6 @@ pub(crate) fn start() -> io::Result<()> {
     let (ready, wait) = std::sync::mpsc::sync_channel(1);
     spawn_quiet("tenure-keeper", move || {
         IS_KEEPER.set(true);
-        // Whoever wakes it goes on running: woken by a retire on a busy processor, it would take that
-        // from the caller for milliseconds.
-        wait_for_processors();
         // Where the table cannot be unshared (before 5.9, or refused) the program's own table is
         // used: all works as long as the program closes no descriptor that is not its own.
         let private = private_descriptor_table(&watch::descriptors()).is_ok();

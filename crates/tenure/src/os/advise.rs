@@ -78,6 +78,18 @@ pub(crate) fn want_base_pages(range: PageRange) -> Result<(), Errno> {
     flag(range, Advice::LinuxNoHugepage)
 }
 
+/// Joins whole huge pages of the range now (`MADV_COLLAPSE`, 6.1+).
+pub(crate) fn collapse(range: PageRange) -> Result<(), Errno> {
+    // Neither rustix nor libc knows it on every target.
+    const MADV_COLLAPSE: libc::c_int = 25;
+    // SAFETY: the call changes which pages hold the bytes, not the bytes; the kernel checks that the
+    // range is mapped.
+    match unsafe { libc::madvise(range.start as *mut c_void, range.len(), MADV_COLLAPSE) } {
+        0 => Ok(()),
+        _ => Err(last_errno()),
+    }
+}
+
 /// Makes the range read as zeros in a child after fork.
 pub(crate) fn wipe_on_fork(range: PageRange) -> Result<(), Errno> {
     flag(range, Advice::LinuxWipeOnFork)

@@ -1,4 +1,8 @@
 //! Background threads that stay out of the program's way.
+//!
+//! They set no scheduling policy, priority or affinity: systemd's `@resources` group has all three, and
+//! a unit with `SystemCallFilter=~@resources` kills the process for the attempt. On Linux 6.18 the
+//! policy `SCHED_BATCH` made no difference to a thread that wakes one on its own processor.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -48,40 +52,6 @@ pub(crate) fn spawn_quiet(
     // SAFETY: `before` was written above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
     spawned
-}
-
-/// From here on the calling thread takes no processor from a thread that is running on it; it gets its
-/// fair share all the same (`SCHED_BATCH`). Refused, nothing changes.
-pub(crate) fn wait_for_processors() {
-    let priority = libc::sched_param { sched_priority: 0 };
-    // SAFETY: 0 is the calling thread; the structure is only read.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &priority) };
-}
-
-/// Calls `attempt` on the processor at hand, then on each that this thread may use, until it answers
-/// `true`. The thread's affinity is as before afterwards.
-///
-/// New and freed pages wait on a short list of the processor that touched them, and `madvise` empties
-/// that of its own processor only.
-pub(crate) fn on_each_processor(mut attempt: impl FnMut() -> bool) {
-    use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
-    if attempt() {
-        return;
-    }
-    let Ok(allowed) = sched_getaffinity(None) else { return };
-    // More than once: another thread's look at a page (a walk of smaps, a migration) holds it for a
-    // moment.
-    'passes: for pass in 0..4u64 {
-        std::thread::sleep(std::time::Duration::from_millis(pass));
-        for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)) {
-            let mut one = CpuSet::new();
-            one.set(cpu);
-            if sched_setaffinity(None, &one).is_ok() && attempt() {
-                break 'passes;
-            }
-        }
-    }
-    let _ = sched_setaffinity(None, &allowed);
 }
 
 /// Blocks that the calling thread has had read from disks so far; always 0 where the kernel does not

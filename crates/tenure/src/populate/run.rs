@@ -5,12 +5,11 @@ use super::failure::{self, Failed};
 use super::job::{Job, Outcome};
 use super::plan::{self, Plan, Step};
 use super::progress::{Progress, Report};
-use super::threads::{self, Place};
 use super::{huge_advice, room, Access, HugePages, Populate};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::populate as os_populate;
 use crate::os::thp::{self, Setting};
-use crate::os::thread::{spawn_quiet, wait_for_processors};
+use crate::os::thread::spawn_quiet;
 use crate::range::PageRange;
 use crate::stats::{add, COUNTERS};
 use std::sync::Arc;
@@ -32,7 +31,7 @@ pub(super) fn run(asked: &Populate) -> Outcome {
         }
     }
     let (job, workers) = prepare(call, asked, range, started).map_err(nothing)?;
-    help(&job, &threads::places(workers)[1..], |_| Helpers::Urgent);
+    help(&job, workers - 1, |_| Helpers::Urgent);
     job.work(|| {});
     job.wait(None).expect("it has ended").clone()
 }
@@ -116,25 +115,25 @@ fn advise_huge(plan: &Plan) {
     }
 }
 
-/// Whose time the helpers take.
+/// What the caller does while the helpers work.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Helpers {
-    /// The caller's, who waits for them.
+    /// It waits for them.
     Urgent,
-    /// What the program leaves over: it goes on meanwhile.
+    /// It goes on.
     Behind,
-    /// The same, and only if a disk has to be waited for.
+    /// As `Behind`, and only if a disk has to be waited for.
     OnceCold,
 }
 
 /// Starts helpers; those that cannot be started are not waited for. How many there are.
 ///
 /// None works before all are there; see [`Job::open`].
-fn help(job: &Arc<Job>, places: &[Place], helpers: impl Fn(usize) -> Helpers) -> usize {
+fn help(job: &Arc<Job>, count: usize, helpers: impl Fn(usize) -> Helpers) -> usize {
     let mut started = 0;
-    for (i, place) in places.iter().enumerate() {
+    for i in 0..count {
         // The first that there is must not be one that waits for another.
-        match spawn(job, place, if started == 0 { helpers(0) } else { helpers(i) }) {
+        match spawn(job, if started == 0 { helpers(0) } else { helpers(i) }) {
             Ok(_) => started += 1,
             Err(_) => job.without_one(),
         }
@@ -144,13 +143,9 @@ fn help(job: &Arc<Job>, places: &[Place], helpers: impl Fn(usize) -> Helpers) ->
     started
 }
 
-fn spawn(job: &Arc<Job>, place: &Place, helpers: Helpers) -> std::io::Result<()> {
-    let (job, place) = (job.clone(), place.clone());
+fn spawn(job: &Arc<Job>, helpers: Helpers) -> std::io::Result<()> {
+    let job = job.clone();
     spawn_quiet("tenure-populate", move || {
-        if helpers != Helpers::Urgent {
-            wait_for_processors();
-        }
-        place.go_there();
         job.wait_for_opening();
         if helpers == Helpers::OnceCold {
             job.wait_for_cold();
@@ -169,10 +164,9 @@ pub(super) fn run_with(
     let started = Instant::now();
     let range = asked.range(call).map_err(nothing)?;
     let (job, workers) = prepare(call, asked, range, started).map_err(nothing)?;
-    let places = threads::places(workers);
     // Where the first cannot be started, this thread works in its place and watches between pieces.
-    if spawn(&job, &places[0], Helpers::Urgent).is_ok() {
-        help(&job, &places[1..], |_| Helpers::Urgent);
+    if spawn(&job, Helpers::Urgent).is_ok() {
+        help(&job, workers - 1, |_| Helpers::Urgent);
     } else {
         (1..workers).for_each(|_| job.without_one());
         let mut last = started;
@@ -201,7 +195,7 @@ pub(super) fn start(asked: &Populate) -> Result<Background> {
         true => Helpers::OnceCold,
         false => Helpers::Behind,
     };
-    if help(&job, &threads::places(workers), helpers) == 0 {
+    if help(&job, workers, helpers) == 0 {
         let why = "no thread could be started to do it in the background";
         let remedy = "raise RLIMIT_NPROC or the cgroup's pids.max, or populate at once";
         return Err(Error::new(ErrorKind::System, call, why, remedy)

@@ -1,0 +1,165 @@
+//! The kernel's per-processor batches of pages, and how an ordinary process has them emptied.
+//!
+//! A page that was just faulted in or freed waits in a short batch (up to 31 pages) of the processor
+//! that handled it, before it reaches the kernel's lists. `MADV_FREE` and `MADV_PAGEOUT` skip such a
+//! page, and they empty only the batches of the processor on which they run.
+//!
+//! The usual answer is to run on each processor in turn. It needs `sched_setaffinity`, which a systemd
+//! unit with `SystemCallFilter=~@resources` kills for. So this module uses side effects of two calls
+//! that common filters allow. Measured on Linux 6.18 with two processors: 64 pages were faulted in on
+//! one, and `MADV_FREE` and `MADV_PAGEOUT` ran on the other. Without a drain 15 pages stayed on average
+//! (at most 30), with either call none; each took about 10 µs.
+
+use super::{advise, reserve, HUGE_PAGE};
+use crate::range::PageRange;
+use rustix::fd::AsFd;
+use rustix::fs::{fadvise, open, Advice, Mode, OFlags};
+use rustix::io::Errno;
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+/// Calls `attempt`, and again after a [`drain`], until it returns `true` or nothing more is to be
+/// expected. For what `MADV_FREE` and `MADV_PAGEOUT` are to do to every page of a range.
+pub(crate) fn until_drained(mut attempt: impl FnMut() -> bool) {
+    if attempt() {
+        return;
+    }
+    // More than once: a walk of smaps or a migration holds a page for a moment, and this thread may be
+    // moved to another processor between its own two calls.
+    for pause in 0..4 {
+        std::thread::sleep(Duration::from_millis(pause));
+        drain();
+        if attempt() {
+            return;
+        }
+    }
+}
+
+/// Empties the batches of all processors, so that the next `MADV_FREE` and `MADV_PAGEOUT` meet every
+/// page that was faulted in before. Needs no privilege. Where neither way works, nothing is done: the
+/// batches empty themselves as their processors fault in more pages.
+pub(crate) fn drain() {
+    if by_collapse().is_err() {
+        let _ = by_fadvise();
+    }
+}
+
+/// `MADV_COLLAPSE` calls `lru_add_drain_all` before it looks at any page. It is given the first page of
+/// a scratch mapping: no whole huge page, so there is nothing to collapse, and the call succeeds.
+///
+/// The kernel first checks that the mapping could hold a huge page (hence its size and alignment), and
+/// that a page of it was written (hence the write; it is made while huge pages are refused, so that it
+/// costs one base page).
+///
+/// `EINVAL`: a kernel before 6.1, or one without transparent huge pages of 2 MiB, or huge pages are
+/// disabled for the process (`PR_SET_THP_DISABLE`).
+fn by_collapse() -> Result<(), Errno> {
+    let scratch = Mapped(reserve::map_anonymous(HUGE_PAGE, HUGE_PAGE)?);
+    let first_page = PageRange::new(scratch.0.start, scratch.0.start + super::page_size());
+    advise::want_base_pages(scratch.0)?;
+    advise::populate_write(first_page)?;
+    advise::want_huge_pages(scratch.0)?;
+    advise::collapse(first_page)
+}
+
+/// `POSIX_FADV_DONTNEED` calls `lru_add_drain_all` when a page of the file cannot be dropped (on every
+/// supported kernel). A page that is mapped and resident cannot. It is the first page of the program's
+/// own file, which nearly every process can open, and it stays where it is.
+///
+/// A file system without a disk (tmpfs) ignores the advice and returns no error; so does one that keeps
+/// the page in a folio larger than the advised range.
+fn by_fadvise() -> Result<(), Errno> {
+    let file = open("/proc/self/exe", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let page = super::page_size();
+    let mapped = Mapped(reserve::map_file(file.as_fd(), 0, page, false, false)?);
+    super::populate::populate(mapped.0, false).map_err(|stop| stop.errno)?;
+    fadvise(&file, 0, NonZeroU64::new(page as u64), Advice::DontNeed)
+}
+
+/// A mapping that ends with this value.
+struct Mapped(PageRange);
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the function that made the mapping keeps no reference into it.
+        let _ = unsafe { reserve::unmap(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::pagemap::{Pagemap, Pages};
+    use crate::os::reserve::Scratch;
+    use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
+
+    const PAGES: usize = 64;
+
+    /// Two processors that this thread may use, and may be bound to.
+    fn two_processors() -> Option<[CpuSet; 2]> {
+        tenure_testkit::seccomp::may_call("sched_setaffinity").ok()?;
+        let allowed = sched_getaffinity(None).ok()?;
+        let mut each = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).map(|cpu| {
+            let mut one = CpuSet::new();
+            one.set(cpu);
+            one
+        });
+        Some([each.next()?, each.next()?])
+    }
+
+    /// Faults pages in on one processor and has them discarded from another; how many stay.
+    fn pages_left(here: CpuSet, there: CpuSet, drain: impl Fn()) -> usize {
+        let mut scratch = Scratch::new(PAGES * crate::os::page_size(), false).unwrap();
+        sched_setaffinity(None, &here).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                sched_setaffinity(None, &there).unwrap();
+                scratch.bytes().fill(1);
+            });
+        });
+        drain();
+        let range = scratch.range();
+        advise::free(range).unwrap();
+        advise::page_out(range).unwrap();
+        Pagemap::open().unwrap().count(range, Pages::Data).unwrap() / crate::os::page_size()
+    }
+
+    fn left_in_rounds(drain: impl Fn() + Copy + Send + 'static) -> Option<usize> {
+        let [here, there] = two_processors()?;
+        // On a thread of its own, whose affinity ends with it.
+        let rounds = move || (0..50).map(|_| pages_left(here, there, drain)).sum();
+        Some(std::thread::spawn(rounds).join().unwrap())
+    }
+
+    #[test]
+    fn a_drain_reaches_pages_that_another_processor_faulted_in() {
+        let Some(without) = left_in_rounds(|| {}) else {
+            tenure_testkit::skip!("needs two processors and sched_setaffinity")
+        };
+        let ways: [(&str, fn() -> Result<(), Errno>); 2] =
+            [("collapse", by_collapse), ("fadvise", by_fadvise)];
+        for (name, way) in ways {
+            if let Err(errno) = way() {
+                println!("{name}: {errno}");
+                continue;
+            }
+            let with = left_in_rounds(move || way().unwrap()).unwrap();
+            println!("{name}: {with} pages of {} stayed, {without} without", 50 * PAGES);
+            // Another thread's look at a page holds it for a moment, so a few may stay.
+            assert!(without == 0 || with * 10 < without, "{name}: {with}, {without} without");
+        }
+    }
+
+    #[test]
+    fn a_drain_leaves_nothing_behind() {
+        // Other tests of this process come and go with threads and mappings.
+        tenure_testkit::in_child(tenure_testkit::this_test!(), &[], || {
+            let leaks = tenure_testkit::LeakCheck::start();
+            for _ in 0..100 {
+                drain();
+                let _ = by_fadvise();
+            }
+            leaks.finish().unwrap();
+        });
+    }
+}
