@@ -94,7 +94,8 @@ impl Bystander {
     pub fn cpu(&self) -> io::Result<Duration> {
         let mut clock = 0;
         // SAFETY: the thread has not been joined, so its handle is good; one clock id is written.
-        let failed = unsafe { libc::pthread_getcpuclockid(self.thread.as_pthread_t(), &mut clock) };
+        let failed =
+            unsafe { libc::pthread_getcpuclockid(self.thread.as_pthread_t() as _, &mut clock) };
         if failed != 0 {
             return Err(io::Error::from_raw_os_error(failed));
         }
