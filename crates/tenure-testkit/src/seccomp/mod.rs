@@ -5,9 +5,11 @@
 //! made for it.
 
 mod count;
+mod hold;
 mod notify;
 
 pub use count::{count_syscalls, counting_syscalls, SyscallCount};
+pub use hold::Hold;
 pub use notify::{NthFailure, When};
 pub use rustix::io::Errno;
 
