@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tenure::volatile::{self, Priority, Settings};
 use tenure::{Outcome, PageSize, Volatile};
-use tenure_testkit::this_test;
+use tenure_testkit::seccomp::{Call, Hold};
+use tenure_testkit::{skip, this_test};
 
 /// The next of a row of numbers that looks random.
 fn next(state: &mut u64) -> usize {
@@ -61,60 +62,90 @@ fn a_purge_and_an_unmark_of_a_part_never_wait_for_ever() {
     });
 }
 
-/// Its place was a raw range's a moment ago, between two others that the worker may join.
+/// Its place was a raw range's a moment ago, between two others that the worker may join. The worker
+/// is stopped where it waits for a lock, if it waits for one there.
 #[test]
 fn a_buffer_never_becomes_part_of_the_ranges_beside_it() {
     promised(this_test!(), || {
-        volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
         // Many known ranges, so that a look at all of them takes a while.
-        let many = 40_000;
+        let many = 20_000;
         let mut crowd = filled(2 * many);
         let crowd_at = crowd.as_mut_ptr() as usize;
-        for i in 0..many {
-            // SAFETY: inside the mapping, which lives on.
-            unsafe {
-                let at = (crowd_at + 2 * i * PAGE) as *mut u8;
-                volatile::mark(at, PAGE).unwrap();
-                let _ = volatile::unmark(at, PAGE).unwrap();
-            }
-        }
-        let three = plain(3 * PAGE);
-        let (left, place, right) =
-            (three as *mut u8, (three + PAGE) as *mut u8, (three + 2 * PAGE) as *mut u8);
-        let done = AtomicBool::new(false);
+        let (begun, done) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
+            // Started before the filter, so that this thread is never stopped.
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
-                    let len = 2 * many * PAGE;
-                    std::hint::black_box(volatile::is_volatile(crowd_at as *const u8, len));
+                    if begun.load(Ordering::Acquire) {
+                        let len = 2 * many * PAGE;
+                        std::hint::black_box(volatile::is_volatile(crowd_at as *const u8, len));
+                    }
                     std::thread::sleep(Duration::from_micros(5));
                 }
             });
-            let (start, mut state, mut tries) = (Instant::now(), 1, 0);
-            while start.elapsed() < PATIENCE / 2 {
-                tries += one_try(left, place, right, &mut state);
+            let hold = Hold::install(&[Call::Number(libc::SYS_futex)]);
+            let hold = match hold {
+                Ok(hold) => hold,
+                Err(reason) => {
+                    done.store(true, Ordering::Relaxed);
+                    skip!("{reason}");
+                }
+            };
+            volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
+            for i in 0..many {
+                // SAFETY: inside the mapping, which lives on.
+                unsafe {
+                    let at = (crowd_at + 2 * i * PAGE) as *mut u8;
+                    volatile::mark(at, PAGE).unwrap();
+                    let _ = volatile::unmark(at, PAGE).unwrap();
+                }
+            }
+            begun.store(true, Ordering::Release);
+            let three = plain(3 * PAGE);
+            fill_holes_before(three + PAGE);
+            let (start, mut tries, mut stops) = (Instant::now(), 0, 0);
+            while start.elapsed() < PATIENCE / 3 {
+                let (between, stopped) = one_try(three, &hold);
+                tries += u32::from(between);
+                stops += u32::from(stopped);
             }
             done.store(true, Ordering::Relaxed);
-            println!("{tries} buffers in the middle");
+            println!("{tries} buffers in the middle, {stops} times the worker was stopped");
         });
     });
 }
 
-/// 1 if the buffer came to lie between the two.
-fn one_try(left: *mut u8, place: *mut u8, right: *mut u8, state: &mut u64) -> u32 {
+/// Unmaps a page and maps others until the kernel chooses its place for one.
+fn fill_holes_before(place: usize) {
+    // SAFETY: this test's page.
+    unsafe { libc::munmap(place as *mut _, PAGE) };
+    for _ in 0..20_000 {
+        if plain(PAGE) == place {
+            return;
+        }
+    }
+}
+
+/// Whether the buffer came to lie between the two, and whether the worker was stopped.
+fn one_try(three: usize, hold: &Hold) -> (bool, bool) {
+    let [left, place, right] = [0, 1, 2].map(|page| (three + page * PAGE) as *mut u8);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: this test's three pages; the middle one is mapped again where it is missing.
     unsafe {
         libc::mmap(place.cast(), PAGE, 3, flags, -1, 0);
+        libc::madvise(place.cast(), PAGE, libc::MADV_NOHUGEPAGE);
         [left, place, right].iter().for_each(|page| page.write(7));
+        // Of their own priorities, so that they stay three.
         volatile::mark(left, PAGE).unwrap();
         volatile::mark(right, PAGE).unwrap();
+        hold.arm(Duration::from_millis(30));
         volatile::mark_with_priority(place, PAGE, Priority::LOWEST).unwrap();
-        std::thread::sleep(Duration::from_micros(next(state) as u64 % 4000));
+        let stopped = hold.wait_until_held(Duration::from_millis(20));
         volatile::forget(place, PAGE).unwrap();
         libc::munmap(place.cast(), PAGE);
         let mut buffer = Volatile::builder(PAGE).pages(PageSize::System).build().unwrap();
         let between = buffer.as_ptr() == place;
+        hold.release();
         if between {
             std::thread::sleep(Duration::from_millis(6));
             assert!(!volatile::is_volatile(place, PAGE), "the buffer is part of a raw range");
@@ -125,7 +156,7 @@ fn one_try(left: *mut u8, place: *mut u8, right: *mut u8, state: &mut u64) -> u3
         }
         volatile::forget(left, PAGE).unwrap();
         volatile::forget(right, PAGE).unwrap();
-        u32::from(between)
+        (between, stopped)
     }
 }
 
