@@ -130,8 +130,8 @@ fn refuse_userfaultfd() -> Result<(), String> {
 }
 
 programs!(
-    ranges, sigbus, buffer, refill, cache, sizes, errors, fork, threads, lock, lock_guard,
-    lock_more, populate, pool, retire
+    ranges, sigbus, leaving, buffer, refill, cache, cancel, sizes, errors, fork, threads, lock,
+    lock_guard, lock_more, populate, pool, retire
 );
 
 #[test]

@@ -6,12 +6,14 @@
 
 mod count;
 mod groups;
+mod hold;
 mod notify;
 
 pub use count::{count_syscalls, counting_syscalls, SyscallCount};
 pub use groups::{
     kill_for_resources_and_privileged, launch, may_call, PRIVILEGED, PRIVILEGED_HERE, RESOURCES,
 };
+pub use hold::Hold;
 pub use notify::{NthFailure, When};
 pub use rustix::io::Errno;
 

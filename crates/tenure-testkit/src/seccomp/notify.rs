@@ -2,12 +2,12 @@
 
 use super::{Call, Errno, Filter};
 use crate::unavailable::Unavailable;
-use rustix::event::{poll, PollFd, PollFlags};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Which calls fail, counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +78,12 @@ pub(super) struct Shared {
     first: AtomicU64,
     last: AtomicU64,
     errno: i32,
+    /// For how long the next call is stopped; 0: it is not.
+    pub hold_for_ms: AtomicU64,
+    /// Whether a call is stopped now.
+    pub held: AtomicU64,
+    /// The thread whose calls are never stopped.
+    pub spared: AtomicI32,
 }
 
 const NOT_YET: RawFd = -1;
@@ -95,6 +101,9 @@ impl Shared {
             first: AtomicU64::new(0),
             last: AtomicU64::new(0),
             errno,
+            hold_for_ms: AtomicU64::new(0),
+            held: AtomicU64::new(0),
+            spared: AtomicI32::new(0),
         };
         shared.set_when(when);
         shared
@@ -110,6 +119,19 @@ impl Shared {
         self.last.store(0, Ordering::SeqCst);
         self.first.store(first, Ordering::SeqCst);
         self.last.store(last, Ordering::SeqCst);
+    }
+
+    /// Until when a call is stopped, if it is.
+    fn held_until(&self, thread: u32) -> Option<Instant> {
+        if i32::try_from(thread) == Ok(self.spared.load(Ordering::SeqCst)) {
+            return None;
+        }
+        // One call at a time.
+        let longest = self.hold_for_ms.swap(0, Ordering::SeqCst);
+        (longest > 0).then(|| {
+            self.held.store(1, Ordering::SeqCst);
+            Instant::now() + Duration::from_millis(longest)
+        })
     }
 
     /// Counts a call and says with which error it is to fail; 0 lets it go on.
@@ -179,9 +201,20 @@ union Response {
 }
 
 fn answer_all(listener: OwnedFd, shared: &Shared) {
+    // The call that is stopped, and until when.
+    let mut stopped: Option<(u64, Instant)> = None;
+    let moment = Timespec { tv_sec: 0, tv_nsec: 500_000 };
     loop {
+        if let Some((id, until)) = stopped {
+            if shared.held.load(Ordering::SeqCst) == 0 || Instant::now() >= until {
+                shared.held.store(0, Ordering::SeqCst);
+                answer(&listener, id, 0);
+                stopped = None;
+            }
+        }
         let mut fds = [PollFd::new(&listener, PollFlags::IN)];
-        match poll(&mut fds, None) {
+        match poll(&mut fds, stopped.map(|_| &moment)) {
+            Ok(0) => continue,
             Ok(_) => {}
             Err(Errno::INTR) => continue,
             Err(_) => return,
@@ -203,15 +236,24 @@ fn answer_all(listener: OwnedFd, shared: &Shared) {
         // start; all are plain numbers.
         let known = unsafe { asked.known };
         let (id, thread, number) = (known.id, known.pid, known.data.nr);
-        let mut response = Response { room: [0; 64] };
         let errno = shared.judge(thread, number);
-        response.known = libc::seccomp_notif_resp {
-            id,
-            val: 0,
-            error: -errno,
-            flags: if errno == 0 { libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32 } else { 0 },
-        };
-        // SAFETY: the buffer lives through the call. A caller that is gone by now is no matter.
-        unsafe { libc::ioctl(fd, libc::SECCOMP_IOCTL_NOTIF_SEND, &mut response) };
+        match shared.held_until(thread) {
+            Some(until) if stopped.is_none() => stopped = Some((id, until)),
+            _ => answer(&listener, id, errno),
+        }
     }
+}
+
+/// Lets a call go on (0) or fail with an error.
+fn answer(listener: &OwnedFd, id: u64, errno: i32) {
+    let mut response = Response { room: [0; 64] };
+    response.known = libc::seccomp_notif_resp {
+        id,
+        val: 0,
+        error: -errno,
+        flags: if errno == 0 { libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32 } else { 0 },
+    };
+    let fd = listener.as_raw_fd();
+    // SAFETY: the buffer lives through the call. A caller that is gone by now is no matter.
+    unsafe { libc::ioctl(fd, libc::SECCOMP_IOCTL_NOTIF_SEND, &mut response) };
 }

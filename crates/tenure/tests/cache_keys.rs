@@ -1,0 +1,221 @@
+//! Keys whose hashing, comparison and end do what they like: the cache runs them under no lock, and
+//! keeps its table right.
+
+mod promise_kit;
+
+use promise_kit::*;
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Weak};
+use tenure::Cache;
+use tenure_testkit::this_test;
+
+/// A key that asks its cache when it is dropped.
+struct Asking(u64, Weak<Cache<Asking>>);
+
+static ASKED: AtomicU64 = AtomicU64::new(0);
+
+impl PartialEq for Asking {
+    fn eq(&self, other: &Asking) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl Eq for Asking {}
+
+impl Hash for Asking {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        if let Some(cache) = self.1.upgrade() {
+            ASKED.fetch_add(1, Ordering::Relaxed);
+            let _ = cache.contains_key(&Asking(self.0, Weak::new()));
+            let _ = cache.get(&Asking(self.0 + 1, Weak::new()));
+            // What it puts in is dropped without asking again.
+            cache.insert(Asking(u64::MAX - self.0 % 4, Weak::new()), b"last words").unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_key_can_use_the_cache_when_it_is_dropped() {
+    promised(this_test!(), || {
+        let cache = Cache::<Asking>::builder().ceiling(8 << 20).build().unwrap();
+        let cache = Arc::new(cache);
+        let key = |n| Asking(n, Arc::downgrade(&cache));
+        let asked = |least, what| {
+            let times = ASKED.swap(0, Ordering::Relaxed);
+            assert!(times >= least, "{what}: {times} keys were dropped");
+        };
+        cache.insert(key(1), b"a").unwrap();
+        assert!(cache.remove(&Asking(1, Weak::new())));
+        asked(1, "remove");
+        cache.insert(key(2), b"a").unwrap();
+        cache.insert(key(2), b"b").unwrap();
+        asked(1, "overwrite");
+        (10..20).for_each(|n| cache.insert(key(n), b"a").unwrap());
+        cache.clear();
+        asked(10, "clear");
+        (100..1100).for_each(|n| cache.insert(key(n), &[1; 30_000]).unwrap());
+        assert!(cache.stats().evictions > 0, "nothing was evicted");
+        cache.clear();
+        asked(1000, "eviction and clear");
+    });
+}
+
+#[test]
+fn making_a_value_inside_its_own_making_is_an_error() {
+    promised(this_test!(), || {
+        let cache = Cache::<String>::new().unwrap();
+        let made = cache.get_or_insert_with("a", || {
+            let inner = cache.get_or_insert_with("a", || vec![1]);
+            assert_eq!(inner.err().map(|error| error.errno()), Some(libc::EDEADLK));
+            // Another key is no matter.
+            assert_eq!(cache.get_or_insert_with("b", || vec![3]).unwrap()[..], [3]);
+            vec![2]
+        });
+        assert_eq!(made.unwrap()[..], [2]);
+        assert_eq!(cache.get("a").unwrap()[..], [2]);
+    });
+}
+
+#[test]
+fn two_threads_that_make_each_other_s_values_get_an_error_and_no_hang() {
+    promised(this_test!(), || {
+        let cache = Cache::<String>::new().unwrap();
+        for _ in 0..20 {
+            cache.clear();
+            let (both, refusals) = (Barrier::new(2), AtomicU64::new(0));
+            std::thread::scope(|scope| {
+                for (own, other, byte) in [("a", "b", 1), ("b", "a", 2)] {
+                    let (cache, both, refusals) = (&cache, &both, &refusals);
+                    scope.spawn(move || {
+                        let made = cache.get_or_insert_with(own, || {
+                            both.wait();
+                            match cache.get_or_insert_with(other, || vec![9]) {
+                                // Made by the other thread, or here after it gave up.
+                                Ok(value) => assert_eq!(value.len(), 1),
+                                Err(error) => {
+                                    assert_eq!(error.errno(), libc::EDEADLK);
+                                    refusals.fetch_add(1, Ordering::Relaxed);
+                                }
+                            }
+                            vec![byte]
+                        });
+                        assert_eq!(made.unwrap()[..], [byte]);
+                    });
+                }
+            });
+            assert!(refusals.load(Ordering::Relaxed) >= 1);
+        }
+    });
+}
+
+static PANICKING: AtomicBool = AtomicBool::new(false);
+
+#[derive(PartialEq, Eq, Clone)]
+struct Moody(u64);
+
+impl Hash for Moody {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        assert!(!(PANICKING.load(Ordering::Relaxed) && self.0 % 7 == 3), "no mood to hash");
+        self.0.hash(state);
+    }
+}
+
+/// Whatever a panic interrupts, a key never leads to an outdated value.
+#[test]
+fn a_panic_in_hash_leaves_no_outdated_value() {
+    promised(this_test!(), || {
+        std::panic::set_hook(Box::new(|_| {}));
+        let cache = Cache::<Moody>::builder().ceiling(32 << 20).build().unwrap();
+        let keys = 0..2000u64;
+        let put = |version: u64| {
+            for key in keys.clone() {
+                let value = (key + version * 1_000_000).to_ne_bytes();
+                cache.insert(Moody(key), &value).unwrap();
+            }
+        };
+        put(0);
+        put(1);
+        PANICKING.store(true, Ordering::Relaxed);
+        for key in keys.clone().filter(|key| key % 7 != 3 && key % 3 == 0) {
+            let _ = catch_unwind(AssertUnwindSafe(|| cache.remove(&Moody(key))));
+        }
+        PANICKING.store(false, Ordering::Relaxed);
+        put(2);
+        for key in keys.clone().filter(|key| key % 5 == 0) {
+            cache.remove(&Moody(key));
+        }
+        let mut outdated = Vec::new();
+        for key in keys {
+            let value = cache.get(&Moody(key)).map(|v| u64::from_ne_bytes(v[..].try_into().unwrap()));
+            let right = (key % 5 != 0).then_some(key + 2_000_000);
+            if value.is_some() && value != right {
+                outdated.push((key, value));
+            }
+        }
+        // Not by a panic, whose message nobody would see.
+        if !outdated.is_empty() {
+            eprintln!("{} keys with outdated values: {:?} …", outdated.len(), outdated[0]);
+            std::process::abort();
+        }
+    });
+}
+
+/// A hasher that answers the key itself.
+#[derive(Clone, Default)]
+struct Identity(u64);
+
+impl Hasher for Identity {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("keys are numbers")
+    }
+    fn write_u64(&mut self, n: u64) {
+        self.0 = n;
+    }
+}
+
+impl BuildHasher for Identity {
+    type Hasher = Identity;
+    fn build_hasher(&self) -> Identity {
+        Identity(0)
+    }
+}
+
+/// Processor time of this thread.
+fn processor_seconds() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: fills in the struct.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+fn seconds_to_fill<S: BuildHasher>(cache: &Cache<u64, S>, keys: u64) -> f64 {
+    let start = processor_seconds();
+    for key in 0..keys {
+        cache.insert(key, b"x").unwrap();
+    }
+    processor_seconds() - start
+}
+
+#[test]
+fn a_hasher_that_answers_the_key_itself_is_as_good_as_another() {
+    promised(this_test!(), || {
+        let keys = 20_000;
+        let usual = Cache::<u64>::new().unwrap();
+        let identity = Cache::<u64>::builder().hasher(Identity(0)).build().unwrap();
+        let usual = seconds_to_fill(&usual, keys);
+        let seconds = seconds_to_fill(&identity, keys);
+        println!("{keys} inserts: {usual} s, and {seconds} s with the key itself as its hash");
+        assert!(seconds < 10.0 * usual + 0.05);
+    });
+}

@@ -1,0 +1,120 @@
+//! A program may close descriptors that are not its own, and may have none left: nothing hangs, no
+//! buffer is out of reach, and a moment's want of descriptors does not last.
+
+mod promise_kit;
+
+use promise_kit::*;
+use std::time::Duration;
+use tenure::volatile::{self, Detection, Refill, Settings};
+use tenure::{Outcome, Volatile};
+use tenure_testkit::seccomp::{Call, Hold};
+use tenure_testkit::{or_skip, this_test};
+
+/// What daemons do; the standard streams stay, and what stops calls for the test.
+fn close_everything() {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let numbers: Vec<i32> = open
+        .flatten()
+        .filter(|entry| {
+            let link = std::fs::read_link(entry.path()).unwrap_or_default();
+            !link.to_string_lossy().contains("seccomp")
+        })
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect();
+    for number in numbers.into_iter().filter(|number| *number > 2) {
+        // SAFETY: nothing in this process uses these from now on but the library. The directory's own
+        // is closed already.
+        unsafe { libc::close(number) };
+    }
+}
+
+/// The worker is stopped in the middle of its offers, a thread takes a range back, for which it may
+/// need the worker's descriptors, and this thread forks.
+#[test]
+fn forks_offers_and_unmarks_do_not_wait_for_one_another() {
+    promised(this_test!(), || {
+        let hold = or_skip!(Hold::install(&[Call::Madvise(libc::MADV_FREE)]));
+        volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
+        let (ranges, half) = (64, 32);
+        let mut map = filled(2 * ranges);
+        let base = map.as_mut_ptr() as usize;
+        let range = |i: usize| (base + 2 * i * PAGE) as *mut u8;
+        // SAFETY: inside the mapping, which lives on.
+        let mark = |i| unsafe { volatile::mark(range(i), PAGE).unwrap() };
+        let take_back = |i: usize| {
+            // SAFETY: as above; each range is one thread's.
+            unsafe {
+                match volatile::unmark(range(i), PAGE).unwrap() {
+                    Outcome::Intact => assert_eq!(range(i).read_volatile(), byte(2 * i)),
+                    Outcome::Purged => std::ptr::write_bytes(range(i), byte(2 * i), PAGE),
+                }
+            }
+        };
+        mark(0);
+        take_back(0);
+        close_everything();
+        for round in 0..4 {
+            (0..half).for_each(mark);
+            assert!(waited(|| tenure::stats().offered >= half as u64), "round {round}");
+            hold.arm(Duration::from_millis(200));
+            (half..ranges).for_each(mark);
+            let stopped = hold.wait_until_held(Duration::from_secs(1));
+            println!("round {round}, the worker was stopped: {stopped}");
+            std::thread::scope(|scope| {
+                scope.spawn(|| (0..half).for_each(take_back));
+                std::thread::sleep(Duration::from_millis(50));
+                assert_eq!(forked(|| ()), Ended::Well);
+            });
+            (half..ranges).for_each(take_back);
+        }
+    });
+}
+
+#[test]
+fn a_purged_buffer_is_refilled_at_a_pin() {
+    promised(this_test!(), || {
+        let refill = Refill::pages(|_, bytes| {
+            bytes.fill(7);
+            Ok(())
+        });
+        let mut buffer = Volatile::builder(16 * PAGE).refill(refill).build().unwrap();
+        buffer.pin_mut().unwrap().fill(7);
+        close_everything();
+        let _ = buffer.purge_now();
+        for _ in 0..3 {
+            let pinned = buffer.pin().unwrap();
+            assert_eq!(pinned.outcome(), Outcome::Intact);
+            assert!(pinned.iter().all(|b| *b == 7));
+        }
+    });
+}
+
+#[test]
+fn a_first_use_without_descriptors_does_not_choose_the_detection_for_good() {
+    promised(this_test!(), || {
+        let descriptors = |most| {
+            let limit = libc::rlimit { rlim_cur: most, rlim_max: 1024 };
+            // SAFETY: plain numbers; lowering the soft limit closes nothing.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+        };
+        // What works here is found out by a child, whose first use it is.
+        let works = forked(|| assert_eq!(volatile::detection(), Detection::Userfaultfd));
+        descriptors(3);
+        // An error, or a buffer that works as it can now.
+        if let Ok(mut buffer) = Volatile::new(PAGE) {
+            buffer.pin_mut().unwrap().fill(7);
+            assert_eq!(buffer.pin().unwrap()[0], 7);
+        }
+        descriptors(1024);
+        let mut buffer = Volatile::new(16 * PAGE).unwrap();
+        buffer.pin_mut().unwrap().fill(7);
+        let purged = buffer.purge_now().unwrap();
+        let pinned = buffer.pin().unwrap();
+        let lost: usize = pinned.lost().iter().map(|extent| extent.len()).sum();
+        assert_eq!(lost, purged);
+        assert_eq!(pinned.iter().filter(|b| **b == 0).count(), lost);
+        if works == Ended::Well {
+            assert_eq!(volatile::detection(), Detection::Userfaultfd);
+        }
+    });
+}

@@ -1,0 +1,218 @@
+//! For tests that must end even if the library hangs: a child with a watchdog, forks with a deadline,
+//! raw memory, and a page read through the kernel.
+
+#![allow(dead_code)] // each test file uses its part
+
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::time::{Duration, Instant};
+use tenure::volatile;
+use tenure::{Mapping, PageSize};
+use tenure_testkit::{in_child, Deadline, MemoryCgroup, Unavailable};
+
+pub const PAGE: usize = 4096;
+pub const MIB: usize = 1 << 20;
+
+/// Long enough for everything that is not a hang.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Runs `body` in a process of its own, which a watchdog ends after [`PATIENCE`].
+pub fn promised(test: &str, body: impl FnOnce()) {
+    promised_with(test, &[], body);
+}
+
+/// [`promised`] with environment variables.
+pub fn promised_with(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
+    in_child(test, env, || {
+        watchdog();
+        body();
+    });
+}
+
+/// The variable that names a cgroup's directory to a child.
+pub const GROUP: &str = "TENURE_TEST_GROUP";
+
+/// Moves this process into the cgroup that its parent made.
+pub fn enter_group() {
+    let directory = std::env::var(GROUP).unwrap();
+    std::fs::write(format!("{directory}/cgroup.procs"), "0").unwrap();
+}
+
+/// [`promised`] in a memory cgroup of this size, which nobody else uses. A body that the kernel kills
+/// for want of memory has failed. `Err`: there can be no such group here.
+pub fn promised_within(test: &str, bytes: u64, body: impl FnOnce()) -> Result<(), Unavailable> {
+    // The child finds the group that its parent has made.
+    let group = match std::env::var_os(GROUP) {
+        Some(_) => None,
+        None => Some(MemoryCgroup::create("promise", bytes)?),
+    };
+    let directory = group.as_ref().map(|group| group.path().to_string_lossy().into_owned());
+    let env: Vec<_> = directory.iter().map(|path| (GROUP, path.as_str())).collect();
+    promised_with(test, &env, || {
+        enter_group();
+        body();
+    });
+    Ok(())
+}
+
+/// Ends this process with a message if it still runs after [`PATIENCE`].
+pub fn watchdog() {
+    std::thread::spawn(|| {
+        let deadline = Deadline::after(PATIENCE);
+        while !deadline.is_over() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let text = b"HANG: the body did not end in time\n";
+        // SAFETY: a constant is written, without a lock that a stuck thread may hold; then the
+        // process ends at once.
+        unsafe {
+            libc::write(2, text.as_ptr().cast(), text.len());
+            libc::_exit(1)
+        };
+    });
+}
+
+/// Private memory in base pages; every byte of page `i` is [`byte`]`(i)`.
+pub fn filled(pages: usize) -> Mapping {
+    let mut map = Mapping::anonymous_with(pages * PAGE, PageSize::Base).unwrap();
+    refill(&mut map);
+    map
+}
+
+/// Writes the original contents again.
+pub fn refill(map: &mut Mapping) {
+    for (i, page) in map.as_mut_slice().chunks_mut(PAGE).enumerate() {
+        page.fill(byte(i));
+    }
+}
+
+/// What page `i` holds; never 0.
+pub fn byte(i: usize) -> u8 {
+    (i % 251) as u8 + 1
+}
+
+/// Plain memory that nothing but the test knows of, not backed by huge pages.
+pub fn plain(len: usize) -> usize {
+    // SAFETY: a new mapping at a place of the kernel's choice, and advice for it.
+    unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let at = libc::mmap(std::ptr::null_mut(), len, 3, flags, -1, 0);
+        assert_ne!(at, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+        libc::madvise(at, len, libc::MADV_NOHUGEPAGE);
+        at as usize
+    }
+}
+
+/// Reads a byte through the kernel; `None` where a load would raise a signal.
+pub fn peek(at: usize) -> Option<u8> {
+    let mut byte = 0u8;
+    let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let remote = libc::iovec { iov_base: at as *mut _, iov_len: 1 };
+    // SAFETY: one byte is written to `byte`; the other address is the kernel's to check.
+    let read = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
+    (read == 1).then_some(byte)
+}
+
+/// What the kernel does when memory is short: harmless to memory that is in use.
+pub fn reclaim(at: usize, len: usize) {
+    for _ in 0..4 {
+        // SAFETY: this advice changes no contents of memory that was not given up.
+        unsafe { libc::madvise(at as *mut _, len, libc::MADV_PAGEOUT) };
+    }
+}
+
+/// Purges a marked range until all of it is gone: the kernel passes over a page that waits on
+/// another processor's list. `false`: it did not all go.
+pub fn purge(at: *mut u8, len: usize) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE / 2 {
+        // SAFETY: the caller's range, which is marked.
+        if unsafe { volatile::purge_now(at, len) } == Ok(len) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    false
+}
+
+/// Waits until `done`; `false`: it was not within [`PATIENCE`]` / 2`.
+pub fn waited(mut done: impl FnMut() -> bool) -> bool {
+    let deadline = Deadline::after(PATIENCE / 2);
+    loop {
+        if done() {
+            return true;
+        }
+        if deadline.is_over() {
+            return done();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// How a forked child ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Its body returned.
+    Well,
+    /// Its body panicked.
+    Panicked,
+    /// It died of this signal.
+    Signal(i32),
+    /// It had not ended in time, and was killed.
+    Hung,
+}
+
+/// Runs `body` in a forked child.
+pub fn forked(body: impl FnOnce()) -> Ended {
+    // SAFETY: the child runs the body and ends without unwinding into the parent's code.
+    let pid = unsafe { libc::fork() };
+    child_or_parent(pid, body)
+}
+
+/// [`forked`] by a plain system call, which calls no fork handlers.
+pub fn raw_forked(body: impl FnOnce()) -> Ended {
+    // SAFETY: as in `forked`.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
+    child_or_parent(pid, body)
+}
+
+fn child_or_parent(pid: i32, body: impl FnOnce()) -> Ended {
+    assert!(pid >= 0, "{}", std::io::Error::last_os_error());
+    if pid == 0 {
+        let panicked = catch_unwind(AssertUnwindSafe(body)).is_err();
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(panicked)) };
+    }
+    end_of(pid)
+}
+
+/// Waits for a child, and kills it if it takes longer than half of [`PATIENCE`].
+pub fn end_of(pid: i32) -> Ended {
+    let mut status = 0;
+    let ended = waited(|| {
+        // SAFETY: waits for a child of ours.
+        unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) == pid }
+    });
+    if !ended {
+        // SAFETY: a child of ours, which has not been waited for.
+        unsafe {
+            libc::kill(pid, libc::SIGKILL);
+            libc::waitpid(pid, &mut status, 0);
+        }
+        return Ended::Hung;
+    }
+    match (libc::WIFSIGNALED(status), libc::WEXITSTATUS(status)) {
+        (true, _) => Ended::Signal(libc::WTERMSIG(status)),
+        (false, 0) => Ended::Well,
+        (false, _) => Ended::Panicked,
+    }
+}
+
+/// Skips the test where purged pages cannot raise SIGBUS.
+#[macro_export]
+macro_rules! needs_userfaultfd {
+    () => {
+        if tenure::volatile::detection() == tenure::volatile::Detection::Words {
+            tenure_testkit::skip!("userfaultfd does not work here");
+        }
+    };
+}

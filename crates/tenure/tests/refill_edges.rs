@@ -1,0 +1,110 @@
+//! Refill functions at the edges: beside pins, of large buffers, with large frames.
+
+mod promise_kit;
+
+use promise_kit::*;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::sync::Mutex;
+use std::time::Duration;
+use tenure::volatile::Refill;
+use tenure::{PageSize, Volatile};
+use tenure_testkit::{or_skip, this_test};
+
+fn sevens(_: usize, bytes: &mut [u8]) -> Result<(), tenure::volatile::RefillError> {
+    bytes.fill(7);
+    Ok(())
+}
+
+/// A purged buffer of sevens.
+fn purged(len: usize, refill: Refill) -> Volatile {
+    let builder = Volatile::builder(len).pages(PageSize::System).refill(refill);
+    let mut buffer = builder.build().unwrap();
+    buffer.pin_mut().unwrap().fill(7);
+    assert!(waited(|| buffer.purge_now().unwrap() == len.next_multiple_of(PAGE)));
+    buffer
+}
+
+/// A touch asks for a page and a pin makes it meanwhile; that the touch's own refill fails later
+/// concerns nobody.
+#[test]
+fn a_page_that_a_pin_has_made_raises_no_signal() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        // As in a program that is not Rust's: its runtime's handler would forgive one signal.
+        // SAFETY: nothing here depends on the handler that is taken away.
+        unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+        let (begin, begun) = mpsc::channel();
+        let (go_on, wait) = mpsc::channel::<()>();
+        let (begin, wait, calls) = (Mutex::new(begin), Mutex::new(wait), AtomicU32::new(0));
+        let refill = Refill::pages(move |_, bytes| {
+            if calls.fetch_add(1, Ordering::SeqCst) == 0 {
+                begin.lock().unwrap().send(()).unwrap();
+                // A slow server that fails in the end.
+                let _ = wait.lock().unwrap().recv_timeout(Duration::from_secs(1));
+                return Err("timed out".into());
+            }
+            bytes.fill(7);
+            Ok(())
+        });
+        let buffer = &purged(PAGE, refill);
+        std::thread::scope(|scope| {
+            let toucher = scope.spawn(|| {
+                // SAFETY: mapped; a purged page is refilled.
+                let byte = unsafe { buffer.as_ptr().read_volatile() };
+                // Long enough for a signal to arrive.
+                std::thread::sleep(Duration::from_millis(500));
+                byte
+            });
+            begun.recv().unwrap();
+            let pinned = scope.spawn(|| buffer.pin().unwrap()[0]);
+            // The pin may or may not wait for the refill that is under way.
+            std::thread::sleep(Duration::from_millis(100));
+            let _ = go_on.send(());
+            assert_eq!(pinned.join().unwrap(), 7);
+            assert_eq!(toucher.join().unwrap(), 7);
+        });
+    });
+}
+
+/// A buffer is refilled in its own place, or by parts: not beside itself as a whole.
+#[test]
+fn a_large_buffer_is_refilled_in_less_than_twice_its_memory() {
+    let done = promised_within(this_test!(), 160 << 20, || {
+        let buffer = purged(96 * MIB, Refill::pages(sevens));
+        assert!(buffer.pin().unwrap().iter().step_by(PAGE).all(|b| *b == 7));
+    });
+    or_skip!(done);
+}
+
+/// Where the address space has no room for a copy, a pin succeeds or says so.
+#[test]
+fn a_large_buffer_is_refilled_where_addresses_are_limited() {
+    promised(this_test!(), || {
+        let len = 256 * MIB;
+        let buffer = purged(len, Refill::pages(sevens));
+        let status = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = status.split(' ').next().unwrap().parse().unwrap();
+        let most = pages * PAGE as u64 + (len / 2) as u64;
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+        // SAFETY: plain numbers.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+        assert!(buffer.pin().unwrap().iter().step_by(PAGE).all(|b| *b == 7));
+    });
+}
+
+#[test]
+fn a_refill_function_has_a_thread_s_usual_stack() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let refill = Refill::pages(|_, bytes| {
+            let mut table = [0u8; 1 << 20];
+            std::hint::black_box(&mut table);
+            bytes.fill(7);
+            Ok(())
+        });
+        let buffer = purged(16 * PAGE, refill);
+        // SAFETY: mapped; a purged page is refilled.
+        assert_eq!(unsafe { buffer.as_ptr().read_volatile() }, 7);
+    });
+}

@@ -1,0 +1,60 @@
+//! Memory that was taken back is the program's: what failed on the way leaves no trace in the kernel.
+
+mod promise_kit;
+
+use promise_kit::*;
+use std::time::Duration;
+use tenure::volatile::{self, Settings};
+use tenure::Outcome;
+use tenure_testkit::{pages, skip, this_test};
+
+/// Has the kernel refuse to split one more mapping.
+fn as_many_mappings_as_there_may_be() -> bool {
+    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+    let limit: usize = limit.trim().parse().unwrap_or(usize::MAX);
+    if limit > 200_000 {
+        return false;
+    }
+    let filler = plain(2 * limit * PAGE);
+    // SAFETY: this function's own mapping, which nothing reads.
+    (0..2 * limit).step_by(2).any(|i| unsafe {
+        libc::mprotect((filler + i * PAGE) as *mut _, PAGE, libc::PROT_READ) != 0
+    })
+}
+
+#[test]
+fn an_offer_that_the_kernel_refuses_half_way_leaves_nothing_watched() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let half = 16 * PAGE;
+        let at = plain(2 * half);
+        let p = at as *mut u8;
+        // SAFETY: this test's mapping, which lives on.
+        unsafe {
+            // Two mappings to the kernel, as their advice differs.
+            libc::madvise((at + half) as *mut _, half, libc::MADV_HUGEPAGE);
+            std::ptr::write_bytes(p, 7, 2 * half);
+            volatile::mark(p, PAGE).unwrap();
+            assert_eq!(volatile::unmark(p, PAGE), Ok(Outcome::Intact));
+        }
+        let settings = Settings::default().with_offer_after(Duration::from_secs(3600));
+        volatile::configure(settings);
+        if !as_many_mappings_as_there_may_be() {
+            skip!("vm.max_map_count is too large to be reached here");
+        }
+        // SAFETY: as above. All of the first mapping and a part of the second, which would have to
+        // be split.
+        unsafe {
+            let len = half + 8 * PAGE;
+            volatile::mark(p, len).unwrap();
+            let offered = volatile::offer_now(p, len);
+            println!("offered: {offered:?}");
+            assert_eq!(volatile::unmark(p, len), Ok(Outcome::Intact));
+            assert!(std::slice::from_raw_parts(p, len).iter().all(|b| *b == 7));
+            let watched = pages::smaps_over(at, len).iter().any(|map| map.has_flag("um"));
+            // The program's own business with its own memory.
+            libc::madvise(p.cast(), PAGE, libc::MADV_DONTNEED);
+            assert_eq!(peek(at), Some(0), "touching it would raise SIGBUS (watched: {watched})");
+        }
+    });
+}
