@@ -57,6 +57,29 @@ pub struct Config {
     pub pressure: bool,
     /// Each operation is a process's first use of tenure.
     pub first_use: bool,
+    /// The first use finds no descriptor free.
+    pub no_descriptors: bool,
+    /// Calls of systemd's groups `@resources` and `@privileged` kill.
+    pub filter: bool,
+}
+
+impl Weights {
+    /// Leaves a kind of operation out; `false`: there is none of that name.
+    pub fn leave_out(&mut self, kind: &str) -> bool {
+        let weight = match kind {
+            "ranges" => &mut self.ranges,
+            "overlap" => &mut self.overlap,
+            "objects" => &mut self.objects,
+            "shared" => &mut self.shared,
+            "caches" => &mut self.caches,
+            "foreign" => &mut self.foreign,
+            "forks" => &mut self.forks,
+            "closes" => &mut self.closes,
+            _ => return false,
+        };
+        *weight = 0;
+        true
+    }
 }
 
 const NONE: Weights = Weights {
@@ -93,6 +116,8 @@ const BASE: Config = Config {
     fault: None,
     pressure: false,
     first_use: false,
+    filter: false,
+    no_descriptors: false,
 };
 
 const ALL_WEIGHTS: Weights = Weights {
@@ -361,6 +386,13 @@ fn failures() -> Vec<Config> {
     ];
     list.extend([
         Config {
+            name: "filter",
+            about: "calls of @resources and @privileged kill",
+            weights: w,
+            filter: true,
+            ..BASE
+        },
+        Config {
             words: true,
             ..kind(
                 "fail-words",
@@ -413,6 +445,13 @@ fn together() -> Vec<Config> {
             ..pressure
         },
         Config {
+            name: "pressure-held",
+            about: "small values held for long, in a memory cgroup",
+            weights: Weights { caches: 30, ..NONE },
+            plan: Plan { ceiling: None, limits: true, ..PLAN },
+            ..pressure
+        },
+        Config {
             name: "pressure-cache",
             about: "caches without a ceiling, in a memory cgroup",
             weights: Weights { caches: 30, ..NONE },
@@ -429,7 +468,7 @@ fn together() -> Vec<Config> {
             ..BASE
         },
         Config {
-            name: "all-words",
+            name: "everything-words",
             about: "the same without userfaultfd",
             weights: ALL_WEIGHTS,
             refill: true,
@@ -438,7 +477,7 @@ fn together() -> Vec<Config> {
             ..BASE
         },
         Config {
-            name: "all-misbehave",
+            name: "misbehave",
             about: "everything at once",
             weights: Weights { closes: 1, ..ALL_WEIGHTS },
             refill: true,

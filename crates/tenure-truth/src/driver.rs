@@ -53,6 +53,12 @@ pub fn run(config: Config, seed: u64, seconds: f64) -> ! {
             exit_now(EXIT_SKIP);
         }
     }
+    if config.filter {
+        if let Err(reason) = faults::filter() {
+            println!("{reason}");
+            exit_now(EXIT_SKIP);
+        }
+    }
     setting::WORDS.store(config.words, Ordering::Relaxed);
     setting::FORKS.store(config.weights.forks > 0 || config.wild != 0, Ordering::Relaxed);
     setting::SHORT.store(config.pressure, Ordering::Relaxed);
@@ -96,11 +102,17 @@ fn set_up(config: &Config, seed: u64) {
     if rng.once_in(4) {
         settings = settings.with_unoffered_max(0);
     }
+    if config.no_descriptors {
+        faults::first_use_without_descriptors();
+    }
     volatile::configure(settings);
     sigbus::install();
     let words = volatile::detection() == Detection::Words;
     if words && !config.words {
-        if config.fault.is_none() && !tenure::capabilities().works("userfaultfd") {
+        if config.fault.is_none()
+            && !config.no_descriptors
+            && !tenure::capabilities().works("userfaultfd")
+        {
             println!("userfaultfd does not work here");
             exit_now(EXIT_SKIP);
         }

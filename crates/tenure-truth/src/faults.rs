@@ -4,9 +4,11 @@ use crate::rng::Rng;
 use crate::setting;
 use crate::sys;
 use crate::tally::{add, tally};
+use crate::wrong;
 use std::sync::atomic::Ordering;
 use std::sync::OnceLock;
-use tenure_testkit::seccomp::{Call, Errno, NthFailure, When};
+use tenure::volatile::{self, Detection};
+use tenure_testkit::seccomp::{Call, Errno, Filter, NthFailure, When};
 use tenure_testkit::Unavailable;
 
 /// Which system calls fail, and how.
@@ -48,6 +50,62 @@ pub fn start(fault: Fault, seed: u64) -> Result<(), Unavailable> {
     };
     std::thread::Builder::new().name("faults".into()).spawn(rearm).expect("a thread");
     Ok(())
+}
+
+/// The first use of tenure while no descriptor is free; then there are again, and after a while
+/// userfaultfd is used.
+pub fn first_use_without_descriptors() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` lives through the call.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    let none = libc::rlimit { rlim_cur: 0, ..limit };
+    let set = |limit: &libc::rlimit| {
+        // SAFETY: as above; the process's own limit.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) };
+    };
+    let Some(at) = sys::map(sys::PAGE, false) else { return };
+    let use_it = || {
+        // SAFETY: memory of this function's own that stays.
+        let _ = unsafe {
+            volatile::mark(at as *mut u8, sys::PAGE)
+                .and_then(|()| volatile::unmark(at as *mut u8, sys::PAGE))
+        };
+    };
+    set(&none);
+    use_it();
+    set(&limit);
+    let end = sys::now_ms() + 2500;
+    while volatile::detection() == Detection::Words && sys::now_ms() < end {
+        use_it();
+        sys::nap_us(20_000);
+    }
+    if volatile::detection() == Detection::Words {
+        wrong!("one EMFILE at the first use chose the weaker detection for good");
+    }
+}
+
+/// Calls that systemd's units commonly kill for (`SystemCallFilter=~@resources @privileged`).
+pub fn filter() -> Result<(), Unavailable> {
+    let killed = [
+        libc::SYS_sched_setscheduler,
+        libc::SYS_sched_setparam,
+        libc::SYS_sched_setattr,
+        libc::SYS_sched_setaffinity,
+        libc::SYS_setpriority,
+        libc::SYS_ioprio_set,
+        libc::SYS_mbind,
+        libc::SYS_set_mempolicy,
+        libc::SYS_migrate_pages,
+        libc::SYS_move_pages,
+        libc::SYS_setrlimit,
+        libc::SYS_capset,
+        libc::SYS_chroot,
+        libc::SYS_setuid,
+        libc::SYS_quotactl,
+    ];
+    let filter =
+        killed.iter().fold(Filter::new(), |filter, number| filter.kill(Call::Number(*number)));
+    filter.install_this_thread()
 }
 
 const DESCRIPTORS: i32 = 2048;

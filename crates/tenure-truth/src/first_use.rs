@@ -69,11 +69,12 @@ fn trial(rng: &mut Rng) {
         .collect();
     (0..spin).for_each(|_| std::hint::spin_loop());
     let mut children = Vec::new();
-    for n in 0..3 {
+    for n in 0..3usize {
         add(&tally().forks, 1);
         match sys::fork() {
             0 => {
-                let mut rng = Rng::of_operation(theirs.next(), 9, n);
+                let mut rng = Rng::of_operation(theirs.next(), 9, n as u64);
+                watchdog::enlist_child(5 + n);
                 let done = crate::closures::catching(|| use_everything(&mut rng, what + 2));
                 sys::exit_now(if done.is_some() { 0 } else { 70 });
             }
@@ -82,7 +83,7 @@ fn trial(rng: &mut Rng) {
         sys::nap_us(rng.below(200) as u64);
     }
     let end = sys::now_ms() + 10_000;
-    for pid in children {
+    for (n, pid) in children.into_iter().enumerate() {
         loop {
             if let Some(status) = sys::reap(pid) {
                 if libc::WIFSIGNALED(status) {
@@ -96,7 +97,8 @@ fn trial(rng: &mut Rng) {
             if sys::now_ms() > end {
                 add(&tally().hangs, 1);
                 tally().say(format_args!(
-                    "HANG: a child of a fork during the first use; its threads:"
+                    "HANG: a child of a fork during the first use; it does: {}; its threads:",
+                    watchdog::child_doing(5 + n)
                 ));
                 for part in watchdog::kernel_view(pid as u32).split("; ") {
                     tally().say(format_args!("    {part}"));

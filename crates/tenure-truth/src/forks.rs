@@ -64,7 +64,7 @@ pub fn start() {
 }
 
 fn reap() {
-    for child in &TABLE {
+    for (number, child) in TABLE.iter().enumerate() {
         let pid = child.pid.load(Ordering::Acquire);
         if pid <= 0 {
             continue;
@@ -86,7 +86,8 @@ fn reap() {
         } else if sys::now_ms().saturating_sub(child.since.load(Ordering::Relaxed)) > PATIENCE_MS {
             add(&tally().hangs, 1);
             tally().say(format_args!(
-                "HANG: a child of {kind} (pid {pid}) does not end; its threads:"
+                "HANG: a child of {kind} (pid {pid}) does not end; it does: {}; its threads:",
+                watchdog::child_doing(number)
             ));
             for part in watchdog::kernel_view(pid as u32).split("; ") {
                 tally().say(format_args!("    {part}"));
@@ -123,7 +124,9 @@ pub fn make(kind: Kind, body: impl FnOnce()) {
     let reserve = |child: &&Child| {
         child.pid.compare_exchange(0, RESERVED, Ordering::AcqRel, Ordering::Acquire).is_ok()
     };
-    let Some(slot) = TABLE.iter().find(reserve) else { return };
+    let Some(number) = TABLE.iter().position(|child| reserve(&child)) else { return };
+    let slot = &TABLE[number];
+    tally().child_doing[number].store(0, Ordering::Relaxed);
     slot.kind.store(kind as i32, Ordering::Relaxed);
     slot.since.store(sys::now_ms(), Ordering::Relaxed);
     let pid = match kind {
@@ -149,6 +152,8 @@ pub fn make(kind: Kind, body: impl FnOnce()) {
     match pid {
         0 => {
             sys::set_in_child();
+            watchdog::enlist_child(number);
+            doing!("the child's start");
             if kind == Kind::Clone {
                 setting::CLONED.store(true, Ordering::Relaxed);
             }

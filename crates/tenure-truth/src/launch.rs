@@ -30,6 +30,10 @@ pub struct Options {
     /// The configuration, several with commas between them, or `all`.
     #[arg(long, default_value = "all")]
     pub config: String,
+    /// Kinds of operations to leave out, with commas between them: ranges, overlap, objects, shared,
+    /// caches, foreign, forks, closes.
+    #[arg(long, default_value = "")]
+    pub without: String,
     /// How many run at a time.
     #[arg(long, default_value_t = 1)]
     pub jobs: usize,
@@ -82,7 +86,13 @@ pub fn run(options: &Options) -> Result<bool, String> {
     let share = options.seconds * jobs as f64 / chosen.len() as f64;
     let slice = options.slice.unwrap_or(share.clamp(0.2, 20.0));
     if options.child {
-        become_child(chosen[0], options.seed, slice);
+        let mut config = *chosen.first().ok_or("no configuration")?;
+        for kind in options.without.split(',').filter(|kind| !kind.is_empty()) {
+            if !config.weights.leave_out(kind) {
+                return Err(format!("there are no operations {kind}"));
+            }
+        }
+        become_child(config, options.seed, slice);
     }
     let outcomes: Vec<Outcome> = chosen
         .iter()
@@ -114,7 +124,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
                     continue;
                 }
                 let turn = Turn { config: chosen[which], seed: options.seed + round as u64 };
-                let (counts, text, skipped) = take(&turn, slice);
+                let (counts, text, skipped) = take(&turn, slice, &options.without);
                 if let Some(json) = &json {
                     let line = report::json(turn.config.name, turn.seed, &counts, &text);
                     let _ = json.lock().expect("no job panics").write_all(line.as_bytes());
@@ -128,8 +138,8 @@ pub fn run(options: &Options) -> Result<bool, String> {
                     outcome.failed.push(turn.seed);
                     print!("{text}");
                     println!(
-                        "  repeat: tenure-truth --config {} --seed {} --seconds {slice} --slice {slice}",
-                        turn.config.name, turn.seed
+                        "  repeat: tenure-truth --config {} --seed {} --seconds {slice} --slice {slice} --without '{}'",
+                        turn.config.name, turn.seed, options.without
                     );
                     if !options.keep_going {
                         stop.store(true, Ordering::Relaxed);
@@ -163,7 +173,7 @@ fn become_child(config: Config, seed: u64, slice: f64) -> ! {
 }
 
 /// One turn: what was counted, what was said, why it could not be run.
-fn take(turn: &Turn, slice: f64) -> (tally::Counts, String, Option<String>) {
+fn take(turn: &Turn, slice: f64, without: &str) -> (tally::Counts, String, Option<String>) {
     let refused = |reason: String| (tally::Counts::default(), String::new(), Some(reason));
     let pressure = match turn.config.pressure.then(|| Pressure::start(turn.config.name)) {
         None => None,
@@ -175,7 +185,7 @@ fn take(turn: &Turn, slice: f64) -> (tally::Counts, String, Option<String>) {
         Ok(prepared) => prepared,
         Err(error) => return refused(format!("no memory file: {error}")),
     };
-    let child = spawn(turn, slice, pressure.as_ref(), &shared, &output);
+    let child = spawn(turn, slice, without, pressure.as_ref(), &shared, &output);
     let mut child = match child {
         Ok(child) => child,
         Err(error) => return refused(format!("no process: {error}")),
@@ -220,6 +230,7 @@ fn release(tally: &'static Tally) {
 fn spawn(
     turn: &Turn,
     slice: f64,
+    without: &str,
     pressure: Option<&Pressure>,
     shared: &File,
     output: &File,
@@ -227,7 +238,7 @@ fn spawn(
     let mut command = Command::new("/proc/self/exe");
     command
         .args(["--child", "--config", turn.config.name, "--seed", &turn.seed.to_string()])
-        .args(["--slice", &slice.to_string()])
+        .args(["--slice", &slice.to_string(), "--without", without])
         .stdin(shared.try_clone()?)
         .stdout(output.try_clone()?)
         .stderr(output.try_clone()?)

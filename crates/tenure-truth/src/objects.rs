@@ -372,7 +372,7 @@ impl Object {
     fn touch(&mut self, rng: &mut Rng) {
         let mood = self.maker.as_ref().map(|maker| maker.mood());
         let fails = matches!(mood, Some(Mood::Fails | Mood::Panics));
-        if !setting::touches_raise() || fails || sys::in_child() && mood.is_some() {
+        if !setting::touches_raise() || sys::in_child() && mood.is_some() {
             return;
         }
         doing!("touch of an object");
@@ -385,7 +385,13 @@ impl Object {
         let called = Cell::new(false);
         let resolve = |_: usize| {
             called.set(true);
-            self.maker.is_none() && self.volatile.pin().is_ok()
+            if let Some(maker) = &self.maker {
+                if !fails {
+                    wrong!("SIGBUS in an object whose refill function works");
+                }
+                maker.set(Mood::Good);
+            }
+            self.volatile.pin().is_ok()
         };
         let touch = Touch { start, end, resolve: &resolve };
         let mut bytes = vec![0; self.volatile.len()];

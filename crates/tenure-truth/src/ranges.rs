@@ -37,6 +37,11 @@ impl Ranges {
     pub fn new(salt: u64, pages: usize, huge: bool) -> Ranges {
         let base = sys::map(pages * PAGE, huge).expect("memory for a range");
         let mut ranges = Ranges { base, model: Pages::new(salt, pages), huge, version: 0 };
+        if salt % 3 == 0 {
+            // Two mappings to the kernel.
+            // SAFETY: advice that changes no contents.
+            unsafe { libc::madvise(base as *mut _, pages / 3 * PAGE, libc::MADV_DONTDUMP) };
+        }
         let most = if huge { pages } else { pages - pages / 16 };
         ranges.write(0, most);
         ranges
@@ -52,13 +57,14 @@ impl Ranges {
 
     fn part(&self, rng: &mut Rng) -> (usize, usize) {
         let (pages, huge) = (self.pages(), sys::HUGE / PAGE);
-        if self.huge && !rng.once_in(4) {
+        if self.huge && rng.once_in(2) {
             let (start, count) = rng.part(pages / huge, 2);
             return (start * huge, count * huge);
         }
         match rng.below(8) {
             0 => (0, pages),
             1 => (rng.below(pages), 1),
+            2 if self.huge => rng.part(pages, pages),
             _ => rng.part(pages, 48),
         }
     }
@@ -81,7 +87,8 @@ impl Ranges {
     pub fn step(&mut self, rng: &mut Rng, closure: Closure) {
         let (start, count) = self.part(rng);
         match rng.below(32) {
-            0..=3 => {
+            0 => self.discard(start, count.min(MOST_CHECKED)),
+            1..=3 => {
                 doing!("write of a range");
                 // A full rewrite of huge ranges would be all that happens.
                 self.write(start, count.min(MOST_CHECKED));
@@ -100,6 +107,22 @@ impl Ranges {
             30 => self.bad_arguments(rng, start),
             _ if rng.once_in(4) => self.map_again(rng),
             _ => self.pass_time(rng),
+        }
+    }
+
+    /// The program discards memory that is not volatile; it reads zeros and is its own.
+    fn discard(&mut self, start: usize, count: usize) {
+        doing!("MADV_DONTNEED by the program");
+        for page in start..start + count {
+            if self.model.pages[page].marked {
+                continue;
+            }
+            // SAFETY: the driver's own memory, which it owns and has unmarked.
+            unsafe { libc::madvise(self.at(page).cast(), PAGE, libc::MADV_DONTNEED) };
+            self.model.pages[page].version = 0;
+            let found = model::look(self.at(page) as usize, self.model.salt, page, 0);
+            let verdict = self.model.check(page, found, false);
+            self.settle(verdict);
         }
     }
 
@@ -196,7 +219,11 @@ impl Ranges {
         for (page, reported) in reported.iter().enumerate() {
             let page = start + page;
             let verdict = self.model.take_back(page, *reported);
-            self.settle(verdict);
+            // A child of a raw clone cannot know what was touched while nothing watched.
+            if !(is(&setting::CLONED) && matches!(verdict, Err(model::Wrong::ReportedUntouched(_))))
+            {
+                self.settle(verdict);
+            }
             if *reported && written {
                 self.model.wrote(page, version);
             }

@@ -88,8 +88,8 @@ impl SharedObjects {
             11..=13 => shared.touch(rng),
             14 => {
                 if let Some(maker) = &shared.maker {
-                    let moods = [Mood::Good, Mood::Good, Mood::Wild];
-                    maker.set(moods[rng.below(3)]);
+                    let moods = [Mood::Good, Mood::Good, Mood::Wild, Mood::Fails, Mood::Panics];
+                    maker.set(moods[rng.below(5)]);
                 }
             }
             _ => {
@@ -102,6 +102,11 @@ impl SharedObjects {
 }
 
 impl Shared {
+    fn judge_pin(&self, error: &tenure::Error) {
+        let fails = self.maker.is_some() && error.kind() == ErrorKind::RefillFailed;
+        judge("Volatile::pin", error, if fails { &[libc::EIO] } else { &[] });
+    }
+
     fn judge_page(&self, bytes: &[u8], page: usize, lost: bool) -> Found {
         let found = look(bytes, self.salt, page, MADE);
         let right = if lost { Found::Zeros } else { Found::Expected };
@@ -117,7 +122,7 @@ impl Shared {
         doing!("Volatile::pin, shared");
         let guard = match self.volatile.pin() {
             Ok(guard) => guard,
-            Err(error) => return judge("Volatile::pin", &error, &[]),
+            Err(error) => return self.judge_pin(&error),
         };
         doing!("check of a shared object");
         let extents = guard.lost();
@@ -158,7 +163,13 @@ impl Shared {
         let start = self.volatile.as_ptr() as usize;
         let len = self.volatile.len();
         let page = rng.below(len.div_ceil(PAGE));
-        let resolve = |_: usize| self.maker.is_none() && self.volatile.pin().is_ok();
+        let resolve = |_: usize| {
+            // Another thread may make it fail again: then the signal comes again.
+            if let Some(maker) = &self.maker {
+                maker.set(Mood::Good);
+            }
+            self.volatile.pin().is_ok() || self.maker.is_some()
+        };
         let touch = Touch { start, end: start + len, resolve: &resolve };
         let mut bytes = vec![0; len];
         touching(&touch, || {
@@ -175,7 +186,7 @@ impl Shared {
         // Zeros, or half zeros where it went during the touch: then a pin says that it is lost.
         doing!("pin of a shared object after a touch");
         match self.volatile.pin() {
-            Err(error) => judge("Volatile::pin", &error, &[]),
+            Err(error) => self.judge_pin(&error),
             Ok(guard) => {
                 let lost = lost_pages(&guard.lost(), len)[page];
                 let prefix = bytes[page * PAGE..len.min((page + 1) * PAGE)]

@@ -31,7 +31,11 @@ fn on_purged(purged: tenure::volatile::Purged) -> bool {
     add(&tally().sigbus, 1);
     let touch = TOUCH.get();
     if touch.is_null() {
-        return false;
+        wrong!("SIGBUS at {:#x}, which this thread may read and write", purged.address);
+        // Go on, if that is all.
+        let page = purged.page as *mut u8;
+        // SAFETY: memory that this thread may use is not volatile; unmarking it changes nothing.
+        return unsafe { tenure::volatile::unmark(page, sys::PAGE) }.is_ok();
     }
     // SAFETY: `touching` set it and is still running on this thread: the signal came in between.
     let touch = unsafe { &*touch };

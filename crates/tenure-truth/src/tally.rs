@@ -8,7 +8,12 @@ macro_rules! tally {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// What one configuration's processes count together.
         #[repr(C)]
-        pub struct Tally { $($(#[$doc])* pub $name: AtomicU64,)* text_len: AtomicU64, text: [AtomicU8; TEXT] }
+        pub struct Tally { $($(#[$doc])* pub $name: AtomicU64,)*
+            /// What a child does now, as an address of the forking process's.
+            pub child_doing: [AtomicU64; CHILDREN],
+            text_len: AtomicU64,
+            text: [AtomicU8; TEXT],
+        }
 
         /// A copy of the counters.
         #[derive(Clone, Copy, Debug, Default)]
@@ -31,8 +36,12 @@ macro_rules! tally {
 }
 
 const TEXT: usize = 48 << 10;
-/// After this many wrong things a process says no more and ends.
-const ENOUGH: u64 = 12;
+/// After this many wrong things, counted in all processes of a turn, a process ends.
+const ENOUGH: u64 = 40;
+/// As many are said that one place in the driver found; the rest is counted.
+const SAID: u64 = 3;
+/// Children whose doings are shared.
+pub const CHILDREN: usize = 8;
 
 tally! {
     /// Operations of the driver.
@@ -158,15 +167,17 @@ impl fmt::Write for Line {
     }
 }
 
-/// Counts a broken promise and keeps what it was. May be called in a signal handler and in a child
-/// of a raw clone.
-pub fn wrong(what: fmt::Arguments<'_>) {
+/// Counts a broken promise and keeps what it was; `here` counts those of one place. May be called in
+/// a signal handler and in a child of a raw clone.
+pub fn wrong(here: &AtomicU64, what: fmt::Arguments<'_>) {
     let tally = tally();
     let before = tally.wrong.fetch_add(1, Ordering::AcqRel);
-    if before < ENOUGH {
+    if here.fetch_add(1, Ordering::AcqRel) < SAID {
         let doing = crate::watchdog::doing();
-        tally.say(format_args!("WRONG (pid {}, {doing}): {what}", std::process::id()));
-    } else {
+        let child = if crate::sys::in_child() { "child " } else { "" };
+        tally.say(format_args!("WRONG ({child}{}, {doing}): {what}", std::process::id()));
+    }
+    if before >= ENOUGH {
         crate::sys::exit_now(crate::sys::EXIT_WRONG);
     }
 }
@@ -174,5 +185,8 @@ pub fn wrong(what: fmt::Arguments<'_>) {
 /// [`wrong`] with a formatted text.
 #[macro_export]
 macro_rules! wrong {
-    ($($text:tt)+) => { $crate::tally::wrong(::std::format_args!($($text)+)) };
+    ($($text:tt)+) => {{
+        static HERE: ::std::sync::atomic::AtomicU64 = ::std::sync::atomic::AtomicU64::new(0);
+        $crate::tally::wrong(&HERE, ::std::format_args!($($text)+))
+    }};
 }

@@ -3,7 +3,7 @@
 use crate::sys;
 use crate::tally::tally;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
@@ -28,6 +28,24 @@ thread_local! {
     static MINE: Cell<usize> = const { Cell::new(THREADS) };
 }
 
+static CHILD: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// In a child: what it does is told to its parent as that of child number `child`.
+pub fn enlist_child(child: usize) {
+    CHILD.store(child, Ordering::Relaxed);
+}
+
+/// What child number `child` of this process does.
+pub fn child_doing(child: usize) -> &'static str {
+    let at = tally().child_doing[child].load(Ordering::Relaxed) as *const &'static str;
+    if at.is_null() {
+        return "nothing yet";
+    }
+    // SAFETY: the child, a copy of this process, stored a reference to a static, which lies at the
+    // same address here.
+    unsafe { *at }
+}
+
 /// Gives the calling thread a slot.
 pub fn enlist(thread: usize) {
     assert!(thread < THREADS);
@@ -42,6 +60,9 @@ pub fn enter(what: Option<&'static &'static str>, operation: Option<u64>) {
     }
     slot.since.store(sys::now_ms(), Ordering::Relaxed);
     let what = what.map_or(std::ptr::null_mut(), |what| std::ptr::from_ref(what).cast_mut());
+    if let Some(shared) = tally().child_doing.get(CHILD.load(Ordering::Relaxed)) {
+        shared.store(what as u64, Ordering::Relaxed);
+    }
     slot.doing.store(what, Ordering::Release);
 }
 
