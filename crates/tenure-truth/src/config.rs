@@ -386,6 +386,13 @@ fn failures() -> Vec<Config> {
     ];
     list.extend([
         Config {
+            name: "emfile",
+            about: "no descriptor is free at the first use, and later there are",
+            weights: w,
+            no_descriptors: true,
+            ..BASE
+        },
+        Config {
             name: "filter",
             about: "calls of @resources and @privileged kill",
             weights: w,
@@ -459,7 +466,7 @@ fn together() -> Vec<Config> {
             ..pressure
         },
         Config {
-            name: "all",
+            name: "everything",
             about: "everything but failures and keys that misbehave",
             weights: ALL_WEIGHTS,
             refill: true,

@@ -196,7 +196,7 @@ impl Object {
             Err(error) => return self.judge_pin(&error),
         };
         doing!("check of a pinned object");
-        self.taken_back(rng, &guard, guard.outcome(), &guard.lost());
+        let checked = self.taken_back(rng, &guard, guard.outcome(), &guard.lost());
         if rng.once_in(3) {
             doing!("nested pin");
             match volatile.get().pin() {
@@ -216,7 +216,7 @@ impl Object {
             doing!("nap with a pin");
             sys::nap_us(rng.below(2500) as u64);
             sys::reclaim(self.volatile.as_ptr() as usize, self.volatile.len());
-            for page in sample(rng, self.pages.len()) {
+            for page in checked {
                 let found = look(&guard, self.salt, page, self.pages[page]);
                 if found != Found::Expected {
                     wrong!("page {page} of a pinned object changed: {found:?}");
@@ -260,7 +260,13 @@ impl Object {
     }
 
     /// Holds what a pin found against the model, and brings the model up to date.
-    fn taken_back(&mut self, rng: &mut Rng, bytes: &[u8], outcome: Outcome, lost: &[Range<usize>]) {
+    fn taken_back(
+        &mut self,
+        rng: &mut Rng,
+        bytes: &[u8],
+        outcome: Outcome,
+        lost: &[Range<usize>],
+    ) -> Vec<usize> {
         if (outcome == Outcome::Purged) != !lost.is_empty() {
             wrong!("a pin answers {outcome:?} and names {} lost extents", lost.len());
         }
@@ -292,7 +298,7 @@ impl Object {
         add(&tally().reports, u64::from(reports > 0));
         let mut checked = sample(rng, lost.len());
         checked.extend((0..lost.len()).filter(|page| self.lost[*page]));
-        for page in checked {
+        for page in checked.iter().copied() {
             let found = look(bytes, self.salt, page, self.pages[page]);
             let refilled = |maker: &Arc<Maker>| {
                 maker.has_made(page) && look(bytes, self.salt, page, MADE) == Found::Expected
@@ -311,6 +317,7 @@ impl Object {
             }
         }
         self.lost = lost;
+        checked
     }
 
     fn purge(&mut self) {

@@ -36,8 +36,8 @@ macro_rules! tally {
 }
 
 const TEXT: usize = 48 << 10;
-/// After this many wrong things, counted in all processes of a turn, a process ends.
-const ENOUGH: u64 = 40;
+/// After this many wrong things were said, by all processes of a turn, a process ends.
+const ENOUGH: u64 = 60;
 /// As many are said that one place in the driver found; the rest is counted.
 const SAID: u64 = 3;
 /// Children whose doings are shared.
@@ -78,6 +78,8 @@ tally! {
     hits,
     /// Broken promises.
     wrong,
+    /// Broken promises that were said in words.
+    said,
     /// Calls or processes that did not end.
     hangs,
     /// Processes that died.
@@ -171,14 +173,14 @@ impl fmt::Write for Line {
 /// a signal handler and in a child of a raw clone.
 pub fn wrong(here: &AtomicU64, what: fmt::Arguments<'_>) {
     let tally = tally();
-    let before = tally.wrong.fetch_add(1, Ordering::AcqRel);
+    add(&tally.wrong, 1);
     if here.fetch_add(1, Ordering::AcqRel) < SAID {
         let doing = crate::watchdog::doing();
         let child = if crate::sys::in_child() { "child " } else { "" };
         tally.say(format_args!("WRONG ({child}{}, {doing}): {what}", std::process::id()));
-    }
-    if before >= ENOUGH {
-        crate::sys::exit_now(crate::sys::EXIT_WRONG);
+        if tally.said.fetch_add(1, Ordering::AcqRel) >= ENOUGH {
+            crate::sys::exit_now(crate::sys::EXIT_WRONG);
+        }
     }
 }
 
