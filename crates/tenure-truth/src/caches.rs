@@ -85,6 +85,9 @@ const OWN: usize = 48;
 const COMMON: usize = 24;
 const COMMON_VERSION: u64 = 1;
 
+/// Bytes of values that one thread holds.
+const MOST_HELD: usize = 6 << 20;
+
 /// Why a value was not made.
 enum Unmade {
     Tenure(tenure::Error),
@@ -219,7 +222,11 @@ impl Caches {
                 let key = if rng.once_in(3) { own } else { self.some_key(rng) };
                 self.guarded(mischief, cache, || {
                     let Some((value, version)) = self.get(cache, key) else { return };
-                    if rng.once_in(4) && held.len() < if self.plan.limits { 60 } else { 12 } {
+                    // Bounded in bytes: what is held, the driver takes from the machine.
+                    let bytes: usize = held.iter().map(|held| held.value.len()).sum();
+                    let most = if self.plan.limits { 60 } else { 12 };
+                    let fits = held.len() < most && bytes + value.len() < MOST_HELD;
+                    if rng.once_in(if self.plan.limits { 2 } else { 4 }) && fits {
                         held.push_back(Held { value, cache, key, version });
                     }
                 });

@@ -449,6 +449,8 @@ fn together() -> Vec<Config> {
             name: "pressure-forks",
             about: "the same with forks",
             weights: ALL_WEIGHTS,
+            // What children share is not offered, so there is less of it.
+            plan: Plan { ceiling: Some(16 << 20), ..PLAN },
             ..pressure
         },
         Config {

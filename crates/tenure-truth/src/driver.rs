@@ -60,7 +60,8 @@ pub fn run(config: Config, seed: u64, seconds: f64) -> ! {
         }
     }
     setting::WORDS.store(config.words, Ordering::Relaxed);
-    setting::FORKS.store(config.weights.forks > 0 || config.wild != 0, Ordering::Relaxed);
+    setting::FORKS
+        .store(config.weights.forks > 0 || config.wild != 0 || config.first_use, Ordering::Relaxed);
     setting::SHORT.store(config.pressure, Ordering::Relaxed);
     setting::CLOSES.store(config.weights.closes > 0, Ordering::Relaxed);
     closures::ENABLED.store(config.wild, Ordering::Relaxed);

@@ -22,7 +22,7 @@ pub fn step(rng: &mut Rng) {
 fn use_everything(rng: &mut Rng, what: usize) {
     if what % 3 != 1 {
         doing!("first use: ranges");
-        let mut range = Ranges::new(rng.next(), 16, false);
+        let mut range = Ranges::new(rng.draw(), 16, false);
         for _ in 0..6 {
             range.step(rng, Closure::Quiet);
         }
@@ -63,7 +63,7 @@ fn trial(rng: &mut Rng) {
     let mut theirs = *rng;
     let threads: Vec<_> = (0..2)
         .map(|n| {
-            let mut rng = Rng::of_operation(theirs.next(), n, 0);
+            let mut rng = Rng::of_operation(theirs.draw(), n, 0);
             std::thread::spawn(move || use_everything(&mut rng, what + n as usize))
         })
         .collect();
@@ -73,7 +73,7 @@ fn trial(rng: &mut Rng) {
         add(&tally().forks, 1);
         match sys::fork() {
             0 => {
-                let mut rng = Rng::of_operation(theirs.next(), 9, n as u64);
+                let mut rng = Rng::of_operation(theirs.draw(), 9, n as u64);
                 watchdog::enlist_child(5 + n);
                 let done = crate::closures::catching(|| use_everything(&mut rng, what + 2));
                 sys::exit_now(if done.is_some() { 0 } else { 70 });

@@ -28,7 +28,7 @@ impl Foreign {
             let sizes = [1, 3, 16, 64, 160, 512, 513, 700, 1030];
             let pages = sizes[rng.below(sizes.len())];
             let Some(at) = sys::map(pages * PAGE, false) else { return };
-            let salt = rng.next();
+            let salt = rng.draw();
             for page in written(pages) {
                 model::write_page(at + page * PAGE, salt, page, 1);
             }

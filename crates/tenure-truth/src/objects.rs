@@ -1,6 +1,6 @@
 //! Objects that one thread owns.
 
-use crate::model::{pattern, Found, WORDS};
+use crate::model::{pattern, Found};
 use crate::refill::{Maker, Mood, MADE};
 use crate::rng::Rng;
 use crate::setting::{self, is, judge};
@@ -106,7 +106,7 @@ impl Object {
         doing!("Volatile::build");
         let len = some_len(rng, huge);
         let pages = len.div_ceil(PAGE);
-        let salt = rng.next();
+        let salt = rng.draw();
         let maker = (refill && rng.once_in(2)).then(|| Maker::new(salt, len));
         let mut builder = Volatile::builder(len);
         if let Some(maker) = &maker {
@@ -267,7 +267,7 @@ impl Object {
         outcome: Outcome,
         lost: &[Range<usize>],
     ) -> Vec<usize> {
-        if (outcome == Outcome::Purged) != !lost.is_empty() {
+        if (outcome == Outcome::Purged) == lost.is_empty() {
             wrong!("a pin answers {outcome:?} and names {} lost extents", lost.len());
         }
         let lost = lost_pages(lost, bytes.len());
@@ -403,10 +403,11 @@ impl Object {
         let touch = Touch { start, end, resolve: &resolve };
         let mut bytes = vec![0; self.volatile.len()];
         touching(&touch, || {
-            for at in page * PAGE..bytes.len().min((page + 1) * PAGE) {
+            let end = bytes.len().min((page + 1) * PAGE);
+            for (at, byte) in bytes.iter_mut().enumerate().take(end).skip(page * PAGE) {
                 // SAFETY: inside the object, which outlives this; a missing page raises SIGBUS, which
                 // `resolve` answers, or is refilled.
-                bytes[at] = unsafe { std::ptr::read_volatile((start + at) as *const u8) };
+                *byte = unsafe { std::ptr::read_volatile((start + at) as *const u8) };
             }
         });
         // What was gone is reported to the next pin, as long as nothing is restored.
@@ -416,7 +417,6 @@ impl Object {
         } else {
             self.unobserved = true;
         }
-        debug_assert!(WORDS > 0);
     }
 
     /// Pins once more and checks.

@@ -171,11 +171,11 @@ impl Ranges {
                         stray = true;
                         return;
                     }
-                    for page in gone.start / PAGE..gone.end / PAGE {
-                        if reported[page] {
+                    let pages = gone.start / PAGE..gone.end / PAGE;
+                    for (page, told) in pages.clone().zip(&mut reported[pages]) {
+                        if std::mem::replace(told, true) {
                             twice = Some(page);
                         }
-                        reported[page] = true;
                         if wild == closures::Wild::Write {
                             let page = start + page;
                             model::write_page(base + page * PAGE, salt, page, version);
@@ -342,11 +342,10 @@ impl Ranges {
         match error {
             None if marked == 0 => wrong!("{call} succeeded where nothing is volatile"),
             None => {}
-            Some(error) if error.kind() == ErrorKind::NotMarked => {
-                if marked > 0 {
-                    wrong!("{call} failed though {marked} pages are volatile: {error}");
-                }
+            Some(error) if error.kind() == ErrorKind::NotMarked && marked > 0 => {
+                wrong!("{call} failed though {marked} pages are volatile: {error}");
             }
+            Some(error) if error.kind() == ErrorKind::NotMarked => {}
             Some(error) if error.errno() == libc::EBUSY && is(&setting::FORKS) => {}
             // Inside a huge page that is in use otherwise.
             Some(error) => judge(call, &error, if self.huge { &[libc::EINVAL] } else { &[] }),
@@ -509,7 +508,7 @@ impl Ranges {
         if rng.once_in(2) {
             sys::nap_us(rng.below(500) as u64);
         }
-        let (salt, huge) = (rng.next(), self.huge);
+        let (salt, huge) = (rng.draw(), self.huge);
         let version = self.version;
         *self = Ranges::new(salt, pages, huge);
         self.version += version;

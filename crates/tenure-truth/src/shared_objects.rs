@@ -34,7 +34,7 @@ impl SharedObjects {
 
     fn make(&self, rng: &mut Rng) -> Option<Arc<Shared>> {
         doing!("Volatile::build, shared");
-        let (len, salt) = (some_len(rng, self.huge), rng.next());
+        let (len, salt) = (some_len(rng, self.huge), rng.draw());
         let maker = (self.refill && rng.once_in(2)).then(|| Maker::new(salt, len));
         let mut builder = Volatile::builder(len);
         if let Some(maker) = &maker {
@@ -173,10 +173,11 @@ impl Shared {
         let touch = Touch { start, end: start + len, resolve: &resolve };
         let mut bytes = vec![0; len];
         touching(&touch, || {
-            for at in page * PAGE..len.min((page + 1) * PAGE) {
+            let end = len.min((page + 1) * PAGE);
+            for (at, byte) in bytes.iter_mut().enumerate().take(end).skip(page * PAGE) {
                 // SAFETY: inside the object, which this thread holds; a missing page raises SIGBUS,
                 // which `resolve` answers, or is refilled.
-                bytes[at] = unsafe { std::ptr::read_volatile((start + at) as *const u8) };
+                *byte = unsafe { std::ptr::read_volatile((start + at) as *const u8) };
             }
         });
         let found = look(&bytes, self.salt, page, MADE);
