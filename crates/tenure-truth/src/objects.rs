@@ -398,7 +398,7 @@ impl Object {
                 }
                 maker.set(Mood::Good);
             }
-            self.volatile.pin().is_ok()
+            setting::persist(|| self.volatile.pin().is_ok())
         };
         let touch = Touch { start, end, resolve: &resolve };
         let mut bytes = vec![0; self.volatile.len()];

@@ -414,11 +414,11 @@ impl Ranges {
         let reported = Cell::new(0);
         let resolve = |_: usize| {
             called.set(true);
-            // SAFETY: as in `mark`.
-            let outcome = unsafe {
-                volatile::unmark_with_map(at as *mut u8, PAGE, |_| reported.set(reported.get() + 1))
-            };
-            outcome.is_ok()
+            let told = |_| reported.set(reported.get() + 1);
+            setting::persist(|| {
+                // SAFETY: as in `mark`.
+                unsafe { volatile::unmark_with_map(at as *mut u8, PAGE, told) }.is_ok()
+            })
         };
         let before = self.model.pages[page];
         let touch = Touch { start: at, end: at + PAGE, resolve: &resolve };

@@ -168,7 +168,7 @@ impl Shared {
             if let Some(maker) = &self.maker {
                 maker.set(Mood::Good);
             }
-            self.volatile.pin().is_ok() || self.maker.is_some()
+            setting::persist(|| self.volatile.pin().is_ok()) || self.maker.is_some()
         };
         let touch = Touch { start, end: start + len, resolve: &resolve };
         let mut bytes = vec![0; len];

@@ -1,8 +1,8 @@
 //! Touches of purged memory without a pin, and the SIGBUS that they raise.
 
-use crate::sys;
 use crate::tally::{add, tally};
 use crate::wrong;
+use crate::{setting, sys};
 use std::cell::Cell;
 
 /// What a thread does when the page that it touches is gone.
@@ -35,7 +35,7 @@ fn on_purged(purged: tenure::volatile::Purged) -> bool {
         // Go on, if that is all.
         let page = purged.page as *mut u8;
         // SAFETY: memory that this thread may use is not volatile; unmarking it changes nothing.
-        return unsafe { tenure::volatile::unmark(page, sys::PAGE) }.is_ok();
+        return setting::persist(|| unsafe { tenure::volatile::unmark(page, sys::PAGE) }.is_ok());
     }
     // SAFETY: `touching` set it and is still running on this thread: the signal came in between.
     let touch = unsafe { &*touch };
