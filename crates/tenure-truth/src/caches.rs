@@ -176,20 +176,24 @@ impl Caches {
                 false => TruthHasher::Good(foldhash::fast::RandomState::default()),
             };
             let ttl_ms = (n == 1).then_some(40);
-            let mut builder = Cache::builder().hasher(hasher);
-            if let Some(ceiling) = plan.ceiling {
-                builder = builder.ceiling(ceiling);
-            }
-            if let Some(ms) = ttl_ms {
-                builder = builder.time_to_live(Duration::from_millis(ms));
-            }
-            let cache = match builder.build() {
-                Ok(cache) => cache,
-                Err(error) => {
-                    judge("Cache::build", &error, &[]);
-                    sys::exit_now(if tally().counts().wrong > 0 { sys::EXIT_WRONG } else { 0 });
+            let build = || {
+                let mut builder = Cache::builder().hasher(hasher.clone());
+                if let Some(ceiling) = plan.ceiling {
+                    builder = builder.ceiling(ceiling);
                 }
+                if let Some(ms) = ttl_ms {
+                    builder = builder.time_to_live(Duration::from_millis(ms));
+                }
+                builder.build()
             };
+            let mut built = build();
+            for _ in 0..200 {
+                let Err(error) = &built else { break };
+                judge("Cache::build", error, &[]);
+                sys::nap_us(1000);
+                built = build();
+            }
+            let cache = built.expect("a cache, at the 200th try");
             let keys = (0..threads * OWN + COMMON).map(|_| State::default()).collect::<Vec<_>>();
             for state in &keys[threads * OWN..] {
                 state.begun.store(COMMON_VERSION, Ordering::SeqCst);

@@ -346,7 +346,15 @@ fn forks() -> Vec<Config> {
 fn failures() -> Vec<Config> {
     let w = NO_FORKS;
     let fault = |calls: &'static [Call], errno| Some(Fault { calls, errno });
-    let kind = |name, about, fault| Config { name, about, weights: w, fault, ..BASE };
+    let soon = Some(300);
+    let kind = |name, about, fault| Config {
+        name,
+        about,
+        weights: w,
+        fault,
+        offer_after_us: soon,
+        ..BASE
+    };
     let mut list = vec![
         kind(
             "fail-populate",

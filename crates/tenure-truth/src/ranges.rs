@@ -203,7 +203,10 @@ impl Ranges {
             Some(Err(error)) => {
                 if reports > 0 {
                     wrong!("unmark_with_map reported {reports} pages and failed: {error}");
-                    self.learn(start, count);
+                    // They are zeros now, and volatile still.
+                    for (page, _) in reported.iter().enumerate().filter(|(_, told)| **told) {
+                        self.model.pages[start + page].version = 0;
+                    }
                 }
                 judge("unmark_with_map", &error, &[]);
                 return 0;
