@@ -59,7 +59,8 @@ pub fn run(config: Config, seed: u64, seconds: f64) -> ! {
             exit_now(EXIT_SKIP);
         }
     }
-    setting::WORDS.store(config.words, Ordering::Relaxed);
+    // Before the first use no handler can be installed, so nothing purged is touched.
+    setting::WORDS.store(config.words || config.first_use, Ordering::Relaxed);
     setting::FORKS
         .store(config.weights.forks > 0 || config.wild != 0 || config.first_use, Ordering::Relaxed);
     setting::SHORT.store(config.pressure, Ordering::Relaxed);
