@@ -1,0 +1,296 @@
+//! Runs configurations in processes of their own, and says how they ended.
+
+use crate::config::{self, Config};
+use crate::driver;
+use crate::pressure::Pressure;
+use crate::report::{self, Outcome};
+use crate::sys;
+use crate::tally::{self, add, Tally};
+use clap::Parser;
+use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// Holds every byte that volatile memory gives back against a model of what was written and reported.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "tenure-truth", version)]
+pub struct Options {
+    /// How long all of it runs, in seconds. Configurations take turns, each turn with a new seed.
+    #[arg(long, default_value_t = 60.0)]
+    pub seconds: f64,
+    /// The first seed.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// The configuration, several with commas between them, or `all`.
+    #[arg(long, default_value = "all")]
+    pub config: String,
+    /// Kinds of operations to leave out, with commas between them: ranges, overlap, objects, shared,
+    /// caches, foreign, forks, closes.
+    #[arg(long, default_value = "")]
+    pub without: String,
+    /// How many run at a time.
+    #[arg(long, default_value_t = 1)]
+    pub jobs: usize,
+    /// How long one turn is, in seconds; by default so that each has a turn, 20 at most.
+    #[arg(long)]
+    pub slice: Option<f64>,
+    /// Go on after something was found.
+    #[arg(long)]
+    pub keep_going: bool,
+    /// Write a line of JSON for each turn to this file.
+    #[arg(long)]
+    pub json: Option<std::path::PathBuf>,
+    /// Name the configurations.
+    #[arg(long)]
+    pub list: bool,
+    /// Run one turn of one configuration in this process.
+    #[arg(long, hide = true)]
+    pub child: bool,
+}
+
+const DOOR: &str = "TENURE_TRUTH_DOOR";
+/// How long after its time a process may need to end.
+const GRACE: Duration = Duration::from_secs(75);
+
+struct Turn {
+    config: Config,
+    seed: u64,
+}
+
+/// Does what the options say; whether nothing was wrong.
+pub fn run(options: &Options) -> Result<bool, String> {
+    let all = config::all();
+    if options.list {
+        for config in &all {
+            println!("{:<20} {}", config.name, config.about);
+        }
+        return Ok(true);
+    }
+    let wanted: Vec<&str> = options.config.split(',').collect();
+    let chosen: Vec<Config> = all
+        .iter()
+        .filter(|config| wanted.contains(&"all") || wanted.contains(&config.name))
+        .copied()
+        .collect();
+    let known = |name: &&str| *name == "all" || all.iter().any(|config| config.name == *name);
+    if let Some(unknown) = wanted.iter().find(|name| !known(name)) {
+        return Err(format!("there is no configuration {unknown}; --list names them"));
+    }
+    let jobs = options.jobs.max(1);
+    let share = options.seconds * jobs as f64 / chosen.len() as f64;
+    let slice = options.slice.unwrap_or(share.clamp(0.2, 20.0));
+    if options.child {
+        let mut config = *chosen.first().ok_or("no configuration")?;
+        for kind in options.without.split(',').filter(|kind| !kind.is_empty()) {
+            if !config.weights.leave_out(kind) {
+                return Err(format!("there are no operations {kind}"));
+            }
+        }
+        become_child(config, options.seed, slice);
+    }
+    let outcomes: Vec<Outcome> = chosen
+        .iter()
+        .map(|config| Outcome { name: config.name.into(), ..Outcome::default() })
+        .collect();
+    let outcomes = Mutex::new(outcomes);
+    let json = match &options.json {
+        Some(path) => Some(Mutex::new(File::create(path).map_err(|e| format!("{path:?}: {e}"))?)),
+        None => None,
+    };
+    let (next, stop) = (Mutex::new(0), AtomicBool::new(false));
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| loop {
+                let n = {
+                    let mut next = next.lock().expect("no job panics");
+                    *next += 1;
+                    *next - 1
+                };
+                // Each has one turn, whatever the time.
+                let over = begun.elapsed().as_secs_f64() + slice / 2.0 > options.seconds;
+                if stop.load(Ordering::Relaxed) || (over && n >= chosen.len()) {
+                    break;
+                }
+                let (which, round) = (n % chosen.len(), n / chosen.len());
+                if outcomes.lock().expect("no job panics")[which].skipped.is_some() {
+                    std::thread::sleep(Duration::from_millis(10));
+                    continue;
+                }
+                let turn = Turn { config: chosen[which], seed: options.seed + round as u64 };
+                let (counts, text, skipped) = take(&turn, slice, &options.without);
+                if let Some(json) = &json {
+                    let line = report::json(turn.config.name, turn.seed, &counts, &text);
+                    let _ = json.lock().expect("no job panics").write_all(line.as_bytes());
+                }
+                let mut outcomes = outcomes.lock().expect("no job panics");
+                let outcome = &mut outcomes[which];
+                outcome.skipped = skipped;
+                outcome.counts.add(&counts);
+                outcome.seeds.push(turn.seed);
+                if counts.wrong + counts.hangs + counts.kills > 0 {
+                    outcome.failed.push(turn.seed);
+                    print!("{text}");
+                    println!(
+                        "  repeat: tenure-truth --config {} --seed {} --seconds {slice} --slice {slice} --without '{}'",
+                        turn.config.name, turn.seed, options.without
+                    );
+                    if !options.keep_going {
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    let outcomes = outcomes.into_inner().expect("no job panics");
+    print!("\n{}", report::table(&outcomes));
+    for outcome in outcomes.iter().filter(|outcome| !outcome.failed.is_empty()) {
+        println!("{}: failed with seeds {:?}", outcome.name, outcome.failed);
+    }
+    let seconds = begun.elapsed().as_secs();
+    println!("{seconds} s, {jobs} at a time, {slice} s a turn");
+    Ok(outcomes.iter().all(Outcome::is_good))
+}
+
+fn become_child(config: Config, seed: u64, slice: f64) -> ! {
+    if let Ok(door) = std::env::var(DOOR) {
+        if let Err(error) = std::fs::write(&door, "0") {
+            println!("{door}: {error}");
+            sys::exit_now(driver::EXIT_SKIP);
+        }
+    }
+    match tally::map(Some(0)) {
+        Ok(tally) => tally::install(tally),
+        Err(error) => println!("counted for nothing: {error}"),
+    }
+    driver::run(config, seed, slice)
+}
+
+/// One turn: what was counted, what was said, why it could not be run.
+fn take(turn: &Turn, slice: f64, without: &str) -> (tally::Counts, String, Option<String>) {
+    let refused = |reason: String| (tally::Counts::default(), String::new(), Some(reason));
+    let pressure = match turn.config.pressure.then(|| Pressure::start(turn.config.name)) {
+        None => None,
+        Some(Ok(pressure)) => Some(pressure),
+        Some(Err(reason)) => return refused(reason.to_string()),
+    };
+    let prepared = prepare();
+    let (tally, shared, mut output) = match prepared {
+        Ok(prepared) => prepared,
+        Err(error) => return refused(format!("no memory file: {error}")),
+    };
+    let child = spawn(turn, slice, without, pressure.as_ref(), &shared, &output);
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => return refused(format!("no process: {error}")),
+    };
+    let status = wait(&mut child, Duration::from_secs_f64(slice) + GRACE, tally);
+    // What it left behind, its children included.
+    // SAFETY: the group that this child was made the leader of.
+    unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
+    let killed = pressure.map_or(0, Pressure::end);
+    let mut printed = Vec::new();
+    let _ = output.rewind().and_then(|()| output.read_to_end(&mut printed));
+    let printed = String::from_utf8_lossy(&printed).into_owned();
+    if status.and_then(|status| status.code()) == Some(driver::EXIT_SKIP) {
+        release(tally);
+        return refused(printed.trim().to_owned());
+    }
+    judge(tally, status, killed);
+    let (counts, said) = (tally.counts(), tally.text());
+    release(tally);
+    let (name, seed) = (turn.config.name, turn.seed);
+    let mut text = format!("{name}, seed {seed}:\n");
+    for line in
+        said.lines().chain(printed.lines().rev().take(12).collect::<Vec<_>>().into_iter().rev())
+    {
+        text += &format!("  {line}\n");
+    }
+    (counts, text, None)
+}
+
+fn prepare() -> std::io::Result<(&'static Tally, File, File)> {
+    let shared = File::from(memfd_create("tally", MemfdFlags::CLOEXEC)?);
+    ftruncate(&shared, std::mem::size_of::<Tally>() as u64)?;
+    let tally = tally::map(Some(shared.as_raw_fd()))?;
+    Ok((tally, shared, File::from(memfd_create("output", MemfdFlags::CLOEXEC)?)))
+}
+
+fn release(tally: &'static Tally) {
+    // Nothing refers to it any more: its counts and its text are copies.
+    sys::unmap(std::ptr::from_ref(tally) as usize, std::mem::size_of::<Tally>());
+}
+
+fn spawn(
+    turn: &Turn,
+    slice: f64,
+    without: &str,
+    pressure: Option<&Pressure>,
+    shared: &File,
+    output: &File,
+) -> std::io::Result<Child> {
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .args(["--child", "--config", turn.config.name, "--seed", &turn.seed.to_string()])
+        .args(["--slice", &slice.to_string(), "--without", without])
+        .stdin(shared.try_clone()?)
+        .stdout(output.try_clone()?)
+        .stderr(output.try_clone()?)
+        .process_group(0);
+    if turn.config.words {
+        command.env("TENURE_DETECT", "words");
+    }
+    if turn.config.purge_always {
+        command.env("TENURE_PURGE", "always");
+    }
+    if let Some(pressure) = pressure {
+        command.env(DOOR, pressure.door());
+    }
+    command.spawn()
+}
+
+fn wait(child: &mut Child, patience: Duration, tally: &Tally) -> Option<ExitStatus> {
+    let begun = Instant::now();
+    loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Some(status);
+        }
+        if begun.elapsed() > patience {
+            add(&tally.hangs, 1);
+            tally.say(format_args!("HANG: the process does not end; its threads:"));
+            for part in crate::watchdog::kernel_view(child.id()).split("; ") {
+                tally.say(format_args!("    {part}"));
+            }
+            let _ = child.kill();
+            let _ = child.wait();
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Counts how the process ended.
+fn judge(tally: &Tally, status: Option<ExitStatus>, killed: u64) {
+    let counts = tally.counts();
+    if killed > 0 {
+        tally.say(format_args!("KILL: the kernel killed {killed} processes for want of memory"));
+        add(&tally.kills, killed);
+    }
+    let Some(status) = status else { return };
+    match (status.code(), status.signal()) {
+        (Some(0), _) => {}
+        (Some(sys::EXIT_WRONG | sys::EXIT_SIGBUS), _) if counts.wrong > 0 => {}
+        (Some(sys::EXIT_HANG), _) if counts.hangs > 0 => {}
+        (_, Some(libc::SIGKILL)) if killed > 0 => {}
+        _ => {
+            tally.say(format_args!("KILL: the process ended with {status}"));
+            add(&tally.kills, 1);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The truth machine: a seeded driver that uses tenure's public calls for volatile memory from
+//! several threads at once, and holds every byte that it gets back against a model of what was
+//! written and reported.
+//!
+//! - [`model`]: the oracle. [`ranges`], [`overlap`], [`objects`], [`shared_objects`], [`caches`]: what is
+//!   driven. [`refill`], [`closures`], [`keys`]: what tenure calls, and how it misbehaves.
+//! - [`forks`], [`first_use`], [`faults`], [`pressure`], [`foreign`], [`sigbus`]: what goes on meanwhile.
+//! - [`config`], [`launch`], [`driver`], [`watchdog`], [`tally`], [`report`]: the machine.
+
+pub mod caches;
+pub mod closures;
+pub mod config;
+pub mod driver;
+pub mod faults;
+pub mod first_use;
+pub mod foreign;
+pub mod forks;
+pub mod gate;
+pub mod keys;
+pub mod launch;
+pub mod model;
+pub mod objects;
+pub mod overlap;
+pub mod pressure;
+pub mod ranges;
+pub mod refill;
+pub mod report;
+pub mod rng;
+pub mod setting;
+pub mod shared_objects;
+pub mod sigbus;
+pub mod sys;
+pub mod tally;
+pub mod watchdog;

@@ -1,0 +1,531 @@
+//! Raw ranges that one thread owns, so that every page's fate is known.
+
+use crate::model::{self, Found, Pages};
+use crate::rng::Rng;
+use crate::setting::{self, is, judge};
+use crate::sigbus::{touching, Touch};
+use crate::sys::{self, PAGE};
+use crate::tally::{add, tally};
+use crate::{closures, doing, wrong};
+use std::cell::Cell;
+use tenure::volatile::{self, Priority};
+use tenure::{ErrorKind, Outcome};
+
+/// A range of memory of the driver's own, with its model.
+pub struct Ranges {
+    /// Where it is.
+    pub base: usize,
+    /// What it must hold.
+    pub model: Pages,
+    huge: bool,
+    version: u64,
+}
+
+/// How much of what happens inside calls of the closure is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closure {
+    /// It only records.
+    Quiet,
+    /// It writes what is gone, calls tenure, forks or panics.
+    Wild,
+}
+
+const MOST_CHECKED: usize = 96;
+
+impl Ranges {
+    /// A fresh range of so many pages.
+    pub fn new(salt: u64, pages: usize, huge: bool) -> Ranges {
+        let base = sys::map(pages * PAGE, huge).expect("memory for a range");
+        let mut ranges = Ranges { base, model: Pages::new(salt, pages), huge, version: 0 };
+        if salt % 3 == 0 {
+            // Two mappings to the kernel.
+            // SAFETY: advice that changes no contents.
+            unsafe { libc::madvise(base as *mut _, pages / 3 * PAGE, libc::MADV_DONTDUMP) };
+        }
+        let most = if huge { pages } else { pages - pages / 16 };
+        ranges.write(0, most);
+        ranges
+    }
+
+    fn pages(&self) -> usize {
+        self.model.pages.len()
+    }
+
+    fn at(&self, page: usize) -> *mut u8 {
+        (self.base + page * PAGE) as *mut u8
+    }
+
+    fn part(&self, rng: &mut Rng) -> (usize, usize) {
+        let (pages, huge) = (self.pages(), sys::HUGE / PAGE);
+        if self.huge && rng.once_in(2) {
+            let (start, count) = rng.part(pages / huge, 2);
+            return (start * huge, count * huge);
+        }
+        match rng.below(8) {
+            0 => (0, pages),
+            1 => (rng.below(pages), 1),
+            2 if self.huge => rng.part(pages, pages),
+            _ => rng.part(pages, 48),
+        }
+    }
+
+    fn marked(&self, start: usize, count: usize) -> usize {
+        self.model.pages[start..start + count].iter().filter(|page| page.marked).count()
+    }
+
+    fn write(&mut self, start: usize, count: usize) {
+        self.version += 1;
+        for page in start..start + count {
+            if !self.model.pages[page].marked {
+                model::write_page(self.at(page) as usize, self.model.salt, page, self.version);
+                self.model.wrote(page, self.version);
+            }
+        }
+    }
+
+    /// One operation that the numbers choose.
+    pub fn step(&mut self, rng: &mut Rng, closure: Closure) {
+        let (start, count) = self.part(rng);
+        match rng.below(32) {
+            0 => self.discard(start, count.min(MOST_CHECKED)),
+            1..=3 => {
+                doing!("write of a range");
+                // A full rewrite of huge ranges would be all that happens.
+                self.write(start, count.min(MOST_CHECKED));
+            }
+            4..=11 => self.mark(rng, start, count),
+            12..=18 => {
+                let _ = self.unmark(rng, start, count, closure);
+            }
+            19 => self.unmark_whole_words(start, count),
+            20..=21 => self.offer(start, count),
+            22..=24 => self.purge(rng, start, count, closure),
+            25 => self.forget(start, count),
+            26..=27 => self.read(start),
+            28 => self.touch(start, rng.once_in(2)),
+            29 => self.ask(start, count),
+            30 => self.bad_arguments(rng, start),
+            _ if rng.once_in(4) => self.map_again(rng),
+            _ => self.pass_time(rng),
+        }
+    }
+
+    /// The program discards memory that is not volatile; it reads zeros and is its own.
+    fn discard(&mut self, start: usize, count: usize) {
+        doing!("MADV_DONTNEED by the program");
+        for page in start..start + count {
+            if self.model.pages[page].marked {
+                continue;
+            }
+            // SAFETY: the driver's own memory, which it owns and has unmarked.
+            let done = unsafe { libc::madvise(self.at(page).cast(), PAGE, libc::MADV_DONTNEED) };
+            if done != 0 {
+                continue;
+            }
+            self.model.pages[page].version = 0;
+            let found = model::look(self.at(page) as usize, self.model.salt, page, 0);
+            let verdict = self.model.check(page, found, false);
+            self.settle(verdict);
+        }
+    }
+
+    fn mark(&mut self, rng: &mut Rng, start: usize, count: usize) {
+        doing!("mark");
+        let (at, len) = (self.at(start), count * PAGE);
+        // SAFETY: the range is the driver's; it is unmarked or forgotten before it is unmapped, and
+        // written while it is marked only where purges raise SIGBUS.
+        let result = unsafe {
+            match rng.once_in(3) {
+                true => {
+                    let level = rng.below(8) as u8;
+                    let priority = Priority::new(level).unwrap_or(Priority::DEFAULT);
+                    volatile::mark_with_priority(at, len, priority)
+                }
+                false => volatile::mark(at, len),
+            }
+        };
+        match result {
+            Ok(()) => (start..start + count).for_each(|page| self.model.mark(page)),
+            Err(error) => judge("mark", &error, &[]),
+        }
+    }
+
+    /// Unmarks with a map and checks every page; answers how many pages were reported.
+    pub fn unmark(&mut self, rng: &mut Rng, start: usize, count: usize, closure: Closure) -> usize {
+        doing!("unmark_with_map");
+        let mut reported = vec![false; count];
+        let mut stray = false;
+        let mut written = false;
+        let mut twice = None;
+        let wild = match closure {
+            Closure::Quiet => closures::Wild::Nothing,
+            Closure::Wild => closures::Wild::choose(rng),
+        };
+        let (base, salt, version) = (self.base, self.model.salt, self.version + 1);
+        let at = self.at(start);
+        let result = closures::catching(|| {
+            // SAFETY: as in `mark`.
+            unsafe {
+                volatile::unmark_with_map(at, count * PAGE, |gone| {
+                    if gone.start % PAGE != 0 || gone.end % PAGE != 0 || gone.end > count * PAGE {
+                        stray = true;
+                        return;
+                    }
+                    let pages = gone.start / PAGE..gone.end / PAGE;
+                    for (page, told) in pages.clone().zip(&mut reported[pages]) {
+                        if std::mem::replace(told, true) {
+                            twice = Some(page);
+                        }
+                        if wild == closures::Wild::Write {
+                            let page = start + page;
+                            model::write_page(base + page * PAGE, salt, page, version);
+                            written = true;
+                        }
+                    }
+                    wild.act();
+                })
+            }
+        });
+        if stray {
+            wrong!("unmark_with_map reported an extent outside of the range");
+        }
+        if let Some(page) = twice {
+            wrong!("one unmark_with_map reported page {page} twice");
+        }
+        let reports = reported.iter().filter(|is| **is).count();
+        add(&tally().purged, reports as u64);
+        let outcome = match result {
+            None => {
+                // The closure panicked. What it was told of is told; the rest is asked again.
+                self.after_panic(start, count);
+                return reports;
+            }
+            Some(Err(error)) => {
+                if reports > 0 {
+                    wrong!("unmark_with_map reported {reports} pages and failed: {error}");
+                    // They are zeros now, and volatile still.
+                    for (page, _) in reported.iter().enumerate().filter(|(_, told)| **told) {
+                        self.model.pages[start + page].version = 0;
+                    }
+                }
+                judge("unmark_with_map", &error, &[]);
+                return 0;
+            }
+            Some(Ok(outcome)) => outcome,
+        };
+        if (outcome == Outcome::Purged) != (reports > 0) {
+            wrong!("unmark_with_map answered {outcome:?} and reported {reports} pages");
+        }
+        if reports > 0 {
+            add(&tally().reports, 1);
+        }
+        if written {
+            self.version = version;
+        }
+        for (page, reported) in reported.iter().enumerate() {
+            let page = start + page;
+            let verdict = self.model.take_back(page, *reported);
+            // A child of a raw clone cannot know what was touched while nothing watched.
+            if !(is(&setting::CLONED) && matches!(verdict, Err(model::Wrong::ReportedUntouched(_))))
+            {
+                self.settle(verdict);
+            }
+            if *reported && written {
+                self.model.wrote(page, version);
+            }
+        }
+        self.check(rng, start, count, &|page| reported[page - start] && !written);
+        reports
+    }
+
+    fn settle(&self, verdict: Result<(), model::Wrong>) {
+        if let Err(wrong) = verdict {
+            wrong!("range {:#x}: {wrong}", self.base);
+        }
+    }
+
+    fn check(
+        &mut self,
+        rng: &mut Rng,
+        start: usize,
+        count: usize,
+        reported: &dyn Fn(usize) -> bool,
+    ) {
+        doing!("check of an unmarked range");
+        let sampled = count > MOST_CHECKED;
+        let checked = if sampled { MOST_CHECKED } else { count };
+        for n in 0..checked {
+            let page = start + if sampled { rng.below(count) } else { n };
+            let model = self.model.pages[page];
+            let found = model::look(self.at(page) as usize, self.model.salt, page, model.version);
+            let verdict = self.model.check(page, found, reported(page));
+            self.settle(verdict);
+        }
+    }
+
+    /// A call without a map: a purge is reported for the range as a whole.
+    fn unmark_whole_words(&mut self, start: usize, count: usize) {
+        doing!("unmark");
+        // SAFETY: as in `mark`.
+        let result = unsafe { volatile::unmark(self.at(start), count * PAGE) };
+        match result {
+            Err(error) => judge("unmark", &error, &[]),
+            Ok(outcome) => {
+                if outcome == Outcome::Purged {
+                    add(&tally().reports, 1);
+                    if self.marked(start, count) == 0 {
+                        wrong!("unmark of what is not volatile answered Purged");
+                    }
+                }
+                let (mut zeros, mut excused) = (0, 0);
+                for page in start..start + count {
+                    let before = self.model.pages[page];
+                    let found =
+                        model::look(self.at(page) as usize, self.model.salt, page, before.version);
+                    let lost = found == Found::Zeros && before.marked;
+                    zeros += usize::from(lost);
+                    excused += usize::from(before.marked && before.touched && before.version == 0);
+                    if before.gone && before.version != 0 && !lost {
+                        wrong!("page {page} was gone and is back without a report");
+                    }
+                    self.model.pages[page].gone = false;
+                    let _ = self.model.take_back(page, lost);
+                    if !lost {
+                        let verdict = self.model.check(page, found, false);
+                        self.settle(verdict);
+                    }
+                }
+                add(&tally().purged, zeros as u64);
+                match outcome {
+                    Outcome::Intact if zeros > 0 => {
+                        wrong!("unmark answered Intact, and {zeros} pages read zeros");
+                    }
+                    Outcome::Purged if zeros == 0 && excused == 0 => {
+                        wrong!("unmark answered Purged, and every page is as it was");
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn offer(&mut self, start: usize, count: usize) {
+        doing!("offer_now");
+        // SAFETY: as in `mark`.
+        let result = unsafe { volatile::offer_now(self.at(start), count * PAGE) };
+        self.judge_offer("offer_now", start, count, result.err());
+    }
+
+    fn purge(&mut self, rng: &mut Rng, start: usize, count: usize, closure: Closure) {
+        doing!("purge_now");
+        // SAFETY: as in `mark`.
+        let result = unsafe { volatile::purge_now(self.at(start), count * PAGE) };
+        let gone = *result.as_ref().unwrap_or(&0);
+        let all_data = self.model.pages[start..start + count]
+            .iter()
+            .all(|page| !page.marked || page.version != 0);
+        if gone > self.marked(start, count) * PAGE {
+            wrong!("purge_now answered {gone} bytes, more than are volatile");
+        }
+        self.judge_offer("purge_now", start, count, result.err());
+        if gone > 0 && all_data && rng.once_in(2) {
+            let reported = self.unmark(rng, start, count, Closure::Quiet) * PAGE;
+            let unmarked = self.marked(start, count) == 0;
+            if unmarked && reported < gone {
+                wrong!(
+                    "purge_now answered that {gone} bytes are gone, and unmark reported {reported}"
+                );
+            }
+        }
+        let _ = closure;
+    }
+
+    fn judge_offer(&self, call: &str, start: usize, count: usize, error: Option<tenure::Error>) {
+        let marked = self.marked(start, count);
+        match error {
+            None if marked == 0 => wrong!("{call} succeeded where nothing is volatile"),
+            None => {}
+            Some(error) if error.kind() == ErrorKind::NotMarked && marked > 0 => {
+                wrong!("{call} failed though {marked} pages are volatile: {error}");
+            }
+            Some(error) if error.kind() == ErrorKind::NotMarked => {}
+            Some(error) if error.errno() == libc::EBUSY && is(&setting::FORKS) => {}
+            // Inside a huge page that is in use otherwise.
+            Some(error) => judge(call, &error, if self.huge { &[libc::EINVAL] } else { &[] }),
+        }
+    }
+
+    fn forget(&mut self, start: usize, count: usize) {
+        doing!("forget");
+        // SAFETY: as in `mark`.
+        match unsafe { volatile::forget(self.at(start), count * PAGE) } {
+            Ok(()) => self.learn(start, count),
+            Err(error) => judge("forget", &error, &[]),
+        }
+    }
+
+    /// After a call that takes pages back and reports nothing: data or zeros.
+    fn learn(&mut self, start: usize, count: usize) {
+        for page in start..start + count {
+            let before = self.model.pages[page];
+            let found = model::look(self.at(page) as usize, self.model.salt, page, before.version);
+            let lost = before.marked && found == Found::Zeros;
+            self.model.pages[page].gone = false;
+            let _ = self.model.take_back(page, lost);
+            if !lost {
+                let verdict = self.model.check(page, found, false);
+                self.settle(verdict);
+            }
+        }
+    }
+
+    fn after_panic(&mut self, start: usize, count: usize) {
+        doing!("unmark after a closure panicked");
+        // SAFETY: as in `mark`.
+        let again = unsafe { volatile::unmark(self.at(start), count * PAGE) };
+        match again {
+            Ok(_) => self.learn(start, count),
+            Err(error) => judge("unmark", &error, &[]),
+        }
+    }
+
+    /// Reads a page through the kernel, volatile or not.
+    fn read(&mut self, page: usize) {
+        doing!("read through the kernel");
+        if is(&setting::CLONED) {
+            return;
+        }
+        let mut bytes = [0u64; model::WORDS];
+        // SAFETY: the array's own bytes; any are valid.
+        let into = unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), PAGE) };
+        let read = sys::read_through_kernel(self.at(page) as usize, into);
+        let version = self.model.pages[page].version;
+        let found =
+            read.map(|()| model::compare(|word| bytes[word], self.model.salt, page, version, 0));
+        let verdict = self.model.read(page, found, !setting::touches_raise());
+        self.settle(verdict);
+    }
+
+    /// Touches a page that may be volatile, which raises SIGBUS if it was purged.
+    fn touch(&mut self, page: usize, write: bool) {
+        if !setting::touches_raise() || !self.model.pages[page].touched {
+            return;
+        }
+        doing!("touch without an unmark");
+        let at = self.at(page) as usize;
+        let called = Cell::new(false);
+        let reported = Cell::new(0);
+        let resolve = |_: usize| {
+            called.set(true);
+            let told = |_| reported.set(reported.get() + 1);
+            setting::persist(|| {
+                // SAFETY: as in `mark`.
+                unsafe { volatile::unmark_with_map(at as *mut u8, PAGE, told) }.is_ok()
+            })
+        };
+        let before = self.model.pages[page];
+        let touch = Touch { start: at, end: at + PAGE, resolve: &resolve };
+        let version = self.version + 1;
+        let found = touching(&touch, || {
+            if write {
+                model::write_page(at, self.model.salt, page, version);
+            }
+            let expected = if write { version } else { before.version };
+            model::look(at, self.model.salt, page, expected)
+        });
+        if !called.get() {
+            // Nothing was gone, so nothing may have changed.
+            if write {
+                self.version = version;
+                self.model.wrote(page, version);
+            }
+            if before.gone && before.version != 0 {
+                wrong!("page {page} was gone, and a touch raised no SIGBUS");
+            }
+            if found != Found::Expected {
+                wrong!("page {page} was touched without SIGBUS: {found:?}");
+            }
+            self.model.pages[page].gone = false;
+            return;
+        }
+        add(&tally().reports, 1);
+        add(&tally().purged, 1);
+        if reported.get() != 1 {
+            wrong!("page {page} raised SIGBUS, and its unmark reported {} losses", reported.get());
+        }
+        let verdict = self.model.take_back(page, true);
+        self.settle(verdict);
+        // What was written before the signal is lost as well.
+        self.write(page, 1);
+        let found = model::look(at, self.model.salt, page, self.model.pages[page].version);
+        let verdict = self.model.check(page, found, false);
+        self.settle(verdict);
+    }
+
+    fn ask(&mut self, start: usize, count: usize) {
+        doing!("is_volatile");
+        let said = volatile::is_volatile(self.at(start), count * PAGE);
+        if said != (self.marked(start, count) > 0) {
+            wrong!("is_volatile says {said}, and {} pages are", self.marked(start, count));
+        }
+    }
+
+    fn bad_arguments(&mut self, rng: &mut Rng, page: usize) {
+        doing!("bad arguments");
+        let at = self.at(page);
+        let (at, len) = match rng.below(4) {
+            0 => (at, 0),
+            1 => (at.wrapping_add(1), PAGE),
+            2 => (at, PAGE + 1),
+            _ => (at, usize::MAX - PAGE + 1),
+        };
+        // SAFETY: refused before anything is done.
+        let errors = unsafe {
+            [
+                volatile::mark(at, len).err(),
+                volatile::unmark(at, len).err(),
+                volatile::offer_now(at, len).err(),
+                volatile::purge_now(at, len).err(),
+                volatile::forget(at, len).err(),
+            ]
+        };
+        for error in errors {
+            match error {
+                Some(error) if error.errno() == libc::EINVAL => {}
+                other => wrong!("a bad range ({at:p}, {len}) gave {other:?}"),
+            }
+        }
+    }
+
+    /// Gives the memory up and takes other memory, which may lie at the same place.
+    fn map_again(&mut self, rng: &mut Rng) {
+        doing!("forget before unmapping");
+        let pages = self.pages();
+        // SAFETY: as in `mark`.
+        if let Err(error) = unsafe { volatile::forget(self.at(0), pages * PAGE) } {
+            return judge("forget", &error, &[]);
+        }
+        doing!("unmap");
+        self.learn(0, pages.min(MOST_CHECKED));
+        sys::unmap(self.base, pages * PAGE);
+        if rng.once_in(2) {
+            sys::nap_us(rng.below(500) as u64);
+        }
+        let (salt, huge) = (rng.draw(), self.huge);
+        let version = self.version;
+        *self = Ranges::new(salt, pages, huge);
+        self.version += version;
+    }
+
+    fn pass_time(&mut self, rng: &mut Rng) {
+        doing!("nap");
+        sys::nap_us(rng.below(3000) as u64);
+        sys::reclaim(self.base, self.pages() * PAGE);
+    }
+
+    /// Takes everything back and checks it; the memory stays.
+    pub fn finish(&mut self, rng: &mut Rng) {
+        let pages = self.pages();
+        self.unmark(rng, 0, pages, Closure::Quiet);
+    }
+}

@@ -1,0 +1,66 @@
+//! Touches of purged memory without a pin, and the SIGBUS that they raise.
+
+use crate::tally::{add, tally};
+use crate::wrong;
+use crate::{setting, sys};
+use std::cell::Cell;
+
+/// What a thread does when the page that it touches is gone.
+pub struct Touch<'a> {
+    /// The first address of what is touched.
+    pub start: usize,
+    /// The end of what is touched.
+    pub end: usize,
+    /// Makes the touched page readable again; called inside the signal handler.
+    pub resolve: &'a dyn Fn(usize) -> bool,
+}
+
+thread_local! {
+    static TOUCH: Cell<*const Touch<'static>> = const { Cell::new(std::ptr::null()) };
+}
+
+/// Runs `access`, which touches volatile memory; a purged page is resolved as `touch` says.
+pub fn touching<R>(touch: &Touch<'_>, access: impl FnOnce() -> R) -> R {
+    TOUCH.set(std::ptr::from_ref(touch).cast());
+    let result = access();
+    TOUCH.set(std::ptr::null());
+    result
+}
+
+fn on_purged(purged: tenure::volatile::Purged) -> bool {
+    add(&tally().sigbus, 1);
+    let touch = TOUCH.get();
+    if touch.is_null() {
+        wrong!("SIGBUS at {:#x}, which this thread may read and write", purged.address);
+        // Go on, if that is all.
+        let page = purged.page as *mut u8;
+        // SAFETY: memory that this thread may use is not volatile; unmarking it changes nothing.
+        return setting::persist(|| unsafe { tenure::volatile::unmark(page, sys::PAGE) }.is_ok());
+    }
+    // SAFETY: `touching` set it and is still running on this thread: the signal came in between.
+    let touch = unsafe { &*touch };
+    if !(touch.start..touch.end).contains(&purged.address) {
+        return false;
+    }
+    if purged.page != purged.address / sys::PAGE * sys::PAGE {
+        wrong!("on_purged_access was given {purged:x?}, whose page is another");
+    }
+    (touch.resolve)(purged.address)
+}
+
+/// What remains: nothing of the driver's explains this signal.
+extern "C" fn unexplained(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid `siginfo_t` to a handler installed with SA_SIGINFO.
+    let (at, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
+    let touching = !TOUCH.get().is_null();
+    wrong!("SIGBUS at {at:#x} (code {code}) that nothing explains (touching: {touching})");
+    sys::exit_now(sys::EXIT_SIGBUS);
+}
+
+/// Installs the driver's last resort, then tenure's handler above it.
+pub fn install() {
+    sys::on_signal(libc::SIGBUS, unexplained);
+    if let Err(error) = tenure::volatile::on_purged_access(on_purged) {
+        wrong!("on_purged_access failed: {error}");
+    }
+}
