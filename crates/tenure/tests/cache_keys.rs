@@ -154,7 +154,8 @@ fn a_panic_in_hash_leaves_no_outdated_value() {
         }
         let mut outdated = Vec::new();
         for key in keys {
-            let value = cache.get(&Moody(key)).map(|v| u64::from_ne_bytes(v[..].try_into().unwrap()));
+            let value =
+                cache.get(&Moody(key)).map(|v| u64::from_ne_bytes(v[..].try_into().unwrap()));
             let right = (key % 5 != 0).then_some(key + 2_000_000);
             if value.is_some() && value != right {
                 outdated.push((key, value));

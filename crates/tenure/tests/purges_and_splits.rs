@@ -34,7 +34,8 @@ fn a_purge_and_an_unmark_of_a_part_never_wait_for_ever() {
                         let count = 1 + next(&mut state) % (pages - first);
                         // SAFETY: inside the mapping, which outlives the threads; nobody reads it.
                         let _ = unsafe {
-                            volatile::unmark((base + first * PAGE) as *mut u8, count * PAGE).unwrap()
+                            volatile::unmark((base + first * PAGE) as *mut u8, count * PAGE)
+                                .unwrap()
                         };
                     }
                 });
@@ -168,14 +169,14 @@ fn extra_unpins_change_nothing() {
         object.pin_mut().unwrap().fill(7);
         let object = &object;
         let (turn, taken) = (AtomicU64::new(0), AtomicU64::new(0));
-        const ROUNDS: u64 = 20_000;
+        const ROUNDS: u64 = 5_000;
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 let (turn, taken) = (&turn, &taken);
                 scope.spawn(move || {
                     for round in 1..=ROUNDS {
                         while turn.load(Ordering::Acquire) < round {
-                            std::hint::spin_loop();
+                            std::thread::yield_now();
                         }
                         // SAFETY: there is a pin whose guard was forgotten, or none.
                         if unsafe { object.unpin() } {

@@ -15,7 +15,8 @@ use tenure_testkit::{or_skip, pages, skip, this_test};
 /// Nothing is offered but by the test.
 fn offers_by_hand() {
     let settings = Settings::default();
-    let settings = settings.with_offer_after(Duration::from_secs(3600)).with_unoffered_max(u64::MAX);
+    let settings =
+        settings.with_offer_after(Duration::from_secs(3600)).with_unoffered_max(u64::MAX);
     volatile::configure(settings);
 }
 

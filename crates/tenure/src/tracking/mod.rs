@@ -193,15 +193,15 @@ fn needs_settling(word: Word) -> bool {
 }
 
 /// Offers a claimed range. On the background thread.
-fn offer(mut claim: Claim, split_huge: bool) -> std::result::Result<(), Refusal> {
+fn offer(claim: &mut Claim, split_huge: bool) -> std::result::Result<(), Refusal> {
     // Not only pinned: a claim that began before the pin would be offered under the program's hands.
     if claim.is_wanted() || claim.is_offered() {
         return Err(Refusal::Wanted);
     }
-    let offered = offer::offer(&mut claim, split_huge);
+    let offered = offer::offer(claim, split_huge);
     match offered {
         Ok(()) if settings::purge_always() => {
-            let _ = offer::purge(&mut claim);
+            let _ = offer::purge(claim);
         }
         Err(Refusal::Wanted) | Ok(()) => {}
         Err(_) => add(&COUNTERS.refused_offers, 1),
@@ -213,12 +213,12 @@ fn offer(mut claim: Claim, split_huge: bool) -> std::result::Result<(), Refusal>
 fn offer_now(id: RangeId, tracked: &'static Tracked) -> std::result::Result<(), Refusal> {
     let volatile = |word: Word| word.pins() == 0;
     let offer = move || {
-        let Some(claim) = TRACKING.claims.claim(id, tracked, volatile) else {
+        let Some(mut claim) = TRACKING.claims.claim(id, tracked, volatile) else {
             return Err(Refusal::Wanted);
         };
         match claim.is_offered() {
             true => Ok(()),
-            false => offer(claim, true),
+            false => offer(&mut claim, true),
         }
     };
     worker::on_worker(offer).unwrap_or(Err(Refusal::Kernel(Errno::AGAIN)))

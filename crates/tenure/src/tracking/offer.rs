@@ -56,7 +56,7 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
     let parts = offerable_parts(claim, range, pagemap.as_ref(), split_huge)?;
     if by_words {
         remember_words(claim, range).map_err(Refusal::Kernel)?;
-    } else if !claim.is(flag::DENSE) {
+    } else if !claim.is(flag::DENSE | flag::WHOLLY_WATCHED) {
         // All of the range before any of it is told: an offer may be cut short, and a hole in the part
         // that was left out would count as purged with the rest.
         for piece in range.pieces(STEP) {
@@ -174,7 +174,11 @@ fn make_readable(
         None => missing.push(piece),
     }
     for hole in &missing {
-        advise::populate_read(*hole)?;
+        match advise::populate_read(*hole) {
+            // A page whose refill has failed: it is lost already, and watched.
+            Err(Errno::FAULT | Errno::HWPOISON) if claim.is(flag::REFILLED) => {}
+            done => done?,
+        }
     }
     if !missing.is_empty() {
         claim.set(flag::SPARSE);

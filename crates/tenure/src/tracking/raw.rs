@@ -5,7 +5,7 @@
 //! the lock: who does not get one releases everything, waits, and begins again.
 
 use super::map::{IntervalMap, Supplies};
-use super::offer::Refusal;
+use super::offer::{self, Refusal};
 use super::slab::Spare;
 use super::state::{flag, Claim, RangeId, Tracked, Word};
 use super::{backpressure, needs_settling, settings, TRACKING};
@@ -13,6 +13,7 @@ use crate::os::maps::{self, Unfit};
 use crate::os::page_size;
 use crate::range::PageRange;
 use crate::runtime::lock::Guard;
+use crate::runtime::worker;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
@@ -565,12 +566,42 @@ fn take_losses(range: PageRange) -> Vec<PageRange> {
     joined(lost, Vec::new())
 }
 
-/// The marked ranges inside `range`, cut at its ends so that nothing beyond is touched.
-pub(crate) fn cut_marked(range: PageRange) -> Vec<RangeId> {
+/// Offers what is marked inside `range`, cut at its ends so that nothing beyond is touched; `purge`: and has
+/// the kernel discard it. Returns how many bytes are gone. `None`: nothing in it is marked.
+///
+/// All of it on the background thread and with the claims held from the cut on: nothing is joined to what
+/// lies beside the range meanwhile.
+pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize, Refusal>> {
+    let offer_all = move || {
+        let marked = claim_marked(range);
+        if marked.is_empty() {
+            return None;
+        }
+        let mut gone = 0;
+        for mut claim in marked {
+            let offered = match claim.is_offered() {
+                true => Ok(()),
+                false => super::offer(&mut claim, true),
+            };
+            let purged = offered.and_then(|()| match purge {
+                true => offer::purge(&mut claim).map_err(Refusal::Kernel),
+                false => Ok(0),
+            });
+            match purged {
+                Ok(bytes) => gone += bytes,
+                Err(refusal) => return Some(Err(refusal)),
+            }
+        }
+        Some(Ok(gone))
+    };
+    worker::on_worker(offer_all).unwrap_or(Some(Err(Refusal::Kernel(Errno::AGAIN))))
+}
+
+/// The claims of the marked ranges inside `range`, cut at its ends.
+fn claim_marked(range: PageRange) -> Vec<Claim> {
     loop {
         let known = overlapping(range).len();
         let Some(mut change) = Change::new(known, 2) else { return Vec::new() };
-        let mut marked = Vec::with_capacity(known + 2);
         let mut map = lock_with_room(2);
         if let Err(waiting) = change.claim_overlapping(&map, range) {
             drop(map);
@@ -580,9 +611,8 @@ pub(crate) fn cut_marked(range: PageRange) -> Vec<RangeId> {
         }
         change.cut_ends(&mut map, range, |claim| claim.word().pins() == 0);
         drop(map);
-        let volatile = change.claims.iter().filter(|claim| claim.word().pins() == 0);
-        marked.extend(volatile.map(Claim::id));
-        return marked;
+        change.claims.retain(|claim| claim.word().pins() == 0);
+        return change.claims;
     }
 }
 
@@ -598,13 +628,6 @@ pub(crate) fn is_marked(range: PageRange) -> bool {
         let marked = map.overlapping(range).any(|id| tracked(id).load().pins() == 0);
         marked
     }
-}
-
-/// The marked ranges that overlap.
-pub(crate) fn marked(range: PageRange) -> Vec<RangeId> {
-    let mut ids = overlapping(range);
-    ids.retain(|id| tracked(*id).load().pins() == 0);
-    ids
 }
 
 /// Drops all that is known of a range, whose pages stay as they are. `true`: a part of it is watched.
@@ -645,14 +668,6 @@ pub(crate) fn forget(range: PageRange) -> bool {
 /// kernel's goes to.
 pub(super) fn forget_unmapped(range: PageRange) -> bool {
     any() && forget(range)
-}
-
-pub(crate) fn offer_now(id: RangeId) -> Result<(), Refusal> {
-    super::offer_now(id, tracked(id))
-}
-
-pub(crate) fn purge_now(id: RangeId) -> Result<usize, Refusal> {
-    super::purge_now(id, tracked(id))
 }
 
 /// Joined ranges stay below this, so that one offer takes a bounded time (1 GiB of base pages: 90 ms,

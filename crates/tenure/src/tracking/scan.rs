@@ -194,14 +194,14 @@ impl Scans {
                 true => raw::claim_with_neighbours(id, word),
                 false => TRACKING.claims.try_claim_from(id, tracked, word),
             };
-            let Some(claim) = claim else {
+            let Some(mut claim) = claim else {
                 // Joined to one that was offered: it is gone from what is marked.
                 if tracked.load().has(Word::FREE | Word::OFFERED) {
                     left = left.saturating_sub(candidate.len);
                 }
                 continue;
             };
-            match super::offer(claim, pressed) {
+            match super::offer(&mut claim, pressed) {
                 Ok(()) => left = left.saturating_sub(candidate.len),
                 Err(Refusal::Wanted) => {}
                 Err(_) => {

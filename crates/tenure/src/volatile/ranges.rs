@@ -111,9 +111,7 @@ fn mark_range(
     }
     backpressure::hold_back();
     if purge_always() {
-        for id in raw::marked(range) {
-            let _ = raw::purge_now(id);
-        }
+        let _ = raw::offer_range(range, true);
     }
     Ok(())
 }
@@ -174,7 +172,7 @@ fn not_unmarked(call: &'static str, range: PageRange, failed: Failed) -> Error {
 /// # Safety
 /// As [`mark`].
 pub unsafe fn offer_now(addr: *mut u8, len: usize) -> Result<()> {
-    each_volatile("offer_now", addr, len, |id| raw::offer_now(id).map(|()| 0)).map(drop)
+    offer_range("offer_now", addr, len, false).map(drop)
 }
 
 /// Offers what is marked in the range and has the kernel discard it; answers how many bytes of it
@@ -186,32 +184,23 @@ pub unsafe fn offer_now(addr: *mut u8, len: usize) -> Result<()> {
 /// # Safety
 /// As [`mark`].
 pub unsafe fn purge_now(addr: *mut u8, len: usize) -> Result<usize> {
-    each_volatile("purge_now", addr, len, raw::purge_now)
+    offer_range("purge_now", addr, len, true)
 }
 
-fn each_volatile(
-    call: &'static str,
-    addr: *mut u8,
-    len: usize,
-    mut each: impl FnMut(RangeId) -> std::result::Result<usize, Refusal>,
-) -> Result<usize> {
+fn offer_range(call: &'static str, addr: *mut u8, len: usize, purge: bool) -> Result<usize> {
     let range = PageRange::check(call, addr, len)?;
     tracking::ready(call)?;
-    let ids = raw::cut_marked(range);
-    if ids.is_empty() {
-        return Err(Error::new(
+    match raw::offer_range(range, purge) {
+        Some(Ok(gone)) => Ok(gone),
+        Some(Err(refusal)) => Err(refused(call, range, refusal)),
+        None => Err(Error::new(
             ErrorKind::NotMarked,
             call,
             "no page of the range is marked volatile",
             "mark it first",
         )
-        .on(range.start, range.len()));
+        .on(range.start, range.len())),
     }
-    let mut total = 0;
-    for id in ids {
-        total += each(id).map_err(|refusal| refused(call, range, refusal))?;
-    }
-    Ok(total)
 }
 
 /// Makes the range non-volatile and drops all that tenure knows of it, so that the program may unmap

@@ -175,7 +175,7 @@ impl Refiller {
 
 impl Refilling<'_> {
     /// Notes for a fork that the thread is at this refill.
-    fn enter(&self) {
+    pub fn enter(&self) {
         INNERMOST.set(std::ptr::from_ref(self).cast());
     }
 }

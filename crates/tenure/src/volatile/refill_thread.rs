@@ -130,7 +130,12 @@ fn answer(fd: i32, fault: uffd::Fault) -> Option<uffd::Fault> {
         fail(fd, missing, fault.thread);
         return None;
     };
-    let Some(_refilling) = object.refiller().try_begin() else { return Some(fault) };
+    let Some(refilling) = object.refiller().try_begin() else { return Some(fault) };
+    refilling.enter();
+    if advise::populate_read_plain(missing).is_ok() {
+        let _ = uffd::wake(fd, missing); // a pin has made it
+        return None;
+    }
     let made = match object.refill() {
         Some(function) => {
             let lost = if function.makes_whole() { object.range() } else { missing };
@@ -138,10 +143,14 @@ fn answer(fd: i32, fault: uffd::Fault) -> Option<uffd::Fault> {
         }
         None => false,
     };
-    if !made {
-        // Nobody else makes the page meanwhile: this thread has the right to.
-        fail(fd, missing, fault.thread);
+    if made {
+        return None;
     }
+    if object.memory().pins() > 0 {
+        return Some(fault); // a pinner waits for its turn, and may succeed
+    }
+    // No other thread makes the page meanwhile: this one has the right to.
+    fail(fd, missing, fault.thread);
     None
 }
 
