@@ -297,4 +297,3 @@ fn a_child_leaves_alone_what_it_did_not_inherit() {
         assert_eq!(ended, Ended::Well);
     });
 }
-

@@ -34,7 +34,8 @@ fn a_purge_and_an_unmark_of_a_part_never_wait_for_ever() {
                         let count = 1 + next(&mut state) % (pages - first);
                         // SAFETY: inside the mapping, which outlives the threads; nobody reads it.
                         let _ = unsafe {
-                            volatile::unmark((base + first * PAGE) as *mut u8, count * PAGE).unwrap()
+                            volatile::unmark((base + first * PAGE) as *mut u8, count * PAGE)
+                                .unwrap()
                         };
                     }
                 });
