@@ -3,7 +3,7 @@
 use std::io;
 use tenure_testkit::seccomp::{
     count_syscalls, counting_syscalls, deny_all_syscalls_on_this_thread_except, Call, Denied,
-    Errno, Filter, NthFailure, When,
+    Errno, Filter, Hold, NthFailure, When,
 };
 use tenure_testkit::{in_child, or_skip, pages, run_child, this_test};
 
@@ -217,4 +217,40 @@ fn denied_calls_can_fail_instead() {
         }
     });
     assert_eq!(result.status.code(), Some(7), "{}", result.output);
+}
+
+#[test]
+fn a_held_call_waits_until_it_is_released_and_then_goes_on() {
+    in_child(this_test!(), &[], || {
+        let hold = or_skip!(Hold::install(&[Call::Madvise(libc::MADV_DONTNEED)]));
+        let pages = Pages::map();
+        pages.fill();
+        let (at, ended) = (pages.0 as usize, std::sync::atomic::AtomicBool::new(false));
+        let over = || ended.load(std::sync::atomic::Ordering::SeqCst);
+        let long = std::time::Duration::from_secs(60);
+        std::thread::scope(|scope| {
+            hold.arm(long);
+            scope.spawn(|| {
+                // SAFETY: the mapping's contents are nobody's.
+                assert_eq!(unsafe { libc::madvise(at as *mut _, LEN, libc::MADV_DONTNEED) }, 0);
+                ended.store(true, std::sync::atomic::Ordering::SeqCst);
+            });
+            assert!(hold.wait_until_held(long));
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert!(!over(), "it went on by itself");
+            assert_eq!(pages.present(), LEN / 4096);
+            // Calls of the thread that armed it, and a second one's, are not held.
+            assert_eq!(Pages::map().advise(libc::MADV_DONTNEED), Ok(()));
+            scope.spawn(|| assert_eq!(Pages::map().advise(libc::MADV_DONTNEED), Ok(())));
+            hold.release();
+        });
+        assert!(over());
+        assert_eq!(pages.present(), 0, "the call was not made");
+        // It ends by itself as well.
+        hold.arm(std::time::Duration::from_millis(30));
+        std::thread::spawn(|| assert_eq!(Pages::map().advise(libc::MADV_DONTNEED), Ok(())))
+            .join()
+            .unwrap();
+        assert!(!hold.wait_until_held(std::time::Duration::from_millis(1)));
+    });
 }

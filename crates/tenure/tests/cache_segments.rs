@@ -4,7 +4,7 @@
 mod promise_kit;
 
 use promise_kit::*;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tenure::volatile::{self, Settings};
 use tenure::Cache;
 use tenure_testkit::seccomp::{Call, Hold};
@@ -71,7 +71,7 @@ fn memory_of_a_gone_value_is_let_go(test: &str, env: &[(&str, &str)], call: Call
         let value = vec![7u8; LEN - 64];
         let mut mapped = 0;
         for round in 0..6 {
-            hold.arm(Duration::from_millis(100));
+            hold.arm(Duration::from_millis(400));
             cache.insert(1, &value).unwrap();
             let at = cache.get(&1).map_or(0, |value| value.as_ptr() as usize & !(PAGE - 1));
             let stopped = hold.wait_until_held(Duration::from_secs(1));
@@ -120,17 +120,22 @@ fn a_value_in_the_place_of_a_gone_one_is_right_or_absent() {
         offers_at_once();
         let cache = Cache::<u64>::new().unwrap();
         let value = vec![7u8; LEN - 64];
-        let mut misses = 0;
-        for round in 0..10 {
-            hold.arm(Duration::from_millis(100));
+        let (mut misses, mut stops) = (0, 0);
+        let start = Instant::now();
+        for round in 0.. {
+            if start.elapsed() > PATIENCE * 2 / 5 {
+                break;
+            }
+            hold.arm(Duration::from_millis(150));
             cache.insert(1, &value).unwrap();
-            let stopped = hold.wait_until_held(Duration::from_secs(1));
+            let stopped = hold.wait_until_held(Duration::from_millis(200));
+            stops += u32::from(stopped);
             cache.clear();
             cache.insert(2, &value).unwrap();
             hold.release();
             let at = cache.get(&2).map_or(0, |value| value.as_ptr() as usize & !(PAGE - 1));
-            waited(|| tenure::stats().marked_bytes == 0);
-            std::thread::sleep(Duration::from_millis(20));
+            // The worker offers it; nothing more is promised than that this is soon.
+            std::thread::sleep(Duration::from_millis(60));
             reclaim(at, LEN);
             match cache.get(&2) {
                 None => misses += 1,
@@ -142,6 +147,6 @@ fn a_value_in_the_place_of_a_gone_one_is_right_or_absent() {
             }
             cache.clear();
         }
-        println!("{misses} misses");
+        println!("{misses} misses, the worker was stopped {stops} times");
     });
 }

@@ -27,7 +27,6 @@ const KILLED: &[i64] = &[
     libc::SYS_capset,
     libc::SYS_fanotify_init,
     libc::SYS_keyctl,
-    libc::SYS_nfsservctl,
     libc::SYS_open_by_handle_at,
     libc::SYS_pivot_root,
     libc::SYS_quotactl,

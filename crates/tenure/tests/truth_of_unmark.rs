@@ -208,7 +208,7 @@ fn an_unmark_returns_when_its_pages_are_there_whoever_takes_them_back() {
             }
             // SAFETY: as above.
             unsafe {
-                volatile::unmark_with_map(z, part * PAGE, |extent| {
+                let _ = volatile::unmark_with_map(z, part * PAGE, |extent| {
                     note(&mut here[pages..], extent);
                 })
                 .unwrap();
@@ -291,7 +291,8 @@ fn a_purge_is_reported_to_the_last_byte_of_its_range() {
             waited(|| tenure::stats().offered_bytes > 0);
             let purged = volatile::purge_now(p, len).unwrap();
             assert!(purged > 0, "nothing was purged");
-            volatile::unmark_with_map(p, len, |extent| note(&mut gone, extent)).unwrap();
+            let outcome = volatile::unmark_with_map(p, len, |extent| note(&mut gone, extent));
+            assert_eq!(outcome, Ok(Outcome::Purged));
             let bytes = std::slice::from_raw_parts(p, len);
             for (i, page) in bytes.chunks(PAGE).enumerate() {
                 let right = if gone[i] > 0 { 0 } else { 7 };

@@ -58,7 +58,7 @@ fn no_thread_reads_zeros_while_a_page_is_made_again() {
                 let mut gone = vec![false; pages];
                 // SAFETY: as above.
                 unsafe {
-                    volatile::unmark_with_map(p, len, |extent| {
+                    let _ = volatile::unmark_with_map(p, len, |extent| {
                         gone[extent.start / PAGE..extent.end / PAGE].fill(true);
                     })
                     .unwrap();
