@@ -2,7 +2,7 @@
 
 use crate::key::{Bytes, Key};
 use crate::ranges::{priority, TENURE_PRIORITY_DEFAULT};
-use crate::report::{pointer, run, set_errno, status, Failure, Outcome};
+use crate::report::{pointer, status, Failure, Outcome};
 use crate::sized::{self, Versioned};
 use libc::{c_int, c_uint, c_void};
 use std::mem::size_of;
@@ -228,21 +228,14 @@ pub unsafe extern "C" fn tenure_cache_get(
     bytes: *mut *const c_void,
     len: *mut usize,
 ) -> *mut tenure_value {
-    let found = run("tenure_cache_get", || {
+    pointer("tenure_cache_get", || {
         // SAFETY: what the header asks of the caller.
         let (cache, key) = unsafe { (cache(c)?, slice("key", key, key_len)?) };
         let value = cache.get(Bytes::new(key));
+        let value = value.ok_or_else(|| Failure::unexplained(libc::ENOENT))?;
         // SAFETY: as above; the value is of that cache.
-        Ok(value.map(|value| unsafe { hand_out(cache, value, bytes, len) }))
-    });
-    match found {
-        Some(Some(value)) => value,
-        Some(None) => {
-            set_errno(libc::ENOENT);
-            std::ptr::null_mut()
-        }
-        None => std::ptr::null_mut(),
-    }
+        Ok(unsafe { hand_out(cache, value, bytes, len) })
+    })
 }
 
 /// tenure_cache_get that has a missing value made: `make` is called with `arg` on the calling thread,
@@ -307,8 +300,10 @@ pub unsafe extern "C" fn tenure_made_resize(into: *mut tenure_made, len: usize) 
 /// and for NULL.
 #[no_mangle]
 pub unsafe extern "C" fn tenure_value_is_cached(value: *const tenure_value) -> c_int {
-    // SAFETY: what the header asks of the caller.
-    unsafe { value.as_ref() }.map_or(0, |value| c_int::from(value.value.is_cached()))
+    status("tenure_value_is_cached", || {
+        // SAFETY: what the header asks of the caller.
+        Ok(unsafe { value.as_ref() }.map_or(0, |value| c_int::from(value.value.is_cached())))
+    })
 }
 
 /// Lets a value go, on any thread; NULL is let through. Its bytes must not be touched afterwards.

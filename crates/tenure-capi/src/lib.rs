@@ -2,7 +2,9 @@
 //! each item here is the header's: it is written for C.
 //!
 //! What every function does: refuse bad pointers with `EINVAL`, turn an error into -1 or NULL with
-//! `errno` and a sentence for [`report::tenure_last_error`], and let no panic out.
+//! `errno` and a sentence for [`report::tenure_last_error`], let no panic out, and let no
+//! `pthread_cancel` in. The last three are done by one wrapper ([`report`]), which every function is a
+//! call of.
 
 // The names are C's. What a caller must hold to is in each function's documentation, in C's terms.
 #![allow(non_camel_case_types, clippy::missing_safety_doc)]
@@ -31,5 +33,6 @@ pub mod settings;
 
 pub mod report;
 
+mod cancel;
 mod key;
 mod sized;

@@ -1,6 +1,6 @@
 //! Locking: pages that are not paged out.
 
-use crate::report::{run, status, Failure};
+use crate::report::{status, value, Failure};
 use libc::{c_int, c_uint, c_void};
 use tenure_core::lock::{self, Kinds, Scope, When};
 
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn tenure_mmap(
     fd: c_int,
     off: i64,
 ) -> *mut c_void {
-    let mapped = run("tenure_mmap", || {
+    value("tenure_mmap", libc::MAP_FAILED, || {
         if flags & TENURE_MAP_LOCKONFAULT == 0 {
             // SAFETY: mmap's own contract, which the header passes on to the caller.
             let at = unsafe { lock::mmap(addr.cast(), len, prot, flags, fd, off)? };
@@ -147,8 +147,7 @@ pub unsafe extern "C" fn tenure_mmap(
         // SAFETY: as above.
         let at = unsafe { lock::mmap_on_fault(addr.cast(), len, prot, flags, fd, off)? };
         Ok(at.cast())
-    });
-    mapped.unwrap_or(libc::MAP_FAILED)
+    })
 }
 
 fn scope(flags: c_int) -> Result<Scope, Failure> {

@@ -95,14 +95,13 @@ pub unsafe extern "C" fn tenure_lock(
 /// unmapped is the same. In a forked child it unlocks nothing, for a child inherits no locks.
 #[no_mangle]
 pub unsafe extern "C" fn tenure_unlock(l: *mut tenure_held) {
-    if !l.is_null() {
-        // SAFETY: from `tenure_lock`, and not given back yet, as the header asks of the caller.
-        let held = unsafe { Box::from_raw(l) };
-        status("tenure_unlock", move || {
-            drop(held);
-            Ok(0)
-        });
-    }
+    status("tenure_unlock", || {
+        if !l.is_null() {
+            // SAFETY: from `tenure_lock`, and not given back yet, as the header asks of the caller.
+            drop(unsafe { Box::from_raw(l) });
+        }
+        Ok(0)
+    });
 }
 
 /// Writes how [addr, addr + len) is locked in fact, by the kernel's own books, mapping by mapping in
@@ -163,8 +162,7 @@ pub unsafe extern "C" fn tenure_lock_explain(
     out: *mut tenure_lock_answer,
     size: usize,
 ) -> c_int {
-    let call = "tenure_lock_explain";
-    status(call, || {
+    status("tenure_lock_explain", || {
         let found = lock::explain(bytes)?;
         let limit = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
         let account = found.account;
@@ -190,7 +188,7 @@ pub unsafe extern "C" fn tenure_lock_explain(
         if found.is_allowed() {
             return Ok(0);
         }
-        crate::report::note(call, &Failure::new(libc::ENOMEM, found.to_string()));
+        crate::report::note("tenure_lock_explain", &Failure::new(libc::ENOMEM, found.to_string()));
         Ok(1)
     })
 }

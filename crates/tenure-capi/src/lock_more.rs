@@ -119,10 +119,13 @@ const NAP: Duration = Duration::from_millis(1);
 /// Ends the background, unlocks, and frees the handle. NULL is nothing to do.
 #[no_mangle]
 pub unsafe extern "C" fn tenure_gradual_end(g: *mut tenure_gradual) {
-    if !g.is_null() {
-        // SAFETY: what the header asks of the caller: from tenure_lock_gradually, and not used again.
-        drop(unsafe { Box::from_raw(g) });
-    }
+    status("tenure_gradual_end", || {
+        if !g.is_null() {
+            // SAFETY: what the header asks of the caller: from tenure_lock_gradually, and not used again.
+            drop(unsafe { Box::from_raw(g) });
+        }
+        Ok(0)
+    });
 }
 
 /// Keeps locked what was last used of the pages that [addr, addr + len) touches, `budget` bytes at most; the rest stays the
@@ -181,8 +184,11 @@ pub unsafe extern "C" fn tenure_within_status(
 /// Unlocks all of it and frees the handle. NULL is nothing to do.
 #[no_mangle]
 pub unsafe extern "C" fn tenure_within_end(w: *mut tenure_within) {
-    if !w.is_null() {
-        // SAFETY: what the header asks of the caller: from tenure_lock_within, and not used again.
-        drop(unsafe { Box::from_raw(w) });
-    }
+    status("tenure_within_end", || {
+        if !w.is_null() {
+            // SAFETY: what the header asks of the caller: from tenure_lock_within, and not used again.
+            drop(unsafe { Box::from_raw(w) });
+        }
+        Ok(0)
+    });
 }

@@ -1,6 +1,6 @@
 //! Large blocks that are the kernel's to take while they are free, and warm until then.
 
-use crate::report::{pointer, status, Failure, Outcome};
+use crate::report::{pointer, status, value, Failure, Outcome};
 use crate::sized::{self, Versioned};
 use libc::{c_int, c_void};
 use std::ptr::NonNull;
@@ -81,17 +81,15 @@ pub struct tenure_pool_stats {
 }
 
 /// A block, and the keeper's thread with the first one.
-fn block(call: &str, size: usize, align: usize, zeroed: bool) -> *mut c_void {
-    pointer(call, || {
-        if !pool::keeper_runs() {
-            // Refused, the pool works all the same; the block below says if it does not.
-            let _ = pool::prepare();
-        }
-        match pool::alloc(size, align, zeroed) {
-            Some(p) => Ok(p.as_ptr().cast()),
-            None => Err(refused(size)),
-        }
-    })
+fn block(size: usize, align: usize, zeroed: bool) -> Outcome<*mut c_void> {
+    if !pool::keeper_runs() {
+        // Refused, the pool works all the same; the block below says if it does not.
+        let _ = pool::prepare();
+    }
+    match pool::alloc(size, align, zeroed) {
+        Some(p) => Ok(p.as_ptr().cast()),
+        None => Err(refused(size)),
+    }
 }
 
 fn refused(size: usize) -> Failure {
@@ -123,7 +121,7 @@ fn refused(size: usize) -> Failure {
 /// refuses to map more.
 #[no_mangle]
 pub extern "C" fn tenure_alloc(size: usize) -> *mut c_void {
-    block("tenure_alloc", size, 1, false)
+    pointer("tenure_alloc", || block(size, 1, false))
 }
 
 /// The same for `count` times `size` bytes, all zeros. Of a block that was used before only the pages
@@ -132,7 +130,7 @@ pub extern "C" fn tenure_alloc(size: usize) -> *mut c_void {
 /// Errors: as tenure_alloc; ENOMEM also where the product overflows.
 #[no_mangle]
 pub extern "C" fn tenure_calloc(count: usize, size: usize) -> *mut c_void {
-    block("tenure_calloc", count.saturating_mul(size), 1, true)
+    pointer("tenure_calloc", || block(count.saturating_mul(size), 1, true))
 }
 
 /// The same as tenure_alloc at a multiple of `align`, a power of two.
@@ -140,14 +138,14 @@ pub extern "C" fn tenure_calloc(count: usize, size: usize) -> *mut c_void {
 /// Errors: as tenure_alloc; EINVAL: not a power of two.
 #[no_mangle]
 pub extern "C" fn tenure_aligned_alloc(align: usize, size: usize) -> *mut c_void {
-    if !align.is_power_of_two() {
-        return pointer("tenure_aligned_alloc", || -> Outcome<*mut c_void> {
-            Err(Failure::invalid(format!(
+    pointer("tenure_aligned_alloc", || {
+        if !align.is_power_of_two() {
+            return Err(Failure::invalid(format!(
                 "the alignment is {align}, which is not a power of two; pass 64 or 4096, say"
-            )))
-        });
-    }
-    block("tenure_aligned_alloc", size, align, false)
+            )));
+        }
+        block(size, align, false)
+    })
 }
 
 /// Makes a block hold `size` bytes, as realloc: here or elsewhere, with its contents. Large blocks move
@@ -156,10 +154,10 @@ pub extern "C" fn tenure_aligned_alloc(align: usize, size: usize) -> *mut c_void
 /// Errors: as tenure_alloc.
 #[no_mangle]
 pub unsafe extern "C" fn tenure_realloc(p: *mut c_void, size: usize) -> *mut c_void {
-    let Some(block_at) = NonNull::new(p.cast::<u8>()) else {
-        return block("tenure_realloc", size, 1, false);
-    };
     pointer("tenure_realloc", || {
+        let Some(block_at) = NonNull::new(p.cast::<u8>()) else {
+            return block(size, 1, false);
+        };
         // SAFETY: what the header asks of the caller.
         match unsafe { pool::realloc(block_at, size, 1, false) } {
             Some(p) => Ok(p.as_ptr().cast()),
@@ -172,23 +170,28 @@ pub unsafe extern "C" fn tenure_realloc(p: *mut c_void, size: usize) -> *mut c_v
 /// was freed before, ends the process with a message on standard error.
 #[no_mangle]
 pub unsafe extern "C" fn tenure_free(p: *mut c_void) {
-    if let Some(p) = NonNull::new(p.cast::<u8>()) {
-        // SAFETY: what the header asks of the caller.
-        unsafe { pool::free(p) }
-    }
+    status("tenure_free", || {
+        if let Some(p) = NonNull::new(p.cast::<u8>()) {
+            // SAFETY: what the header asks of the caller.
+            unsafe { pool::free(p) }
+        }
+        Ok(0)
+    });
 }
 
 /// How many bytes the block has room for; all may be used from then on. 0: NULL, or not a block that is
 /// in use.
 #[no_mangle]
 pub extern "C" fn tenure_usable_size(p: *const c_void) -> usize {
-    NonNull::new(p.cast_mut().cast::<u8>()).and_then(pool::usable_size).unwrap_or(0)
+    value("tenure_usable_size", 0, || {
+        Ok(NonNull::new(p.cast_mut().cast::<u8>()).and_then(pool::usable_size).unwrap_or(0))
+    })
 }
 
 /// 1: the address lies in the pool's range. 0: it does not. One comparison.
 #[no_mangle]
 pub extern "C" fn tenure_pool_owns(p: *const c_void) -> c_int {
-    c_int::from(pool::owns(p.cast()))
+    status("tenure_pool_owns", || Ok(c_int::from(pool::owns(p.cast()))))
 }
 
 /// Starts the keeper for the pool, for programs that must not have a thread created in tenure_alloc.

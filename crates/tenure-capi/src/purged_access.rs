@@ -1,5 +1,6 @@
 //! A C handler for touches of purged pages.
 
+use crate::cancel;
 use crate::report::status;
 use libc::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -66,6 +67,10 @@ fn on_purged(purged: Purged) -> bool {
     // SAFETY: `HANDLER` only ever holds a pointer made from such a function.
     let handler: Handler = unsafe { std::mem::transmute(handler) };
     let (start, len) = purged.range;
+    // The signal interrupted code that may be cancelled; unwinding must not start in the middle of it.
+    let before = cancel::off();
     // SAFETY: the program's own function, with the arguments the header promises it.
-    unsafe { handler(purged.address as *mut c_void, start as *mut c_void, len) != 0 }
+    let again = unsafe { handler(purged.address as *mut c_void, start as *mut c_void, len) != 0 };
+    cancel::restore(before);
+    again
 }

@@ -1,8 +1,10 @@
 //! How a failure reaches C: a return value, `errno`, and a sentence.
 
+use crate::cancel;
 use libc::{c_char, c_int};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};
+use std::mem::ManuallyDrop;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
 /// Why a call failed.
@@ -16,6 +18,11 @@ pub(crate) type Outcome<T> = Result<T, Failure>;
 impl Failure {
     pub fn new(errno: c_int, text: impl Into<String>) -> Failure {
         Failure { errno, text: text.into() }
+    }
+
+    /// A failure of which only `errno` tells: the sentence before stays, and nothing is allocated.
+    pub fn unexplained(errno: c_int) -> Failure {
+        Failure::new(errno, String::new())
     }
 
     /// The caller passed something that cannot be right.
@@ -35,31 +42,61 @@ thread_local! {
 }
 
 /// Sets `errno`.
-pub(crate) fn set_errno(errno: c_int) {
+fn set_errno(errno: c_int) {
     // SAFETY: the thread's own errno; always valid.
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Runs the body of an exported function; on failure, -1.
-pub(crate) fn status(call: &str, body: impl FnOnce() -> Outcome<c_int>) -> c_int {
-    run(call, body).unwrap_or(-1)
+/// Runs the body of an exported function that returns a status; on failure, -1.
+#[inline(always)]
+pub(crate) fn status(call: &'static str, body: impl FnOnce() -> Outcome<c_int>) -> c_int {
+    value(call, -1, body)
 }
 
 /// Runs the body of an exported function that returns a pointer; on failure, NULL.
-pub(crate) fn pointer<T>(call: &str, body: impl FnOnce() -> Outcome<*mut T>) -> *mut T {
-    run(call, body).unwrap_or(std::ptr::null_mut())
+#[inline(always)]
+pub(crate) fn pointer<T>(call: &'static str, body: impl FnOnce() -> Outcome<*mut T>) -> *mut T {
+    value(call, std::ptr::null_mut(), body)
 }
 
-/// Runs the body of an exported function. A panic is a failure like any other: unwinding into C
-/// would abort the program.
-#[inline]
-pub(crate) fn run<T>(call: &str, body: impl FnOnce() -> Outcome<T>) -> Option<T> {
+/// Runs the body of an exported function, which returns `failed` on failure. Every exported function is
+/// a call of this one, of [`status`] or of [`pointer`], and nothing else (a test reads the sources).
+///
+/// - The thread cannot be cancelled meanwhile.
+/// - A panic is a failure like any other: unwinding into C would abort the program.
+///
+/// This function and the exported one have no table of what to do when they are unwound: they hold
+/// nothing to drop, and what they call cannot unwind. So a thread with the asynchronous type of
+/// cancellation may be cancelled before the first and after the last instruction of [`caught`]; with
+/// such a table, Rust would abort the process there.
+#[inline(always)]
+pub(crate) fn value<T: Copy, F: FnOnce() -> Outcome<T>>(
+    call: &'static str,
+    failed: T,
+    body: F,
+) -> T {
+    let mut work = Work { call, body: ManuallyDrop::new(body), result: failed };
+    let before = cancel::off();
+    caught(&mut work);
+    cancel::restore(before);
+    work.result
+}
+
+struct Work<T, F> {
+    call: &'static str,
+    body: ManuallyDrop<F>,
+    result: T,
+}
+
+/// Calls the body, once, and keeps what it returns. `extern "C"`, so that the compiler knows that it
+/// cannot unwind.
+#[inline(never)]
+extern "C" fn caught<T, F: FnOnce() -> Outcome<T>>(work: &mut Work<T, F>) {
+    // SAFETY: `value` calls this function once, and does not use the body again.
+    let body = unsafe { ManuallyDrop::take(&mut work.body) };
     match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(value)) => Some(value),
-        Ok(Err(failure)) => {
-            record(call, &failure);
-            None
-        }
+        Ok(Ok(result)) => work.result = result,
+        Ok(Err(failure)) => record(work.call, &failure),
         Err(panic) => {
             let text = panic
                 .downcast_ref::<String>()
@@ -67,10 +104,9 @@ pub(crate) fn run<T>(call: &str, body: impl FnOnce() -> Outcome<T>) -> Option<T>
                 .or(panic.downcast_ref::<&str>().copied())
                 .unwrap_or("for a reason it did not give");
             let text = format!("a bug inside tenure: it panicked: {text}; please report it");
-            record(call, &Failure::new(libc::EIO, text));
+            record(work.call, &Failure::new(libc::EIO, text));
             // A payload's own drop may panic as well.
             std::mem::forget(panic);
-            None
         }
     }
 }
@@ -82,6 +118,14 @@ pub(crate) fn note(call: &str, failure: &Failure) {
 
 #[cold]
 fn record(call: &str, failure: &Failure) {
+    if !failure.text.is_empty() {
+        keep_sentence(call, failure);
+    }
+    // Last: the allocator may change it.
+    set_errno(failure.errno);
+}
+
+fn keep_sentence(call: &str, failure: &Failure) {
     let mut text = format!("{call}: {}", failure.text);
     // A callback's text may hold anything.
     text.retain(|c| c != '\0');
@@ -91,8 +135,6 @@ fn record(call: &str, failure: &Failure) {
             *last = Some(text);
         }
     });
-    // Last: the allocator may change it.
-    set_errno(failure.errno);
 }
 
 /// The sentence behind this thread's last failure: which call, on which range, why, and what to do
@@ -100,6 +142,10 @@ fn record(call: &str, failure: &Failure) {
 /// call that fails, or its end.
 #[no_mangle]
 pub extern "C" fn tenure_last_error() -> *const c_char {
+    value("tenure_last_error", c"".as_ptr(), || Ok(sentence()))
+}
+
+fn sentence() -> *const c_char {
     let none = c"".as_ptr();
     LAST.try_with(|last| match last.try_borrow().as_deref() {
         Ok(Some(text)) => text.as_ptr(),
@@ -111,13 +157,14 @@ pub extern "C" fn tenure_last_error() -> *const c_char {
 /// The version of the library, such as "0.1.0".
 #[no_mangle]
 pub extern "C" fn tenure_version() -> *const c_char {
-    const VERSION: &CStr =
-        match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
-            Ok(version) => version,
-            Err(_) => panic!("a version has no NUL"),
-        };
-    VERSION.as_ptr()
+    value("tenure_version", VERSION.as_ptr(), || Ok(VERSION.as_ptr()))
 }
+
+const VERSION: &CStr =
+    match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+        Ok(version) => version,
+        Err(_) => panic!("a version has no NUL"),
+    };
 
 #[cfg(test)]
 mod tests {

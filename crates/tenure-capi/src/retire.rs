@@ -1,6 +1,6 @@
 //! Unmapping without stalls.
 
-use crate::report::{set_errno, status, Failure};
+use crate::report::{status, Failure};
 use crate::sized::{self, Versioned};
 use libc::{c_int, c_void};
 use std::mem::size_of;
@@ -65,14 +65,13 @@ fn in_force() -> tenure_retire_settings {
 /// are vm.max_map_count already. tenure_last_error() has nothing to add, for that would take memory.
 #[no_mangle]
 pub unsafe extern "C" fn tenure_munmap(addr: *mut c_void, len: usize) -> c_int {
-    // SAFETY: what the header asks of the caller.
-    match unsafe { retire::munmap_raw(addr.cast(), len) } {
-        Ok(_) => 0,
-        Err(errno) => {
-            set_errno(errno);
-            -1
+    status("tenure_munmap", || {
+        // SAFETY: what the header asks of the caller.
+        match unsafe { retire::munmap_raw(addr.cast(), len) } {
+            Ok(_) => Ok(0),
+            Err(errno) => Err(Failure::unexplained(errno)),
         }
-    }
+    })
 }
 
 /// Starts the background thread and watches forks, for tenure_munmap. To be called once in a process, and
@@ -91,8 +90,10 @@ pub extern "C" fn tenure_munmap_prepare() -> c_int {
 /// 0: however long it takes. The caller helps. 0: it is; 1: not yet.
 #[no_mangle]
 pub extern "C" fn tenure_munmap_drain(timeout_ms: c_int) -> c_int {
-    let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-    c_int::from(!retire::drain(timeout))
+    status("tenure_munmap_drain", || {
+        let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        Ok(c_int::from(!retire::drain(timeout)))
+    })
 }
 
 /// Writes how tenure_munmap works at present to `*out`, which has `size` bytes.

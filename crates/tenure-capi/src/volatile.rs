@@ -1,7 +1,7 @@
 //! One owned buffer of volatile memory, pinned by calls instead of guards.
 
 use crate::ranges::{found, priority, tenure_gone_fn, TENURE_PRIORITY_DEFAULT};
-use crate::report::{pointer, status, Failure, Outcome};
+use crate::report::{pointer, status, value, Failure, Outcome};
 use crate::sized::{self, Versioned};
 use libc::{c_int, c_uint, c_void};
 use std::mem::{forget, size_of};
@@ -293,8 +293,10 @@ pub unsafe extern "C" fn tenure_volatile_set_priority(
 /// The buffer's length in bytes; 0 for NULL.
 #[no_mangle]
 pub unsafe extern "C" fn tenure_volatile_len(v: *const tenure_volatile) -> usize {
-    // SAFETY: what the header asks of the caller.
-    unsafe { v.as_ref() }.map_or(0, |v| v.buffer.len())
+    value("tenure_volatile_len", 0, || {
+        // SAFETY: what the header asks of the caller.
+        Ok(unsafe { v.as_ref() }.map_or(0, |v| v.buffer.len()))
+    })
 }
 
 /// The address of the first byte, for code that touches the bytes without a pin: a page that is gone
@@ -303,8 +305,10 @@ pub unsafe extern "C" fn tenure_volatile_len(v: *const tenure_volatile) -> usize
 /// while pinned. Without a pin they are never to be written. NULL for NULL.
 #[no_mangle]
 pub unsafe extern "C" fn tenure_volatile_address(v: *const tenure_volatile) -> *mut c_void {
-    // SAFETY: what the header asks of the caller.
-    unsafe { v.as_ref() }.map_or(std::ptr::null_mut(), |v| v.buffer.as_ptr().cast())
+    pointer("tenure_volatile_address", || {
+        // SAFETY: what the header asks of the caller.
+        Ok(unsafe { v.as_ref() }.map_or(std::ptr::null_mut(), |v| v.buffer.as_ptr().cast()))
+    })
 }
 
 /// Tells the kernel now that it may take the bytes, without the usual wait.

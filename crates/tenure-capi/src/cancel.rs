@@ -1,0 +1,51 @@
+//! `pthread_cancel`: no thread is cancelled inside tenure.
+//!
+//! A cancelled thread leaves all its functions at once, by an unwinding that Rust code cannot survive:
+//! it ends the process, or leaves locks and pins behind. So each exported function turns cancellation
+//! off for its time.
+
+use libc::c_int;
+
+// The libc crate has none of these; their values and types are those of glibc and of musl alike.
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+const PTHREAD_CANCEL_DEFERRED: c_int = 0;
+
+extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    fn pthread_setcanceltype(kind: c_int, before: *mut c_int) -> c_int;
+}
+
+/// How it was before; to be given to [`restore`].
+#[must_use]
+pub(crate) struct Before {
+    state: c_int,
+    kind: c_int,
+}
+
+/// Turns cancellation of the calling thread off. `errno` stays as it is.
+///
+/// The type is set as well: where a request was sent just before the state was changed, glibc's signal
+/// handler looks at the type alone, and would cancel the thread although that is off.
+#[inline(always)]
+pub(crate) fn off() -> Before {
+    let mut before = Before { state: PTHREAD_CANCEL_DISABLE, kind: PTHREAD_CANCEL_DEFERRED };
+    // SAFETY: each call writes the local that it is given, and changes a flag of the calling thread
+    // only. A thread with the asynchronous type may call both (POSIX lists them as async-cancel-safe).
+    unsafe {
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut before.state);
+        pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, &mut before.kind);
+    }
+    before
+}
+
+/// Sets cancellation as it was. With the asynchronous type a request that came meanwhile takes effect
+/// inside this call, which then does not return: the caller has nothing left to do but to return, and
+/// nothing to drop.
+#[inline(always)]
+pub(crate) fn restore(before: Before) {
+    // SAFETY: the values are those that the system gave; nothing is written to the null pointers.
+    unsafe {
+        pthread_setcanceltype(before.kind, std::ptr::null_mut());
+        pthread_setcancelstate(before.state, std::ptr::null_mut());
+    }
+}
