@@ -45,6 +45,8 @@ pub enum ErrorKind {
     Cancelled,
     /// Its deadline passed before it was done (`ETIMEDOUT`).
     TimedOut,
+    /// The call would wait for what its own thread has yet to do (`EDEADLK`).
+    Deadlock,
     /// Any other failure of a system call; see [`Error::errno`].
     System,
 }
@@ -83,6 +85,7 @@ impl Error {
             ErrorKind::Poisoned => libc::EHWPOISON,
             ErrorKind::Cancelled => libc::ECANCELED,
             ErrorKind::TimedOut => libc::ETIMEDOUT,
+            ErrorKind::Deadlock => libc::EDEADLK,
             ErrorKind::Unsupported => libc::EOPNOTSUPP,
             ErrorKind::RefillFailed | ErrorKind::System => libc::EIO,
         };

@@ -24,6 +24,7 @@ mod mapping;
 mod os;
 mod range;
 mod stats;
+mod sync;
 
 pub mod cache;
 pub mod lock;
