@@ -130,13 +130,8 @@ fn refuse_userfaultfd() -> Result<(), String> {
 }
 
 programs!(
-<<<<<<< HEAD
     ranges, sigbus, leaving, buffer, refill, cache, cancel, sizes, errors, fork, threads, lock,
     lock_guard, lock_more, populate, pool, retire
-=======
-    ranges, sigbus, buffer, refill, cache, sizes, errors, fork, threads, lock, lock_guard,
-    lock_more, populate, pool, retire, cancel
->>>>>>> w-edge
 );
 
 #[test]

@@ -45,7 +45,7 @@ pub enum ErrorKind {
     Cancelled,
     /// Its deadline passed before it was done (`ETIMEDOUT`).
     TimedOut,
-    /// The call would wait for itself (`EDEADLK`).
+    /// The call would wait for what its own thread has yet to do (`EDEADLK`).
     Deadlock,
     /// Any other failure of a system call; see [`Error::errno`].
     System,

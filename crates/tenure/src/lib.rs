@@ -27,7 +27,6 @@ mod stats;
 mod sync;
 mod tracking;
 
-#[cfg(any())]
 pub mod cache;
 pub mod lock;
 pub mod page_cache;
@@ -36,7 +35,6 @@ pub mod populate;
 pub mod retire;
 pub mod volatile;
 
-#[cfg(any())]
 pub use cache::Cache;
 pub use error::{Error, ErrorKind, Result};
 pub use mapping::{Mapping, PageSize};

@@ -1,14 +1,13 @@
-//! Atomics and waiting, from one place: the model checker compiles the files that use only these with
-//! types of its own.
+//! Atomics, cells, locks and waiting, from one place: the crate of models compiles the files that use only
+//! these with a model checker's types.
 
 pub(crate) use crate::os::futex::Futex;
-#[allow(
-    unused_imports,
-    reason = "each of the files under the model checker uses some of them"
-)]
+pub(crate) use crate::runtime::lock::{thread_number, Guard, Lock, Rank};
 pub(crate) use std::sync::atomic::{
-    fence, AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering,
+    fence, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering,
 };
+
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// How often a waiter looks before it sleeps.
@@ -23,11 +22,11 @@ pub(crate) fn now() -> Instant {
 pub(crate) fn since(began: Instant) -> Duration {
     began.elapsed()
 }
-pub(crate) use crate::runtime::lock::thread_number;
 
 thread_local! {
     // Constant and without a destructor: no allocation, and usable to a thread's very end.
-    static CLAIMS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+    static CLAIMS: Cell<u32> = const { Cell::new(0) };
+    static SECTIONS: Cell<u32> = const { Cell::new(0) };
 }
 
 /// How many claims the calling thread has.
@@ -38,4 +37,55 @@ pub(crate) fn own_claims() -> u32 {
 /// Sets it.
 pub(crate) fn set_own_claims(count: u32) {
     CLAIMS.set(count);
+}
+
+/// `std::cell::UnsafeCell` with loom's interface.
+#[derive(Debug)]
+pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+impl<T> UnsafeCell<T> {
+    pub(crate) fn new(value: T) -> Self {
+        UnsafeCell(std::cell::UnsafeCell::new(value))
+    }
+
+    /// Calls `read` with a pointer that it may only read through.
+    #[inline]
+    pub(crate) fn with<R>(&self, read: impl FnOnce(*const T) -> R) -> R {
+        read(self.0.get())
+    }
+
+    /// Calls `write` with a pointer that it may write through. The caller makes sure that no other
+    /// thread uses the cell meanwhile.
+    #[inline]
+    pub(crate) fn with_mut<R>(&self, write: impl FnOnce(*mut T) -> R) -> R {
+        write(self.0.get())
+    }
+}
+
+/// A full barrier right after a sequentially consistent read-modify-write of this thread.
+///
+/// On x86-64 that instruction is the barrier already, so only the compiler has to be told.
+#[inline(always)]
+pub(crate) fn barrier_after_rmw() {
+    #[cfg(target_arch = "x86_64")]
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(not(target_arch = "x86_64"))]
+    fence(Ordering::SeqCst);
+}
+
+/// The thread begins to read shared data in an epoch; a fork asks for it, see [`sections_open`].
+#[inline(always)]
+pub(crate) fn section_begins() {
+    SECTIONS.set(SECTIONS.get() + 1);
+}
+
+/// The thread ends what [`section_begins`] began.
+#[inline(always)]
+pub(crate) fn section_ends() {
+    SECTIONS.set(SECTIONS.get() - 1);
+}
+
+/// How many sections the calling thread is in: more than 0 only if a key's code forks.
+pub(crate) fn sections_open() -> u32 {
+    SECTIONS.get()
 }

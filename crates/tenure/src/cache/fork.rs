@@ -1,69 +1,204 @@
 //! Every cache's locks are held over a fork, so that the child finds each in order.
+//!
+//! Nothing here allocates: the caches are in a list through themselves.
 
 use super::shard::Shards;
-use super::table::Table;
-use super::{space, Inner};
-use crate::keeper::gate;
-use std::any::Any;
-use std::hash::{BuildHasher, Hash};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, RwLockWriteGuard, Weak};
+use super::{pins, single_flight, Inner};
+use crate::runtime::lock::{Lock, Rank};
+use crate::runtime::services::{self, Service};
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::Arc;
 
-trait Hold: Send + Sync {
-    fn hold(self: Arc<Self>) -> Box<dyn Any>;
+/// What a fork asks of a cache.
+pub(super) trait Forked: Send + Sync {
+    /// Takes the locks of a rank.
+    fn hold(&self, rank: Rank);
+    /// Frees the locks of all ranks.
+    fn release(&self);
+    /// In the child, under all locks.
+    fn reset_in_child(&self);
+    /// In a child whose fork handlers did not run.
+    fn recover(&self);
+    /// How many values have a token of [`pins`], at most.
+    fn held_values(&self) -> u64;
 }
 
-type Caches = Vec<Weak<dyn Hold>>;
-static CACHES: Mutex<Caches> = Mutex::new(Vec::new());
-
-fn caches() -> MutexGuard<'static, Caches> {
-    CACHES.lock().unwrap_or_else(PoisonError::into_inner)
+/// A cache's place in the list of all; inside the cache.
+pub(super) struct Listed {
+    /// Written once, before the place is listed.
+    cache: UnsafeCell<Option<*const dyn Forked>>,
+    next: AtomicPtr<Listed>,
 }
 
-/// From now on the cache's locks are held over forks.
-pub(super) fn hold<K, S>(inner: &Arc<Inner<K, S>>)
+// SAFETY: the pointer is to the cache that the place is in, which is `Sync` and `Send`; it is used
+// only while the cache is listed.
+unsafe impl Send for Listed {}
+// SAFETY: as above; it is written once, before the place is listed.
+unsafe impl Sync for Listed {}
+
+struct Caches(AtomicPtr<Listed>);
+
+static CACHES: Lock<Caches> =
+    Lock::new(Rank::CacheList, Caches(AtomicPtr::new(std::ptr::null_mut())));
+
+impl Caches {
+    fn each(&self, mut each: impl FnMut(&dyn Forked)) {
+        let mut at = self.0.load(Ordering::Acquire);
+        // SAFETY: a listed place is in a cache that takes it out, under the lock, before it ends.
+        while let Some(listed) = unsafe { at.as_ref() } {
+            // SAFETY: set before the place was listed, and not changed since.
+            let cache = unsafe { *listed.cache.get() };
+            if let Some(cache) = cache {
+                // SAFETY: as above: the cache is there.
+                each(unsafe { &*cache });
+            }
+            at = listed.next.load(Ordering::Acquire);
+        }
+    }
+}
+
+impl Listed {
+    pub fn new() -> Listed {
+        Listed { cache: UnsafeCell::new(None), next: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// Takes the place out of the list.
+    pub fn remove(&self) {
+        let caches = CACHES.lock();
+        let own = std::ptr::from_ref(self).cast_mut();
+        let mut at = &caches.0;
+        while !at.load(Ordering::Relaxed).is_null() {
+            if at.load(Ordering::Relaxed) == own {
+                // One write: a child finds the list whole, whenever it was made.
+                at.store(self.next.load(Ordering::Relaxed), Ordering::Release);
+                break;
+            }
+            // SAFETY: listed, and the lock is held.
+            at = unsafe { &(*at.load(Ordering::Relaxed)).next };
+        }
+        drop(caches);
+    }
+}
+
+/// From now on the cache's locks are held over forks, until [`Listed::remove`].
+pub(super) fn list<K, S>(inner: &Arc<Inner<K, S>>)
 where
-    K: Hash + Eq + Send + Sync + 'static,
-    S: BuildHasher + Send + Sync + 'static,
+    K: Send + Sync + 'static,
+    S: Send + Sync + 'static,
 {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| gate::hold_over_fork(hold_all));
-    let weak: Weak<Inner<K, S>> = Arc::downgrade(inner);
-    let mut caches = caches();
-    caches.retain(|cache| cache.strong_count() > 0);
-    caches.push(weak);
+    services::register(&SERVICE);
+    let cache: *const dyn Forked = Arc::as_ptr(inner) as *const Inner<K, S>;
+    let listed = &inner.listed;
+    // SAFETY: not listed yet, so nobody reads it.
+    unsafe { *listed.cache.get() = Some(cache) };
+    let caches = CACHES.lock();
+    listed.next.store(caches.0.load(Ordering::Relaxed), Ordering::Relaxed);
+    caches.0.store(std::ptr::from_ref(listed).cast_mut(), Ordering::Release);
 }
 
-fn hold_all() -> Box<dyn Any> {
-    let caches = caches();
-    let held: Vec<Box<dyn Any>> =
-        caches.iter().filter_map(Weak::upgrade).map(|cache| cache.hold()).collect();
-    Box::new((held, caches))
+static SERVICE: Service = Service {
+    hold,
+    release,
+    recover,
+    reset_in_child: |missed| {
+        if !missed {
+            reset_in_child();
+        }
+    },
+    ..Service::named(
+        "cache",
+        &[
+            Rank::CacheList,
+            Rank::CacheSpace,
+            Rank::CacheShard,
+            Rank::SingleFlight,
+            Rank::FlightWaits,
+        ],
+    )
+};
+
+const RANKS: [Rank; 3] = [Rank::CacheSpace, Rank::CacheShard, Rank::SingleFlight];
+
+/// Takes all locks of all caches, in the order of the ranks.
+pub(crate) fn hold() {
+    CACHES.hold();
+    // SAFETY: held just now.
+    let caches = unsafe { CACHES.held_value() };
+    for rank in RANKS {
+        caches.each(|cache| cache.hold(rank));
+    }
+    single_flight::hold_waits();
 }
 
-/// A cache's locks, and the cache. Fields are dropped in this order: the locks first.
-struct Held<K: 'static, S: 'static> {
-    _flights: Box<dyn Any>,
-    _tables: Vec<RwLockWriteGuard<'static, Table<K>>>,
-    _space: space::Locked<'static>,
-    _cache: Arc<Inner<K, S>>,
+/// Frees them.
+pub(crate) fn release() {
+    single_flight::release_waits();
+    // SAFETY: held since `hold`.
+    unsafe { CACHES.held_value() }.each(|cache| cache.release());
+    CACHES.release();
 }
 
-impl<K, S> Hold for Inner<K, S>
-where
-    K: Hash + Eq + Send + Sync + 'static,
-    S: BuildHasher + Send + Sync + 'static,
-{
-    fn hold(self: Arc<Self>) -> Box<dyn Any> {
-        // SAFETY: the reference is used for guards that are dropped before the `Arc` beside them,
-        // which keeps the cache at its place.
-        let cache: &'static Inner<K, S> = unsafe { &*Arc::as_ptr(&self) };
-        let shards: &'static Shards<K, S> = &cache.shards;
-        Box::new(Held {
-            // Taken in the order in which they nest: space, shards, flights.
-            _space: cache.space.lock_all(),
-            _tables: shards.iter().map(super::shard::Shard::write).collect(),
-            _flights: Box::new(cache.flights.lock()),
-            _cache: self,
-        })
+/// In a forked child, between [`hold`] and [`release`].
+pub(crate) fn reset_in_child() {
+    single_flight::reset_waits_in_child(false);
+    let mut held = 0;
+    // SAFETY: held since `hold`.
+    unsafe { CACHES.held_value() }.each(|cache| {
+        cache.reset_in_child();
+        held += cache.held_values();
+    });
+    pins::reset_in_child(held);
+}
+
+/// In a child whose fork handlers did not run: frees all locks. A cache of which one was held, by a
+/// thread that does not exist, is empty afterwards.
+pub(crate) fn recover() {
+    CACHES.reset_in_child();
+    single_flight::reset_waits_in_child(true);
+    let mut held = 0;
+    CACHES.hold();
+    // SAFETY: held just now.
+    unsafe { CACHES.held_value() }.each(|cache| {
+        cache.recover();
+        held += cache.held_values();
+    });
+    CACHES.release();
+    pins::reset_in_child(held);
+}
+
+impl<K: Send + Sync, S: Send + Sync> Forked for Inner<K, S> {
+    fn hold(&self, rank: Rank) {
+        match rank {
+            Rank::CacheSpace => self.space.hold(),
+            Rank::CacheShard => self.shards.iter().for_each(|shard| shard.table.hold()),
+            Rank::SingleFlight => self.flights.hold(),
+            _ => {}
+        }
+    }
+
+    fn release(&self) {
+        self.flights.release();
+        self.shards.iter().for_each(|shard| shard.table.release());
+        self.space.release();
+    }
+
+    fn reset_in_child(&self) {
+        self.space.reset_in_child();
+        self.shards.iter().for_each(|shard| shard.table.reset_in_child());
+    }
+
+    fn recover(&self) {
+        let shards: &Shards<K, S> = &self.shards;
+        let half = shards.iter().filter(|shard| shard.table.recover()).count() > 0;
+        self.flights.recover();
+        if self.space.recover() || half {
+            shards.iter().for_each(|shard| _ = shard.table.clear());
+            self.space.abandon(shards);
+        }
+    }
+
+    fn held_values(&self) -> u64 {
+        self.space.held_values()
     }
 }

@@ -5,13 +5,15 @@
 //! below what the kernel lets it keep, and replaces its own coldest values there.
 
 use super::segment::SEGMENT;
-use crate::keeper::room;
+use crate::os::memory_limit::Room;
 use std::time::{Duration, Instant};
 
 /// How long after a purge the cache tries to grow again where nothing is known to be free.
 const QUIET: Duration = Duration::from_secs(1);
-/// How often it then tries one segment more, and how often it asks what is free.
+/// How often it then tries one segment more, and how often it heeds what is free.
 const PACE: Duration = Duration::from_millis(100);
+/// Segments that a cache may have beyond its size: they take in what survives an eviction.
+const SPARE: u64 = 2;
 
 pub(super) struct Growth {
     /// The size that purges have allowed so far.
@@ -20,8 +22,15 @@ pub(super) struct Growth {
     ceiling: u64,
     last_purge: Option<Instant>,
     last_try: Option<Instant>,
-    asked: Option<Instant>,
-    roomy: bool,
+    heard: Option<Instant>,
+    /// Bytes by which the cache may grow before it hears again what is free.
+    allowance: u64,
+    /// The memory limit that holds for the process.
+    limit: u64,
+}
+
+fn since(now: Instant, at: Option<Instant>) -> Duration {
+    at.map_or(Duration::MAX, |at| now.saturating_duration_since(at))
 }
 
 impl Growth {
@@ -32,8 +41,9 @@ impl Growth {
             ceiling: ceiling.max(floor),
             last_purge: None,
             last_try: None,
-            asked: None,
-            roomy: false,
+            heard: None,
+            allowance: 0,
+            limit: 0,
         }
     }
 
@@ -42,16 +52,41 @@ impl Growth {
         self.target.min(self.ceiling)
     }
 
+    /// Whether [`Growth::hear`] is wanted.
+    pub fn is_due(&self, now: Instant) -> bool {
+        since(now, self.heard) >= PACE
+    }
+
+    /// What is free now; `offered` bytes of it are the cache's own.
+    pub fn hear(&mut self, room: Room, offered: u64, now: Instant) {
+        if self.is_due(now) {
+            self.heard = Some(now);
+            self.limit = room.limit;
+            self.allowance = room.free.saturating_sub(offered).saturating_sub(self.margin());
+        }
+    }
+
+    /// What is left free for others.
+    fn margin(&self) -> u64 {
+        (self.limit / 16).clamp(8 << 20, 1 << 30)
+    }
+
     /// The kernel took `bytes` of the cache's `footprint`: that much was too much.
     pub fn purged(&mut self, bytes: u64, footprint: u64, now: Instant) {
         self.target = self.target.min(footprint).saturating_sub(bytes).max(self.floor);
         self.last_purge = Some(now);
-        self.roomy = false;
-        self.asked = Some(now);
+        self.allowance = 0;
+        self.heard = Some(now);
     }
 
-    /// Whether the cache may take `bytes` more.
-    pub fn may_grow(&mut self, bytes: u64, footprint: u64, now: Instant) -> bool {
+    /// The cache gave `bytes` back.
+    pub fn gave_back(&mut self, bytes: u64) {
+        self.allowance = self.allowance.saturating_add(bytes);
+    }
+
+    /// Whether the cache may take one segment more.
+    pub fn may_grow(&mut self, footprint: u64, now: Instant) -> bool {
+        let bytes = SEGMENT as u64;
         let grown = footprint + bytes;
         if grown > self.ceiling {
             return false;
@@ -59,21 +94,41 @@ impl Growth {
         if grown <= self.target {
             return true;
         }
-        let since = |at: Option<Instant>| at.map_or(Duration::MAX, |at| now - at);
-        if since(self.asked) >= PACE {
-            self.asked = Some(now);
-            let room = room::room(now);
-            // What the kernel counts as free includes what we have offered to it.
-            let free = room.free.saturating_sub(footprint);
-            self.roomy = free > (room.limit / 16).clamp(8 << 20, 1 << 30);
+        if self.allowance >= bytes {
+            self.allowance -= bytes;
+        } else {
+            let tries = since(now, self.last_purge) >= QUIET && since(now, self.last_try) >= PACE;
+            if !tries {
+                return false;
+            }
+            self.last_try = Some(now);
         }
-        let tries = since(self.last_purge) >= QUIET && since(self.last_try) >= PACE;
-        if !self.roomy && !tries {
-            return false;
-        }
-        self.last_try = Some(now);
         self.target = grown;
         true
+    }
+
+    /// Whether the cache may take a large value's `bytes`, which must be free now: they are written
+    /// at once, and the kernel cannot take them meanwhile.
+    pub fn may_take(&mut self, bytes: u64, footprint: u64) -> bool {
+        let grown = footprint + bytes;
+        if grown > self.ceiling || bytes > self.allowance {
+            return false;
+        }
+        self.allowance -= bytes;
+        self.target = self.target.max(grown);
+        true
+    }
+
+    /// The most bytes that a value can get if the cache gives up all but the `held` bytes of its
+    /// `footprint`.
+    pub fn most(&self, footprint: u64, held: u64) -> u64 {
+        let given_up = footprint.saturating_sub(held);
+        self.allowance.saturating_add(given_up).min(self.ceiling.saturating_sub(held))
+    }
+
+    /// Whether the cache may take one segment beyond its size for a moment.
+    pub fn has_spare(&self, footprint: u64) -> bool {
+        footprint + SEGMENT as u64 <= self.target() + SPARE * SEGMENT as u64
     }
 
     /// Whether the cache is larger than it should be, the one segment not counted that takes in what
@@ -96,14 +151,12 @@ mod tests {
         growth.target = 100 * S;
         growth.purged(10 * S, 100 * S, start);
         assert_eq!(growth.target(), 90 * S);
-        assert!(growth.may_grow(S, 89 * S, start));
-        assert!(!growth.may_grow(S, 90 * S, start), "just purged: no growth");
+        assert!(growth.may_grow(89 * S, start));
+        assert!(!growth.may_grow(90 * S, start), "just purged: no growth");
         assert!(growth.too_large(92 * S) && !growth.too_large(91 * S));
-        growth.roomy = false;
         let later = start + QUIET;
-        growth.asked = Some(later);
-        assert!(growth.may_grow(S, 90 * S, later), "one try after a quiet second");
-        assert!(!growth.may_grow(S, 91 * S, later), "but no second at once");
+        assert!(growth.may_grow(90 * S, later), "one try after a quiet second");
+        assert!(!growth.may_grow(91 * S, later), "but no second at once");
         growth.purged(u64::MAX, 91 * S, later);
         assert_eq!(growth.target(), 4 * S, "never below the floor");
     }
@@ -111,6 +164,24 @@ mod tests {
     #[test]
     fn the_ceiling_holds() {
         let mut growth = Growth::new(2 * S, 8 * S);
-        assert!(!growth.may_grow(S, 8 * S, Instant::now()));
+        growth.hear(Room { limit: 1 << 40, free: 1 << 40 }, 0, Instant::now());
+        assert!(growth.may_grow(7 * S, Instant::now()));
+        assert!(!growth.may_grow(8 * S, Instant::now()));
+        assert!(!growth.may_take(9 * S, 0));
+        assert_eq!(growth.most(4 * S, 3 * S), 5 * S);
+        assert!(growth.has_spare(9 * S) && !growth.has_spare(10 * S));
+    }
+
+    #[test]
+    fn what_is_free_is_given_out_once() {
+        let mut growth = Growth::new(2 * S, u64::MAX);
+        let now = Instant::now();
+        growth.hear(Room { limit: 128 * S, free: 100 * S }, 10 * S, now);
+        assert_eq!(growth.most(10 * S, 0), 92 * S, "a sixteenth of the limit is left to others");
+        assert!(!growth.may_take(83 * S, 10 * S), "10 of the 100 are ours already");
+        assert!(growth.may_take(80 * S, 10 * S));
+        assert!(!growth.may_take(4 * S, 90 * S), "2 are left");
+        growth.gave_back(2 * S);
+        assert!(growth.may_take(4 * S, 88 * S));
     }
 }

@@ -17,34 +17,38 @@
 //! # Ok(()) }
 //! ```
 
+mod epoch;
 mod evict;
-mod flight;
 mod fork;
 mod growth;
+mod index;
+mod life;
+mod lists;
+mod pins;
+mod place;
+mod recycle;
 mod segment;
 mod shard;
+mod single_flight;
 mod space;
+mod store;
 mod table;
 mod value;
 
 pub use value::Value;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::keeper;
-use crate::keeper::pin;
-use crate::keeper::settings::Priority;
-use flight::Flights;
-use segment::{Header, Segment, SEGMENT};
+use crate::tracking::settings::Priority;
+use segment::SEGMENT;
 use shard::{short, Shards};
+use single_flight::{Boarding, Flights};
 use space::Space;
 use std::borrow::Borrow;
-use std::convert::Infallible;
 use std::hash::{BuildHasher, Hash};
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
-use table::Place;
 
 /// The hasher that a cache uses unless told otherwise: fast, seeded by chance per cache.
 pub type DefaultHasher = foldhash::fast::RandomState;
@@ -60,11 +64,18 @@ pub struct Cache<K, S = DefaultHasher> {
 struct Inner<K, S> {
     shards: Shards<K, S>,
     space: Space,
-    flights: Flights,
+    flights: Flights<K>,
+    listed: fork::Listed,
     time_to_live_ms: Option<u64>,
     insertions: AtomicU64,
     removals: AtomicU64,
     purged_values: AtomicU64,
+}
+
+impl<K, S> Drop for Inner<K, S> {
+    fn drop(&mut self) {
+        self.listed.remove();
+    }
 }
 
 /// How to make a [`Cache`].
@@ -123,7 +134,8 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
     CacheBuilder<K, S>
 {
     /// The most bytes of memory that the cache may take; by default what the machine and the memory
-    /// cgroup allow. At least a few segments of 2 MiB are taken in any case.
+    /// cgroup allow. Two segments of 2 MiB may come on top for a moment, whatever is held, and a few
+    /// are taken in any case.
     pub fn ceiling(mut self, bytes: u64) -> Self {
         self.ceiling = Some(bytes);
         self
@@ -157,7 +169,7 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
     /// # Errors
     /// `EOPNOTSUPP`: the kernel refuses `MADV_FREE`. `EAGAIN`: the keeper's thread could not start.
     pub fn build(self) -> Result<Cache<K, S>> {
-        keeper::ready("Cache::new")?;
+        crate::tracking::ready("Cache::new")?;
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let lanes = match self.ceiling {
             Some(bytes) if bytes < 32 * SEGMENT as u64 => 1,
@@ -169,12 +181,13 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
             shards: Shards::new(self.hasher),
             space: Space::new(lanes, ceiling, self.priority.level(), ttl.is_some()),
             flights: Flights::new(),
+            listed: fork::Listed::new(),
             time_to_live_ms: ttl,
             insertions: AtomicU64::new(0),
             removals: AtomicU64::new(0),
             purged_values: AtomicU64::new(0),
         });
-        fork::hold(&inner);
+        fork::list(&inner);
         Ok(Cache { inner })
     }
 }
@@ -197,43 +210,19 @@ impl<K: Hash + Eq + Send + Sync + 'static> Cache<K> {
 impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// The value under a key, pinned; `None` if there is none, it has ended, or it was purged.
     ///
+    /// A value that is held keeps the 2 MiB around it from the kernel. While very many are held, a
+    /// get returns a copy instead: see [`Value::is_copy`].
+    ///
     /// # Cost
-    /// One atomic instruction for the pin and one for the unpin, and the shard's read lock. If the
-    /// segment was offered: taking it back, 0.6 µs (huge page) or 70 µs (base pages).
+    /// One atomic instruction each to enter and to leave the shard, to pin and to unpin; no lock. If
+    /// the segment was offered: taking it back, 0.6 µs (huge page) or 70 µs (base pages).
     #[inline]
     pub fn get<Q>(&self, key: &Q) -> Option<Value<'_>>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.look_up(short(self.inner.shards.hash(key)), key)
-    }
-
-    fn look_up<Q>(&self, hash: u32, key: &Q) -> Option<Value<'_>>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ?Sized,
-    {
-        let inner = &*self.inner;
-        let shard = inner.shards.of(hash);
-        let table = shard.read();
-        let found = table.find_and_use(hash, key).and_then(|place| {
-            let segment = inner.space.segments.get(place.segment())?;
-            // The pin first, then the generation: see `Segment::next_generation`.
-            Some((place, segment, pin::pin(segment.node())))
-        });
-        drop(table);
-        let value = found.and_then(|(place, segment, plain)| {
-            let value = inner.read(segment, place, plain);
-            if value.is_none() {
-                segment.unpin();
-                inner.forget(hash, place);
-            }
-            value
-        });
-        let count = if value.is_some() { &shard.hits } else { &shard.misses };
-        count.fetch_add(1, Ordering::Relaxed);
-        value
+        self.inner.look_up(short(self.inner.shards.hash(key)), key)
     }
 
     /// Whether a key has a value that has not ended. It may have been purged all the same; only a
@@ -244,15 +233,16 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         Q: Hash + Eq + ?Sized,
     {
         let hash = short(self.inner.shards.hash(key));
-        let table = self.inner.shards.of(hash).read();
-        table.find(hash, key).is_some_and(|place| !self.inner.stale(place))
+        let table = &self.inner.shards.of(hash).table;
+        table.find(&table.section(false), hash, key).is_some_and(|place| !self.inner.stale(place))
     }
 
     /// Puts a value under a key, in the place of the one before.
     ///
     /// # Errors
-    /// `ENOMEM`: neither the kernel nor the ceiling has room for it, whatever is evicted; the key has
-    /// no value then. `EINVAL`: longer than 4 GiB.
+    /// `ENOMEM`: neither the kernel nor the ceiling has room for it, or values that are held keep all
+    /// of the cache's memory; the key has no value then. Nothing is evicted for a value that cannot
+    /// fit. `EINVAL`: longer than 4 GiB.
     pub fn insert(&self, key: K, value: &[u8]) -> Result<()> {
         let hash = short(self.inner.shards.hash(&key));
         match self.inner.put(hash, key, value) {
@@ -273,7 +263,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// ([`Value::is_cached`]).
     ///
     /// # Errors
-    /// `EINVAL`: the value made is longer than 4 GiB.
+    /// `EDEADLK`: `make` of the same key asks for it, on this thread or by waiting for it. `EINVAL`:
+    /// the value made is longer than 4 GiB.
     ///
     /// # Panics
     /// If `make` does; another thread that waited then makes the value.
@@ -286,15 +277,14 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let made = self.get_or_try_insert_with(key, || Ok::<_, Infallible>(make()));
-        Ok(made.unwrap_or_else(|never| match never {}))
+        self.get_or_try_insert_with(key, || Ok(make()))
     }
 
     /// [`Cache::get_or_insert_with`] for a `make` that can fail; a thread that waited then tries
     /// itself.
     ///
     /// # Errors
-    /// What `make` returned.
+    /// What `make` returned, or as [`Cache::get_or_insert_with`].
     ///
     /// # Panics
     /// As [`Cache::get_or_insert_with`].
@@ -306,25 +296,34 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+        E: From<Error>,
     {
-        let full = self.inner.shards.hash(key);
+        let inner = &*self.inner;
+        let full = inner.shards.hash(key);
         let hash = short(full);
         loop {
-            if let Some(value) = self.look_up(hash, key) {
+            if let Some(value) = inner.look_up(hash, key) {
                 return Ok(value);
             }
-            let Some(_maker) = self.inner.flights.board(full) else { continue };
+            let _landing = match inner.flights.board(full, key) {
+                Boarding::Make(landing) => landing,
+                Boarding::Over => continue,
+                Boarding::Deadlock => return Err(own_key().into()),
+            };
             // Another maker may have landed between the look and the boarding.
             if self.contains_key(key) {
-                if let Some(value) = self.look_up(hash, key) {
+                if let Some(value) = inner.look_up(hash, key) {
                     return Ok(value);
                 }
             }
             let bytes = make()?;
-            return Ok(match self.inner.put(hash, key.to_owned(), &bytes) {
-                Ok(stored) => stored,
-                Err(_) => Value::own(bytes),
-            });
+            return match inner.put(hash, key.to_owned(), &bytes) {
+                Ok(stored) => Ok(stored.into_value(bytes)),
+                Err((_, error)) if error.kind() == ErrorKind::OutOfMemory => {
+                    Ok(Value::own(bytes, false))
+                }
+                Err((_, error)) => Err(error.into()),
+            };
         }
     }
 
@@ -337,7 +336,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     {
         let inner = &*self.inner;
         let hash = short(inner.shards.hash(key));
-        let removed = inner.shards.of(hash).write().remove(hash, key, inner.shards.rehash());
+        let removed = inner.shards.of(hash).table.remove(hash, key);
         if let Some(place) = removed {
             inner.space.left(place);
             inner.removals.fetch_add(1, Ordering::Relaxed);
@@ -348,11 +347,11 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// Removes everything.
     pub fn clear(&self) {
         for shard in self.inner.shards.iter() {
-            let mut table = shard.write();
-            self.inner.removals.fetch_add(table.len() as u64, Ordering::Relaxed);
-            table.clear();
+            let keys = shard.table.clear() as u64;
+            self.inner.removals.fetch_add(keys, Ordering::Relaxed);
         }
-        self.inner.space.clear();
+        self.inner.space.clear(&self.inner.shards);
+        self.inner.shards.harvest();
     }
 
     /// What the cache has done and holds.
@@ -373,109 +372,25 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
             ..CacheStats::default()
         };
         for shard in inner.shards.iter() {
-            stats.hits += load(&shard.hits);
-            stats.misses += load(&shard.misses);
-            let table = shard.read();
-            stats.values += table.len() as u64;
-            stats.bookkeeping_bytes += table.bytes() as u64 + size_of_val(shard) as u64;
+            let misses = load(&shard.misses);
+            stats.misses += misses;
+            stats.hits += shard.table.lookups().saturating_sub(misses);
+            stats.values += shard.table.len() as u64;
+            stats.bookkeeping_bytes += shard.table.bytes() as u64 + size_of_val(shard) as u64;
         }
         stats.bookkeeping_bytes += stats.values * inner.space.head() as u64;
         stats
     }
 }
 
-impl<K, S> Inner<K, S>
-where
-    K: Hash + Eq,
-    S: BuildHasher,
-{
-    /// The value at a place of a segment that the caller has pinned; `None` if it is not there (any
-    /// more). On `Some` the value owns the pin.
-    #[inline]
-    fn read<'a>(&self, segment: &'a Segment, place: Place, plain: bool) -> Option<Value<'a>> {
-        if segment.generation() != place.generation() {
-            return None;
-        }
-        if !plain {
-            self.take_back(segment)?;
-        }
-        let head = segment.header(place.offset())?;
-        let (at, len) = (place.offset() + self.space.head(), head.len as usize);
-        if !segment.whole(place.offset(), self.space.head() + len) {
-            return None;
-        }
-        if self.time_to_live_ms.is_some()
-            && self.space.deadline(segment, place.offset()) <= self.shards.now_ms()
-        {
-            return None;
-        }
-        Some(Value::pinned(segment, segment.bytes(at, len)))
-    }
-
-    #[cold]
-    fn take_back(&self, segment: &Segment) -> Option<()> {
-        let gone = segment.settle().ok()?;
-        if gone > 0 {
-            self.space.met_purge(gone);
-        }
-        Some(())
-    }
-
-    fn stale(&self, place: Place) -> bool {
-        self.space
-            .segments
-            .get(place.segment())
-            .is_none_or(|segment| segment.generation() != place.generation())
-    }
-
-    /// Takes a key out whose value was not at its place (or could not be taken back).
-    #[cold]
-    fn forget(&self, hash: u32, place: Place) {
-        use space::Index;
-        let stale = self.stale(place);
-        if self.shards.forget(hash, place) && !stale {
-            self.purged_values.fetch_add(1, Ordering::Relaxed);
-            self.space.left(place);
-        }
-    }
-
-    /// Stores a value; the key comes back when there is no room.
-    fn put(&self, hash: u32, key: K, value: &[u8]) -> std::result::Result<Value<'_>, (K, Error)> {
-        let Ok(len) = u32::try_from(value.len()) else {
-            let why = format!("the value has {} bytes", value.len());
-            let error = Error::new(ErrorKind::BadRange, "Cache::insert", why, "split it");
-            return Err((key, error));
-        };
-        keeper::bound::hold_back();
-        let now = self.shards.now_ms();
-        let deadline = self.time_to_live_ms.map_or(u64::MAX, |ttl| now.saturating_add(ttl));
-        let head = Header { len, hash };
-        let room = match self.space.room(&self.shards, lane(), head, deadline) {
-            Ok(room) => room,
-            Err(error) => return Err((key, error)),
-        };
-        room.segment.write(room.at, value);
-        let before = {
-            let mut table = self.shards.of(hash).write();
-            table.reserve(self.shards.rehash(), |place| self.stale(place));
-            table.insert(hash, key, room.place)
-        };
-        self.insertions.fetch_add(1, Ordering::Relaxed);
-        if let Some(before) = before {
-            self.space.left(before);
-            self.removals.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(Value::pinned(room.segment, room.segment.bytes(room.at, value.len())))
-    }
-}
-
-/// Which open segment this thread fills.
-fn lane() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static LANE: usize = NEXT.fetch_add(1, Ordering::Relaxed);
-    }
-    LANE.try_with(|lane| *lane).unwrap_or(0)
+/// The value that is being made is asked for in its own making.
+fn own_key() -> Error {
+    Error::new(
+        ErrorKind::Deadlock,
+        "Cache::get_or_insert_with",
+        "the value asked for is made by this thread, or by one that waits for this thread",
+        "make values without asking for values that need them",
+    )
 }
 
 impl<K, S> std::fmt::Debug for Cache<K, S> {

@@ -1,16 +1,15 @@
 //! A piece of volatile memory that holds many values, and the table of all of a cache's.
 
-use super::table::{GENERATIONS, SEGMENTS, UNIT};
+use super::life::{Life, Pins};
+use super::lists::Link;
+use super::place::{SEGMENTS, UNIT};
 use crate::error::{Error, ErrorKind, Result};
-use crate::keeper::node::{flag, slab, Node, NodeId, Word};
-use crate::keeper::settings::purge_always;
-use crate::keeper::{bound, pin};
 use crate::mapping::{Mapping, PageSize};
 use crate::os;
-use crate::range::PageRange;
+use crate::tracking::owned::OwnedRange;
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::OnceLock;
 
 /// A segment's size: one huge page, which the kernel takes and gives back whole.
 pub(super) const SEGMENT: usize = os::HUGE_PAGE;
@@ -23,23 +22,36 @@ pub(super) struct Header {
 }
 
 pub(super) const HEADER: usize = 8;
-/// With a time to live, the second of the cache's life in which the value ends follows.
+/// With a time to live, the millisecond of the cache's life in which the value ends follows.
 pub(super) const EXPIRY: usize = 8;
 
-/// See the module's head. `'static` by being kept as long as its cache.
+impl Pins for OwnedRange {
+    #[inline]
+    fn pin(&self) -> bool {
+        OwnedRange::pin(self)
+    }
+    #[inline]
+    fn unpin(&self) {
+        OwnedRange::unpin(self);
+    }
+    fn pins(&self) -> u32 {
+        OwnedRange::pins(self)
+    }
+}
+
+/// See the module's head. It lives as long as its cache.
 pub(super) struct Segment {
     pub number: u32,
-    pub id: NodeId,
-    mapping: Mutex<Option<Mapping>>,
-    base: AtomicU64,
-    capacity: AtomicU32,
-    /// Which contents these are; a place that names another generation is out of date.
-    generation: AtomicU32,
-    /// Bytes filled, from the start.
-    pub filled: AtomicU32,
-    /// Values put in, and of those, values that a key still leads to.
-    pub values: AtomicU32,
-    pub live: AtomicU32,
+    pub range: OwnedRange,
+    pub life: Life,
+    pub link: Link,
+    /// The next segment that may have lost its last value; see `Space::emptied`.
+    pub next_emptied: AtomicU32,
+    pub is_emptied: AtomicBool,
+    base: AtomicUsize,
+    capacity: AtomicUsize,
+    /// Bytes filled, from the start, once it is closed.
+    pub filled: AtomicUsize,
     /// Whether any bit of `lost` is set.
     damaged: AtomicBool,
     /// One bit for each 512th of the segment that was discarded.
@@ -47,66 +59,56 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// A segment with memory for `capacity` bytes, pinned, empty.
-    fn new(number: u32, capacity: usize, priority: u8) -> Result<Segment> {
-        let mapping = map(capacity)?;
-        let slow = if purge_always() { Word::SLOW_UNPIN } else { 0 };
-        let id =
-            slab().take(mapping.range(), Word(Word::PIN | slow), priority, 0).ok_or_else(|| {
-                let why = "33 million ranges are known already";
-                Error::new(ErrorKind::OutOfMemory, "Cache", why, "use fewer, larger caches")
-            })?;
-        bound::count(mapping.range().len() as u64);
-        let segment = Segment {
+    /// A segment with this number, pinned, without memory.
+    fn new(number: u32, range: OwnedRange) -> Segment {
+        Segment {
             number,
-            id,
-            mapping: Mutex::new(None),
-            base: AtomicU64::new(0),
-            capacity: AtomicU32::new(0),
-            generation: AtomicU32::new(1),
-            filled: AtomicU32::new(0),
-            values: AtomicU32::new(0),
-            live: AtomicU32::new(0),
+            range,
+            life: Life::new(),
+            link: Link::new(),
+            next_emptied: AtomicU32::new(0),
+            is_emptied: AtomicBool::new(false),
+            base: AtomicUsize::new(0),
+            capacity: AtomicUsize::new(0),
+            filled: AtomicUsize::new(0),
             damaged: AtomicBool::new(false),
             lost: [const { AtomicU64::new(0) }; 8],
-        };
-        segment.adopt(mapping);
-        Ok(segment)
+        }
     }
 
-    fn adopt(&self, mapping: Mapping) {
-        self.base.store(mapping.range().start as u64, Ordering::Release);
-        self.capacity.store(mapping.range().len() as u32, Ordering::Release);
-        *self.mapping.lock().unwrap_or_else(PoisonError::into_inner) = Some(mapping);
+    /// Gives a bare segment, which the caller alone has pinned, its memory.
+    pub fn provide(&self, mapping: Mapping) {
+        let range = mapping.range();
+        // A child may find here what a thread of the parent's had begun to put in.
+        drop(self.range.take_mapping());
+        self.range.put_mapping(mapping);
+        self.reset();
+        self.base.store(range.start, Ordering::Release);
+        self.capacity.store(range.len(), Ordering::Release);
+    }
+
+    /// Takes the memory away; the caller alone has the segment pinned. Under no lock.
+    pub fn strip(&self) {
+        // First: where there is a capacity there is a mapping, in a forked child too.
+        self.capacity.store(0, Ordering::Release);
+        drop(self.range.take_mapping());
     }
 
     #[inline]
-    pub fn node(&self) -> &'static Node {
-        self.id.node()
-    }
-
     pub fn capacity(&self) -> usize {
-        self.capacity.load(Ordering::Acquire) as usize
+        self.capacity.load(Ordering::Acquire)
     }
 
+    /// Whether it is one for many values.
     #[inline]
-    pub fn generation(&self) -> u32 {
-        self.generation.load(Ordering::SeqCst)
+    pub fn is_shared(&self) -> bool {
+        self.capacity() == SEGMENT
     }
 
-    /// Makes every place in the segment out of date. After it, a reader that pins the segment finds
-    /// the new generation, so once nobody has it pinned nobody reads the old contents.
-    pub fn next_generation(&self) {
-        let next = self.generation.load(Ordering::Relaxed) % GENERATIONS + 1;
-        self.generation.store(next, Ordering::SeqCst);
-        std::sync::atomic::fence(Ordering::SeqCst);
-    }
-
-    /// Empties a segment whose generation has moved on and that only the caller has pinned.
+    /// Forgets what was lost, before the segment is filled anew. The caller alone has it pinned,
+    /// and has settled it if it was ever volatile.
     pub fn reset(&self) {
         self.filled.store(0, Ordering::Relaxed);
-        self.values.store(0, Ordering::Relaxed);
-        self.live.store(0, Ordering::Relaxed);
         self.damaged.store(false, Ordering::Relaxed);
         for bits in &self.lost {
             bits.store(0, Ordering::Relaxed);
@@ -117,11 +119,10 @@ impl Segment {
     /// it pinned.
     pub fn settle(&self) -> std::result::Result<usize, Errno> {
         let mut gone = 0;
-        let base = self.node().start();
-        pin::settle(self.id, None, &mut |extent| {
+        let base = self.base.load(Ordering::Acquire);
+        self.range.settle(&mut |extent| {
             gone += extent.len();
             self.lose(extent.start - base, extent.len());
-            0
         })?;
         Ok(gone)
     }
@@ -129,14 +130,12 @@ impl Segment {
     /// Takes a pin away.
     #[inline]
     pub fn unpin(&self) {
-        if pin::unpin(self.node()) {
-            pin::last_unpin(self.id);
-        }
+        self.range.unpin();
     }
 
     /// The unit that one bit of `lost` stands for.
     fn grain(&self) -> usize {
-        (self.capacity() / 512).max(os::page_size())
+        self.capacity().div_ceil(512).max(os::page_size())
     }
 
     fn lose(&self, offset: usize, len: usize) {
@@ -147,7 +146,7 @@ impl Segment {
         self.damaged.store(true, Ordering::Release);
     }
 
-    /// Whether all of these bytes are as they were written.
+    /// Whether all of these bytes, which are inside the segment, are as they were written.
     #[inline]
     pub fn whole(&self, offset: usize, len: usize) -> bool {
         !self.damaged.load(Ordering::Acquire) || self.look_whole(offset, len)
@@ -162,7 +161,7 @@ impl Segment {
 
     /// Whether nothing of what was filled is left.
     pub fn all_lost(&self) -> bool {
-        let filled = self.filled.load(Ordering::Relaxed) as usize;
+        let filled = self.filled.load(Ordering::Relaxed);
         let grain = self.grain();
         self.damaged.load(Ordering::Acquire)
             && (0..filled.div_ceil(grain))
@@ -172,7 +171,7 @@ impl Segment {
     /// The header at an offset; `None` if it is gone. The caller has the segment pinned and settled.
     #[inline]
     pub fn header(&self, offset: usize) -> Option<Header> {
-        if !self.whole(offset, HEADER) || offset + HEADER > self.capacity() {
+        if offset + HEADER > self.capacity() || !self.whole(offset, HEADER) {
             return None;
         }
         let bytes = self.bytes(offset, HEADER);
@@ -185,55 +184,33 @@ impl Segment {
     /// belong to a value that has been published, or to its header.
     #[inline]
     pub fn bytes(&self, offset: usize, len: usize) -> &[u8] {
-        assert!(offset + len <= self.capacity());
-        let base = self.base.load(Ordering::Acquire) as usize;
-        // SAFETY: inside the mapping, which stays while the segment is pinned; see above for writes.
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.capacity()));
+        let base = self.base.load(Ordering::Acquire);
+        // SAFETY: the bytes are inside the mapping, as asserted. It stays while the caller's pin
+        // does, for it is taken away only by a thread that has the only pin. Nobody writes these
+        // bytes: a part of a segment is written once in a generation, before it is published.
         unsafe { std::slice::from_raw_parts((base + offset) as *const u8, len) }
     }
 
     /// Writes bytes that no place leads to yet. The caller has the segment pinned and was given this
-    /// part of it by the segment's only filler.
+    /// part of it for this generation.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
-        assert!(offset + bytes.len() <= self.capacity());
-        let base = self.base.load(Ordering::Acquire) as usize;
-        // SAFETY: inside the mapping, which is writable; nobody reads or writes this part meanwhile.
+        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.capacity()));
+        let base = self.base.load(Ordering::Acquire);
+        // SAFETY: the bytes are inside the mapping, which is writable and stays while it is pinned;
+        // each part of a segment is given to one thread in a generation, and readers learn of it
+        // only after this write. `bytes` is not of this part, which nobody has a reference to.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), (base + offset) as *mut u8, bytes.len());
         }
     }
 
-    /// Gives the segment's memory back to the kernel; it stays usable, as never touched.
-    pub fn give_back(&self) {
-        pin::discard(self.id);
-    }
-
-    /// Unmaps the segment's memory; [`Segments::provide`] maps it anew. The caller alone has it
-    /// pinned and keeps it so.
-    pub fn unmap(&self) {
-        self.node().set(flag::REGISTERED | flag::DENSE | flag::SPARSE, false);
-        crate::keeper::records::forget(self.id);
-        *self.mapping.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
     /// What the segment takes beside its memory.
-    pub const BOOKKEEPING: usize = size_of::<Segment>() + size_of::<Node>();
+    pub const BOOKKEEPING: usize = size_of::<Segment>() + OwnedRange::BOOKKEEPING;
 }
 
-impl Drop for Segment {
-    fn drop(&mut self) {
-        // A pin keeps the keeper away from now on; an offer under way ends first.
-        pin::pin(self.node());
-        pin::wait_until(self.id, |word| {
-            use crate::keeper::node::Phase;
-            !matches!(word.phase(), Phase::Offering | Phase::Reviving)
-        });
-        crate::keeper::records::forget(self.id);
-        slab().put(self.id);
-        // The mapping goes after this, with nobody left who could offer it.
-    }
-}
-
-fn map(capacity: usize) -> Result<Mapping> {
+/// Memory for a segment.
+pub(super) fn map(capacity: usize) -> Result<Mapping> {
     let pages = if capacity >= SEGMENT { PageSize::Huge } else { PageSize::System };
     Mapping::anonymous_with(capacity, pages)
 }
@@ -245,24 +222,28 @@ pub(super) fn footprint(len: usize, expires: bool) -> usize {
 
 const FIRST: u32 = 64;
 const CHUNKS: usize = 17;
+type Chunk = Box<[OnceLock<Segment>]>;
 
-/// All segments of a cache, found by number without a lock: chunks of 64, 64, 128, 256, …
+/// All segments of a cache, found by number without a lock: chunks of 64, 128, 256, …
 pub(super) struct Segments {
-    chunks: [OnceLock<Box<[OnceLock<Segment>]>>; CHUNKS],
+    chunks: [AtomicPtr<Chunk>; CHUNKS],
     made: AtomicU32,
     priority: u8,
 }
 
+#[inline]
 fn locate(number: u32) -> (usize, usize) {
-    let chunk = (number / FIRST + 1).next_power_of_two().trailing_zeros() as usize;
-    let chunk = if (number / FIRST + 1).is_power_of_two() { chunk } else { chunk - 1 };
-    let first = if chunk == 0 { 0 } else { FIRST * ((1 << chunk) - 1) };
-    (chunk, (number - first) as usize)
+    let chunk = (number / FIRST + 1).ilog2() as usize;
+    (chunk, (number - FIRST * ((1 << chunk) - 1)) as usize)
 }
 
 impl Segments {
     pub fn new(priority: u8) -> Segments {
-        Segments { chunks: [const { OnceLock::new() }; CHUNKS], made: AtomicU32::new(0), priority }
+        Segments {
+            chunks: [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS],
+            made: AtomicU32::new(0),
+            priority,
+        }
     }
 
     pub fn made(&self) -> u32 {
@@ -272,32 +253,58 @@ impl Segments {
     #[inline]
     pub fn get(&self, number: u32) -> Option<&Segment> {
         let (chunk, at) = locate(number);
-        self.chunks[chunk].get()?.get(at)?.get()
+        let chunk = self.chunks.get(chunk)?.load(Ordering::Acquire);
+        // SAFETY: a chunk is never moved, and is freed with `self`.
+        unsafe { chunk.as_ref() }?.get(at)?.get()
     }
 
-    /// A new segment of `capacity` bytes, pinned. One caller at a time.
-    pub fn make(&self, capacity: usize) -> Result<&Segment> {
-        let number = self.made();
-        let (chunk, at) = locate(number);
-        if number >= SEGMENTS || chunk >= CHUNKS {
+    /// A segment that is known to have been made.
+    pub fn must(&self, number: u32) -> &Segment {
+        self.get(number).expect("numbers in lists and places have been made")
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Segment> {
+        (0..self.made()).filter_map(|number| self.get(number))
+    }
+
+    /// A new segment, pinned, in no list, without memory. Under no lock.
+    pub fn make(&self) -> Result<&Segment> {
+        let range = OwnedRange::bare("Cache", self.priority)?;
+        let take = |made: u32| (made < SEGMENTS).then_some(made + 1);
+        let Ok(number) = self.made.fetch_update(Ordering::AcqRel, Ordering::Acquire, take) else {
             let why = "the cache has four million segments";
             return Err(Error::new(ErrorKind::OutOfMemory, "Cache", why, "set a ceiling"));
+        };
+        let (chunk, at) = locate(number);
+        let place = &self.chunks[chunk];
+        if place.load(Ordering::Acquire).is_null() {
+            let new: Chunk = (0..FIRST << chunk).map(|_| OnceLock::new()).collect();
+            let new = Box::into_raw(Box::new(new));
+            let set = place.compare_exchange(
+                std::ptr::null_mut(),
+                new,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
+            if set.is_err() {
+                // SAFETY: made above, and not published.
+                drop(unsafe { Box::from_raw(new) });
+            }
         }
-        let chunk = self.chunks[chunk]
-            .get_or_init(|| (0..FIRST << chunk).map(|_| OnceLock::new()).collect());
-        let segment = Segment::new(number, capacity, self.priority)?;
-        let segment = chunk[at].get_or_init(|| segment);
-        self.made.store(number + 1, Ordering::Release);
-        Ok(segment)
+        // SAFETY: as in `get`.
+        let chunk = unsafe { &*place.load(Ordering::Acquire) };
+        Ok(chunk[at].get_or_init(|| Segment::new(number, range)))
     }
+}
 
-    /// Gives an unmapped, pinned segment memory for `capacity` bytes.
-    pub fn provide(&self, segment: &Segment, capacity: usize) -> Result<()> {
-        let mapping = map(capacity)?;
-        let range: PageRange = mapping.range();
-        segment.node().set_range(range);
-        segment.adopt(mapping);
-        Ok(())
+impl Drop for Segments {
+    fn drop(&mut self) {
+        for chunk in &mut self.chunks {
+            if !chunk.get_mut().is_null() {
+                // SAFETY: from `Box::into_raw` in `make`, and nobody else has it.
+                drop(unsafe { Box::from_raw(*chunk.get_mut()) });
+            }
+        }
     }
 }
 
@@ -316,5 +323,26 @@ mod tests {
             }
         }
         assert!(locate(SEGMENTS - 1).0 < CHUNKS);
+    }
+
+    #[test]
+    fn segments_are_listed_in_order() {
+        use super::super::lists::{List, Name};
+        crate::tracking::ready("test").unwrap();
+        let all = Segments::new(4);
+        for _ in 0..5 {
+            all.make().unwrap();
+        }
+        let (mut queue, mut free) = (List::new(Name::Queue), List::new(Name::Free));
+        all.iter().for_each(|segment| queue.push(&all, segment));
+        assert!(queue.remove(&all, all.must(2)) && !queue.remove(&all, all.must(2)));
+        assert!(queue.remove(&all, all.must(4)));
+        free.push(&all, all.must(4));
+        assert!(!queue.remove(&all, all.must(4)), "in another list");
+        assert_eq!((queue.after(all.must(1)), queue.after(all.must(3))), (Some(3), None));
+        queue.push(&all, all.must(2));
+        let order: Vec<u32> =
+            std::iter::from_fn(|| queue.pop(&all).map(|segment| segment.number)).collect();
+        assert_eq!((order, queue.len(), free.len()), (vec![0, 1, 3, 2], 0, 1));
     }
 }

@@ -1,11 +1,11 @@
-//! The index: keys to places, in shards that lock apart.
+//! The index: keys to places, in shards that do not touch each other.
 
+use super::place::Place;
 use super::space::Index;
-use super::table::{Place, Table};
+use super::table::Table;
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::AtomicU64;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
 const SHARDS: usize = 64;
@@ -13,8 +13,7 @@ const SHARDS: usize = 64;
 /// One shard, on cache lines of its own.
 #[repr(align(128))]
 pub(super) struct Shard<K> {
-    table: RwLock<Table<K>>,
-    pub hits: AtomicU64,
+    pub table: Table<K>,
     pub misses: AtomicU64,
 }
 
@@ -22,45 +21,29 @@ pub(super) struct Shard<K> {
 pub(super) struct Shards<K, S> {
     shards: Box<[Shard<K>]>,
     hasher: S,
-    born: Instant,
+    made_at: Instant,
 }
 
-impl<K> Shard<K> {
-    pub fn read(&self) -> RwLockReadGuard<'_, Table<K>> {
-        self.table.read().unwrap_or_else(PoisonError::into_inner)
-    }
-    pub fn write(&self) -> RwLockWriteGuard<'_, Table<K>> {
-        self.table.write().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The 32 bits by which a key is found: the high half, whose top bits choose the slot and whose low
-/// bits the shard.
+/// The 32 bits by which a key is found: the top bits choose the slot, the low bits the shard.
+#[inline]
 pub(super) fn short(hash: u64) -> u32 {
     (hash >> 32) as u32
 }
 
-impl<K: Hash + Eq, S: BuildHasher> Shards<K, S> {
+/// Spreads what the program's hasher gave over all 64 bits, so that even a hasher that answers the
+/// key itself spreads keys over shards and slots.
+#[inline]
+fn finish(hash: u64) -> u64 {
+    // MurmurHash3's finaliser: one-to-one, and each bit of the input changes half of the output.
+    let hash = (hash ^ hash >> 33).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
+    let hash = (hash ^ hash >> 33).wrapping_mul(0xC4CE_B9FE_1A85_EC53);
+    hash ^ hash >> 33
+}
+
+impl<K, S> Shards<K, S> {
     pub fn new(hasher: S) -> Self {
-        let shard = |_| Shard {
-            table: RwLock::new(Table::new()),
-            hits: AtomicU64::new(0),
-            misses: AtomicU64::new(0),
-        };
-        Shards { shards: (0..SHARDS).map(shard).collect(), hasher, born: Instant::now() }
-    }
-
-    #[inline]
-    pub fn hash<Q: Hash + ?Sized>(&self, key: &Q) -> u64
-    where
-        K: Borrow<Q>,
-    {
-        self.hasher.hash_one(key)
-    }
-
-    /// The 32-bit hash of a key, for moving it within its table.
-    pub fn rehash(&self) -> impl Fn(&K) -> u32 + '_ {
-        |key| short(self.hasher.hash_one(key))
+        let shard = |_| Shard { table: Table::new(), misses: AtomicU64::new(0) };
+        Shards { shards: (0..SHARDS).map(shard).collect(), hasher, made_at: Instant::now() }
     }
 
     #[inline]
@@ -72,23 +55,63 @@ impl<K: Hash + Eq, S: BuildHasher> Shards<K, S> {
         self.shards.iter()
     }
 
+    /// Drops the keys that were removed; runs the program's code.
+    pub fn harvest(&self) {
+        self.shards.iter().for_each(|shard| shard.table.harvest());
+    }
+
     /// Milliseconds since the cache was made.
     pub fn now_ms(&self) -> u64 {
-        self.born.elapsed().as_millis() as u64
+        self.made_at.elapsed().as_millis() as u64
     }
 }
 
-impl<K: Hash + Eq, S: BuildHasher> Index for Shards<K, S> {
+impl<K: Hash + Eq, S: BuildHasher> Shards<K, S> {
+    /// A key's hash. Runs the program's code.
+    #[inline]
+    pub fn hash<Q: Hash + ?Sized>(&self, key: &Q) -> u64
+    where
+        K: Borrow<Q>,
+    {
+        finish(self.hasher.hash_one(key))
+    }
+}
+
+impl<K, S> Index for Shards<K, S> {
     fn holds(&self, hash: u32, place: Place) -> Option<Place> {
-        self.of(hash).read().holds(hash, place)
+        self.of(hash).table.holds(hash, place)
     }
     fn relocate(&self, hash: u32, from: Place, to: Place) -> bool {
-        self.of(hash).write().relocate(hash, from, to)
+        self.of(hash).table.relocate(hash, from, to)
     }
     fn forget(&self, hash: u32, place: Place) -> bool {
-        self.of(hash).write().remove_place(hash, place, self.rehash())
+        self.of(hash).table.remove_place(hash, place)
+    }
+    fn forget_segment(&self, segment: u32) {
+        for shard in &self.shards {
+            shard.table.remove_all(&|place| place.segment() == segment);
+        }
     }
     fn expired(&self, deadline: u64) -> bool {
         deadline <= self.now_ms()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_without_entropy_in_high_or_low_bits_spread() {
+        for shift in [0, 12, 32, 48] {
+            let mut shards = [0u32; SHARDS];
+            let mut tops = [0u32; 64];
+            for key in 0..6400u64 {
+                let hash = short(finish(key << shift));
+                shards[hash as usize % SHARDS] += 1;
+                tops[(hash >> 26) as usize] += 1;
+            }
+            assert!(shards.iter().chain(&tops).all(|n| (50..160).contains(n)), "shift {shift}");
+        }
     }
 }

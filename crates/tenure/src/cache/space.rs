@@ -1,25 +1,29 @@
-//! Where new values go: open segments, and what is evicted to make room for the next.
+//! Where new values go: open segments, and the lists that the others are in.
 //!
 //! Values are appended to an open segment; a full one joins a queue. When the cache may not grow,
 //! the oldest segment is emptied: values that were used since they were put there move to the new
 //! open segment, the others go. That approximates LRU (it is CLOCK with segments), and no reader
 //! waits: it holds pins on old segments, which are reused only when the last pin is gone.
+//!
+//! A thread takes a segment out of the lists under the lock, and is then the only one that moves it
+//! on in its life. What takes system calls it does without the lock.
 
 use super::growth::Growth;
-use super::segment::{footprint, Header, Segment, Segments, EXPIRY, HEADER, SEGMENT};
-use super::table::Place;
+use super::lists::{List, Name};
+use super::pins;
+use super::place::{Place, GENERATIONS, UNIT};
+use super::segment::{footprint, map, Header, Segment, Segments, EXPIRY, HEADER, SEGMENT};
 use crate::error::{Error, ErrorKind, Result};
-use crate::keeper::node::Phase;
-use crate::keeper::pin;
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use crate::runtime::budget;
+use crate::runtime::lock::{Lock, Rank};
+use crate::runtime::turn::Turn;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Values that take more than this have a segment of their own.
 const LARGE: usize = SEGMENT / 4;
 
-/// What eviction asks of the index.
+/// What the space asks of the index. Runs no code of the program's.
 pub(super) trait Index {
     /// The place, with its used bit, if a key leads to it.
     fn holds(&self, hash: u32, place: Place) -> Option<Place>;
@@ -27,6 +31,8 @@ pub(super) trait Index {
     fn relocate(&self, hash: u32, from: Place, to: Place) -> bool;
     /// Forgets the key that leads to the place; `false`: none does.
     fn forget(&self, hash: u32, place: Place) -> bool;
+    /// Forgets all keys that lead to a segment, of whichever generation.
+    fn forget_segment(&self, segment: u32);
     /// Whether a value with this deadline has ended.
     fn expired(&self, deadline: u64) -> bool;
 }
@@ -43,79 +49,109 @@ pub(super) struct SpaceCounts {
 pub(super) struct Space {
     pub segments: Segments,
     pub counts: SpaceCounts,
-    lanes: Box<[Mutex<Option<Open>>]>,
-    pool: Mutex<Pool>,
-    /// Purged bytes that readers have met and the pool has not heard of.
-    met: AtomicU64,
-    /// Closed segments that may have lost their last value.
-    emptied: Mutex<Vec<u32>>,
+    lanes: Box<[Lane]>,
+    pub lists: Lock<Lists>,
+    /// Purged bytes that readers have met and the lists have not heard of.
+    pub met: AtomicU64,
+    /// The first of a stack of closed segments that may have lost their last value; one more than
+    /// its number.
+    emptied: AtomicU32,
+    /// So many segments are pinned that new values find no room.
+    pub crowded: AtomicBool,
     pub expires: bool,
 }
 
-/// An open segment, pinned.
-struct Open {
-    segment: u32,
-    at: usize,
+/// Threads of one lane fill the same open segment.
+#[repr(align(64))]
+struct Lane {
+    /// The open segment, which the lane has pinned: see [`Open`].
+    open: AtomicU64,
+    /// Held while the next segment is opened.
+    opening: Turn,
 }
 
-pub(super) struct Pool {
+/// An open segment: its number, its generation, and how far it is filled. 0 stands for none.
+#[derive(Clone, Copy)]
+struct Open(u64);
+
+impl Open {
+    fn new(segment: u32, generation: u32, at: usize) -> Open {
+        Open(u64::from(generation) << 41 | u64::from(segment) << 19 | (at / UNIT) as u64)
+    }
+    fn decode(word: u64) -> Option<Open> {
+        (word != 0).then_some(Open(word))
+    }
+    fn segment(self) -> u32 {
+        (self.0 >> 19) as u32 & (super::place::SEGMENTS - 1)
+    }
+    fn generation(self) -> u32 {
+        (self.0 >> 41) as u32
+    }
+    fn at(self) -> usize {
+        (self.0 as usize & ((1 << 19) - 1)) * UNIT
+    }
+}
+
+pub(super) struct Lists {
     /// Closed segments, oldest first.
-    pub queue: VecDeque<u32>,
-    /// Empty, with memory, volatile.
-    free: Vec<u32>,
-    /// Empty, without memory, pinned.
-    bare: Vec<u32>,
-    /// Large values' segments without a mapping, pinned.
-    unmapped: Vec<u32>,
-    /// Out of date, but a reader still has them pinned.
-    draining: Vec<u32>,
+    pub queue: List,
+    pub free: List,
+    pub bare: List,
+    pub unmapped: List,
+    pub draining: List,
     /// Bytes of segments with memory.
     pub footprint: u64,
     pub growth: Growth,
-    /// Where the next look for purges begins.
-    pub hand: usize,
-    /// Where the next look for sparse segments begins.
-    pub sampled: usize,
+    /// The segment where the next look for purges begins.
+    pub hand: Option<u32>,
+    /// The segment where the next look for sparse ones begins.
+    pub sampled: Option<u32>,
 }
 
-/// Room for a value in a pinned segment; the caller unpins it.
+/// A part of an open segment that is being filled, pinned.
+pub(super) struct Filling<'a> {
+    pub segment: &'a Segment,
+    pub generation: u32,
+    pub at: usize,
+}
+
+/// Room for a value in a segment that the caller has pinned, and unpins.
 pub(super) struct Room<'a> {
     pub segment: &'a Segment,
     pub place: Place,
     /// Where the value's bytes go.
     pub at: usize,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Other values may have been evicted for it.
+    pub evicted: bool,
 }
 
 impl Space {
     pub fn new(lanes: usize, ceiling: u64, priority: u8, expires: bool) -> Space {
         let floor = (lanes as u64 + 2) * SEGMENT as u64;
+        let lane = |_| Lane { open: AtomicU64::new(0), opening: Turn::new() };
         Space {
             segments: Segments::new(priority),
             counts: SpaceCounts::default(),
-            lanes: (0..lanes).map(|_| Mutex::new(None)).collect(),
-            pool: Mutex::new(Pool {
-                queue: VecDeque::new(),
-                free: Vec::new(),
-                bare: Vec::new(),
-                unmapped: Vec::new(),
-                draining: Vec::new(),
-                footprint: 0,
-                growth: Growth::new(floor, ceiling),
-                hand: 0,
-                sampled: 0,
-            }),
+            lanes: (0..lanes).map(lane).collect(),
+            lists: Lock::new(
+                Rank::CacheSpace,
+                Lists {
+                    queue: List::new(Name::Queue),
+                    free: List::new(Name::Free),
+                    bare: List::new(Name::Bare),
+                    unmapped: List::new(Name::Unmapped),
+                    draining: List::new(Name::Draining),
+                    footprint: 0,
+                    growth: Growth::new(floor, ceiling),
+                    hand: None,
+                    sampled: None,
+                },
+            ),
             met: AtomicU64::new(0),
-            emptied: Mutex::new(Vec::new()),
+            emptied: AtomicU32::new(0),
+            crowded: AtomicBool::new(false),
             expires,
         }
-    }
-
-    pub fn segment(&self, number: u32) -> &Segment {
-        self.segments.get(number).expect("numbers in the pool have been made")
     }
 
     /// Bytes before each value's own.
@@ -131,11 +167,41 @@ impl Space {
 
     /// A key stopped leading to the place.
     pub fn left(&self, place: Place) {
-        let segment = self.segment(place.segment());
-        if segment.generation() == place.generation()
-            && segment.live.fetch_sub(1, Ordering::AcqRel) == 1
-        {
-            lock(&self.emptied).push(place.segment());
+        let segment = self.segments.must(place.segment());
+        if segment.life.leave(place.generation()) {
+            self.may_be_empty(segment);
+        }
+    }
+
+    /// Remembers a segment whose last value may be gone.
+    pub fn may_be_empty(&self, segment: &Segment) {
+        if segment.is_emptied.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let mut first = self.emptied.load(Ordering::Relaxed);
+        loop {
+            segment.next_emptied.store(first, Ordering::Relaxed);
+            match self.emptied.compare_exchange_weak(
+                first,
+                segment.number + 1,
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return,
+                Err(now) => first = now,
+            }
+        }
+    }
+
+    /// Calls `each` with the remembered segments, and forgets them.
+    pub fn each_emptied(&self, mut each: impl FnMut(&Segment)) {
+        let mut at = self.emptied.swap(0, Ordering::Acquire);
+        while at != 0 {
+            let segment = self.segments.must(at - 1);
+            at = segment.next_emptied.load(Ordering::Relaxed);
+            // After this it may be remembered again.
+            segment.is_emptied.store(false, Ordering::Release);
+            each(segment);
         }
     }
 
@@ -152,126 +218,96 @@ impl Space {
         if need > LARGE {
             return self.large(index, head, deadline, need);
         }
-        let mut open = lock(&self.lanes[lane % self.lanes.len()]);
-        if open.as_ref().is_none_or(|o| o.at + need > SEGMENT) {
-            if let Some(full) = open.take() {
-                self.close(full.segment);
+        let lane = &self.lanes[lane % self.lanes.len()];
+        let mut evicted = false;
+        loop {
+            let seen = lane.open.load(Ordering::Acquire);
+            match Open::decode(seen).filter(|open| open.at() + need <= SEGMENT) {
+                None => {
+                    self.open_next(index, lane, seen)?;
+                    evicted = true;
+                }
+                Some(open) => {
+                    let segment = self.segments.must(open.segment());
+                    // The pin first: while the lane has the segment open it is pinned and settled.
+                    segment.range.pin();
+                    let (generation, at) = (open.generation(), open.at());
+                    let next = Open::new(open.segment(), generation, at + need);
+                    let exchanged = lane.open.compare_exchange(
+                        seen,
+                        next.0,
+                        Ordering::AcqRel,
+                        Ordering::Relaxed,
+                    );
+                    if exchanged.is_ok() {
+                        let filling = Filling { segment, generation, at };
+                        let place = self.fill(&filling, head, deadline);
+                        return Ok(Room { segment, place, at: at + self.head(), evicted });
+                    }
+                    segment.unpin();
+                }
             }
-            *open = Some(self.open(index)?);
         }
-        let open = open.as_mut().expect("opened above");
-        let segment = self.segment(open.segment);
-        let at = open.at;
-        open.at += need;
-        // The lane has it pinned, so this pin needs no more.
-        pin::pin(segment.node());
-        let place = self.fill(segment, at, need, head, deadline);
-        Ok(Room { segment, place, at: at + self.head() })
     }
 
-    pub fn fill(
-        &self,
-        segment: &Segment,
-        at: usize,
-        need: usize,
-        head: Header,
-        deadline: u64,
-    ) -> Place {
+    /// Writes a value's header; answers its place.
+    pub fn fill(&self, filling: &Filling<'_>, head: Header, deadline: u64) -> Place {
+        let Filling { segment, generation, at } = *filling;
         segment.write(at, &head.len.to_ne_bytes());
         segment.write(at + 4, &head.hash.to_ne_bytes());
         if self.expires {
             segment.write(at + HEADER, &deadline.to_ne_bytes());
         }
-        segment.filled.store((at + need) as u32, Ordering::Release);
-        segment.values.fetch_add(1, Ordering::Relaxed);
-        segment.live.fetch_add(1, Ordering::AcqRel);
-        Place::new(segment.number, segment.generation(), at)
+        segment.life.add(generation);
+        Place::new(segment.number, generation, at)
     }
 
-    fn close(&self, number: u32) {
-        let segment = self.segment(number);
-        if segment.live.load(Ordering::Acquire) == 0 {
-            lock(&self.emptied).push(number);
+    /// Closes a lane's segment, if it is still the one seen, and opens another.
+    fn open_next(&self, index: &dyn Index, lane: &Lane, seen: u64) -> Result<()> {
+        let Some(_opening) = lane.opening.take() else {
+            let why = "the drop of a key that makes room uses the cache that makes it";
+            let remedy = "have keys not insert into their cache when they are dropped";
+            return Err(Error::new(ErrorKind::Deadlock, "Cache", why, remedy));
+        };
+        if lane.open.load(Ordering::Acquire) != seen {
+            return Ok(());
         }
-        lock(&self.pool).queue.push_back(number);
+        let next = self.open(index)?;
+        let open = Open::new(next.segment.number, next.generation, next.at);
+        let before = lane.open.swap(open.0, Ordering::AcqRel);
+        self.close(before);
+        Ok(())
+    }
+
+    /// Asks what is free, for this cache and for all values that are held.
+    pub fn hear(&self, now: Instant) {
+        if !self.lists.lock().growth.is_due(now) {
+            return;
+        }
+        let room = budget::room(now);
+        pins::follow(room);
+        let offered = self.bytes_of(|segment| segment.range.is_offered());
+        self.lists.lock().growth.hear(room, offered, now);
+    }
+
+    /// The bytes of segments of some kind.
+    fn bytes_of(&self, kind: impl Fn(&Segment) -> bool) -> u64 {
+        let of_kind = |segment: &&Segment| segment.capacity() > 0 && kind(segment);
+        self.segments.iter().filter(of_kind).map(|s| s.capacity() as u64).sum()
+    }
+
+    /// Puts a lane's segment into the queue.
+    fn close(&self, open: u64) {
+        let Some(open) = Open::decode(open) else { return };
+        let segment = self.segments.must(open.segment());
+        segment.filled.store(open.at(), Ordering::Release);
+        let mut lists = self.lists.lock();
+        lists.queue.push(&self.segments, segment);
+        drop(lists);
+        if segment.life.live() == 0 {
+            self.may_be_empty(segment);
+        }
         segment.unpin();
-    }
-
-    /// The next segment to fill, pinned, perhaps with values that moved in already.
-    fn open(&self, index: &dyn Index) -> Result<Open> {
-        let now = Instant::now();
-        let mut pool = lock(&self.pool);
-        self.tidy(&mut pool, index, now);
-        let spare = pool.free.pop();
-        let last = pool.free.is_empty();
-        let number = match spare {
-            Some(number) => {
-                let segment = self.segment(number);
-                // Its contents do not matter, only that its pages can be written again.
-                let taken = pin::pin(segment.node()) || segment.settle().is_ok();
-                if !taken {
-                    segment.unpin();
-                    pool.free.push(number);
-                    return Err(no_memory());
-                }
-                segment.reset();
-                number
-            }
-            None => self.bare(&mut pool)?,
-        };
-        let into = self.segment(number);
-        if last && !self.compact(&mut pool, index, into) {
-            // The last spare segment takes in what survives of the oldest, which is spare then.
-            let footprint = pool.footprint;
-            if !pool.growth.may_grow(SEGMENT as u64, footprint, now) {
-                self.evict(&mut pool, index, into);
-            }
-        }
-        Ok(Open {
-            segment: number,
-            at: self.segment(number).filled.load(Ordering::Relaxed) as usize,
-        })
-    }
-
-    /// An empty segment with fresh memory, pinned.
-    fn bare(&self, pool: &mut Pool) -> Result<u32> {
-        let number = match pool.bare.pop() {
-            Some(number) => number,
-            None => self.segments.make(SEGMENT)?.number,
-        };
-        pool.footprint += SEGMENT as u64;
-        Ok(number)
-    }
-
-    /// What is to be done before the next segment is chosen.
-    fn tidy(&self, pool: &mut Pool, index: &dyn Index, now: Instant) {
-        for number in std::mem::take(&mut pool.draining) {
-            let segment = self.segment(number);
-            pin::pin(segment.node());
-            self.retire(pool, segment);
-        }
-        for number in std::mem::take(&mut *lock(&self.emptied)) {
-            self.retire_if_empty(pool, number);
-        }
-        let met = self.met.swap(0, Ordering::Relaxed);
-        if met > 0 {
-            let footprint = pool.footprint;
-            pool.growth.purged(met, footprint, now);
-        }
-        self.look_for_purges(pool, now);
-        for _ in 0..4 {
-            if !pool.growth.too_large(pool.footprint) {
-                break;
-            }
-            match pool.free.pop() {
-                Some(number) => self.strip(pool, number),
-                None => {
-                    let Some(victim) = self.victim(pool) else { break };
-                    self.drop_values(victim, index);
-                    self.retire(pool, victim);
-                }
-            }
-        }
     }
 
     /// The deadline of the value at an offset, if values have one here.
@@ -284,42 +320,6 @@ impl Space {
         u64::from_ne_bytes(bytes)
     }
 
-    /// Puts away a segment that is out of date and that the caller has pinned.
-    pub fn retire(&self, pool: &mut Pool, segment: &Segment) {
-        if segment.node().load().pins() > 1 {
-            segment.unpin();
-            pool.draining.push(segment.number);
-            return;
-        }
-        if segment.capacity() != SEGMENT {
-            pool.footprint -= segment.capacity() as u64;
-            segment.reset();
-            segment.unmap();
-            pool.unmapped.push(segment.number);
-        } else if segment.all_lost() && segment.node().load().phase() == Phase::Resident {
-            // Its pages are gone already.
-            segment.reset();
-            pool.footprint -= SEGMENT as u64;
-            pool.bare.push(segment.number);
-        } else if pool.growth.too_large(pool.footprint) && segment.settle().is_ok() {
-            segment.reset();
-            segment.give_back();
-            pool.footprint -= SEGMENT as u64;
-            pool.bare.push(segment.number);
-        } else {
-            segment.reset();
-            segment.unpin();
-            pool.free.push(segment.number);
-        }
-    }
-
-    /// Gives a free segment's memory back.
-    fn strip(&self, pool: &mut Pool, number: u32) {
-        let segment = self.segment(number);
-        pin::pin(segment.node());
-        self.retire(pool, segment);
-    }
-
     fn large(
         &self,
         index: &dyn Index,
@@ -328,105 +328,207 @@ impl Space {
         need: usize,
     ) -> Result<Room<'_>> {
         let capacity = need.next_multiple_of(crate::os::page_size());
-        // A capacity of exactly one standard segment would be taken for one.
+        // A capacity of exactly one shared segment would be taken for one.
         let capacity =
             if capacity == SEGMENT { capacity + crate::os::page_size() } else { capacity };
         let now = Instant::now();
-        let mut pool = lock(&self.pool);
-        self.tidy(&mut pool, index, now);
-        loop {
-            let footprint = pool.footprint;
-            if pool.growth.may_grow(capacity as u64, footprint, now) {
-                break;
-            }
-            if let Some(number) = pool.free.pop() {
-                let segment = self.segment(number);
-                pin::pin(segment.node());
-                if segment.settle().is_ok() {
-                    segment.give_back();
-                    pool.footprint -= SEGMENT as u64;
-                    pool.bare.push(number);
-                    continue;
-                }
-                segment.unpin();
-                pool.free.push(number);
-                return Err(no_memory());
-            }
-            let Some(victim) = self.victim(&mut pool) else {
-                if pool.growth.target() < capacity as u64 {
-                    return Err(too_large(head.len, pool.growth.target()));
-                }
-                break;
-            };
-            self.drop_values(victim, index);
-            self.retire(&mut pool, victim);
+        self.hear(now);
+        let held = |segment: &Segment| segment.range.pins() > 0 && !segment.link.is(Name::Bare);
+        let held = self.bytes_of(held);
+        let lists = self.lists.lock();
+        let most = lists.growth.most(lists.footprint, held);
+        drop(lists);
+        if capacity as u64 > most {
+            // Whatever the cache gave up, it would not do.
+            return Err(too_large(head.len, most));
         }
-        let segment = match pool.unmapped.pop() {
-            Some(number) => {
-                let segment = self.segment(number);
-                if let Err(error) = self.segments.provide(segment, capacity) {
-                    pool.unmapped.push(number);
-                    return Err(error);
-                }
-                segment
+        self.tidy(index, now);
+        let mut lists = self.lists.lock();
+        loop {
+            let footprint = lists.footprint;
+            if lists.growth.may_take(capacity as u64, footprint) {
+                break;
             }
-            None => self.segments.make(capacity)?,
+            let (queued, free) = (lists.queue.len(), lists.free.len());
+            drop(lists);
+            if (queued == 0 && free == 0) || !self.give_up_one(index) {
+                return Err(too_large(head.len, most));
+            }
+            lists = self.lists.lock();
+        }
+        // Counted before it is there, so that other threads leave room for it.
+        lists.footprint += capacity as u64;
+        let bare = lists.unmapped.pop(&self.segments);
+        drop(lists);
+        let provided = bare.map_or_else(|| self.segments.make(), Ok);
+        let provided = provided.and_then(|segment| match map(capacity) {
+            Ok(mapping) => {
+                segment.provide(mapping);
+                Ok(segment)
+            }
+            Err(error) => {
+                self.lists.lock().unmapped.push(&self.segments, segment);
+                Err(error)
+            }
+        });
+        let segment = match provided {
+            Ok(segment) => segment,
+            Err(error) => {
+                self.lists.lock().footprint -= capacity as u64;
+                return Err(error);
+            }
         };
-        pool.footprint += segment.capacity() as u64;
-        let place = self.fill(segment, 0, need, head, deadline);
-        pool.queue.push_back(segment.number);
-        Ok(Room { segment, place, at: self.head() })
+        let filling = Filling { segment, generation: segment.life.generation(), at: 0 };
+        let place = self.fill(&filling, head, deadline);
+        segment.filled.store(need, Ordering::Release);
+        self.lists.lock().queue.push(&self.segments, segment);
+        Ok(Room { segment, place, at: self.head(), evicted: true })
     }
 
     /// Forgets all values; the index has forgotten them already.
-    pub fn clear(&self) {
+    pub fn clear(&self, index: &dyn Index) {
         for lane in &self.lanes {
-            if let Some(open) = lock(lane).take() {
-                self.close(open.segment);
-            }
+            let opening = lane.opening.take();
+            let before = lane.open.swap(0, Ordering::AcqRel);
+            self.close(before);
+            drop(opening);
         }
-        let mut pool = lock(&self.pool);
-        while let Some(number) = pool.queue.pop_front() {
-            let segment = self.segment(number);
-            pin::pin(segment.node());
-            segment.next_generation();
-            self.retire(&mut pool, segment);
+        // No more than there are: other threads may fill segments all the time.
+        let mut left = self.lists.lock().queue.len();
+        while left > 0 {
+            left -= 1;
+            let mut lists = self.lists.lock();
+            let Some(segment) = lists.queue.pop(&self.segments) else { return };
+            segment.range.pin();
+            drop(lists);
+            self.expire(index, segment);
+            self.put_away(segment, false);
         }
     }
 
     /// Footprint, target, and bytes of bookkeeping.
     pub fn sizes(&self) -> (u64, u64, u64) {
-        let pool = lock(&self.pool);
+        let lists = self.lists.lock();
         let made = u64::from(self.segments.made());
-        (pool.footprint, pool.growth.target(), made * Segment::BOOKKEEPING as u64)
+        (lists.footprint, lists.growth.target(), made * Segment::BOOKKEEPING as u64)
     }
 
-    /// All locks, for a fork, in the order in which they nest.
-    pub fn lock_all(&self) -> Locked<'_> {
-        Locked {
-            _lanes: self.lanes.iter().map(lock).collect(),
-            _pool: lock(&self.pool),
-            _emptied: lock(&self.emptied),
+    /// Takes the lists' lock over a fork. The right to open a segment is not waited for: its holder
+    /// makes system calls.
+    pub fn hold(&self) {
+        self.lists.hold();
+    }
+
+    /// Frees it.
+    pub fn release(&self) {
+        self.lists.release();
+    }
+
+    /// In a forked child: nobody opens a segment, and segments in the hands of threads that do not
+    /// exist go back to the lists. The caller holds the lists' lock.
+    pub fn reset_in_child(&self) {
+        // SAFETY: held over the fork by this thread.
+        let lists = unsafe { self.lists.held_value() };
+        self.emptied.store(0, Ordering::Relaxed);
+        let mut footprint = 0;
+        for segment in self.segments.iter() {
+            segment.is_emptied.store(false, Ordering::Relaxed);
+            if segment.link.is(Name::None) && !self.is_open(segment) {
+                self.adopt(lists, segment);
+            }
+            if !segment.link.is(Name::Bare) {
+                footprint += segment.capacity() as u64;
+            }
+            if segment.link.is(Name::Queue) && segment.life.live() == 0 {
+                self.may_be_empty(segment);
+            }
+        }
+        lists.footprint = footprint;
+    }
+
+    /// Takes over a segment that a thread had in its hands that does not exist here.
+    fn adopt(&self, lists: &mut Lists, segment: &Segment) {
+        // Such a thread has it pinned once. With more pins, a value in it may be this thread's; then
+        // it stays as it is. So it does where numbers would begin again.
+        if segment.range.pins() != 1 || segment.life.generation() == GENERATIONS {
+            return;
+        }
+        if segment.capacity() == 0 {
+            lists.unmapped.push(&self.segments, segment);
+        } else {
+            segment.life.expire();
+            lists.draining.push(&self.segments, segment);
+            segment.unpin();
         }
     }
+
+    fn is_open(&self, segment: &Segment) -> bool {
+        let opens = |lane: &Lane| Open::decode(lane.open.load(Ordering::Relaxed));
+        self.lanes.iter().filter_map(opens).any(|open| open.segment() == segment.number)
+    }
+
+    /// In a child whose fork handlers did not run: frees the locks. `true`: that of the lists was
+    /// held, so that they may be half changed.
+    pub fn recover(&self) -> bool {
+        let held = self.lists.reset_in_child();
+        if !held {
+            self.lists.hold();
+            self.reset_in_child();
+            self.lists.release();
+        }
+        held
+    }
+
+    /// Makes the cache empty where the lists cannot be relied on: the segments that were there are
+    /// lost.
+    pub fn abandon(&self, index: &dyn Index) {
+        for lane in &self.lanes {
+            lane.open.store(0, Ordering::SeqCst);
+        }
+        for segment in self.segments.iter() {
+            // Pinned for good: it is in no list.
+            segment.range.pin();
+            segment.link.clear();
+            self.expire(index, segment);
+        }
+        self.emptied.store(0, Ordering::SeqCst);
+        let mut lists = self.lists.lock();
+        lists.queue = List::new(Name::Queue);
+        lists.free = List::new(Name::Free);
+        lists.bare = List::new(Name::Bare);
+        lists.unmapped = List::new(Name::Unmapped);
+        lists.draining = List::new(Name::Draining);
+        lists.footprint = 0;
+        (lists.hand, lists.sampled) = (None, None);
+    }
+
+    /// How many values have a token, at most: the pins of shared segments, without the lanes' and
+    /// those of empty segments. Allocates nothing.
+    pub fn held_values(&self) -> u64 {
+        let held = |segment: &Segment| {
+            let own = u32::from(self.is_open(segment));
+            u64::from(segment.range.pins().saturating_sub(own))
+        };
+        let filled = |segment: &&Segment| segment.is_shared() && !segment.link.is(Name::Bare);
+        self.segments.iter().filter(filled).map(|segment| held(segment)).sum()
+    }
 }
 
-/// See [`Space::lock_all`].
-pub(super) struct Locked<'a> {
-    _emptied: MutexGuard<'a, Vec<u32>>,
-    _pool: MutexGuard<'a, Pool>,
-    _lanes: Vec<MutexGuard<'a, Option<Open>>>,
-}
-
-fn no_memory() -> Error {
+pub(super) fn no_memory() -> Error {
     Error::system("Cache", "madvise(MADV_POPULATE_WRITE)", rustix::io::Errno::NOMEM)
 }
 
-fn too_large(len: u32, target: u64) -> Error {
+/// Everything is pinned, and the cache may not grow.
+pub(super) fn all_held() -> Error {
+    let why = "values that the program holds keep all of the cache's memory";
+    Error::new(ErrorKind::OutOfMemory, "Cache", why, "drop values soon, or raise the ceiling")
+}
+
+fn too_large(len: u32, most: u64) -> Error {
     Error::new(
         ErrorKind::OutOfMemory,
         "Cache",
-        format!("a value of {len} bytes does not fit the {target} bytes that the cache may have"),
+        format!("a value of {len} bytes does not fit the {most} bytes that the cache may have"),
         "raise the ceiling or the memory limit",
     )
 }

@@ -1,5 +1,6 @@
-//! What a get returns: the value's bytes, pinned.
+//! What a get returns: the value's bytes, pinned or copied.
 
+use super::pins;
 use super::segment::Segment;
 use std::fmt;
 use std::ops::Deref;
@@ -10,26 +11,35 @@ pub struct Value<'a> {
 }
 
 enum Bytes<'a> {
-    Pinned { segment: &'a Segment, bytes: &'a [u8] },
-    Own(Box<[u8]>),
+    /// In the cache; `token`: the value has one of [`pins`].
+    Pinned { segment: &'a Segment, bytes: &'a [u8], token: bool },
+    /// A copy; `cached`: the cache has the value too.
+    Own { bytes: Box<[u8]>, cached: bool },
 }
 
 impl<'a> Value<'a> {
-    /// Bytes of a segment that the caller has pinned; the value takes the pin over.
+    /// Bytes of a segment that the caller has pinned; the value takes the pin over, and a token if
+    /// the caller has taken one for it.
     #[inline]
-    pub(super) fn pinned(segment: &'a Segment, bytes: &'a [u8]) -> Self {
-        Value { bytes: Bytes::Pinned { segment, bytes } }
+    pub(super) fn pinned(segment: &'a Segment, bytes: &'a [u8], token: bool) -> Self {
+        Value { bytes: Bytes::Pinned { segment, bytes, token } }
     }
 
-    /// Bytes that the cache has no room for.
-    pub(super) fn own(bytes: Vec<u8>) -> Self {
-        Value { bytes: Bytes::Own(bytes.into_boxed_slice()) }
+    /// A copy of a value; `cached`: the cache has it too.
+    pub(super) fn own(bytes: Vec<u8>, cached: bool) -> Self {
+        Value { bytes: Bytes::Own { bytes: bytes.into_boxed_slice(), cached } }
     }
 
     /// Whether the value is in the cache: `false` if it was made by
     /// [`get_or_insert_with`](super::Cache::get_or_insert_with) and found no room.
     pub fn is_cached(&self) -> bool {
-        matches!(self.bytes, Bytes::Pinned { .. })
+        !matches!(self.bytes, Bytes::Own { cached: false, .. })
+    }
+
+    /// Whether the bytes are a copy outside the cache: so many values are held that no more of them
+    /// may keep the cache's memory from the kernel.
+    pub fn is_copy(&self) -> bool {
+        matches!(self.bytes, Bytes::Own { .. })
     }
 }
 
@@ -39,7 +49,7 @@ impl Deref for Value<'_> {
     fn deref(&self) -> &[u8] {
         match &self.bytes {
             Bytes::Pinned { bytes, .. } => bytes,
-            Bytes::Own(bytes) => bytes,
+            Bytes::Own { bytes, .. } => bytes,
         }
     }
 }
@@ -62,8 +72,11 @@ impl fmt::Debug for Value<'_> {
 impl Drop for Value<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Bytes::Pinned { segment, .. } = &self.bytes {
+        if let Bytes::Pinned { segment, token, .. } = &self.bytes {
             segment.unpin();
+            if *token {
+                pins::give();
+            }
         }
     }
 }

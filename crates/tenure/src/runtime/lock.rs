@@ -18,20 +18,16 @@ pub(crate) enum Rank {
     Fork,
     /// The list of caches.
     CacheList,
-    /// An open segment of a cache that one lane of threads fills.
-    CacheLane,
     /// A cache's segments, its size and its queue.
     CacheSpace,
     /// One shard of a cache's table.
     CacheShard,
     /// A cache's values that are being made.
     SingleFlight,
+    /// Which thread waits for which value that is being made.
+    FlightWaits,
     /// The list of objects with a refill function.
     RefillList,
-    /// What an object has lost, and which thread makes it again.
-    ObjectLosses,
-    /// Which pages are locked, and for whom.
-    LockLedger,
     /// Mappings that wait to be torn down.
     RetireQueue,
     /// How much may wait.
@@ -43,8 +39,6 @@ pub(crate) enum Rank {
     /// No lock but a place in the order: forks wait here until no other thread has a claim. A thread with
     /// a claim takes only locks that come later.
     Claims,
-    /// The numbers of tracked ranges that are not in use.
-    Slab,
     /// What is left under the memory limits.
     Budget,
     /// The pool's reserved addresses.
@@ -299,6 +293,11 @@ impl<T: ?Sized> Lock<T> {
     pub unsafe fn held_value(&self) -> &mut T {
         // SAFETY: the caller's promise: there is no guard, and no other thread can make one.
         unsafe { &mut *self.value.get() }
+    }
+
+    /// The value of a lock that no other thread can reach.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut()
     }
 
     #[inline]

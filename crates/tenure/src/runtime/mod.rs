@@ -9,4 +9,5 @@ pub(crate) mod job;
 pub(crate) mod lock;
 pub(crate) mod mailbox;
 pub(crate) mod services;
+pub(crate) mod turn;
 pub(crate) mod worker;

@@ -101,7 +101,7 @@ pub(crate) fn register(service: &'static Service) -> ServiceId {
             }
         }
     }
-    unreachable!("tenure: more than {MOST} services")
+    unreachable!("tenure: more than {MOST} services: {} is one too many", service.name)
 }
 
 /// The registered services and their numbers.
@@ -175,6 +175,7 @@ pub(crate) fn reset_in_child(missed: bool) {
         HELD.store(0, Ordering::Relaxed);
     }
     super::worker::reset_in_child();
+    super::turn::reset_in_child();
     let (sorted, count) = by_rank();
     for (_, service) in sorted[..count].iter().flatten() {
         (service.reset_in_child)(missed);

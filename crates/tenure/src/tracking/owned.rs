@@ -29,6 +29,11 @@ pub(crate) struct OwnedRange {
 // is a number.
 unsafe impl Sync for OwnedRange {}
 
+impl OwnedRange {
+    /// What a range takes beside its memory.
+    pub const BOOKKEEPING: usize = size_of::<Tracked>();
+}
+
 const NOWHERE: PageRange = PageRange { start: 0, end: 0 };
 
 impl OwnedRange {
@@ -209,8 +214,7 @@ impl OwnedRange {
     /// Drops the pages: they read as zeros, and are not watched. The caller alone has the range pinned.
     ///
     /// # Errors
-    /// `ENOMEM`: too many mappings. `EAGAIN`: the range is offered, settle it first. The pages are as they
-    /// were then.
+    /// `ENOMEM`: too many mappings. The pages are as they were then.
     ///
     /// # Safety
     /// No bytes of the range are in use.
@@ -219,11 +223,8 @@ impl OwnedRange {
             let Some(mut claim) = TRACKING.claims.claim(self.id, self.tracked(), |_| true) else {
                 return Ok(());
             };
-            match claim.is_offered() {
-                true => Err(Errno::AGAIN),
-                // SAFETY: the caller's promise.
-                false => unsafe { revive::discard(&mut claim) },
-            }
+            // SAFETY: the caller's promise.
+            unsafe { revive::discard(&mut claim) }
         };
         match discard() {
             Err(errno) if super::detection::is_closed(errno) => {

@@ -234,17 +234,24 @@ fn take_back_by_words(claim: &mut Claim) -> Vec<PageRange> {
     gone
 }
 
-/// Drops the pages of a range that is not offered and whose contents nobody wants: it is ordinary memory
-/// that was never touched then.
+/// Drops a range's pages, offered or not: it is ordinary memory that was never touched then.
+///
+/// # Errors
+/// `ENOMEM`: too many mappings. Other errors: [`detection::is_closed`]. The range is as it was then.
 ///
 /// # Safety
-/// No bytes of the range are in use.
+/// Nobody wants the range's contents.
 pub(super) unsafe fn discard(claim: &mut Claim) -> Result<(), Errno> {
-    debug_assert!(!claim.is_offered());
     // Still watched, its pages must stay, or writing the next contents would raise SIGBUS.
     end_watch(claim)?;
     // SAFETY: the caller's promise.
-    unsafe { advise::drop_pages(claim.range()) }
+    unsafe { advise::drop_pages(claim.range())? };
+    if let Some(side) = claim.side() {
+        (side.words, side.told) = (None, None);
+    }
+    claim.clear(flag::SUSPECT);
+    claim.taken_back();
+    Ok(())
 }
 
 /// How many bytes of an offered range are gone, without touching them. 0 where it cannot be told.

@@ -1,11 +1,12 @@
 //! One owned buffer of volatile memory.
 
-use super::refill::{Refill, Refiller};
+use super::refill::{self, Refill};
 use super::{refill_thread, Outcome};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::{Mapping, PageSize};
 use crate::os;
 use crate::range::PageRange;
+use crate::runtime::turn::Turn;
 use crate::tracking;
 use crate::tracking::offer::Refusal;
 use crate::tracking::owned::OwnedRange;
@@ -44,8 +45,8 @@ pub(super) struct Inner {
     /// As asked for; the mapping is whole pages.
     len: usize,
     refill: Option<Refill>,
-    /// Which thread makes lost bytes again.
-    refiller: Refiller,
+    /// Of the thread that makes lost bytes again.
+    refilling: Turn,
 }
 
 /// How to make a [`Volatile`].
@@ -94,8 +95,8 @@ impl VolatileBuilder {
         let mapping = Mapping::anonymous_with(self.len, pages)?;
         // Pinned until it is complete.
         let memory = OwnedRange::new(call, mapping, self.priority.level())?;
-        let (len, refiller) = (self.len, Refiller::new());
-        let inner = Arc::new(Inner { memory, len, refill: self.refill, refiller });
+        let (len, refilling) = (self.len, Turn::new());
+        let inner = Arc::new(Inner { memory, len, refill: self.refill, refilling });
         tracking::backpressure::hold_back();
         if inner.refill.is_some() && refill_thread::enrol(&inner) {
             inner.memory.set_refilled(true);
@@ -239,8 +240,8 @@ impl Inner {
         self.refill.as_ref()
     }
 
-    pub(super) fn refiller(&self) -> &Refiller {
-        &self.refiller
+    pub(super) fn refilling(&self) -> &Turn {
+        &self.refilling
     }
 
     /// Completes a pin whose pages were not simply there. On an error the pin is taken away.
@@ -256,7 +257,7 @@ impl Inner {
         })?;
         match &self.refill {
             Some(refill) if self.memory.has_losses() => {
-                self.refiller.make_again(self, refill).map_err(on_range)
+                refill::make_again(self, refill).map_err(on_range)
             }
             _ => Ok(()),
         }

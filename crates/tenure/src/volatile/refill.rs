@@ -3,17 +3,15 @@
 use super::buffer::Inner;
 use crate::error::{Error, ErrorKind};
 use crate::mapping::Mapping;
-use crate::os::{advise, generation, page_size, uffd};
+use crate::os::{advise, page_size, uffd};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
-use crate::runtime::event::Event;
-use crate::runtime::lock::{assert_none_held, thread_number};
+use crate::runtime::lock::assert_none_held;
+use crate::runtime::turn::Attempt;
 use crate::runtime::{budget, worker};
 use crate::tracking::detection::{self, Kind};
 use rustix::io::Errno;
-use std::cell::Cell;
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Why a refill failed; its text reaches the error of the pin that needed it.
@@ -79,126 +77,29 @@ impl std::fmt::Debug for Refill {
     }
 }
 
-/// Which thread makes an object's lost bytes again: one at a time, under no lock. In a forked child a thread
-/// of the parent's does not count.
-#[derive(Debug)]
-pub(super) struct Refiller {
-    /// The thread's number, and the process's generation in the upper half. 0: none.
-    owner: AtomicU64,
-}
-
-/// Rung when a thread is through; objects share it.
-static DONE: Event = Event::new();
-
-thread_local! {
-    /// The innermost refill that the thread is at.
-    static INNERMOST: Cell<*const Refilling<'static>> = const { Cell::new(std::ptr::null()) };
-}
-
-/// The right to refill an object. It ends when it is dropped, by a panic too.
-pub(super) struct Refilling<'a> {
-    refiller: &'a Refiller,
-    outer: *const Refilling<'static>,
-}
-
-fn token() -> u64 {
-    (generation::current() << 32) | u64::from(thread_number())
-}
-
-/// What trying for the right found.
-enum Attempt<'a> {
-    Mine(Refilling<'a>),
-    /// The calling thread is at it already.
-    Nested,
-    /// Another thread is.
-    Busy,
-}
-
-impl Refiller {
-    pub fn new() -> Refiller {
-        Refiller { owner: AtomicU64::new(0) }
-    }
-
-    fn attempt(&self) -> Attempt<'_> {
-        let me = token();
-        let owner = self.owner.load(Ordering::Acquire);
-        if owner as u32 == me as u32 {
-            return Attempt::Nested;
-        }
-        if owner != 0 && owner >> 32 == me >> 32 {
-            return Attempt::Busy;
-        }
-        match self.owner.compare_exchange(owner, me, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => Attempt::Mine(Refilling { refiller: self, outer: INNERMOST.get() }),
-            Err(_) => Attempt::Busy,
-        }
-    }
-
-    /// The right, unless a thread has it.
-    pub fn try_begin(&self) -> Option<Refilling<'_>> {
-        match self.attempt() {
-            Attempt::Mine(refilling) => Some(refilling),
-            _ => None,
-        }
-    }
-
-    /// Makes what a pinned object has lost again, or waits until another thread has done so.
-    pub fn make_again(&self, object: &Inner, refill: &Refill) -> Result<(), Error> {
-        loop {
-            match self.attempt() {
-                Attempt::Mine(refilling) => {
-                    refilling.enter();
-                    return make_lost(object, refill).map_err(RefillFailure::explain);
-                }
-                Attempt::Nested => {
-                    return Err(Error::new(
-                        ErrorKind::Deadlock,
-                        "Volatile::pin",
-                        "the object's refill function pins the object that it makes",
-                        "have the function write only the bytes that it is given",
-                    ));
-                }
-                Attempt::Busy => {
-                    let process = generation::current() << 32 >> 32;
-                    DONE.wait_until(|| {
-                        let owner = self.owner.load(Ordering::Acquire);
-                        owner == 0 || owner >> 32 != process
-                    });
-                    if !object.memory().has_losses() {
-                        return Ok(());
-                    }
+/// Makes what a pinned object has lost again, or waits until another thread has done so.
+pub(super) fn make_again(object: &Inner, refill: &Refill) -> Result<(), Error> {
+    loop {
+        match object.refilling().attempt() {
+            Attempt::Mine(turn) => {
+                turn.goes_on_in_child();
+                return make_lost(object, refill).map_err(RefillFailure::explain);
+            }
+            Attempt::Nested => {
+                return Err(Error::new(
+                    ErrorKind::Deadlock,
+                    "Volatile::pin",
+                    "the object's refill function pins the object that it makes",
+                    "have the function write only the bytes that it is given",
+                ));
+            }
+            Attempt::Busy => {
+                object.refilling().wait();
+                if !object.memory().has_losses() {
+                    return Ok(());
                 }
             }
         }
-    }
-}
-
-impl Refilling<'_> {
-    /// Notes for a fork that the thread is at this refill.
-    pub fn enter(&self) {
-        INNERMOST.set(std::ptr::from_ref(self).cast());
-    }
-}
-
-impl Drop for Refilling<'_> {
-    fn drop(&mut self) {
-        if INNERMOST.get() == std::ptr::from_ref(self).cast() {
-            INNERMOST.set(self.outer);
-        }
-        self.refiller.owner.store(0, Ordering::Release);
-        DONE.ring();
-    }
-}
-
-/// In a child: what the forking thread is at goes on here.
-pub(super) fn reset_in_child() {
-    DONE.reset_in_child();
-    let mut at = INNERMOST.get();
-    while !at.is_null() {
-        // SAFETY: it lies in a frame of this thread that has not returned: `drop` takes it out.
-        let refilling = unsafe { &*at };
-        refilling.refiller.owner.store(token(), Ordering::Release);
-        at = refilling.outer;
     }
 }
 

@@ -6,6 +6,7 @@ use crate::os::{advise, generation, page_size, signal, thread, uffd};
 use crate::range::PageRange;
 use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::services::{self, Service};
+use crate::runtime::turn::Attempt;
 use crate::runtime::worker;
 use crate::tracking::detection::{self, Detection, Kind};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
@@ -34,7 +35,6 @@ static SERVICE: Service = Service {
             std::mem::forget(std::mem::take(unsafe { OBJECTS.held_value() }));
         }
     },
-    reset_in_child: |_| refill::reset_in_child(),
     ..Service::named("refill", &[Rank::RefillList])
 };
 
@@ -130,8 +130,8 @@ fn answer(fd: i32, fault: uffd::Fault) -> Option<uffd::Fault> {
         fail(fd, missing, fault.thread);
         return None;
     };
-    let Some(refilling) = object.refiller().try_begin() else { return Some(fault) };
-    refilling.enter();
+    let Attempt::Mine(turn) = object.refilling().attempt() else { return Some(fault) };
+    turn.goes_on_in_child();
     if advise::populate_read_plain(missing).is_ok() {
         let _ = uffd::wake(fd, missing); // a pin has made it
         return None;

@@ -1,0 +1,170 @@
+//! A segment's life: when a reader may read its contents, and when they may be replaced.
+//!
+//! A reader pins the segment first and looks at the generation then. Who recycles a segment moves
+//! the generation on first and looks for pins then. So one of the two sees the other: a reader that
+//! finds its generation has a pin that the recycler sees.
+
+use super::place::GENERATIONS;
+use crate::sync::{barrier_after_rmw, fence, AtomicU32, AtomicU64, Ordering};
+
+/// What a segment is pinned by. `pin` is a sequentially consistent read-modify-write; `unpin` is at
+/// least Release and `pins` at least Acquire.
+pub(super) trait Pins {
+    /// Adds a pin. `true`: the pages are there and good.
+    fn pin(&self) -> bool;
+    /// Takes a pin away.
+    fn unpin(&self);
+    /// How many there are.
+    fn pins(&self) -> u32;
+}
+
+const VALUES_SHIFT: u32 = 20;
+const COUNT: u64 = (1 << VALUES_SHIFT) - 1;
+const GENERATION_SHIFT: u32 = 2 * VALUES_SHIFT;
+
+/// See the module's head.
+pub(super) struct Life {
+    /// Which contents these are; a place that names another generation is out of date.
+    generation: AtomicU32,
+    /// The generation, the values put in, and of those, values that a key still leads to. In one
+    /// word, so that a late count for an earlier generation changes nothing.
+    tally: AtomicU64,
+}
+
+impl Life {
+    pub fn new() -> Life {
+        Life { generation: AtomicU32::new(1), tally: AtomicU64::new(1 << GENERATION_SHIFT) }
+    }
+
+    #[inline]
+    pub fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Pins the segment for reading this generation; `None`: it is over, and there is no pin.
+    /// `Some(true)`: the pages are there and good.
+    #[inline]
+    pub fn enter(&self, pins: &impl Pins, generation: u32) -> Option<bool> {
+        let plain = pins.pin();
+        barrier_after_rmw();
+        if self.generation.load(Ordering::Acquire) == generation {
+            return Some(plain);
+        }
+        pins.unpin();
+        None
+    }
+
+    /// Ends the generation. By the only thread that has the segment out of all lists. `true`: the
+    /// numbers begin again, so every place that names the segment must be forgotten.
+    pub fn expire(&self) -> bool {
+        let before = self.generation.load(Ordering::Relaxed);
+        let next = before % GENERATIONS + 1;
+        self.generation.store(next, Ordering::SeqCst);
+        self.tally.store(u64::from(next) << GENERATION_SHIFT, Ordering::Release);
+        next < before
+    }
+
+    /// Whether the caller's pin is the only one, after [`Life::expire`]: then nobody reads the old
+    /// contents any more, and nobody will.
+    pub fn alone(&self, pins: &impl Pins) -> bool {
+        fence(Ordering::SeqCst);
+        pins.pins() == 1
+    }
+
+    /// A value was put in, to which a key will lead.
+    pub fn add(&self, generation: u32) {
+        let _ = self.count(generation, |tally| Some(tally + (1 << VALUES_SHIFT) + 1));
+    }
+
+    /// The value put in last was taken back.
+    pub fn take_back(&self, generation: u32) {
+        let _ = self.count(generation, |tally| Some(tally - (1 << VALUES_SHIFT) - 1));
+    }
+
+    /// A key stopped leading to a value; `true`: it was the last.
+    pub fn leave(&self, generation: u32) -> bool {
+        let left = self.count(generation, |tally| (tally & COUNT > 0).then(|| tally - 1));
+        left == Some(0)
+    }
+
+    /// Changes the tally if it is this generation's; answers the values that are left.
+    fn count(&self, generation: u32, change: impl Fn(u64) -> Option<u64>) -> Option<u64> {
+        let mut tally = self.tally.load(Ordering::Relaxed);
+        loop {
+            if tally >> GENERATION_SHIFT != u64::from(generation) {
+                return None;
+            }
+            let next = change(tally)?;
+            match self.tally.compare_exchange_weak(tally, next, Ordering::AcqRel, Ordering::Relaxed)
+            {
+                Ok(_) => return Some(next & COUNT),
+                Err(now) => tally = now,
+            }
+        }
+    }
+
+    /// Values that a key leads to.
+    pub fn live(&self) -> u32 {
+        (self.tally.load(Ordering::Acquire) & COUNT) as u32
+    }
+
+    /// Values put in.
+    pub fn values(&self) -> u32 {
+        (self.tally.load(Ordering::Relaxed) >> VALUES_SHIFT & COUNT) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Count(AtomicU32);
+    impl Pins for Count {
+        fn pin(&self) -> bool {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            true
+        }
+        fn unpin(&self) {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+        fn pins(&self) -> u32 {
+            self.0.load(Ordering::SeqCst)
+        }
+    }
+
+    #[test]
+    fn late_counts_change_nothing() {
+        let life = Life::new();
+        life.add(1);
+        life.add(1);
+        assert!(!life.leave(1));
+        assert_eq!((life.values(), life.live()), (2, 1));
+        assert!(!life.expire());
+        assert!(!life.leave(1), "of an earlier generation");
+        assert_eq!((life.values(), life.live()), (0, 0));
+        assert!(!life.leave(2), "there is none");
+        life.add(1);
+        assert_eq!(life.live(), 0);
+    }
+
+    #[test]
+    fn a_generation_that_is_over_is_not_read() {
+        let (life, pins) = (Life::new(), Count(AtomicU32::new(0)));
+        assert_eq!(life.enter(&pins, 1), Some(true));
+        pins.pin();
+        life.expire();
+        assert!(!life.alone(&pins), "a reader still has it");
+        pins.unpin();
+        assert!(life.alone(&pins));
+        assert_eq!(life.enter(&pins, 1), None);
+        assert_eq!(pins.pins(), 1);
+    }
+
+    #[test]
+    fn numbers_begin_again() {
+        let life = Life::new();
+        assert!((1..GENERATIONS).all(|_| !life.expire()));
+        assert!(life.expire());
+        assert_eq!(life.generation(), 1);
+    }
+}

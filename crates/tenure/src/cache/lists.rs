@@ -1,0 +1,136 @@
+//! Lists of segments, through the segments themselves: a change allocates nothing and takes a
+//! segment out of the middle at once.
+
+use super::segment::{Segment, Segments};
+use std::sync::atomic::{AtomicU32, AtomicU8, Ordering};
+
+const NONE: u32 = u32::MAX;
+
+/// The list that a segment is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Name {
+    /// In none: open, or in the hands of a thread.
+    None,
+    /// Closed, oldest first.
+    Queue,
+    /// Empty, volatile, with memory.
+    Free,
+    /// Empty, pinned, with a mapping but without pages.
+    Bare,
+    /// Pinned, without a mapping.
+    Unmapped,
+    /// Out of date, but somebody still has it pinned.
+    Draining,
+}
+
+/// A segment's place in a list. Changed only under the lock of the space.
+pub(super) struct Link {
+    name: AtomicU8,
+    before: AtomicU32,
+    after: AtomicU32,
+}
+
+impl Link {
+    pub fn new() -> Link {
+        Link {
+            name: AtomicU8::new(Name::None as u8),
+            before: AtomicU32::new(NONE),
+            after: AtomicU32::new(NONE),
+        }
+    }
+
+    /// Whether the segment is in a list of this name.
+    pub fn is(&self, name: Name) -> bool {
+        self.name.load(Ordering::Relaxed) == name as u8
+    }
+
+    /// Forgets the list, which is not used any more.
+    pub fn clear(&self) {
+        self.name.store(Name::None as u8, Ordering::Relaxed);
+    }
+
+    fn get(link: &AtomicU32) -> Option<u32> {
+        Some(link.load(Ordering::Relaxed)).filter(|number| *number != NONE)
+    }
+
+    fn set(link: &AtomicU32, number: Option<u32>) {
+        link.store(number.unwrap_or(NONE), Ordering::Relaxed);
+    }
+}
+
+/// One list.
+pub(super) struct List {
+    name: Name,
+    first: Option<u32>,
+    last: Option<u32>,
+    len: usize,
+}
+
+impl List {
+    pub fn new(name: Name) -> List {
+        List { name, first: None, last: None, len: 0 }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn first(&self) -> Option<u32> {
+        self.first
+    }
+
+    /// Whether the segment is in this list.
+    pub fn has(&self, segment: &Segment) -> bool {
+        segment.link.is(self.name)
+    }
+
+    /// The next segment, if this one is in the list and not its last.
+    pub fn after(&self, segment: &Segment) -> Option<u32> {
+        if self.has(segment) {
+            Link::get(&segment.link.after)
+        } else {
+            None
+        }
+    }
+
+    /// Adds a segment that is in no list.
+    pub fn push(&mut self, all: &Segments, segment: &Segment) {
+        debug_assert_eq!(segment.link.name.load(Ordering::Relaxed), Name::None as u8);
+        segment.link.name.store(self.name as u8, Ordering::Relaxed);
+        Link::set(&segment.link.before, self.last);
+        Link::set(&segment.link.after, None);
+        match self.last {
+            Some(last) => Link::set(&all.must(last).link.after, Some(segment.number)),
+            None => self.first = Some(segment.number),
+        }
+        self.last = Some(segment.number);
+        self.len += 1;
+    }
+
+    /// Takes a segment out; `false`: it is not in this list.
+    pub fn remove(&mut self, all: &Segments, segment: &Segment) -> bool {
+        if !self.has(segment) {
+            return false;
+        }
+        let (before, after) = (Link::get(&segment.link.before), Link::get(&segment.link.after));
+        match before {
+            Some(before) => Link::set(&all.must(before).link.after, after),
+            None => self.first = after,
+        }
+        match after {
+            Some(after) => Link::set(&all.must(after).link.before, before),
+            None => self.last = before,
+        }
+        segment.link.name.store(Name::None as u8, Ordering::Relaxed);
+        self.len -= 1;
+        true
+    }
+
+    /// Takes the first segment out.
+    pub fn pop<'a>(&mut self, all: &'a Segments) -> Option<&'a Segment> {
+        let segment = all.must(self.first?);
+        self.remove(all, segment);
+        Some(segment)
+    }
+}

@@ -1,0 +1,60 @@
+//! Where a value lies, in 64 bits.
+
+const OFFSET_BITS: u32 = 18;
+const SEGMENT_BITS: u32 = 22;
+const GENERATION_BITS: u32 = 23;
+/// The value was asked for since it was put there.
+pub(super) const USED: u64 = 1 << 63;
+
+/// Values start at multiples of this.
+pub(super) const UNIT: usize = 8;
+/// Generations count from 1 to this and begin again.
+pub(super) const GENERATIONS: u32 = (1 << GENERATION_BITS) - 1;
+/// As many segments as a place can name.
+pub(super) const SEGMENTS: u32 = 1 << SEGMENT_BITS;
+
+/// A segment, a generation of it, an offset in it, and whether the value was used since it was put
+/// there. Never 0, because generations begin at 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place(pub u64);
+
+impl Place {
+    pub fn new(segment: u32, generation: u32, offset: usize) -> Place {
+        debug_assert!(generation > 0 && generation <= GENERATIONS && segment < SEGMENTS);
+        debug_assert!(offset % UNIT == 0 && offset / UNIT < 1 << OFFSET_BITS);
+        Place(
+            u64::from(generation) << (OFFSET_BITS + SEGMENT_BITS)
+                | u64::from(segment) << OFFSET_BITS
+                | (offset / UNIT) as u64,
+        )
+    }
+
+    /// The place in a table's entry; `None` if no value is there.
+    #[inline]
+    pub fn decode(word: u64) -> Option<Place> {
+        let place = Place(word);
+        (place.generation() != 0).then_some(place)
+    }
+
+    #[inline]
+    pub fn offset(self) -> usize {
+        (self.0 as usize & ((1 << OFFSET_BITS) - 1)) * UNIT
+    }
+    #[inline]
+    pub fn segment(self) -> u32 {
+        (self.0 >> OFFSET_BITS) as u32 & (SEGMENTS - 1)
+    }
+    #[inline]
+    pub fn generation(self) -> u32 {
+        (self.0 >> (OFFSET_BITS + SEGMENT_BITS)) as u32 & GENERATIONS
+    }
+    /// The same place, whether used or not.
+    #[inline]
+    pub fn same(self, other: Place) -> bool {
+        (self.0 ^ other.0) & !USED == 0
+    }
+    #[inline]
+    pub fn used(self) -> bool {
+        self.0 & USED != 0
+    }
+}

@@ -1,0 +1,259 @@
+//! Reading a value at its place, and putting one there.
+
+use super::place::Place;
+use super::segment::{Header, Segment};
+use super::space::{Index, Room, Space};
+use super::value::Value;
+use super::{pins, Inner};
+use crate::error::{Error, ErrorKind, Result};
+use crate::tracking::backpressure;
+use std::borrow::Borrow;
+use std::cell::Cell;
+use std::hash::{BuildHasher, Hash};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What is at a place.
+enum Found<'a> {
+    Value(Value<'a>),
+    /// The segment has other contents now; the value may have moved on.
+    Stale,
+    /// Purged, or its time is over.
+    Gone,
+    /// There is no memory to take it back, or to copy it.
+    Refused,
+}
+
+/// A pin, taken away unless a value takes it over.
+struct Pinned<'a>(&'a Segment);
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        self.0.unpin();
+    }
+}
+
+impl<'a> Pinned<'a> {
+    #[inline]
+    fn into_value(self, at: usize, len: usize, token: bool) -> Value<'a> {
+        let segment = self.0;
+        std::mem::forget(self);
+        Value::pinned(segment, segment.bytes(at, len), token)
+    }
+}
+
+/// A value that was put in and is pinned still.
+pub(super) struct Stored<'a> {
+    pin: Pinned<'a>,
+    at: usize,
+}
+
+impl<'a> Stored<'a> {
+    /// The value, whose bytes the caller has as well.
+    pub fn into_value(self, bytes: Vec<u8>) -> Value<'a> {
+        let shared = self.pin.0.is_shared();
+        if shared && !pins::take() {
+            return Value::own(bytes, true);
+        }
+        self.pin.into_value(self.at, bytes.len(), shared)
+    }
+}
+
+/// A value that no key leads to yet; it does not count if it stays so.
+struct Unpublished<'a>(&'a Space, Place);
+
+impl Drop for Unpublished<'_> {
+    fn drop(&mut self) {
+        self.0.left(self.1);
+    }
+}
+
+impl<K, S> Inner<K, S> {
+    #[inline]
+    pub(super) fn look_up<Q>(&self, hash: u32, key: &Q) -> Option<Value<'_>>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        let shard = self.shards.of(hash);
+        let place = {
+            let section = shard.table.section(true);
+            shard.table.find_and_use(&section, hash, key)
+        };
+        if let Some(place) = place {
+            if let Found::Value(value) = self.read(hash, place) {
+                return Some(value);
+            }
+            // The same again, and what follows: rare.
+            if let Some(value) = self.look_again(hash, key) {
+                return Some(value);
+            }
+        }
+        shard.misses.fetch_add(1, Ordering::Relaxed);
+        None
+    }
+
+    #[cold]
+    fn look_again<Q>(&self, hash: u32, key: &Q) -> Option<Value<'_>>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        let table = &self.shards.of(hash).table;
+        let mut last = None;
+        // A value moves only when its segment is emptied: not often during one get.
+        for _ in 0..8 {
+            let place = table.find(&table.section(false), hash, key)?;
+            let stale = match self.read(hash, place) {
+                Found::Value(value) => return Some(value),
+                Found::Refused => return None,
+                Found::Gone => false,
+                Found::Stale => true,
+            };
+            if !stale || last.is_some_and(|last: Place| last.same(place)) {
+                self.forget(hash, place, stale);
+                return None;
+            }
+            last = Some(place);
+        }
+        None
+    }
+
+    /// The value at a place.
+    #[inline]
+    fn read(&self, hash: u32, place: Place) -> Found<'_> {
+        let Some(segment) = self.space.segments.get(place.segment()) else { return Found::Stale };
+        let Some(plain) = segment.life.enter(&segment.range, place.generation()) else {
+            return Found::Stale;
+        };
+        let pin = Pinned(segment);
+        if !plain && !self.take_back(segment) {
+            return Found::Refused;
+        }
+        let Some(head) = segment.header(place.offset()) else { return Found::Gone };
+        let (at, len) = (place.offset() + self.space.head(), head.len as usize);
+        // Another hash: not what the place was made for. That cannot be, and costs nothing to see.
+        if head.hash != hash
+            || len > segment.capacity().saturating_sub(at)
+            || !segment.whole(place.offset(), self.space.head() + len)
+            || self.has_ended(segment, place.offset())
+        {
+            return Found::Gone;
+        }
+        if !segment.is_shared() {
+            // It keeps no other memory than its own.
+            return Found::Value(pin.into_value(at, len, false));
+        }
+        if !self.space.crowded.load(Ordering::Relaxed) && pins::take() {
+            return Found::Value(pin.into_value(at, len, true));
+        }
+        copy(segment.bytes(at, len))
+    }
+
+    #[inline]
+    fn has_ended(&self, segment: &Segment, offset: usize) -> bool {
+        self.time_to_live_ms.is_some()
+            && self.space.deadline(segment, offset) <= self.shards.now_ms()
+    }
+
+    #[cold]
+    fn take_back(&self, segment: &Segment) -> bool {
+        match segment.settle() {
+            Ok(0) => true,
+            Ok(gone) => {
+                self.space.met_purge(gone);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    #[inline]
+    pub(super) fn stale(&self, place: Place) -> bool {
+        self.space
+            .segments
+            .get(place.segment())
+            .is_none_or(|segment| segment.life.generation() != place.generation())
+    }
+
+    /// Takes a key out whose value is not at its place.
+    fn forget(&self, hash: u32, place: Place, stale: bool) {
+        let forgotten = self.shards.forget(hash, place);
+        if forgotten && !stale {
+            self.purged_values.fetch_add(1, Ordering::Relaxed);
+            self.space.left(place);
+        }
+        self.shards.of(hash).table.harvest();
+    }
+}
+
+impl<K, S> Inner<K, S>
+where
+    K: Hash + Eq,
+    S: BuildHasher,
+{
+    /// Stores a value; the key comes back when there is no room.
+    pub(super) fn put(
+        &self,
+        hash: u32,
+        key: K,
+        value: &[u8],
+    ) -> std::result::Result<Stored<'_>, (K, Error)> {
+        let room = match self.room(hash, value) {
+            Ok(room) => room,
+            Err(error) => return Err((key, error)),
+        };
+        let stored = Stored { pin: Pinned(room.segment), at: room.at };
+        let unpublished = Unpublished(&self.space, room.place);
+        room.segment.write(room.at, value);
+        let table = &self.shards.of(hash).table;
+        let before = table.insert(hash, key, room.place, &|place| self.stale(place));
+        std::mem::forget(unpublished);
+        self.insertions.fetch_add(1, Ordering::Relaxed);
+        if let Some(before) = before {
+            self.space.left(before);
+            self.removals.fetch_add(1, Ordering::Relaxed);
+        }
+        if room.evicted {
+            self.shards.harvest();
+        }
+        Ok(stored)
+    }
+
+    fn room(&self, hash: u32, value: &[u8]) -> Result<Room<'_>> {
+        let Ok(len) = u32::try_from(value.len()) else {
+            let why = format!("the value has {} bytes", value.len());
+            return Err(Error::new(ErrorKind::BadRange, "Cache::insert", why, "split it"));
+        };
+        backpressure::hold_back();
+        let now = self.shards.now_ms();
+        let deadline = self.time_to_live_ms.map_or(u64::MAX, |ttl| now.saturating_add(ttl));
+        let room = self.space.room(&self.shards, lane(), Header { len, hash }, deadline);
+        if room.is_err() {
+            self.shards.harvest();
+        }
+        room
+    }
+}
+
+/// A copy of a value that must not stay pinned.
+#[cold]
+fn copy<'a>(bytes: &[u8]) -> Found<'a> {
+    let mut copy = Vec::new();
+    if copy.try_reserve_exact(bytes.len()).is_err() {
+        return Found::Refused;
+    }
+    copy.extend_from_slice(bytes);
+    Found::Value(Value::own(copy, true))
+}
+
+/// Which open segment this thread fills.
+fn lane() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(1);
+    thread_local! {
+        static LANE: Cell<usize> = const { Cell::new(0) };
+    }
+    if LANE.get() == 0 {
+        LANE.set(NEXT.fetch_add(1, Ordering::Relaxed));
+    }
+    LANE.get()
+}
