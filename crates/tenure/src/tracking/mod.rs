@@ -136,14 +136,28 @@ fn stir() {
 /// before any other pinner gets on.
 ///
 /// # Errors
-/// As [`revive::revive`]; the range stays offered, and the pin is the caller's to take away.
+/// As [`revive::keep_pages`] and [`revive::complete`]; the range stays offered, and the pin is the caller's to take away.
 fn settle(
     id: RangeId,
     tracked: &'static Tracked,
     wanted: &(dyn Fn(Word) -> bool + Sync),
     finish: &mut (dyn FnMut(&mut Claim, Vec<PageRange>) + Send),
 ) -> std::result::Result<(), Errno> {
+    before_taking_back();
+    match settle_here(id, tracked, wanted, finish) {
+        // The background thread has a descriptor that the program cannot close.
+        Err(errno) if detection::is_closed(errno) => {
+            let there = worker::on_worker(|| settle_here(id, tracked, wanted, finish));
+            there.unwrap_or(Err(errno))
+        }
+        other => other,
+    }
+}
+
+/// What is to be seen to before any claim is taken for it: a fork that went unseen, descriptors that are lost.
+fn before_taking_back() {
     assert_none_held();
+    fork::look();
     if detection::is_lost() && !worker::is_worker() {
         detection::recover(|| {
             TRACKING.slab.each(|_, tracked, word| {
@@ -153,14 +167,6 @@ fn settle(
                 }
             });
         });
-    }
-    match settle_here(id, tracked, wanted, finish) {
-        // The background thread has a descriptor that the program cannot close.
-        Err(errno) if detection::is_closed(errno) => {
-            let there = worker::on_worker(|| settle_here(id, tracked, wanted, finish));
-            there.unwrap_or(Err(errno))
-        }
-        other => other,
     }
 }
 
@@ -172,11 +178,8 @@ fn settle_here(
 ) -> std::result::Result<(), Errno> {
     let Some(mut claim) = TRACKING.claims.claim(id, tracked, wanted) else { return Ok(()) };
     let offered = claim.is_offered();
-    let mut gone = Vec::new();
-    let revived = revive::revive(&mut claim, &mut |extent| gone.push(extent));
-    if let Err(errno) = revived {
-        return Err(errno);
-    }
+    let gone = revive::keep_pages(&mut claim)?;
+    let gone = revive::complete(&mut claim, gone)?;
     let len = claim.range().len();
     finish(&mut claim, gone);
     drop(claim);

@@ -8,7 +8,7 @@ use super::map::{IntervalMap, Supplies};
 use super::offer::{self, Refusal};
 use super::slab::Spare;
 use super::state::{flag, Claim, RangeId, Tracked, Word};
-use super::{backpressure, needs_settling, settings, TRACKING};
+use super::{backpressure, detection, revive, settings, TRACKING};
 use crate::os::maps::{self, Unfit};
 use crate::os::page_size;
 use crate::range::PageRange;
@@ -367,9 +367,8 @@ pub(crate) fn settle_exact(
     id: RangeId,
     range: PageRange,
 ) -> Result<Option<Vec<PageRange>>, Failed> {
-    let wanted = |word: Word| {
-        word.has(Word::RAW) && word.has(Word::OFFERED | Word::UNCLEAN | Word::LOST | Word::CLAIMED)
-    };
+    let wanted =
+        |word: Word| word.has(Word::RAW) && word.has(Word::OFFERED | Word::UNCLEAN | Word::LOST);
     let mut lost = None;
     let settled = super::settle(id, tracked(id), &wanted, &mut |claim, mut gone| {
         if claim.range() != range {
@@ -441,29 +440,105 @@ pub(crate) fn unmark(range: PageRange) -> Result<Vec<PageRange>, Failed> {
             return Err(Failed::Hole(at));
         }
     }
+    super::before_taking_back();
     let mut pinned = Vec::new();
     loop {
         let known = pin_all(range, &mut pinned);
-        let mut settled = true;
-        for id in known {
-            let wanted = |word: Word| {
-                word.has(Word::RAW)
-                    && word.pins() > 0
-                    && (needs_settling(word) || word.has(Word::CLAIMED))
-            };
-            if tracked(id).load().has(Word::OFFERED | Word::UNCLEAN | Word::CLAIMED) {
-                settled = false;
-                let done = super::settle(id, tracked(id), &wanted, &mut keep_losses);
-                if let Err(errno) = done {
-                    remark(&pinned);
-                    return Err(Failed::Kernel(errno));
+        let mut lost = Vec::new();
+        let mut taken = take_back(&known, range, &mut lost);
+        if matches!(&taken, Err(errno) if detection::is_closed(*errno)) {
+            // The background thread has a descriptor that the program cannot close.
+            taken = worker::on_worker(|| take_back(&known, range, &mut lost)).unwrap_or(taken);
+        }
+        match taken {
+            Ok(0) if all_there(range) => return Ok(joined(lost, Vec::new())),
+            // Another thread may have cut or marked a range meanwhile: once more. What was lost by now is
+            // kept for that.
+            Ok(bytes) => {
+                keep_for_next(range, lost);
+                if bytes > 0 {
+                    super::stir();
+                    backpressure::exposed(bytes);
                 }
             }
+            Err(errno) => {
+                remark(&pinned);
+                return Err(Failed::Kernel(errno));
+            }
         }
-        // Looked at again until nothing was left to do: another thread may have cut a range in two.
-        if settled {
-            return Ok(take_losses(range));
+    }
+}
+
+/// Takes all of these ranges back, or none: as long as one of them fails, all stay offered and watched.
+/// Returns how many bytes came back, and adds to `lost` what was lost inside `range` and is reported by this
+/// call.
+fn take_back(ids: &[RangeId], range: PageRange, lost: &mut Vec<PageRange>) -> Result<u64, Errno> {
+    let wanted = |word: Word| {
+        word.has(Word::RAW)
+            && word.pins() > 0
+            && word.has(Word::OFFERED | Word::UNCLEAN | Word::LOST)
+    };
+    // In the order of their addresses.
+    let claims = ids.iter().filter_map(|id| TRACKING.claims.claim(*id, tracked(*id), wanted));
+    let mut claims: Vec<Claim> = claims.collect();
+    let mut gone = Vec::with_capacity(claims.len());
+    for claim in &mut claims {
+        gone.push(revive::keep_pages(claim)?);
+    }
+    let mut bytes = 0;
+    for number in 0..claims.len() {
+        let claim = &mut claims[number];
+        let offered = claim.is_offered();
+        match revive::complete(claim, std::mem::take(&mut gone[number])) {
+            Ok(now_gone) => {
+                if offered {
+                    bytes += claim.range().len() as u64;
+                }
+                gone[number] = now_gone;
+            }
+            Err(errno) => {
+                for (claim, gone) in claims.iter_mut().zip(gone).take(number) {
+                    if !gone.is_empty() && revive::undo(claim).is_err() {
+                        keep_losses(claim, gone);
+                    }
+                }
+                return Err(errno);
+            }
         }
+    }
+    for (claim, gone) in claims.iter_mut().zip(gone) {
+        keep_losses(claim, gone);
+        take_recorded(claim, range, lost);
+    }
+    Ok(bytes)
+}
+
+/// Whether no part of the range is volatile, offered, or has losses to report.
+fn all_there(range: PageRange) -> bool {
+    let map = TRACKING.map.lock();
+    let unfinished = Word::OFFERED | Word::UNCLEAN | Word::LOST;
+    let there = map.overlapping(range).all(|id| {
+        let word = tracked(id).load();
+        word.pins() > 0 && !word.has(unfinished)
+    });
+    there
+}
+
+/// Records losses again that a call has taken and does not report yet.
+fn keep_for_next(range: PageRange, lost: Vec<PageRange>) {
+    if lost.is_empty() {
+        return;
+    }
+    for id in overlapping(range) {
+        let raw = |word: Word| word.has(Word::RAW);
+        let Some(mut claim) = TRACKING.claims.claim(id, tracked(id), raw) else { continue };
+        let part = claim.range();
+        let inside = lost.iter().filter_map(|extent| {
+            let (start, end) = (extent.start.max(part.start), extent.end.min(part.end));
+            (start < end).then(|| PageRange::new(start, end))
+        });
+        let inside: Vec<PageRange> = inside.collect();
+        keep_losses(&mut claim, inside);
     }
 }
 
@@ -530,40 +605,34 @@ fn pin_marked(id: RangeId, pinned: &mut Vec<(RangeId, PageRange)>) {
     }
 }
 
-/// Takes what is recorded as lost in the range: each loss goes to one caller.
-fn take_losses(range: PageRange) -> Vec<PageRange> {
-    let mut lost = Vec::new();
-    for id in overlapping(range) {
-        let recorded = |word: Word| word.has(Word::RAW) && word.has(Word::LOST | Word::CLAIMED);
-        let Some(mut claim) = TRACKING.claims.claim(id, tracked(id), recorded) else { continue };
-        if !claim.word().has(Word::LOST) {
+/// Takes what is recorded as lost inside `range`: each loss goes to one caller.
+fn take_recorded(claim: &mut Claim, range: PageRange, lost: &mut Vec<PageRange>) {
+    if !claim.word().has(Word::LOST) {
+        return;
+    }
+    let all = match std::mem::take(&mut claim.side_mut().losses) {
+        losses if losses.is_empty() => vec![claim.range()],
+        losses => losses,
+    };
+    let mut kept = Vec::new();
+    for extent in all {
+        let (start, end) = (extent.start.max(range.start), extent.end.min(range.end));
+        if start >= end {
+            kept.push(extent);
             continue;
         }
-        let all = match std::mem::take(&mut claim.side_mut().losses) {
-            losses if losses.is_empty() => vec![claim.range()],
-            losses => losses,
-        };
-        let mut kept = Vec::new();
-        for extent in all {
-            let (start, end) = (extent.start.max(range.start), extent.end.min(range.end));
-            if start >= end {
-                kept.push(extent);
-                continue;
-            }
-            lost.push(PageRange::new(start, end));
-            if extent.start < start {
-                kept.push(PageRange::new(extent.start, start));
-            }
-            if end < extent.end {
-                kept.push(PageRange::new(end, extent.end));
-            }
+        lost.push(PageRange::new(start, end));
+        if extent.start < start {
+            kept.push(PageRange::new(extent.start, start));
         }
-        if kept.is_empty() {
-            claim.not_lost();
+        if end < extent.end {
+            kept.push(PageRange::new(end, extent.end));
         }
-        claim.side_mut().losses = kept;
     }
-    joined(lost, Vec::new())
+    if kept.is_empty() {
+        claim.not_lost();
+    }
+    claim.side_mut().losses = kept;
 }
 
 /// Offers what is marked inside `range`, cut at its ends so that nothing beyond is touched; `purge`: and has

@@ -321,8 +321,11 @@ impl Claims {
         }
     }
 
-    /// Claims a range, and waits for another thread's claim to end if need be. `None`: `wanted` does not
-    /// hold of its word, or the range is free. The caller holds no lock, and no claim of another range.
+    /// Claims a range if `wanted` holds of its word once nobody else has the claim: a thread that has it may
+    /// be about to change what `wanted` asks for. `None`: it does not hold, or the range is free.
+    ///
+    /// The caller holds no lock, and no claims but of ranges below this one: threads that claim several in
+    /// the order of their addresses do not wait for one another in a circle.
     pub fn claim(
         &'static self,
         id: RangeId,
@@ -331,12 +334,12 @@ impl Claims {
     ) -> Option<Claim> {
         loop {
             let word = tracked.load();
-            if word.has(Word::FREE) || !wanted(word) {
-                return None;
-            }
-            if word.has(Word::CLAIMED) {
+            if word.has(Word::CLAIMED) && !word.has(Word::FREE) {
                 self.wait(id, tracked);
                 continue;
+            }
+            if word.has(Word::FREE) || !wanted(word) {
+                return None;
             }
             if let Some(claim) = self.try_claim_from(id, tracked, word) {
                 return Some(claim);
