@@ -39,8 +39,7 @@ unsafe impl Sync for Listed {}
 
 struct Caches(AtomicPtr<Listed>);
 
-static CACHES: Lock<Caches> =
-    Lock::new(Rank::Caches, Caches(AtomicPtr::new(std::ptr::null_mut())));
+static CACHES: Lock<Caches> = Lock::new(Rank::Caches, Caches(AtomicPtr::new(std::ptr::null_mut())));
 
 impl Caches {
     fn each(&self, mut each: impl FnMut(&dyn Forked)) {
@@ -204,4 +203,3 @@ impl<K: Send + Sync, S: Send + Sync> Forked for Inner<K, S> {
         self.space.held_values()
     }
 }
-

@@ -95,12 +95,8 @@ impl Life {
                 return None;
             }
             let next = change(tally)?;
-            match self.tally.compare_exchange_weak(
-                tally,
-                next,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            ) {
+            match self.tally.compare_exchange_weak(tally, next, Ordering::AcqRel, Ordering::Relaxed)
+            {
                 Ok(_) => return Some(next & COUNT),
                 Err(now) => tally = now,
             }

@@ -59,8 +59,7 @@ impl<T> Lock<T> {
     /// Takes the lock without a guard, for a fork.
     #[inline]
     pub(crate) fn hold(&self) {
-        let taken =
-            self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed);
+        let taken = self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed);
         if taken.is_err() {
             self.wait();
         }

@@ -7,6 +7,7 @@ use super::place::{SEGMENTS, UNIT};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::{Mapping, PageSize};
 use crate::os;
+use crate::sync::prefetch;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::OnceLock;
@@ -97,6 +98,12 @@ impl Segment {
     #[inline]
     pub fn capacity(&self) -> usize {
         self.capacity.load(Ordering::Acquire)
+    }
+
+    /// Has the memory at an offset loaded.
+    #[inline]
+    pub fn prefetch(&self, offset: usize) {
+        prefetch(self.base.load(Ordering::Relaxed).wrapping_add(offset));
     }
 
     /// Whether it is one for many values.
