@@ -17,11 +17,11 @@
 //! # Ok(()) }
 //! ```
 
+mod array;
 mod epoch;
 mod evict;
 mod fork;
 mod growth;
-mod index;
 mod life;
 mod lists;
 mod pins;

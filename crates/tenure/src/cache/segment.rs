@@ -6,6 +6,7 @@ use super::place::{SEGMENTS, UNIT};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::{Mapping, PageSize};
 use crate::os;
+use crate::sync::prefetch;
 use crate::tracking::owned::OwnedRange;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -99,6 +100,12 @@ impl Segment {
         self.capacity.load(Ordering::Acquire)
     }
 
+    /// Has the memory at an offset loaded.
+    #[inline]
+    pub fn prefetch(&self, offset: usize) {
+        prefetch(self.base.load(Ordering::Relaxed).wrapping_add(offset));
+    }
+
     /// Whether it is one for many values.
     #[inline]
     pub fn is_shared(&self) -> bool {
@@ -141,7 +148,11 @@ impl Segment {
     fn lose(&self, offset: usize, len: usize) {
         let grain = self.grain();
         for bit in offset / grain..(offset + len).div_ceil(grain) {
-            self.lost[bit / 64].fetch_or(1 << (bit % 64), Ordering::Relaxed);
+            // A thread that is about to take the memory away has set the capacity to 0 already: nobody
+            // asks for these bits any more, and they are cleared before the segment is used again.
+            if let Some(bits) = self.lost.get(bit / 64) {
+                bits.fetch_or(1 << (bit % 64), Ordering::Relaxed);
+            }
         }
         self.damaged.store(true, Ordering::Release);
     }

@@ -324,7 +324,11 @@ mod tests {
             let waiting: Vec<_> = (0..4)
                 .map(|_| scope.spawn(|| matches!(flights.board(7, &1), Boarding::Over)))
                 .collect();
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            let done: *const AtomicU32 = &landing.flight.done;
+            let waits = || WAITS.lock().iter().filter(|wait| wait.done == done).count();
+            while waits() < 4 {
+                std::thread::yield_now();
+            }
             drop(landing);
             assert!(waiting.into_iter().all(|thread| thread.join().unwrap()));
         });

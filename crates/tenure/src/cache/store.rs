@@ -75,12 +75,12 @@ impl<K, S> Inner<K, S> {
         Q: Eq + ?Sized,
     {
         let shard = self.shards.of(hash);
-        let place = {
+        let found = {
             let section = shard.table.section(true);
-            shard.table.find_and_use(&section, hash, key)
+            shard.table.find_and_use(&section, hash, key, |place| self.enter(place))
         };
-        if let Some(place) = place {
-            if let Found::Value(value) = self.read(hash, place) {
+        if let Some((place, entered)) = found {
+            if let Found::Value(value) = self.read(hash, place, entered) {
                 return Some(value);
             }
             // The same again, and what follows: rare.
@@ -103,7 +103,7 @@ impl<K, S> Inner<K, S> {
         // A value moves only when its segment is emptied: not often during one get.
         for _ in 0..8 {
             let place = table.find(&table.section(false), hash, key)?;
-            let stale = match self.read(hash, place) {
+            let stale = match self.read(hash, place, self.enter(place)) {
                 Found::Value(value) => return Some(value),
                 Found::Refused => return None,
                 Found::Gone => false,
@@ -118,14 +118,20 @@ impl<K, S> Inner<K, S> {
         None
     }
 
-    /// The value at a place.
+    /// Pins a place's segment, unless it has other contents by now; `true`: the pages are there.
     #[inline]
-    fn read(&self, hash: u32, place: Place) -> Found<'_> {
-        let Some(segment) = self.space.segments.get(place.segment()) else { return Found::Stale };
-        let Some(plain) = segment.life.enter(&segment.range, place.generation()) else {
-            return Found::Stale;
-        };
-        let pin = Pinned(segment);
+    fn enter(&self, place: Place) -> Option<(Pinned<'_>, bool)> {
+        let segment = self.space.segments.get(place.segment())?;
+        let plain = segment.life.enter(&segment.range, place.generation())?;
+        segment.prefetch(place.offset());
+        Some((Pinned(segment), plain))
+    }
+
+    /// The value at a place whose segment was entered.
+    #[inline]
+    fn read<'a>(&self, hash: u32, place: Place, entered: Option<(Pinned<'a>, bool)>) -> Found<'a> {
+        let Some((pin, plain)) = entered else { return Found::Stale };
+        let segment = pin.0;
         if !plain && !self.take_back(segment) {
             return Found::Refused;
         }
@@ -204,9 +210,12 @@ where
         };
         let stored = Stored { pin: Pinned(room.segment), at: room.at };
         let unpublished = Unpublished(&self.space, room.place);
-        room.segment.write(room.at, value);
         let table = &self.shards.of(hash).table;
-        let before = table.insert(hash, key, room.place, &|place| self.stale(place));
+        let section = table.section(false);
+        // It is loaded while the value is copied.
+        table.prefetch(&section, hash);
+        room.segment.write(room.at, value);
+        let before = table.insert(section, hash, key, room.place, &|place| self.stale(place));
         std::mem::forget(unpublished);
         self.insertions.fetch_add(1, Ordering::Relaxed);
         if let Some(before) = before {
