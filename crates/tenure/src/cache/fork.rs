@@ -81,13 +81,18 @@ impl Listed {
     }
 }
 
+/// Has forks hold the locks of all caches.
+pub(super) fn watch() {
+    services::register(&SERVICE);
+}
+
 /// From now on the cache's locks are held over forks, until [`Listed::remove`].
 pub(super) fn list<K, S>(inner: &Arc<Inner<K, S>>)
 where
     K: Send + Sync + 'static,
     S: Send + Sync + 'static,
 {
-    services::register(&SERVICE);
+    watch();
     let cache: *const dyn Forked = Arc::as_ptr(inner) as *const Inner<K, S>;
     let listed = &inner.listed;
     // SAFETY: not listed yet, so nobody reads it.

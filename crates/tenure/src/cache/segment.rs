@@ -157,6 +157,12 @@ impl Segment {
         self.damaged.store(true, Ordering::Release);
     }
 
+    /// Whether a bit of `lost` is set. Beyond the last: the memory is being taken away, so it is.
+    fn is_lost(&self, bit: usize) -> bool {
+        let bits = self.lost.get(bit / 64);
+        bits.is_none_or(|bits| bits.load(Ordering::Relaxed) & (1 << (bit % 64)) != 0)
+    }
+
     /// Whether all of these bytes, which are inside the segment, are as they were written.
     #[inline]
     pub fn whole(&self, offset: usize, len: usize) -> bool {
@@ -166,8 +172,7 @@ impl Segment {
     #[cold]
     fn look_whole(&self, offset: usize, len: usize) -> bool {
         let grain = self.grain();
-        (offset / grain..(offset + len).div_ceil(grain))
-            .all(|bit| self.lost[bit / 64].load(Ordering::Relaxed) & (1 << (bit % 64)) == 0)
+        (offset / grain..(offset + len).div_ceil(grain)).all(|bit| !self.is_lost(bit))
     }
 
     /// Whether nothing of what was filled is left.
@@ -175,8 +180,7 @@ impl Segment {
         let filled = self.filled.load(Ordering::Relaxed);
         let grain = self.grain();
         self.damaged.load(Ordering::Acquire)
-            && (0..filled.div_ceil(grain))
-                .all(|bit| self.lost[bit / 64].load(Ordering::Relaxed) & (1 << (bit % 64)) != 0)
+            && (0..filled.div_ceil(grain)).all(|bit| self.is_lost(bit))
     }
 
     /// The header at an offset; `None` if it is gone. The caller has the segment pinned and settled.

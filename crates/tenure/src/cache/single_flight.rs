@@ -309,6 +309,7 @@ mod tests {
     use std::sync::Barrier;
 
     fn make<'a>(flights: &'a Flights<u64>, key: u64) -> Landing<'a, u64> {
+        crate::cache::fork::watch();
         match flights.board(7, &key) {
             Boarding::Make(landing) => landing,
             _ => panic!("nobody makes {key}"),

@@ -179,6 +179,16 @@ pub(crate) fn is_lost() -> bool {
     by_userfaultfd() && !worker::is_guarded() && uffd::is_userfaultfd(raw(Kind::Sigbus)).is_err()
 }
 
+/// In a child: forgets descriptors that act on the parent's memory.
+pub(super) fn forget_descriptors() {
+    for kind in [Kind::Sigbus, Kind::Refill] {
+        let old = kind.place().swap(-1, Ordering::AcqRel);
+        if old >= 0 {
+            uffd::close_if_ours(old);
+        }
+    }
+}
+
 /// Forgets the descriptors and opens new ones: in a child, whose copies act on the parent's memory, and
 /// where they are [lost](is_lost). System calls only.
 pub(super) fn reopen() -> std::result::Result<(), Errno> {

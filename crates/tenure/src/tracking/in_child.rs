@@ -71,6 +71,8 @@ pub(super) fn reset(missed: bool) {
     detection::reset_in_child();
     forget_what_was_not_inherited();
     if !watching {
+        // A thread of the parent's may have opened descriptors and not said so yet.
+        detection::forget_descriptors();
         return;
     }
     let reopened = detection::reopen().is_ok();
@@ -78,7 +80,10 @@ pub(super) fn reset(missed: bool) {
     TRACKING.slab.each(|_, tracked, word| {
         tracked.not_refilled();
         let offered = word.has(Word::OFFERED);
-        if !offered && !tracked.is(flag::WATCHED) {
+        if !offered {
+            // All of it is there, or a thread of the parent's was making again what is not: that must be
+            // writable here. The next offer watches it anew.
+            tracked.not_watched();
             return;
         }
         let registered = reopened && fd >= 0 && uffd::register(fd, tracked.range()).is_ok();

@@ -257,7 +257,8 @@ pub(crate) enum Standing {
 /// interrupted anything.
 pub(crate) fn look_at(address: usize) -> Option<(PageRange, Standing)> {
     let (_, range, word) = holder_of(address)?;
-    let offered = word.has(Word::OFFERED);
+    // Lost: a pin has found it purged, and its refill has failed.
+    let offered = word.has(Word::OFFERED | Word::LOST);
     Some((range, if offered { Standing::Offered } else { Standing::TakenBack }))
 }
 

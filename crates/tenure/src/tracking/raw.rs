@@ -444,18 +444,17 @@ pub(crate) fn unmark(range: PageRange) -> Result<Vec<PageRange>, Failed> {
     let mut pinned = Vec::new();
     loop {
         let known = pin_all(range, &mut pinned);
-        let mut lost = Vec::new();
-        let mut taken = take_back(&known, range, &mut lost);
+        let mut taken = take_back(&known);
         if matches!(&taken, Err(errno) if detection::is_closed(*errno)) {
             // The background thread has a descriptor that the program cannot close.
-            taken = worker::on_worker(|| take_back(&known, range, &mut lost)).unwrap_or(taken);
+            taken = worker::on_worker(|| take_back(&known)).unwrap_or(taken);
         }
         match taken {
-            Ok(0) if all_there(range) => return Ok(joined(lost, Vec::new())),
-            // Another thread may have cut or marked a range meanwhile: once more. What was lost by now is
-            // kept for that.
+            // What was lost is taken when nothing is left to do: another thread that unmarks meanwhile
+            // either hears of it or waits for it.
+            Ok(0) if all_there(range) => return Ok(take_losses(range)),
+            // Another thread may have cut or marked a range meanwhile: once more.
             Ok(bytes) => {
-                keep_for_next(range, lost);
                 if bytes > 0 {
                     super::stir();
                     backpressure::exposed(bytes);
@@ -469,14 +468,11 @@ pub(crate) fn unmark(range: PageRange) -> Result<Vec<PageRange>, Failed> {
     }
 }
 
-/// Takes all of these ranges back, or none: as long as one of them fails, all stay offered and watched.
-/// Returns how many bytes came back, and adds to `lost` what was lost inside `range` and is reported by this
-/// call.
-fn take_back(ids: &[RangeId], range: PageRange, lost: &mut Vec<PageRange>) -> Result<u64, Errno> {
+/// Takes all of these ranges back, or none: as long as one of them fails, all stay offered and watched. What
+/// is gone is recorded. Returns how many bytes came back.
+fn take_back(ids: &[RangeId]) -> Result<u64, Errno> {
     let wanted = |word: Word| {
-        word.has(Word::RAW)
-            && word.pins() > 0
-            && word.has(Word::OFFERED | Word::UNCLEAN | Word::LOST)
+        word.has(Word::RAW) && word.pins() > 0 && word.has(Word::OFFERED | Word::UNCLEAN)
     };
     // In the order of their addresses.
     let claims = ids.iter().filter_map(|id| TRACKING.claims.claim(*id, tracked(*id), wanted));
@@ -508,15 +504,14 @@ fn take_back(ids: &[RangeId], range: PageRange, lost: &mut Vec<PageRange>) -> Re
     }
     for (claim, gone) in claims.iter_mut().zip(gone) {
         keep_losses(claim, gone);
-        take_recorded(claim, range, lost);
     }
     Ok(bytes)
 }
 
-/// Whether no part of the range is volatile, offered, or has losses to report.
+/// Whether no part of the range is volatile or offered.
 fn all_there(range: PageRange) -> bool {
     let map = TRACKING.map.lock();
-    let unfinished = Word::OFFERED | Word::UNCLEAN | Word::LOST;
+    let unfinished = Word::OFFERED | Word::UNCLEAN;
     let there = map.overlapping(range).all(|id| {
         let word = tracked(id).load();
         word.pins() > 0 && !word.has(unfinished)
@@ -524,22 +519,16 @@ fn all_there(range: PageRange) -> bool {
     there
 }
 
-/// Records losses again that a call has taken and does not report yet.
-fn keep_for_next(range: PageRange, lost: Vec<PageRange>) {
-    if lost.is_empty() {
-        return;
-    }
+/// Takes what is recorded as lost inside `range`: each loss goes to one caller.
+fn take_losses(range: PageRange) -> Vec<PageRange> {
+    let mut lost = Vec::new();
     for id in overlapping(range) {
-        let raw = |word: Word| word.has(Word::RAW);
-        let Some(mut claim) = TRACKING.claims.claim(id, tracked(id), raw) else { continue };
-        let part = claim.range();
-        let inside = lost.iter().filter_map(|extent| {
-            let (start, end) = (extent.start.max(part.start), extent.end.min(part.end));
-            (start < end).then(|| PageRange::new(start, end))
-        });
-        let inside: Vec<PageRange> = inside.collect();
-        keep_losses(&mut claim, inside);
+        let recorded = |word: Word| word.has(Word::RAW) && word.has(Word::LOST);
+        if let Some(mut claim) = TRACKING.claims.claim(id, tracked(id), recorded) {
+            take_recorded(&mut claim, range, &mut lost);
+        }
     }
+    joined(lost, Vec::new())
 }
 
 /// Pins every marked range that overlaps, cut to `range`; returns all that overlap.

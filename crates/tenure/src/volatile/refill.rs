@@ -212,6 +212,13 @@ fn not_put(errno: Errno) -> RefillFailure {
 fn put(object: &Inner, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
     let start = object.range().start + offset;
     if !object.memory().is_refilled() {
+        let end = (start + bytes.len()).next_multiple_of(page_size());
+        let pages = PageRange::new(start, end);
+        if advise::populate_write(pages) == Err(Errno::HWPOISON) {
+            // The parent's refill thread has failed to make one of them.
+            // SAFETY: the pages are lost, and made just below.
+            unsafe { advise::drop_pages(pages)? };
+        }
         // SAFETY: inside the mapping, which is writable while the object lives. These bytes are lost: no
         // pinner is given them before they are made, and this thread alone makes them.
         unsafe {
