@@ -195,7 +195,7 @@ fn run() {
     }
     let private = uffd::private_descriptor_table(&mut keep[..count]).is_ok();
     // The program may have closed them before.
-    let there = keep[..count].iter().all(|fd| uffd::is_userfaultfd(*fd).is_ok());
+    let there = keep[..count].iter().all(|fd| uffd::is_userfaultfd(*fd));
     WORKER.guarded.store(private && there, Ordering::Release);
     listen();
     set_state(RUNNING);

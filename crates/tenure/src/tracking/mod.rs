@@ -162,6 +162,7 @@ fn before_taking_back() {
         detection::recover(|| {
             TRACKING.slab.each(|_, tracked, word| {
                 tracked.not_watched();
+                tracked.not_refilled();
                 if word.has(Word::OFFERED) {
                     tracked.suspect();
                 }
