@@ -78,7 +78,9 @@ pub(super) fn reset(missed: bool) {
     TRACKING.slab.each(|_, tracked, word| {
         tracked.not_refilled();
         let offered = word.has(Word::OFFERED);
-        if !offered && !tracked.is(flag::WATCHED) {
+        if !offered {
+            // Nothing is watched here. What is missing of it is known to be lost, and is written anew.
+            tracked.not_watched();
             return;
         }
         let registered = reopened && fd >= 0 && uffd::register(fd, tracked.range()).is_ok();
@@ -87,7 +89,7 @@ pub(super) fn reset(missed: bool) {
             false => tracked.not_watched(),
         }
         // A child whose handlers did not run may have read a purged page as zeros before now.
-        if offered && (!registered || (missed && word.has(Word::RAW))) {
+        if !registered || (missed && word.has(Word::RAW)) {
             tracked.suspect();
         }
     });
