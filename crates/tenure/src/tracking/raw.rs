@@ -6,6 +6,7 @@
 
 use super::map::{IntervalMap, Supplies};
 use super::offer::{self, Refusal};
+use super::side::joined;
 use super::slab::Spare;
 use super::state::{flag, Claim, RangeId, Tracked, Word};
 use super::{backpressure, needs_settling, settings, TRACKING};
@@ -185,27 +186,33 @@ impl Change {
         }
     }
 
-    /// Takes the claimed range at `number` out of the map; it is freed later.
-    fn forget(&mut self, map: &mut IntervalMap, number: usize) {
-        let claim = self.claims.remove(number);
-        map.remove(claim.range().start, claim.id());
-        TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
-        self.done.push(claim);
+    /// Takes the claimed ranges out of the map; they are freed later.
+    fn forget_all(&mut self, map: &mut IntervalMap) {
+        for claim in &self.claims {
+            map.remove(claim.range().start, claim.id());
+            TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
+        }
+        std::mem::swap(&mut self.claims, &mut self.done);
     }
 
     /// Joins neighbours of one state and priority among the claimed ranges.
     fn join_neighbours(&mut self, map: &mut IntervalMap) {
-        let mut at = 1;
-        while at < self.claims.len() {
-            if !may_join(&self.claims[at - 1], &self.claims[at]) {
-                at += 1;
-                continue;
+        // In one pass: there may be a hundred thousand, and the map is locked. What was absorbed gathers
+        // behind what is kept.
+        let mut kept = 0;
+        for at in 1..self.claims.len() {
+            let (low, high) = self.claims.split_at_mut(at);
+            if may_join(&low[kept], &high[0]) {
+                map.remove(high[0].range().start, high[0].id());
+                TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
+                low[kept].absorb(&mut high[0]);
+            } else {
+                kept += 1;
+                self.claims.swap(kept, at);
             }
-            let mut right = self.claims.remove(at);
-            map.remove(right.range().start, right.id());
-            TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
-            self.claims[at - 1].absorb(&mut right);
-            self.done.push(right);
+        }
+        if kept + 1 < self.claims.len() {
+            self.done.extend(self.claims.drain(kept + 1..));
         }
     }
 
@@ -396,24 +403,11 @@ fn keep_losses(claim: &mut Claim, gone: Vec<PageRange>) {
     if !gone.is_empty() {
         let whole = claim.word().has(Word::LOST) && claim.side_mut().losses.is_empty();
         if !whole {
-            claim.side_mut().losses.extend(gone);
+            let side = claim.side_mut();
+            side.losses = joined(std::mem::take(&mut side.losses), gone);
         }
         claim.lost();
     }
-}
-
-/// Two lists of extents as one, in order, without overlaps.
-fn joined(mut a: Vec<PageRange>, b: Vec<PageRange>) -> Vec<PageRange> {
-    a.extend(b);
-    a.sort_unstable_by_key(|extent| extent.start);
-    let mut all: Vec<PageRange> = Vec::with_capacity(a.len());
-    for extent in a {
-        match all.last_mut() {
-            Some(last) if last.end >= extent.start => last.end = last.end.max(extent.end),
-            _ => all.push(extent),
-        }
-    }
-    all
 }
 
 /// Marks again what a failed unmark had pinned. A range that has changed its shape since stays unmarked:
@@ -650,11 +644,8 @@ pub(crate) fn forget(range: PageRange) -> bool {
         }
         let can_cut = change.spares.len() == 2;
         change.cut_ends(&mut map, range, |_| can_cut);
-        let mut watched = false;
-        while !change.claims.is_empty() {
-            watched |= change.claims[0].is(flag::WATCHED);
-            change.forget(&mut map, 0);
-        }
+        let watched = change.claims.iter().any(|claim| claim.is(flag::WATCHED));
+        change.forget_all(&mut map);
         let surplus = map.surplus();
         drop(map);
         drop(surplus);
