@@ -388,6 +388,10 @@ impl Claims {
         // SAFETY: the claim's holder does not exist in this process, and no other thread does. What it
         // left may be half changed, so it is not dropped.
         std::mem::forget(unsafe { &mut *tracked.side.get() }.take());
+        if tracked.load().has(Word::OFFERED) {
+            // With the remembered words, for instance, goes what tells a purged page from an intact one.
+            tracked.suspect();
+        }
         let _ = tracked.change(|word| Some(word.used().without(Word::CLAIMED)));
     }
 
