@@ -13,8 +13,8 @@ use tenure_testkit::this_test;
 
 /// Instructions so far, at each of the first of which the handler forks, and the stride after that.
 static STEPS: AtomicU64 = AtomicU64::new(0);
-const EACH: u64 = 2000;
-const STRIDE: u64 = 211;
+const EACH: u64 = 1000;
+const STRIDE: u64 = 401;
 /// By a plain system call, which calls no fork handlers.
 static RAW: AtomicBool = AtomicBool::new(false);
 static IN_CHILD: AtomicBool = AtomicBool::new(false);

@@ -360,7 +360,7 @@ pub(crate) fn try_unmark(id: RangeId, range: PageRange) -> Fast {
         }
         if word.pins() > 0 {
             // Unmarked already; if another thread is taking it back, this one waits with it.
-            return if word.plain() && tracked.load() == word { Fast::Done } else { Fast::Slow };
+            return if word.plain() && tracked.rely(word) { Fast::Done } else { Fast::Slow };
         }
         if tracked.try_unmark(word) {
             return if word.plain() { Fast::Done } else { Fast::Settle };
@@ -379,7 +379,8 @@ pub(crate) fn settle_exact(
     };
     let mut lost = None;
     let settled = super::settle(id, tracked(id), &wanted, &mut |claim, mut gone| {
-        if claim.range() != range {
+        // Marked again meanwhile, perhaps by another unmark of it that failed.
+        if claim.range() != range || claim.word().pins() == 0 {
             keep_losses(claim, gone);
             return;
         }
@@ -393,7 +394,7 @@ pub(crate) fn settle_exact(
     match settled {
         Ok(()) => Ok(lost),
         Err(errno) => {
-            remark(&[(id, range)]);
+            remark(&[Pinned { id, range, uses: None }]);
             Err(Failed::Kernel(errno))
         }
     }
@@ -410,16 +411,35 @@ fn keep_losses(claim: &mut Claim, gone: Vec<PageRange>) {
     }
 }
 
-/// Marks again what a failed unmark had pinned. A range that has changed its shape since stays unmarked:
-/// more is not volatile then than was asked for, which harms nobody.
-fn remark(pinned: &[(RangeId, PageRange)]) {
-    for (id, range) in pinned {
+/// A range that a call has pinned.
+struct Pinned {
+    id: RangeId,
+    range: PageRange,
+    /// The use counter since then, if nobody else has counted on the pin.
+    uses: Option<u32>,
+}
+
+/// Marks again what a failed unmark had pinned, unless another call may have been told that it is not volatile.
+/// A range that has changed its shape since stays unmarked too: more is not volatile then than was asked for,
+/// which harms nobody.
+fn remark(pinned: &[Pinned]) {
+    for Pinned { id, range, uses } in pinned {
         let tracked = tracked(*id);
-        loop {
-            let word = tracked.load();
-            let same = word.has(Word::RAW) && !word.has(Word::FREE) && tracked.range() == *range;
-            if !same || word.pins() == 0 || tracked.try_mark(word) {
-                break;
+        let same = |word: Word| {
+            word.has(Word::RAW)
+                && !word.has(Word::FREE)
+                && word.pins() > 0
+                && tracked.range() == *range
+        };
+        let mut word = tracked.load();
+        while same(word) && *uses == Some(word.uses()) && !tracked.try_mark(word) {
+            word = tracked.load();
+        }
+        // Nobody is told so while it is offered; who waits for its pages pins it anew.
+        let offered = |word: Word| same(word) && word.has(Word::OFFERED | Word::CLAIMED);
+        if let Some(mut claim) = TRACKING.claims.claim(*id, tracked, offered) {
+            if claim.is_offered() && claim.range() == *range {
+                claim.mark();
             }
         }
     }
@@ -462,7 +482,7 @@ pub(crate) fn unmark(range: PageRange) -> Result<Vec<PageRange>, Failed> {
 }
 
 /// Pins every marked range that overlaps, cut to `range`; returns all that overlap.
-fn pin_all(range: PageRange, pinned: &mut Vec<(RangeId, PageRange)>) -> Vec<RangeId> {
+fn pin_all(range: PageRange, pinned: &mut Vec<Pinned>) -> Vec<RangeId> {
     loop {
         let known = overlapping(range);
         pinned.reserve(known.len() + 2);
@@ -510,15 +530,23 @@ fn pin_all(range: PageRange, pinned: &mut Vec<(RangeId, PageRange)>) -> Vec<Rang
     }
 }
 
-fn pin_marked(id: RangeId, pinned: &mut Vec<(RangeId, PageRange)>) {
+fn pin_marked(id: RangeId, pinned: &mut Vec<Pinned>) {
     let tracked = tracked(id);
     loop {
         let word = tracked.load();
-        if word.pins() > 0 || word.has(Word::FREE) {
+        if word.has(Word::FREE) {
             return;
         }
-        if tracked.try_unmark(word) {
-            pinned.push((id, tracked.range()));
+        if word.pins() > 0 {
+            // Of many, one's own are not looked for: on a failure they stay unmarked.
+            let few = &pinned[..pinned.len().min(16)];
+            let mine = few.iter().any(|p| p.id == id && p.uses == Some(word.uses()));
+            if mine || tracked.rely(word) {
+                return;
+            }
+        } else if tracked.try_unmark(word) {
+            let uses = Some(word.uses().wrapping_add(1));
+            pinned.push(Pinned { id, range: tracked.range(), uses });
             return;
         }
     }

@@ -204,6 +204,14 @@ impl Tracked {
         self.exchange(word, Word(word.used().0 + Word::PIN))
     }
 
+    /// Notes that one more caller counts on the pin of a raw range: whoever added it does not take it away
+    /// then. The exchange fails if anything has changed since `word`.
+    #[inline]
+    pub fn rely(&self, word: Word) -> bool {
+        debug_assert!(word.has(Word::RAW) && word.pins() > 0);
+        self.exchange(word, word.used())
+    }
+
     /// Takes the pin of a raw range away. The exchange fails if anything has changed since `word`.
     #[inline]
     pub fn try_mark(&self, word: Word) -> bool {
