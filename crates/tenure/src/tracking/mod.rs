@@ -70,6 +70,13 @@ static SERVICE: Service = Service {
     ..Service::named("tracking", &[Rank::IntervalMap, Rank::Claims])
 };
 
+/// Who may claim, in this process: a child whose fork handlers did not run is put in order first, or it would
+/// wait for its parent's threads, and take its parent's pages back.
+fn claims() -> &'static Claims {
+    fork::look();
+    &TRACKING.claims
+}
+
 /// Gets everything ready for the first volatile range: fork handlers, detection, the background thread.
 ///
 /// # Errors
@@ -144,7 +151,10 @@ fn settle(
     finish: &mut (dyn FnMut(&mut Claim, Vec<PageRange>) + Send),
 ) -> std::result::Result<(), Errno> {
     before_taking_back();
-    match settle_here(id, tracked, wanted, finish) {
+    // Where the process has too many mappings for the split that this may take, what waits to be unmapped goes
+    // first: here, without a claim, because that takes locks for which a fork waits that waits for claims.
+    let short = |errno: &Errno| *errno == Errno::NOMEM;
+    match services::retry(|| settle_here(id, tracked, wanted, finish), short) {
         // The background thread has a descriptor that the program cannot close.
         Err(errno) if detection::is_closed(errno) => {
             let there = worker::on_worker(|| settle_here(id, tracked, wanted, finish));
@@ -177,7 +187,7 @@ fn settle_here(
     wanted: &dyn Fn(Word) -> bool,
     finish: &mut dyn FnMut(&mut Claim, Vec<PageRange>),
 ) -> std::result::Result<(), Errno> {
-    let Some(mut claim) = TRACKING.claims.claim(id, tracked, wanted) else { return Ok(()) };
+    let Some(mut claim) = claims().claim(id, tracked, wanted) else { return Ok(()) };
     let offered = claim.is_offered();
     let gone = revive::keep_pages(&mut claim)?;
     let gone = revive::complete(&mut claim, gone)?;
@@ -217,7 +227,7 @@ fn offer(claim: &mut Claim, split_huge: bool) -> std::result::Result<(), Refusal
 fn offer_now(id: RangeId, tracked: &'static Tracked) -> std::result::Result<(), Refusal> {
     let volatile = |word: Word| word.pins() == 0;
     let offer = move || {
-        let Some(mut claim) = TRACKING.claims.claim(id, tracked, volatile) else {
+        let Some(mut claim) = claims().claim(id, tracked, volatile) else {
             return Err(Refusal::Wanted);
         };
         match claim.is_offered() {
@@ -233,7 +243,7 @@ fn purge_now(id: RangeId, tracked: &'static Tracked) -> std::result::Result<usiz
     offer_now(id, tracked)?;
     let offered = |word: Word| word.has(Word::OFFERED);
     let purge = move || {
-        let Some(mut claim) = TRACKING.claims.claim(id, tracked, offered) else {
+        let Some(mut claim) = claims().claim(id, tracked, offered) else {
             return Err(Refusal::Wanted);
         };
         offer::purge(&mut claim).map_err(Refusal::Kernel)
@@ -283,7 +293,7 @@ pub(crate) fn fill_page(page: usize, bytes: &[u8]) -> std::result::Result<(), Er
         let Some((id, ..)) = holder_of(page) else { return Ok(()) };
         let offered = |word: Word| word.has(Word::OFFERED);
         // With the claim no other thread takes the range back and makes the page meanwhile.
-        let claim = TRACKING.claims.claim(id, TRACKING.slab.get(id), offered);
+        let claim = claims().claim(id, TRACKING.slab.get(id), offered);
         let Some(claim) = claim.filter(|claim| {
             let range = claim.range();
             (range.start..range.end).contains(&page)

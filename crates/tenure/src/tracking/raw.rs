@@ -6,14 +6,15 @@
 
 use super::map::{IntervalMap, Supplies};
 use super::offer::{self, Refusal};
+use super::side::joined;
 use super::slab::Spare;
 use super::state::{flag, Claim, RangeId, Tracked, Word};
-use super::{backpressure, detection, revive, settings, TRACKING};
+use super::{backpressure, claims, detection, revive, settings, TRACKING};
 use crate::os::maps::{self, Unfit};
 use crate::os::page_size;
 use crate::range::PageRange;
 use crate::runtime::lock::Guard;
-use crate::runtime::worker;
+use crate::runtime::{services, worker};
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
@@ -185,27 +186,33 @@ impl Change {
         }
     }
 
-    /// Takes the claimed range at `number` out of the map; it is freed later.
-    fn forget(&mut self, map: &mut IntervalMap, number: usize) {
-        let claim = self.claims.remove(number);
-        map.remove(claim.range().start, claim.id());
-        TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
-        self.done.push(claim);
+    /// Takes the claimed ranges out of the map; they are freed later.
+    fn forget_all(&mut self, map: &mut IntervalMap) {
+        for claim in &self.claims {
+            map.remove(claim.range().start, claim.id());
+            TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
+        }
+        std::mem::swap(&mut self.claims, &mut self.done);
     }
 
     /// Joins neighbours of one state and priority among the claimed ranges.
     fn join_neighbours(&mut self, map: &mut IntervalMap) {
-        let mut at = 1;
-        while at < self.claims.len() {
-            if !may_join(&self.claims[at - 1], &self.claims[at]) {
-                at += 1;
-                continue;
+        // In one pass: there may be a hundred thousand, and the map is locked. What was absorbed gathers
+        // behind what is kept.
+        let mut kept = 0;
+        for at in 1..self.claims.len() {
+            let (low, high) = self.claims.split_at_mut(at);
+            if may_join(&low[kept], &high[0]) {
+                map.remove(high[0].range().start, high[0].id());
+                TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
+                low[kept].absorb(&mut high[0]);
+            } else {
+                kept += 1;
+                self.claims.swap(kept, at);
             }
-            let mut right = self.claims.remove(at);
-            map.remove(right.range().start, right.id());
-            TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
-            self.claims[at - 1].absorb(&mut right);
-            self.done.push(right);
+        }
+        if kept + 1 < self.claims.len() {
+            self.done.extend(self.claims.drain(kept + 1..));
         }
     }
 
@@ -353,7 +360,7 @@ pub(crate) fn try_unmark(id: RangeId, range: PageRange) -> Fast {
         }
         if word.pins() > 0 {
             // Unmarked already; if another thread is taking it back, this one waits with it.
-            return if word.plain() && tracked.load() == word { Fast::Done } else { Fast::Slow };
+            return if word.plain() && tracked.rely(word) { Fast::Done } else { Fast::Slow };
         }
         if tracked.try_unmark(word) {
             return if word.plain() { Fast::Done } else { Fast::Settle };
@@ -371,7 +378,8 @@ pub(crate) fn settle_exact(
         |word: Word| word.has(Word::RAW) && word.has(Word::OFFERED | Word::UNCLEAN | Word::LOST);
     let mut lost = None;
     let settled = super::settle(id, tracked(id), &wanted, &mut |claim, mut gone| {
-        if claim.range() != range {
+        // Marked again meanwhile, perhaps by another unmark of it that failed.
+        if claim.range() != range || claim.word().pins() == 0 {
             keep_losses(claim, gone);
             return;
         }
@@ -385,7 +393,7 @@ pub(crate) fn settle_exact(
     match settled {
         Ok(()) => Ok(lost),
         Err(errno) => {
-            remark(&[(id, range)]);
+            remark(&[Pinned { id, range, uses: None }]);
             Err(Failed::Kernel(errno))
         }
     }
@@ -395,36 +403,42 @@ fn keep_losses(claim: &mut Claim, gone: Vec<PageRange>) {
     if !gone.is_empty() {
         let whole = claim.word().has(Word::LOST) && claim.side_mut().losses.is_empty();
         if !whole {
-            claim.side_mut().losses.extend(gone);
+            let side = claim.side_mut();
+            side.losses = joined(std::mem::take(&mut side.losses), gone);
         }
         claim.lost();
     }
 }
 
-/// Two lists of extents as one, in order, without overlaps.
-fn joined(mut a: Vec<PageRange>, b: Vec<PageRange>) -> Vec<PageRange> {
-    a.extend(b);
-    a.sort_unstable_by_key(|extent| extent.start);
-    let mut all: Vec<PageRange> = Vec::with_capacity(a.len());
-    for extent in a {
-        match all.last_mut() {
-            Some(last) if last.end >= extent.start => last.end = last.end.max(extent.end),
-            _ => all.push(extent),
-        }
-    }
-    all
+/// A range that a call has pinned.
+struct Pinned {
+    id: RangeId,
+    range: PageRange,
+    /// The use counter since then, if nobody else has counted on the pin.
+    uses: Option<u32>,
 }
 
-/// Marks again what a failed unmark had pinned. A range that has changed its shape since stays unmarked:
-/// more is not volatile then than was asked for, which harms nobody.
-fn remark(pinned: &[(RangeId, PageRange)]) {
-    for (id, range) in pinned {
+/// Marks again what a failed unmark had pinned, unless another call may have been told that it is not volatile.
+/// A range that has changed its shape since stays unmarked too: more is not volatile then than was asked for,
+/// which harms nobody.
+fn remark(pinned: &[Pinned]) {
+    for Pinned { id, range, uses } in pinned {
         let tracked = tracked(*id);
-        loop {
-            let word = tracked.load();
-            let same = word.has(Word::RAW) && !word.has(Word::FREE) && tracked.range() == *range;
-            if !same || word.pins() == 0 || tracked.try_mark(word) {
-                break;
+        let same = |word: Word| {
+            word.has(Word::RAW)
+                && !word.has(Word::FREE)
+                && word.pins() > 0
+                && tracked.range() == *range
+        };
+        let mut word = tracked.load();
+        while same(word) && *uses == Some(word.uses()) && !tracked.try_mark(word) {
+            word = tracked.load();
+        }
+        // Nobody is told so while it is offered; who waits for its pages pins it anew.
+        let offered = |word: Word| same(word) && word.has(Word::OFFERED | Word::CLAIMED);
+        if let Some(mut claim) = claims().claim(*id, tracked, offered) {
+            if claim.is_offered() && claim.range() == *range {
+                claim.mark();
             }
         }
     }
@@ -444,7 +458,9 @@ pub(crate) fn unmark(range: PageRange) -> Result<Vec<PageRange>, Failed> {
     let mut pinned = Vec::new();
     loop {
         let known = pin_all(range, &mut pinned);
-        let mut taken = take_back(&known);
+        // As in `settle`: without a claim, what waits to be unmapped goes first.
+        let short = |errno: &Errno| *errno == Errno::NOMEM;
+        let mut taken = services::retry(|| take_back(&known), short);
         if matches!(&taken, Err(errno) if detection::is_closed(*errno)) {
             // The background thread has a descriptor that the program cannot close.
             taken = worker::on_worker(|| take_back(&known)).unwrap_or(taken);
@@ -475,7 +491,7 @@ fn take_back(ids: &[RangeId]) -> Result<u64, Errno> {
         word.has(Word::RAW) && word.pins() > 0 && word.has(Word::OFFERED | Word::UNCLEAN)
     };
     // In the order of their addresses.
-    let claims = ids.iter().filter_map(|id| TRACKING.claims.claim(*id, tracked(*id), wanted));
+    let claims = ids.iter().filter_map(|id| claims().claim(*id, tracked(*id), wanted));
     let mut claims: Vec<Claim> = claims.collect();
     let mut gone = Vec::with_capacity(claims.len());
     for claim in &mut claims {
@@ -524,7 +540,7 @@ fn take_losses(range: PageRange) -> Vec<PageRange> {
     let mut lost = Vec::new();
     for id in overlapping(range) {
         let recorded = |word: Word| word.has(Word::RAW) && word.has(Word::LOST);
-        if let Some(mut claim) = TRACKING.claims.claim(id, tracked(id), recorded) {
+        if let Some(mut claim) = claims().claim(id, tracked(id), recorded) {
             take_recorded(&mut claim, range, &mut lost);
         }
     }
@@ -532,7 +548,7 @@ fn take_losses(range: PageRange) -> Vec<PageRange> {
 }
 
 /// Pins every marked range that overlaps, cut to `range`; returns all that overlap.
-fn pin_all(range: PageRange, pinned: &mut Vec<(RangeId, PageRange)>) -> Vec<RangeId> {
+fn pin_all(range: PageRange, pinned: &mut Vec<Pinned>) -> Vec<RangeId> {
     loop {
         let known = overlapping(range);
         pinned.reserve(known.len() + 2);
@@ -580,15 +596,23 @@ fn pin_all(range: PageRange, pinned: &mut Vec<(RangeId, PageRange)>) -> Vec<Rang
     }
 }
 
-fn pin_marked(id: RangeId, pinned: &mut Vec<(RangeId, PageRange)>) {
+fn pin_marked(id: RangeId, pinned: &mut Vec<Pinned>) {
     let tracked = tracked(id);
     loop {
         let word = tracked.load();
-        if word.pins() > 0 || word.has(Word::FREE) {
+        if word.has(Word::FREE) {
             return;
         }
-        if tracked.try_unmark(word) {
-            pinned.push((id, tracked.range()));
+        if word.pins() > 0 {
+            // Of many, one's own are not looked for: on a failure they stay unmarked.
+            let few = &pinned[..pinned.len().min(16)];
+            let mine = few.iter().any(|p| p.id == id && p.uses == Some(word.uses()));
+            if mine || tracked.rely(word) {
+                return;
+            }
+        } else if tracked.try_unmark(word) {
+            let uses = Some(word.uses().wrapping_add(1));
+            pinned.push(Pinned { id, range: tracked.range(), uses });
             return;
         }
     }
@@ -708,11 +732,8 @@ pub(crate) fn forget(range: PageRange) -> bool {
         }
         let can_cut = change.spares.len() == 2;
         change.cut_ends(&mut map, range, |_| can_cut);
-        let mut watched = false;
-        while !change.claims.is_empty() {
-            watched |= change.claims[0].is(flag::WATCHED);
-            change.forget(&mut map, 0);
-        }
+        let watched = change.claims.iter().any(|claim| claim.is(flag::WATCHED));
+        change.forget_all(&mut map);
         let surplus = map.surplus();
         drop(map);
         drop(surplus);

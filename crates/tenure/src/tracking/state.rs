@@ -204,6 +204,14 @@ impl Tracked {
         self.exchange(word, Word(word.used().0 + Word::PIN))
     }
 
+    /// Notes that one more caller counts on the pin of a raw range: whoever added it does not take it away
+    /// then. The exchange fails if anything has changed since `word`.
+    #[inline]
+    pub fn rely(&self, word: Word) -> bool {
+        debug_assert!(word.has(Word::RAW) && word.pins() > 0);
+        self.exchange(word, word.used())
+    }
+
     /// Takes the pin of a raw range away. The exchange fails if anything has changed since `word`.
     #[inline]
     pub fn try_mark(&self, word: Word) -> bool {
@@ -391,6 +399,10 @@ impl Claims {
         // SAFETY: the claim's holder does not exist in this process, and no other thread does. What it
         // left may be half changed, so it is not dropped.
         std::mem::forget(unsafe { &mut *tracked.side.get() }.take());
+        if tracked.load().has(Word::OFFERED) {
+            // With the remembered words, for instance, goes what tells a purged page from an intact one.
+            tracked.suspect();
+        }
         let _ = tracked.change(|word| Some(word.used().without(Word::CLAIMED)));
     }
 
