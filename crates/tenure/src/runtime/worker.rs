@@ -13,7 +13,6 @@ use crate::os::pressure::{Heard, PressureWatch};
 use crate::os::thread::spawn_quiet;
 use crate::os::{generation, uffd};
 use std::cell::Cell;
-use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -292,6 +291,6 @@ fn listen() {
         std::thread::sleep(Duration::from_millis(5));
     };
     // Without that thread pressure is noticed at the next visit.
-    let started: io::Result<_> = spawn_quiet("tenure-pressure", hear);
+    let started = spawn_quiet("tenure-pressure", hear);
     WORKER.listening.store(started.is_ok(), Ordering::Release);
 }
