@@ -271,6 +271,9 @@ fn outcome(said: &[String], status: ExitStatus, hung: bool) -> Outcome {
             return if failed.is_empty() { Outcome::Done } else { Outcome::Failed(failed) };
         }
     }
+    if said.is_empty() && status.signal().is_none() && !hung {
+        return Outcome::NotTried(format!("the process could not be started: {status}"));
+    }
     let how = match status.signal() {
         _ if hung => {
             Ending::Other(format!("it took longer than {} s and was ended", PATIENCE.as_secs()))
@@ -314,6 +317,12 @@ mod tests {
             };
             assert!(step == "a" && how.contains(text), "{how}");
         }
+    }
+
+    #[test]
+    fn a_program_file_that_does_not_start_is_no_killed_program() {
+        // As where an emulator runs the doctor.
+        assert!(matches!(said(&[], 127 << 8, false), Outcome::NotTried(_)));
     }
 
     #[test]
