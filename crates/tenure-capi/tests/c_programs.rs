@@ -131,7 +131,7 @@ fn refuse_userfaultfd() -> Result<(), String> {
 
 programs!(
     ranges, sigbus, buffer, refill, cache, sizes, errors, fork, threads, lock, lock_guard,
-    lock_more, populate, pool, retire, cancel
+    lock_more, populate, pool, retire, cancel, unpins
 );
 
 #[test]
