@@ -6,9 +6,10 @@
 
 use super::map::{IntervalMap, Supplies};
 use super::offer::{self, Refusal};
+use super::settle::{self, needs_settling};
 use super::slab::Spare;
 use super::state::{flag, Claim, RangeId, Tracked, Word};
-use super::{backpressure, needs_settling, settings, TRACKING};
+use super::{backpressure, settings, TRACKING};
 use crate::os::maps::{self, Unfit};
 use crate::os::page_size;
 use crate::range::PageRange;
@@ -371,7 +372,7 @@ pub(crate) fn settle_exact(
         word.has(Word::RAW) && word.has(Word::OFFERED | Word::UNCLEAN | Word::LOST | Word::CLAIMED)
     };
     let mut lost = None;
-    let settled = super::settle(id, tracked(id), &wanted, &mut |claim, mut gone| {
+    let settled = settle::settle(id, tracked(id), &wanted, &mut |claim, mut gone| {
         if claim.range() != range {
             keep_losses(claim, gone);
             return;
@@ -453,7 +454,7 @@ pub(crate) fn unmark(range: PageRange) -> Result<Vec<PageRange>, Failed> {
             };
             if tracked(id).load().has(Word::OFFERED | Word::UNCLEAN | Word::CLAIMED) {
                 settled = false;
-                let done = super::settle(id, tracked(id), &wanted, &mut keep_losses);
+                let done = settle::settle(id, tracked(id), &wanted, &mut keep_losses);
                 if let Err(errno) = done {
                     remark(&pinned);
                     return Err(Failed::Kernel(errno));
@@ -581,7 +582,7 @@ pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize,
         for mut claim in marked {
             let offered = match claim.is_offered() {
                 true => Ok(()),
-                false => super::offer(&mut claim, true),
+                false => settle::offer(&mut claim, true),
             };
             let purged = offered.and_then(|()| match purge {
                 true => offer::purge(&mut claim).map_err(Refusal::Kernel),

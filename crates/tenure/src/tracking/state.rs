@@ -22,8 +22,8 @@ use super::gate::Gate;
 use super::side::Side;
 use crate::range::PageRange;
 use crate::runtime::event::Event;
-use crate::sync::{thread_number, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering};
-use std::cell::UnsafeCell;
+use crate::sync::{thread_number, AtomicU32, AtomicU64, AtomicU8, AtomicUsize};
+use crate::sync::{Ordering, UnsafeCell};
 
 /// The low half: pins and flags. The high half: the use counter.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -258,7 +258,11 @@ impl Tracked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct RangeId(pub u32);
 
+/// How many events ranges share.
+#[cfg(not(loom))]
 const PLACES: usize = 16;
+#[cfg(loom)]
+const PLACES: usize = 1;
 
 /// Who may claim, and where threads wait for claims.
 #[derive(Debug)]
@@ -387,7 +391,7 @@ impl Claims {
         }
         // SAFETY: the claim's holder does not exist in this process, and no other thread does. What it
         // left may be half changed, so it is not dropped.
-        std::mem::forget(unsafe { &mut *tracked.side.get() }.take());
+        std::mem::forget(tracked.side.with_mut(|side| unsafe { &mut *side }.take()));
         let _ = tracked.change(|word| Some(word.used().without(Word::CLAIMED)));
     }
 
@@ -487,7 +491,7 @@ impl Claim {
     /// What the range needs beside its state.
     pub fn side(&mut self) -> &mut Option<Box<Side>> {
         // SAFETY: this claim is the only one of the range, and it is borrowed exclusively.
-        unsafe { &mut *self.tracked.side.get() }
+        self.tracked.side.with_mut(|side| unsafe { &mut *side })
     }
 
     /// [`side`](Claim::side), made if there is none.
