@@ -454,9 +454,12 @@ impl Claim {
         self.tracked.flags.fetch_and(!flags, Ordering::AcqRel);
     }
 
-    /// From here on pages may go: before the kernel is told the first of them.
-    pub fn offered(&mut self) {
-        self.tracked.word.fetch_or(Word::OFFERED, Ordering::AcqRel);
+    /// From here on pages may go: before the kernel is told the first of them. `false`: a thread has pinned
+    /// the range since the last look, so it is not offered; that thread does not wait for this claim.
+    #[must_use]
+    pub fn begin_offer(&mut self) -> bool {
+        let unwanted = |word: Word| word.pins() == 0 || word.has(Word::OFFERED);
+        self.tracked.change(|word| unwanted(word).then(|| word.with(Word::OFFERED))).is_some()
     }
 
     /// All pages are there again, or zeros, and none of them can go.
