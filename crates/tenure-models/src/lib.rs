@@ -7,6 +7,7 @@
 #![cfg(test)]
 #![allow(dead_code, reason = "no model uses all of the core's files")]
 
+mod cache;
 mod fakes;
 mod model;
 mod range;

@@ -85,6 +85,15 @@ macro_rules! atomic {
                 self.compare_exchange(from, to, success, failure)
             }
         }
+
+        /// Memory is freed after the last access to it.
+        impl$(<$parameter>)? Drop for $name$(<$parameter>)? {
+            fn drop(&mut self) {
+                if !std::thread::panicking() {
+                    self.0.with_mut(|_| ());
+                }
+            }
+        }
     };
 }
 
@@ -111,7 +120,6 @@ macro_rules! counts {
     };
 }
 
-atomic!(AtomicBool, bool);
 atomic!(AtomicU8, u8);
 atomic!(AtomicU32, u32);
 atomic!(AtomicU64, u64);

@@ -25,6 +25,25 @@ pub(crate) mod lock {
         }
     }
 
+    /// Forks are not modelled.
+    impl<T> Lock<T> {
+        pub fn get_mut(&mut self) -> &mut T {
+            self.0.get_mut().unwrap()
+        }
+
+        pub fn hold(&self) {
+            unreachable!()
+        }
+
+        pub fn release(&self) {
+            unreachable!()
+        }
+
+        pub fn reset_in_child(&self) -> bool {
+            unreachable!()
+        }
+    }
+
     impl<T> Deref for Guard<'_, T> {
         type Target = T;
         fn deref(&self) -> &T {

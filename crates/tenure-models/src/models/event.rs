@@ -15,7 +15,7 @@ fn shared(act: impl FnOnce(&'static Shared)) {
 
 #[test]
 fn no_wake_up_is_lost_by_two_waiters() {
-    check("event, two waiters", 2, Order::Fences, || {
+    check("event, two waiters", 3, Order::Fences, || {
         shared(|shared| {
             let wait = || shared.event.wait_until(|| shared.done.load(Ordering::Acquire) == 1);
             let ring = || {

@@ -61,7 +61,7 @@ fn a_fork_in_a_signal_handler_leaves_the_threads_own_claim() {
 
 #[test]
 fn forks_follow_one_another() {
-    check("gate, a fork after a fork", 2, Order::Fences, || {
+    check("gate, a fork after a fork", 3, Order::Fences, || {
         shared(|shared| {
             let forks = || {
                 shared.fork(0);

@@ -87,7 +87,7 @@ fn a_service_that_sleeps_is_stirred() {
 
 #[test]
 fn a_service_that_sleeps_is_stirred_by_two() {
-    check("mailbox, two stirs", 2, Order::Fences, || {
+    check("mailbox, two stirs", 3, Order::Fences, || {
         shared(|shared| {
             let publish = || {
                 shared.news.fetch_add(1, Ordering::Relaxed);

@@ -61,7 +61,7 @@ fn a_pin_has_its_pages_whatever_the_worker_does() {
 
 #[test]
 fn a_pin_has_its_pages_while_the_kernel_takes_others() {
-    check("owned, a pin, the worker, and reclaim", 2, Order::Fences, || {
+    check("owned, a pin, the worker, and reclaim", 3, Order::Fences, || {
         lend(owned(1), |owned| {
             let reclaim = || KERNEL.reclaim(PageRange::new(0, 1));
             together!(scan, reclaim; use_it_alone(owned, 1));

@@ -71,7 +71,7 @@ fn an_unmark_has_its_pages_whatever_the_worker_does() {
 
 #[test]
 fn an_unmark_has_its_pages_while_the_kernel_takes_others() {
-    check("raw, an unmark, the worker, and reclaim", 1, Order::Fences, || {
+    check("raw, an unmark, the worker, and reclaim", 3, Order::Fences, || {
         marked(1, || {
             let reclaim = || KERNEL.reclaim(PageRange::new(0, 1));
             together!(scan, reclaim; read_alone(PageRange::new(0, 1)));
@@ -82,7 +82,7 @@ fn an_unmark_has_its_pages_while_the_kernel_takes_others() {
 /// Each of two unmarks returns when the pages are there, and one of them hears what is gone.
 #[test]
 fn a_loss_is_heard_by_one_unmark_of_two() {
-    check("raw, two unmarks of what is gone", 3, Order::Fences, || {
+    check("raw, two unmarks of what is gone", 1, Order::Fences, || {
         let place = PageRange::new(0, 2);
         marked(2, || {
             scan();
@@ -99,7 +99,7 @@ fn a_loss_is_heard_by_one_unmark_of_two() {
 /// A part is unmarked, so the range is cut, while the whole is.
 #[test]
 fn a_cut_loses_and_doubles_nothing() {
-    check("raw, an unmark of a part and one of the whole", 2, Order::Fences, || {
+    check("raw, an unmark of a part and one of the whole", 1, Order::Fences, || {
         marked(2, || {
             scan();
             KERNEL.reclaim(PageRange::new(0, 2));
@@ -126,7 +126,7 @@ fn an_unmark_of_a_part_has_its_pages_while_the_whole_is_offered() {
 /// Two ranges side by side, which the worker offers as one.
 #[test]
 fn an_unmark_has_its_pages_while_ranges_are_joined() {
-    check("raw, an unmark and a join", 2, Order::Fences, || {
+    check("raw, an unmark and a join", 3, Order::Fences, || {
         let (low, high) = (PageRange::new(0, 1), PageRange::new(1, 2));
         let mapping = Mapping::map(PageRange::new(0, 2));
         (0..2).for_each(|at| KERNEL.write(at, BYTE));
@@ -144,7 +144,7 @@ fn an_unmark_has_its_pages_while_ranges_are_joined() {
 
 #[test]
 fn a_mark_and_an_unmark_of_one_range_end() {
-    check("raw, marks, unmarks and the worker", 1, Order::Fences, || {
+    check("raw, marks, unmarks and the worker", 3, Order::Fences, || {
         let place = PageRange::new(0, 1);
         marked(1, || {
             let again = move || {
@@ -159,7 +159,7 @@ fn a_mark_and_an_unmark_of_one_range_end() {
 
 #[test]
 fn what_is_forgotten_is_not_touched_any_more() {
-    check("raw, the program unmaps, and the worker", 2, Order::Fences, || {
+    check("raw, the program unmaps, and the worker", 3, Order::Fences, || {
         let place = PageRange::new(0, 2);
         let mapping = Mapping::map(place);
         (0..2).for_each(|at| KERNEL.write(at, BYTE));

@@ -10,7 +10,10 @@ use std::borrow::Borrow;
 use std::mem::MaybeUninit;
 
 /// Entries of a chunk.
+#[cfg(not(loom))]
 pub(super) const CHUNK: u32 = 32;
+#[cfg(loom)]
+pub(super) const CHUNK: u32 = 2;
 /// No entry.
 pub(super) const NONE: u32 = u32::MAX;
 /// An entry's place when it was removed and its key is still there.
