@@ -29,7 +29,7 @@ use crate::runtime::lock::{Lock, Rank};
 pub(crate) struct Tracking {
     pub slab: slab::Slab,
     pub claims: state::Claims,
-    pub map: Lock<map::IntervalMap>,
+    map: Lock<map::IntervalMap>,
     pub raw: std::sync::atomic::AtomicUsize,
 }
 

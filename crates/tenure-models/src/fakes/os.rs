@@ -6,6 +6,7 @@ use crate::sync::{AtomicU32, Ordering, UnsafeCell};
 use rustix::io::Errno;
 
 pub(crate) const HUGE_PAGE: usize = 1;
+/// Addresses that are so far apart are the same page's: one may begin anywhere.
 const PAGES: usize = 4;
 
 pub(crate) fn page_size() -> usize {
@@ -29,11 +30,14 @@ struct Page {
 
 pub(crate) struct Kernel {
     pages: [Page; PAGES],
+    /// Calls of `populate_write` until one is refused for want of memory; 0: none is.
+    refusal: AtomicU32,
 }
 
 loom::lazy_static! {
     pub(crate) static ref KERNEL: Kernel = Kernel {
         pages: std::array::from_fn(|_| Page { state: AtomicU32::new(0), data: UnsafeCell::new(0) }),
+        refusal: AtomicU32::new(0),
     };
 }
 
@@ -46,7 +50,7 @@ impl Kernel {
     }
 
     fn change(&self, at: usize, change: &mut dyn FnMut(u32) -> u32) {
-        let state = &self.pages[at].state;
+        let state = &self.pages[at % PAGES].state;
         let mut before = state.fetch_or(0, Ordering::Relaxed);
         loop {
             let after = change(before);
@@ -58,7 +62,7 @@ impl Kernel {
     }
 
     fn state(&self, at: usize) -> u32 {
-        self.pages[at].state.fetch_or(0, Ordering::Relaxed)
+        self.pages[at % PAGES].state.fetch_or(0, Ordering::Relaxed)
     }
 
     pub fn map(&self, range: PageRange) {
@@ -108,7 +112,7 @@ impl Kernel {
             }
         });
         // SAFETY: loom sees that nobody writes meanwhile.
-        let data = self.pages[at].data.with(|data| unsafe { *data });
+        let data = self.pages[at % PAGES].data.with(|data| unsafe { *data });
         // Still so: it was the program's all the while.
         assert!(self.state(at) & TOLD == 0, "the kernel may take a pinned page");
         if zero {
@@ -121,12 +125,22 @@ impl Kernel {
     /// The program writes a page that it has pinned.
     pub fn write(&self, at: usize, byte: u8) {
         // SAFETY: loom sees that nobody else reads or writes meanwhile.
-        self.pages[at].data.with_mut(|data| unsafe { *data = byte });
+        self.pages[at % PAGES].data.with_mut(|data| unsafe { *data = byte });
         self.change(at, &mut |state| {
             touched(state);
             assert!(state & TOLD == 0, "the kernel may take a pinned page");
             state & !ZERO | DATA
         });
+    }
+
+    /// Refuses memory to the call of `populate_write` after so many.
+    pub fn refuse_after(&self, calls: u32) {
+        self.refusal.store(calls + 1, Ordering::Relaxed);
+    }
+
+    fn refuses(&self) -> bool {
+        let left = self.refusal.fetch_or(0, Ordering::Relaxed);
+        left > 0 && self.refusal.fetch_sub(1, Ordering::Relaxed) == 1
     }
 
     /// No page of the range may go.
@@ -174,6 +188,9 @@ pub(crate) mod advise {
 
     /// Each page gets one that can be written; the first that is watched and missing ends it.
     pub(crate) fn populate_write(range: PageRange) -> Result<(), Errno> {
+        if KERNEL.refuses() {
+            return Err(Errno::NOMEM);
+        }
         populate(range, DATA)
     }
 
@@ -205,7 +222,7 @@ pub(crate) mod advise {
             result?;
             if fresh {
                 // SAFETY: a fresh page is zeros, and nobody else has it yet.
-                KERNEL.pages[at].data.with_mut(|data| unsafe { *data = 0 });
+                KERNEL.pages[at % PAGES].data.with_mut(|data| unsafe { *data = 0 });
             }
         }
         Ok(())

@@ -1,8 +1,11 @@
 //! Forks and claims.
 
 use crate::model::{check, lend, together};
+use crate::range::PageRange;
 use crate::sync::{AtomicU32, Order, Ordering};
 use crate::tracking::gate::Gate;
+use crate::tracking::state::Word;
+use crate::tracking::TRACKING;
 
 struct Shared {
     gate: Gate,
@@ -69,5 +72,28 @@ fn forks_follow_one_another() {
             };
             together!(|| shared.claim(|| ()); forks());
         });
+    });
+}
+
+/// A child has no range that is half way between two states.
+#[test]
+fn no_range_is_claimed_in_a_fork() {
+    check("gate, a range's claim and a fork", 3, Order::Fences, || {
+        let place = PageRange::new(0, 1);
+        let spare = TRACKING.slab.spare().unwrap();
+        let id = spare.begin(&TRACKING.claims, place, 0, Word::RAW, 1).id();
+        let tracked = TRACKING.slab.get(id);
+        let change = move || {
+            let mut claim = TRACKING.claims.claim(id, tracked, |_| true).unwrap();
+            claim.side_mut().losses.push(place);
+            claim.lost();
+        };
+        let fork = move || {
+            TRACKING.claims.gate.close();
+            let word = tracked.load();
+            assert!(!word.has(Word::CLAIMED));
+            TRACKING.claims.gate.open();
+        };
+        together!(change; fork());
     });
 }

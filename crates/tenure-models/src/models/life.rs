@@ -67,6 +67,8 @@ impl Segment {
         if self.life.alone(&self.range) {
             // SAFETY: nobody wants the contents.
             unsafe { self.range.discard_pages().unwrap() };
+            // Or what is put there now would never be told to the kernel.
+            assert!(!self.range.is_offered());
             let generation = self.life.generation();
             // SAFETY: loom sees that nobody else reads or writes meanwhile.
             self.bytes.with_mut(|bytes| unsafe { *bytes = generation });
