@@ -3,9 +3,10 @@
 use super::offer::Refusal;
 use super::revive;
 use super::settings::purge_always;
+use super::settle::{self, needs_settling};
 use super::side::joined;
 use super::state::{flag, Claim, RangeId, Tracked, Word};
-use super::{backpressure, claims, needs_settling, TRACKING};
+use super::{backpressure, claims, TRACKING};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::Mapping;
 use crate::os::pagemap::Pagemap;
@@ -88,7 +89,7 @@ impl OwnedRange {
     ) -> std::result::Result<(), Errno> {
         let mut finish =
             |_: &mut Claim, gone: Vec<PageRange>| gone.into_iter().for_each(&mut *lost);
-        super::settle(self.id, self.tracked(), &needs_settling, &mut finish)
+        settle::settle(self.id, self.tracked(), &needs_settling, &mut finish)
     }
 
     /// The same, and keeps what is gone among the range's [losses](OwnedRange::losses).
@@ -105,7 +106,7 @@ impl OwnedRange {
             side.losses = joined(std::mem::take(&mut side.losses), gone);
             claim.lost();
         };
-        super::settle(self.id, self.tracked(), &needs_settling, &mut finish)
+        settle::settle(self.id, self.tracked(), &needs_settling, &mut finish)
     }
 
     /// Whether something was lost and not restored.
@@ -189,7 +190,7 @@ impl OwnedRange {
     /// # Errors
     /// [`Refusal`].
     pub fn offer_now(&self) -> std::result::Result<(), Refusal> {
-        super::offer_now(self.id, self.tracked())
+        settle::offer_now(self.id, self.tracked())
     }
 
     /// [`offer_now`](OwnedRange::offer_now), and has the kernel discard them; returns how many bytes are
@@ -198,7 +199,7 @@ impl OwnedRange {
     /// # Errors
     /// [`Refusal`].
     pub fn purge_now(&self) -> std::result::Result<usize, Refusal> {
-        super::purge_now(self.id, self.tracked())
+        settle::purge_now(self.id, self.tracked())
     }
 
     /// Sets whether missing pages wait for the refill thread.

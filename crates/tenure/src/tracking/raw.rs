@@ -6,6 +6,7 @@
 
 use super::map::{IntervalMap, Supplies};
 use super::offer::{self, Refusal};
+use super::settle;
 use super::side::joined;
 use super::slab::Spare;
 use super::state::{flag, Claim, RangeId, Tracked, Word};
@@ -377,7 +378,7 @@ pub(crate) fn settle_exact(
     let wanted =
         |word: Word| word.has(Word::RAW) && word.has(Word::OFFERED | Word::UNCLEAN | Word::LOST);
     let mut lost = None;
-    let settled = super::settle(id, tracked(id), &wanted, &mut |claim, mut gone| {
+    let settled = settle::settle(id, tracked(id), &wanted, &mut |claim, mut gone| {
         // Marked again meanwhile, perhaps by another unmark of it that failed.
         if claim.range() != range || claim.word().pins() == 0 {
             keep_losses(claim, gone);
@@ -454,7 +455,7 @@ pub(crate) fn unmark(range: PageRange) -> Result<Vec<PageRange>, Failed> {
             return Err(Failed::Hole(at));
         }
     }
-    super::before_taking_back();
+    settle::before_taking_back();
     let mut pinned = Vec::new();
     loop {
         let known = pin_all(range, &mut pinned);
@@ -663,7 +664,7 @@ pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize,
         for mut claim in marked {
             let offered = match claim.is_offered() {
                 true => Ok(()),
-                false => super::offer(&mut claim, true),
+                false => settle::offer(&mut claim, true),
             };
             let purged = offered.and_then(|()| match purge {
                 true => offer::purge(&mut claim).map_err(Refusal::Kernel),

@@ -82,7 +82,7 @@ pub(super) fn undo(claim: &mut Claim) -> Result<(), Errno> {
         return Err(Errno::OPNOTSUPP);
     }
     claim.set(flag::WATCHED);
-    claim.offered();
+    claim.offered_again();
     detection::register(kind(claim), claim.range()).inspect_err(|_| {
         // Not watched: the losses are kept for the next call.
         claim.taken_back();

@@ -3,7 +3,7 @@
 use super::offer::Refusal;
 use super::settings::{settings, Priority};
 use super::state::{RangeId, Word};
-use super::{backpressure, raw, TRACKING};
+use super::{backpressure, raw, settle, TRACKING};
 use crate::runtime::budget;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::services::{Next, Visit};
@@ -201,7 +201,7 @@ impl Scans {
                 }
                 continue;
             };
-            match super::offer(&mut claim, pressed) {
+            match settle::offer(&mut claim, pressed) {
                 Ok(()) => left = left.saturating_sub(candidate.len),
                 Err(Refusal::Wanted) => {}
                 Err(_) => {

@@ -22,8 +22,8 @@ use super::gate::Gate;
 use super::side::Side;
 use crate::range::PageRange;
 use crate::runtime::event::Event;
-use crate::sync::{thread_number, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering};
-use std::cell::UnsafeCell;
+use crate::sync::{thread_number, AtomicU32, AtomicU64, AtomicU8, AtomicUsize};
+use crate::sync::{Ordering, UnsafeCell};
 
 /// The low half: pins and flags. The high half: the use counter.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -266,7 +266,11 @@ impl Tracked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct RangeId(pub u32);
 
+/// How many events ranges share.
+#[cfg(not(loom))]
 const PLACES: usize = 16;
+#[cfg(loom)]
+const PLACES: usize = 1;
 
 /// Who may claim, and where threads wait for claims.
 #[derive(Debug)]
@@ -398,7 +402,7 @@ impl Claims {
         }
         // SAFETY: the claim's holder does not exist in this process, and no other thread does. What it
         // left may be half changed, so it is not dropped.
-        std::mem::forget(unsafe { &mut *tracked.side.get() }.take());
+        std::mem::forget(tracked.side.with_mut(|side| unsafe { &mut *side }.take()));
         if tracked.load().has(Word::OFFERED) {
             // With the remembered words, for instance, goes what tells a purged page from an intact one.
             tracked.suspect();
@@ -465,8 +469,17 @@ impl Claim {
         self.tracked.flags.fetch_and(!flags, Ordering::AcqRel);
     }
 
-    /// From here on pages may go: before the kernel is told the first of them.
-    pub fn offered(&mut self) {
+    /// From here on pages may go: before the kernel is told the first of them. `false`: a thread has pinned
+    /// the range since the last look, so it is not offered; that thread does not wait for this claim.
+    #[must_use]
+    pub fn begin_offer(&mut self) -> bool {
+        let unwanted = |word: Word| word.pins() == 0 || word.has(Word::OFFERED);
+        self.tracked.change(|word| unwanted(word).then(|| word.with(Word::OFFERED))).is_some()
+    }
+
+    /// Undoes [`taken_back`](Claim::taken_back) under the same claim, whoever has pinned the range: pages that
+    /// are gone still count as such.
+    pub fn offered_again(&mut self) {
         self.tracked.word.fetch_or(Word::OFFERED, Ordering::AcqRel);
     }
 
@@ -502,7 +515,7 @@ impl Claim {
     /// What the range needs beside its state.
     pub fn side(&mut self) -> &mut Option<Box<Side>> {
         // SAFETY: this claim is the only one of the range, and it is borrowed exclusively.
-        unsafe { &mut *self.tracked.side.get() }
+        self.tracked.side.with_mut(|side| unsafe { &mut *side })
     }
 
     /// [`side`](Claim::side), made if there is none.
