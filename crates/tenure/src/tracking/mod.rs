@@ -5,7 +5,8 @@
 //! - [`offer`], [`revive`], [`detection`]: telling the kernel, taking back, and noticing what is gone.
 //! - [`scan`], [`backpressure`]: when the background thread offers, and who waits for it.
 //! - [`settle`]: the ways of a range, made of these.
-//! - [`owned`], [`raw`]: the two kinds of ranges, as the promises use them.
+//! - [`owned`], [`raw`]: the two kinds of ranges, as the promises use them; [`shape`] and [`unmark`] belong to
+//!   raw ones.
 
 pub(crate) mod backpressure;
 pub(crate) mod detection;
@@ -19,9 +20,11 @@ pub(crate) mod revive;
 mod scan;
 pub(crate) mod settings;
 mod settle;
+mod shape;
 pub(crate) mod side;
 mod slab;
 pub(crate) mod state;
+pub(crate) mod unmark;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::{probe, uffd};
