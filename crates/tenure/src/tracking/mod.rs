@@ -25,6 +25,7 @@ pub(crate) mod side;
 mod slab;
 pub(crate) mod state;
 pub(crate) mod unmark;
+mod word;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::{probe, uffd};
