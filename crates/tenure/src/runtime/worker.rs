@@ -153,7 +153,8 @@ pub(crate) fn on_worker<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
     // whose list of jobs has been emptied.
     unsafe { WORKER.mailbox.push(job.link()) };
     WORKER.mailbox.post(JOBS);
-    job.wait(process)
+    // A thread that was to take the place of another may have failed to start.
+    job.wait(process, || drop(start("on_worker")))
 }
 
 /// In a child, where the thread did not come along; the next use starts one.

@@ -116,6 +116,11 @@ fn serve() {
         if poll(&mut fds, timeout).is_err_and(|errno| errno != Errno::INTR) {
             return;
         }
+        if fds[0].revents().intersects(PollFlags::NVAL | PollFlags::ERR) {
+            // Without a table of its own the thread has lost its descriptor to the program: what it watched is
+            // not watched any more.
+            return;
+        }
         let again = std::mem::take(&mut put_off);
         let read = std::iter::from_fn(|| uffd::read_fault(fd).ok().flatten());
         let faults: Vec<_> = again.into_iter().chain(read).collect();
