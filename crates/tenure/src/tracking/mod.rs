@@ -4,6 +4,7 @@
 //! - [`slab`], [`map`], [`side`]: where ranges live, the raw ones in order of address, and their side data.
 //! - [`offer`], [`revive`], [`detection`]: telling the kernel, taking back, and noticing what is gone.
 //! - [`scan`], [`backpressure`]: when the background thread offers, and who waits for it.
+//! - [`service`], [`wake`]: forks, and how the background thread comes here.
 //! - [`owned`], [`raw`]: the two kinds of ranges, as the promises use them.
 
 pub(crate) mod backpressure;
@@ -16,24 +17,27 @@ pub(crate) mod owned;
 pub(crate) mod raw;
 pub(crate) mod revive;
 mod scan;
+mod service;
 pub(crate) mod settings;
 pub(crate) mod side;
 mod slab;
 pub(crate) mod state;
+mod wake;
 
-use crate::error::{Error, ErrorKind, Result};
-use crate::os::{probe, uffd};
+pub(crate) use service::{ready, watch_forks};
+
+use crate::os::uffd;
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::lock::{assert_none_held, Lock, Rank};
-use crate::runtime::services::{self, Service};
 use crate::runtime::{fork, worker};
 use map::IntervalMap;
 use offer::Refusal;
 use rustix::io::Errno;
 use slab::Slab;
 use state::{Claim, Claims, RangeId, Tracked, Word};
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
+use wake::stir;
 
 /// All tracked ranges of the process.
 struct Tracking {
@@ -52,84 +56,6 @@ static TRACKING: Tracking = Tracking {
     map: Lock::new(Rank::IntervalMap, IntervalMap::new()),
     raw: AtomicUsize::new(0),
 };
-
-static SERVICE: Service = Service {
-    hold: || {
-        TRACKING.map.hold();
-        TRACKING.claims.gate.close();
-    },
-    release: || {
-        TRACKING.claims.gate.open();
-        TRACKING.map.release();
-    },
-    recover: in_child::recover,
-    reset_in_child: in_child::reset,
-    task: Some(scan::visit),
-    on_pressure: Some(backpressure::tighten),
-    forget: Some(raw::forget_unmapped),
-    ..Service::named("tracking", &[Rank::IntervalMap, Rank::Claims])
-};
-
-/// Gets everything ready for the first volatile range: fork handlers, detection, the background thread.
-///
-/// # Errors
-/// `EOPNOTSUPP` where the kernel refuses `MADV_FREE`: nothing can stand in for it. `EMFILE`, `ENFILE`,
-/// `ENOMEM`: no userfaultfd can be opened now; the next call tries again. `EAGAIN`: no thread.
-pub(crate) fn ready(call: &'static str) -> Result<()> {
-    watch_forks();
-    if worker::running() && READY.load(Ordering::Acquire) == 1 {
-        return Ok(());
-    }
-    get_ready(call)
-}
-
-/// 1: detection is decided, and the kernel knows MADV_FREE.
-static READY: AtomicU8 = AtomicU8::new(0);
-
-#[cold]
-fn get_ready(call: &'static str) -> Result<()> {
-    if READY.load(Ordering::Acquire) == 0 {
-        match probe::lazy_free() {
-            Ok(()) => {}
-            Err(Some(errno @ (Errno::NOMEM | Errno::AGAIN))) => {
-                return Err(Error::system(call, "mmap", errno));
-            }
-            Err(_) => {
-                return Err(Error::new(
-                    ErrorKind::Unsupported,
-                    call,
-                    "this kernel or its seccomp profile refuses MADV_FREE",
-                    "allow madvise(MADV_FREE), in Linux since 4.5; `tenure doctor` shows what is \
-                     refused",
-                ));
-            }
-        }
-        let _ = detection::decide(call)?;
-        READY.store(1, Ordering::Release);
-    }
-    worker::start(call)
-}
-
-/// Reads the environment and watches forks, once; makes up for a fork that went unseen. Cheap: a few loads
-/// later on. Starts no thread and may be called wherever memory may be allocated.
-pub(crate) fn watch_forks() {
-    fork::look();
-    settings::read_environment_once();
-    fork::watch();
-    services::register(&SERVICE);
-}
-
-/// Has the background thread look at its settings and ranges now.
-pub(crate) fn wake() {
-    if worker::running() {
-        worker::call(services::register(&SERVICE));
-    }
-}
-
-/// A range became known or was taken back: a background thread that sleeps for good looks again.
-fn stir() {
-    worker::stir(services::register(&SERVICE));
-}
 
 /// Takes back the pages of a range that the caller has pinned, if they are offered, and ends what is left of
 /// a watch. Another thread that does so is waited for. `finish` has the claim, and the extents that are gone,
