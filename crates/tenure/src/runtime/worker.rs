@@ -6,7 +6,7 @@ use super::job::{self, Job};
 use super::lock::assert_none_held;
 use super::mailbox::{Mailbox, END, JOBS, PRESSURE};
 use super::services::{self, Next, ServiceId, Visit, MOST};
-use super::{counters, fork};
+use super::{counters, fork_state as fork};
 use crate::error::{Error, Result};
 use crate::os::memory_limit;
 use crate::os::pressure::{Heard, PressureWatch};

@@ -107,7 +107,7 @@ pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<Rang
         drop(map);
         drop(surplus);
         change.finish();
-        super::stir();
+        super::wake::stir();
         return Ok(exact);
     }
 }

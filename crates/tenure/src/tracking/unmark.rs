@@ -150,7 +150,7 @@ pub(crate) fn unmark(range: PageRange) -> Result<Vec<PageRange>, Failed> {
             // Another thread may have cut or marked a range meanwhile: once more.
             Ok(bytes) => {
                 if bytes > 0 {
-                    super::stir();
+                    super::wake::stir();
                     backpressure::exposed(bytes);
                 }
             }
