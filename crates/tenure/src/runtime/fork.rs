@@ -42,9 +42,9 @@ pub(crate) fn watch() {
 
 extern "C" fn on_prepare() {
     look();
-    UNDER_WAY.fetch_add(1, Ordering::SeqCst);
     // A handler that forked too would find the locks half taken.
     PREPARED.set(Some(signal::block_all()));
+    UNDER_WAY.fetch_add(1, Ordering::SeqCst);
     FORK.hold();
     services::hold_all();
 }

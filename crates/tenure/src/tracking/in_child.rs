@@ -64,6 +64,9 @@ fn rebuild_map() {
 /// Watches in the child what was watched in the parent, and forgets what it did not inherit. A page that was
 /// discarded in between is missing here too, so it still counts as purged.
 pub(super) fn reset(missed: bool) {
+    if TRACKING.claims.gate.is_unsure() {
+        TRACKING.slab.each(|_, tracked, _| TRACKING.claims.end_foreign(tracked));
+    }
     TRACKING.claims.reset_in_child();
     TRACKING.claims.gate.open();
     backpressure::reset_in_child();
@@ -92,7 +95,7 @@ pub(super) fn reset(missed: bool) {
             false => tracked.not_watched(),
         }
         // A child whose handlers did not run may have read a purged page as zeros before now.
-        if offered && (!registered || (missed && word.has(Word::RAW))) {
+        if !registered || (missed && word.has(Word::RAW)) {
             tracked.suspect();
         }
     });

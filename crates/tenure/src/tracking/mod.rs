@@ -5,7 +5,9 @@
 //! - [`mod@offer`], [`revive`], [`detection`]: telling the kernel, taking back, and noticing what is gone.
 //! - [`scan`], [`backpressure`]: when the background thread offers, and who waits for it.
 //! - [`service`], [`wake`]: forks, and how the background thread comes here.
-//! - [`owned`], [`raw`]: the two kinds of ranges, as the promises use them.
+//! - [`settle`]: the ways of a range, made of these.
+//! - [`owned`], [`raw`]: the two kinds of ranges, as the promises use them; [`shape`] and [`unmark`] belong to
+//!   raw ones.
 
 pub(crate) mod backpressure;
 pub(crate) mod detection;
@@ -19,25 +21,26 @@ pub(crate) mod revive;
 mod scan;
 mod service;
 pub(crate) mod settings;
+mod settle;
+mod shape;
 pub(crate) mod side;
 mod slab;
 pub(crate) mod state;
+pub(crate) mod unmark;
 mod wake;
+mod word;
 
 pub(crate) use service::{ready, watch_forks};
 
 use crate::os::uffd;
 use crate::range::PageRange;
-use crate::runtime::counters::{add, COUNTERS};
-use crate::runtime::lock::{assert_none_held, Lock, Rank};
+use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::{fork, worker};
 use map::IntervalMap;
-use offer::Refusal;
 use rustix::io::Errno;
 use slab::Slab;
-use state::{Claim, Claims, RangeId, Tracked, Word};
+use state::{Claims, RangeId, Tracked, Word};
 use std::sync::atomic::AtomicUsize;
-use wake::stir;
 
 /// All tracked ranges of the process.
 struct Tracking {
@@ -57,113 +60,11 @@ static TRACKING: Tracking = Tracking {
     raw: AtomicUsize::new(0),
 };
 
-/// Takes back the pages of a range that the caller has pinned, if they are offered, and ends what is left of
-/// a watch. Another thread that does so is waited for. `finish` has the claim, and the extents that are gone,
-/// before any other pinner gets on.
-///
-/// # Errors
-/// As [`revive::keep_pages`] and [`revive::complete`]; the range stays offered, and the pin is the caller's to take away.
-fn settle(
-    id: RangeId,
-    tracked: &'static Tracked,
-    wanted: &(dyn Fn(Word) -> bool + Sync),
-    finish: &mut (dyn FnMut(&mut Claim, Vec<PageRange>) + Send),
-) -> std::result::Result<(), Errno> {
-    before_taking_back();
-    match settle_here(id, tracked, wanted, finish) {
-        // The background thread has a descriptor that the program cannot close.
-        Err(errno) if detection::is_closed(errno) => {
-            let there = worker::on_worker(|| settle_here(id, tracked, wanted, finish));
-            there.unwrap_or(Err(errno))
-        }
-        other => other,
-    }
-}
-
-/// What is to be seen to before any claim is taken for it: a fork that went unseen, descriptors that are lost.
-fn before_taking_back() {
-    assert_none_held();
+/// Who may claim, in this process: a child whose fork handlers did not run is put in order first, or it would
+/// wait for its parent's threads, and take its parent's pages back.
+fn claims() -> &'static Claims {
     fork::look();
-    if detection::is_lost() && !worker::is_worker() {
-        detection::recover(|| {
-            TRACKING.slab.each(|_, tracked, word| {
-                tracked.not_watched();
-                if word.has(Word::OFFERED) {
-                    tracked.suspect();
-                }
-            });
-        });
-    }
-}
-
-fn settle_here(
-    id: RangeId,
-    tracked: &'static Tracked,
-    wanted: &dyn Fn(Word) -> bool,
-    finish: &mut dyn FnMut(&mut Claim, Vec<PageRange>),
-) -> std::result::Result<(), Errno> {
-    let Some(mut claim) = TRACKING.claims.claim(id, tracked, wanted) else { return Ok(()) };
-    let offered = claim.is_offered();
-    let gone = revive::keep_pages(&mut claim)?;
-    let gone = revive::complete(&mut claim, gone)?;
-    let len = claim.range().len();
-    finish(&mut claim, gone);
-    drop(claim);
-    if offered {
-        stir();
-        backpressure::exposed(len as u64);
-    }
-    Ok(())
-}
-
-/// Whether a pinner has something to do: take pages back, or end a watch.
-fn needs_settling(word: Word) -> bool {
-    word.has(Word::OFFERED | Word::UNCLEAN)
-}
-
-/// Offers a claimed range. On the background thread.
-fn offer(claim: &mut Claim, split_huge: bool) -> std::result::Result<(), Refusal> {
-    // Not only pinned: a claim that began before the pin would be offered under the program's hands.
-    if claim.is_wanted() || claim.is_offered() {
-        return Err(Refusal::Wanted);
-    }
-    let offered = offer::offer(claim, split_huge);
-    match offered {
-        Ok(()) if settings::purge_always() => {
-            let _ = offer::purge(claim);
-        }
-        Err(Refusal::Wanted) | Ok(()) => {}
-        Err(_) => add(&COUNTERS.refused_offers, 1),
-    }
-    offered
-}
-
-/// Offers a range now, whatever its age, from any thread.
-fn offer_now(id: RangeId, tracked: &'static Tracked) -> std::result::Result<(), Refusal> {
-    let volatile = |word: Word| word.pins() == 0;
-    let offer = move || {
-        let Some(mut claim) = TRACKING.claims.claim(id, tracked, volatile) else {
-            return Err(Refusal::Wanted);
-        };
-        match claim.is_offered() {
-            true => Ok(()),
-            false => offer(&mut claim, true),
-        }
-    };
-    worker::on_worker(offer).unwrap_or(Err(Refusal::Kernel(Errno::AGAIN)))
-}
-
-/// Offers a range and has the kernel discard it; returns how many bytes are gone.
-fn purge_now(id: RangeId, tracked: &'static Tracked) -> std::result::Result<usize, Refusal> {
-    offer_now(id, tracked)?;
-    let offered = |word: Word| word.has(Word::OFFERED);
-    let purge = move || {
-        let Some(mut claim) = TRACKING.claims.claim(id, tracked, offered) else {
-            return Err(Refusal::Wanted);
-        };
-        offer::purge(&mut claim).map_err(Refusal::Kernel)
-    };
-    worker::on_worker(purge).unwrap_or(Err(Refusal::Kernel(Errno::AGAIN)))
+    &TRACKING.claims
 }
 
 /// Calls `each` with every tracked range and its word, for statistics and for signal handlers: no lock.
@@ -208,7 +109,7 @@ pub(crate) fn fill_page(page: usize, bytes: &[u8]) -> std::result::Result<(), Er
         let Some((id, ..)) = holder_of(page) else { return Ok(()) };
         let offered = |word: Word| word.has(Word::OFFERED);
         // With the claim no other thread takes the range back and makes the page meanwhile.
-        let claim = TRACKING.claims.claim(id, TRACKING.slab.get(id), offered);
+        let claim = claims().claim(id, TRACKING.slab.get(id), offered);
         let Some(claim) = claim.filter(|claim| {
             let range = claim.range();
             (range.start..range.end).contains(&page)

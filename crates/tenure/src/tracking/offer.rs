@@ -112,7 +112,10 @@ fn tell(claim: &mut Claim, parts: &[PageRange], by_words: bool) -> Result<(), Re
                 break;
             }
         }
-        claim.offered();
+        if !claim.begin_offer() {
+            result = Err(Refusal::Wanted);
+            break;
+        }
         told.push(piece);
         // SAFETY: a part of a range that is marked volatile or owned and not pinned, so its contents may go;
         // the claim keeps it from being unmapped meanwhile.

@@ -7,7 +7,6 @@ use crate::os::pagemap::{self, Pagemap, Pages};
 use crate::os::{self, advise, page_size, words};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
-use crate::runtime::services;
 use rustix::io::Errno;
 
 /// What ends with a range's watch.
@@ -83,7 +82,7 @@ pub(super) fn undo(claim: &mut Claim) -> Result<(), Errno> {
         return Err(Errno::OPNOTSUPP);
     }
     claim.set(flag::WATCHED);
-    claim.offered();
+    claim.offered_again();
     detection::register(kind(claim), claim.range()).inspect_err(|_| {
         // Not watched: the losses are kept for the next call.
         claim.taken_back();
@@ -96,7 +95,7 @@ fn end_if_done(claim: &mut Claim, gone: &[PageRange]) -> Result<(), Errno> {
     let range = claim.range();
     if claim.is(flag::SUSPECT) {
         // Whatever the flags say: a child may have registered a part.
-        unregister(kind(claim), range)?;
+        detection::unregister(kind(claim), range)?;
         // SAFETY: the range is offered, so its contents may be gone at any time; all of it is reported as
         // lost.
         unsafe { zero(range)? };
@@ -134,21 +133,11 @@ unsafe fn zero(range: PageRange) -> Result<(), Errno> {
 /// Ends the watch of a range whose pages are all there, or are to read as zeros.
 fn end_watch(claim: &mut Claim) -> Result<(), Errno> {
     if claim.is(flag::WATCHED) {
-        unregister(kind(claim), claim.range())?;
+        detection::unregister(kind(claim), claim.range())?;
         claim.clear(NOT_WATCHED);
     }
     claim.set_unclean(false);
     Ok(())
-}
-
-/// Where the process has too many mappings for the split that this may take, what waits to be unmapped goes
-/// first.
-fn unregister(kind: Kind, range: PageRange) -> Result<(), Errno> {
-    let attempt = || detection::unregister(kind, range);
-    match attempt() {
-        Err(Errno::NOMEM) => services::retry(attempt, |errno| *errno == Errno::NOMEM),
-        other => other,
-    }
 }
 
 /// Turns "a watched page is missing" into `false`.
@@ -177,7 +166,7 @@ fn keep_data(pagemap: &Pagemap, range: PageRange) -> Result<bool, Errno> {
 /// kept.
 fn salvage(range: PageRange) -> Result<Vec<PageRange>, Errno> {
     let Ok(pagemap) = Pagemap::open() else { return salvage_by_page(range) };
-    loop {
+    for _ in 0..MOST_LOOKS {
         let mut data = Vec::new();
         pagemap.extents(range, Pages::Data, |extent| data.push(extent))?;
         let mut all = true;
@@ -195,7 +184,12 @@ fn salvage(range: PageRange) -> Result<Vec<PageRange>, Errno> {
             return Ok(missing);
         }
     }
+    // A guard that the program has put into the range (MADV_GUARD_INSTALL) is listed as data for ever.
+    salvage_by_page(range)
 }
+
+/// Looks at the page map; each takes in what went since the one before.
+const MOST_LOOKS: usize = 4;
 
 /// Poisoned pages are those whose refill failed: they become missing again.
 fn drop_poisoned(range: PageRange) -> Result<(), Errno> {

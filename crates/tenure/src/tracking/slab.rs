@@ -186,6 +186,20 @@ impl Slab {
     }
 }
 
+/// A model makes a slab for each interleaving.
+#[cfg(loom)]
+impl Drop for Slab {
+    fn drop(&mut self) {
+        for chunk in &self.chunks {
+            let chunk = chunk.load(Ordering::Acquire);
+            if !chunk.is_null() {
+                // SAFETY: made by `provide` from a box of so many entries, which nothing refers to any more.
+                drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(chunk, CHUNK)) });
+            }
+        }
+    }
+}
+
 impl Spare {
     /// Puts it into use, claimed.
     pub fn begin(
@@ -198,6 +212,11 @@ impl Spare {
     ) -> Claim {
         let (id, tracked) = self.take();
         claims.begin(id, tracked, range, pins, flags, priority)
+    }
+
+    #[cfg(loom)]
+    pub fn number(&self) -> u32 {
+        self.id.0
     }
 
     /// Gives the number away, to be put into use.

@@ -20,78 +20,11 @@
 
 use super::gate::Gate;
 use super::side::Side;
+pub(crate) use super::word::{flag, Word};
 use crate::range::PageRange;
 use crate::runtime::event::Event;
-use crate::sync::{thread_number, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering};
-use std::cell::UnsafeCell;
-
-/// The low half: pins and flags. The high half: the use counter.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Word(pub u64);
-
-impl Word {
-    pub const PIN: u64 = 1;
-    const PINS: u64 = (1 << 20) - 1;
-    /// A thread has the claim.
-    pub const CLAIMED: u64 = 1 << 20;
-    /// The kernel may take pages, or has.
-    pub const OFFERED: u64 = 1 << 21;
-    /// Contents were lost and have not been reported (raw ranges) or restored (owned ones).
-    pub const LOST: u64 = 1 << 22;
-    /// Not offered, but a part may still be watched: the next to take the range back ends that.
-    pub const UNCLEAN: u64 = 1 << 23;
-    /// The last unpin has more to do (the debug mode that purges at once).
-    pub const SLOW_UNPIN: u64 = 1 << 24;
-    /// Not in use.
-    pub const FREE: u64 = 1 << 25;
-    /// A raw range: its mapping is the program's, and it may be split and joined.
-    pub const RAW: u64 = 1 << 26;
-    /// One use.
-    const USE: u64 = 1 << 32;
-    const LOW: u64 = Self::USE - 1;
-
-    pub fn pins(self) -> u32 {
-        (self.0 & Self::PINS) as u32
-    }
-    pub fn has(self, flags: u64) -> bool {
-        self.0 & flags != 0
-    }
-    /// Pages there, contents good, no claim: a pin needs nothing more.
-    pub fn plain(self) -> bool {
-        !self.has(Self::CLAIMED | Self::OFFERED | Self::LOST | Self::UNCLEAN | Self::FREE)
-    }
-    pub fn uses(self) -> u32 {
-        (self.0 >> 32) as u32
-    }
-    fn used(self) -> Word {
-        Word(self.0.wrapping_add(Self::USE))
-    }
-    fn with(self, flags: u64) -> Word {
-        Word(self.0 | flags)
-    }
-    fn without(self, flags: u64) -> Word {
-        Word(self.0 & !flags)
-    }
-}
-
-/// What is known of a range beside its word; changed with its claim only.
-pub(crate) mod flag {
-    /// A part of the range may be registered with userfaultfd.
-    pub const WATCHED: u8 = 1;
-    /// All of it is: owned memory stays so while it is not offered.
-    pub const WHOLLY_WATCHED: u8 = 64;
-    /// Some pages had never been touched when the range was last offered.
-    pub const SPARSE: u8 = 2;
-    /// The range has no missing page and cannot get one but by being discarded.
-    pub const DENSE: u8 = 4;
-    /// Missing pages are refilled by the refill thread.
-    pub const REFILLED: u8 = 8;
-    /// Purges can no longer be told from zeros: everything counts as purged. Set in forked children too,
-    /// where no claim is needed.
-    pub const SUSPECT: u8 = 16;
-    /// A part was not inherited from the parent of this process: nothing of it is offered again.
-    pub const TORN: u8 = 32;
-}
+use crate::sync::{thread_number, AtomicU32, AtomicU64, AtomicU8, AtomicUsize};
+use crate::sync::{Ordering, UnsafeCell};
 
 /// One tracked range.
 #[repr(C)]
@@ -204,6 +137,14 @@ impl Tracked {
         self.exchange(word, Word(word.used().0 + Word::PIN))
     }
 
+    /// Notes that one more caller counts on the pin of a raw range: whoever added it does not take it away
+    /// then. The exchange fails if anything has changed since `word`.
+    #[inline]
+    pub fn rely(&self, word: Word) -> bool {
+        debug_assert!(word.has(Word::RAW) && word.pins() > 0);
+        self.exchange(word, word.used())
+    }
+
     /// Takes the pin of a raw range away. The exchange fails if anything has changed since `word`.
     #[inline]
     pub fn try_mark(&self, word: Word) -> bool {
@@ -258,7 +199,11 @@ impl Tracked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct RangeId(pub u32);
 
+/// How many events ranges share.
+#[cfg(not(loom))]
 const PLACES: usize = 16;
+#[cfg(loom)]
+const PLACES: usize = 1;
 
 /// Who may claim, and where threads wait for claims.
 #[derive(Debug)]
@@ -390,7 +335,11 @@ impl Claims {
         }
         // SAFETY: the claim's holder does not exist in this process, and no other thread does. What it
         // left may be half changed, so it is not dropped.
-        std::mem::forget(unsafe { &mut *tracked.side.get() }.take());
+        std::mem::forget(tracked.side.with_mut(|side| unsafe { &mut *side }.take()));
+        if tracked.load().has(Word::OFFERED) {
+            // With the remembered words, for instance, goes what tells a purged page from an intact one.
+            tracked.suspect();
+        }
         let _ = tracked.change(|word| Some(word.used().without(Word::CLAIMED)));
     }
 
@@ -453,8 +402,17 @@ impl Claim {
         self.tracked.flags.fetch_and(!flags, Ordering::AcqRel);
     }
 
-    /// From here on pages may go: before the kernel is told the first of them.
-    pub fn offered(&mut self) {
+    /// From here on pages may go: before the kernel is told the first of them. `false`: a thread has pinned
+    /// the range since the last look, so it is not offered; that thread does not wait for this claim.
+    #[must_use]
+    pub fn begin_offer(&mut self) -> bool {
+        let unwanted = |word: Word| word.pins() == 0 || word.has(Word::OFFERED);
+        self.tracked.change(|word| unwanted(word).then(|| word.with(Word::OFFERED))).is_some()
+    }
+
+    /// Undoes [`taken_back`](Claim::taken_back) under the same claim, whoever has pinned the range: pages that
+    /// are gone still count as such.
+    pub fn offered_again(&mut self) {
         self.tracked.word.fetch_or(Word::OFFERED, Ordering::AcqRel);
     }
 
@@ -490,7 +448,7 @@ impl Claim {
     /// What the range needs beside its state.
     pub fn side(&mut self) -> &mut Option<Box<Side>> {
         // SAFETY: this claim is the only one of the range, and it is borrowed exclusively.
-        unsafe { &mut *self.tracked.side.get() }
+        self.tracked.side.with_mut(|side| unsafe { &mut *side })
     }
 
     /// [`side`](Claim::side), made if there is none.

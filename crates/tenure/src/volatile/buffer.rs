@@ -159,8 +159,12 @@ impl Volatile {
     }
 
     /// Declares the contents good again after they were lost.
+    ///
+    /// What a refill function has yet to make is never declared good: no pin has been given it.
     pub fn restored(&self) {
-        self.inner.memory.restored();
+        if self.inner.refill.is_none() {
+            self.inner.memory.restored();
+        }
     }
 
     /// Changes how willingly it is given up.

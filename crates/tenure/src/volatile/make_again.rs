@@ -23,22 +23,26 @@ pub(super) fn make_again(object: &Object, refill: &Refill) -> Result<(), Error> 
                 turn.goes_on_in_child();
                 return make_lost(object, refill).map_err(RefillFailure::explain);
             }
-            Attempt::Nested => {
-                return Err(Error::new(
-                    ErrorKind::Deadlock,
-                    "Volatile::pin",
-                    "the object's refill function pins the object that it makes",
-                    "have the function write only the bytes that it is given",
-                ));
-            }
+            Attempt::Nested => return Err(deadlock()),
             Attempt::Busy => {
-                object.refilling.wait();
+                if !object.refilling.wait() {
+                    return Err(deadlock());
+                }
                 if !object.memory.has_losses() {
                     return Ok(());
                 }
             }
         }
     }
+}
+
+fn deadlock() -> Error {
+    Error::new(
+        ErrorKind::Deadlock,
+        "Volatile::pin",
+        "the object's refill function pins the object that it makes, itself or through another's",
+        "have the function write only the bytes that it is given",
+    )
 }
 
 /// Why an object could not be made again.

@@ -2,7 +2,7 @@
 
 use super::make_again;
 use super::object::Object;
-use crate::os::{advise, generation, page_size, signal, thread, uffd};
+use crate::os::{advise, page_size, signal, thread, uffd};
 use crate::range::PageRange;
 use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::services::{self, Service};
@@ -23,7 +23,8 @@ struct Entry {
 
 /// The objects with a refill function, in order of address. Grown outside of its lock.
 static OBJECTS: Lock<Vec<Entry>> = Lock::new(Rank::RefillList, Vec::new());
-/// The process whose refill thread runs; a child has none.
+/// Whose refill thread runs: the process, and its descriptor. A child has none, and neither has a process that
+/// had to open a new descriptor.
 static THREAD_OF: AtomicU64 = AtomicU64::new(0);
 
 static SERVICE: Service = Service {
@@ -45,7 +46,7 @@ pub(super) fn enrol(object: &Arc<Object>) -> bool {
     if detection::detection() != Detection::Userfaultfd || detection::raw(Kind::Refill) < 0 {
         return false;
     }
-    let process = generation::current();
+    let process = detection::epoch();
     if THREAD_OF.load(Ordering::Acquire) != process {
         // Started by the background thread, so that it shares that thread's descriptor table. The functions
         // are the program's: they have a thread's usual stack.
@@ -115,6 +116,11 @@ fn serve() {
         if poll(&mut fds, timeout).is_err_and(|errno| errno != Errno::INTR) {
             return;
         }
+        if fds[0].revents().intersects(PollFlags::NVAL | PollFlags::ERR) {
+            // Without a table of its own the thread has lost its descriptor to the program: what it watched is
+            // not watched any more.
+            return;
+        }
         let again = std::mem::take(&mut put_off);
         let read = std::iter::from_fn(|| uffd::read_fault(fd).ok().flatten());
         let faults: Vec<_> = again.into_iter().chain(read).collect();
@@ -154,15 +160,14 @@ fn answer(fd: i32, fault: uffd::Fault) -> Option<uffd::Fault> {
     None
 }
 
-/// Never made-up bytes: the toucher gets SIGBUS, unless the page has been made by now.
+/// Never made-up bytes: the toucher gets SIGBUS, unless the page has been made, or is not watched any more.
 fn fail(fd: i32, missing: PageRange, toucher: u32) {
-    match uffd::poison(fd, missing) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(_) => {
-            if advise::populate_read_plain(missing).is_err() {
-                signal::send_sigbus(toucher);
-            }
-        }
+    let not_known = |errno| matches!(errno, Errno::INVAL | Errno::NOTTY | Errno::OPNOTSUPP);
+    // Before 6.6 there is no poison.
+    if uffd::poison(fd, missing).is_err_and(not_known)
+        && advise::populate_read_plain(missing).is_err()
+    {
+        signal::send_sigbus(toucher);
     }
     let _ = uffd::wake(fd, missing);
 }

@@ -1,0 +1,19 @@
+//! The core's `cache`, as far as it is modelled.
+
+#[path = "../../tenure/src/cache/epoch.rs"]
+mod epoch;
+#[path = "../../tenure/src/cache/index.rs"]
+mod index;
+#[path = "../../tenure/src/cache/life.rs"]
+mod life;
+#[path = "../../tenure/src/cache/place.rs"]
+mod place;
+#[path = "../../tenure/src/cache/table.rs"]
+mod table;
+
+#[path = "models/epoch.rs"]
+mod epoch_models;
+#[path = "models/life.rs"]
+mod life_models;
+#[path = "models/table.rs"]
+mod table_models;

@@ -1,0 +1,188 @@
+//! What the core's files use and no model is about, as little of it as they need.
+
+pub(crate) mod os;
+
+/// Interval map's lock, and that of a cache's table. A guard's order is not asserted here.
+pub(crate) mod lock {
+    use std::ops::{Deref, DerefMut};
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Rank {
+        IntervalMap,
+        CacheShard,
+    }
+
+    pub(crate) struct Lock<T>(loom::sync::Mutex<T>);
+    pub(crate) struct Guard<'a, T>(loom::sync::MutexGuard<'a, T>);
+
+    impl<T> Lock<T> {
+        pub fn new(_rank: Rank, value: T) -> Lock<T> {
+            Lock(loom::sync::Mutex::new(value))
+        }
+
+        pub fn lock(&self) -> Guard<'_, T> {
+            Guard(self.0.lock().unwrap())
+        }
+    }
+
+    /// Forks are not modelled.
+    impl<T> Lock<T> {
+        pub fn get_mut(&mut self) -> &mut T {
+            self.0.get_mut().unwrap()
+        }
+
+        pub fn hold(&self) {
+            unreachable!()
+        }
+
+        pub fn release(&self) {
+            unreachable!()
+        }
+
+        pub fn reset_in_child(&self) -> bool {
+            unreachable!()
+        }
+    }
+
+    impl<T> Deref for Guard<'_, T> {
+        type Target = T;
+        fn deref(&self) -> &T {
+            &self.0
+        }
+    }
+
+    impl<T> DerefMut for Guard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            &mut self.0
+        }
+    }
+
+    pub(crate) fn assert_none_held() {}
+}
+
+pub(crate) mod fork {
+    pub(crate) fn count() -> u32 {
+        0
+    }
+}
+
+pub(crate) mod services {
+    pub(crate) fn retry<T, E>(
+        mut attempt: impl FnMut() -> Result<T, E>,
+        _wanting: impl Fn(&E) -> bool,
+    ) -> Result<T, E> {
+        attempt()
+    }
+}
+
+pub(crate) mod worker {
+    /// A model's thread that calls this is the worker.
+    pub(crate) fn on_worker<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
+        Some(act())
+    }
+
+    pub(crate) fn is_worker() -> bool {
+        true
+    }
+}
+
+pub(crate) mod backpressure {
+    pub(crate) fn count(_bytes: u64) {}
+    pub(crate) fn exposed(_bytes: u64) {}
+}
+
+pub(crate) mod settings {
+    pub(crate) struct Priority;
+
+    impl Priority {
+        pub const DEFAULT: Priority = Priority;
+        pub fn level(self) -> u8 {
+            1
+        }
+    }
+
+    pub(crate) fn purge_always() -> bool {
+        false
+    }
+}
+
+/// Detection by userfaultfd.
+pub(crate) mod detection {
+    use crate::os::KERNEL;
+    use crate::range::PageRange;
+    use rustix::io::Errno;
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Kind {
+        Sigbus,
+        Refill,
+    }
+
+    pub(crate) fn by_userfaultfd() -> bool {
+        true
+    }
+
+    pub(crate) fn register(_kind: Kind, range: PageRange) -> Result<(), Errno> {
+        KERNEL.watch(range);
+        Ok(())
+    }
+
+    pub(crate) fn unregister(_kind: Kind, range: PageRange) -> Result<(), Errno> {
+        KERNEL.end_watch(range);
+        Ok(())
+    }
+
+    pub(crate) fn is_closed(_errno: Errno) -> bool {
+        false
+    }
+
+    pub(crate) fn is_lost() -> bool {
+        false
+    }
+
+    pub(crate) fn recover(_suspect: impl FnOnce()) {}
+}
+
+pub(crate) mod error {
+    #[derive(Debug)]
+    pub(crate) enum ErrorKind {
+        OutOfMemory,
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct Error;
+
+    impl Error {
+        pub fn new(_: ErrorKind, _: &'static str, _: &'static str, _: &'static str) -> Error {
+            Error
+        }
+    }
+
+    pub(crate) type Result<T> = std::result::Result<T, Error>;
+}
+
+/// Owned memory: from `map` on the kernel knows of it, and when it is dropped it is unmapped.
+pub(crate) mod mapping {
+    use crate::os::KERNEL;
+    use crate::range::PageRange;
+
+    #[derive(Debug)]
+    pub(crate) struct Mapping(PageRange);
+
+    impl Mapping {
+        pub fn map(range: PageRange) -> Mapping {
+            KERNEL.map(range);
+            Mapping(range)
+        }
+
+        pub fn range(&self) -> PageRange {
+            self.0
+        }
+    }
+
+    impl Drop for Mapping {
+        fn drop(&mut self) {
+            KERNEL.unmap(self.0);
+        }
+    }
+}

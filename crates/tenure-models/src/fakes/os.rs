@@ -1,0 +1,314 @@
+//! A kernel with a few pages of one byte. Each page's state changes in one step, as under the kernel's page
+//! table lock, and orders nothing else: that is the core's to do.
+
+use crate::range::PageRange;
+use crate::sync::{AtomicU32, Ordering, UnsafeCell};
+use rustix::io::Errno;
+
+pub(crate) const HUGE_PAGE: usize = 1;
+/// Addresses that are so far apart are the same page's: one may begin anywhere.
+const PAGES: usize = 4;
+
+pub(crate) fn page_size() -> usize {
+    1
+}
+
+/// There is a page, with data.
+const DATA: u32 = 1;
+/// There is the shared zero page.
+const ZERO: u32 = 2;
+/// The kernel was told that it may take the page.
+const TOLD: u32 = 4;
+/// userfaultfd watches the page.
+const WATCHED: u32 = 8;
+const MAPPED: u32 = 16;
+
+struct Page {
+    state: AtomicU32,
+    data: UnsafeCell<u8>,
+}
+
+pub(crate) struct Kernel {
+    pages: [Page; PAGES],
+    /// Calls of `populate_write` until one is refused for want of memory; 0: none is.
+    refusal: AtomicU32,
+}
+
+loom::lazy_static! {
+    pub(crate) static ref KERNEL: Kernel = Kernel {
+        pages: std::array::from_fn(|_| Page { state: AtomicU32::new(0), data: UnsafeCell::new(0) }),
+        refusal: AtomicU32::new(0),
+    };
+}
+
+impl Kernel {
+    /// Applies a change to the states of all pages of a range, in order.
+    fn each(&self, range: PageRange, mut change: impl FnMut(u32) -> u32) {
+        for at in range.start..range.end {
+            self.change(at, &mut change);
+        }
+    }
+
+    fn change(&self, at: usize, change: &mut dyn FnMut(u32) -> u32) {
+        let state = &self.pages[at % PAGES].state;
+        let mut before = state.fetch_or(0, Ordering::Relaxed);
+        loop {
+            let after = change(before);
+            match state.compare_exchange(before, after, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => before = now,
+            }
+        }
+    }
+
+    fn state(&self, at: usize) -> u32 {
+        self.pages[at % PAGES].state.fetch_or(0, Ordering::Relaxed)
+    }
+
+    pub fn map(&self, range: PageRange) {
+        self.each(range, |state| {
+            assert_eq!(state, 0, "mapped already");
+            MAPPED
+        });
+    }
+
+    pub fn unmap(&self, range: PageRange) {
+        self.each(range, |state| {
+            assert_ne!(state & MAPPED, 0, "not mapped");
+            0
+        });
+    }
+
+    pub fn watch(&self, range: PageRange) {
+        self.each(range, |state| {
+            assert_ne!(state & MAPPED, 0, "watched where nothing is mapped");
+            state | WATCHED
+        });
+    }
+
+    pub fn end_watch(&self, range: PageRange) {
+        self.each(range, |state| state & !WATCHED);
+    }
+
+    /// Reclaim takes what it was told of.
+    pub fn reclaim(&self, range: PageRange) {
+        self.each(
+            range,
+            |state| if state & TOLD != 0 { state & !(DATA | ZERO | TOLD) } else { state },
+        );
+    }
+
+    /// The program reads a page that it has pinned.
+    pub fn read(&self, at: usize) -> u8 {
+        let mut zero = false;
+        self.change(at, &mut |state| {
+            touched(state);
+            assert!(state & TOLD == 0, "the kernel may take a pinned page");
+            zero = state & DATA == 0;
+            if state & (DATA | ZERO) == 0 {
+                state | ZERO
+            } else {
+                state
+            }
+        });
+        // SAFETY: loom sees that nobody writes meanwhile.
+        let data = self.pages[at % PAGES].data.with(|data| unsafe { *data });
+        // Still so: it was the program's all the while.
+        assert!(self.state(at) & TOLD == 0, "the kernel may take a pinned page");
+        if zero {
+            0
+        } else {
+            data
+        }
+    }
+
+    /// The program writes a page that it has pinned.
+    pub fn write(&self, at: usize, byte: u8) {
+        // SAFETY: loom sees that nobody else reads or writes meanwhile.
+        self.pages[at % PAGES].data.with_mut(|data| unsafe { *data = byte });
+        self.change(at, &mut |state| {
+            touched(state);
+            assert!(state & TOLD == 0, "the kernel may take a pinned page");
+            state & !ZERO | DATA
+        });
+    }
+
+    /// Refuses memory to the call of `populate_write` after so many.
+    pub fn refuse_after(&self, calls: u32) {
+        self.refusal.store(calls + 1, Ordering::Relaxed);
+    }
+
+    fn refuses(&self) -> bool {
+        let left = self.refusal.fetch_or(0, Ordering::Relaxed);
+        left > 0 && self.refusal.fetch_sub(1, Ordering::Relaxed) == 1
+    }
+
+    /// No page of the range may go.
+    pub fn assert_kept(&self, range: PageRange) {
+        assert!((range.start..range.end).all(|at| self.state(at) & TOLD == 0), "{range:?} may go");
+    }
+
+    pub fn is_told(&self, at: usize) -> bool {
+        self.state(at) & TOLD != 0
+    }
+}
+
+fn touched(state: u32) {
+    assert_ne!(state & MAPPED, 0, "touched where nothing is mapped");
+    assert!(state & WATCHED == 0 || state & (DATA | ZERO) != 0, "SIGBUS");
+}
+
+pub(crate) mod advise {
+    use super::*;
+
+    pub(crate) unsafe fn free(range: PageRange) -> Result<(), Errno> {
+        KERNEL.each(range, |state| {
+            assert_ne!(state & MAPPED, 0, "freed where nothing is mapped");
+            if state & DATA != 0 {
+                state | TOLD
+            } else {
+                state
+            }
+        });
+        Ok(())
+    }
+
+    pub(crate) fn page_out(range: PageRange) -> Result<(), Errno> {
+        KERNEL.reclaim(range);
+        Ok(())
+    }
+
+    pub(crate) unsafe fn drop_pages(range: PageRange) -> Result<(), Errno> {
+        KERNEL.each(range, |state| {
+            assert_ne!(state & MAPPED, 0, "dropped where nothing is mapped");
+            state & !(DATA | ZERO | TOLD)
+        });
+        Ok(())
+    }
+
+    /// Each page gets one that can be written; the first that is watched and missing ends it.
+    pub(crate) fn populate_write(range: PageRange) -> Result<(), Errno> {
+        if KERNEL.refuses() {
+            return Err(Errno::NOMEM);
+        }
+        populate(range, DATA)
+    }
+
+    pub(crate) fn populate_read(range: PageRange) -> Result<(), Errno> {
+        populate(range, ZERO)
+    }
+
+    fn populate(range: PageRange, with: u32) -> Result<(), Errno> {
+        for at in range.start..range.end {
+            let mut result = Ok(());
+            let mut fresh = false;
+            KERNEL.change(at, &mut |state| {
+                assert_ne!(state & MAPPED, 0, "populated where nothing is mapped");
+                (result, fresh) = (Ok(()), false);
+                match state & (DATA | ZERO) {
+                    0 if state & WATCHED != 0 => {
+                        result = Err(Errno::FAULT);
+                        state
+                    }
+                    DATA if with == DATA => state & !TOLD,
+                    DATA => state,
+                    there if with == ZERO => state & !there | ZERO,
+                    there => {
+                        fresh = true;
+                        state & !there | DATA
+                    }
+                }
+            });
+            result?;
+            if fresh {
+                // SAFETY: a fresh page is zeros, and nobody else has it yet.
+                KERNEL.pages[at % PAGES].data.with_mut(|data| unsafe { *data = 0 });
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(crate) mod pagemap {
+    use super::*;
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Pages {
+        Missing,
+        Data,
+        Huge,
+    }
+
+    pub(crate) struct Pagemap;
+
+    pub(crate) fn scan_works() -> bool {
+        true
+    }
+
+    impl Pagemap {
+        pub fn open() -> Result<Pagemap, Errno> {
+            Ok(Pagemap)
+        }
+
+        pub fn extents(
+            &self,
+            range: PageRange,
+            pages: Pages,
+            mut each: impl FnMut(PageRange),
+        ) -> Result<(), Errno> {
+            for page in range.pieces(1) {
+                let state = KERNEL.state(page.start);
+                let wanted = match pages {
+                    Pages::Missing => state & (DATA | ZERO) == 0,
+                    Pages::Data => state & DATA != 0,
+                    Pages::Huge => false,
+                };
+                if wanted {
+                    each(page);
+                }
+            }
+            Ok(())
+        }
+
+        pub fn count(&self, range: PageRange, pages: Pages) -> Result<usize, Errno> {
+            let mut bytes = 0;
+            self.extents(range, pages, |extent| bytes += extent.len())?;
+            Ok(bytes)
+        }
+
+        pub fn any_shared(&self, _range: PageRange) -> Result<bool, Errno> {
+            Ok(false)
+        }
+    }
+}
+
+pub(crate) mod maps {
+    use super::*;
+
+    pub(crate) enum Unfit {
+        Hole(usize),
+    }
+
+    pub(crate) fn check_volatile(_range: PageRange) -> Result<(), Unfit> {
+        Ok(())
+    }
+
+    pub(crate) fn first_hole(_range: PageRange) -> Result<Option<usize>, Errno> {
+        Ok(None)
+    }
+}
+
+pub(crate) mod lru {
+    pub(crate) fn drain() {}
+}
+
+/// Detection by words is not modelled: nothing calls these.
+pub(crate) mod words {
+    pub(crate) unsafe fn first_nonzero(_page: usize, _size: usize) -> Option<(u16, u64)> {
+        unreachable!()
+    }
+
+    pub(crate) unsafe fn redirty(_page: usize, _word: u16, _value: u64) -> bool {
+        unreachable!()
+    }
+}

@@ -1,0 +1,53 @@
+//! Running a model.
+
+use crate::sync::{self, Order};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Runs every interleaving of `threads` with at most `preemptions` interruptions of a thread that could go
+/// on. `TENURE_MODELS_MORE` adds to the bound.
+pub(crate) fn check(
+    name: &str,
+    preemptions: usize,
+    order: Order,
+    threads: impl Fn() + Send + Sync + 'static,
+) {
+    let more = std::env::var("TENURE_MODELS_MORE").ok().and_then(|more| more.parse().ok());
+    let bound = preemptions + more.unwrap_or(0);
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(bound);
+    builder.max_branches = 10_000;
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&count);
+    sync::set_order(order);
+    let began = Instant::now();
+    builder.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        sync::reset();
+        threads();
+    });
+    let (count, time) = (count.load(Ordering::Relaxed), began.elapsed());
+    println!("{name}: {count} interleavings, {bound} preemptions, {order:?}, {time:.1?}");
+}
+
+/// Lends a value to all threads of one interleaving. `act` joins them.
+pub(crate) fn lend<T: 'static>(value: T, act: impl FnOnce(&'static T)) {
+    let place = Box::into_raw(Box::new(value));
+    // SAFETY: made just above; the threads that have it have ended when `act` returns.
+    act(unsafe { &*place });
+    // SAFETY: as above.
+    drop(unsafe { Box::from_raw(place) });
+}
+
+/// Runs the threads of an interleaving, the last of them here.
+macro_rules! together {
+    ($($other:expr),* ; $last:expr) => {{
+        let others = [$(loom::thread::spawn($other)),*];
+        $last;
+        for other in others {
+            other.join().unwrap();
+        }
+    }};
+}
+pub(crate) use together;

@@ -1,0 +1,80 @@
+//! Readers of a table, and what is freed behind them.
+
+use super::epoch::{Epoch, Grace};
+use crate::model::{check, lend, together};
+use crate::sync::{AtomicU32, Lock, Order, Ordering, Rank, UnsafeCell};
+
+struct Shared {
+    epoch: Epoch,
+    /// 1: leads to `data`.
+    link: AtomicU32,
+    data: UnsafeCell<u32>,
+    /// What waits to be freed.
+    waiting: Lock<Option<Grace>>,
+}
+
+fn shared(act: impl FnOnce(&'static Shared)) {
+    let shared = Shared {
+        epoch: Epoch::new(),
+        link: AtomicU32::new(1),
+        data: UnsafeCell::new(0),
+        waiting: Lock::new(Rank::CacheShard, None),
+    };
+    lend(shared, |shared| {
+        act(shared);
+        // SAFETY: the threads have ended.
+        assert_eq!(shared.data.with(|data| unsafe { *data }), 1, "freed once");
+    });
+}
+
+impl Shared {
+    fn read(&self) {
+        let at = self.epoch.enter(true);
+        if self.link.load(Ordering::Acquire) == 1 {
+            // SAFETY: loom sees that it is not freed.
+            assert_eq!(self.data.with(|data| unsafe { *data }), 0);
+        }
+        if self.epoch.leave(at) {
+            self.pass();
+        }
+    }
+
+    fn pass(&self) {
+        let mut waiting = self.waiting.lock();
+        if waiting.as_mut().is_some_and(|grace| self.epoch.pass(grace)) {
+            *waiting = None;
+            self.epoch.set_pending(false);
+            // SAFETY: loom sees that nobody reads it.
+            self.data.with_mut(|data| unsafe { *data += 1 });
+        }
+    }
+
+    fn unlink(&self) {
+        let mut waiting = self.waiting.lock();
+        self.link.store(0, Ordering::Release);
+        *waiting = Some(Grace::default());
+        self.epoch.set_pending(true);
+        drop(waiting);
+        self.pass();
+    }
+}
+
+#[test]
+fn nobody_reads_what_is_freed_and_it_is_freed() {
+    check("epoch, two readers and a writer", 3, Order::Fences, || {
+        shared(|shared| together!(|| shared.read(), || shared.read(); shared.unlink()));
+    });
+}
+
+#[test]
+fn readers_that_come_again_hold_nothing_up_for_good() {
+    check("epoch, a reader that comes twice", 3, Order::Fences, || {
+        shared(|shared| {
+            let twice = || {
+                shared.read();
+                shared.read();
+            };
+            together!(twice; shared.unlink());
+        });
+    });
+}

@@ -1,0 +1,206 @@
+//! Raw ranges: marks and unmarks against the worker and against one another.
+
+use crate::mapping::Mapping;
+use crate::model::{check, lend, together};
+use crate::os::KERNEL;
+use crate::range::PageRange;
+use crate::sync::Order;
+use crate::tracking::state::RangeId;
+use crate::tracking::{raw, scan, TRACKING};
+use std::sync::Mutex;
+
+const BYTE: u8 = 7;
+
+/// Marks memory of so many pages that holds data; the rest of the closure's argument joins the threads.
+fn marked(pages: usize, act: impl FnOnce()) {
+    let place = PageRange::new(4, 4 + pages);
+    let mapping = Mapping::map(place);
+    (4..4 + pages).for_each(|at| KERNEL.write(at, BYTE));
+    mark(place);
+    act();
+    raw::forget(place);
+    drop(mapping);
+    assert_eq!(TRACKING.slab.live(), 0);
+}
+
+fn mark(place: PageRange) -> Option<RangeId> {
+    raw::mark(place, None).unwrap_or_else(|_| panic!("mark"))
+}
+
+/// Unmarks as the promise does: at once if it is known as exactly this, else in full.
+fn unmark(place: PageRange) -> Vec<PageRange> {
+    let failed = |_| panic!("unmark");
+    if let Some(id) = raw::exact(place) {
+        match raw::try_unmark(id, place) {
+            raw::Fast::Done => return Vec::new(),
+            raw::Fast::Settle => {
+                if let Some(lost) = raw::settle_exact(id, place).unwrap_or_else(failed) {
+                    return lost;
+                }
+            }
+            raw::Fast::Slow => {}
+        }
+    }
+    raw::unmark(place).unwrap_or_else(|_| panic!("unmark"))
+}
+
+/// Unmarks, and reads every page. A page is as it was, or zeros if it was lost.
+fn read_unmarked(place: PageRange, lost: &mut dyn FnMut(usize)) {
+    unmark(place).into_iter().flat_map(|extent| extent.start..extent.end).for_each(lost);
+    KERNEL.assert_kept(place);
+    for at in place.start..place.end {
+        let byte = KERNEL.read(at);
+        assert!(byte == BYTE || byte == 0);
+    }
+}
+
+/// One thread unmarks; what it hears is all that is gone.
+fn read_alone(place: PageRange) {
+    let mut lost = Vec::new();
+    read_unmarked(place, &mut |at| lost.push(at));
+    for at in place.start..place.end {
+        assert_eq!(KERNEL.read(at), if lost.contains(&at) { 0 } else { BYTE }, "page {at}");
+    }
+}
+
+#[test]
+fn an_unmark_has_its_pages_whatever_the_worker_does() {
+    check("raw, an unmark and the worker", 3, Order::Fences, || {
+        marked(2, || together!(scan; read_alone(PageRange::new(4, 6))));
+    });
+}
+
+#[test]
+fn an_unmark_has_its_pages_while_the_kernel_takes_others() {
+    check("raw, an unmark, the worker, and reclaim", 3, Order::Fences, || {
+        marked(1, || {
+            let reclaim = || KERNEL.reclaim(PageRange::new(4, 5));
+            together!(scan, reclaim; read_alone(PageRange::new(4, 5)));
+        });
+    });
+}
+
+/// Each of two unmarks returns when the pages are there, and one of them hears what is gone.
+#[test]
+fn a_loss_is_heard_by_one_unmark_of_two() {
+    check("raw, two unmarks of what is gone", 1, Order::Fences, || {
+        let place = PageRange::new(4, 6);
+        marked(2, || {
+            scan();
+            KERNEL.reclaim(PageRange::new(4, 5));
+            lend(Mutex::new(Vec::new()), |heard| {
+                let hear = move || read_unmarked(place, &mut |at| heard.lock().unwrap().push(at));
+                together!(hear; hear());
+                assert_eq!(*heard.lock().unwrap(), [4]);
+            });
+        });
+    });
+}
+
+/// A part is unmarked, so the range is cut, while the whole is.
+#[test]
+fn a_cut_loses_and_doubles_nothing() {
+    check("raw, an unmark of a part and one of the whole", 1, Order::Fences, || {
+        marked(2, || {
+            scan();
+            KERNEL.reclaim(PageRange::new(4, 6));
+            lend(Mutex::new(Vec::new()), |heard| {
+                let hear = move |place| {
+                    read_unmarked(place, &mut |at| heard.lock().unwrap().push(at));
+                };
+                let part = move || hear(PageRange::new(5, 6));
+                together!(part; hear(PageRange::new(4, 6)));
+                heard.lock().unwrap().sort_unstable();
+                assert_eq!(*heard.lock().unwrap(), [4, 5]);
+            });
+        });
+    });
+}
+
+#[test]
+fn an_unmark_of_a_part_has_its_pages_while_the_whole_is_offered() {
+    check("raw, an unmark of a part and the worker", 2, Order::Fences, || {
+        marked(2, || together!(scan; read_alone(PageRange::new(5, 6))));
+    });
+}
+
+/// Two ranges side by side, which the worker offers as one.
+#[test]
+fn an_unmark_has_its_pages_while_ranges_are_joined() {
+    check("raw, an unmark and a join", 3, Order::Fences, || {
+        let (low, high) = (PageRange::new(4, 5), PageRange::new(5, 6));
+        let mapping = Mapping::map(PageRange::new(4, 6));
+        (4..6).for_each(|at| KERNEL.write(at, BYTE));
+        // With the upper one unmarked first, they are marked one by one.
+        mark(high);
+        unmark(high);
+        mark(low);
+        mark(high);
+        together!(scan; read_alone(low));
+        raw::forget(PageRange::new(4, 6));
+        drop(mapping);
+        assert_eq!(TRACKING.slab.live(), 0);
+    });
+}
+
+#[test]
+fn a_mark_and_an_unmark_of_one_range_end() {
+    check("raw, marks, unmarks and the worker", 3, Order::Fences, || {
+        let place = PageRange::new(4, 5);
+        marked(1, || {
+            let again = move || {
+                read_unmarked(place, &mut |_| ());
+                mark(place);
+            };
+            together!(scan; again());
+            read_alone(place);
+        });
+    });
+}
+
+#[test]
+fn what_is_forgotten_is_not_touched_any_more() {
+    check("raw, the program unmaps, and the worker", 3, Order::Fences, || {
+        let place = PageRange::new(4, 6);
+        let mapping = Mapping::map(place);
+        (4..6).for_each(|at| KERNEL.write(at, BYTE));
+        mark(place);
+        let unmap = move || {
+            raw::forget(place);
+            drop(mapping);
+        };
+        together!(scan; unmap());
+        assert_eq!(TRACKING.slab.live(), 0);
+    });
+}
+
+/// Memory is refused for the second of two ranges, after the loss of the first was found.
+#[test]
+fn an_unmark_that_fails_keeps_the_losses_it_found() {
+    check("raw, an unmark that fails and another", 1, Order::Fences, || {
+        let (low, high) = (PageRange::new(4, 5), PageRange::new(5, 6));
+        let both = PageRange::new(4, 6);
+        let mapping = Mapping::map(both);
+        (4..6).for_each(|at| KERNEL.write(at, BYTE));
+        for (place, priority) in [(low, 1), (high, 2)] {
+            assert!(raw::mark(place, Some(priority)).is_ok());
+        }
+        scan();
+        KERNEL.reclaim(low);
+        // The first of them takes two calls: the range's, and none for what is left of it.
+        KERNEL.refuse_after(1);
+        lend(Mutex::new(Vec::new()), |heard| {
+            let hear = move || {
+                let lost = raw::unmark(both).or_else(|_| raw::unmark(both));
+                let lost = lost.unwrap_or_else(|_| panic!("memory was refused once"));
+                let pages = lost.into_iter().flat_map(|extent| extent.start..extent.end);
+                heard.lock().unwrap().extend(pages);
+                assert_eq!(KERNEL.read(5), BYTE);
+            };
+            together!(hear; hear());
+            assert_eq!(*heard.lock().unwrap(), [4]);
+        });
+        raw::forget(both);
+        drop(mapping);
+    });
+}

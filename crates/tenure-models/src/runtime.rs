@@ -1,0 +1,10 @@
+//! The core's `runtime`, as far as it is modelled.
+
+#[path = "../../tenure/src/runtime/counters.rs"]
+pub(crate) mod counters;
+#[path = "../../tenure/src/runtime/event.rs"]
+pub(crate) mod event;
+#[path = "../../tenure/src/runtime/mailbox.rs"]
+pub(crate) mod mailbox;
+
+pub(crate) use crate::fakes::{fork, lock, services, worker};

@@ -1,0 +1,224 @@
+//! What `crate::sync` is to the core, made of loom's types.
+//!
+//! loom treats `SeqCst` accesses as `AcqRel`, so it would report orders that no processor shows; it knows
+//! `SeqCst` fences. So each `SeqCst` access has such a fence before it here. That is a little more than the
+//! language promises (an earlier `Relaxed` store is ordered before a later `SeqCst` load), and less than a
+//! fence on both sides (a `SeqCst` read-modify-write is not ordered before a later `Acquire` load).
+//!
+//! loom's fences also synchronise, as if each were an exchange of one word that all threads share. That could
+//! hide an access which too weak an order fails to publish. [`Order::Weak`] is the other extreme: no fence
+//! at all, and `SeqCst` is `AcqRel`. A model of what is published, in which nothing waits, runs with it.
+
+pub(crate) use crate::runtime::lock::{Guard, Lock, Rank};
+pub(crate) use loom::cell::UnsafeCell;
+use loom::sync::{Condvar, Mutex};
+use std::cell::Cell;
+pub(crate) use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// What a model makes of `SeqCst`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    Fences,
+    Weak,
+}
+
+std::thread_local! {
+    // All threads of a model run on the one thread of its test.
+    static ORDER: Cell<Order> = const { Cell::new(Order::Fences) };
+}
+
+pub(crate) fn set_order(order: Order) {
+    ORDER.set(order);
+}
+
+pub(crate) fn fence(order: Ordering) {
+    if ORDER.get() == Order::Fences {
+        loom::sync::atomic::fence(order);
+    }
+}
+
+fn before(order: Ordering) {
+    if order == Ordering::SeqCst {
+        fence(order);
+    }
+}
+
+macro_rules! atomic {
+    ($name:ident, $value:ty $(, $parameter:ident)?) => {
+        #[derive(Debug)]
+        pub(crate) struct $name$(<$parameter>)?(loom::sync::atomic::$name$(<$parameter>)?);
+
+        impl$(<$parameter>)? $name$(<$parameter>)? {
+            pub fn new(value: $value) -> Self {
+                Self(loom::sync::atomic::$name::new(value))
+            }
+            pub fn load(&self, order: Ordering) -> $value {
+                before(order);
+                self.0.load(order)
+            }
+            pub fn store(&self, value: $value, order: Ordering) {
+                before(order);
+                self.0.store(value, order);
+            }
+            pub fn swap(&self, value: $value, order: Ordering) -> $value {
+                before(order);
+                self.0.swap(value, order)
+            }
+            pub fn compare_exchange(
+                &self,
+                from: $value,
+                to: $value,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<$value, $value> {
+                before(success);
+                self.0.compare_exchange(from, to, success, failure)
+            }
+            pub fn compare_exchange_weak(
+                &self,
+                from: $value,
+                to: $value,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<$value, $value> {
+                self.compare_exchange(from, to, success, failure)
+            }
+        }
+
+        /// Memory is freed after the last access to it.
+        impl$(<$parameter>)? Drop for $name$(<$parameter>)? {
+            fn drop(&mut self) {
+                if !std::thread::panicking() {
+                    self.0.with_mut(|_| ());
+                }
+            }
+        }
+    };
+}
+
+macro_rules! counts {
+    ($name:ident, $value:ty) => {
+        impl $name {
+            pub fn fetch_add(&self, value: $value, order: Ordering) -> $value {
+                before(order);
+                self.0.fetch_add(value, order)
+            }
+            pub fn fetch_sub(&self, value: $value, order: Ordering) -> $value {
+                before(order);
+                self.0.fetch_sub(value, order)
+            }
+            pub fn fetch_or(&self, value: $value, order: Ordering) -> $value {
+                before(order);
+                self.0.fetch_or(value, order)
+            }
+            pub fn fetch_and(&self, value: $value, order: Ordering) -> $value {
+                before(order);
+                self.0.fetch_and(value, order)
+            }
+        }
+    };
+}
+
+atomic!(AtomicU8, u8);
+atomic!(AtomicU32, u32);
+atomic!(AtomicU64, u64);
+atomic!(AtomicUsize, usize);
+atomic!(AtomicPtr, *mut T, T);
+counts!(AtomicU8, u8);
+counts!(AtomicU32, u32);
+counts!(AtomicU64, u64);
+counts!(AtomicUsize, usize);
+
+/// The kernel's part under a lock, as the kernel has one. A wait with an end has none here: a wake-up that
+/// is lost is a deadlock, which loom reports.
+#[derive(Debug)]
+pub(crate) struct Futex {
+    pub word: AtomicU32,
+    queue: Mutex<()>,
+    woken: Condvar,
+}
+
+impl Futex {
+    pub fn new(value: u32) -> Futex {
+        Futex { word: AtomicU32::new(value), queue: Mutex::new(()), woken: Condvar::new() }
+    }
+
+    pub fn wait(&self, expected: u32, _timeout: Option<Duration>) {
+        let queue = self.queue.lock().unwrap();
+        if self.word.load(Ordering::Acquire) == expected {
+            drop(self.woken.wait(queue).unwrap());
+        }
+    }
+
+    pub fn wake_one(&self) {
+        let _queue = self.queue.lock().unwrap();
+        self.woken.notify_one();
+    }
+
+    pub fn wake_all(&self) {
+        let _queue = self.queue.lock().unwrap();
+        self.woken.notify_all();
+    }
+}
+
+/// A look before a sleep doubles the interleavings and adds nothing: the wait looks again.
+pub(crate) const SPINS: u32 = 0;
+
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
+pub(crate) fn since(_began: Instant) -> Duration {
+    Duration::ZERO
+}
+
+loom::thread_local! {
+    static CLAIMS: Cell<u32> = Cell::new(0);
+    static NUMBER: Cell<u32> = Cell::new(0);
+    static SECTIONS: Cell<u32> = Cell::new(0);
+}
+
+std::thread_local! {
+    static NUMBERS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Before each interleaving.
+pub(crate) fn reset() {
+    NUMBERS.set(0);
+}
+
+/// Threads are numbered in the order in which they ask.
+pub(crate) fn thread_number() -> u32 {
+    NUMBER.with(|number| {
+        if number.get() == 0 {
+            NUMBERS.set(NUMBERS.get() + 1);
+            number.set(NUMBERS.get());
+        }
+        number.get()
+    })
+}
+
+pub(crate) fn own_claims() -> u32 {
+    CLAIMS.with(Cell::get)
+}
+
+pub(crate) fn set_own_claims(count: u32) {
+    CLAIMS.with(|claims| claims.set(count));
+}
+
+pub(crate) fn barrier_after_rmw() {
+    fence(Ordering::SeqCst);
+}
+
+pub(crate) fn section_begins() {
+    SECTIONS.with(|sections| sections.set(sections.get() + 1));
+}
+
+pub(crate) fn section_ends() {
+    SECTIONS.with(|sections| sections.set(sections.get() - 1));
+}
+
+pub(crate) fn sections_open() -> u32 {
+    SECTIONS.with(Cell::get)
+}

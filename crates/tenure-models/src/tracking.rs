@@ -1,0 +1,67 @@
+//! The core's `tracking`, as far as it is modelled.
+
+#[path = "../../tenure/src/tracking/gate.rs"]
+pub(crate) mod gate;
+#[path = "../../tenure/src/tracking/map.rs"]
+pub(crate) mod map;
+#[path = "../../tenure/src/tracking/offer.rs"]
+pub(crate) mod offer;
+#[path = "../../tenure/src/tracking/owned.rs"]
+pub(crate) mod owned;
+#[path = "../../tenure/src/tracking/raw.rs"]
+pub(crate) mod raw;
+#[path = "../../tenure/src/tracking/revive.rs"]
+pub(crate) mod revive;
+#[path = "../../tenure/src/tracking/settle.rs"]
+pub(crate) mod settle;
+#[path = "../../tenure/src/tracking/side.rs"]
+pub(crate) mod side;
+#[path = "../../tenure/src/tracking/slab.rs"]
+pub(crate) mod slab;
+#[path = "../../tenure/src/tracking/state.rs"]
+pub(crate) mod state;
+
+pub(crate) use crate::fakes::{backpressure, detection, settings};
+
+use crate::runtime::lock::{Lock, Rank};
+
+/// As in the core, but one for each interleaving.
+pub(crate) struct Tracking {
+    pub slab: slab::Slab,
+    pub claims: state::Claims,
+    map: Lock<map::IntervalMap>,
+    pub raw: std::sync::atomic::AtomicUsize,
+}
+
+loom::lazy_static! {
+    pub(crate) static ref TRACKING: Tracking = Tracking {
+        slab: slab::Slab::new(),
+        claims: state::Claims::new(),
+        map: Lock::new(Rank::IntervalMap, map::IntervalMap::new()),
+        raw: std::sync::atomic::AtomicUsize::new(0),
+    };
+}
+
+pub(crate) fn stir() {}
+
+/// What `scan` does, without its waits: looks at all ranges, then offers each that was marked.
+pub(crate) fn scan() {
+    let mut seen = Vec::new();
+    TRACKING.slab.each(|id, tracked, word| {
+        if tracked.len() > 0
+            && word.pins() == 0
+            && !word.has(state::Word::OFFERED | state::Word::CLAIMED)
+        {
+            seen.push((id, word));
+        }
+    });
+    for (id, word) in seen {
+        let claim = match word.has(state::Word::RAW) {
+            true => raw::claim_with_neighbours(id, word),
+            false => TRACKING.claims.try_claim_from(id, TRACKING.slab.get(id), word),
+        };
+        if let Some(mut claim) = claim {
+            let _ = settle::offer(&mut claim, false);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The ways of a range, as promises and the background thread call them: taken back under a pin, offered,
+//! purged.
+
+use super::offer::{self, Refusal};
+use super::state::{Claim, RangeId, Tracked, Word};
+use super::wake::stir;
+use super::{backpressure, claims, detection, revive, settings, TRACKING};
+use crate::range::PageRange;
+use crate::runtime::counters::{add, COUNTERS};
+use crate::runtime::lock::assert_none_held;
+use crate::runtime::{fork, services, worker};
+use rustix::io::Errno;
+
+/// Takes back the pages of a range that the caller has pinned, if they are offered, and ends what is left of
+/// a watch. Another thread that does so is waited for. `finish` has the claim, and the extents that are gone,
+/// before any other pinner gets on.
+///
+/// # Errors
+/// As [`revive::keep_pages`] and [`revive::complete`]; the range stays offered, and the pin is the caller's to take away.
+pub(super) fn settle(
+    id: RangeId,
+    tracked: &'static Tracked,
+    wanted: &(dyn Fn(Word) -> bool + Sync),
+    finish: &mut (dyn FnMut(&mut Claim, Vec<PageRange>) + Send),
+) -> Result<(), Errno> {
+    before_taking_back();
+    // Where the process has too many mappings for the split that this may take, what waits to be unmapped goes
+    // first: here, without a claim, because that takes locks for which a fork waits that waits for claims.
+    let short = |errno: &Errno| *errno == Errno::NOMEM;
+    match services::retry(|| settle_here(id, tracked, wanted, finish), short) {
+        // The background thread has a descriptor that the program cannot close.
+        Err(errno) if detection::is_closed(errno) => {
+            let there = worker::on_worker(|| settle_here(id, tracked, wanted, finish));
+            there.unwrap_or(Err(errno))
+        }
+        other => other,
+    }
+}
+
+/// What is to be seen to before any claim is taken for it: a fork that went unseen, descriptors that are lost.
+pub(super) fn before_taking_back() {
+    assert_none_held();
+    fork::look();
+    if detection::is_lost() && !worker::is_worker() {
+        detection::recover(|| {
+            TRACKING.slab.each(|_, tracked, word| {
+                tracked.not_watched();
+                tracked.not_refilled();
+                if word.has(Word::OFFERED) {
+                    tracked.suspect();
+                }
+            });
+        });
+    }
+}
+
+fn settle_here(
+    id: RangeId,
+    tracked: &'static Tracked,
+    wanted: &dyn Fn(Word) -> bool,
+    finish: &mut dyn FnMut(&mut Claim, Vec<PageRange>),
+) -> Result<(), Errno> {
+    let Some(mut claim) = claims().claim(id, tracked, wanted) else { return Ok(()) };
+    let offered = claim.is_offered();
+    let gone = revive::keep_pages(&mut claim)?;
+    let gone = revive::complete(&mut claim, gone)?;
+    let len = claim.range().len();
+    finish(&mut claim, gone);
+    drop(claim);
+    if offered {
+        stir();
+        backpressure::exposed(len as u64);
+    }
+    Ok(())
+}
+
+/// Whether a pinner has something to do: take pages back, or end a watch.
+pub(super) fn needs_settling(word: Word) -> bool {
+    word.has(Word::OFFERED | Word::UNCLEAN)
+}
+
+/// Offers a claimed range. On the background thread.
+pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> {
+    // Not only pinned: a claim that began before the pin would be offered under the program's hands.
+    if claim.is_wanted() || claim.is_offered() {
+        return Err(Refusal::Wanted);
+    }
+    let offered = offer::offer(claim, split_huge);
+    match offered {
+        Ok(()) if settings::purge_always() => {
+            let _ = offer::purge(claim);
+        }
+        Err(Refusal::Wanted) | Ok(()) => {}
+        Err(_) => add(&COUNTERS.refused_offers, 1),
+    }
+    offered
+}
+
+/// Offers a range now, whatever its age, from any thread.
+pub(super) fn offer_now(id: RangeId, tracked: &'static Tracked) -> Result<(), Refusal> {
+    let volatile = |word: Word| word.pins() == 0;
+    let offer = move || {
+        let Some(mut claim) = claims().claim(id, tracked, volatile) else {
+            return Err(Refusal::Wanted);
+        };
+        match claim.is_offered() {
+            true => Ok(()),
+            false => offer(&mut claim, true),
+        }
+    };
+    worker::on_worker(offer).unwrap_or(Err(Refusal::Kernel(Errno::AGAIN)))
+}
+
+/// Offers a range and has the kernel discard it; returns how many bytes are gone.
+pub(super) fn purge_now(id: RangeId, tracked: &'static Tracked) -> Result<usize, Refusal> {
+    offer_now(id, tracked)?;
+    let offered = |word: Word| word.has(Word::OFFERED);
+    let purge = move || {
+        let Some(mut claim) = claims().claim(id, tracked, offered) else {
+            return Err(Refusal::Wanted);
+        };
+        offer::purge(&mut claim).map_err(Refusal::Kernel)
+    };
+    worker::on_worker(purge).unwrap_or(Err(Refusal::Kernel(Errno::AGAIN)))
+}
