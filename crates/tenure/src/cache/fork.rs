@@ -93,7 +93,7 @@ where
     S: Send + Sync + 'static,
 {
     watch();
-    let cache: *const dyn Forked = Arc::as_ptr(inner) as *const Inner<K, S>;
+    let cache: *const dyn Forked = Arc::<Inner<K, S>>::as_ptr(inner);
     let listed = &inner.listed;
     // SAFETY: not listed yet, so nobody reads it.
     unsafe { *listed.cache.get() = Some(cache) };

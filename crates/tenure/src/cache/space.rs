@@ -515,7 +515,7 @@ impl Space {
             u64::from(segment.range.pins().saturating_sub(own))
         };
         let filled = |segment: &&Segment| segment.is_shared() && !segment.link.is(Name::Bare);
-        self.segments.iter().filter(filled).map(|segment| held(segment)).sum()
+        self.segments.iter().filter(filled).map(held).sum()
     }
 }
 
