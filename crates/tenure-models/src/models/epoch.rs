@@ -29,7 +29,13 @@ fn shared(act: impl FnOnce(&'static Shared)) {
 
 impl Shared {
     fn read(&self) {
-        let at = self.epoch.enter(true);
+        let at = loop {
+            match self.epoch.enter(true) {
+                Some(at) => break at,
+                // A writer moves things.
+                None => drop(self.waiting.lock()),
+            }
+        };
         if self.link.load(Ordering::Acquire) == 1 {
             // SAFETY: loom sees that it is not freed.
             assert_eq!(self.data.with(|data| unsafe { *data }), 0);

@@ -49,13 +49,18 @@ impl Shared {
     }
 
     fn insert(&self, key: u32, at: usize) -> Option<Place> {
-        self.table.insert(hash(key), self.key(key), place(at), &|_| false).map(unused)
+        let section = self.table.section(false);
+        self.table.insert(section, hash(key), self.key(key), place(at), &|_| false).map(unused)
     }
 
     fn find(&self, key: u32) -> Option<Place> {
         let key = self.key(key);
         let section = self.table.section(true);
-        self.table.find_and_use(&section, hash(key.0), &key).map(unused)
+        let found = self.table.find_and_use(&section, hash(key.0), &key, unused);
+        found.map(|(place, early)| {
+            assert_eq!(unused(place), early, "told of the place that it finds");
+            early
+        })
     }
 
     fn remove(&self, key: u32) -> Option<Place> {

@@ -19,7 +19,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 /// See the module's head.
