@@ -130,8 +130,7 @@ pub(crate) mod detection {
     }
 
     pub(crate) fn unregister(_kind: Kind, range: PageRange) -> Result<(), Errno> {
-        KERNEL.end_watch(range);
-        Ok(())
+        KERNEL.end_watch(range)
     }
 
     pub(crate) fn is_closed(_errno: Errno) -> bool {

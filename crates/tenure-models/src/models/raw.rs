@@ -193,10 +193,56 @@ fn what_is_forgotten_is_not_touched_any_more() {
     });
 }
 
-/// Memory is refused for the second of two ranges, after the loss of the first was found.
+/// Two ranges side by side, offered, and the lower one gone; `refuse` has the kernel refuse one step of an
+/// unmark of both. Two threads do that, each once more if it fails.
+fn unmarked_at_the_second_try(refuse: fn()) {
+    let (low, high) = (PageRange::new(4, 5), PageRange::new(5, 6));
+    let both = PageRange::new(4, 6);
+    let mapping = Mapping::map(both);
+    (4..6).for_each(|at| KERNEL.write(at, BYTE));
+    for (place, priority) in [(low, 1), (high, 2)] {
+        assert!(raw::mark(place, Some(priority)).is_ok());
+    }
+    scan();
+    assert!(KERNEL.is_told(4) && KERNEL.is_told(5));
+    KERNEL.reclaim(low);
+    refuse();
+    lend(Mutex::new(Vec::new()), |heard| {
+        let hear = move || {
+            let lost = raw::unmark(both).or_else(|_| raw::unmark(both));
+            let lost = lost.unwrap_or_else(|_| panic!("refused once"));
+            let pages = lost.into_iter().flat_map(|extent| extent.start..extent.end);
+            heard.lock().unwrap().extend(pages);
+            assert_eq!((KERNEL.read(4), KERNEL.read(5)), (0, BYTE));
+        };
+        together!(hear; hear());
+        assert_eq!(*heard.lock().unwrap(), [4]);
+    });
+    raw::forget(both);
+    drop(mapping);
+}
+
+/// Memory is refused for the second range, after the loss of the first was found.
 #[test]
 fn an_unmark_that_fails_keeps_the_losses_it_found() {
     check("raw, an unmark that fails and another", 1, Order::Fences, || {
+        // The first range takes one call: nothing is left of it that a second could keep.
+        unmarked_at_the_second_try(|| KERNEL.refuse_after(1));
+    });
+}
+
+/// The first range is complete when the second cannot be.
+#[test]
+fn an_unmark_that_fails_late_undoes_what_it_did() {
+    check("raw, an unmark that fails late and another", 1, Order::Fences, || {
+        unmarked_at_the_second_try(|| KERNEL.refuse_end_after(1));
+    });
+}
+
+/// A failed unmark may leave ranges non-volatile, and then they are whole; the other range is not touched.
+#[test]
+fn an_unmark_that_fails_loses_nothing_for_another() {
+    check("raw, an unmark that fails and one of a part", 1, Order::Fences, || {
         let (low, high) = (PageRange::new(4, 5), PageRange::new(5, 6));
         let both = PageRange::new(4, 6);
         let mapping = Mapping::map(both);
@@ -205,18 +251,31 @@ fn an_unmark_that_fails_keeps_the_losses_it_found() {
             assert!(raw::mark(place, Some(priority)).is_ok());
         }
         scan();
+        assert!(KERNEL.is_told(4) && KERNEL.is_told(5));
         KERNEL.reclaim(low);
-        // The first of them takes two calls: the range's, and none for what is left of it.
-        KERNEL.refuse_after(1);
+        KERNEL.refuse_end_after(1);
         lend(Mutex::new(Vec::new()), |heard| {
-            let hear = move || {
-                let lost = raw::unmark(both).or_else(|_| raw::unmark(both));
-                let lost = lost.unwrap_or_else(|_| panic!("memory was refused once"));
-                let pages = lost.into_iter().flat_map(|extent| extent.start..extent.end);
-                heard.lock().unwrap().extend(pages);
-                assert_eq!(KERNEL.read(5), BYTE);
+            let note = |lost: Result<Vec<PageRange>, raw::Failed>| {
+                if let Ok(lost) = &lost {
+                    let pages = lost.iter().flat_map(|extent| extent.start..extent.end);
+                    heard.lock().unwrap().extend(pages);
+                }
+                lost.is_ok()
             };
-            together!(hear; hear());
+            let part = move || {
+                if note(raw::unmark(low)) {
+                    assert_eq!(KERNEL.read(4), 0);
+                }
+            };
+            let whole = move || {
+                if note(raw::unmark(both)) {
+                    assert_eq!((KERNEL.read(4), KERNEL.read(5)), (0, BYTE));
+                }
+            };
+            together!(part; whole());
+            // What nobody was told is told to the next.
+            note(raw::unmark(both));
+            assert_eq!((KERNEL.read(4), KERNEL.read(5)), (0, BYTE));
             assert_eq!(*heard.lock().unwrap(), [4]);
         });
         raw::forget(both);

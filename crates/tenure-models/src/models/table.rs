@@ -188,3 +188,18 @@ fn a_value_that_moves_is_found_at_either_place() {
         });
     });
 }
+
+/// Keys move to the new array when nobody reads: a removal finds its key in either.
+#[test]
+fn a_key_is_removed_while_the_array_is_replaced() {
+    check("table, a removal and growth", 3, Order::Fences, || {
+        table(|shared| {
+            (0..13).for_each(|key| assert_eq!(shared.insert(key, key as usize), None));
+            let remove = || assert_eq!(shared.remove(3), Some(place(3)));
+            together!(remove; assert_eq!(shared.insert(14, 14), None));
+            assert_eq!((shared.find(3), shared.find(14)), (None, Some(place(14))));
+            (4..13).for_each(|key| assert_eq!(shared.find(key), Some(place(key as usize))));
+            assert_eq!(shared.table.len(), 13);
+        });
+    });
+}
