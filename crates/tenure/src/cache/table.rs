@@ -20,6 +20,7 @@ use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
 #[cfg(all(test, not(loom)))]
+#[path = "table/tests.rs"]
 mod tests;
 
 /// See the module's head.
