@@ -1,9 +1,9 @@
 //! The core's `cache`, as far as it is modelled.
 
+#[path = "../../tenure/src/cache/array.rs"]
+mod array;
 #[path = "../../tenure/src/cache/epoch.rs"]
 mod epoch;
-#[path = "../../tenure/src/cache/index.rs"]
-mod index;
 #[path = "../../tenure/src/cache/life.rs"]
 mod life;
 #[path = "../../tenure/src/cache/place.rs"]

@@ -116,6 +116,22 @@ macro_rules! counts {
                 before(order);
                 self.0.fetch_and(value, order)
             }
+            /// The first look is at the newest value: an older one only lets the exchange fail.
+            pub fn fetch_update(
+                &self,
+                success: Ordering,
+                failure: Ordering,
+                mut change: impl FnMut($value) -> Option<$value>,
+            ) -> Result<$value, $value> {
+                let mut value = self.fetch_or(0, failure);
+                while let Some(next) = change(value) {
+                    match self.compare_exchange(value, next, success, failure) {
+                        Ok(before) => return Ok(before),
+                        Err(now) => value = now,
+                    }
+                }
+                Err(value)
+            }
         }
     };
 }
@@ -210,6 +226,9 @@ pub(crate) fn set_own_claims(count: u32) {
 pub(crate) fn barrier_after_rmw() {
     fence(Ordering::SeqCst);
 }
+
+/// Changes nothing that a thread sees.
+pub(crate) fn prefetch(_address: usize) {}
 
 pub(crate) fn section_begins() {
     SECTIONS.with(|sections| sections.set(sections.get() + 1));

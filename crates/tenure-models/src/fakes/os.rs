@@ -32,12 +32,15 @@ pub(crate) struct Kernel {
     pages: [Page; PAGES],
     /// Calls of `populate_write` until one is refused for want of memory; 0: none is.
     refusal: AtomicU32,
+    /// The same of the ends of watches, for too many mappings.
+    watch_refusal: AtomicU32,
 }
 
 loom::lazy_static! {
     pub(crate) static ref KERNEL: Kernel = Kernel {
         pages: std::array::from_fn(|_| Page { state: AtomicU32::new(0), data: UnsafeCell::new(0) }),
         refusal: AtomicU32::new(0),
+        watch_refusal: AtomicU32::new(0),
     };
 }
 
@@ -86,8 +89,12 @@ impl Kernel {
         });
     }
 
-    pub fn end_watch(&self, range: PageRange) {
+    pub fn end_watch(&self, range: PageRange) -> Result<(), Errno> {
+        if is_refused(&self.watch_refusal) {
+            return Err(Errno::NOMEM);
+        }
         self.each(range, |state| state & !WATCHED);
+        Ok(())
     }
 
     /// Reclaim takes what it was told of.
@@ -138,9 +145,9 @@ impl Kernel {
         self.refusal.store(calls + 1, Ordering::Relaxed);
     }
 
-    fn refuses(&self) -> bool {
-        let left = self.refusal.fetch_or(0, Ordering::Relaxed);
-        left > 0 && self.refusal.fetch_sub(1, Ordering::Relaxed) == 1
+    /// Refuses the end of a watch after so many.
+    pub fn refuse_end_after(&self, calls: u32) {
+        self.watch_refusal.store(calls + 1, Ordering::Relaxed);
     }
 
     /// No page of the range may go.
@@ -151,6 +158,11 @@ impl Kernel {
     pub fn is_told(&self, at: usize) -> bool {
         self.state(at) & TOLD != 0
     }
+}
+
+/// Counts a call: the last that is counted is refused.
+fn is_refused(left: &AtomicU32) -> bool {
+    left.fetch_or(0, Ordering::Relaxed) > 0 && left.fetch_sub(1, Ordering::Relaxed) == 1
 }
 
 fn touched(state: u32) {
@@ -188,7 +200,7 @@ pub(crate) mod advise {
 
     /// Each page gets one that can be written; the first that is watched and missing ends it.
     pub(crate) fn populate_write(range: PageRange) -> Result<(), Errno> {
-        if KERNEL.refuses() {
+        if is_refused(&KERNEL.refusal) {
             return Err(Errno::NOMEM);
         }
         populate(range, DATA)

@@ -28,8 +28,18 @@ fn shared(act: impl FnOnce(&'static Shared)) {
 }
 
 impl Shared {
+    fn enter(&self) -> usize {
+        loop {
+            match self.epoch.enter(true) {
+                Some(at) => return at,
+                // A writer moves things.
+                None => drop(self.waiting.lock()),
+            }
+        }
+    }
+
     fn read(&self) {
-        let at = self.epoch.enter(true);
+        let at = self.enter();
         if self.link.load(Ordering::Acquire) == 1 {
             // SAFETY: loom sees that it is not freed.
             assert_eq!(self.data.with(|data| unsafe { *data }), 0);
@@ -75,6 +85,37 @@ fn readers_that_come_again_hold_nothing_up_for_good() {
                 shared.read();
             };
             together!(twice; shared.unlink());
+        });
+    });
+}
+
+/// A writer that finds nobody reading keeps readers out and moves what they read.
+#[test]
+fn what_is_moved_is_read_by_nobody_meanwhile() {
+    check("epoch, two readers and a move", 3, Order::Fences, || {
+        let shared = Shared {
+            epoch: Epoch::new(),
+            link: AtomicU32::new(0),
+            data: UnsafeCell::new(0),
+            waiting: Lock::new(Rank::CacheShard, None),
+        };
+        lend(shared, |shared| {
+            let read = || {
+                let at = shared.enter();
+                // SAFETY: loom sees that it is not being moved.
+                shared.data.with(|data| unsafe { *data });
+                shared.epoch.leave(at);
+            };
+            let shift = || {
+                let lock = shared.waiting.lock();
+                if shared.epoch.close() {
+                    // SAFETY: loom sees that nobody reads it.
+                    shared.data.with_mut(|data| unsafe { *data += 1 });
+                    shared.epoch.open();
+                }
+                drop(lock);
+            };
+            together!(read, read; shift());
         });
     });
 }

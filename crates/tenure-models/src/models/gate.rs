@@ -2,7 +2,7 @@
 
 use crate::model::{check, lend, together};
 use crate::range::PageRange;
-use crate::sync::{AtomicU32, Order, Ordering};
+use crate::sync::{set_own_claims, AtomicU32, Order, Ordering};
 use crate::tracking::gate::Gate;
 use crate::tracking::state::Word;
 use crate::tracking::TRACKING;
@@ -96,4 +96,44 @@ fn no_range_is_claimed_in_a_fork() {
         };
         together!(change; fork());
     });
+}
+
+/// Among a thread's own claims: it is at the count.
+const CHANGING: u32 = 1 << 31;
+
+/// A signal's handler forks where the thread is about to count its claim, or has just done so.
+#[test]
+fn a_fork_amid_a_count_ends() {
+    check("gate, a fork amid the count of a claim", 3, Order::Fences, || {
+        shared(|shared| {
+            let counted = || {
+                shared.gate.enter();
+                set_own_claims(CHANGING);
+                fork_unsure(shared);
+                set_own_claims(1);
+                shared.gate.leave();
+            };
+            together!(|| shared.claim(|| ()); counted());
+            shared.fork(0);
+        });
+    });
+    check("gate, a fork before the count of a claim", 3, Order::Fences, || {
+        shared(|shared| {
+            let uncounted = || {
+                set_own_claims(CHANGING);
+                fork_unsure(shared);
+                set_own_claims(0);
+                shared.claim(|| ());
+            };
+            together!(|| shared.claim(|| ()); uncounted());
+            shared.fork(0);
+        });
+    });
+}
+
+fn fork_unsure(shared: &Shared) {
+    shared.gate.close();
+    assert!(shared.gate.is_unsure());
+    assert!(shared.active.fetch_or(0, Ordering::Relaxed) <= 1);
+    shared.gate.open();
 }

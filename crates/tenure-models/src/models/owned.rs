@@ -148,3 +148,21 @@ fn discarded_pages_are_zeros_and_stay() {
         });
     });
 }
+
+/// Callers that may unpin too often are told so, one by one.
+#[test]
+fn a_pin_is_taken_away_once() {
+    check("owned, two unpins of one pin and the worker", 3, Order::Fences, || {
+        lend(owned(1), |owned| {
+            assert!(owned.pin());
+            lend(AtomicU32::new(0), |taken| {
+                let unpin = || {
+                    let had_one = owned.unpin_if_pinned();
+                    taken.fetch_add(u32::from(had_one), Ordering::Relaxed);
+                };
+                together!(scan, unpin; unpin());
+                assert_eq!((taken.load(Ordering::Relaxed), owned.pins()), (1, 0));
+            });
+        });
+    });
+}

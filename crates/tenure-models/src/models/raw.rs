@@ -117,6 +117,25 @@ fn a_cut_loses_and_doubles_nothing() {
     });
 }
 
+/// A part is marked again, so the range is cut, between the pin and the taking back of the whole.
+#[test]
+fn a_range_that_changes_its_shape_keeps_its_losses() {
+    check("raw, an unmark of the whole and a mark of a part", 2, Order::Fences, || {
+        let whole = PageRange::new(4, 6);
+        marked(2, || {
+            scan();
+            KERNEL.reclaim(whole);
+            let pinner = loom::thread::spawn(move || unmark(whole));
+            mark(PageRange::new(5, 6));
+            let mut lost = pinner.join().unwrap();
+            lost.extend(unmark(whole));
+            let mut pages: Vec<usize> = lost.into_iter().flat_map(|l| l.start..l.end).collect();
+            pages.sort_unstable();
+            assert_eq!(pages, [4, 5]);
+        });
+    });
+}
+
 #[test]
 fn an_unmark_of_a_part_has_its_pages_while_the_whole_is_offered() {
     check("raw, an unmark of a part and the worker", 2, Order::Fences, || {
@@ -124,7 +143,7 @@ fn an_unmark_of_a_part_has_its_pages_while_the_whole_is_offered() {
     });
 }
 
-/// Two ranges side by side, which the worker offers as one.
+/// Two ranges side by side, which the worker offers as one: the upper one's pins would be lost.
 #[test]
 fn an_unmark_has_its_pages_while_ranges_are_joined() {
     check("raw, an unmark and a join", 3, Order::Fences, || {
@@ -136,7 +155,7 @@ fn an_unmark_has_its_pages_while_ranges_are_joined() {
         unmark(high);
         mark(low);
         mark(high);
-        together!(scan; read_alone(low));
+        together!(scan; read_alone(high));
         raw::forget(PageRange::new(4, 6));
         drop(mapping);
         assert_eq!(TRACKING.slab.live(), 0);
@@ -174,10 +193,56 @@ fn what_is_forgotten_is_not_touched_any_more() {
     });
 }
 
-/// Memory is refused for the second of two ranges, after the loss of the first was found.
+/// Two ranges side by side, offered, and the lower one gone; `refuse` has the kernel refuse one step of an
+/// unmark of both. Two threads do that, each once more if it fails.
+fn unmarked_at_the_second_try(refuse: fn()) {
+    let (low, high) = (PageRange::new(4, 5), PageRange::new(5, 6));
+    let both = PageRange::new(4, 6);
+    let mapping = Mapping::map(both);
+    (4..6).for_each(|at| KERNEL.write(at, BYTE));
+    for (place, priority) in [(low, 1), (high, 2)] {
+        assert!(raw::mark(place, Some(priority)).is_ok());
+    }
+    scan();
+    assert!(KERNEL.is_told(4) && KERNEL.is_told(5));
+    KERNEL.reclaim(low);
+    refuse();
+    lend(Mutex::new(Vec::new()), |heard| {
+        let hear = move || {
+            let lost = raw::unmark(both).or_else(|_| raw::unmark(both));
+            let lost = lost.unwrap_or_else(|_| panic!("refused once"));
+            let pages = lost.into_iter().flat_map(|extent| extent.start..extent.end);
+            heard.lock().unwrap().extend(pages);
+            assert_eq!((KERNEL.read(4), KERNEL.read(5)), (0, BYTE));
+        };
+        together!(hear; hear());
+        assert_eq!(*heard.lock().unwrap(), [4]);
+    });
+    raw::forget(both);
+    drop(mapping);
+}
+
+/// Memory is refused for the second range, after the loss of the first was found.
 #[test]
 fn an_unmark_that_fails_keeps_the_losses_it_found() {
     check("raw, an unmark that fails and another", 1, Order::Fences, || {
+        // The first range takes one call: nothing is left of it that a second could keep.
+        unmarked_at_the_second_try(|| KERNEL.refuse_after(1));
+    });
+}
+
+/// The first range is complete when the second cannot be.
+#[test]
+fn an_unmark_that_fails_late_undoes_what_it_did() {
+    check("raw, an unmark that fails late and another", 1, Order::Fences, || {
+        unmarked_at_the_second_try(|| KERNEL.refuse_end_after(1));
+    });
+}
+
+/// A failed unmark may leave ranges non-volatile, and then they are whole; the other range is not touched.
+#[test]
+fn an_unmark_that_fails_loses_nothing_for_another() {
+    check("raw, an unmark that fails and one of a part", 1, Order::Fences, || {
         let (low, high) = (PageRange::new(4, 5), PageRange::new(5, 6));
         let both = PageRange::new(4, 6);
         let mapping = Mapping::map(both);
@@ -186,18 +251,31 @@ fn an_unmark_that_fails_keeps_the_losses_it_found() {
             assert!(raw::mark(place, Some(priority)).is_ok());
         }
         scan();
+        assert!(KERNEL.is_told(4) && KERNEL.is_told(5));
         KERNEL.reclaim(low);
-        // The first of them takes two calls: the range's, and none for what is left of it.
-        KERNEL.refuse_after(1);
+        KERNEL.refuse_end_after(1);
         lend(Mutex::new(Vec::new()), |heard| {
-            let hear = move || {
-                let lost = raw::unmark(both).or_else(|_| raw::unmark(both));
-                let lost = lost.unwrap_or_else(|_| panic!("memory was refused once"));
-                let pages = lost.into_iter().flat_map(|extent| extent.start..extent.end);
-                heard.lock().unwrap().extend(pages);
-                assert_eq!(KERNEL.read(5), BYTE);
+            let note = |lost: Result<Vec<PageRange>, raw::Failed>| {
+                if let Ok(lost) = &lost {
+                    let pages = lost.iter().flat_map(|extent| extent.start..extent.end);
+                    heard.lock().unwrap().extend(pages);
+                }
+                lost.is_ok()
             };
-            together!(hear; hear());
+            let part = move || {
+                if note(raw::unmark(low)) {
+                    assert_eq!(KERNEL.read(4), 0);
+                }
+            };
+            let whole = move || {
+                if note(raw::unmark(both)) {
+                    assert_eq!((KERNEL.read(4), KERNEL.read(5)), (0, BYTE));
+                }
+            };
+            together!(part; whole());
+            // What nobody was told is told to the next.
+            note(raw::unmark(both));
+            assert_eq!((KERNEL.read(4), KERNEL.read(5)), (0, BYTE));
             assert_eq!(*heard.lock().unwrap(), [4]);
         });
         raw::forget(both);

@@ -49,13 +49,18 @@ impl Shared {
     }
 
     fn insert(&self, key: u32, at: usize) -> Option<Place> {
-        self.table.insert(hash(key), self.key(key), place(at), &|_| false).map(unused)
+        let section = self.table.section(false);
+        self.table.insert(section, hash(key), self.key(key), place(at), &|_| false).map(unused)
     }
 
     fn find(&self, key: u32) -> Option<Place> {
         let key = self.key(key);
         let section = self.table.section(true);
-        self.table.find_and_use(&section, hash(key.0), &key).map(unused)
+        let found = self.table.find_and_use(&section, hash(key.0), &key, unused);
+        found.map(|(place, early)| {
+            assert_eq!(unused(place), early, "told of the place that it finds");
+            early
+        })
     }
 
     fn remove(&self, key: u32) -> Option<Place> {
@@ -180,6 +185,21 @@ fn a_value_that_moves_is_found_at_either_place() {
             };
             together!(look, remove; relocate());
             assert_eq!(shared.find(1), None);
+        });
+    });
+}
+
+/// Keys move to the new array when nobody reads: a removal finds its key in either.
+#[test]
+fn a_key_is_removed_while_the_array_is_replaced() {
+    check("table, a removal and growth", 3, Order::Fences, || {
+        table(|shared| {
+            (0..13).for_each(|key| assert_eq!(shared.insert(key, key as usize), None));
+            let remove = || assert_eq!(shared.remove(3), Some(place(3)));
+            together!(remove; assert_eq!(shared.insert(14, 14), None));
+            assert_eq!((shared.find(3), shared.find(14)), (None, Some(place(14))));
+            (4..13).for_each(|key| assert_eq!(shared.find(key), Some(place(key as usize))));
+            assert_eq!(shared.table.len(), 13);
         });
     });
 }

@@ -247,7 +247,7 @@ pub(super) fn claim_with_neighbours(id: RangeId, word: Word) -> Option<Claim> {
     let mut map = TRACKING.map.lock();
     let alone = {
         let range = seen.range();
-        let cold = |id: RangeId| fits(id, age);
+        let cold = |id: RangeId| fits(id, seen, age);
         let below =
             map.at_or_before(range.start.saturating_sub(page_size())).filter(|id| cold(*id));
         let above = map.starting_at(range.end).filter(|id| cold(*id));
@@ -264,7 +264,7 @@ pub(super) fn claim_with_neighbours(id: RangeId, word: Word) -> Option<Claim> {
     while change.done.len() < MOST_JOINED {
         let range = claim.range();
         let Some(below) = map.at_or_before(range.start - page_size()) else { break };
-        let Some(mut lower) = claim_cold(below, age, range.len()) else { break };
+        let Some(mut lower) = claim_cold(below, seen, age, range.len()) else { break };
         if !may_join(&lower, &claim) {
             break;
         }
@@ -276,7 +276,7 @@ pub(super) fn claim_with_neighbours(id: RangeId, word: Word) -> Option<Claim> {
     while change.done.len() < MOST_JOINED {
         let range = claim.range();
         let Some(above) = map.starting_at(range.end) else { break };
-        let Some(mut upper) = claim_cold(above, age, range.len()) else { break };
+        let Some(mut upper) = claim_cold(above, seen, age, range.len()) else { break };
         if !may_join(&claim, &upper) {
             break;
         }
@@ -292,18 +292,22 @@ pub(super) fn claim_with_neighbours(id: RangeId, word: Word) -> Option<Claim> {
     Some(claim)
 }
 
-/// Whether a range is marked, not offered, and as cold.
-fn fits(id: RangeId, age: u8) -> bool {
-    let word = tracked(id).load();
+/// Whether a range is marked, not offered, of the priority of `seen`, and as cold. Asked before it is claimed: a
+/// claim for nothing counts as a use, and puts its own offer off.
+fn fits(id: RangeId, seen: &Tracked, age: u8) -> bool {
+    let range = tracked(id);
+    let word = range.load();
     word.pins() == 0
         && word.has(Word::RAW)
         && word.plain()
-        && tracked(id).age.load(Ordering::Relaxed) >= age
+        && !range.is(flag::TORN | flag::SUSPECT)
+        && range.priority.load(Ordering::Relaxed) == seen.priority.load(Ordering::Relaxed)
+        && range.age.load(Ordering::Relaxed) >= age
 }
 
-fn claim_cold(id: RangeId, age: u8, bytes: usize) -> Option<Claim> {
+fn claim_cold(id: RangeId, seen: &Tracked, age: u8, bytes: usize) -> Option<Claim> {
     let short = tracked(id).len() + bytes <= LONGEST_JOIN;
-    if !short || !fits(id, age) {
+    if !short || !fits(id, seen, age) {
         return None;
     }
     TRACKING.claims.try_claim(id, tracked(id), |word| word.pins() == 0 && word.plain())
