@@ -87,8 +87,8 @@ where
     S: Send + Sync + 'static,
 {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| memory::hold_over_forks(hold_all));
-    let cache: *const dyn Forked = Arc::as_ptr(inner) as *const Inner<K, S>;
+    ONCE.call_once(|| memory::hold_over_forks(hold_all, recover));
+    let cache: *const dyn Forked = Arc::<Inner<K, S>>::as_ptr(inner);
     let listed = &inner.listed;
     // SAFETY: not listed yet, so nobody reads it.
     unsafe { *listed.cache.get() = Some(cache) };
@@ -185,7 +185,7 @@ impl<K: Send + Sync, S: Send + Sync> Forked for Inner<K, S> {
     }
 
     fn reset_in_child(&self) {
-        self.space.reset_in_child();
+        self.space.reset_in_child(true);
         self.shards.iter().for_each(|shard| shard.table.reset_in_child());
     }
 
@@ -201,5 +201,50 @@ impl<K: Send + Sync, S: Send + Sync> Forked for Inner<K, S> {
 
     fn held_values(&self) -> u64 {
         self.space.held_values()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::Cache;
+
+    /// What a child does whose handlers did not run, in the process itself.
+    #[test]
+    fn a_cache_whose_lock_was_held_is_empty_and_usable_afterwards() {
+        for rank in RANKS {
+            let cache = Cache::<u64>::builder().ceiling(32 << 20).build().unwrap();
+            for key in 0..2000u64 {
+                cache.insert(key, &key.to_ne_bytes()).unwrap();
+            }
+            let inner: &Inner<_, _> = &cache.inner;
+            // All but the flights' lock protect the contents.
+            inner.hold(rank);
+            inner.recover();
+            let left = (0..2000u64).filter(|key| cache.get(key).is_some()).count();
+            assert_eq!(left, if rank == Rank::Flights { 2000 } else { 0 }, "{rank:?}");
+            for key in 0..20_000u64 {
+                cache.insert(key, &[key as u8; 4000]).unwrap();
+                assert_eq!(cache.get(&key).unwrap()[..], [key as u8; 4000]);
+            }
+            assert!(cache.stats().footprint_bytes <= 36 << 20);
+        }
+    }
+
+    #[test]
+    fn caches_are_listed_while_they_live() {
+        let of = |cache: &Cache<u64>| {
+            let own = Arc::as_ptr(&cache.inner);
+            let mut times = 0;
+            let caches = CACHES.lock();
+            caches.each(|cache| times += usize::from(std::ptr::addr_eq(cache, own)));
+            times
+        };
+        let caches: Vec<_> = (0..3).map(|_| Cache::<u64>::new().unwrap()).collect();
+        assert!(caches.iter().all(|cache| of(cache) == 1));
+        let mut caches = caches.into_iter();
+        let (first, second, third) = (caches.next(), caches.next(), caches.next());
+        drop(second);
+        assert_eq!((of(&first.unwrap()), of(&third.unwrap())), (1, 1));
     }
 }

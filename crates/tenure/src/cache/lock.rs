@@ -67,6 +67,10 @@ impl<T> Lock<T> {
 
     #[cold]
     fn wait(&self) {
+        if crate::os::fork::missed() {
+            // A child whose handlers did not run: the holder may not exist.
+            crate::os::fork::make_up();
+        }
         for _ in 0..100 {
             let word = self.word.load(Ordering::Relaxed);
             let free = word == FREE

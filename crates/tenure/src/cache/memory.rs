@@ -42,9 +42,11 @@ pub(super) fn hold_back() {
     bound::hold_back();
 }
 
-/// Has `held` called around every fork, in the order of the locks.
-pub(super) fn hold_over_forks(held: fn() -> Box<dyn std::any::Any>) {
+/// Has `held` called around every fork, in the order of the locks, and `missed` in a child whose
+/// fork handlers did not run.
+pub(super) fn hold_over_forks(held: fn() -> Box<dyn std::any::Any>, missed: fn()) {
     gate::hold_over_fork(held);
+    let _ = gate::MISSED.set(missed);
 }
 
 /// Memory that the kernel may take while it is not pinned. See the plan of the core.

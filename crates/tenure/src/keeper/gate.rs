@@ -44,6 +44,9 @@ thread_local! {
     static HELD: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Called in a child whose fork handlers did not run.
+pub(crate) static MISSED: std::sync::OnceLock<fn()> = std::sync::OnceLock::new();
+
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
 /// Starts watching forks. Once.
@@ -104,6 +107,9 @@ fn child() {
     thread::reset_in_child();
     chores::reset_in_child();
     watch_again(missed);
+    if let (true, Some(recover)) = (missed, MISSED.get()) {
+        recover();
+    }
     release();
 }
 
