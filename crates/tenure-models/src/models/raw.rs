@@ -117,6 +117,25 @@ fn a_cut_loses_and_doubles_nothing() {
     });
 }
 
+/// A part is marked again, so the range is cut, between the pin and the taking back of the whole.
+#[test]
+fn a_range_that_changes_its_shape_keeps_its_losses() {
+    check("raw, an unmark of the whole and a mark of a part", 2, Order::Fences, || {
+        let whole = PageRange::new(4, 6);
+        marked(2, || {
+            scan();
+            KERNEL.reclaim(whole);
+            let pinner = loom::thread::spawn(move || unmark(whole));
+            mark(PageRange::new(5, 6));
+            let mut lost = pinner.join().unwrap();
+            lost.extend(unmark(whole));
+            let mut pages: Vec<usize> = lost.into_iter().flat_map(|l| l.start..l.end).collect();
+            pages.sort_unstable();
+            assert_eq!(pages, [4, 5]);
+        });
+    });
+}
+
 #[test]
 fn an_unmark_of_a_part_has_its_pages_while_the_whole_is_offered() {
     check("raw, an unmark of a part and the worker", 2, Order::Fences, || {
@@ -124,19 +143,19 @@ fn an_unmark_of_a_part_has_its_pages_while_the_whole_is_offered() {
     });
 }
 
-/// Two ranges side by side, which the worker offers as one.
+/// Two ranges side by side, which the worker offers as one: the upper one's pins would be lost.
 #[test]
 fn an_unmark_has_its_pages_while_ranges_are_joined() {
     check("raw, an unmark and a join", 3, Order::Fences, || {
         let (low, high) = (PageRange::new(4, 5), PageRange::new(5, 6));
         let mapping = Mapping::map(PageRange::new(4, 6));
         (4..6).for_each(|at| KERNEL.write(at, BYTE));
-        // With the upper one unmarked first, they are marked one by one.
-        mark(high);
-        unmark(high);
+        // With the lower one unmarked meanwhile, they stay two.
         mark(low);
+        unmark(low);
         mark(high);
-        together!(scan; read_alone(low));
+        mark(low);
+        together!(scan; read_alone(high));
         raw::forget(PageRange::new(4, 6));
         drop(mapping);
         assert_eq!(TRACKING.slab.live(), 0);
