@@ -41,6 +41,9 @@ enum Command {
     Explain(explain::Args),
     /// Measure tenure against the alternatives on this machine.
     Bench(bench::Args),
+    /// The process that the doctor watches.
+    #[command(name = doctor::trial::NAME, hide = true)]
+    DoctorTrial,
     /// A program that allocates, for the benchmarks.
     #[command(name = bench::LOAD, hide = true)]
     BenchLoad(bench::LoadArgs),
@@ -57,6 +60,7 @@ pub fn run() -> anyhow::Result<()> {
     forget_empty_variables();
     match Cli::parse().command {
         Command::Doctor(args) => doctor::run(&args),
+        Command::DoctorTrial => doctor::trial::work(),
         Command::Demo(args) => demo::run(&args),
         Command::Populate(args) => populate::run(&args),
         Command::Lock(args) => lock::run(&args),

@@ -2,6 +2,8 @@
 
 use std::io::Read;
 use std::process::{Command, Output, Stdio};
+use tenure_testkit::seccomp::{kill_for_resources_and_privileged, Call, Filter};
+use tenure_testkit::skip;
 
 fn tenure(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
@@ -105,4 +107,50 @@ fn hidden_commands_say_that_they_are_no_use_alone() {
     let done = output(&["demo-worker"]);
     assert_eq!(done.status.code(), Some(1));
     assert!(text(&done.stderr).contains("part of `tenure demo`"));
+}
+
+/// The doctor, started by a thread under this filter, which it inherits.
+fn doctor_under(filter: Filter) -> Option<(Output, serde_json::Value)> {
+    std::thread::spawn(move || {
+        filter.install_this_thread().ok()?;
+        let done = output(&["doctor", "--json"]);
+        let report = serde_json::from_slice(&done.stdout).expect("one JSON object");
+        Some((done, report))
+    })
+    .join()
+    .expect("the thread lives")
+}
+
+#[test]
+fn doctor_passes_where_a_filter_kills_for_resources_and_privileged() {
+    let Some((done, report)) = doctor_under(kill_for_resources_and_privileged()) else {
+        skip!("a seccomp filter cannot be installed");
+    };
+    let trial = &report["findings"][0];
+    assert_eq!((&trial["name"], &trial["status"]), (&"trial".into(), &"works".into()), "{trial}");
+    let without: serde_json::Value =
+        serde_json::from_slice(&output(&["doctor", "--json"]).stdout).expect("one JSON object");
+    assert_eq!(report["findings"], without["findings"]);
+    assert_eq!(done.status.code(), output(&["doctor"]).status.code());
+}
+
+#[test]
+fn doctor_names_the_step_that_a_filter_kills() {
+    for (call, step, findings) in [
+        (libc::SYS_mlock2, "locking a range", true),
+        // Killed for what the doctor would try next itself: it does not.
+        (libc::SYS_userfaultfd, "trying each thing", false),
+    ] {
+        let Some((done, report)) = doctor_under(Filter::new().kill(Call::Number(call))) else {
+            skip!("a seccomp filter cannot be installed");
+        };
+        assert_eq!(done.status.code(), Some(1), "{call}");
+        assert_eq!(report["passed"], false);
+        let trial = &report["findings"][0];
+        assert_eq!(trial["status"], "missing");
+        let error = trial["error"].as_str().expect("it says what happened");
+        assert!(error.contains("seccomp filter kills (SIGSYS)") && error.contains(step), "{error}");
+        let others = report["findings"].as_array().expect("a list").len() > 1;
+        assert_eq!(others, findings, "{report}");
+    }
 }

@@ -182,6 +182,7 @@ pub fn as_nobody() -> Result<(), Unavailable> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
     }
+    crate::seccomp::may_call("setresuid")?;
     skip::open_early();
     let done = |what: &str, result: libc::c_int| match result {
         0 => Ok(()),

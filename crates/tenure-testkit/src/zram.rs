@@ -28,6 +28,7 @@ impl ZramSwap {
         if !rustix::process::geteuid().is_root() {
             return Err(Unavailable::new("making zram swap needs root"));
         }
+        crate::seccomp::may_call("swapon")?;
         let (number, added) = match fs::read_to_string(Path::new(CONTROL).join("hot_add")) {
             Ok(text) => {
                 let number = text.trim().parse().map_err(|e| {

@@ -54,7 +54,7 @@ fn last_error() -> Errno {
 
 fn ioctl_on_nothing(request: u64) -> Errno {
     // SAFETY: descriptor -1 is never open, so no memory is read or written.
-    assert_eq!(unsafe { libc::ioctl(-1, request, 0) }, -1);
+    assert_eq!(unsafe { libc::ioctl(-1, request as _, 0) }, -1);
     last_error()
 }
 

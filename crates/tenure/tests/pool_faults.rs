@@ -134,14 +134,14 @@ fn a_signal_handler_may_allocate() {
         }
         let done = AtomicBool::new(false);
         // SAFETY: the calling thread, which outlives the sender.
-        let me = unsafe { libc::pthread_self() };
+        let me = unsafe { libc::pthread_self() } as usize;
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut random = Random(3);
                 while !done.load(Ordering::Relaxed) {
                     let before = HANDLED.load(Ordering::Relaxed);
                     // SAFETY: a live thread.
-                    unsafe { libc::pthread_kill(me, libc::SIGUSR1) };
+                    unsafe { libc::pthread_kill(me as libc::pthread_t, libc::SIGUSR1) };
                     // One at a time, or the thread does nothing but handle signals.
                     while HANDLED.load(Ordering::Relaxed) == before {
                         std::thread::yield_now();

@@ -372,6 +372,7 @@ fn a_cgroup_limit_is_an_error_beforehand() {
 /// Without /proc nothing can be looked up; the pages come all the same.
 #[test]
 fn without_proc() {
+    or_skip!(tenure_testkit::seccomp::may_call("chroot"));
     // Not in the child: it would make one of its own, and ends without destructors.
     let place = std::env::var_os("TENURE_PLACE").is_none().then(|| raw::Place::new("no-proc"));
     let path = place.as_ref().map_or("", |place| place.path.to_str().unwrap());

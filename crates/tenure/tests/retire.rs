@@ -364,13 +364,13 @@ fn what_another_userfaultfd_watches_is_unmapped_by_munmap() {
         const UNMAP_AND_REMAP_EVENTS: u64 = 1 << 6 | 1 << 2;
         let mut api = [0xAAu64, UNMAP_AND_REMAP_EVENTS, 0];
         // SAFETY: uffdio_api is three words.
-        if unsafe { libc::ioctl(fd, 0xc018_aa3f, &mut api) } != 0 {
+        if unsafe { libc::ioctl(fd, 0xc018_aa3f_u32 as _, &mut api) } != 0 {
             skip!("events need CAP_SYS_PTRACE");
         }
         let at = written(LEN);
         let mut register = [at as u64, LEN as u64, 1, 0];
         // SAFETY: uffdio_register is four words.
-        assert_eq!(unsafe { libc::ioctl(fd, 0xc020_aa00, &mut register) }, 0);
+        assert_eq!(unsafe { libc::ioctl(fd, 0xc020_aa00_u32 as _, &mut register) }, 0);
         // The monitor: munmap returns when its event has been read.
         let monitor = std::thread::spawn(move || {
             let (mut gone, mut other) = (0u64, 0);

@@ -13,7 +13,7 @@ use tenure_testkit::{as_nobody, in_child, or_skip, run_child, skip, this_test, M
 fn limit(resource: u32, bytes: u64) {
     let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
     // SAFETY: reads the structure.
-    assert_eq!(unsafe { libc::setrlimit(resource, &limit) }, 0);
+    assert_eq!(unsafe { libc::setrlimit(resource as _, &limit) }, 0);
 }
 
 #[test]
@@ -23,7 +23,7 @@ fn address_space_is_there_again_at_once() {
         let len = 256 * MIB;
         unmap(written(len), len).unwrap();
         drain();
-        limit(libc::RLIMIT_AS, status("VmSize:") + len as u64 + len as u64 / 2);
+        limit(libc::RLIMIT_AS as _, status("VmSize:") + len as u64 + len as u64 / 2);
         for _ in 0..5 {
             let at = try_map(len, RW, PRIVATE, -1).expect("the last one is gone");
             touch(at, len);
@@ -38,7 +38,7 @@ fn locks_are_not_charged_for_what_is_gone() {
         ready();
         or_skip!(as_nobody());
         let len = 6 * MIB;
-        limit(libc::RLIMIT_MEMLOCK, len as u64);
+        limit(libc::RLIMIT_MEMLOCK as _, len as u64);
         for round in 0..20 {
             let at = written(len);
             // SAFETY: a mapping of ours.
@@ -124,7 +124,7 @@ fn tenures_own_locks_wait_for_a_teardown() {
         assert_eq!(unsafe { libc::mlock(at as *const _, len) }, 0);
         assert_eq!(unmap(at, len), Ok(Way::Moved));
         let few = 4 * MIB;
-        limit(libc::RLIMIT_MEMLOCK, few as u64);
+        limit(libc::RLIMIT_MEMLOCK as _, few as u64);
         or_skip!(as_nobody());
         let map = Mapping::anonymous(few).unwrap();
         // With all of the 256 MiB still charged.

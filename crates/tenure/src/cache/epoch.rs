@@ -3,7 +3,8 @@
 //! A reader counts itself in one of two counters while it reads; it waits for nobody. What a writer
 //! unlinks can be freed once each counter was seen at zero after the unlinking, at whatever two
 //! moments: a reader that can still reach the unlinked thing was counted before, and stays counted
-//! in one of the two. New readers are led to the counter that was seen at zero first, so that the
+//! in one of the two. (Both at zero at one moment, and new readers kept out, means that nobody reads
+//! at all: then a writer may move things.) New readers are led to the counter that was seen at zero first, so that the
 //! other one empties.
 
 use crate::sync::{
@@ -20,6 +21,8 @@ pub(super) struct Epoch {
     current: AtomicU32,
     /// Something waits for readers to leave.
     pending: AtomicU32,
+    /// New readers have to wait: a writer moves things.
+    closed: AtomicU32,
     counters: [AtomicU64; 2],
 }
 
@@ -34,20 +37,46 @@ impl Epoch {
         Epoch {
             current: AtomicU32::new(0),
             pending: AtomicU32::new(0),
+            closed: AtomicU32::new(0),
             counters: [AtomicU64::new(0), AtomicU64::new(0)],
         }
     }
 
     /// Counts a reader; the answer goes to [`Epoch::leave`]. `lookup`: it counts in [`Epoch::lookups`].
+    /// `None`: readers are kept out; the caller waits for the writers' lock and tries again.
     #[inline]
-    pub fn enter(&self, lookup: bool) -> usize {
+    pub fn enter(&self, lookup: bool) -> Option<usize> {
         section_begins();
         let at = self.current.load(Ordering::Relaxed) as usize & 1;
         let one = if lookup { LOOKUP + 1 } else { 1 };
         self.counters[at].fetch_add(one, Ordering::SeqCst);
         // What this reader reads from now on, it reads after it was counted.
         barrier_after_rmw();
-        at
+        if self.closed.load(Ordering::Acquire) == 0 {
+            return Some(at);
+        }
+        self.counters[at].fetch_sub(one, Ordering::SeqCst);
+        section_ends();
+        None
+    }
+
+    /// Keeps new readers out if there are none now. `true`: the caller may move what they read, and
+    /// then calls [`Epoch::open`]. Under the writers' lock.
+    pub fn close(&self) -> bool {
+        self.closed.store(1, Ordering::Relaxed);
+        // Either a reader sees this, or it is counted below.
+        fence(Ordering::SeqCst);
+        let count = |c: &AtomicU64| c.load(Ordering::SeqCst) & READERS;
+        let nobody = self.counters.iter().all(|counter| count(counter) == 0);
+        if !nobody {
+            self.open();
+        }
+        nobody
+    }
+
+    /// Lets readers in again.
+    pub fn open(&self) {
+        self.closed.store(0, Ordering::Release);
     }
 
     /// Ends a reader. `true`: something may wait for just this one; call [`Epoch::pass`] for it.

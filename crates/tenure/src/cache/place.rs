@@ -29,7 +29,7 @@ impl Place {
         )
     }
 
-    /// The place in a table's entry; `None` if no value is there.
+    /// The place in a slot; `None` if no value is there.
     #[inline]
     pub fn decode(word: u64) -> Option<Place> {
         let place = Place(word);

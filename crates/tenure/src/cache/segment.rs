@@ -1,11 +1,12 @@
 //! A piece of volatile memory that holds many values, and the table of all of a cache's.
 
 use super::life::{Life, Pins};
-use super::lists::Link;
+use super::link::Link;
 use super::place::{SEGMENTS, UNIT};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::{Mapping, PageSize};
 use crate::os;
+use crate::sync::prefetch;
 use crate::tracking::owned::OwnedRange;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -99,6 +100,12 @@ impl Segment {
         self.capacity.load(Ordering::Acquire)
     }
 
+    /// Has the memory at an offset loaded.
+    #[inline]
+    pub fn prefetch(&self, offset: usize) {
+        prefetch(self.base.load(Ordering::Relaxed).wrapping_add(offset));
+    }
+
     /// Whether it is one for many values.
     #[inline]
     pub fn is_shared(&self) -> bool {
@@ -141,9 +148,19 @@ impl Segment {
     fn lose(&self, offset: usize, len: usize) {
         let grain = self.grain();
         for bit in offset / grain..(offset + len).div_ceil(grain) {
-            self.lost[bit / 64].fetch_or(1 << (bit % 64), Ordering::Relaxed);
+            // A thread that is about to take the memory away has set the capacity to 0 already: nobody
+            // asks for these bits any more, and they are cleared before the segment is used again.
+            if let Some(bits) = self.lost.get(bit / 64) {
+                bits.fetch_or(1 << (bit % 64), Ordering::Relaxed);
+            }
         }
         self.damaged.store(true, Ordering::Release);
+    }
+
+    /// Whether a bit of `lost` is set. Beyond the last: the memory is being taken away, so it is.
+    fn is_lost(&self, bit: usize) -> bool {
+        let bits = self.lost.get(bit / 64);
+        bits.is_none_or(|bits| bits.load(Ordering::Relaxed) & (1 << (bit % 64)) != 0)
     }
 
     /// Whether all of these bytes, which are inside the segment, are as they were written.
@@ -155,8 +172,7 @@ impl Segment {
     #[cold]
     fn look_whole(&self, offset: usize, len: usize) -> bool {
         let grain = self.grain();
-        (offset / grain..(offset + len).div_ceil(grain))
-            .all(|bit| self.lost[bit / 64].load(Ordering::Relaxed) & (1 << (bit % 64)) == 0)
+        (offset / grain..(offset + len).div_ceil(grain)).all(|bit| !self.is_lost(bit))
     }
 
     /// Whether nothing of what was filled is left.
@@ -164,8 +180,7 @@ impl Segment {
         let filled = self.filled.load(Ordering::Relaxed);
         let grain = self.grain();
         self.damaged.load(Ordering::Acquire)
-            && (0..filled.div_ceil(grain))
-                .all(|bit| self.lost[bit / 64].load(Ordering::Relaxed) & (1 << (bit % 64)) != 0)
+            && (0..filled.div_ceil(grain)).all(|bit| self.is_lost(bit))
     }
 
     /// The header at an offset; `None` if it is gone. The caller has the segment pinned and settled.

@@ -34,10 +34,10 @@ pub(super) fn short(hash: u64) -> u32 {
 /// key itself spreads keys over shards and slots.
 #[inline]
 fn finish(hash: u64) -> u64 {
-    // MurmurHash3's finaliser: one-to-one, and each bit of the input changes half of the output.
-    let hash = (hash ^ hash >> 33).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
-    let hash = (hash ^ hash >> 33).wrapping_mul(0xC4CE_B9FE_1A85_EC53);
-    hash ^ hash >> 33
+    // Both halves of the product depend on all bits, the upper one on the upper bits foremost, the
+    // lower one on the lower bits.
+    let product = u128::from(hash ^ 0x9E37_79B9_7F4A_7C15) * 0xD6E8_FEB8_6659_FD93;
+    (product as u64) ^ (product >> 64) as u64
 }
 
 impl<K, S> Shards<K, S> {

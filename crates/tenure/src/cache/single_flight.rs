@@ -309,6 +309,7 @@ mod tests {
     use std::sync::Barrier;
 
     fn make<'a>(flights: &'a Flights<u64>, key: u64) -> Landing<'a, u64> {
+        crate::cache::fork::watch();
         match flights.board(7, &key) {
             Boarding::Make(landing) => landing,
             _ => panic!("nobody makes {key}"),
@@ -324,7 +325,11 @@ mod tests {
             let waiting: Vec<_> = (0..4)
                 .map(|_| scope.spawn(|| matches!(flights.board(7, &1), Boarding::Over)))
                 .collect();
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            let done: *const AtomicU32 = &landing.flight.done;
+            let waits = || WAITS.lock().iter().filter(|wait| wait.done == done).count();
+            while waits() < 4 {
+                std::thread::yield_now();
+            }
             drop(landing);
             assert!(waiting.into_iter().all(|thread| thread.join().unwrap()));
         });

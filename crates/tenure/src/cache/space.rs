@@ -351,7 +351,12 @@ impl Space {
             }
             let (queued, free) = (lists.queue.len(), lists.free.len());
             drop(lists);
-            if (queued == 0 && free == 0) || !self.give_up_one(index) {
+            if queued == 0 && free == 0 {
+                // Nothing is left to give up, and the value fits what the cache may have.
+                lists = self.lists.lock();
+                break;
+            }
+            if !self.give_up_one(index) {
                 return Err(too_large(head.len, most));
             }
             lists = self.lists.lock();

@@ -12,9 +12,9 @@ use std::cell::Cell;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What is at a place.
-enum Found<'a> {
-    Value(Value<'a>),
+/// Why a value was not at its place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Miss {
     /// The segment has other contents now; the value may have moved on.
     Stale,
     /// Purged, or its time is over.
@@ -75,41 +75,51 @@ impl<K, S> Inner<K, S> {
         Q: Eq + ?Sized,
     {
         let shard = self.shards.of(hash);
-        let place = {
+        let found = {
             let section = shard.table.section(true);
-            shard.table.find_and_use(&section, hash, key)
+            shard.table.find_and_use(&section, hash, key, |place| self.enter(place))
         };
-        if let Some(place) = place {
-            if let Found::Value(value) = self.read(hash, place) {
-                return Some(value);
-            }
-            // The same again, and what follows: rare.
-            if let Some(value) = self.look_again(hash, key) {
-                return Some(value);
+        let found_any = found.is_some();
+        if let Some((place, entered)) = found {
+            let value = self.read(hash, place, entered, &mut Miss::Gone);
+            if value.is_some() {
+                return value;
             }
         }
-        shard.misses.fetch_add(1, Ordering::Relaxed);
-        None
+        self.look_again(hash, key, found_any)
     }
 
+    /// What follows a value that is not at its place, or (`again` is not set) a key that is not there.
     #[cold]
-    fn look_again<Q>(&self, hash: u32, key: &Q) -> Option<Value<'_>>
+    fn look_again<Q>(&self, hash: u32, key: &Q, again: bool) -> Option<Value<'_>>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        let value = if again { self.follow(hash, key) } else { None };
+        if value.is_none() {
+            self.shards.of(hash).misses.fetch_add(1, Ordering::Relaxed);
+        }
+        value
+    }
+
+    fn follow<Q>(&self, hash: u32, key: &Q) -> Option<Value<'_>>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
         let table = &self.shards.of(hash).table;
-        let mut last = None;
+        let mut last: Option<Place> = None;
         // A value moves only when its segment is emptied: not often during one get.
         for _ in 0..8 {
             let place = table.find(&table.section(false), hash, key)?;
-            let stale = match self.read(hash, place) {
-                Found::Value(value) => return Some(value),
-                Found::Refused => return None,
-                Found::Gone => false,
-                Found::Stale => true,
-            };
-            if !stale || last.is_some_and(|last: Place| last.same(place)) {
+            let mut miss = Miss::Gone;
+            let value = self.read(hash, place, self.enter(place), &mut miss);
+            if value.is_some() || miss == Miss::Refused {
+                return value;
+            }
+            let stale = miss == Miss::Stale;
+            if !stale || last.is_some_and(|last| last.same(place)) {
                 self.forget(hash, place, stale);
                 return None;
             }
@@ -118,18 +128,33 @@ impl<K, S> Inner<K, S> {
         None
     }
 
-    /// The value at a place.
+    /// Pins a place's segment, unless it has other contents by now; `true`: the pages are there.
     #[inline]
-    fn read(&self, hash: u32, place: Place) -> Found<'_> {
-        let Some(segment) = self.space.segments.get(place.segment()) else { return Found::Stale };
-        let Some(plain) = segment.life.enter(&segment.range, place.generation()) else {
-            return Found::Stale;
-        };
-        let pin = Pinned(segment);
+    fn enter(&self, place: Place) -> Option<(Pinned<'_>, bool)> {
+        let segment = self.space.segments.get(place.segment())?;
+        let plain = segment.life.enter(&segment.range, place.generation())?;
+        segment.prefetch(place.offset());
+        Some((Pinned(segment), plain))
+    }
+
+    /// The value at a place whose segment was entered; if it is not there, `miss` says why.
+    #[inline]
+    fn read<'a>(
+        &self,
+        hash: u32,
+        place: Place,
+        entered: Option<(Pinned<'a>, bool)>,
+        miss: &mut Miss,
+    ) -> Option<Value<'a>> {
+        *miss = Miss::Stale;
+        let (pin, plain) = entered?;
+        let segment = pin.0;
+        *miss = Miss::Refused;
         if !plain && !self.take_back(segment) {
-            return Found::Refused;
+            return None;
         }
-        let Some(head) = segment.header(place.offset()) else { return Found::Gone };
+        *miss = Miss::Gone;
+        let head = segment.header(place.offset())?;
         let (at, len) = (place.offset() + self.space.head(), head.len as usize);
         // Another hash: not what the place was made for. That cannot be, and costs nothing to see.
         if head.hash != hash
@@ -137,16 +162,15 @@ impl<K, S> Inner<K, S> {
             || !segment.whole(place.offset(), self.space.head() + len)
             || self.has_ended(segment, place.offset())
         {
-            return Found::Gone;
+            return None;
         }
-        if !segment.is_shared() {
-            // It keeps no other memory than its own.
-            return Found::Value(pin.into_value(at, len, false));
+        // A value in a segment of its own keeps no other memory than its own.
+        let shared = segment.is_shared();
+        if shared && (self.space.crowded.load(Ordering::Relaxed) || !pins::take()) {
+            *miss = Miss::Refused;
+            return copy(segment.bytes(at, len));
         }
-        if !self.space.crowded.load(Ordering::Relaxed) && pins::take() {
-            return Found::Value(pin.into_value(at, len, true));
-        }
-        copy(segment.bytes(at, len))
+        Some(pin.into_value(at, len, shared))
     }
 
     #[inline]
@@ -204,9 +228,12 @@ where
         };
         let stored = Stored { pin: Pinned(room.segment), at: room.at };
         let unpublished = Unpublished(&self.space, room.place);
-        room.segment.write(room.at, value);
         let table = &self.shards.of(hash).table;
-        let before = table.insert(hash, key, room.place, &|place| self.stale(place));
+        let section = table.section(false);
+        // It is loaded while the value is copied.
+        table.prefetch(&section, hash);
+        room.segment.write(room.at, value);
+        let before = table.insert(section, hash, key, room.place, &|place| self.stale(place));
         std::mem::forget(unpublished);
         self.insertions.fetch_add(1, Ordering::Relaxed);
         if let Some(before) = before {
@@ -237,13 +264,11 @@ where
 
 /// A copy of a value that must not stay pinned.
 #[cold]
-fn copy<'a>(bytes: &[u8]) -> Found<'a> {
+fn copy<'a>(bytes: &[u8]) -> Option<Value<'a>> {
     let mut copy = Vec::new();
-    if copy.try_reserve_exact(bytes.len()).is_err() {
-        return Found::Refused;
-    }
+    copy.try_reserve_exact(bytes.len()).ok()?;
     copy.extend_from_slice(bytes);
-    Found::Value(Value::own(copy, true))
+    Some(Value::own(copy, true))
 }
 
 /// Which open segment this thread fills.

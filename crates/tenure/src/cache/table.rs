@@ -6,51 +6,48 @@
 //! what it compared with is all there is; if not, it begins again. So a key's code may panic, wait,
 //! fork, and use the same table.
 //!
-//! The full hash is kept with each entry, so no key is hashed twice. Nothing is allocated or freed
-//! under the lock.
+//! The full hash is kept with each key, so no key is hashed twice. A table that is full gets a larger
+//! array. Keys move there when nobody is in a section; until then both arrays are searched. Nothing
+//! is allocated or freed under the lock.
 
+use super::array::{Array, Hit};
 use super::epoch::{Epoch, Grace};
-use super::index::{Chunk, Index, DEAD, FREE, NONE};
-use super::place::{Place, USED};
+use super::place::Place;
 use crate::sync::{sections_open, AtomicPtr, Guard, Lock, Ordering, Rank};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
+#[cfg(test)]
+mod tests;
+
 /// See the module's head.
 pub(super) struct Table<K> {
     epoch: Epoch,
-    /// Null while the table is empty.
-    index: AtomicPtr<Index<K>>,
+    /// The newest array; null while the table is empty.
+    newest: AtomicPtr<Array<K>>,
     writer: Lock<Writer<K>>,
     keys: PhantomData<K>,
 }
 
 /// What only the holder of the lock may use.
 struct Writer<K> {
-    /// Entries with a place.
+    /// Live entries.
     len: usize,
-    /// Slots that are not empty.
-    used: usize,
-    /// Entries ever used; those from here on have no chunk, or nothing in it.
-    made: u32,
-    /// Heads of lists through the entries' hashes: free ones; removed ones; removed ones whose
-    /// readers are waited for; removed ones that nobody reads any more.
-    free: u32,
-    removed: u32,
-    waiting: u32,
-    ready: u32,
-    /// The same for arrays.
-    old: *mut Index<K>,
-    old_waiting: *mut Index<K>,
+    /// Arrays out of use, with all keys that are in them, and those of them whose readers are waited
+    /// for.
+    retired: *mut Array<K>,
+    waiting: *mut Array<K>,
+    /// Arrays whose keys have moved, or that nobody reads any more.
+    ready: *mut Array<K>,
     grace: Grace,
 }
 
 // SAFETY: the pointers lead to memory that the table owns; keys move to other threads with it.
 unsafe impl<K: Send> Send for Writer<K> {}
 
-/// While it lives, nothing that was read in it is freed.
+/// While it lives, nothing that was read in it is freed or moved.
 pub(super) struct Section<'a, K> {
     table: &'a Table<K>,
     counter: usize,
@@ -65,23 +62,28 @@ impl<K> Drop for Section<'_, K> {
     }
 }
 
-/// Entries that were compared with a key and differ, in the order of their slots.
+/// Slots whose keys were compared with a key and differ, in the order of the search.
 struct Compared {
-    few: [u32; 8],
+    few: [usize; 8],
     len: usize,
-    more: Vec<u32>,
+    more: Vec<usize>,
 }
 
 impl Compared {
-    fn push(&mut self, number: u32) {
+    fn clear(&mut self) {
+        self.len = 0;
+        self.more.clear();
+    }
+
+    fn push(&mut self, slot: usize) {
         match self.few.get_mut(self.len) {
-            Some(place) => *place = number,
-            None => self.more.push(number),
+            Some(place) => *place = slot,
+            None => self.more.push(slot),
         }
         self.len += 1;
     }
 
-    fn get(&self, at: usize) -> u32 {
+    fn get(&self, at: usize) -> usize {
         self.few.get(at).copied().unwrap_or_else(|| self.more[at - self.few.len()])
     }
 }
@@ -90,43 +92,25 @@ impl<K> Writer<K> {
     fn new() -> Writer<K> {
         Writer {
             len: 0,
-            used: 0,
-            made: 0,
-            free: NONE,
-            removed: NONE,
-            waiting: NONE,
-            ready: NONE,
-            old: null_mut(),
-            old_waiting: null_mut(),
+            retired: null_mut(),
+            waiting: null_mut(),
+            ready: null_mut(),
             grace: Grace::default(),
         }
     }
+}
 
-    /// Removes an entry that `slot` leads to; answers its place.
-    fn remove(&mut self, index: &Index<K>, slot: usize, number: u32) -> Option<Place> {
-        let entry = index.entry(number);
-        self.used -= index.unpublish(slot);
-        self.len -= 1;
-        let place = Place::decode(entry.place.swap(DEAD, Ordering::AcqRel));
-        entry.hash.store(self.removed, Ordering::Relaxed);
-        self.removed = number;
-        place
-    }
-
-    fn retire(&mut self, index: *mut Index<K>) {
-        if !index.is_null() {
-            // SAFETY: it is not freed before it was taken out of this list.
-            unsafe { &*index }.next.store(self.old, Ordering::Relaxed);
-            self.old = index;
-        }
-    }
+/// The arrays from one on to the oldest.
+#[inline]
+fn arrays<K>(newest: Option<&Array<K>>) -> impl Iterator<Item = &Array<K>> {
+    std::iter::successors(newest, |array| array.older())
 }
 
 impl<K> Table<K> {
     pub fn new() -> Self {
         Table {
             epoch: Epoch::new(),
-            index: AtomicPtr::new(null_mut()),
+            newest: AtomicPtr::new(null_mut()),
             writer: Lock::new(Rank::CacheShard, Writer::new()),
             keys: PhantomData,
         }
@@ -139,7 +123,7 @@ impl<K> Table<K> {
     /// Bytes that the table takes beside itself.
     pub fn bytes(&self) -> usize {
         let writer = self.writer.lock();
-        self.current(&writer).map_or(0, |index| index.bytes(writer.made))
+        arrays(self.current(&writer)).map(Array::bytes).sum()
     }
 
     /// Lookups ever.
@@ -150,41 +134,53 @@ impl<K> Table<K> {
     /// Begins a section. `lookup`: it counts in [`Table::lookups`].
     #[inline]
     pub fn section(&self, lookup: bool) -> Section<'_, K> {
-        Section { table: self, counter: self.epoch.enter(lookup) }
+        loop {
+            if let Some(counter) = self.epoch.enter(lookup) {
+                return Section { table: self, counter };
+            }
+            self.wait();
+        }
     }
 
-    /// The index as a section may read it.
+    /// Waits for a writer that moves keys.
+    #[cold]
+    fn wait(&self) {
+        drop(self.writer.lock());
+    }
+
+    /// The newest array as a section may read it.
     #[inline]
-    fn index<'s>(&self, _section: &'s Section<'_, K>) -> Option<&'s Index<K>> {
-        // SAFETY: an index is freed only when all sections are over in which it was reachable.
-        unsafe { self.index.load(Ordering::Acquire).as_ref() }
+    fn newest<'s>(&self, _section: &'s Section<'_, K>) -> Option<&'s Array<K>> {
+        // SAFETY: an array is freed only when all sections are over in which it was reachable.
+        unsafe { self.newest.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The index as the lock's holder may change it.
-    fn current<'w>(&self, _writer: &'w Guard<'_, Writer<K>>) -> Option<&'w Index<K>> {
-        // SAFETY: it is replaced only under the lock, and freed later than that.
-        unsafe { self.index.load(Ordering::Acquire).as_ref() }
+    /// The newest array as the lock's holder may change it.
+    fn current<'w>(&'w self, _writer: &Guard<'_, Writer<K>>) -> Option<&'w Array<K>> {
+        // SAFETY: it is replaced only under the lock, and freed later than that; callers use it only
+        // while they hold the lock.
+        unsafe { self.newest.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Where the key's value lies; remembers that it was asked for.
+    /// Where the key's value lies; remembers that it was asked for. `early` is told a place before
+    /// the key is compared; the answer for the place that is found comes with it.
     #[inline]
-    pub fn find_and_use<Q>(&self, section: &Section<'_, K>, hash: u32, key: &Q) -> Option<Place>
+    pub fn find_and_use<Q, P>(
+        &self,
+        section: &Section<'_, K>,
+        hash: u32,
+        key: &Q,
+        early: impl FnMut(Place) -> P,
+    ) -> Option<(Place, P)>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        let index = self.index(section)?;
-        let (number, place) = locate(index, hash, key, |_| ())?;
-        if !place.used() {
-            // Fails if the value was moved, overwritten or removed meanwhile.
-            let _ = index.entry(number).place.compare_exchange(
-                place.0,
-                place.0 | USED,
-                Ordering::Relaxed,
-                Ordering::Relaxed,
-            );
+        let (hit, prepared) = locate(self.newest(section), hash, key, early, |_| ())?;
+        if !hit.place.used() {
+            hit.array.mark_used(hit.at, hit.place);
         }
-        Some(place)
+        Some((hit.place, prepared))
     }
 
     /// Where the key's value lies.
@@ -193,35 +189,34 @@ impl<K> Table<K> {
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        locate(self.index(section)?, hash, key, |_| ()).map(|(_, place)| place)
+        locate(self.newest(section), hash, key, |_| (), |_| ()).map(|(hit, ())| hit.place)
     }
 
     /// The place with its used bit, if a key leads to it.
     pub fn holds(&self, hash: u32, place: Place) -> Option<Place> {
         let writer = self.writer.lock();
-        at_place(self.current(&writer)?, hash, place).map(|(_, _, found)| found)
+        at_place(self.current(&writer), hash, place).map(|hit| hit.place)
     }
 
     /// Moves the value of the key that leads to `from` to `to`. `false`: no key does.
     pub fn relocate(&self, hash: u32, from: Place, to: Place) -> bool {
         let writer = self.writer.lock();
-        let Some(index) = self.current(&writer) else { return false };
-        let Some((_, number, _)) = at_place(index, hash, from) else { return false };
-        index.entry(number).place.store(to.0, Ordering::Release);
-        true
+        let hit = at_place(self.current(&writer), hash, from);
+        hit.map(|hit| hit.array.set_place(hit.at, to)).is_some()
     }
 
     /// Removes the key that leads to a place. The key is dropped later: see [`Table::harvest`].
     pub fn remove_place(&self, hash: u32, place: Place) -> bool {
         let mut writer = self.writer.lock();
-        // SAFETY: as in `current`; not borrowed from the guard, which is changed below.
-        let Some(index) = (unsafe { self.index.load(Ordering::Acquire).as_ref() }) else {
-            return false;
-        };
-        let Some((slot, number, _)) = at_place(index, hash, place) else { return false };
-        writer.remove(index, slot, number);
-        self.epoch.set_pending(true);
+        let Some(hit) = at_place(self.current(&writer), hash, place) else { return false };
+        self.remove_hit(&mut writer, &hit);
         true
+    }
+
+    fn remove_hit(&self, writer: &mut Writer<K>, hit: &Hit<'_, K>) -> Place {
+        writer.len -= 1;
+        self.epoch.set_pending(true);
+        hit.array.remove(hit.at)
     }
 
     /// Removes a key; answers its place.
@@ -230,48 +225,53 @@ impl<K> Table<K> {
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        let removed = loop {
+        let place = loop {
+            // In this order: the lock is freed before the section ends, and keys are dropped.
             let section = self.section(false);
-            let index = self.index(&section)?;
-            let (number, _) = locate(index, hash, key, |_| ())?;
+            let newest = self.newest(&section);
+            let (hit, ()) = locate(newest, hash, key, |_| (), |_| ())?;
             let mut writer = self.writer.lock();
-            if !std::ptr::eq(self.index.load(Ordering::Relaxed), index) {
-                continue;
-            }
-            // A number that this section has seen in use is nobody else's before it ends.
-            let slot = index.probe(hash).find(|(_, n)| *n == number).map(|(slot, _)| slot);
-            if let Some(slot) = slot {
-                let place = writer.remove(index, slot, number);
-                self.epoch.set_pending(true);
-                break place;
+            // Nothing that this section has seen moves before it ends, or is used for another key.
+            if self.is_newest(newest) && hit.array.is_live(hit.at) {
+                break self.remove_hit(&mut writer, &hit);
             }
         };
         self.harvest();
-        removed
+        Some(place)
+    }
+
+    fn is_newest(&self, array: Option<&Array<K>>) -> bool {
+        let newest = self.newest.load(Ordering::Relaxed).cast_const();
+        newest == array.map_or(std::ptr::null(), std::ptr::from_ref)
     }
 
     /// Removes every key; answers how many there were. They are dropped by [`Table::harvest`].
     pub fn clear(&self) -> usize {
         let mut writer = self.writer.lock();
-        let index = self.index.load(Ordering::Relaxed);
-        let len = writer.len;
-        let next = Writer { old: writer.old, old_waiting: writer.old_waiting, ..Writer::new() };
-        let before = std::mem::replace(&mut *writer, next);
-        writer.grace = before.grace;
-        // SAFETY: the table's own, under the lock.
-        if let Some(index) = unsafe { index.as_ref() } {
-            // All entries go with it, the removed ones too, whose keys nobody has taken yet.
-            index.owns.store(before.made + 1, Ordering::Relaxed);
-            self.index.store(null_mut(), Ordering::Release);
-            writer.retire(std::ptr::from_ref(index).cast_mut());
+        let mut at = self.newest.swap(null_mut(), Ordering::AcqRel);
+        // SAFETY: the table's own; nobody frees them before they were retired.
+        while let Some(array) = unsafe { at.as_ref() } {
+            // `older` stays, for readers that go on from here.
+            array.next.store(writer.retired, Ordering::Relaxed);
+            writer.retired = at;
+            at = array.older.load(Ordering::Relaxed);
             self.epoch.set_pending(true);
         }
-        len
+        std::mem::take(&mut writer.len)
+    }
+
+    /// Has the memory loaded that a search for a hash begins with.
+    #[inline]
+    pub fn prefetch(&self, section: &Section<'_, K>, hash: u32) {
+        if let Some(newest) = self.newest(section) {
+            newest.prefetch(hash);
+        }
     }
 
     /// Puts a key at a place; answers its place before. Keys whose places are `stale` may go.
-    pub fn insert(
-        &self,
+    pub fn insert<'t>(
+        &'t self,
+        section: Section<'t, K>,
         hash: u32,
         key: K,
         place: Place,
@@ -280,149 +280,105 @@ impl<K> Table<K> {
     where
         K: Eq,
     {
-        let mut compared = Compared { few: [NONE; 8], len: 0, more: Vec::new() };
+        let mut key = Some(key);
+        let mut first = Some(section);
+        let mut compared = Compared { few: [0; 8], len: 0, more: Vec::new() };
         loop {
             // In this order: the lock is freed before the section ends, and keys are dropped.
-            let section = self.section(false);
-            let Some(index) = self.index(&section) else {
-                drop(section);
-                self.grow(stale);
-                continue;
-            };
-            compared.len = 0;
-            compared.more.clear();
-            let found = locate(index, hash, &key, |number| compared.push(number));
+            let section = first.take().unwrap_or_else(|| self.section(false));
+            let newest = self.newest(&section);
+            compared.clear();
+            let own = key.as_ref()?;
+            let found = locate(newest, hash, own, |_| (), |other| compared.push(other));
             let mut writer = self.writer.lock();
-            if !std::ptr::eq(self.index.load(Ordering::Relaxed), index) {
+            if !self.is_newest(newest) {
                 continue;
             }
-            if let Some((number, _)) = found {
-                let entry = index.entry(number);
-                if entry.live().is_none() {
-                    continue;
+            if let Some((hit, ())) = found {
+                if hit.array.is_live(hit.at) {
+                    return Some(hit.array.set_place(hit.at, place));
                 }
-                return Place::decode(entry.place.swap(place.0, Ordering::AcqRel));
-            }
-            if !only_compared(index, hash, &compared) {
                 continue;
             }
-            let (slot, empty) = index.vacancy(hash).expect("a sixth of the slots is empty");
-            let full = empty && (writer.used + 1) * 6 > index.size() * 5;
-            let number = if writer.free == NONE { writer.made } else { writer.free };
-            if full || number >= index.entries() {
-                drop(writer);
-                drop(section);
-                self.grow(stale);
+            if !only_compared(newest, hash, &compared) {
                 continue;
             }
-            if !index.has_chunk(number) {
-                drop(writer);
-                self.add_chunk(index, number);
-                continue;
+            if newest.is_some_and(|newest| newest.put(hash, &mut key, place)) {
+                writer.len += 1;
+                return None;
             }
-            let entry = index.entry(number);
-            if number == writer.made {
-                writer.made += 1;
-            } else {
-                writer.free = entry.hash.load(Ordering::Relaxed);
-            }
-            // SAFETY: the entry is free: never used, or from the list of free ones.
-            unsafe { entry.fill(key) };
-            entry.hash.store(hash, Ordering::Relaxed);
-            entry.place.store(place.0, Ordering::Release);
-            index.publish(slot, hash, number);
-            writer.used += usize::from(empty);
-            writer.len += 1;
-            return None;
+            drop(writer);
+            drop(section);
+            self.grow(stale);
         }
-    }
-
-    /// Allocates the chunk of an entry, unless another thread was faster.
-    fn add_chunk(&self, index: &Index<K>, number: u32) {
-        let mut chunk = Some(Chunk::new());
-        let writer = self.writer.lock();
-        if std::ptr::eq(self.index.load(Ordering::Relaxed), index) && !index.has_chunk(number) {
-            if let Some(chunk) = chunk.take() {
-                index.add_chunk(number, chunk);
-            }
-        }
-        drop(writer);
     }
 
     /// Makes room: leaves out keys whose places are `stale`, then takes a larger array if it must.
     #[cold]
     fn grow(&self, stale: &dyn Fn(Place) -> bool) {
         let mut writer = self.writer.lock();
-        let before = self.index.load(Ordering::Relaxed);
-        // SAFETY: the table's own; freed only after it was replaced, which the check below sees,
-        // for a section keeps its memory from being reused.
-        let section = self.section(false);
-        let old = unsafe { before.as_ref() };
-        if let Some(old) = old {
-            self.sweep(&mut writer, old, stale);
-        }
-        let old_size = old.map_or(0, Index::size);
-        let size = match old_size {
-            // Where a third is free, or removed, a new array of the same size will do.
+        let before = self.current(&writer).map_or(0, Array::size);
+        self.sweep(&mut writer, stale);
+        let size = match before {
+            // Where a third is free or was removed, a new array of the same size will do.
             size if (writer.len + 1) * 9 <= size * 6 => size,
-            size => (size * 6 / 5).max(16),
+            size => (size * 6 / 5).max((writer.len + 1) * 4 / 3).max(16),
         };
-        let entries = size.max(writer.made as usize);
         drop(writer);
-        let fresh = Index::new(size, entries + entries / 8 + 1);
+        let fresh = Array::new(size);
 
         let mut writer = self.writer.lock();
-        if !std::ptr::eq(self.index.load(Ordering::Relaxed), before)
-            || writer.made > fresh.entries()
-        {
+        let same = self.current(&writer).map_or(0, Array::size) == before;
+        if !same || !fresh.has_room(writer.len + 1) {
+            // Another thread was faster.
             drop(writer);
-            drop(section);
             return;
         }
-        if let Some(old) = old {
-            fresh.adopt_chunks(old);
-            for number in 0..writer.made {
-                let entry = old.entry(number);
-                if entry.live().is_some() {
-                    let hash = entry.hash.load(Ordering::Relaxed);
-                    let (slot, _) = fresh.vacancy(hash).expect("it has room for all");
-                    fresh.publish(slot, hash, number);
-                }
-            }
-        }
-        writer.used = writer.len;
-        self.index.store(Box::into_raw(fresh), Ordering::Release);
-        writer.retire(before);
-        self.epoch.set_pending(true);
+        let newest = self.newest.load(Ordering::Relaxed);
+        fresh.older.store(newest, Ordering::Relaxed);
+        self.newest.store(Box::into_raw(fresh), Ordering::Release);
+        self.unite(&mut writer);
         drop(writer);
-        drop(section);
         self.harvest();
     }
 
-    /// Removes the keys whose places are `stale`.
-    fn sweep(&self, writer: &mut Writer<K>, index: &Index<K>, stale: &dyn Fn(Place) -> bool) {
-        for number in 0..writer.made {
-            let entry = index.entry(number);
-            if entry.live().is_some_and(stale) {
-                let hash = entry.hash.load(Ordering::Relaxed);
-                let slot = index.probe(hash).find(|(_, n)| *n == number).map(|(slot, _)| slot);
-                writer.remove(index, slot.expect("a live entry has a slot"), number);
-                self.epoch.set_pending(true);
-            }
+    /// Moves all keys into the newest array, unless somebody is in a section or there is no room.
+    fn unite(&self, writer: &mut Guard<'_, Writer<K>>) {
+        let Some(newest) = self.current(writer) else { return };
+        let Some(older) = newest.older() else { return };
+        // Once more when the last reader leaves.
+        self.epoch.set_pending(true);
+        let live: usize = arrays(Some(older)).map(Array::live).sum();
+        if !newest.has_room(live) || !self.epoch.close() {
+            return;
+        }
+        let mut at = newest.older.swap(null_mut(), Ordering::AcqRel);
+        // SAFETY: the table's own, and nobody else reads them: see `close`.
+        while let Some(array) = unsafe { at.as_ref() } {
+            // SAFETY: the lock is held and nobody is in a section.
+            unsafe { array.move_to(newest) };
+            array.next.store(writer.ready, Ordering::Relaxed);
+            writer.ready = at;
+            at = array.older.load(Ordering::Relaxed);
+        }
+        self.epoch.open();
+    }
+
+    fn sweep(&self, writer: &mut Guard<'_, Writer<K>>, gone: &dyn Fn(Place) -> bool) {
+        let swept: usize = arrays(self.current(writer)).map(|array| array.sweep(gone)).sum();
+        writer.len -= swept;
+        if swept > 0 {
+            self.epoch.set_pending(true);
         }
     }
 
-    /// Removes the keys whose places are `gone`.
+    /// Removes the keys whose places are `gone`. They are dropped by [`Table::harvest`].
     pub fn remove_all(&self, gone: &dyn Fn(Place) -> bool) {
-        let mut writer = self.writer.lock();
-        // SAFETY: as in `current`; not borrowed from the guard, which is changed below.
-        if let Some(index) = unsafe { self.index.load(Ordering::Acquire).as_ref() } {
-            self.sweep(&mut writer, index, gone);
-        }
+        self.sweep(&mut self.writer.lock(), gone);
     }
 
-    /// Drops removed keys, and frees old arrays, that nobody reads any more. Runs the program's
-    /// code: the caller holds no lock.
+    /// Drops removed keys, and frees arrays, that nobody reads any more. Runs the program's code: the
+    /// caller holds no lock.
     #[inline]
     pub fn harvest(&self) {
         if self.epoch.pending() {
@@ -435,52 +391,59 @@ impl<K> Table<K> {
         loop {
             let mut keys = Keys::new();
             let mut writer = self.writer.lock();
-            let arrays = Arrays(self.pass(&mut writer));
-            // SAFETY: as in `current`; not borrowed from the guard, which is changed below.
-            if let Some(index) = unsafe { self.index.load(Ordering::Acquire).as_ref() } {
-                while writer.ready != NONE && keys.len < keys.all.len() {
-                    let number = writer.ready;
-                    let entry = index.entry(number);
-                    writer.ready = entry.hash.load(Ordering::Relaxed);
-                    // SAFETY: a removed entry that nobody reads any more; the lock is held.
-                    keys.push(unsafe { entry.take_key() });
-                    entry.place.store(FREE, Ordering::Relaxed);
-                    entry.hash.store(writer.free, Ordering::Relaxed);
-                    writer.free = number;
+            self.unite(&mut writer);
+            self.pass(&mut writer);
+            let retired = Retired(std::mem::replace(&mut writer.ready, null_mut()));
+            for array in arrays(self.current(&writer)) {
+                while keys.has_room() {
+                    let Some(key) = array.take_ready() else { break };
+                    keys.push(key);
                 }
             }
-            let none = writer.removed == NONE
-                && writer.waiting == NONE
-                && writer.ready == NONE
-                && writer.old.is_null()
-                && writer.old_waiting.is_null();
-            self.epoch.set_pending(!none);
+            self.epoch.set_pending(self.has_more(&writer));
             drop(writer);
-            if keys.len == 0 && arrays.0.is_null() {
+            if keys.len == 0 && retired.0.is_null() {
                 return;
             }
+            // Dropped here, under no lock: first the arrays, then the keys.
         }
     }
 
-    /// Moves on what waits for readers; answers a list of arrays that nobody reads any more.
-    fn pass(&self, writer: &mut Writer<K>) -> *mut Index<K> {
-        let mut arrays: *mut Index<K> = null_mut();
-        while writer.ready == NONE && arrays.is_null() {
-            if writer.waiting == NONE && writer.old_waiting.is_null() {
-                if writer.removed == NONE && writer.old.is_null() {
-                    break;
-                }
-                writer.waiting = std::mem::replace(&mut writer.removed, NONE);
-                writer.old_waiting = std::mem::replace(&mut writer.old, null_mut());
+    fn has_more(&self, writer: &Guard<'_, Writer<K>>) -> bool {
+        let newest = self.current(writer);
+        arrays(newest).any(Array::has_dead)
+            || newest.is_some_and(|newest| newest.older().is_some())
+            || !writer.retired.is_null()
+            || !writer.waiting.is_null()
+    }
+
+    /// Moves on what waits for readers.
+    fn pass(&self, writer: &mut Guard<'_, Writer<K>>) {
+        let newest = self.current(writer);
+        for _ in 0..2 {
+            if arrays(newest).any(Array::has_ready) {
+                return;
+            }
+            if !arrays(newest).any(Array::has_waiting) && writer.waiting.is_null() {
+                arrays(newest).for_each(Array::begin_wait);
+                writer.waiting = std::mem::replace(&mut writer.retired, null_mut());
                 writer.grace = Grace::default();
             }
-            if !self.epoch.pass(&mut writer.grace) {
-                break;
+            let mut grace = writer.grace;
+            let passed = self.epoch.pass(&mut grace);
+            writer.grace = grace;
+            if !passed {
+                return;
             }
-            writer.ready = std::mem::replace(&mut writer.waiting, NONE);
-            arrays = std::mem::replace(&mut writer.old_waiting, null_mut());
+            arrays(newest).for_each(Array::end_wait);
+            let mut at = std::mem::replace(&mut writer.waiting, null_mut());
+            // SAFETY: retired arrays are the table's own until they are freed.
+            while let Some(array) = unsafe { at.as_ref() } {
+                let next = array.next.swap(writer.ready, Ordering::Relaxed);
+                writer.ready = at;
+                at = next;
+            }
         }
-        arrays
     }
 
     /// Takes the lock over a fork.
@@ -507,59 +470,53 @@ impl<K> Table<K> {
     pub fn recover(&self) -> bool {
         let held = self.writer.reset_in_child();
         if held {
-            self.index.store(null_mut(), Ordering::SeqCst);
-            std::mem::forget(std::mem::replace(&mut *self.writer.lock(), Writer::new()));
+            self.newest.store(null_mut(), Ordering::SeqCst);
+            *self.writer.lock() = Writer::new();
         }
+        self.epoch.open();
         self.reset_in_child();
         held
     }
 }
 
-/// The entry with this key. `other` is told the entries of the same hash that were compared before.
+/// The entry with this key. `early` is told each place before its key is compared; `other` is told
+/// the slots of the same hash whose keys differ. The caller is in a section.
 #[inline]
-fn locate<K, Q>(
-    index: &Index<K>,
+fn locate<'a, K, Q, P>(
+    newest: Option<&'a Array<K>>,
     hash: u32,
     key: &Q,
-    mut other: impl FnMut(u32),
-) -> Option<(u32, Place)>
+    mut early: impl FnMut(Place) -> P,
+    mut other: impl FnMut(usize),
+) -> Option<(Hit<'a, K>, P)>
 where
     K: Borrow<Q>,
     Q: Eq + ?Sized,
 {
-    for (_, number) in index.probe(hash) {
-        let entry = index.entry(number);
-        let Some(place) = entry.live() else { continue };
-        if entry.hash.load(Ordering::Relaxed) != hash {
-            continue;
+    for array in arrays(newest) {
+        for hit in array.probe(hash) {
+            let prepared = early(hit.place);
+            // SAFETY: hit just now; the caller is in a section.
+            if unsafe { hit.equals(key) } {
+                return Some((hit, prepared));
+            }
+            other(hit.id());
         }
-        // SAFETY: seen live just now; callers are in a section.
-        if unsafe { entry.equals(key) } {
-            return Some((number, place));
-        }
-        other(number);
     }
     None
 }
 
-/// The slot, the number and the place with its used bit, of the entry that leads to a place.
-fn at_place<K>(index: &Index<K>, hash: u32, place: Place) -> Option<(usize, u32, Place)> {
-    index.probe(hash).find_map(|(slot, number)| {
-        let found = index.entry(number).live().filter(|found| found.same(place))?;
-        Some((slot, number, found))
-    })
+/// The entry with a place. Under the lock.
+fn at_place<K>(newest: Option<&Array<K>>, hash: u32, place: Place) -> Option<Hit<'_, K>> {
+    arrays(newest).find_map(|array| array.probe(hash).find(|hit| hit.place.same(place)))
 }
 
 /// Whether every entry of this hash is among those that were compared. Under the lock.
-fn only_compared<K>(index: &Index<K>, hash: u32, compared: &Compared) -> bool {
+fn only_compared<K>(newest: Option<&Array<K>>, hash: u32, compared: &Compared) -> bool {
     let mut next = 0;
-    for (_, number) in index.probe(hash) {
-        let entry = index.entry(number);
-        if entry.live().is_none() || entry.hash.load(Ordering::Relaxed) != hash {
-            continue;
-        }
-        // Both are in the order of the slots; some that were compared may be gone.
-        while next < compared.len && compared.get(next) != number {
+    for hit in arrays(newest).flat_map(|array| array.probe(hash)) {
+        // Both are in the order of the search; some that were compared may be gone.
+        while next < compared.len && compared.get(next) != hit.id() {
             next += 1;
         }
         if next == compared.len {
@@ -581,6 +538,10 @@ impl<K> Keys<K> {
         Keys { all: [const { MaybeUninit::uninit() }; 16], len: 0 }
     }
 
+    fn has_room(&self) -> bool {
+        self.len < self.all.len()
+    }
+
     fn push(&mut self, key: K) {
         self.all[self.len].write(key);
         self.len += 1;
@@ -595,36 +556,28 @@ impl<K> Drop for Keys<K> {
     }
 }
 
-/// A list of arrays that nobody reads; freed with it.
-struct Arrays<K>(*mut Index<K>);
+/// A list of arrays that nobody reads; freed with it, and their keys are dropped.
+struct Retired<K>(*mut Array<K>);
 
-impl<K> Drop for Arrays<K> {
+impl<K> Drop for Retired<K> {
     fn drop(&mut self) {
         while !self.0.is_null() {
-            let first = self.0;
             // SAFETY: it was taken out of the table's lists after all its readers had left.
-            unsafe {
-                self.0 = (*first).next.load(Ordering::Relaxed);
-                Index::free(first);
-            }
+            let first = unsafe { Box::from_raw(self.0) };
+            self.0 = first.next.load(Ordering::Relaxed);
+            drop(first);
         }
     }
 }
 
 impl<K> Drop for Table<K> {
     fn drop(&mut self) {
-        let index = self.index.load(Ordering::Relaxed);
+        let newest = self.newest.load(Ordering::Relaxed);
         let writer = self.writer.get_mut();
-        let (old, waiting, made) = (writer.old, writer.old_waiting, writer.made);
-        drop(Arrays(old));
-        drop(Arrays(waiting));
-        if !index.is_null() {
-            // SAFETY: the table's own, which nobody else can reach any more.
-            unsafe {
-                (*index).owns.store(made + 1, Ordering::Relaxed);
-                (*index).next.store(null_mut(), Ordering::Relaxed);
-            }
-            drop(Arrays(index));
+        // SAFETY: all are the table's own, which nobody else can reach any more.
+        for array in arrays(unsafe { newest.as_ref() }) {
+            array.next.store(array.older.load(Ordering::Relaxed), Ordering::Relaxed);
         }
+        drop([newest, writer.retired, writer.waiting, writer.ready].map(Retired));
     }
 }

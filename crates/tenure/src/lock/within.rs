@@ -6,7 +6,7 @@ use super::look::{self, Special};
 use super::{cause, ledger, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::pagemap::{Pagemap, Pages};
-use crate::os::thread::spawn_quiet;
+use crate::os::thread::{spawn_quiet, Thread};
 use crate::os::{advise, generation, maps, page_size, HUGE_PAGE};
 use crate::range::PageRange;
 use std::collections::BTreeMap;
@@ -120,7 +120,7 @@ fn unreadable(call: &'static str, range: PageRange, errno: rustix::io::Errno) ->
 #[must_use = "the memory is unlocked when this is dropped"]
 pub struct Within {
     shared: Arc<Shared>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    thread: Option<Thread>,
     generation: u64,
 }
 
@@ -173,7 +173,7 @@ impl Drop for Within {
         self.shared.lock().stop = true;
         self.shared.bell.notify_all();
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            thread.join();
         }
     }
 }

@@ -119,9 +119,8 @@ mod tests {
         let Some(without) = left_in_rounds(|| {}) else {
             tenure_testkit::skip!("needs two processors and sched_setaffinity")
         };
-        let ways: [(&str, fn() -> Result<(), Errno>); 2] =
-            [("collapse", by_collapse), ("fadvise", by_fadvise)];
-        for (name, way) in ways {
+        type Way = fn() -> Result<(), Errno>;
+        for (name, way) in [("collapse", by_collapse as Way), ("fadvise", by_fadvise)] {
             if let Err(errno) = way() {
                 println!("{name}: {errno}");
                 continue;

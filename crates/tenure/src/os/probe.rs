@@ -456,10 +456,13 @@ fn try_poison() -> Result<(), Cause> {
 
 fn try_private_table() -> Result<(), Cause> {
     // On a thread of its own: its descriptor table does not come back.
-    std::thread::spawn(|| uffd::private_descriptor_table(&mut []))
-        .join()
-        .unwrap_or(Err(Errno::AGAIN))
-        .map_err(Some)
+    let (sender, result) = std::sync::mpsc::channel();
+    let body = move || {
+        // The receiver waits below.
+        let _ = sender.send(uffd::private_descriptor_table(&mut []));
+    };
+    super::thread::spawn_quiet("tenure-probe", body).map_err(|_| Errno::AGAIN)?.join();
+    result.recv().unwrap_or(Err(Errno::AGAIN)).map_err(Some)
 }
 
 fn try_pressure() -> Result<(), Cause> {

@@ -106,10 +106,12 @@ pub(crate) fn install(handler: OnBus) -> Result<(), Errno> {
         libc::sigaddset(&mut action.sa_mask, inside_mark());
         let mut previous: libc::sigaction = MaybeUninit::zeroed().assume_init();
         if libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut previous) != 0 {
+            INSTALLED.store(false, Ordering::Release);
             return Err(last_errno());
         }
         let _ = PREVIOUS.set(previous);
         if libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()) != 0 {
+            INSTALLED.store(false, Ordering::Release);
             return Err(last_errno());
         }
     }

@@ -1,7 +1,18 @@
 //! Background threads that stay out of the program's way.
+//!
+//! They set no scheduling policy, priority or affinity: systemd's `@resources` group has all three, and
+//! a unit with `SystemCallFilter=~@resources` kills the process for the attempt. On Linux 6.18 the
+//! policy `SCHED_BATCH` made no difference to a thread that wakes one on its own processor.
+//!
+//! They are started by `pthread_create`, not by the standard library. Its threads take a mutex of its own
+//! before they run anything (the list for stack overflows). A process that forks while another thread
+//! starts or ends leaves that mutex locked in the child for ever, and a worker that is started there
+//! never comes to its first instruction (seen: a child of a test hung in `set_current_info`).
 
+use std::ffi::{c_void, CString};
 use std::io;
 use std::mem::MaybeUninit;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Threads that [`spawn_quiet`] has started and that run.
@@ -24,40 +35,96 @@ impl Drop for Counted {
     }
 }
 
-/// Starts a thread with every signal blocked: a program's handlers run on the program's threads.
-pub(crate) fn spawn_quiet(
-    name: &str,
-    body: impl FnOnce() + Send + 'static,
-) -> io::Result<std::thread::JoinHandle<()>> {
-    spawn_quiet_with_stack(name, 256 << 10, body)
+/// A thread that was started; dropped, it goes on by itself.
+pub(crate) struct Thread(libc::pthread_t);
+
+// SAFETY: a thread's id may be used by any thread; this value is the only one that joins or detaches it.
+unsafe impl Send for Thread {}
+// SAFETY: as above; nothing is done with a shared reference.
+unsafe impl Sync for Thread {}
+
+impl Thread {
+    /// Waits for its end.
+    pub fn join(self) {
+        // SAFETY: the thread was neither joined nor detached, for both take the value.
+        unsafe { libc::pthread_join(self.0, std::ptr::null_mut()) };
+        std::mem::forget(self);
+    }
 }
 
-/// The same, for code of the program's.
+impl Drop for Thread {
+    fn drop(&mut self) {
+        // SAFETY: the thread was not joined, for `join` forgets the value.
+        unsafe { libc::pthread_detach(self.0) };
+    }
+}
+
+type Body = Box<dyn FnOnce() + Send>;
+
+struct Start {
+    name: CString,
+    body: Body,
+}
+
+/// What the new thread runs. A panic of the body ends the thread, after its message.
+extern "C" fn run(start: *mut c_void) -> *mut c_void {
+    // SAFETY: `spawn_quiet` made the pointer from such a box, for this call alone.
+    let start = unsafe { Box::from_raw(start.cast::<Start>()) };
+    RUNNING.fetch_add(1, Ordering::SeqCst);
+    let _counted = Counted;
+    // SAFETY: the name ends with a zero and lives through the call; only this thread's name changes.
+    unsafe { libc::prctl(libc::PR_SET_NAME, start.name.as_ptr()) };
+    let _ = catch_unwind(AssertUnwindSafe(start.body));
+    std::ptr::null_mut()
+}
+
+/// Starts a thread with every signal blocked: a program's handlers run on the program's threads. Of the
+/// name, the kernel keeps 15 bytes.
+pub(crate) fn spawn_quiet(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
+    spawn_quiet_with_stack(name, STACK, body)
+}
+
+/// The same, with a stack for code of the program's.
 pub(crate) fn spawn_quiet_with_stack(
     name: &str,
     stack_bytes: usize,
     body: impl FnOnce() + Send + 'static,
-) -> io::Result<std::thread::JoinHandle<()>> {
-    let mut all = MaybeUninit::uninit();
-    let mut before = MaybeUninit::uninit();
-    // SAFETY: sigfillset initialises the set it is given; pthread_sigmask reads the first set and
-    // writes the second, both local.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-    }
-    let counted = move || {
-        RUNNING.fetch_add(1, Ordering::SeqCst);
-        let _counted = Counted;
-        body();
-    };
+) -> io::Result<Thread> {
+    let name = CString::new(name)?;
+    let start: *mut Start = Box::into_raw(Box::new(Start { name, body: Box::new(body) }));
     // A new thread inherits the mask.
-    let spawned =
-        std::thread::Builder::new().name(name.to_owned()).stack_size(stack_bytes).spawn(counted);
-    // SAFETY: `before` was written above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
-    spawned
+    let before = super::signal::block_all();
+    let started = create(start, stack_bytes);
+    super::signal::restore(before);
+    if started.is_err() {
+        // SAFETY: no thread was started, so the box is still this function's.
+        drop(unsafe { Box::from_raw(start) });
+    }
+    started
 }
+
+fn create(start: *mut Start, stack_bytes: usize) -> io::Result<Thread> {
+    let mut attributes = MaybeUninit::uninit();
+    let mut thread = MaybeUninit::uninit();
+    // SAFETY: the attributes are local, initialised before they are used and destroyed afterwards;
+    // `run` takes what it is given, which lives until it does.
+    unsafe {
+        let failed = libc::pthread_attr_init(attributes.as_mut_ptr());
+        if failed != 0 {
+            return Err(io::Error::from_raw_os_error(failed));
+        }
+        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), stack_bytes);
+        let failed =
+            libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), run, start.cast());
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        match failed {
+            0 => Ok(Thread(thread.assume_init())),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+}
+
+const STACK: usize = 256 << 10;
 
 /// Blocks that the calling thread has had read from disks so far; always 0 where the kernel does not
 /// count them (CONFIG_TASK_IO_ACCOUNTING).
@@ -69,4 +136,61 @@ pub(crate) fn disk_reads() -> u64 {
         usage.assume_init()
     };
     usage.ru_inblock as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn a_thread_has_its_name_takes_no_signals_and_is_joined() {
+        static DONE: AtomicBool = AtomicBool::new(false);
+        let thread = spawn_quiet("tenure-test", || {
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            assert_eq!(field("Name:").trim(), "tenure-test");
+            let blocked = u64::from_str_radix(field("SigBlk:").trim(), 16).unwrap();
+            // All that can be blocked: SIGUSR1 is 10.
+            assert_ne!(blocked & 1 << (libc::SIGUSR1 - 1), 0);
+            DONE.store(true, Ordering::Release);
+        });
+        thread.unwrap().join();
+        assert!(DONE.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn a_panic_ends_the_thread_and_no_more() {
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {}));
+        spawn_quiet("tenure-test", || panic!("meant")).unwrap().join();
+        std::panic::set_hook(hook);
+    }
+
+    /// Children of a process in which threads start and end all the time: each can start one.
+    #[test]
+    fn a_forked_child_can_start_a_thread_whatever_the_others_did() {
+        tenure_testkit::in_child(tenure_testkit::this_test!(), &[], || {
+            for _ in 0..6 {
+                std::thread::spawn(|| loop {
+                    let _ = std::thread::spawn(|| {}).join();
+                });
+            }
+            for _ in 0..1000 {
+                // SAFETY: the child starts a thread, waits for it and exits without unwinding.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    // SAFETY: a number; SIGALRM ends a child that hangs.
+                    unsafe { libc::alarm(20) };
+                    spawn_quiet("tenure-test", || {}).unwrap().join();
+                    // SAFETY: ends the child.
+                    unsafe { libc::_exit(0) };
+                }
+                let mut status = 0;
+                // SAFETY: the kernel writes the local.
+                assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+                assert_eq!(status, 0, "the child hung or died");
+            }
+        });
+    }
 }

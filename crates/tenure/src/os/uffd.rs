@@ -244,8 +244,29 @@ pub(crate) fn is_watched(page: usize, unreadable: usize) -> bool {
 /// Closes a descriptor if it is (still) a userfaultfd: a program that closed it behind our back may
 /// have another file under the same number by now. System calls only.
 pub(crate) fn close_if_ours(fd: RawFd) {
+    if names_userfaultfd(fd) {
+        // SAFETY: a userfaultfd, of which this process has none but ours unless it uses userfaultfd itself,
+        // and then under numbers of its own.
+        unsafe { libc::close(fd) };
+    }
+}
+
+/// Whether `fd` is a userfaultfd in the calling thread's descriptor table. 100 ns if it is.
+pub(crate) fn is_userfaultfd(fd: RawFd) -> bool {
+    // Waking nobody at an address where nothing is mapped only asks what kind of file it is.
+    let page = super::page_size();
+    match wake(fd, PageRange::new(page, 2 * page)) {
+        Ok(()) => true,
+        Err(Errno::BADF) => false,
+        // Another kind of file, or a failure that has nothing to do with it.
+        Err(_) => names_userfaultfd(fd),
+    }
+}
+
+/// The same by the link that `/proc` shows. Allocates nothing.
+fn names_userfaultfd(fd: RawFd) -> bool {
     let mut name = [0u8; 32];
-    let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
+    let mut path = *b"/proc/thread-self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
     let mut digits = [0u8; 10];
     let mut number = fd.unsigned_abs();
     let mut count = 0;
@@ -262,22 +283,9 @@ pub(crate) fn close_if_ours(fd: RawFd) {
     for i in 0..count {
         path[start + i] = digits[count - 1 - i];
     }
-    // SAFETY: `path` ends in a NUL, `name` is as long as is said; close takes a number that is a
-    // userfaultfd, of which this process has none but ours unless it uses userfaultfd itself, and
-    // then under numbers of its own.
-    unsafe {
-        let len = libc::readlink(path.as_ptr().cast(), name.as_mut_ptr().cast(), name.len());
-        if len > 0 && name[..len as usize].starts_with(b"anon_inode:[userfaultfd]") {
-            libc::close(fd);
-        }
-    }
-}
-
-/// Whether `fd` is a userfaultfd in the calling thread's descriptor table.
-pub(crate) fn is_userfaultfd(fd: RawFd) -> Result<(), Errno> {
-    // Waking nobody at an address where nothing is mapped only asks what kind of file it is.
-    let page = super::page_size();
-    wake(fd, PageRange::new(page, 2 * page))
+    // SAFETY: `path` ends in a NUL, and `name` is as long as is said.
+    let len = unsafe { libc::readlink(path.as_ptr().cast(), name.as_mut_ptr().cast(), name.len()) };
+    len > 0 && name[..len as usize].starts_with(b"anon_inode:[userfaultfd]")
 }
 
 /// Gives the calling thread a descriptor table of its own that holds only `keep`.

@@ -6,14 +6,13 @@ use super::job::{self, Job};
 use super::lock::assert_none_held;
 use super::mailbox::{Mailbox, END, JOBS, PRESSURE};
 use super::services::{self, Next, ServiceId, Visit, MOST};
-use super::{counters, fork};
+use super::{counters, fork_state as fork};
 use crate::error::{Error, Result};
 use crate::os::memory_limit;
 use crate::os::pressure::{Heard, PressureWatch};
 use crate::os::thread::spawn_quiet;
 use crate::os::{generation, uffd};
 use std::cell::Cell;
-use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -154,7 +153,8 @@ pub(crate) fn on_worker<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
     // whose list of jobs has been emptied.
     unsafe { WORKER.mailbox.push(job.link()) };
     WORKER.mailbox.post(JOBS);
-    job.wait(process)
+    // A thread that was to take the place of another may have failed to start.
+    job.wait(process, || drop(start("on_worker")))
 }
 
 /// In a child, where the thread did not come along; the next use starts one.
@@ -195,7 +195,7 @@ fn run() {
     }
     let private = uffd::private_descriptor_table(&mut keep[..count]).is_ok();
     // The program may have closed them before.
-    let there = keep[..count].iter().all(|fd| uffd::is_userfaultfd(*fd).is_ok());
+    let there = keep[..count].iter().all(|fd| uffd::is_userfaultfd(*fd));
     WORKER.guarded.store(private && there, Ordering::Release);
     listen();
     set_state(RUNNING);
@@ -292,6 +292,6 @@ fn listen() {
         std::thread::sleep(Duration::from_millis(5));
     };
     // Without that thread pressure is noticed at the next visit.
-    let started: io::Result<_> = spawn_quiet("tenure-pressure", hear);
+    let started = spawn_quiet("tenure-pressure", hear);
     WORKER.listening.store(started.is_ok(), Ordering::Release);
 }

@@ -1,13 +1,13 @@
 //! How purges are noticed: the process's userfaultfds, or one remembered word a page.
 
 use crate::error::{Error, Result};
-use crate::os::{probe, uffd};
+use crate::os::{generation, probe, uffd};
 use crate::range::PageRange;
 use crate::runtime::event::Event;
 use crate::runtime::worker;
 use rustix::fd::{IntoRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU8, Ordering};
 
 /// How a purge is noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,13 +170,31 @@ pub(crate) fn is_closed(errno: Errno) -> bool {
         && worker::is_guarded()
         && !worker::is_worker()
         && by_userfaultfd()
-        && [Kind::Sigbus, Kind::Refill].iter().any(|kind| uffd::is_userfaultfd(raw(*kind)).is_err())
+        && [Kind::Sigbus, Kind::Refill].iter().any(|kind| !uffd::is_userfaultfd(raw(*kind)))
 }
+
+/// A number that differs between processes, and changes when a process opens new descriptors.
+pub(crate) fn epoch() -> u64 {
+    generation::current() << 32 | u64::from(OPENED.load(Ordering::Acquire))
+}
+
+/// How often lost descriptors were replaced.
+static OPENED: AtomicU32 = AtomicU32::new(0);
 
 /// Whether purges can have gone unnoticed: the descriptor was closed while the background thread held no
 /// copy (in a child, between fork and its first use of tenure).
 pub(crate) fn is_lost() -> bool {
-    by_userfaultfd() && !worker::is_guarded() && uffd::is_userfaultfd(raw(Kind::Sigbus)).is_err()
+    by_userfaultfd() && !worker::is_guarded() && !uffd::is_userfaultfd(raw(Kind::Sigbus))
+}
+
+/// In a child: forgets descriptors that act on the parent's memory.
+pub(super) fn forget_descriptors() {
+    for kind in [Kind::Sigbus, Kind::Refill] {
+        let old = kind.place().swap(-1, Ordering::AcqRel);
+        if old >= 0 {
+            uffd::close_if_ours(old);
+        }
+    }
 }
 
 /// Forgets the descriptors and opens new ones: in a child, whose copies act on the parent's memory, and
@@ -207,6 +225,7 @@ pub(super) fn recover(suspect: impl FnOnce()) {
     if is_lost() {
         suspect();
         let _ = reopen();
+        OPENED.fetch_add(1, Ordering::AcqRel);
         let _ = worker::restart("detection");
     }
     RECOVERING.store(false, Ordering::Release);

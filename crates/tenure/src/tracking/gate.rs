@@ -4,6 +4,11 @@
 use crate::runtime::event::Event;
 use crate::sync::{own_claims, set_own_claims, AtomicU32, Ordering};
 
+/// Among a thread's own claims: it is at the count, and what a signal's handler finds there is not certain.
+const CHANGING: u32 = 1 << 31;
+/// The gate is closed; one more: and a claim of another thread's may be open.
+const CLOSED: u32 = 1;
+
 /// See the module's head.
 #[derive(Debug)]
 pub(crate) struct Gate {
@@ -30,12 +35,14 @@ impl Gate {
     pub fn enter(&self) {
         let own = own_claims();
         loop {
+            set_own_claims(own | CHANGING);
             // SeqCst on both sides: either the fork sees the claim, or this thread sees the fork.
             self.claims.fetch_add(1, Ordering::SeqCst);
             if own > 0 || self.closed.load(Ordering::SeqCst) == 0 {
                 break;
             }
-            self.claims.fetch_sub(1, Ordering::SeqCst);
+            self.one_less();
+            set_own_claims(own);
             self.changed.ring();
             self.changed.wait_until(|| self.closed.load(Ordering::SeqCst) == 0);
         }
@@ -44,19 +51,37 @@ impl Gate {
 
     /// One claim less.
     pub fn leave(&self) {
-        set_own_claims(own_claims().saturating_sub(1));
-        self.claims.fetch_sub(1, Ordering::SeqCst);
+        let own = own_claims();
+        let less = (own & !CHANGING).saturating_sub(1) | own & CHANGING;
+        set_own_claims(less | CHANGING);
+        self.one_less();
+        set_own_claims(less);
         if self.closed.load(Ordering::SeqCst) != 0 {
             self.changed.ring();
         }
     }
 
+    /// Not below 0: see [`reset_in_child`](Gate::reset_in_child).
+    fn one_less(&self) {
+        let less = |claims: u32| claims.checked_sub(1);
+        let _ = self.claims.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+    }
+
     /// Before a fork: waits until no other thread has a claim, and lets none have one. The claims of the
     /// forking thread itself, which a signal's handler interrupted, go on in parent and child.
     pub fn close(&self) {
-        self.closed.store(1, Ordering::SeqCst);
         let own = own_claims();
-        self.changed.wait_until(|| self.claims.load(Ordering::SeqCst) <= own);
+        // Where the handler interrupted `enter` or `leave` nobody can tell whether that claim is counted: one
+        // of another thread's may take its place.
+        let unsure = u32::from(own & CHANGING != 0);
+        self.closed.store(CLOSED + unsure, Ordering::SeqCst);
+        let most = (own & !CHANGING) + unsure;
+        self.changed.wait_until(|| self.claims.load(Ordering::SeqCst) <= most);
+    }
+
+    /// In a child, before the gate is opened: whether another thread may have had a claim.
+    pub fn is_unsure(&self) -> bool {
+        self.closed.load(Ordering::SeqCst) > CLOSED
     }
 
     /// After it.
@@ -65,9 +90,10 @@ impl Gate {
         self.changed.ring();
     }
 
-    /// In a child, where the caller is the only thread.
+    /// In a child, where the caller is the only thread. A claim that it is about to end may have been counted
+    /// or not: it counts as ended.
     pub fn reset_in_child(&self) {
-        self.claims.store(own_claims(), Ordering::SeqCst);
+        self.claims.store(own_claims() & !CHANGING, Ordering::SeqCst);
         self.changed.reset_in_child();
     }
 }

@@ -64,6 +64,9 @@ fn rebuild_map() {
 /// Watches in the child what was watched in the parent, and forgets what it did not inherit. A page that was
 /// discarded in between is missing here too, so it still counts as purged.
 pub(super) fn reset(missed: bool) {
+    if TRACKING.claims.gate.is_unsure() {
+        TRACKING.slab.each(|_, tracked, _| TRACKING.claims.end_foreign(tracked));
+    }
     TRACKING.claims.reset_in_child();
     TRACKING.claims.gate.open();
     backpressure::reset_in_child();
@@ -71,6 +74,8 @@ pub(super) fn reset(missed: bool) {
     detection::reset_in_child();
     forget_what_was_not_inherited();
     if !watching {
+        // A thread of the parent's may have opened descriptors and not said so yet.
+        detection::forget_descriptors();
         return;
     }
     let reopened = detection::reopen().is_ok();
@@ -78,7 +83,10 @@ pub(super) fn reset(missed: bool) {
     TRACKING.slab.each(|_, tracked, word| {
         tracked.not_refilled();
         let offered = word.has(Word::OFFERED);
-        if !offered && !tracked.is(flag::WATCHED) {
+        if !offered {
+            // All of it is there, or a thread of the parent's was making again what is not: that must be
+            // writable here. The next offer watches it anew.
+            tracked.not_watched();
             return;
         }
         let registered = reopened && fd >= 0 && uffd::register(fd, tracked.range()).is_ok();
@@ -87,7 +95,7 @@ pub(super) fn reset(missed: bool) {
             false => tracked.not_watched(),
         }
         // A child whose handlers did not run may have read a purged page as zeros before now.
-        if offered && (!registered || (missed && word.has(Word::RAW))) {
+        if !registered || (missed && word.has(Word::RAW)) {
             tracked.suspect();
         }
     });

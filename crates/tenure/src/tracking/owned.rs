@@ -4,12 +4,14 @@ use super::offer::Refusal;
 use super::revive;
 use super::settings::purge_always;
 use super::settle::{self, needs_settling};
+use super::side::joined;
 use super::state::{flag, Claim, RangeId, Tracked, Word};
-use super::{backpressure, TRACKING};
+use super::{backpressure, claims, TRACKING};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::Mapping;
 use crate::os::pagemap::Pagemap;
 use crate::range::PageRange;
+use crate::runtime::services;
 use rustix::io::Errno;
 use std::cell::UnsafeCell;
 use std::sync::atomic::Ordering;
@@ -59,7 +61,7 @@ impl OwnedRange {
             return Err(Error::new(ErrorKind::OutOfMemory, call, why, remedy));
         };
         let slow = if purge_always() { Word::SLOW_UNPIN } else { 0 };
-        let claim = spare.begin(&TRACKING.claims, NOWHERE, 1, slow, priority);
+        let claim = spare.begin(claims(), NOWHERE, 1, slow, priority);
         Ok(OwnedRange { id: claim.id(), mapping: UnsafeCell::new(None) })
     }
 
@@ -96,10 +98,13 @@ impl OwnedRange {
     /// As [`settle`](OwnedRange::settle).
     pub fn settle_and_keep_losses(&self) -> std::result::Result<(), Errno> {
         let mut finish = |claim: &mut Claim, gone: Vec<PageRange>| {
-            if !gone.is_empty() {
-                claim.side_mut().losses.extend(gone);
-                claim.lost();
+            if gone.is_empty() {
+                return;
             }
+            let side = claim.side_mut();
+            // What was lost before, and written since, can go again.
+            side.losses = joined(std::mem::take(&mut side.losses), gone);
+            claim.lost();
         };
         settle::settle(self.id, self.tracked(), &needs_settling, &mut finish)
     }
@@ -113,7 +118,7 @@ impl OwnedRange {
     /// What was lost and not restored.
     pub fn losses(&self) -> Vec<PageRange> {
         let lost = |word: Word| word.has(Word::LOST);
-        let Some(mut claim) = TRACKING.claims.claim(self.id, self.tracked(), lost) else {
+        let Some(mut claim) = claims().claim(self.id, self.tracked(), lost) else {
             return Vec::new();
         };
         let range = claim.range();
@@ -126,7 +131,7 @@ impl OwnedRange {
     /// Nothing counts as lost any more.
     pub fn restored(&self) {
         let lost = |word: Word| word.has(Word::LOST);
-        if let Some(mut claim) = TRACKING.claims.claim(self.id, self.tracked(), lost) {
+        if let Some(mut claim) = claims().claim(self.id, self.tracked(), lost) {
             claim.side_mut().losses = Vec::new();
             claim.not_lost();
         }
@@ -199,7 +204,7 @@ impl OwnedRange {
 
     /// Sets whether missing pages wait for the refill thread.
     pub fn set_refilled(&self, refilled: bool) {
-        if let Some(mut claim) = TRACKING.claims.claim(self.id, self.tracked(), |_| true) {
+        if let Some(mut claim) = claims().claim(self.id, self.tracked(), |_| true) {
             match refilled {
                 true => claim.set(flag::REFILLED),
                 false => claim.clear(flag::REFILLED),
@@ -221,13 +226,13 @@ impl OwnedRange {
     /// No bytes of the range are in use.
     pub unsafe fn discard_pages(&self) -> std::result::Result<(), Errno> {
         let discard = || {
-            let Some(mut claim) = TRACKING.claims.claim(self.id, self.tracked(), |_| true) else {
+            let Some(mut claim) = claims().claim(self.id, self.tracked(), |_| true) else {
                 return Ok(());
             };
             // SAFETY: the caller's promise.
             unsafe { revive::discard(&mut claim) }
         };
-        match discard() {
+        match services::retry(discard, |errno| *errno == Errno::NOMEM) {
             Err(errno) if super::detection::is_closed(errno) => {
                 crate::runtime::worker::on_worker(discard).unwrap_or(Err(errno))
             }
@@ -238,7 +243,7 @@ impl OwnedRange {
     /// Takes the mapping away; the range is bare, and as new, afterwards. The caller drops the mapping
     /// outside of all locks. Waits for another thread that is at the pages.
     pub fn take_mapping(&self) -> Option<Mapping> {
-        let mut claim = TRACKING.claims.claim(self.id, self.tracked(), |_| true)?;
+        let mut claim = claims().claim(self.id, self.tracked(), |_| true)?;
         *claim.side() = None;
         claim.taken_back();
         claim.not_lost();
@@ -253,7 +258,7 @@ impl OwnedRange {
     /// Gives a bare range a mapping.
     pub fn put_mapping(&self, mapping: Mapping) {
         let range = mapping.range();
-        let claim = TRACKING.claims.claim(self.id, self.tracked(), |_| true);
+        let claim = claims().claim(self.id, self.tracked(), |_| true);
         let Some(mut claim) = claim else { unreachable!("an owned range is not free") };
         // SAFETY: under the claim.
         let before = unsafe { &mut *self.mapping.get() }.replace(mapping);
@@ -264,14 +269,14 @@ impl OwnedRange {
         claim.move_to(range);
         drop(claim);
         backpressure::count(range.len() as u64);
-        super::stir();
+        super::wake::stir();
     }
 }
 
 impl Drop for OwnedRange {
     fn drop(&mut self) {
         // The mapping goes with this value, after the range is out of use.
-        if let Some(claim) = TRACKING.claims.claim(self.id, self.tracked(), |_| true) {
+        if let Some(claim) = claims().claim(self.id, self.tracked(), |_| true) {
             TRACKING.slab.free(claim);
         }
     }

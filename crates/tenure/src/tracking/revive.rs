@@ -7,67 +7,118 @@ use crate::os::pagemap::{self, Pagemap, Pages};
 use crate::os::{self, advise, page_size, words};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
-use crate::runtime::services;
 use rustix::io::Errno;
 
 /// What ends with a range's watch.
 const NOT_WATCHED: u8 = flag::WATCHED | flag::WHOLLY_WATCHED | flag::DENSE | flag::SPARSE;
 
-/// Takes an offered range's pages back: intact ones are the process's again, and each extent that is gone is
-/// passed to `lost`, reads as zeros (or waits for its refill) and can be written. Also ends what is left of
-/// a watch of a range that is not offered.
+/// The first half of taking a range back: its intact pages are made to stay. Returns the extents that are
+/// gone. The range is still offered and watched, so nothing is lost, and nothing changes for a thread that
+/// touches it, if [`complete`] does not follow.
 ///
 /// # Errors
-/// Nothing is lost by an error: the range stays offered, and a later call finds the same and more.
-/// `lost` is called only where no error can follow. `ENOMEM`: no memory for a copy of a page that a fork
-/// shares, or too many mappings. `EINVAL`: the program took away the write permission. Other errors:
-/// [`detection::is_closed`].
-pub(super) fn revive(claim: &mut Claim, lost: &mut dyn FnMut(PageRange)) -> Result<(), Errno> {
+/// `ENOMEM`: no memory for a copy of a page that a fork shares. `EINVAL`: the program took away the write
+/// permission. Other errors: [`detection::is_closed`].
+pub(super) fn keep_pages(claim: &mut Claim) -> Result<Vec<PageRange>, Errno> {
     let range = claim.range();
-    if !claim.is_offered() {
-        return end_watch(claim);
+    if !claim.is_offered() || !detection::by_userfaultfd() {
+        return Ok(Vec::new());
     }
-    let mut gone = 0;
-    let mut lost = |extent: PageRange| {
-        gone += extent.len();
-        lost(extent);
-    };
     if claim.is(flag::SUSPECT) {
-        forget_contents(claim)?;
-        lost(range);
-    } else if detection::by_userfaultfd() {
-        let missing = take_back_watched(claim)?;
-        missing.into_iter().for_each(&mut lost);
-    } else {
-        for extent in take_back_by_words(claim) {
-            lost(extent);
-        }
+        return Ok(vec![range]);
     }
+    let intact = if claim.is(flag::SPARSE) {
+        // Populating the zero pages too would cost a page for each that was never touched.
+        match Pagemap::open() {
+            Ok(pagemap) if pagemap::scan_works() => keep_data(&pagemap, range)?,
+            _ => populated(advise::populate_write(range))?,
+        }
+    } else {
+        populated(advise::populate_write(range))?
+    };
+    if intact {
+        Ok(Vec::new())
+    } else {
+        salvage(range)
+    }
+}
+
+/// The second half: what [`keep_pages`] found gone reads as zeros (or waits for its refill) and can be
+/// written, and the range is not offered any more. Returns the extents that are gone. Also ends what is left
+/// of a watch of a range that is not offered.
+///
+/// # Errors
+/// `ENOMEM`: too many mappings. Other errors: [`detection::is_closed`]. The range is as before then.
+pub(super) fn complete(claim: &mut Claim, gone: Vec<PageRange>) -> Result<Vec<PageRange>, Errno> {
+    if !claim.is_offered() {
+        end_watch(claim)?;
+        return Ok(gone);
+    }
+    let range = claim.range();
+    let gone = if !detection::by_userfaultfd() {
+        take_back_by_words(claim)
+    } else {
+        end_if_done(claim, &gone)?;
+        gone
+    };
     if let Some(side) = claim.side() {
         (side.words, side.told) = (None, None);
     }
     claim.taken_back();
+    let lost: usize = gone.iter().map(PageRange::len).sum();
     add(&COUNTERS.revivals, 1);
-    add(&COUNTERS.revived_bytes, (range.len() - gone) as u64);
-    if gone > 0 {
+    add(&COUNTERS.revived_bytes, (range.len() - lost) as u64);
+    if lost > 0 {
         add(&COUNTERS.purges, 1);
-        add(&COUNTERS.purged_bytes, gone as u64);
+        add(&COUNTERS.purged_bytes, lost as u64);
     }
-    Ok(())
+    Ok(gone)
 }
 
-/// Purges cannot be told from zeros: all of the range is lost, and reads as zeros.
-fn forget_contents(claim: &mut Claim) -> Result<(), Errno> {
-    let range = claim.range();
-    // Whatever the flags say: a child may have registered a part.
-    if detection::by_userfaultfd() {
-        unregister(kind(claim), range)?;
+/// Undoes [`complete`] right after it, where a range that belongs to the same call could not be completed:
+/// what is gone is watched again, as long as nobody has touched it. `Err`: it cannot be.
+pub(super) fn undo(claim: &mut Claim) -> Result<(), Errno> {
+    if !detection::by_userfaultfd() {
+        return Err(Errno::OPNOTSUPP);
     }
-    // SAFETY: the range is offered, so its contents may be gone at any time; the caller reports all of it
-    // as lost.
-    unsafe { zero(range)? };
-    claim.clear(flag::SUSPECT | NOT_WATCHED);
-    Ok(())
+    claim.set(flag::WATCHED);
+    claim.offered_again();
+    detection::register(kind(claim), claim.range()).inspect_err(|_| {
+        // Not watched: the losses are kept for the next call.
+        claim.taken_back();
+        claim.set_unclean(true);
+    })
+}
+
+/// Ends the watch unless the range keeps it.
+fn end_if_done(claim: &mut Claim, gone: &[PageRange]) -> Result<(), Errno> {
+    let range = claim.range();
+    if claim.is(flag::SUSPECT) {
+        // Whatever the flags say: a child may have registered a part.
+        detection::unregister(kind(claim), range)?;
+        // SAFETY: the range is offered, so its contents may be gone at any time; all of it is reported as
+        // lost.
+        unsafe { zero(range)? };
+        claim.clear(flag::SUSPECT | NOT_WATCHED);
+        return Ok(());
+    }
+    if gone.is_empty() && !claim.is_raw() {
+        // Owned memory stays registered: the next offer saves 1.1 µs and this one 1.2 µs.
+        return Ok(());
+    }
+    if kind(claim) == Kind::Refill {
+        // A thread may wait for one of the missing pages; it must get refilled bytes or none, so the range
+        // stays registered until they are there.
+        claim.clear(flag::DENSE);
+        return Ok(());
+    }
+    for huge in gone.iter().filter_map(PageRange::huge_part) {
+        // Frees the emptied page table: the refill then faults in a huge page (2 MiB in 47 µs) instead of
+        // 512 base pages (735 µs).
+        // SAFETY: these pages are gone; what is dropped is an empty page table.
+        let _ = unsafe { advise::drop_pages(huge) };
+    }
+    end_watch(claim)
 }
 
 /// Makes pages read as zeros that are writable.
@@ -79,61 +130,14 @@ unsafe fn zero(range: PageRange) -> Result<(), Errno> {
     unsafe { advise::drop_pages(range) }
 }
 
-/// Where userfaultfd watches: returns the extents that are gone.
-fn take_back_watched(claim: &mut Claim) -> Result<Vec<PageRange>, Errno> {
-    let (range, kind) = (claim.range(), kind(claim));
-    let intact = if claim.is(flag::SPARSE) {
-        // Populating the zero pages too would cost a page for each that was never touched.
-        match Pagemap::open() {
-            Ok(pagemap) if pagemap::scan_works() => keep_data(&pagemap, range)?,
-            _ => populated(advise::populate_write(range))?,
-        }
-    } else {
-        populated(advise::populate_write(range))?
-    };
-    if intact && !claim.is_raw() {
-        // Owned memory stays registered: the next offer saves 1.1 µs and this one 1.2 µs.
-        return Ok(Vec::new());
-    }
-    let missing = if intact { Vec::new() } else { salvage(range)? };
-    if kind == Kind::Refill {
-        // A thread may wait for one of the missing pages; it must get refilled bytes or none, so the
-        // range stays registered until they are there.
-        claim.clear(flag::DENSE);
-        return Ok(missing);
-    }
-    for extent in &missing {
-        if let Some(huge) = extent.huge_part() {
-            // Frees the emptied page table: the refill then faults in a huge page (2 MiB in 47 µs)
-            // instead of 512 base pages (735 µs).
-            // SAFETY: these pages are gone; what is dropped is an empty page table.
-            let _ = unsafe { advise::drop_pages(huge) };
-        }
-    }
-    if claim.is_raw() || !missing.is_empty() {
-        end_watch(claim)?;
-    }
-    Ok(missing)
-}
-
 /// Ends the watch of a range whose pages are all there, or are to read as zeros.
 fn end_watch(claim: &mut Claim) -> Result<(), Errno> {
     if claim.is(flag::WATCHED) {
-        unregister(kind(claim), claim.range())?;
+        detection::unregister(kind(claim), claim.range())?;
         claim.clear(NOT_WATCHED);
     }
     claim.set_unclean(false);
     Ok(())
-}
-
-/// Where the process has too many mappings for the split that this may take, what waits to be unmapped goes
-/// first.
-fn unregister(kind: Kind, range: PageRange) -> Result<(), Errno> {
-    let attempt = || detection::unregister(kind, range);
-    match attempt() {
-        Err(Errno::NOMEM) => services::retry(attempt, |errno| *errno == Errno::NOMEM),
-        other => other,
-    }
 }
 
 /// Turns "a watched page is missing" into `false`.
@@ -162,7 +166,7 @@ fn keep_data(pagemap: &Pagemap, range: PageRange) -> Result<bool, Errno> {
 /// kept.
 fn salvage(range: PageRange) -> Result<Vec<PageRange>, Errno> {
     let Ok(pagemap) = Pagemap::open() else { return salvage_by_page(range) };
-    loop {
+    for _ in 0..MOST_LOOKS {
         let mut data = Vec::new();
         pagemap.extents(range, Pages::Data, |extent| data.push(extent))?;
         let mut all = true;
@@ -180,7 +184,12 @@ fn salvage(range: PageRange) -> Result<Vec<PageRange>, Errno> {
             return Ok(missing);
         }
     }
+    // A guard that the program has put into the range (MADV_GUARD_INSTALL) is listed as data for ever.
+    salvage_by_page(range)
 }
+
+/// Looks at the page map; each takes in what went since the one before.
+const MOST_LOOKS: usize = 4;
 
 /// Poisoned pages are those whose refill failed: they become missing again.
 fn drop_poisoned(range: PageRange) -> Result<(), Errno> {

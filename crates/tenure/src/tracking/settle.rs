@@ -2,13 +2,13 @@
 //! purged.
 
 use super::offer::{self, Refusal};
-use super::revive;
 use super::state::{Claim, RangeId, Tracked, Word};
-use super::{backpressure, detection, settings, stir, TRACKING};
+use super::wake::stir;
+use super::{backpressure, claims, detection, revive, settings, TRACKING};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::lock::assert_none_held;
-use crate::runtime::worker;
+use crate::runtime::{fork, services, worker};
 use rustix::io::Errno;
 
 /// Takes back the pages of a range that the caller has pinned, if they are offered, and ends what is left of
@@ -16,25 +16,18 @@ use rustix::io::Errno;
 /// before any other pinner gets on.
 ///
 /// # Errors
-/// As [`revive::revive`]; the range stays offered, and the pin is the caller's to take away.
+/// As [`revive::keep_pages`] and [`revive::complete`]; the range stays offered, and the pin is the caller's to take away.
 pub(super) fn settle(
     id: RangeId,
     tracked: &'static Tracked,
     wanted: &(dyn Fn(Word) -> bool + Sync),
     finish: &mut (dyn FnMut(&mut Claim, Vec<PageRange>) + Send),
-) -> std::result::Result<(), Errno> {
-    assert_none_held();
-    if detection::is_lost() && !worker::is_worker() {
-        detection::recover(|| {
-            TRACKING.slab.each(|_, tracked, word| {
-                tracked.not_watched();
-                if word.has(Word::OFFERED) {
-                    tracked.suspect();
-                }
-            });
-        });
-    }
-    match settle_here(id, tracked, wanted, finish) {
+) -> Result<(), Errno> {
+    before_taking_back();
+    // Where the process has too many mappings for the split that this may take, what waits to be unmapped goes
+    // first: here, without a claim, because that takes locks for which a fork waits that waits for claims.
+    let short = |errno: &Errno| *errno == Errno::NOMEM;
+    match services::retry(|| settle_here(id, tracked, wanted, finish), short) {
         // The background thread has a descriptor that the program cannot close.
         Err(errno) if detection::is_closed(errno) => {
             let there = worker::on_worker(|| settle_here(id, tracked, wanted, finish));
@@ -44,16 +37,33 @@ pub(super) fn settle(
     }
 }
 
+/// What is to be seen to before any claim is taken for it: a fork that went unseen, descriptors that are lost.
+pub(super) fn before_taking_back() {
+    assert_none_held();
+    fork::look();
+    if detection::is_lost() && !worker::is_worker() {
+        detection::recover(|| {
+            TRACKING.slab.each(|_, tracked, word| {
+                tracked.not_watched();
+                tracked.not_refilled();
+                if word.has(Word::OFFERED) {
+                    tracked.suspect();
+                }
+            });
+        });
+    }
+}
+
 fn settle_here(
     id: RangeId,
     tracked: &'static Tracked,
     wanted: &dyn Fn(Word) -> bool,
     finish: &mut dyn FnMut(&mut Claim, Vec<PageRange>),
-) -> std::result::Result<(), Errno> {
-    let Some(mut claim) = TRACKING.claims.claim(id, tracked, wanted) else { return Ok(()) };
+) -> Result<(), Errno> {
+    let Some(mut claim) = claims().claim(id, tracked, wanted) else { return Ok(()) };
     let offered = claim.is_offered();
-    let mut gone = Vec::new();
-    revive::revive(&mut claim, &mut |extent| gone.push(extent))?;
+    let gone = revive::keep_pages(&mut claim)?;
+    let gone = revive::complete(&mut claim, gone)?;
     let len = claim.range().len();
     finish(&mut claim, gone);
     drop(claim);
@@ -70,7 +80,7 @@ pub(super) fn needs_settling(word: Word) -> bool {
 }
 
 /// Offers a claimed range. On the background thread.
-pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> std::result::Result<(), Refusal> {
+pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> {
     // Not only pinned: a claim that began before the pin would be offered under the program's hands.
     if claim.is_wanted() || claim.is_offered() {
         return Err(Refusal::Wanted);
@@ -87,13 +97,10 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> std::result::Result<
 }
 
 /// Offers a range now, whatever its age, from any thread.
-pub(super) fn offer_now(
-    id: RangeId,
-    tracked: &'static Tracked,
-) -> std::result::Result<(), Refusal> {
+pub(super) fn offer_now(id: RangeId, tracked: &'static Tracked) -> Result<(), Refusal> {
     let volatile = |word: Word| word.pins() == 0;
     let offer = move || {
-        let Some(mut claim) = TRACKING.claims.claim(id, tracked, volatile) else {
+        let Some(mut claim) = claims().claim(id, tracked, volatile) else {
             return Err(Refusal::Wanted);
         };
         match claim.is_offered() {
@@ -105,14 +112,11 @@ pub(super) fn offer_now(
 }
 
 /// Offers a range and has the kernel discard it; returns how many bytes are gone.
-pub(super) fn purge_now(
-    id: RangeId,
-    tracked: &'static Tracked,
-) -> std::result::Result<usize, Refusal> {
+pub(super) fn purge_now(id: RangeId, tracked: &'static Tracked) -> Result<usize, Refusal> {
     offer_now(id, tracked)?;
     let offered = |word: Word| word.has(Word::OFFERED);
     let purge = move || {
-        let Some(mut claim) = TRACKING.claims.claim(id, tracked, offered) else {
+        let Some(mut claim) = claims().claim(id, tracked, offered) else {
             return Err(Refusal::Wanted);
         };
         offer::purge(&mut claim).map_err(Refusal::Kernel)

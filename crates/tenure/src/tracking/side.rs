@@ -40,6 +40,20 @@ impl Side {
     }
 }
 
+/// Two lists of extents as one, in order, without overlaps.
+pub(crate) fn joined(mut a: Vec<PageRange>, b: Vec<PageRange>) -> Vec<PageRange> {
+    a.extend(b);
+    a.sort_unstable_by_key(|extent| extent.start);
+    let mut all: Vec<PageRange> = Vec::with_capacity(a.len());
+    for extent in a {
+        match all.last_mut() {
+            Some(last) if last.end >= extent.start => last.end = last.end.max(extent.end),
+            _ => all.push(extent),
+        }
+    }
+    all
+}
+
 /// Leaves the parts below `at` and returns those above.
 fn split(parts: &mut Vec<PageRange>, at: usize) -> Vec<PageRange> {
     let mut above = Vec::new();

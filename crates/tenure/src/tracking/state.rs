@@ -20,78 +20,11 @@
 
 use super::gate::Gate;
 use super::side::Side;
+pub(crate) use super::word::{flag, Word};
 use crate::range::PageRange;
 use crate::runtime::event::Event;
 use crate::sync::{thread_number, AtomicU32, AtomicU64, AtomicU8, AtomicUsize};
 use crate::sync::{Ordering, UnsafeCell};
-
-/// The low half: pins and flags. The high half: the use counter.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Word(pub u64);
-
-impl Word {
-    pub const PIN: u64 = 1;
-    const PINS: u64 = (1 << 20) - 1;
-    /// A thread has the claim.
-    pub const CLAIMED: u64 = 1 << 20;
-    /// The kernel may take pages, or has.
-    pub const OFFERED: u64 = 1 << 21;
-    /// Contents were lost and have not been reported (raw ranges) or restored (owned ones).
-    pub const LOST: u64 = 1 << 22;
-    /// Not offered, but a part may still be watched: the next to take the range back ends that.
-    pub const UNCLEAN: u64 = 1 << 23;
-    /// The last unpin has more to do (the debug mode that purges at once).
-    pub const SLOW_UNPIN: u64 = 1 << 24;
-    /// Not in use.
-    pub const FREE: u64 = 1 << 25;
-    /// A raw range: its mapping is the program's, and it may be split and joined.
-    pub const RAW: u64 = 1 << 26;
-    /// One use.
-    const USE: u64 = 1 << 32;
-    const LOW: u64 = Self::USE - 1;
-
-    pub fn pins(self) -> u32 {
-        (self.0 & Self::PINS) as u32
-    }
-    pub fn has(self, flags: u64) -> bool {
-        self.0 & flags != 0
-    }
-    /// Pages there, contents good, no claim: a pin needs nothing more.
-    pub fn plain(self) -> bool {
-        !self.has(Self::CLAIMED | Self::OFFERED | Self::LOST | Self::UNCLEAN | Self::FREE)
-    }
-    pub fn uses(self) -> u32 {
-        (self.0 >> 32) as u32
-    }
-    fn used(self) -> Word {
-        Word(self.0.wrapping_add(Self::USE))
-    }
-    fn with(self, flags: u64) -> Word {
-        Word(self.0 | flags)
-    }
-    fn without(self, flags: u64) -> Word {
-        Word(self.0 & !flags)
-    }
-}
-
-/// What is known of a range beside its word; changed with its claim only.
-pub(crate) mod flag {
-    /// A part of the range may be registered with userfaultfd.
-    pub const WATCHED: u8 = 1;
-    /// All of it is: owned memory stays so while it is not offered.
-    pub const WHOLLY_WATCHED: u8 = 64;
-    /// Some pages had never been touched when the range was last offered.
-    pub const SPARSE: u8 = 2;
-    /// The range has no missing page and cannot get one but by being discarded.
-    pub const DENSE: u8 = 4;
-    /// Missing pages are refilled by the refill thread.
-    pub const REFILLED: u8 = 8;
-    /// Purges can no longer be told from zeros: everything counts as purged. Set in forked children too,
-    /// where no claim is needed.
-    pub const SUSPECT: u8 = 16;
-    /// A part was not inherited from the parent of this process: nothing of it is offered again.
-    pub const TORN: u8 = 32;
-}
 
 /// One tracked range.
 #[repr(C)]
@@ -202,6 +135,14 @@ impl Tracked {
     pub fn try_unmark(&self, word: Word) -> bool {
         debug_assert!(word.has(Word::RAW) && word.pins() == 0 && !word.has(Word::FREE));
         self.exchange(word, Word(word.used().0 + Word::PIN))
+    }
+
+    /// Notes that one more caller counts on the pin of a raw range: whoever added it does not take it away
+    /// then. The exchange fails if anything has changed since `word`.
+    #[inline]
+    pub fn rely(&self, word: Word) -> bool {
+        debug_assert!(word.has(Word::RAW) && word.pins() > 0);
+        self.exchange(word, word.used())
     }
 
     /// Takes the pin of a raw range away. The exchange fails if anything has changed since `word`.
@@ -325,8 +266,11 @@ impl Claims {
         }
     }
 
-    /// Claims a range, and waits for another thread's claim to end if need be. `None`: `wanted` does not
-    /// hold of its word, or the range is free. The caller holds no lock, and no claim of another range.
+    /// Claims a range if `wanted` holds of its word once nobody else has the claim: a thread that has it may
+    /// be about to change what `wanted` asks for. `None`: it does not hold, or the range is free.
+    ///
+    /// The caller holds no lock, and no claims but of ranges below this one: threads that claim several in
+    /// the order of their addresses do not wait for one another in a circle.
     pub fn claim(
         &'static self,
         id: RangeId,
@@ -335,12 +279,12 @@ impl Claims {
     ) -> Option<Claim> {
         loop {
             let word = tracked.load();
-            if word.has(Word::FREE) || !wanted(word) {
-                return None;
-            }
-            if word.has(Word::CLAIMED) {
+            if word.has(Word::CLAIMED) && !word.has(Word::FREE) {
                 self.wait(id, tracked);
                 continue;
+            }
+            if word.has(Word::FREE) || !wanted(word) {
+                return None;
             }
             if let Some(claim) = self.try_claim_from(id, tracked, word) {
                 return Some(claim);
@@ -392,6 +336,10 @@ impl Claims {
         // SAFETY: the claim's holder does not exist in this process, and no other thread does. What it
         // left may be half changed, so it is not dropped.
         std::mem::forget(tracked.side.with_mut(|side| unsafe { &mut *side }.take()));
+        if tracked.load().has(Word::OFFERED) {
+            // With the remembered words, for instance, goes what tells a purged page from an intact one.
+            tracked.suspect();
+        }
         let _ = tracked.change(|word| Some(word.used().without(Word::CLAIMED)));
     }
 
@@ -460,6 +408,12 @@ impl Claim {
     pub fn begin_offer(&mut self) -> bool {
         let unwanted = |word: Word| word.pins() == 0 || word.has(Word::OFFERED);
         self.tracked.change(|word| unwanted(word).then(|| word.with(Word::OFFERED))).is_some()
+    }
+
+    /// Undoes [`taken_back`](Claim::taken_back) under the same claim, whoever has pinned the range: pages that
+    /// are gone still count as such.
+    pub fn offered_again(&mut self) {
+        self.tracked.word.fetch_or(Word::OFFERED, Ordering::AcqRel);
     }
 
     /// All pages are there again, or zeros, and none of them can go.

@@ -1,8 +1,8 @@
 //! The refill thread: a thread that touches a purged page without a pin waits until the page is made.
 
-use super::buffer::Inner;
-use super::refill;
-use crate::os::{advise, generation, page_size, signal, thread, uffd};
+use super::make_again;
+use super::object::Object;
+use crate::os::{advise, page_size, signal, thread, uffd};
 use crate::range::PageRange;
 use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::services::{self, Service};
@@ -18,12 +18,13 @@ use std::sync::{Arc, Weak};
 /// An object and its first address.
 struct Entry {
     start: usize,
-    object: Weak<Inner>,
+    object: Weak<Object>,
 }
 
 /// The objects with a refill function, in order of address. Grown outside of its lock.
 static OBJECTS: Lock<Vec<Entry>> = Lock::new(Rank::RefillList, Vec::new());
-/// The process whose refill thread runs; a child has none.
+/// Whose refill thread runs: the process, and its descriptor. A child has none, and neither has a process that
+/// had to open a new descriptor.
 static THREAD_OF: AtomicU64 = AtomicU64::new(0);
 
 static SERVICE: Service = Service {
@@ -40,12 +41,12 @@ static SERVICE: Service = Service {
 
 /// Has touches of the object's purged pages refilled. `false`: this process cannot (no userfaultfd), so such
 /// touches read zeros or raise SIGBUS as without a refill function.
-pub(super) fn enrol(object: &Arc<Inner>) -> bool {
+pub(super) fn enrol(object: &Arc<Object>) -> bool {
     services::register(&SERVICE);
     if detection::detection() != Detection::Userfaultfd || detection::raw(Kind::Refill) < 0 {
         return false;
     }
-    let process = generation::current();
+    let process = detection::epoch();
     if THREAD_OF.load(Ordering::Acquire) != process {
         // Started by the background thread, so that it shares that thread's descriptor table. The functions
         // are the program's: they have a thread's usual stack.
@@ -91,7 +92,7 @@ pub(super) fn remove(start: usize) {
     drop(entry);
 }
 
-fn find(address: usize) -> Option<Arc<Inner>> {
+fn find(address: usize) -> Option<Arc<Object>> {
     let objects = OBJECTS.lock();
     let at = objects.partition_point(|entry| entry.start <= address).checked_sub(1)?;
     let object = objects[at].object.upgrade();
@@ -115,6 +116,11 @@ fn serve() {
         if poll(&mut fds, timeout).is_err_and(|errno| errno != Errno::INTR) {
             return;
         }
+        if fds[0].revents().intersects(PollFlags::NVAL | PollFlags::ERR) {
+            // Without a table of its own the thread has lost its descriptor to the program: what it watched is
+            // not watched any more.
+            return;
+        }
         let again = std::mem::take(&mut put_off);
         let read = std::iter::from_fn(|| uffd::read_fault(fd).ok().flatten());
         let faults: Vec<_> = again.into_iter().chain(read).collect();
@@ -130,23 +136,23 @@ fn answer(fd: i32, fault: uffd::Fault) -> Option<uffd::Fault> {
         fail(fd, missing, fault.thread);
         return None;
     };
-    let Attempt::Mine(turn) = object.refilling().attempt() else { return Some(fault) };
+    let Attempt::Mine(turn) = object.refilling.attempt() else { return Some(fault) };
     turn.goes_on_in_child();
     if advise::populate_read_plain(missing).is_ok() {
         let _ = uffd::wake(fd, missing); // a pin has made it
         return None;
     }
-    let made = match object.refill() {
+    let made = match &object.refill {
         Some(function) => {
             let lost = if function.makes_whole() { object.range() } else { missing };
-            refill::make(&object, function, &[lost]).is_ok()
+            make_again::make(&object, function, &[lost]).is_ok()
         }
         None => false,
     };
     if made {
         return None;
     }
-    if object.memory().pins() > 0 {
+    if object.memory.pins() > 0 {
         return Some(fault); // a pinner waits for its turn, and may succeed
     }
     // No other thread makes the page meanwhile: this one has the right to.
@@ -154,15 +160,14 @@ fn answer(fd: i32, fault: uffd::Fault) -> Option<uffd::Fault> {
     None
 }
 
-/// Never made-up bytes: the toucher gets SIGBUS, unless the page has been made by now.
+/// Never made-up bytes: the toucher gets SIGBUS, unless the page has been made, or is not watched any more.
 fn fail(fd: i32, missing: PageRange, toucher: u32) {
-    match uffd::poison(fd, missing) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(_) => {
-            if advise::populate_read_plain(missing).is_err() {
-                signal::send_sigbus(toucher);
-            }
-        }
+    let not_known = |errno| matches!(errno, Errno::INVAL | Errno::NOTTY | Errno::OPNOTSUPP);
+    // Before 6.6 there is no poison.
+    if uffd::poison(fd, missing).is_err_and(not_known)
+        && advise::populate_read_plain(missing).is_err()
+    {
+        signal::send_sigbus(toucher);
     }
     let _ = uffd::wake(fd, missing);
 }

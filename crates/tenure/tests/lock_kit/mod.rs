@@ -5,7 +5,7 @@
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use rustix::thread::{capabilities, set_capabilities, CapabilitySet};
 use tenure_testkit::pages::smaps_over;
-use tenure_testkit::{as_nobody, run_child};
+use tenure_testkit::{as_nobody, run_child, Unavailable};
 
 pub const PAGE: usize = 4096;
 
@@ -109,12 +109,14 @@ pub fn done(result: i32) -> Result<(), i32> {
 }
 
 /// From here on RLIMIT_MEMLOCK holds for this thread and those it starts.
-pub fn drop_ipc_lock() {
+pub fn drop_ipc_lock() -> Result<(), Unavailable> {
+    tenure_testkit::seccomp::may_call("capset")?;
     let mut sets = capabilities(None).unwrap();
     sets.effective.remove(CapabilitySet::IPC_LOCK);
     sets.permitted.remove(CapabilitySet::IPC_LOCK);
     sets.inheritable.remove(CapabilitySet::IPC_LOCK);
     set_capabilities(None, sets).unwrap();
+    Ok(())
 }
 
 pub fn set_limit(soft: u64, hard: u64) {
@@ -132,12 +134,12 @@ pub fn as_each_user(test: &str, body: fn()) {
     const WHO: &str = "TENURE_TEST_WHO";
     for who in ["without the capability", "an ordinary user"] {
         let result = run_child(test, &[(WHO, who)], || {
-            if std::env::var(WHO).as_deref() == Ok("an ordinary user") {
-                if let Err(reason) = as_nobody() {
-                    tenure_testkit::skip!("{reason}");
-                }
-            } else {
-                drop_ipc_lock();
+            let done = match std::env::var(WHO).as_deref() {
+                Ok("an ordinary user") => as_nobody(),
+                _ => drop_ipc_lock(),
+            };
+            if let Err(reason) = done {
+                tenure_testkit::skip!("{reason}");
             }
             body();
         });

@@ -169,12 +169,12 @@ fn watch(raw: &Raw, first: usize, pages: usize) -> Result<OwnedFd, String> {
         }
         let fd = OwnedFd::from_raw_fd(fd as i32);
         let mut api = UffdApi { api: 0xAA, features: SIGBUS_FEATURE, ioctls: 0 };
-        if libc::ioctl(fd.as_raw_fd(), 0xC018_AA3F, &mut api) != 0 {
+        if libc::ioctl(fd.as_raw_fd(), 0xC018_AA3F_u32 as _, &mut api) != 0 {
             return Err(format!("UFFDIO_API: errno {}", errno()));
         }
         let (start, len) = (raw.page(first) as u64, (pages * PAGE) as u64);
         let mut range = UffdRange { start, len, mode: 1, out: 0 };
-        if libc::ioctl(fd.as_raw_fd(), 0xC020_AA00, &mut range) != 0 {
+        if libc::ioctl(fd.as_raw_fd(), 0xC020_AA00_u32 as _, &mut range) != 0 {
             return Err(format!("UFFDIO_REGISTER: errno {}", errno()));
         }
         Ok(fd)
@@ -194,7 +194,7 @@ pub fn a_poisoned_page() {
     let mut poison = UffdRange { start: raw.page(50) as u64, len: PAGE as u64, mode: 0, out: 0 };
     // Only watched pages can be poisoned; the watch then ends.
     // SAFETY: the argument has the kernel's layout (start, len, mode, updated) and outlives the call.
-    if unsafe { libc::ioctl(fd.as_raw_fd(), 0xC020_AA08, &mut poison) } != 0 {
+    if unsafe { libc::ioctl(fd.as_raw_fd(), 0xC020_AA08_u32 as _, &mut poison) } != 0 {
         skip!("no UFFDIO_POISON before Linux 6.6: errno {}", errno());
     }
     drop(fd);

@@ -1,16 +1,22 @@
 //! `tenure doctor`: what this kernel allows, and what to do where it does not.
 
+pub mod trial;
+
 use crate::failure::Found;
 use crate::run::find_library;
 use crate::size;
 use serde::Serialize;
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use tenure::{Finding, Status};
+use trial::{Ending, Outcome};
 
 const NOTES: &str = "\
 Each line is the result of doing the thing once and looking at its effect. WARN means that something
-stands in, at the price that the line names; FAIL that nothing does.
+stands in, at the price that the line names; FAIL that nothing does. The first line, trial, is a
+process of its own that does with tenure what programs do: a seccomp filter that kills for a system
+call shows only there.
 
 Exit code: 1 if something is missing for which nothing stands in; with --strict, also if something
 is only replaced.";
@@ -56,7 +62,7 @@ struct Line {
     status: &'static str,
     errno: Option<i32>,
     error: Option<String>,
-    what: &'static str,
+    what: Cow<'static, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     consequence: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -65,8 +71,18 @@ struct Line {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let findings = tenure::capabilities().findings();
-    let passed = passes(findings.iter().map(|finding| finding.status), args.strict);
+    let trial = trial::run();
+    // What killed the trial would kill this process too.
+    let findings = match trial.may_probe() {
+        true => tenure::capabilities().findings(),
+        false => &[],
+    };
+    let detection = match trial.may_probe() {
+        true => format!("{:?}", tenure::volatile::detection()).to_lowercase(),
+        false => "nothing".into(),
+    };
+    let statuses = findings.iter().map(|finding| finding.status);
+    let passed = passes(statuses.chain([status_of(&trial)]), args.strict);
     let uname = rustix::system::uname();
     let report = Report {
         tenure: env!("CARGO_PKG_VERSION"),
@@ -76,14 +92,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             uname.machine().to_string_lossy()
         ),
         uid: rustix::process::geteuid().as_raw(),
-        purge_detection: format!("{:?}", tenure::volatile::detection()).to_lowercase(),
+        purge_detection: detection,
         locks: tenure::lock::account().ok().map(|account| Locks {
             locked: account.locked,
             soft_limit: account.soft,
             hard_limit: account.hard,
             exempt: account.is_exempt(),
         }),
-        findings: findings.iter().map(line).collect(),
+        findings: [trial_line(trial)].into_iter().chain(findings.iter().map(line)).collect(),
         preload: find_library(),
         passed,
     };
@@ -111,18 +127,78 @@ fn passes(statuses: impl Iterator<Item = Status>, strict: bool) -> bool {
     })
 }
 
+fn status_of(trial: &Outcome) -> Status {
+    match trial {
+        Outcome::Done => Status::Works,
+        Outcome::Failed(_) | Outcome::NotTried(_) => Status::Degraded,
+        Outcome::Ended { .. } => Status::Missing,
+    }
+}
+
+fn trial_line(trial: Outcome) -> Line {
+    let status = word(status_of(&trial));
+    let line = |what: Cow<'static, str>, error, consequence, remedy| Line {
+        name: "trial",
+        status,
+        errno: None,
+        error,
+        what,
+        consequence,
+        remedy,
+    };
+    let doing = "does with tenure what programs do";
+    match trial {
+        Outcome::Done => {
+            let what = format!("a process of its own {doing}, in {} steps", trial::steps());
+            line(what.into(), None, None, None)
+        }
+        Outcome::Failed(errors) => line(
+            format!("a process of its own {doing}").into(),
+            Some(errors.join("; ")),
+            Some("calls of a program fail as these did"),
+            Some("see the findings below for what the kernel refuses"),
+        ),
+        Outcome::Ended { step, how: Ending::Filter } => line(
+            format!("a process of its own {doing}").into(),
+            Some(format!("a seccomp filter kills (SIGSYS) for a system call at this step: {step}")),
+            Some("a program that uses tenure is killed here"),
+            Some(
+                "allow the system call that the kernel's log names (journalctl -k -g type=1326); \
+                 in a systemd unit, in SystemCallFilter=, or have it refused instead \
+                 (SystemCallErrorNumber=EPERM)",
+            ),
+        ),
+        Outcome::Ended { step, how: Ending::Other(how) } => line(
+            format!("a process of its own {doing}").into(),
+            Some(format!("{how}, at this step: {step}")),
+            Some("a program that uses tenure may end here too"),
+            Some("please report it, with the kernel's version"),
+        ),
+        Outcome::NotTried(why) => line(
+            format!("a process of its own {doing}").into(),
+            Some(why),
+            Some("whether a seccomp filter kills for a system call is not known"),
+            Some("let tenure start its own program file"),
+        ),
+    }
+}
+
+fn word(status: Status) -> &'static str {
+    match status {
+        Status::Works => "works",
+        Status::Degraded => "degraded",
+        _ => "missing",
+    }
+}
+
 fn line(finding: &Finding) -> Line {
     let works = finding.status == Status::Works;
     Line {
         name: finding.name,
-        status: match finding.status {
-            Status::Works => "works",
-            Status::Degraded => "degraded",
-            _ => "missing",
-        },
+        status: word(finding.status),
         errno: finding.errno,
         error: finding.errno.map(|errno| io::Error::from_raw_os_error(errno).to_string()),
-        what: finding.what,
+        what: finding.what.into(),
         consequence: (!works).then_some(finding.consequence),
         remedy: (!works).then_some(finding.remedy),
     }
@@ -211,7 +287,7 @@ mod tests {
                     status: "works",
                     errno: None,
                     error: None,
-                    what: "a thing",
+                    what: "a thing".into(),
                     consequence: None,
                     remedy: None,
                 },
@@ -220,7 +296,7 @@ mod tests {
                     status: "degraded",
                     errno: Some(1),
                     error: Some("Operation not permitted (os error 1)".into()),
-                    what: "another",
+                    what: "another".into(),
                     consequence: Some("slower"),
                     remedy: Some("allow it"),
                 },

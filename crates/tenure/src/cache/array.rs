@@ -1,0 +1,347 @@
+//! The memory of a [table](super::table): an open-addressing array whose slots hold everything.
+//!
+//! A slot is a place, a hash and a key: 20 bytes for a `u64` key, since two slots share their
+//! padding. A slot that is in use belongs to its key until no reader can read it any more, so a
+//! reader that finds a key finds its place beside it.
+
+use super::place::{Place, USED};
+use crate::sync::{prefetch, AtomicPtr, AtomicU32, AtomicU64, Ordering, UnsafeCell};
+use std::borrow::Borrow;
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+
+/// No slot.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// What is in a slot's place when no value is. Ends a search:
+const EMPTY: u64 = 0;
+/// A search goes on behind it; it has no key.
+const VACANT: u64 = 1;
+/// The entry was removed, but its key is still there.
+const DEAD: u64 = 2;
+
+struct Pair<K> {
+    place: [AtomicU64; 2],
+    /// The key's hash. In a dead slot, the next slot of its list.
+    hash: [AtomicU32; 2],
+    key: [UnsafeCell<MaybeUninit<K>>; 2],
+}
+
+/// See the module's head. Readers in a section reach it through a pointer; only the holder of the
+/// writers' lock changes it, but for the mark that a place was used.
+pub(super) struct Array<K> {
+    pairs: Box<[Pair<K>]>,
+    /// How many slots there are, which is even.
+    size: usize,
+    /// Slots that are not empty.
+    used: AtomicU32,
+    /// The array before this one, if it has keys still. Not changed while somebody may read it.
+    pub older: AtomicPtr<Array<K>>,
+    /// The next of a list of arrays that are out of use.
+    pub next: AtomicPtr<Array<K>>,
+    /// Heads of the lists of dead slots: whose readers are not waited for yet, are waited for, and
+    /// are gone.
+    removed: AtomicU32,
+    waiting: AtomicU32,
+    ready: AtomicU32,
+}
+
+/// A live entry as it was seen.
+pub(super) struct Hit<'a, K> {
+    pub array: &'a Array<K>,
+    pub at: usize,
+    pub place: Place,
+}
+
+impl<K> Array<K> {
+    pub fn new(size: usize) -> Box<Array<K>> {
+        assert!(size < 1 << 30, "a shard of the index has a billion keys");
+        let pair = |_| Pair {
+            place: [AtomicU64::new(EMPTY), AtomicU64::new(EMPTY)],
+            hash: [AtomicU32::new(0), AtomicU32::new(0)],
+            key: [UnsafeCell::new(MaybeUninit::uninit()), UnsafeCell::new(MaybeUninit::uninit())],
+        };
+        Box::new(Array {
+            pairs: (0..size.div_ceil(2)).map(pair).collect(),
+            size: size.next_multiple_of(2),
+            used: AtomicU32::new(0),
+            older: AtomicPtr::new(null_mut()),
+            next: AtomicPtr::new(null_mut()),
+            removed: AtomicU32::new(NONE),
+            waiting: AtomicU32::new(NONE),
+            ready: AtomicU32::new(NONE),
+        })
+    }
+
+    /// Slots, used or not.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Bytes that the array takes.
+    pub fn bytes(&self) -> usize {
+        size_of::<Array<K>>() + size_of_val(&*self.pairs)
+    }
+
+    /// Whether one slot more may be used.
+    pub fn has_room(&self, for_more: usize) -> bool {
+        // A search ends at an empty slot, so a sixth of them stay so.
+        (self.used.load(Ordering::Relaxed) as usize + for_more) * 6 <= self.size * 5
+    }
+
+    #[inline]
+    fn place(&self, at: usize) -> &AtomicU64 {
+        &self.pairs[at / 2].place[at % 2]
+    }
+
+    fn hash(&self, at: usize) -> &AtomicU32 {
+        &self.pairs[at / 2].hash[at % 2]
+    }
+
+    fn key(&self, at: usize) -> &UnsafeCell<MaybeUninit<K>> {
+        &self.pairs[at / 2].key[at % 2]
+    }
+
+    #[inline]
+    fn home(&self, hash: u32) -> usize {
+        // Multiply-shift spreads over a size that is no power of two.
+        ((u64::from(hash) * self.size as u64) >> 32) as usize
+    }
+
+    #[inline]
+    fn after(&self, at: usize) -> usize {
+        if at + 1 == self.size {
+            0
+        } else {
+            at + 1
+        }
+    }
+
+    /// Has the first slot for a hash loaded.
+    #[inline]
+    pub fn prefetch(&self, hash: u32) {
+        prefetch(std::ptr::from_ref(&self.pairs[self.home(hash) / 2]) as usize);
+    }
+
+    /// The live entries of a hash.
+    #[inline]
+    pub fn probe(&self, hash: u32) -> Probe<'_, K> {
+        Probe { array: self, at: self.home(hash), left: self.size, hash }
+    }
+
+    /// The array before this one.
+    #[inline]
+    pub fn older(&self) -> Option<&Array<K>> {
+        // SAFETY: it goes out of use together with this one, and is then freed no earlier; or alone,
+        // when nobody is in a section, and then it is taken out here first, under the lock.
+        unsafe { self.older.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Puts a key into a vacant slot; `false`: it would take an empty one and has no room. Under the
+    /// writers' lock.
+    pub fn put(&self, hash: u32, key: &mut Option<K>, place: Place) -> bool {
+        let mut at = self.home(hash);
+        let empty = loop {
+            match self.place(at).load(Ordering::Relaxed) {
+                EMPTY => break true,
+                VACANT => break false,
+                _ => at = self.after(at),
+            }
+        };
+        if empty && !self.has_room(1) {
+            return false;
+        }
+        let Some(key) = key.take() else { return false };
+        // SAFETY: a slot without a key is read by nobody, and the lock keeps other writers away.
+        self.key(at).with_mut(|own| unsafe { (*own).write(key) });
+        self.hash(at).store(hash, Ordering::Relaxed);
+        // Release: a reader that finds the place finds the key, and the value's bytes.
+        self.place(at).store(place.0, Ordering::Release);
+        if empty {
+            self.used.fetch_add(1, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Whether a slot has a live entry. Under the writers' lock.
+    pub fn is_live(&self, at: usize) -> bool {
+        Place::decode(self.place(at).load(Ordering::Relaxed)).is_some()
+    }
+
+    /// Puts another place into a slot in use; answers the one before. Under the writers' lock.
+    pub fn set_place(&self, at: usize, place: Place) -> Place {
+        // Release: the value's bytes were written before.
+        Place(self.place(at).swap(place.0, Ordering::AcqRel))
+    }
+
+    /// Marks a place as used, if it is still in the slot.
+    #[inline]
+    pub fn mark_used(&self, at: usize, place: Place) {
+        let _ = self.place(at).compare_exchange(
+            place.0,
+            place.0 | USED,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+    }
+
+    /// Removes a live entry; answers its place. Under the writers' lock.
+    pub fn remove(&self, at: usize) -> Place {
+        let place = Place(self.place(at).swap(DEAD, Ordering::AcqRel));
+        self.hash(at).store(self.removed.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.removed.store(at as u32, Ordering::Relaxed);
+        place
+    }
+
+    /// Removes the live entries whose places are `gone`; answers how many. Under the writers' lock.
+    pub fn sweep(&self, gone: &dyn Fn(Place) -> bool) -> usize {
+        let of_gone =
+            |at: &usize| Place::decode(self.place(*at).load(Ordering::Relaxed)).is_some_and(gone);
+        (0..self.size).filter(of_gone).map(|at| _ = self.remove(at)).count()
+    }
+
+    /// Live entries. Under the writers' lock.
+    pub fn live(&self) -> usize {
+        (0..self.size).filter(|at| self.is_live(*at)).count()
+    }
+
+    /// Whether any removed key is there. Under the writers' lock.
+    pub fn has_dead(&self) -> bool {
+        [&self.removed, &self.waiting, &self.ready]
+            .into_iter()
+            .any(|list| list.load(Ordering::Relaxed) != NONE)
+    }
+
+    pub fn has_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) != NONE
+    }
+
+    pub fn has_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed) != NONE
+    }
+
+    /// The removed entries are those whose readers are waited for. None waits already.
+    pub fn begin_wait(&self) {
+        let removed = self.removed.swap(NONE, Ordering::Relaxed);
+        self.waiting.store(removed, Ordering::Relaxed);
+    }
+
+    /// Nobody reads the waiting entries any more. None is ready already.
+    pub fn end_wait(&self) {
+        let waiting = self.waiting.swap(NONE, Ordering::Relaxed);
+        self.ready.store(waiting, Ordering::Relaxed);
+    }
+
+    /// Takes out a key that nobody reads any more. Under the writers' lock.
+    pub fn take_ready(&self) -> Option<K> {
+        let at = self.ready.load(Ordering::Relaxed);
+        if at == NONE {
+            return None;
+        }
+        let at = at as usize;
+        self.ready.store(self.hash(at).load(Ordering::Relaxed), Ordering::Relaxed);
+        // SAFETY: a dead slot has its key, and nobody reads it: every section is over in which it
+        // was seen live.
+        let key = self.key(at).with_mut(|own| unsafe { (*own).assume_init_read() });
+        self.place(at).store(VACANT, Ordering::Release);
+        self.trim(at);
+        Some(key)
+    }
+
+    /// Makes a vacant slot empty, and those before it, if no search goes on behind it.
+    fn trim(&self, mut at: usize) {
+        if self.place(self.after(at)).load(Ordering::Relaxed) != EMPTY {
+            return;
+        }
+        while self.place(at).load(Ordering::Relaxed) == VACANT {
+            self.place(at).store(EMPTY, Ordering::Release);
+            self.used.fetch_sub(1, Ordering::Relaxed);
+            at = if at == 0 { self.size - 1 } else { at - 1 };
+        }
+    }
+
+    /// Moves all live entries to another array, which has room for them; answers how many.
+    ///
+    /// # Safety
+    /// The caller holds the writers' lock, and nobody is in a section.
+    pub unsafe fn move_to(&self, to: &Array<K>) -> usize {
+        let mut moved = 0;
+        for at in 0..self.size {
+            let Some(place) = Place::decode(self.place(at).load(Ordering::Relaxed)) else {
+                continue;
+            };
+            self.place(at).store(VACANT, Ordering::Relaxed);
+            // SAFETY: a live slot has a key, nobody reads it, and it is marked as taken above.
+            let key = self.key(at).with_mut(|own| unsafe { (*own).assume_init_read() });
+            let mut key = Some(key);
+            let put = to.put(self.hash(at).load(Ordering::Relaxed), &mut key, place);
+            assert!(put, "the caller has seen that there is room");
+            moved += 1;
+        }
+        moved
+    }
+}
+
+impl<K> Drop for Array<K> {
+    fn drop(&mut self) {
+        for at in 0..self.size {
+            if self.place(at).swap(EMPTY, Ordering::Relaxed) >= DEAD {
+                // SAFETY: a live or dead slot has a key, and nobody else has this array.
+                drop(self.key(at).with_mut(|own| unsafe { (*own).assume_init_read() }));
+            }
+        }
+    }
+}
+
+impl<K> Hit<'_, K> {
+    /// Whether the entry's key equals `key`; runs the program's code.
+    ///
+    /// # Safety
+    /// The hit was made in a section that this thread is still in.
+    #[inline]
+    pub unsafe fn equals<Q: Eq + ?Sized>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+    {
+        // SAFETY: the slot was seen live, so it has a key, which was written before its place. The
+        // key is taken out only when every section is over in which the slot was live.
+        self.array.key(self.at).with(|own| unsafe { (*own).assume_init_ref() }.borrow() == key)
+    }
+
+    /// The slot's address, by which it is told from others.
+    pub fn id(&self) -> usize {
+        std::ptr::from_ref(self.array.place(self.at)) as usize
+    }
+}
+
+/// See [`Array::probe`].
+pub(super) struct Probe<'a, K> {
+    array: &'a Array<K>,
+    at: usize,
+    left: usize,
+    hash: u32,
+}
+
+impl<'a, K> Iterator for Probe<'a, K> {
+    type Item = Hit<'a, K>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Hit<'a, K>> {
+        while self.left > 0 {
+            let at = self.at;
+            self.left -= 1;
+            self.at = self.array.after(at);
+            // Acquire: see `put`.
+            let word = self.array.place(at).load(Ordering::Acquire);
+            if word == EMPTY {
+                self.left = 0;
+                return None;
+            }
+            let same = self.array.hash(at).load(Ordering::Relaxed) == self.hash;
+            if let Some(place) = Place::decode(word).filter(|_| same) {
+                return Some(Hit { array: self.array, at, place });
+            }
+        }
+        None
+    }
+}

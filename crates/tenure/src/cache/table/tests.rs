@@ -1,0 +1,325 @@
+use super::*;
+use crate::cache::place::Place;
+use proptest::prelude::*;
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex};
+
+fn hash(key: &u64) -> u32 {
+    // Few bits, so that keys collide.
+    (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32 & 0xF000_00FF
+}
+
+fn place(number: u32) -> Place {
+    Place::new(number % 1000, 1 + number / 1000, 8)
+}
+
+fn put<K: Eq>(table: &Table<K>, hash: u32, key: K, to: Place) -> Option<Place> {
+    let before = table.insert(table.section(false), hash, key, to, &|_| false);
+    table.harvest();
+    before
+}
+
+fn get<K: Eq>(table: &Table<K>, hash: u32, key: &K) -> Option<Place> {
+    table.find_and_use(&table.section(true), hash, key, |_| ()).map(|(place, ())| place)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn behaves_as_a_map(ops in prop::collection::vec((0u8..12, 0u64..300, 1u32..5000), 1..2000)) {
+        let table = Table::new();
+        let mut model: HashMap<u64, Place> = HashMap::new();
+        let same = |a: Option<Place>, b: Option<Place>| match (a, b) {
+            (Some(a), Some(b)) => a.same(b),
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        // A section now and then, so that keys cannot always move.
+        let mut reader = None;
+        for (what, key, number) in ops {
+            match what {
+                0..5 => {
+                    let before = put(&table, hash(&key), key, place(number));
+                    prop_assert!(same(before, model.insert(key, place(number))));
+                }
+                5..7 => {
+                    prop_assert!(same(table.remove(hash(&key), &key), model.remove(&key)));
+                }
+                7 => {
+                    if let Some(from) = model.get(&key).copied() {
+                        prop_assert!(table.relocate(hash(&key), from, place(number)));
+                        model.insert(key, place(number));
+                    }
+                }
+                8 => {
+                    if let Some(at) = model.remove(&key) {
+                        prop_assert!(table.holds(hash(&key), at).is_some());
+                        // Another key may have the same place here.
+                        if model.values().all(|other| !other.same(at)) {
+                            prop_assert!(table.remove_place(hash(&key), at));
+                            prop_assert!(!table.remove_place(hash(&key), at));
+                        } else {
+                            table.remove(hash(&key), &key);
+                        }
+                    }
+                }
+                9 => reader = Some(table.section(false)),
+                10 => reader = None,
+                _ => if number < 100 {
+                    prop_assert_eq!(table.clear(), model.len());
+                    model.clear();
+                    table.harvest();
+                },
+            }
+            prop_assert!(same(get(&table, hash(&key), &key), model.get(&key).copied()));
+            prop_assert_eq!(table.len(), model.len());
+        }
+        for (key, at) in &model {
+            prop_assert!(get(&table, hash(key), key).is_some_and(|found| found.same(*at)));
+        }
+        drop(reader);
+    }
+}
+
+/// A key that counts how many there are.
+#[derive(Clone)]
+struct Counted(u64, Arc<()>);
+impl PartialEq for Counted {
+    fn eq(&self, other: &Counted) -> bool {
+        self.0 == other.0
+    }
+}
+impl Eq for Counted {}
+
+#[test]
+fn keys_are_dropped_once() {
+    let counted = Arc::new(());
+    let key = |number: u64| Counted(number, counted.clone());
+    let table = Table::new();
+    for number in 0..1000 {
+        put(&table, hash(&number), key(number), place(1));
+    }
+    assert_eq!(Arc::strong_count(&counted), 1001);
+    let section = table.section(false);
+    for number in 0..500 {
+        assert!(table.remove(hash(&number), &key(number)).is_some());
+    }
+    assert_eq!(Arc::strong_count(&counted), 1001, "a reader may still compare with them");
+    drop(section);
+    assert_eq!(Arc::strong_count(&counted), 501);
+    for number in 0..400 {
+        put(&table, hash(&number), key(number), place(1));
+    }
+    let section = table.section(false);
+    assert_eq!(table.clear(), 900);
+    for number in 0..300 {
+        put(&table, hash(&number), key(number), place(2));
+    }
+    assert_eq!(Arc::strong_count(&counted), 1201);
+    drop(section);
+    table.harvest();
+    assert_eq!(Arc::strong_count(&counted), 301);
+    drop(table);
+    assert_eq!(Arc::strong_count(&counted), 1);
+}
+
+#[test]
+fn stale_places_make_room() {
+    let table = Table::new();
+    for key in 0..1000u64 {
+        let to = Place::new(0, 1 + u32::from(key % 10 == 0), 0);
+        let stale = |at: Place| at.generation() == 1;
+        table.insert(table.section(false), hash(&key), key, to, &stale);
+        table.harvest();
+    }
+    assert!(table.bytes() <= 400 * 20 + 200, "{} bytes", table.bytes());
+    for key in (0..1000u64).step_by(10) {
+        assert!(get(&table, hash(&key), &key).is_some());
+    }
+}
+
+#[test]
+fn a_u64_key_takes_at_most_thirty_bytes() {
+    let spread = |key: u64| (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32;
+    let table = Table::new();
+    for key in 0..20_000u64 {
+        put(&table, spread(key), key, place(1));
+        if key > 500 {
+            let each = table.bytes() as f64 / (key + 1) as f64;
+            assert!(each < 30.0, "{each} bytes a key with {key}");
+        }
+    }
+}
+
+thread_local! {
+    static BOMB: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A key whose comparison panics while the bomb is set.
+#[derive(Debug)]
+struct Fuse(u64);
+impl PartialEq for Fuse {
+    fn eq(&self, other: &Fuse) -> bool {
+        assert!(!BOMB.get(), "bomb");
+        self.0 == other.0
+    }
+}
+impl Eq for Fuse {}
+
+#[test]
+fn a_panic_while_comparing_leaves_all_as_before() {
+    let table = Table::new();
+    for key in 0..100 {
+        put(&table, hash(&key), Fuse(key), place(key as u32 + 1));
+    }
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    BOMB.set(true);
+    for key in 0..100 {
+        let all = AssertUnwindSafe(|| {
+            let _ = catch_unwind(AssertUnwindSafe(|| put(&table, hash(&key), Fuse(key), place(7))));
+            let _ = catch_unwind(AssertUnwindSafe(|| table.remove(hash(&key), &Fuse(key))));
+            let _ = catch_unwind(AssertUnwindSafe(|| get(&table, hash(&key), &Fuse(key))));
+        });
+        all();
+    }
+    BOMB.set(false);
+    std::panic::set_hook(hook);
+    assert_eq!(sections_open(), 0);
+    assert_eq!(table.len(), 100);
+    for key in 0..100 {
+        assert!(get(&table, hash(&key), &Fuse(key)).unwrap().same(place(key as u32 + 1)));
+    }
+}
+
+type Action = Box<dyn Fn(&Table<Busy>) + Send + Sync>;
+
+/// A key that uses its table while it is compared and dropped.
+struct Busy(u64, Arc<(Mutex<Option<Action>>, std::sync::Weak<Table<Busy>>)>);
+impl Busy {
+    fn act(&self) {
+        // Not twice at once, or it would not end.
+        let action = self.1 .0.lock().unwrap().take();
+        if let (Some(action), Some(table)) = (action, self.1 .1.upgrade()) {
+            action(&table);
+            *self.1 .0.lock().unwrap() = Some(action);
+        }
+    }
+}
+impl PartialEq for Busy {
+    fn eq(&self, other: &Busy) -> bool {
+        self.act();
+        self.0 == other.0
+    }
+}
+impl Eq for Busy {}
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.act();
+    }
+}
+
+#[test]
+fn keys_may_use_their_table_while_compared_and_dropped() {
+    let table = Arc::new_cyclic(|_| Table::<Busy>::new());
+    let shared = Arc::new((Mutex::new(None), Arc::downgrade(&table)));
+    let key = |number: u64| Busy(number, shared.clone());
+    for number in 0..64 {
+        put(&table, 5, key(number), place(1));
+    }
+    let actions: Vec<Action> = vec![
+        Box::new({
+            let shared = shared.clone();
+            move |table| _ = put(table, 5, Busy(1000, shared.clone()), place(3))
+        }),
+        Box::new({
+            let shared = shared.clone();
+            move |table| _ = table.remove(5, &Busy(1000, shared.clone()))
+        }),
+        Box::new({
+            let (shared, next) = (shared.clone(), AtomicU64::new(2000));
+            move |table| {
+                // Grows the table in the middle of a search.
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number < 2300 {
+                    put(table, number as u32, Busy(number, shared.clone()), place(4));
+                }
+            }
+        }),
+        Box::new(|table| _ = table.clear()),
+    ];
+    for action in actions {
+        *shared.0.lock().unwrap() = Some(action);
+        for number in 0..64 {
+            put(&table, 5, key(number), place(2));
+            get(&table, 5, &key(number));
+            table.remove(5, &key(number));
+        }
+        shared.0.lock().unwrap().take();
+    }
+    let mut numbers = std::collections::HashSet::new();
+    for number in 0..100 {
+        put(&table, 5, key(number), place(9));
+        assert!(get(&table, 5, &key(number)).is_some_and(|at| at.same(place(9))));
+        numbers.insert(number);
+    }
+    assert!(table.len() >= numbers.len());
+    table.clear();
+    table.harvest();
+    assert_eq!(table.len(), 0);
+}
+
+#[test]
+fn threads_find_what_is_there_and_never_another_keys_place() {
+    // A key's place names the key, so that a wrong one is seen.
+    let table = Table::<Box<u64>>::new();
+    let own = |key: u64, version: u32| Place::new(key as u32, 1 + version % 1000, 0);
+    let spread = |key: u64| (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u32 & 0xFF00_00FF;
+    for key in 0..50 {
+        put(&table, spread(key), Box::new(key), own(key, 0));
+    }
+    let (stop, wrong, reads) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
+    let version = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let (table, stop, wrong, reads) = (&table, &stop, &wrong, &reads);
+            scope.spawn(move || {
+                let mut key = thread;
+                while !stop.load(Ordering::Relaxed) {
+                    key = (key + 7) % 600;
+                    let found = get(table, spread(key), &Box::new(key));
+                    // The first 50 are always there.
+                    let bad = found.map_or(key < 50, |at| u64::from(at.segment()) != key);
+                    wrong.fetch_add(usize::from(bad), Ordering::Relaxed);
+                    reads.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        for thread in 0..2u64 {
+            let (table, version, stop) = (&table, &version, &stop);
+            scope.spawn(move || {
+                let mut state = thread + 1;
+                for round in 0..60_000 {
+                    state =
+                        state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    let key = (state >> 33) % 600;
+                    let to = own(key, version.fetch_add(1, Ordering::Relaxed));
+                    match (state >> 20) % 3 {
+                        0 if key >= 50 => _ = table.remove(spread(key), &Box::new(key)),
+                        _ => _ = put(table, spread(key), Box::new(key), to),
+                    }
+                    if round % 5000 == 0 && thread == 0 {
+                        table.remove_all(&|at| at.segment() >= 300);
+                    }
+                }
+                stop.store(true, Ordering::Relaxed);
+            });
+        }
+    });
+    assert_eq!(wrong.load(Ordering::Relaxed), 0, "of {reads:?}");
+    table.harvest();
+    let live = (0..600).filter(|key| get(&table, spread(*key), &Box::new(*key)).is_some()).count();
+    assert_eq!(live, table.len());
+}

@@ -1,0 +1,179 @@
+//! What children, guards, shortages and many ranges must not do to unmarks and pins.
+
+mod promise_kit;
+use promise_kit::*;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use tenure::volatile::{self, Refill};
+use tenure::{Outcome, PageSize, Volatile};
+use tenure_testkit::seccomp::{Call, Errno, Filter};
+use tenure_testkit::this_test;
+
+fn purged(len: usize, refill: Option<Refill>) -> Volatile {
+    let builder = Volatile::builder(len).pages(PageSize::System);
+    let builder = match refill {
+        Some(r) => builder.refill(r),
+        None => builder,
+    };
+    let mut buffer = builder.build().unwrap();
+    buffer.pin_mut().unwrap().fill(7);
+    assert!(waited(|| buffer.purge_now().unwrap() == len.next_multiple_of(PAGE)));
+    buffer
+}
+
+#[test]
+fn a_child_of_a_raw_clone_is_told_of_a_purge_by_its_first_pin() {
+    promised(this_test!(), || {
+        let buffer = purged(4 * PAGE, None);
+        let ended = raw_forked(|| {
+            let pin = buffer.pin().unwrap();
+            assert_eq!(pin.outcome(), Outcome::Purged);
+        });
+        assert_eq!(ended, Ended::Well);
+        assert_eq!(buffer.pin().unwrap().outcome(), Outcome::Purged);
+    });
+}
+
+#[test]
+fn a_child_of_a_raw_clone_is_told_of_a_purge_by_its_first_unmark() {
+    promised(this_test!(), || {
+        let mut map = filled(4);
+        let (at, len) = (map.as_mut_ptr(), map.len());
+        unsafe {
+            volatile::mark(at, len).unwrap();
+            assert!(purge(at, len));
+            let ended =
+                raw_forked(|| assert_eq!(volatile::unmark(at, len).unwrap(), Outcome::Purged));
+            assert_eq!(ended, Ended::Well);
+            assert_eq!(volatile::unmark(at, len).unwrap(), Outcome::Purged);
+        }
+    });
+}
+
+#[test]
+fn a_refill_function_may_fork() {
+    promised(this_test!(), || {
+        let buffer = purged(
+            4 * PAGE,
+            Some(Refill::pages(|_, bytes| {
+                bytes.fill(7);
+                let pid = unsafe { libc::fork() };
+                CHILD.store(pid as u32, Ordering::SeqCst);
+                Ok(())
+            })),
+        );
+        let pin = buffer.pin().unwrap();
+        let good = pin.iter().all(|b| *b == 7);
+        drop(pin);
+        if CHILD.load(Ordering::SeqCst) == 0 {
+            unsafe { libc::_exit(i32::from(!good)) };
+        }
+        assert!(good);
+        assert_eq!(end_of(CHILD.load(Ordering::SeqCst) as i32), Ended::Well);
+    });
+}
+static CHILD: AtomicU32 = AtomicU32::new(0);
+
+#[test]
+fn a_child_can_refill_what_its_parent_could_not() {
+    promised(this_test!(), || {
+        static FAIL: AtomicBool = AtomicBool::new(true);
+        let buffer = purged(
+            4 * PAGE,
+            Some(Refill::pages(|_, bytes| {
+                bytes.fill(7);
+                if FAIL.load(Ordering::SeqCst) {
+                    Err("not yet".into())
+                } else {
+                    Ok(())
+                }
+            })),
+        );
+        assert!(buffer.pin().is_err());
+        FAIL.store(false, Ordering::SeqCst);
+        let ended = forked(|| assert!(buffer.pin().unwrap().iter().all(|b| *b == 7)));
+        assert_eq!(ended, Ended::Well);
+        assert!(buffer.pin().unwrap().iter().all(|b| *b == 7));
+    });
+}
+
+#[test]
+fn an_unmark_short_of_mappings_does_not_hang_with_a_fork() {
+    promised(this_test!(), || {
+        tenure::retire::prepare().unwrap();
+        let mut map = filled(64);
+        let (at, len) = (map.as_mut_ptr() as usize, map.len());
+        let done = AtomicBool::new(false);
+        unsafe { volatile::mark(at as *mut u8, len).unwrap() };
+        let (tries, forks) = (AtomicU32::new(0), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                Filter::new()
+                    .refuse(Call::Ioctl((2 << 30) | (16 << 16) | (0xAA << 8) | 1), Errno::NOMEM)
+                    .install_this_thread()
+                    .unwrap();
+                while !done.load(Ordering::Relaxed) {
+                    unsafe {
+                        volatile::mark(at as *mut u8, len).unwrap();
+                        let _ = volatile::offer_now(at as *mut u8, len);
+                        let _ = volatile::unmark(at as *mut u8, len);
+                    }
+                    tries.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_secs(3) {
+                assert_eq!(forked(|| ()), Ended::Well);
+                forks.fetch_add(1, Ordering::Relaxed);
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        println!("{tries:?} tries {forks:?} forks");
+    });
+}
+
+#[test]
+fn a_guard_in_a_marked_range_does_not_hang_its_unmark() {
+    promised(this_test!(), || {
+        let mut map = filled(8);
+        let (at, len) = (map.as_mut_ptr(), map.len());
+        unsafe {
+            volatile::mark(at, len).unwrap();
+            volatile::offer_now(at, len).unwrap();
+            println!("guard: {}", libc::madvise(at.add(2 * PAGE).cast(), PAGE, 102));
+            println!("unmark: {:?}", volatile::unmark(at, len));
+        }
+    });
+}
+
+#[test]
+fn forgetting_many_ranges_takes_time_in_proportion() {
+    promised(this_test!(), || {
+        let time = |n: usize| {
+            let at = plain(n * 2 * PAGE) as *mut u8;
+            // SAFETY: memory of this test's own.
+            unsafe {
+                for i in 0..n {
+                    volatile::mark(at.add(2 * i * PAGE), PAGE).unwrap();
+                }
+                let start = Instant::now();
+                volatile::forget(at, 2 * n * PAGE).unwrap();
+                start.elapsed()
+            }
+        };
+        let (few, many) = (time(5_000), time(40_000));
+        println!("{few:?} {many:?}");
+        assert!(many < few * 8 * 4, "{few:?} for 5,000, {many:?} for 40,000");
+    });
+}
+
+#[test]
+fn what_is_lost_again_is_listed_once() {
+    promised(this_test!(), || {
+        let mut buffer = purged(4 * PAGE, None);
+        assert_eq!(buffer.pin().unwrap().lost().len(), 1);
+        buffer.pin_mut().unwrap().fill(8);
+        assert!(waited(|| buffer.purge_now().unwrap() == 4 * PAGE));
+        assert_eq!(buffer.pin().unwrap().lost(), [0..4 * PAGE]);
+    });
+}
