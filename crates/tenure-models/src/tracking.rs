@@ -14,12 +14,18 @@ pub(crate) mod raw;
 pub(crate) mod revive;
 #[path = "../../tenure/src/tracking/settle.rs"]
 pub(crate) mod settle;
+#[path = "../../tenure/src/tracking/shape.rs"]
+pub(crate) mod shape;
 #[path = "../../tenure/src/tracking/side.rs"]
 pub(crate) mod side;
 #[path = "../../tenure/src/tracking/slab.rs"]
 pub(crate) mod slab;
 #[path = "../../tenure/src/tracking/state.rs"]
 pub(crate) mod state;
+#[path = "../../tenure/src/tracking/unmark.rs"]
+pub(crate) mod unmark;
+#[path = "../../tenure/src/tracking/word.rs"]
+pub(crate) mod word;
 
 pub(crate) use crate::fakes::{backpressure, detection, settings};
 
@@ -47,7 +53,10 @@ fn claims() -> &'static state::Claims {
     &TRACKING.claims
 }
 
-pub(crate) fn stir() {}
+/// Nobody sleeps: the models call the scan themselves.
+pub(crate) mod wake {
+    pub(crate) fn stir() {}
+}
 
 /// What `scan` does, without its waits: looks at all ranges, then offers each that was marked.
 pub(crate) fn scan() {
@@ -62,7 +71,7 @@ pub(crate) fn scan() {
     });
     for (id, word) in seen {
         let claim = match word.has(state::Word::RAW) {
-            true => raw::claim_with_neighbours(id, word),
+            true => shape::claim_with_neighbours(id, word),
             false => TRACKING.claims.try_claim_from(id, TRACKING.slab.get(id), word),
         };
         if let Some(mut claim) = claim {
