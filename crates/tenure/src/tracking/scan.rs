@@ -19,6 +19,9 @@ const IDLE: Duration = Duration::from_secs(1);
 /// How long a pressure report counts.
 const PRESSED: Duration = Duration::from_secs(1);
 
+/// Room for so many candidates is kept from scan to scan.
+const KEPT: usize = 1 << 12;
+
 thread_local! {
     /// The background thread's; a new thread begins anew.
     static SCANS: RefCell<Scans> = RefCell::new(Scans::new());
@@ -38,14 +41,15 @@ struct Scans {
 /// A marked range.
 struct Candidate {
     priority: u8,
-    /// Set when it was used since the last scan: such a range is offered only to keep the bound.
-    used: bool,
+    /// 0 when it was used since the last scan: such a range is offered only to keep the bound.
     age: u8,
     due: bool,
     id: RangeId,
     word: Word,
-    len: u64,
 }
+
+// A million ranges are a million candidates.
+const _: () = assert!(size_of::<Candidate>() <= 16);
 
 /// What a scan saw.
 #[derive(Default)]
@@ -163,14 +167,13 @@ impl Scans {
                 tracked.rest.store(rest - 1, Ordering::Relaxed);
                 return;
             }
-            let len = tracked.len() as u64;
-            seen.marked_bytes += len;
+            seen.marked_bytes += tracked.len() as u64;
             let priority = tracked.priority.load(Ordering::Relaxed);
             let wait = Priority::new(priority).unwrap_or_default().wait_eighths();
             let wait = if pressed { wait / 8 } else { wait };
             let due = at_once || (!used && u64::from(age) >= wait);
             seen.pending |= !due;
-            candidates.push(Candidate { priority, used, age, due, id, word, len });
+            candidates.push(Candidate { priority, age, due, id, word });
         });
         seen
     }
@@ -182,13 +185,14 @@ impl Scans {
             self.candidates.retain(|c| c.due);
         }
         // Lowest priority first, then the longest unused.
-        self.candidates.sort_unstable_by_key(|c| (c.priority, c.used, u8::MAX - c.age, c.id));
-        for candidate in &self.candidates {
+        self.candidates.sort_unstable_by_key(|c| (c.priority, u8::MAX - c.age, c.id));
+        for candidate in self.candidates.drain(..) {
             if !candidate.due && left <= bound {
                 continue;
             }
             let (id, word) = (candidate.id, candidate.word);
             let tracked = TRACKING.slab.get(id);
+            let len = tracked.len() as u64;
             // A claim makes a new word, so a range that was joined to another is passed over here.
             let claim = match word.has(Word::RAW) {
                 true => shape::claim_with_neighbours(id, word),
@@ -197,19 +201,20 @@ impl Scans {
             let Some(mut claim) = claim else {
                 // Joined to one that was offered: it is gone from what is marked.
                 if tracked.load().has(Word::FREE | Word::OFFERED) {
-                    left = left.saturating_sub(candidate.len);
+                    left = left.saturating_sub(len);
                 }
                 continue;
             };
             match settle::offer(&mut claim, pressed) {
-                Ok(()) => left = left.saturating_sub(candidate.len),
+                Ok(()) => left = left.saturating_sub(len),
                 Err(Refusal::Wanted) => {}
                 Err(_) => {
                     tracked.rest.store(16, Ordering::Relaxed);
-                    left = left.saturating_sub(candidate.len);
+                    left = left.saturating_sub(len);
                 }
             }
         }
+        self.candidates.shrink_to(KEPT);
         left
     }
 }

@@ -17,7 +17,7 @@ const NONE: u32 = u32::MAX;
 /// See the module's head.
 #[derive(Debug)]
 pub(crate) struct Slab {
-    chunks: [AtomicPtr<Entry>; CHUNKS],
+    chunks: [AtomicPtr<Tracked>; CHUNKS],
     /// Ranges in use in each chunk, so that a look at all ranges leaves out chunks that came and went.
     used: [AtomicU32; CHUNKS],
     /// How many numbers have ever been given out: every range has a smaller one.
@@ -27,13 +27,6 @@ pub(crate) struct Slab {
     /// The first free number; in the upper half a count of changes, so that an exchange that started from
     /// a list that has changed since fails.
     free: AtomicU64,
-}
-
-#[derive(Debug)]
-struct Entry {
-    tracked: Tracked,
-    /// The next free number, while this one is free.
-    next: AtomicU32,
 }
 
 /// A number that is not in use; the holder alone knows of it. It goes back when it is dropped.
@@ -72,15 +65,16 @@ impl Slab {
     }
 
     pub fn get(&self, id: RangeId) -> &Tracked {
-        &self.entry(id).tracked
-    }
-
-    fn entry(&self, id: RangeId) -> &Entry {
         let chunk = self.chunks[id.0 as usize / CHUNK].load(Ordering::Acquire);
         debug_assert!(!chunk.is_null());
         // SAFETY: a number is given out only after its chunk was published; a chunk has CHUNK entries and
         // is never freed.
         unsafe { &*chunk.add(id.0 as usize % CHUNK) }
+    }
+
+    /// The place of the next free number, while this one is free.
+    fn next(&self, id: RangeId) -> &AtomicU32 {
+        &self.get(id).claimant_or_next_free
     }
 
     /// Takes a number out of the free ones; makes room for more if there is none. Allocates then, so the
@@ -97,7 +91,7 @@ impl Slab {
             if first == NONE {
                 return None;
             }
-            let next = self.entry(RangeId(first)).next.load(Ordering::Relaxed);
+            let next = self.next(RangeId(first)).load(Ordering::Relaxed);
             let new = (head >> 32).wrapping_add(1) << 32 | u64::from(next);
             match self.free.compare_exchange(head, new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(RangeId(first)),
@@ -109,7 +103,7 @@ impl Slab {
     fn push(&self, id: RangeId) {
         let mut head = self.free.load(Ordering::Acquire);
         loop {
-            self.entry(id).next.store(head as u32, Ordering::Relaxed);
+            self.next(id).store(head as u32, Ordering::Relaxed);
             let new = (head >> 32).wrapping_add(1) << 32 | u64::from(id.0);
             match self.free.compare_exchange(head, new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return,
@@ -138,12 +132,11 @@ impl Slab {
 
     /// Makes a chunk unless there is one. Threads that come together each make one, and all but one drop
     /// theirs.
-    fn provide(&self, place: &AtomicPtr<Entry>) {
+    fn provide(&self, place: &AtomicPtr<Tracked>) {
         if !place.load(Ordering::Acquire).is_null() {
             return;
         }
-        let entry = || Entry { tracked: Tracked::new(), next: AtomicU32::new(NONE) };
-        let chunk: Box<[Entry]> = (0..CHUNK).map(|_| entry()).collect();
+        let chunk: Box<[Tracked]> = (0..CHUNK).map(|_| Tracked::new()).collect();
         let new = Box::into_raw(chunk);
         let null = std::ptr::null_mut();
         let published =

@@ -35,8 +35,8 @@ pub(crate) struct Tracked {
     len: AtomicUsize,
     /// The claim's holder reaches it alone.
     side: UnsafeCell<Option<Box<Side>>>,
-    /// The thread that has the claim.
-    claimant: AtomicU32,
+    /// The thread that has the claim; while the range is free, the next one of the slab's free list.
+    pub claimant_or_next_free: AtomicU32,
     /// The use counter that the last scan saw.
     pub seen_uses: AtomicU32,
     /// One more than the count of forks at which the pages were last known to be this process's alone. 0:
@@ -67,7 +67,7 @@ impl Tracked {
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
             side: UnsafeCell::new(None),
-            claimant: AtomicU32::new(0),
+            claimant_or_next_free: AtomicU32::new(0),
             seen_uses: AtomicU32::new(0),
             exclusive_at: AtomicU32::new(0),
             age: AtomicU8::new(0),
@@ -240,7 +240,7 @@ impl Claims {
         }
         self.gate.enter();
         if tracked.exchange(word, word.used().with(Word::CLAIMED)) {
-            tracked.claimant.store(thread_number(), Ordering::Relaxed);
+            tracked.claimant_or_next_free.store(thread_number(), Ordering::Relaxed);
             Some(Claim { claims: self, id, tracked })
         } else {
             self.gate.leave();
@@ -318,7 +318,7 @@ impl Claims {
         tracked.age.store(0, Ordering::Relaxed);
         tracked.rest.store(0, Ordering::Relaxed);
         tracked.exclusive_at.store(0, Ordering::Relaxed);
-        tracked.claimant.store(thread_number(), Ordering::Relaxed);
+        tracked.claimant_or_next_free.store(thread_number(), Ordering::Relaxed);
         let low = u64::from(pins) | flags | Word::CLAIMED;
         // Not a plain store: a stale pinner of a cache may add and take a pin at any time. None does of a
         // free range, but the counter goes on.
@@ -329,7 +329,7 @@ impl Claims {
     /// In a child, where the caller is the only thread: ends the claims of threads that are not here. What
     /// they may have been changing is forgotten.
     pub fn end_foreign(&self, tracked: &Tracked) {
-        let foreign = tracked.claimant.load(Ordering::Relaxed) != thread_number();
+        let foreign = tracked.claimant_or_next_free.load(Ordering::Relaxed) != thread_number();
         if !(tracked.load().has(Word::CLAIMED) && foreign) {
             return;
         }
