@@ -154,6 +154,7 @@ fn an_unmark_has_its_pages_while_ranges_are_joined() {
         mark(low);
         unmark(low);
         mark(high);
+        mark(low);
         together!(scan; read_alone(high));
         raw::forget(PageRange::new(4, 6));
         drop(mapping);
