@@ -14,6 +14,8 @@ pub(crate) mod raw;
 pub(crate) mod revive;
 #[path = "../../tenure/src/tracking/settle.rs"]
 pub(crate) mod settle;
+#[path = "../../tenure/src/tracking/shape.rs"]
+pub(crate) mod shape;
 #[path = "../../tenure/src/tracking/side.rs"]
 pub(crate) mod side;
 #[path = "../../tenure/src/tracking/slab.rs"]
@@ -21,7 +23,12 @@ pub(crate) mod slab;
 #[path = "../../tenure/src/tracking/state.rs"]
 pub(crate) mod state;
 
-pub(crate) use crate::fakes::{backpressure, detection, settings};
+#[path = "../../tenure/src/tracking/unmark.rs"]
+pub(crate) mod unmark;
+#[path = "../../tenure/src/tracking/word.rs"]
+mod word;
+
+pub(crate) use crate::fakes::{backpressure, detection, settings, wake};
 
 use crate::runtime::lock::{Lock, Rank};
 
@@ -47,8 +54,6 @@ fn claims() -> &'static state::Claims {
     &TRACKING.claims
 }
 
-pub(crate) fn stir() {}
-
 /// What `scan` does, without its waits: looks at all ranges, then offers each that was marked.
 pub(crate) fn scan() {
     let mut seen = Vec::new();
@@ -62,7 +67,7 @@ pub(crate) fn scan() {
     });
     for (id, word) in seen {
         let claim = match word.has(state::Word::RAW) {
-            true => raw::claim_with_neighbours(id, word),
+            true => shape::claim_with_neighbours(id, word),
             false => TRACKING.claims.try_claim_from(id, TRACKING.slab.get(id), word),
         };
         if let Some(mut claim) = claim {

@@ -358,7 +358,7 @@ impl Object {
     }
 
     fn read(&mut self, rng: &mut Rng) {
-        if !setting::touches_raise() {
+        if !setting::touches_raise() || sys::in_child() && is(&setting::CLOSES) {
             return;
         }
         doing!("read of an object through the kernel");

@@ -19,6 +19,8 @@ pub struct Ranges {
     pub model: Pages,
     huge: bool,
     version: u64,
+    /// An unmark has failed: parts of what it was given may be non-volatile by now.
+    failed: bool,
 }
 
 /// How much of what happens inside calls of the closure is wanted.
@@ -36,7 +38,8 @@ impl Ranges {
     /// A fresh range of so many pages.
     pub fn new(salt: u64, pages: usize, huge: bool) -> Ranges {
         let base = sys::map(pages * PAGE, huge).expect("memory for a range");
-        let mut ranges = Ranges { base, model: Pages::new(salt, pages), huge, version: 0 };
+        let mut ranges =
+            Ranges { base, model: Pages::new(salt, pages), huge, version: 0, failed: false };
         if salt % 3 == 0 {
             // Two mappings to the kernel.
             // SAFETY: advice that changes no contents.
@@ -209,6 +212,7 @@ impl Ranges {
                     }
                 }
                 judge("unmark_with_map", &error, &[]);
+                self.after_failure(start, count);
                 return 0;
             }
             Some(Ok(outcome)) => outcome,
@@ -269,7 +273,10 @@ impl Ranges {
         // SAFETY: as in `mark`.
         let result = unsafe { volatile::unmark(self.at(start), count * PAGE) };
         match result {
-            Err(error) => judge("unmark", &error, &[]),
+            Err(error) => {
+                judge("unmark", &error, &[]);
+                self.after_failure(start, count);
+            }
             Ok(outcome) => {
                 if outcome == Outcome::Purged {
                     add(&tally().reports, 1);
@@ -340,11 +347,25 @@ impl Ranges {
         let _ = closure;
     }
 
+    /// Whether an unmark of a part may have failed, here or in a call that was tried again.
+    fn may_have_failed(&self) -> bool {
+        self.failed || setting::INJECTED.load(std::sync::atomic::Ordering::Relaxed) != 0
+    }
+
+    /// A failed unmark has lost and reported nothing. It may have taken pages back, which exist then.
+    fn after_failure(&mut self, start: usize, count: usize) {
+        self.failed = true;
+        for page in &mut self.model.pages[start..start + count] {
+            page.touched |= page.marked;
+        }
+    }
+
     fn judge_offer(&self, call: &str, start: usize, count: usize, error: Option<tenure::Error>) {
         let marked = self.marked(start, count);
         match error {
             None if marked == 0 => wrong!("{call} succeeded where nothing is volatile"),
             None => {}
+            Some(error) if error.kind() == ErrorKind::NotMarked && self.may_have_failed() => {}
             Some(error) if error.kind() == ErrorKind::NotMarked && marked > 0 => {
                 wrong!("{call} failed though {marked} pages are volatile: {error}");
             }
@@ -360,7 +381,10 @@ impl Ranges {
         // SAFETY: as in `mark`.
         match unsafe { volatile::forget(self.at(start), count * PAGE) } {
             Ok(()) => self.learn(start, count),
-            Err(error) => judge("forget", &error, &[]),
+            Err(error) => {
+                judge("forget", &error, &[]);
+                self.after_failure(start, count);
+            }
         }
     }
 
@@ -385,7 +409,10 @@ impl Ranges {
         let again = unsafe { volatile::unmark(self.at(start), count * PAGE) };
         match again {
             Ok(_) => self.learn(start, count),
-            Err(error) => judge("unmark", &error, &[]),
+            Err(error) => {
+                judge("unmark", &error, &[]);
+                self.after_failure(start, count);
+            }
         }
     }
 
@@ -465,7 +492,7 @@ impl Ranges {
     fn ask(&mut self, start: usize, count: usize) {
         doing!("is_volatile");
         let said = volatile::is_volatile(self.at(start), count * PAGE);
-        if said != (self.marked(start, count) > 0) {
+        if said != (self.marked(start, count) > 0) && !self.may_have_failed() {
             wrong!("is_volatile says {said}, and {} pages are", self.marked(start, count));
         }
     }

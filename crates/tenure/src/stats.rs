@@ -1,5 +1,6 @@
 //! What happened so far, and what is so now.
 
+use crate::pool;
 use crate::runtime::counters::{totals, GAUGES};
 use crate::tracking;
 use crate::tracking::state::Word;
@@ -60,8 +61,23 @@ pub fn stats() -> Stats {
     });
     stats.retiring = GAUGES.retiring.load(Ordering::Relaxed);
     stats.retiring_bytes = GAUGES.retiring_bytes.load(Ordering::Relaxed);
-    crate::pool::add_to(&mut stats);
+    add_pool(&mut stats);
     stats
+}
+
+fn add_pool(all: &mut Stats) {
+    let now = pool::stats();
+    all.pool_in_use_bytes = now.in_use_bytes;
+    all.pool_warm_bytes = now.warm_bytes;
+    all.pool_offered_bytes = now.offered_bytes;
+    all.pool_returned_bytes = now.returned_bytes;
+    let total = &mut all.total;
+    total.pool_allocs = now.allocs;
+    total.pool_reuses = now.warm_reuses + now.offered_reuses;
+    total.pool_reused_bytes = now.reused_bytes;
+    total.pool_offers_bytes = now.offered_total_bytes;
+    total.pool_returns_bytes = now.returned_total_bytes;
+    total.pool_moves = now.realloc_moved;
 }
 
 /// Of what is offered, how much is still there.

@@ -108,3 +108,31 @@ fn a_refill_function_has_a_thread_s_usual_stack() {
         assert_eq!(unsafe { buffer.as_ptr().read_volatile() }, 7);
     });
 }
+
+/// Two functions that pin each other's buffers, from two threads at once: one of them is told so, and no
+/// thread waits for ever.
+#[test]
+fn functions_that_pin_each_others_buffers_get_an_error_and_no_hang() {
+    promised(this_test!(), || {
+        use std::sync::OnceLock;
+        static BUFFERS: [OnceLock<Volatile>; 2] = [OnceLock::new(), OnceLock::new()];
+        static INSIDE: AtomicU32 = AtomicU32::new(0);
+        for (own, other) in [(0, 1), (1, 0)] {
+            let refill = Refill::pages(move |_, bytes| {
+                INSIDE.fetch_add(1, Ordering::SeqCst);
+                // Both are inside, if both get that far.
+                waited(|| INSIDE.load(Ordering::SeqCst) >= 2);
+                let found = BUFFERS[other].get().unwrap().pin()?;
+                bytes[0] = found[0];
+                Ok(())
+            });
+            BUFFERS[own].set(purged(PAGE, refill)).unwrap();
+        }
+        std::thread::scope(|scope| {
+            let pin = |own: usize| move || BUFFERS[own].get().unwrap().pin().map(drop);
+            let results = [scope.spawn(pin(0)), scope.spawn(pin(1))].map(|thread| thread.join());
+            let failed = results.iter().flatten().filter(|result| result.is_err()).count();
+            assert!(failed >= 1, "{results:?}");
+        });
+    });
+}

@@ -6,7 +6,7 @@ use crate::os::KERNEL;
 use crate::range::PageRange;
 use crate::sync::Order;
 use crate::tracking::state::RangeId;
-use crate::tracking::{raw, scan, TRACKING};
+use crate::tracking::{raw, scan, unmark, TRACKING};
 use std::sync::Mutex;
 
 const BYTE: u8 = 7;
@@ -31,17 +31,17 @@ fn mark(place: PageRange) -> Option<RangeId> {
 fn unmark(place: PageRange) -> Vec<PageRange> {
     let failed = |_| panic!("unmark");
     if let Some(id) = raw::exact(place) {
-        match raw::try_unmark(id, place) {
-            raw::Fast::Done => return Vec::new(),
-            raw::Fast::Settle => {
-                if let Some(lost) = raw::settle_exact(id, place).unwrap_or_else(failed) {
+        match unmark::try_unmark(id, place) {
+            unmark::Fast::Done => return Vec::new(),
+            unmark::Fast::Settle => {
+                if let Some(lost) = unmark::settle_exact(id, place).unwrap_or_else(failed) {
                     return lost;
                 }
             }
-            raw::Fast::Slow => {}
+            unmark::Fast::Slow => {}
         }
     }
-    raw::unmark(place).unwrap_or_else(|_| panic!("unmark"))
+    unmark::unmark(place).unwrap_or_else(|_| panic!("unmark"))
 }
 
 /// Unmarks, and reads every page. A page is as it was, or zeros if it was lost.
@@ -150,11 +150,11 @@ fn an_unmark_has_its_pages_while_ranges_are_joined() {
         let (low, high) = (PageRange::new(4, 5), PageRange::new(5, 6));
         let mapping = Mapping::map(PageRange::new(4, 6));
         (4..6).for_each(|at| KERNEL.write(at, BYTE));
-        // With the upper one unmarked first, they are marked one by one.
-        mark(high);
-        unmark(high);
+        // With the lower one unmarked meanwhile, they stay two.
         mark(low);
+        unmark(low);
         mark(high);
+        mark(low);
         together!(scan; read_alone(high));
         raw::forget(PageRange::new(4, 6));
         drop(mapping);
@@ -209,7 +209,7 @@ fn unmarked_at_the_second_try(refuse: fn()) {
     refuse();
     lend(Mutex::new(Vec::new()), |heard| {
         let hear = move || {
-            let lost = raw::unmark(both).or_else(|_| raw::unmark(both));
+            let lost = unmark::unmark(both).or_else(|_| unmark::unmark(both));
             let lost = lost.unwrap_or_else(|_| panic!("refused once"));
             let pages = lost.into_iter().flat_map(|extent| extent.start..extent.end);
             heard.lock().unwrap().extend(pages);
@@ -255,7 +255,7 @@ fn an_unmark_that_fails_loses_nothing_for_another() {
         KERNEL.reclaim(low);
         KERNEL.refuse_end_after(1);
         lend(Mutex::new(Vec::new()), |heard| {
-            let note = |lost: Result<Vec<PageRange>, raw::Failed>| {
+            let note = |lost: Result<Vec<PageRange>, unmark::Failed>| {
                 if let Ok(lost) = &lost {
                     let pages = lost.iter().flat_map(|extent| extent.start..extent.end);
                     heard.lock().unwrap().extend(pages);
@@ -263,18 +263,18 @@ fn an_unmark_that_fails_loses_nothing_for_another() {
                 lost.is_ok()
             };
             let part = move || {
-                if note(raw::unmark(low)) {
+                if note(unmark::unmark(low)) {
                     assert_eq!(KERNEL.read(4), 0);
                 }
             };
             let whole = move || {
-                if note(raw::unmark(both)) {
+                if note(unmark::unmark(both)) {
                     assert_eq!((KERNEL.read(4), KERNEL.read(5)), (0, BYTE));
                 }
             };
             together!(part; whole());
             // What nobody was told is told to the next.
-            note(raw::unmark(both));
+            note(unmark::unmark(both));
             assert_eq!((KERNEL.read(4), KERNEL.read(5)), (0, BYTE));
             assert_eq!(*heard.lock().unwrap(), [4]);
         });

@@ -2,8 +2,7 @@
 //!
 //! Nothing here allocates: the caches are in a list through themselves.
 
-use super::shard::Shards;
-use super::{pins, single_flight, Inner};
+use super::{pins, single_flight};
 use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::services::{self, Service};
 use std::cell::UnsafeCell;
@@ -11,7 +10,13 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::Arc;
 
 /// What a fork asks of a cache.
-pub(super) trait Forked: Send + Sync {
+///
+/// # Safety
+/// [`listed`](Forked::listed) is inside the cache, always the same, and the cache's end
+/// [takes it out](Listed::remove).
+pub(super) unsafe trait Forked: Send + Sync {
+    /// The cache's place in the list.
+    fn listed(&self) -> &Listed;
     /// Takes the locks of a rank.
     fn hold(&self, rank: Rank);
     /// Frees the locks of all ranks.
@@ -45,7 +50,8 @@ static CACHES: Lock<Caches> =
 impl Caches {
     fn each(&self, mut each: impl FnMut(&dyn Forked)) {
         let mut at = self.0.load(Ordering::Acquire);
-        // SAFETY: a listed place is in a cache that takes it out, under the lock, before it ends.
+        // SAFETY: a listed place is in a cache that takes it out, under the lock, before it ends, as
+        // the trait demands.
         while let Some(listed) = unsafe { at.as_ref() } {
             // SAFETY: set before the place was listed, and not changed since.
             let cache = unsafe { *listed.cache.get() };
@@ -87,14 +93,11 @@ pub(super) fn watch() {
 }
 
 /// From now on the cache's locks are held over forks, until [`Listed::remove`].
-pub(super) fn list<K, S>(inner: &Arc<Inner<K, S>>)
-where
-    K: Send + Sync + 'static,
-    S: Send + Sync + 'static,
-{
+pub(super) fn list<T: Forked + 'static>(cache: &Arc<T>) {
     watch();
-    let cache: *const dyn Forked = Arc::as_ptr(inner) as *const Inner<K, S>;
-    let listed = &inner.listed;
+    let listed = cache.listed();
+    let cache: *const T = Arc::as_ptr(cache);
+    let cache: *const dyn Forked = cache;
     // SAFETY: not listed yet, so nobody reads it.
     unsafe { *listed.cache.get() = Some(cache) };
     let caches = CACHES.lock();
@@ -170,40 +173,4 @@ pub(crate) fn recover() {
     });
     CACHES.release();
     pins::reset_in_child(held);
-}
-
-impl<K: Send + Sync, S: Send + Sync> Forked for Inner<K, S> {
-    fn hold(&self, rank: Rank) {
-        match rank {
-            Rank::CacheSpace => self.space.hold(),
-            Rank::CacheShard => self.shards.iter().for_each(|shard| shard.table.hold()),
-            Rank::SingleFlight => self.flights.hold(),
-            _ => {}
-        }
-    }
-
-    fn release(&self) {
-        self.flights.release();
-        self.shards.iter().for_each(|shard| shard.table.release());
-        self.space.release();
-    }
-
-    fn reset_in_child(&self) {
-        self.space.reset_in_child();
-        self.shards.iter().for_each(|shard| shard.table.reset_in_child());
-    }
-
-    fn recover(&self) {
-        let shards: &Shards<K, S> = &self.shards;
-        let half = shards.iter().filter(|shard| shard.table.recover()).count() > 0;
-        self.flights.recover();
-        if self.space.recover() || half {
-            shards.iter().for_each(|shard| _ = shard.table.clear());
-            self.space.abandon(shards);
-        }
-    }
-
-    fn held_values(&self) -> u64 {
-        self.space.held_values()
-    }
 }

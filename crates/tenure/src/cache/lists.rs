@@ -1,63 +1,11 @@
 //! Lists of segments, through the segments themselves: a change allocates nothing and takes a
 //! segment out of the middle at once.
 
+use super::link::Link;
 use super::segment::{Segment, Segments};
-use std::sync::atomic::{AtomicU32, AtomicU8, Ordering};
+use std::sync::atomic::Ordering;
 
-const NONE: u32 = u32::MAX;
-
-/// The list that a segment is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(super) enum Name {
-    /// In none: open, or in the hands of a thread.
-    None,
-    /// Closed, oldest first.
-    Queue,
-    /// Empty, volatile, with memory.
-    Free,
-    /// Empty, pinned, with a mapping but without pages.
-    Bare,
-    /// Pinned, without a mapping.
-    Unmapped,
-    /// Out of date, but somebody still has it pinned.
-    Draining,
-}
-
-/// A segment's place in a list. Changed only under the lock of the space.
-pub(super) struct Link {
-    name: AtomicU8,
-    before: AtomicU32,
-    after: AtomicU32,
-}
-
-impl Link {
-    pub fn new() -> Link {
-        Link {
-            name: AtomicU8::new(Name::None as u8),
-            before: AtomicU32::new(NONE),
-            after: AtomicU32::new(NONE),
-        }
-    }
-
-    /// Whether the segment is in a list of this name.
-    pub fn is(&self, name: Name) -> bool {
-        self.name.load(Ordering::Relaxed) == name as u8
-    }
-
-    /// Forgets the list, which is not used any more.
-    pub fn clear(&self) {
-        self.name.store(Name::None as u8, Ordering::Relaxed);
-    }
-
-    fn get(link: &AtomicU32) -> Option<u32> {
-        Some(link.load(Ordering::Relaxed)).filter(|number| *number != NONE)
-    }
-
-    fn set(link: &AtomicU32, number: Option<u32>) {
-        link.store(number.unwrap_or(NONE), Ordering::Relaxed);
-    }
-}
+pub(super) use super::link::Name;
 
 /// One list.
 pub(super) struct List {

@@ -22,7 +22,9 @@ mod epoch;
 mod evict;
 mod fork;
 mod growth;
+mod inner;
 mod life;
+mod link;
 mod lists;
 mod pins;
 mod place;
@@ -39,6 +41,7 @@ pub use value::Value;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::tracking::settings::Priority;
+use inner::Inner;
 use segment::SEGMENT;
 use shard::{short, Shards};
 use single_flight::{Boarding, Flights};
@@ -59,23 +62,6 @@ pub type DefaultHasher = foldhash::fast::RandomState;
 /// segment is not offered make no system call.
 pub struct Cache<K, S = DefaultHasher> {
     inner: Arc<Inner<K, S>>,
-}
-
-struct Inner<K, S> {
-    shards: Shards<K, S>,
-    space: Space,
-    flights: Flights<K>,
-    listed: fork::Listed,
-    time_to_live_ms: Option<u64>,
-    insertions: AtomicU64,
-    removals: AtomicU64,
-    purged_values: AtomicU64,
-}
-
-impl<K, S> Drop for Inner<K, S> {
-    fn drop(&mut self) {
-        self.listed.remove();
-    }
 }
 
 /// How to make a [`Cache`].

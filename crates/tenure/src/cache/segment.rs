@@ -1,7 +1,7 @@
 //! A piece of volatile memory that holds many values, and the table of all of a cache's.
 
 use super::life::{Life, Pins};
-use super::lists::Link;
+use super::link::Link;
 use super::place::{SEGMENTS, UNIT};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::{Mapping, PageSize};

@@ -11,6 +11,8 @@ use crate::os::mlock::{self, Seen};
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::{limits, maps, page_size, raw_map, reserve};
 use crate::range::PageRange;
+use crate::tracking;
+use crate::tracking::state::Word;
 use rustix::io::Errno;
 
 /// What [`mlockall`] locks, and [`munlockall2`] clears: `MCL_CURRENT`, `MCL_FUTURE`, `MCL_ONFAULT`.
@@ -57,11 +59,15 @@ pub fn mlockall(scope: Scope) -> Result<()> {
     }
     if current {
         refuse_volatile(call, look::everything())?;
-        let stats = crate::stats();
-        if stats.marked + stats.offered > 0 {
+        let (mut count, mut bytes) = (0_usize, 0);
+        tracking::each(|tracked, word| {
+            if word.pins() == 0 || word.has(Word::OFFERED) {
+                (count, bytes) = (count + 1, bytes + tracked.len());
+            }
+        });
+        if count > 0 {
             let why = format!(
-                "{} bytes of buffers or caches are volatile, so the kernel may take them",
-                stats.marked_bytes + stats.offered_bytes
+                "{bytes} bytes of buffers or caches are volatile, so the kernel may take them"
             );
             let remedy = "pin the buffers and drop the caches first, or lock ranges one by one";
             return Err(Error::new(ErrorKind::IsVolatile, call, why, remedy));

@@ -6,7 +6,7 @@ use super::{cause, ledger, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::generation;
 use crate::range::PageRange;
-use crate::volatile;
+use crate::tracking::raw::is_marked;
 
 /// Locks the pages that `[addr, addr + len)` touches until the guard is dropped, charged against `RLIMIT_MEMLOCK` (what is
 /// locked already, once).
@@ -42,7 +42,7 @@ pub fn lock(addr: *const u8, len: usize, when: When) -> Result<Lock> {
 }
 
 pub(super) fn refuse_volatile(call: &'static str, range: PageRange) -> Result<()> {
-    if volatile::is_volatile(range.start as *const u8, range.len()) {
+    if is_marked(range) {
         let why = "part of it is volatile, so the kernel may take it";
         return Err(Error::new(ErrorKind::IsVolatile, call, why, "unmark it first")
             .on(range.start, range.len()));

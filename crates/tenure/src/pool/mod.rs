@@ -63,7 +63,6 @@ pub use api::Pool;
 pub use buffer::Buffer;
 pub use release::{give_up_addresses, spare_address_bytes};
 pub use settings::{configure, settings, HugePages, Settings};
-pub(crate) use stats::add_to;
 pub use stats::{stats, PoolStats};
 
 use crate::error::{Error, ErrorKind, Result};

@@ -103,19 +103,3 @@ pub fn stats() -> PoolStats {
     }
     stats
 }
-
-/// For the crate's statistics.
-pub(crate) fn add_to(all: &mut crate::Stats) {
-    let now = stats();
-    all.pool_in_use_bytes = now.in_use_bytes;
-    all.pool_warm_bytes = now.warm_bytes;
-    all.pool_offered_bytes = now.offered_bytes;
-    all.pool_returned_bytes = now.returned_bytes;
-    let total = &mut all.total;
-    total.pool_allocs = now.allocs;
-    total.pool_reuses = now.warm_reuses + now.offered_reuses;
-    total.pool_reused_bytes = now.reused_bytes;
-    total.pool_offers_bytes = now.offered_total_bytes;
-    total.pool_returns_bytes = now.returned_total_bytes;
-    total.pool_moves = now.realloc_moved;
-}

@@ -6,6 +6,7 @@ use crate::os::maps::{self, Described};
 use crate::os::mlock::{self, Seen};
 use crate::os::{advise, smaps};
 use crate::range::PageRange;
+use crate::tracking::raw::is_marked;
 use rustix::io::Errno;
 
 /// Gives the pages of `[addr, addr + len)` back; the range stays mapped and may be populated or
@@ -37,7 +38,7 @@ pub unsafe fn discard(addr: *mut u8, len: usize) -> Result<()> {
     let error = |kind, why: String, remedy: &'static str| {
         Error::new(kind, call, why, remedy).on(range.start, len)
     };
-    if crate::volatile::is_volatile(addr, len) {
+    if is_marked(range) {
         let why = "part of it is volatile, and its pages may be offered".to_owned();
         return Err(error(ErrorKind::IsVolatile, why, "unmark or forget it first"));
     }

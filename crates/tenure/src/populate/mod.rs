@@ -54,6 +54,7 @@ pub use room::{Limiting, Room};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::range::PageRange;
+use crate::tracking::raw::is_marked;
 use rustix::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -243,7 +244,7 @@ impl Populate {
     pub(crate) fn range(&self, call: &'static str) -> Result<PageRange> {
         let range = PageRange::touched(call, self.start as *const u8, self.len)?;
         // The kernel would take the pages back behind the back of those who wait for purges.
-        if crate::volatile::is_volatile(range.start as *const u8, range.len()) {
+        if is_marked(range) {
             let why = "part of it is volatile, and populating would make it silently non-volatile";
             return Err(Error::new(ErrorKind::IsVolatile, call, why, "unmark it first")
                 .on(range.start, range.len()));

@@ -7,6 +7,7 @@ use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::time::Duration;
 
 /// A job on its sender's stack.
 #[repr(C)]
@@ -24,6 +25,9 @@ pub(crate) struct Head {
     done: AtomicBool,
     succeeded: AtomicBool,
 }
+
+/// How often a sender sees to it that there is a background thread.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// Rung when a job is done; senders share it.
 static DONE: Event = Event::new();
@@ -65,12 +69,13 @@ impl<F: FnOnce() -> R + Send, R: Send> Job<F, R> {
         DONE.ring();
     }
 
-    /// Waits until the background thread has done it. `None`: it panicked, or this process is a child whose
-    /// parent has that thread.
-    pub fn wait(&mut self, sent_in: u64) -> Option<R> {
-        DONE.wait_until(|| {
-            self.head.done.load(Ordering::Acquire) || generation::current() != sent_in
-        });
+    /// Waits until the background thread has done it; calls `see` every now and then. `None`: it panicked, or
+    /// this process is a child whose parent has that thread.
+    pub fn wait(&mut self, sent_in: u64, see: impl Fn()) -> Option<R> {
+        let over = || self.head.done.load(Ordering::Acquire) || generation::current() != sent_in;
+        while !DONE.wait_until_timeout(over, LOOK) {
+            see();
+        }
         let succeeded =
             self.head.done.load(Ordering::Acquire) && self.head.succeeded.load(Ordering::Relaxed);
         // SAFETY: written by `run` before it said so, and taken once: `wait` is called once by its only

@@ -4,7 +4,7 @@
 //! A promise registers one `static` (the pool two, at two places in the order of locks) before it takes
 //! its first lock. Registering takes no lock and allocates nothing.
 
-use super::lock::Rank;
+use super::rank::Rank;
 use crate::range::PageRange;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -115,7 +115,7 @@ pub(crate) fn all() -> impl Iterator<Item = (ServiceId, &'static Service)> {
 
 /// Whether some registered service holds locks of this rank over forks.
 pub(crate) fn covers(rank: Rank) -> bool {
-    rank == Rank::Fork || all().any(|(_, service)| service.ranks.contains(&rank))
+    all().any(|(_, service)| service.ranks.contains(&rank))
 }
 
 /// The registered services in the order of their locks, outermost first.
@@ -174,8 +174,6 @@ pub(crate) fn reset_in_child(missed: bool) {
     if missed {
         HELD.store(0, Ordering::Relaxed);
     }
-    super::worker::reset_in_child();
-    super::turn::reset_in_child();
     let (sorted, count) = by_rank();
     for (_, service) in sorted[..count].iter().flatten() {
         (service.reset_in_child)(missed);

@@ -62,25 +62,88 @@ impl Turn {
         }
     }
 
-    /// Waits until the thread that has the turn has ended it, or does not exist in this process. The caller
-    /// holds no lock.
-    pub fn wait(&self) {
+    /// Waits until the thread that has the turn has ended it, or does not exist in this process. `false`: that
+    /// thread waits, itself or through others, for a turn that the calling thread has, so it never will. The
+    /// caller holds no lock.
+    pub fn wait(&self) -> bool {
         assert_none_held();
         let process = generation::current() & u64::from(u32::MAX);
+        let waiter = Waiter::new();
+        let mut in_a_circle = 0;
         ENDED.wait_until(|| {
             let owner = self.owner.load(Ordering::Acquire);
-            owner == 0 || owner >> 32 != process
+            if owner == 0 || owner >> 32 != process {
+                in_a_circle = 0;
+                return true;
+            }
+            // Seen twice: a thread that was just woken looks for a moment as if it still waited.
+            let circle = waiter.is_in_a_circle(owner as u32);
+            in_a_circle = if circle { in_a_circle + 1 } else { 0 };
+            if in_a_circle == 1 {
+                std::thread::yield_now();
+            }
+            in_a_circle > CERTAIN
         });
+        in_a_circle == 0
     }
 
-    /// Waits for the turn. `None`: the calling thread has it already.
+    /// Waits for the turn. `None`: the calling thread has it already, or would wait for itself.
     pub fn take(&self) -> Option<Mine<'_>> {
         loop {
             match self.attempt() {
                 Attempt::Mine(mine) => return Some(mine),
                 Attempt::Nested => return None,
-                Attempt::Busy => self.wait(),
+                Attempt::Busy if self.wait() => {}
+                Attempt::Busy => return None,
             }
+        }
+    }
+}
+
+/// How often a circle is seen before it is believed.
+const CERTAIN: u32 = 50;
+
+/// Which thread waits for which: its number, and that of the thread that it waits for in the upper half. 0:
+/// nobody. Threads beyond these wait without being seen.
+static WAITS: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+
+/// A thread's place among those that wait. It is free again when it is dropped.
+struct Waiter {
+    place: Option<&'static AtomicU64>,
+    me: u32,
+}
+
+impl Waiter {
+    fn new() -> Waiter {
+        let me = thread_number();
+        let take = |place: &&AtomicU64| {
+            place.compare_exchange(0, me.into(), Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        };
+        Waiter { place: WAITS.iter().find(take), me }
+    }
+
+    /// Says that the thread waits for another one, and whether that one waits for it.
+    fn is_in_a_circle(&self, owner: u32) -> bool {
+        let Some(place) = self.place else { return false };
+        // SeqCst: of the threads of a circle the last to say so sees all the others.
+        place.store(u64::from(owner) << 32 | u64::from(self.me), Ordering::SeqCst);
+        let mut at = owner;
+        for _ in 0..WAITS.len() {
+            let waits = WAITS.iter().map(|place| place.load(Ordering::SeqCst));
+            match waits.into_iter().find(|waits| *waits as u32 == at) {
+                Some(waits) if (waits >> 32) as u32 == self.me => return true,
+                Some(waits) if waits >> 32 != 0 => at = (waits >> 32) as u32,
+                _ => return false,
+            }
+        }
+        false
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            place.store(0, Ordering::SeqCst);
         }
     }
 }
@@ -107,6 +170,7 @@ impl Drop for Mine<'_> {
 /// In a child: what the forking thread is at goes on here.
 pub(super) fn reset_in_child() {
     ENDED.reset_in_child();
+    WAITS.iter().for_each(|place| place.store(0, Ordering::SeqCst));
     let mut at = INNERMOST.get();
     // SAFETY: null, or in a frame of this thread that has not returned: `drop` takes it out.
     while let Some(mine) = unsafe { at.as_ref() } {

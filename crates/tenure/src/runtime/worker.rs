@@ -6,7 +6,7 @@ use super::job::{self, Job};
 use super::lock::assert_none_held;
 use super::mailbox::{Mailbox, END, JOBS, PRESSURE};
 use super::services::{self, Next, ServiceId, Visit, MOST};
-use super::{counters, fork};
+use super::{counters, fork_state as fork};
 use crate::error::{Error, Result};
 use crate::os::memory_limit;
 use crate::os::pressure::{Heard, PressureWatch};
@@ -153,7 +153,8 @@ pub(crate) fn on_worker<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
     // whose list of jobs has been emptied.
     unsafe { WORKER.mailbox.push(job.link()) };
     WORKER.mailbox.post(JOBS);
-    job.wait(process)
+    // A thread that was to take the place of another may have failed to start.
+    job.wait(process, || drop(start("on_worker")))
 }
 
 /// In a child, where the thread did not come along; the next use starts one.

@@ -7,10 +7,10 @@
 //! the kernel, and a neighbour was killed with nothing left to reclaim.
 
 use super::settings::settings;
-use super::SERVICE;
+use super::wake::wake;
 use crate::runtime::event::Event;
 use crate::runtime::lock::assert_none_held;
-use crate::runtime::{services, worker};
+use crate::runtime::worker;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -102,7 +102,7 @@ fn wait_for_scans() {
         }
         let scans = || BACKPRESSURE.scans.load(Ordering::Acquire);
         let seen = scans();
-        worker::call(services::register(&SERVICE));
+        wake();
         BACKPRESSURE.scanned.wait_until_timeout(|| scans() != seen, left);
     }
 }

@@ -4,8 +4,10 @@
 //! - [`slab`], [`map`], [`side`]: where ranges live, the raw ones in order of address, and their side data.
 //! - [`offer`], [`revive`], [`detection`]: telling the kernel, taking back, and noticing what is gone.
 //! - [`scan`], [`backpressure`]: when the background thread offers, and who waits for it.
+//! - [`service`], [`wake`]: forks, and how the background thread comes here.
 //! - [`settle`]: the ways of a range, made of these.
-//! - [`owned`], [`raw`]: the two kinds of ranges, as the promises use them.
+//! - [`owned`], [`raw`]: the two kinds of ranges, as the promises use them; [`shape`] and [`unmark`] belong to
+//!   raw ones.
 
 pub(crate) mod backpressure;
 pub(crate) mod detection;
@@ -17,23 +19,28 @@ pub(crate) mod owned;
 pub(crate) mod raw;
 pub(crate) mod revive;
 mod scan;
+mod service;
 pub(crate) mod settings;
 mod settle;
+mod shape;
 pub(crate) mod side;
 mod slab;
 pub(crate) mod state;
+pub(crate) mod unmark;
+mod wake;
+mod word;
 
-use crate::error::{Error, ErrorKind, Result};
-use crate::os::{probe, uffd};
+pub(crate) use service::{ready, watch_forks};
+
+use crate::os::uffd;
 use crate::range::PageRange;
 use crate::runtime::lock::{Lock, Rank};
-use crate::runtime::services::{self, Service};
 use crate::runtime::{fork, worker};
 use map::IntervalMap;
 use rustix::io::Errno;
 use slab::Slab;
 use state::{Claims, RangeId, Tracked, Word};
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
 /// All tracked ranges of the process.
 struct Tracking {
@@ -53,89 +60,11 @@ static TRACKING: Tracking = Tracking {
     raw: AtomicUsize::new(0),
 };
 
-static SERVICE: Service = Service {
-    hold: || {
-        TRACKING.map.hold();
-        TRACKING.claims.gate.close();
-    },
-    release: || {
-        TRACKING.claims.gate.open();
-        TRACKING.map.release();
-    },
-    recover: in_child::recover,
-    reset_in_child: in_child::reset,
-    task: Some(scan::visit),
-    on_pressure: Some(backpressure::tighten),
-    forget: Some(raw::forget_unmapped),
-    ..Service::named("tracking", &[Rank::IntervalMap, Rank::Claims])
-};
-
 /// Who may claim, in this process: a child whose fork handlers did not run is put in order first, or it would
 /// wait for its parent's threads, and take its parent's pages back.
 fn claims() -> &'static Claims {
     fork::look();
     &TRACKING.claims
-}
-
-/// Gets everything ready for the first volatile range: fork handlers, detection, the background thread.
-///
-/// # Errors
-/// `EOPNOTSUPP` where the kernel refuses `MADV_FREE`: nothing can stand in for it. `EMFILE`, `ENFILE`,
-/// `ENOMEM`: no userfaultfd can be opened now; the next call tries again. `EAGAIN`: no thread.
-pub(crate) fn ready(call: &'static str) -> Result<()> {
-    watch_forks();
-    if worker::running() && READY.load(Ordering::Acquire) == 1 {
-        return Ok(());
-    }
-    get_ready(call)
-}
-
-/// 1: detection is decided, and the kernel knows MADV_FREE.
-static READY: AtomicU8 = AtomicU8::new(0);
-
-#[cold]
-fn get_ready(call: &'static str) -> Result<()> {
-    if READY.load(Ordering::Acquire) == 0 {
-        match probe::lazy_free() {
-            Ok(()) => {}
-            Err(Some(errno @ (Errno::NOMEM | Errno::AGAIN))) => {
-                return Err(Error::system(call, "mmap", errno));
-            }
-            Err(_) => {
-                return Err(Error::new(
-                    ErrorKind::Unsupported,
-                    call,
-                    "this kernel or its seccomp profile refuses MADV_FREE",
-                    "allow madvise(MADV_FREE), in Linux since 4.5; `tenure doctor` shows what is \
-                     refused",
-                ));
-            }
-        }
-        let _ = detection::decide(call)?;
-        READY.store(1, Ordering::Release);
-    }
-    worker::start(call)
-}
-
-/// Reads the environment and watches forks, once; makes up for a fork that went unseen. Cheap: a few loads
-/// later on. Starts no thread and may be called wherever memory may be allocated.
-pub(crate) fn watch_forks() {
-    fork::look();
-    settings::read_environment_once();
-    fork::watch();
-    services::register(&SERVICE);
-}
-
-/// Has the background thread look at its settings and ranges now.
-pub(crate) fn wake() {
-    if worker::running() {
-        worker::call(services::register(&SERVICE));
-    }
-}
-
-/// A range became known or was taken back: a background thread that sleeps for good looks again.
-fn stir() {
-    worker::stir(services::register(&SERVICE));
 }
 
 /// Calls `each` with every tracked range and its word, for statistics and for signal handlers: no lock.

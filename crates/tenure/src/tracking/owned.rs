@@ -269,7 +269,7 @@ impl OwnedRange {
         claim.move_to(range);
         drop(claim);
         backpressure::count(range.len() as u64);
-        super::stir();
+        super::wake::stir();
     }
 }
 

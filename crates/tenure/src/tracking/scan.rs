@@ -3,7 +3,7 @@
 use super::offer::Refusal;
 use super::settings::{settings, Priority};
 use super::state::{RangeId, Word};
-use super::{backpressure, raw, settle, TRACKING};
+use super::{backpressure, settle, shape, TRACKING};
 use crate::runtime::budget;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::services::{Next, Visit};
@@ -191,7 +191,7 @@ impl Scans {
             let tracked = TRACKING.slab.get(id);
             // A claim makes a new word, so a range that was joined to another is passed over here.
             let claim = match word.has(Word::RAW) {
-                true => raw::claim_with_neighbours(id, word),
+                true => shape::claim_with_neighbours(id, word),
                 false => TRACKING.claims.try_claim_from(id, tracked, word),
             };
             let Some(mut claim) = claim else {

@@ -93,7 +93,7 @@ static PURGE_ALWAYS: AtomicBool = AtomicBool::new(false);
 pub fn configure(settings: Settings) {
     OFFER_AFTER_US.store(settings.offer_after.as_micros() as u64, Ordering::Relaxed);
     UNOFFERED_MAX.store(settings.unoffered_max.unwrap_or(NONE), Ordering::Relaxed);
-    super::wake();
+    super::wake::wake();
 }
 
 /// The settings in force.

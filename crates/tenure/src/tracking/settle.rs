@@ -3,7 +3,8 @@
 
 use super::offer::{self, Refusal};
 use super::state::{Claim, RangeId, Tracked, Word};
-use super::{backpressure, claims, detection, revive, settings, stir, TRACKING};
+use super::wake::stir;
+use super::{backpressure, claims, detection, revive, settings, TRACKING};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::lock::assert_none_held;

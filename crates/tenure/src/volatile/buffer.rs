@@ -1,11 +1,11 @@
 //! One owned buffer of volatile memory.
 
-use super::refill::{self, Refill};
-use super::{refill_thread, Outcome};
+use super::object::Object;
+use super::refill::Refill;
+use super::{make_again, refill_thread, Outcome};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::{Mapping, PageSize};
 use crate::os;
-use crate::range::PageRange;
 use crate::runtime::turn::Turn;
 use crate::tracking;
 use crate::tracking::offer::Refusal;
@@ -36,17 +36,7 @@ use std::sync::Arc;
 /// takes zeros for contents.
 #[derive(Debug)]
 pub struct Volatile {
-    inner: Arc<Inner>,
-}
-
-#[derive(Debug)]
-pub(super) struct Inner {
-    memory: OwnedRange,
-    /// As asked for; the mapping is whole pages.
-    len: usize,
-    refill: Option<Refill>,
-    /// Of the thread that makes lost bytes again.
-    refilling: Turn,
+    inner: Arc<Object>,
 }
 
 /// How to make a [`Volatile`].
@@ -96,7 +86,7 @@ impl VolatileBuilder {
         // Pinned until it is complete.
         let memory = OwnedRange::new(call, mapping, self.priority.level())?;
         let (len, refilling) = (self.len, Turn::new());
-        let inner = Arc::new(Inner { memory, len, refill: self.refill, refilling });
+        let inner = Arc::new(Object { memory, len, refill: self.refill, refilling });
         tracking::backpressure::hold_back();
         if inner.refill.is_some() && refill_thread::enrol(&inner) {
             inner.memory.set_refilled(true);
@@ -122,7 +112,7 @@ impl Volatile {
 
     /// Length in bytes.
     pub fn len(&self) -> usize {
-        self.inner.len()
+        self.inner.len
     }
 
     /// Never: a buffer has at least one byte.
@@ -143,7 +133,7 @@ impl Volatile {
     #[inline]
     pub fn pin(&self) -> Result<Pinned<'_>> {
         if !self.inner.memory.pin() {
-            self.inner.settle()?;
+            settle(&self.inner)?;
         }
         Ok(Pinned { volatile: self })
     }
@@ -154,7 +144,7 @@ impl Volatile {
     /// As [`Volatile::pin`].
     pub fn pin_mut(&mut self) -> Result<PinnedMut<'_>> {
         if !self.inner.memory.pin() {
-            self.inner.settle()?;
+            settle(&self.inner)?;
         }
         Ok(PinnedMut { volatile: self })
     }
@@ -227,59 +217,22 @@ impl Drop for Volatile {
     }
 }
 
-impl Inner {
-    pub(super) fn memory(&self) -> &OwnedRange {
-        &self.memory
-    }
+/// Completes a pin whose pages were not simply there. On an error the pin is taken away.
+#[cold]
+fn settle(object: &Object) -> Result<()> {
+    take_back(object).inspect_err(|_| object.memory.unpin())
+}
 
-    pub(super) fn range(&self) -> PageRange {
-        self.memory.range()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
-    pub(super) fn refill(&self) -> Option<&Refill> {
-        self.refill.as_ref()
-    }
-
-    pub(super) fn refilling(&self) -> &Turn {
-        &self.refilling
-    }
-
-    /// Completes a pin whose pages were not simply there. On an error the pin is taken away.
-    #[cold]
-    fn settle(&self) -> Result<()> {
-        self.take_back().inspect_err(|_| self.memory.unpin())
-    }
-
-    fn take_back(&self) -> Result<()> {
-        let on_range = |error: Error| error.on(self.range().start, self.range().len());
-        self.memory.settle_and_keep_losses().map_err(|errno| {
-            on_range(Error::system("Volatile::pin", "taking the pages back", errno))
-        })?;
-        match &self.refill {
-            Some(refill) if self.memory.has_losses() => {
-                refill::make_again(self, refill).map_err(on_range)
-            }
-            _ => Ok(()),
+fn take_back(object: &Object) -> Result<()> {
+    let on_range = |error: Error| error.on(object.range().start, object.range().len());
+    object.memory.settle_and_keep_losses().map_err(|errno| {
+        on_range(Error::system("Volatile::pin", "taking the pages back", errno))
+    })?;
+    match &object.refill {
+        Some(refill) if object.memory.has_losses() => {
+            make_again::make_again(object, refill).map_err(on_range)
         }
-    }
-
-    fn lost_offsets(&self) -> Vec<Range<usize>> {
-        let base = self.range().start;
-        let losses = self.memory.losses();
-        let mut all: Vec<_> =
-            losses.iter().map(|e| e.start - base..(e.end - base).min(self.len)).collect();
-        all.sort_unstable_by_key(|range| range.start);
-        all
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: mapped and initialised while `self` lives, and pinned by the guard that asks, so the
-        // pages stay; refills write lost pages only, which no guard is given before they are made.
-        unsafe { std::slice::from_raw_parts(self.range().start as *const u8, self.len) }
+        _ => Ok(()),
     }
 }
 
@@ -346,6 +299,6 @@ impl DerefMut for PinnedMut<'_> {
         let inner = &self.volatile.inner;
         // SAFETY: mapped writable, pinned so that it stays, and borrowed exclusively: guards borrow the
         // `Volatile`, and refills write lost pages only, of which a settled pin leaves none.
-        unsafe { std::slice::from_raw_parts_mut(inner.range().start as *mut u8, inner.len()) }
+        unsafe { std::slice::from_raw_parts_mut(inner.range().start as *mut u8, inner.len) }
     }
 }

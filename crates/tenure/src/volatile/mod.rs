@@ -32,6 +32,8 @@
 //! ```
 
 mod buffer;
+mod make_again;
+mod object;
 mod ranges;
 mod recent_ranges;
 mod refill;

@@ -5,9 +5,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::os::maps::Unfit;
 use crate::range::PageRange;
 use crate::tracking::offer::Refusal;
-use crate::tracking::raw::{self, Failed, Fast, Unmarkable};
+use crate::tracking::raw::{self, Unmarkable};
 use crate::tracking::settings::{purge_always, Priority};
 use crate::tracking::state::RangeId;
+use crate::tracking::unmark::{self, Failed, Fast};
 use crate::tracking::{self, backpressure};
 use std::ops::Range;
 
@@ -127,7 +128,7 @@ fn outcome(lost: &[PageRange]) -> Outcome {
 fn unmark_range(call: &'static str, addr: *mut u8, len: usize) -> Result<Vec<PageRange>> {
     let range = PageRange::check(call, addr, len)?;
     if let Some(id) = recent_ranges::find(range) {
-        match raw::try_unmark(id, range) {
+        match unmark::try_unmark(id, range) {
             Fast::Done => return Ok(Vec::new()),
             Fast::Settle => return settle(call, id, range),
             Fast::Slow => {}
@@ -136,19 +137,19 @@ fn unmark_range(call: &'static str, addr: *mut u8, len: usize) -> Result<Vec<Pag
     tracking::ready(call)?;
     if let Some(id) = raw::exact(range) {
         recent_ranges::remember(range, id);
-        match raw::try_unmark(id, range) {
+        match unmark::try_unmark(id, range) {
             Fast::Done => return Ok(Vec::new()),
             Fast::Settle => return settle(call, id, range),
             Fast::Slow => {}
         }
     }
-    raw::unmark(range).map_err(|failed| not_unmarked(call, range, failed))
+    unmark::unmark(range).map_err(|failed| not_unmarked(call, range, failed))
 }
 
 fn settle(call: &'static str, id: RangeId, range: PageRange) -> Result<Vec<PageRange>> {
-    match raw::settle_exact(id, range) {
+    match unmark::settle_exact(id, range) {
         Ok(Some(lost)) => Ok(lost),
-        Ok(None) => raw::unmark(range).map_err(|failed| not_unmarked(call, range, failed)),
+        Ok(None) => unmark::unmark(range).map_err(|failed| not_unmarked(call, range, failed)),
         Err(failed) => Err(not_unmarked(call, range, failed)),
     }
 }

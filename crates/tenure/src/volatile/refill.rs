@@ -1,18 +1,8 @@
-//! Making purged bytes again: at a pin, or when a thread touches them without one.
+//! The function that makes purged bytes again.
 
-use super::buffer::Inner;
-use crate::error::{Error, ErrorKind};
-use crate::mapping::Mapping;
-use crate::os::{advise, page_size, uffd};
-use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::lock::assert_none_held;
-use crate::runtime::turn::Attempt;
-use crate::runtime::{budget, worker};
-use crate::tracking::detection::{self, Kind};
-use rustix::io::Errno;
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::time::Instant;
 
 /// Why a refill failed; its text reaches the error of the pin that needed it.
 pub type RefillError = Box<dyn std::error::Error + Send + Sync>;
@@ -27,9 +17,6 @@ pub struct Refill {
     whole: bool,
     function: Function,
 }
-
-/// What one call of a function for pages makes at most: it is memory beside the object's own.
-const PIECE: usize = 1 << 20;
 
 impl Refill {
     /// `function(offset, bytes)` makes the bytes from `offset` on; it is called for single pages and for
@@ -55,7 +42,7 @@ impl Refill {
     }
 
     /// Calls the function; a panic is a failure like any other.
-    fn call(&self, offset: usize, bytes: &mut [u8]) -> Result<(), RefillError> {
+    pub(super) fn call(&self, offset: usize, bytes: &mut [u8]) -> Result<(), RefillError> {
         assert_none_held();
         let len = bytes.len() as u64;
         let result = catch_unwind(AssertUnwindSafe(|| (self.function)(offset, bytes)))
@@ -75,195 +62,4 @@ impl std::fmt::Debug for Refill {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Refill").field("whole", &self.whole).finish_non_exhaustive()
     }
-}
-
-/// Makes what a pinned object has lost again, or waits until another thread has done so.
-pub(super) fn make_again(object: &Inner, refill: &Refill) -> Result<(), Error> {
-    loop {
-        match object.refilling().attempt() {
-            Attempt::Mine(turn) => {
-                turn.goes_on_in_child();
-                return make_lost(object, refill).map_err(RefillFailure::explain);
-            }
-            Attempt::Nested => {
-                return Err(Error::new(
-                    ErrorKind::Deadlock,
-                    "Volatile::pin",
-                    "the object's refill function pins the object that it makes",
-                    "have the function write only the bytes that it is given",
-                ));
-            }
-            Attempt::Busy => {
-                object.refilling().wait();
-                if !object.memory().has_losses() {
-                    return Ok(());
-                }
-            }
-        }
-    }
-}
-
-/// Why an object could not be made again.
-pub(super) enum RefillFailure {
-    /// The function failed or panicked.
-    Function(RefillError),
-    /// What it makes would not fit.
-    NoRoom { needed: u64, free: u64 },
-    /// There is no buffer for what it makes, or it could not be put in place.
-    System(Error),
-}
-
-impl RefillFailure {
-    fn explain(self) -> Error {
-        let call = "Volatile::pin";
-        match self {
-            RefillFailure::Function(cause) => Error::new(
-                ErrorKind::RefillFailed,
-                call,
-                format!("the refill failed: {cause}"),
-                "the next pin tries again",
-            ),
-            RefillFailure::NoRoom { needed, free } => Error::new(
-                ErrorKind::OutOfMemory,
-                call,
-                format!(
-                    "the whole object, {needed} bytes, is made beside itself, and {free} are free"
-                ),
-                "make it in pieces, with Refill::pages",
-            ),
-            RefillFailure::System(error) => error,
-        }
-    }
-}
-
-impl From<RefillError> for RefillFailure {
-    fn from(cause: RefillError) -> RefillFailure {
-        RefillFailure::Function(cause)
-    }
-}
-
-fn make_lost(object: &Inner, refill: &Refill) -> Result<(), RefillFailure> {
-    // Another thread may have been through before this one began.
-    if object.memory().has_losses() {
-        make(object, refill, &object.memory().losses())?;
-        object.memory().restored();
-    }
-    Ok(())
-}
-
-/// Makes extents of an object again. The caller has the right to.
-pub(super) fn make(
-    object: &Inner,
-    refill: &Refill,
-    lost: &[PageRange],
-) -> Result<(), RefillFailure> {
-    if refill.whole {
-        return make_whole(object, refill, lost);
-    }
-    let longest = lost.iter().map(|extent| extent.len().min(PIECE)).max().unwrap_or(0);
-    if longest == 0 {
-        return Ok(());
-    }
-    let mut buffer = Mapping::anonymous(longest).map_err(RefillFailure::System)?;
-    for piece in lost.iter().flat_map(|extent| extent.pieces(PIECE)) {
-        let Some((from, to)) = offsets(object, piece) else { continue };
-        let bytes = &mut buffer.as_mut_slice()[..to - from];
-        bytes.fill(0);
-        refill.call(from, bytes)?;
-        put(object, from, bytes).map_err(not_put)?;
-    }
-    Ok(())
-}
-
-/// In pieces that are given back as soon as they are in place: what is lost as a whole is never in memory
-/// twice.
-fn make_whole(object: &Inner, refill: &Refill, lost: &[PageRange]) -> Result<(), RefillFailure> {
-    let needed = object.len() as u64;
-    let free = budget::room(Instant::now()).free;
-    if free < needed {
-        return Err(RefillFailure::NoRoom { needed, free });
-    }
-    let mut buffer = Mapping::anonymous(object.len()).map_err(RefillFailure::System)?;
-    refill.call(0, buffer.as_mut_slice())?;
-    for piece in lost.iter().flat_map(|extent| extent.pieces(PIECE)) {
-        let Some((from, to)) = offsets(object, piece) else { continue };
-        put(object, from, &buffer.as_slice()[from..to]).map_err(not_put)?;
-        let start = buffer.range().start + from;
-        let used = PageRange { start, end: start + piece.len() };
-        // SAFETY: the buffer's bytes of this piece are in place, and not read again.
-        let _ = unsafe { advise::drop_pages(used) };
-    }
-    Ok(())
-}
-
-/// Where an extent lies in its object: the last page may reach past the object's end.
-fn offsets(object: &Inner, extent: PageRange) -> Option<(usize, usize)> {
-    let base = object.range().start;
-    let (from, to) = (extent.start - base, (extent.end - base).min(object.len()));
-    (from < to).then_some((from, to))
-}
-
-fn not_put(errno: Errno) -> RefillFailure {
-    RefillFailure::System(Error::system("Volatile::pin", "putting refilled pages in place", errno))
-}
-
-/// Puts bytes in place. Where threads may touch the object without a pin, each page comes whole; a page that
-/// is there already stays as it is.
-fn put(object: &Inner, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
-    let start = object.range().start + offset;
-    if !object.memory().is_refilled() {
-        let end = (start + bytes.len()).next_multiple_of(page_size());
-        let pages = PageRange::new(start, end);
-        if advise::populate_write(pages) == Err(Errno::HWPOISON) {
-            // The parent's refill thread has failed to make one of them.
-            // SAFETY: the pages are lost, and made just below.
-            unsafe { advise::drop_pages(pages)? };
-        }
-        // SAFETY: inside the mapping, which is writable while the object lives. These bytes are lost: no
-        // pinner is given them before they are made, and this thread alone makes them.
-        unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), start as *mut u8, bytes.len());
-        }
-        return Ok(());
-    }
-    match place(start, bytes) {
-        // The background thread has a descriptor that the program cannot close.
-        Err(errno) if detection::is_closed(errno) => {
-            worker::on_worker(|| place(start, bytes)).unwrap_or(Err(errno))
-        }
-        other => other,
-    }
-}
-
-/// Puts bytes into missing pages of a watched range.
-fn place(start: usize, bytes: &[u8]) -> Result<(), Errno> {
-    let page = page_size();
-    let fd = detection::raw(Kind::Refill);
-    let mut padded = Vec::new();
-    for (i, chunk) in bytes.chunks(page).enumerate() {
-        let at = start + i * page;
-        let chunk = if chunk.len() == page {
-            chunk
-        } else {
-            padded.clear();
-            padded.extend_from_slice(chunk);
-            padded.resize(page, 0);
-            &padded
-        };
-        match uffd::copy_page(fd, at, chunk) {
-            Ok(()) => {}
-            Err(Errno::EXIST) => {
-                let there = PageRange::new(at, at + page);
-                if advise::populate_write(there) == Err(Errno::HWPOISON) {
-                    // Poisoned by a refill that failed before: missing again, and now made.
-                    // SAFETY: a poisoned page holds nothing.
-                    unsafe { advise::drop_pages(there)? };
-                    uffd::copy_page(fd, at, chunk)?;
-                }
-                uffd::wake(fd, there)?;
-            }
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(())
 }

@@ -1,7 +1,7 @@
 //! The refill thread: a thread that touches a purged page without a pin waits until the page is made.
 
-use super::buffer::Inner;
-use super::refill;
+use super::make_again;
+use super::object::Object;
 use crate::os::{advise, page_size, signal, thread, uffd};
 use crate::range::PageRange;
 use crate::runtime::lock::{Lock, Rank};
@@ -18,7 +18,7 @@ use std::sync::{Arc, Weak};
 /// An object and its first address.
 struct Entry {
     start: usize,
-    object: Weak<Inner>,
+    object: Weak<Object>,
 }
 
 /// The objects with a refill function, in order of address. Grown outside of its lock.
@@ -41,7 +41,7 @@ static SERVICE: Service = Service {
 
 /// Has touches of the object's purged pages refilled. `false`: this process cannot (no userfaultfd), so such
 /// touches read zeros or raise SIGBUS as without a refill function.
-pub(super) fn enrol(object: &Arc<Inner>) -> bool {
+pub(super) fn enrol(object: &Arc<Object>) -> bool {
     services::register(&SERVICE);
     if detection::detection() != Detection::Userfaultfd || detection::raw(Kind::Refill) < 0 {
         return false;
@@ -92,7 +92,7 @@ pub(super) fn remove(start: usize) {
     drop(entry);
 }
 
-fn find(address: usize) -> Option<Arc<Inner>> {
+fn find(address: usize) -> Option<Arc<Object>> {
     let objects = OBJECTS.lock();
     let at = objects.partition_point(|entry| entry.start <= address).checked_sub(1)?;
     let object = objects[at].object.upgrade();
@@ -116,6 +116,11 @@ fn serve() {
         if poll(&mut fds, timeout).is_err_and(|errno| errno != Errno::INTR) {
             return;
         }
+        if fds[0].revents().intersects(PollFlags::NVAL | PollFlags::ERR) {
+            // Without a table of its own the thread has lost its descriptor to the program: what it watched is
+            // not watched any more.
+            return;
+        }
         let again = std::mem::take(&mut put_off);
         let read = std::iter::from_fn(|| uffd::read_fault(fd).ok().flatten());
         let faults: Vec<_> = again.into_iter().chain(read).collect();
@@ -131,23 +136,23 @@ fn answer(fd: i32, fault: uffd::Fault) -> Option<uffd::Fault> {
         fail(fd, missing, fault.thread);
         return None;
     };
-    let Attempt::Mine(turn) = object.refilling().attempt() else { return Some(fault) };
+    let Attempt::Mine(turn) = object.refilling.attempt() else { return Some(fault) };
     turn.goes_on_in_child();
     if advise::populate_read_plain(missing).is_ok() {
         let _ = uffd::wake(fd, missing); // a pin has made it
         return None;
     }
-    let made = match object.refill() {
+    let made = match &object.refill {
         Some(function) => {
             let lost = if function.makes_whole() { object.range() } else { missing };
-            refill::make(&object, function, &[lost]).is_ok()
+            make_again::make(&object, function, &[lost]).is_ok()
         }
         None => false,
     };
     if made {
         return None;
     }
-    if object.memory().pins() > 0 {
+    if object.memory.pins() > 0 {
         return Some(fault); // a pinner waits for its turn, and may succeed
     }
     // No other thread makes the page meanwhile: this one has the right to.

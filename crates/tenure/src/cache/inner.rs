@@ -1,0 +1,67 @@
+//! What a cache is made of, and how forks hold all of it.
+
+use super::fork::{Forked, Listed};
+use super::shard::Shards;
+use super::single_flight::Flights;
+use super::space::Space;
+use crate::runtime::lock::Rank;
+use std::sync::atomic::AtomicU64;
+
+/// The parts of a [`Cache`](super::Cache).
+pub(super) struct Inner<K, S> {
+    pub shards: Shards<K, S>,
+    pub space: Space,
+    pub flights: Flights<K>,
+    pub listed: Listed,
+    pub time_to_live_ms: Option<u64>,
+    pub insertions: AtomicU64,
+    pub removals: AtomicU64,
+    pub purged_values: AtomicU64,
+}
+
+impl<K, S> Drop for Inner<K, S> {
+    fn drop(&mut self) {
+        self.listed.remove();
+    }
+}
+
+// SAFETY: the place is a field, and `drop` takes it out.
+unsafe impl<K: Send + Sync, S: Send + Sync> Forked for Inner<K, S> {
+    fn listed(&self) -> &Listed {
+        &self.listed
+    }
+
+    fn hold(&self, rank: Rank) {
+        match rank {
+            Rank::CacheSpace => self.space.hold(),
+            Rank::CacheShard => self.shards.iter().for_each(|shard| shard.table.hold()),
+            Rank::SingleFlight => self.flights.hold(),
+            _ => {}
+        }
+    }
+
+    fn release(&self) {
+        self.flights.release();
+        self.shards.iter().for_each(|shard| shard.table.release());
+        self.space.release();
+    }
+
+    fn reset_in_child(&self) {
+        self.space.reset_in_child();
+        self.shards.iter().for_each(|shard| shard.table.reset_in_child());
+    }
+
+    fn recover(&self) {
+        let shards: &Shards<K, S> = &self.shards;
+        let half = shards.iter().filter(|shard| shard.table.recover()).count() > 0;
+        self.flights.recover();
+        if self.space.recover() || half {
+            shards.iter().for_each(|shard| _ = shard.table.clear());
+            self.space.abandon(shards);
+        }
+    }
+
+    fn held_values(&self) -> u64 {
+        self.space.held_values()
+    }
+}

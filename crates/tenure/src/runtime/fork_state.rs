@@ -1,0 +1,110 @@
+//! What every lock has to know of forks: whether one was missed, whether one is under way, and whether the
+//! calling thread may wait for it.
+
+use super::services;
+use crate::os::fork::{marker, word};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
+
+/// Forks seen by this process and its ancestors since tenure started.
+pub(super) static FORKS: AtomicU32 = AtomicU32::new(0);
+/// Forks whose handlers have begun, and that are not over.
+pub(super) static UNDER_WAY: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    // Constant and without destructors: no allocation, and usable to a thread's very end.
+    static NO_WAIT: Cell<bool> = const { Cell::new(false) };
+    static MAKING_UP: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Notices a fork whose handlers did not run, and makes up for it. Before anything of tenure's is locked or
+/// claimed. Two loads.
+#[inline]
+pub(crate) fn look() {
+    if word().load(Ordering::Acquire) != marker::SETTLED {
+        make_up();
+    }
+}
+
+/// Whether this process is a child whose handlers did not run, and nobody has made up for it.
+#[inline]
+pub(crate) fn missed() -> bool {
+    word().load(Ordering::Relaxed) != marker::SETTLED
+}
+
+#[cold]
+fn make_up() {
+    if MAKING_UP.get() {
+        return;
+    }
+    let (wiped, busy) = (marker::WIPED, marker::BEING_MADE_UP);
+    if word().compare_exchange(wiped, busy, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        while word().load(Ordering::Acquire) == busy {
+            std::thread::sleep(SHORT_WAIT);
+        }
+        return;
+    }
+    MAKING_UP.set(true);
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    UNDER_WAY.store(0, Ordering::SeqCst);
+    services::recover_all(|_| true);
+    services::reset_in_child(true);
+    MAKING_UP.set(false);
+    word().store(marker::SETTLED, Ordering::Release);
+}
+
+/// How many forks were seen.
+pub(crate) fn count() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// While it lives the calling thread waits for no lock that a fork may hold: a call that a signal's handler
+/// may make, which has interrupted the C library's `malloc`. A fork takes malloc's lock after all handlers
+/// have run, so the fork waits for this thread, with all of tenure's locks in its hands.
+pub(crate) struct NoWait {
+    before: bool,
+}
+
+impl NoWait {
+    #[inline]
+    pub fn here() -> NoWait {
+        NoWait { before: NO_WAIT.replace(true) }
+    }
+}
+
+impl Drop for NoWait {
+    #[inline]
+    fn drop(&mut self) {
+        NO_WAIT.set(self.before);
+    }
+}
+
+/// Whether the calling thread is to wait for short times only, and to ask [`must_not_wait`] in between.
+#[inline]
+pub(crate) fn may_not_wait_long() -> bool {
+    NO_WAIT.get()
+}
+
+/// Whether the calling thread has to give up on a lock that it does not get: a fork is under way.
+#[inline]
+pub(crate) fn must_not_wait() -> bool {
+    NO_WAIT.get() && UNDER_WAY.load(Ordering::SeqCst) > 0
+}
+
+/// How long to wait at a time where [`may_not_wait_long`].
+pub(crate) const SHORT_WAIT: Duration = Duration::from_millis(1);
+
+/// Locks what belongs to one process alone, so that no fork holds it, unless the thread
+/// [must not wait](must_not_wait) for it.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if must_not_wait() => return None,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(SHORT_WAIT / 20),
+        }
+    }
+}

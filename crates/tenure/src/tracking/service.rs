@@ -1,0 +1,76 @@
+//! What tracking does over forks and in the background, and what has to be ready before the first range.
+
+use super::{backpressure, detection, in_child, raw, scan, settings, wake, TRACKING};
+use crate::error::{Error, ErrorKind, Result};
+use crate::os::probe;
+use crate::runtime::lock::Rank;
+use crate::runtime::services::{self, Service};
+use crate::runtime::{fork, worker};
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+static SERVICE: Service = Service {
+    hold: || {
+        TRACKING.map.hold();
+        TRACKING.claims.gate.close();
+    },
+    release: || {
+        TRACKING.claims.gate.open();
+        TRACKING.map.release();
+    },
+    recover: in_child::recover,
+    reset_in_child: in_child::reset,
+    task: Some(scan::visit),
+    on_pressure: Some(backpressure::tighten),
+    forget: Some(raw::forget_unmapped),
+    ..Service::named("tracking", &[Rank::IntervalMap, Rank::Claims])
+};
+
+/// Gets everything ready for the first volatile range: fork handlers, detection, the background thread.
+///
+/// # Errors
+/// `EOPNOTSUPP` where the kernel refuses `MADV_FREE`: nothing can stand in for it. `EMFILE`, `ENFILE`,
+/// `ENOMEM`: no userfaultfd can be opened now; the next call tries again. `EAGAIN`: no thread.
+pub(crate) fn ready(call: &'static str) -> Result<()> {
+    watch_forks();
+    if worker::running() && READY.load(Ordering::Acquire) == 1 {
+        return Ok(());
+    }
+    get_ready(call)
+}
+
+/// 1: detection is decided, and the kernel knows MADV_FREE.
+static READY: AtomicU8 = AtomicU8::new(0);
+
+#[cold]
+fn get_ready(call: &'static str) -> Result<()> {
+    if READY.load(Ordering::Acquire) == 0 {
+        match probe::lazy_free() {
+            Ok(()) => {}
+            Err(Some(errno @ (Errno::NOMEM | Errno::AGAIN))) => {
+                return Err(Error::system(call, "mmap", errno));
+            }
+            Err(_) => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    call,
+                    "this kernel or its seccomp profile refuses MADV_FREE",
+                    "allow madvise(MADV_FREE), in Linux since 4.5; `tenure doctor` shows what is \
+                     refused",
+                ));
+            }
+        }
+        let _ = detection::decide(call)?;
+        READY.store(1, Ordering::Release);
+    }
+    worker::start(call)
+}
+
+/// Reads the environment and watches forks, once; makes up for a fork that went unseen. Cheap: a few loads
+/// later on. Starts no thread and may be called wherever memory may be allocated.
+pub(crate) fn watch_forks() {
+    fork::look();
+    settings::read_environment_once();
+    fork::watch();
+    wake::is_registered(services::register(&SERVICE));
+}

@@ -1,0 +1,314 @@
+//! The shape of raw ranges: which there are in a part of memory, cuts and joins.
+//!
+//! Every change happens with the map locked and the claims of all ranges concerned. Claims are never waited
+//! for under the lock: a thread that does not get one releases everything, waits, and begins again. Nothing is
+//! allocated or freed under the lock: numbers, claims' places and the map's memory are there before.
+
+use super::map::{IntervalMap, Supplies};
+use super::slab::Spare;
+use super::state::{flag, Claim, RangeId, Tracked, Word};
+use super::TRACKING;
+use crate::os::page_size;
+use crate::range::PageRange;
+use crate::runtime::lock::Guard;
+use std::sync::atomic::Ordering;
+
+pub(super) fn tracked(id: RangeId) -> &'static Tracked {
+    TRACKING.slab.get(id)
+}
+
+impl IntervalMap {
+    /// The range that is exactly this one.
+    pub fn exact(&self, range: PageRange) -> Option<RangeId> {
+        self.starting_at(range.start).filter(|id| tracked(*id).range() == range)
+    }
+
+    /// The ranges that overlap `range`, in order.
+    pub fn overlapping(&self, range: PageRange) -> impl Iterator<Item = RangeId> + '_ {
+        let inside = PageRange { start: range.start + page_size(), end: range.end };
+        let first = self.at_or_before(range.start);
+        let first = first.filter(|id| tracked(*id).range().end > range.start);
+        let rest = (inside.start < inside.end).then(|| self.starting_in(inside));
+        first.into_iter().chain(rest.into_iter().flatten())
+    }
+}
+
+/// The locked map, with room for so many more ranges.
+pub(super) fn lock_with_room(insertions: usize) -> Guard<'static, IntervalMap> {
+    loop {
+        let mut map = TRACKING.map.lock();
+        if map.has_room(insertions) {
+            return map;
+        }
+        let wanted = map.wants(insertions);
+        drop(map);
+        let supplies = Supplies::make(wanted);
+        map = TRACKING.map.lock();
+        let leftover = map.supply(supplies);
+        drop(map);
+        drop(leftover);
+    }
+}
+
+/// The ranges that overlap `range`. Collected without allocating under the lock.
+pub(super) fn overlapping(range: PageRange) -> Vec<RangeId> {
+    let mut ids = Vec::with_capacity(8);
+    loop {
+        let map = TRACKING.map.lock();
+        let wanted = map.overlapping(range).count();
+        if wanted <= ids.capacity() {
+            ids.extend(map.overlapping(range));
+            return ids;
+        }
+        drop(map);
+        ids.reserve(wanted + wanted / 8);
+    }
+}
+
+/// The parts of `range` that belong to no tracked range.
+pub(super) fn gaps(range: PageRange) -> Vec<PageRange> {
+    let mut gaps = Vec::new();
+    loop {
+        let map = TRACKING.map.lock();
+        let most = map.overlapping(range).count() + 1;
+        if most <= gaps.capacity() {
+            each_gap(&map, range, |gap| gaps.push(gap));
+            return gaps;
+        }
+        drop(map);
+        gaps.reserve(most + most / 8);
+    }
+}
+
+pub(super) fn each_gap(map: &IntervalMap, range: PageRange, mut each: impl FnMut(PageRange)) {
+    let mut at = range.start;
+    for id in map.overlapping(range) {
+        let part = tracked(id).range();
+        if part.start > at {
+            each(PageRange::new(at, part.start));
+        }
+        at = at.max(part.end);
+    }
+    if at < range.end {
+        each(PageRange::new(at, range.end));
+    }
+}
+
+/// Claims and numbers that one change uses, with room made beforehand.
+pub(super) struct Change {
+    pub claims: Vec<Claim>,
+    /// Claims of ranges that were joined to others or forgotten: freed outside of the lock.
+    pub done: Vec<Claim>,
+    pub spares: Vec<Spare>,
+}
+
+impl Change {
+    pub fn new(ranges: usize, spares: usize) -> Option<Change> {
+        let most = ranges + spares;
+        let mut change = Change {
+            claims: Vec::with_capacity(most),
+            done: Vec::with_capacity(most),
+            spares: Vec::with_capacity(spares),
+        };
+        for _ in 0..spares {
+            change.spares.push(TRACKING.slab.spare()?);
+        }
+        Some(change)
+    }
+
+    /// Claims all ranges that overlap. `Err`: another thread has the claim of this one; what was claimed is
+    /// to be released.
+    pub fn claim_overlapping(
+        &mut self,
+        map: &IntervalMap,
+        range: PageRange,
+    ) -> Result<(), Waiting> {
+        for id in map.overlapping(range) {
+            if self.claims.len() == self.claims.capacity() {
+                return Err(Waiting::MoreRoom);
+            }
+            match TRACKING.claims.try_claim(id, tracked(id), |_| true) {
+                Some(claim) => self.claims.push(claim),
+                None => return Err(Waiting::Claim(id)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Cuts the claimed range at `number` in two; the upper part comes after it among the claims.
+    fn cut(&mut self, map: &mut IntervalMap, number: usize, at: usize) {
+        let spare = self.spares.pop().expect("a spare number for each cut");
+        let upper = self.claims[number].split(at, spare.take(), page_size());
+        map.insert(at, upper.id());
+        TRACKING.raw.fetch_add(1, Ordering::AcqRel);
+        self.claims.insert(number + 1, upper);
+    }
+
+    /// Cuts the first and the last claimed range to their parts inside `range`, if `wanted` holds of them;
+    /// the parts outside are not touched any more.
+    pub fn cut_ends(
+        &mut self,
+        map: &mut IntervalMap,
+        range: PageRange,
+        wanted: impl Fn(&Claim) -> bool,
+    ) {
+        let first = self.claims.first().filter(|claim| wanted(claim)).map(Claim::range);
+        if first.is_some_and(|first| first.start < range.start) {
+            self.cut(map, 0, range.start);
+            let outside = self.claims.remove(0);
+            drop(outside);
+        }
+        let last = self.claims.last().filter(|claim| wanted(claim)).map(Claim::range);
+        if last.is_some_and(|last| last.end > range.end) {
+            self.cut(map, self.claims.len() - 1, range.end);
+            let outside = self.claims.pop();
+            drop(outside);
+        }
+    }
+
+    /// Takes the claimed ranges out of the map; they are freed later.
+    pub fn forget_all(&mut self, map: &mut IntervalMap) {
+        for claim in &self.claims {
+            map.remove(claim.range().start, claim.id());
+            TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
+        }
+        std::mem::swap(&mut self.claims, &mut self.done);
+    }
+
+    /// Joins neighbours of one state and priority among the claimed ranges.
+    pub fn join_neighbours(&mut self, map: &mut IntervalMap) {
+        // In one pass: there may be a hundred thousand, and the map is locked. What was absorbed gathers
+        // behind what is kept.
+        let mut kept = 0;
+        for at in 1..self.claims.len() {
+            let (low, high) = self.claims.split_at_mut(at);
+            if may_join(&low[kept], &high[0]) {
+                map.remove(high[0].range().start, high[0].id());
+                TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
+                low[kept].absorb(&mut high[0]);
+            } else {
+                kept += 1;
+                self.claims.swap(kept, at);
+            }
+        }
+        if kept + 1 < self.claims.len() {
+            self.done.extend(self.claims.drain(kept + 1..));
+        }
+    }
+
+    /// Ends everything, outside of the lock.
+    pub fn finish(self) {
+        for claim in self.done {
+            TRACKING.slab.free(claim);
+        }
+    }
+}
+
+/// What a change has to wait for, outside of the lock.
+pub(super) enum Waiting {
+    Claim(RangeId),
+    MoreRoom,
+}
+
+impl Waiting {
+    pub fn wait(self) {
+        if let Waiting::Claim(id) = self {
+            TRACKING.claims.wait(id, tracked(id));
+        }
+    }
+}
+
+/// Not offered, nothing lost, nothing left over: nothing of it needs side data.
+pub(super) fn may_join(low: &Claim, high: &Claim) -> bool {
+    let plain = |claim: &Claim| {
+        !claim.word().has(Word::OFFERED | Word::LOST | Word::UNCLEAN)
+            && !claim.is(flag::TORN | flag::SUSPECT)
+    };
+    let priority = |claim: &Claim| claim.tracked().priority.load(Ordering::Relaxed);
+    low.range().end == high.range().start
+        && plain(low)
+        && plain(high)
+        && priority(low) == priority(high)
+        && low.word().pins() == high.word().pins()
+}
+
+/// Joined ranges stay below this, so that one offer takes a bounded time (1 GiB of base pages: 90 ms,
+/// interruptible every 8 MiB).
+const LONGEST_JOIN: usize = 1 << 30;
+/// So many ranges are joined at once at most.
+const MOST_JOINED: usize = 4096;
+
+/// Claims a marked range that a scan has seen, joined with the marked ranges beside it that are as cold: one
+/// call offers them, they are watched as one mapping, and huge pages that they share can go whole.
+pub(super) fn claim_with_neighbours(id: RangeId, word: Word) -> Option<Claim> {
+    let seen = tracked(id);
+    let age = seen.age.load(Ordering::Relaxed) / 2;
+    let mut change = Change { claims: Vec::new(), done: Vec::new(), spares: Vec::new() };
+    let mut map = TRACKING.map.lock();
+    let alone = {
+        let range = seen.range();
+        let cold = |id: RangeId| fits(id, seen, age);
+        let below =
+            map.at_or_before(range.start.saturating_sub(page_size())).filter(|id| cold(*id));
+        let above = map.starting_at(range.end).filter(|id| cold(*id));
+        below.is_none_or(|id| tracked(id).range().end != range.start) && above.is_none()
+    };
+    if alone {
+        drop(map);
+        return TRACKING.claims.try_claim_from(id, seen, word);
+    }
+    drop(map);
+    change.done.reserve(MOST_JOINED);
+    map = TRACKING.map.lock();
+    let mut claim = TRACKING.claims.try_claim_from(id, seen, word)?;
+    while change.done.len() < MOST_JOINED {
+        let range = claim.range();
+        let Some(below) = map.at_or_before(range.start - page_size()) else { break };
+        let Some(mut lower) = claim_cold(below, seen, age, range.len()) else { break };
+        if !may_join(&lower, &claim) {
+            break;
+        }
+        map.remove(range.start, claim.id());
+        lower.absorb(&mut claim);
+        TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
+        change.done.push(std::mem::replace(&mut claim, lower));
+    }
+    while change.done.len() < MOST_JOINED {
+        let range = claim.range();
+        let Some(above) = map.starting_at(range.end) else { break };
+        let Some(mut upper) = claim_cold(above, seen, age, range.len()) else { break };
+        if !may_join(&claim, &upper) {
+            break;
+        }
+        map.remove(range.end, upper.id());
+        claim.absorb(&mut upper);
+        TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
+        change.done.push(upper);
+    }
+    let surplus = map.surplus();
+    drop(map);
+    drop(surplus);
+    change.finish();
+    Some(claim)
+}
+
+/// Whether a range is marked, not offered, of the priority of `seen`, and as cold. Asked before it is claimed: a
+/// claim for nothing counts as a use, and puts its own offer off.
+fn fits(id: RangeId, seen: &Tracked, age: u8) -> bool {
+    let range = tracked(id);
+    let word = range.load();
+    word.pins() == 0
+        && word.has(Word::RAW)
+        && word.plain()
+        && !range.is(flag::TORN | flag::SUSPECT)
+        && range.priority.load(Ordering::Relaxed) == seen.priority.load(Ordering::Relaxed)
+        && range.age.load(Ordering::Relaxed) >= age
+}
+
+fn claim_cold(id: RangeId, seen: &Tracked, age: u8, bytes: usize) -> Option<Claim> {
+    let short = tracked(id).len() + bytes <= LONGEST_JOIN;
+    if !short || !fits(id, seen, age) {
+        return None;
+    }
+    TRACKING.claims.try_claim(id, tracked(id), |word| word.pins() == 0 && word.plain())
+}

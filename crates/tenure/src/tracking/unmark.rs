@@ -1,0 +1,327 @@
+//! Making raw ranges non-volatile: their pages are taken back, and each loss is reported to one caller.
+
+use super::settle;
+use super::shape::{gaps, lock_with_room, overlapping, tracked, Change, Waiting};
+use super::side::joined;
+use super::state::{Claim, RangeId, Word};
+use super::{backpressure, claims, detection, revive, TRACKING};
+use crate::os::maps;
+use crate::range::PageRange;
+use crate::runtime::{services, worker};
+use rustix::io::Errno;
+
+/// Why a range could not be unmarked.
+pub(crate) enum Failed {
+    /// Nothing is mapped at this address.
+    Hole(usize),
+    Kernel(Errno),
+}
+
+/// What an unmark of a range that is known as exactly this can do at once.
+pub(crate) enum Fast {
+    /// It is not volatile, and all of it is there.
+    Done,
+    /// The caller has pinned it, and its pages are to be taken back.
+    Settle,
+    /// It is another range by now, or another thread is at it.
+    Slow,
+}
+
+#[inline]
+pub(crate) fn try_unmark(id: RangeId, range: PageRange) -> Fast {
+    let tracked = tracked(id);
+    loop {
+        let word = tracked.load();
+        if word.has(Word::FREE | Word::CLAIMED) || !word.has(Word::RAW) || tracked.range() != range
+        {
+            return Fast::Slow;
+        }
+        if word.pins() > 0 {
+            // Unmarked already; if another thread is taking it back, this one waits with it.
+            return if word.plain() && tracked.rely(word) { Fast::Done } else { Fast::Slow };
+        }
+        if tracked.try_unmark(word) {
+            return if word.plain() { Fast::Done } else { Fast::Settle };
+        }
+    }
+}
+
+/// Takes the pages of one range back that the caller has just pinned; returns what was lost. `Ok(None)`: it
+/// is another range by now, so [`unmark`] is to be called.
+pub(crate) fn settle_exact(
+    id: RangeId,
+    range: PageRange,
+) -> Result<Option<Vec<PageRange>>, Failed> {
+    let wanted =
+        |word: Word| word.has(Word::RAW) && word.has(Word::OFFERED | Word::UNCLEAN | Word::LOST);
+    let mut lost = None;
+    let settled = settle::settle(id, tracked(id), &wanted, &mut |claim, mut gone| {
+        // Marked again meanwhile, perhaps by another unmark of it that failed.
+        if claim.range() != range || claim.word().pins() == 0 {
+            keep_losses(claim, gone);
+            return;
+        }
+        if claim.word().has(Word::LOST) {
+            let before = std::mem::take(&mut claim.side_mut().losses);
+            gone = if before.is_empty() { vec![range] } else { joined(before, gone) };
+            claim.not_lost();
+        }
+        lost = Some(gone);
+    });
+    match settled {
+        Ok(()) => Ok(lost),
+        Err(errno) => {
+            remark(&[Pinned { id, range, uses: None }]);
+            Err(Failed::Kernel(errno))
+        }
+    }
+}
+
+fn keep_losses(claim: &mut Claim, gone: Vec<PageRange>) {
+    if !gone.is_empty() {
+        let whole = claim.word().has(Word::LOST) && claim.side_mut().losses.is_empty();
+        if !whole {
+            let side = claim.side_mut();
+            side.losses = joined(std::mem::take(&mut side.losses), gone);
+        }
+        claim.lost();
+    }
+}
+
+/// A range that a call has pinned.
+struct Pinned {
+    id: RangeId,
+    range: PageRange,
+    /// The use counter since then, if nobody else has counted on the pin.
+    uses: Option<u32>,
+}
+
+/// Marks again what a failed unmark had pinned, unless another call may have been told that it is not volatile.
+/// A range that has changed its shape since stays unmarked too: more is not volatile then than was asked for,
+/// which harms nobody.
+fn remark(pinned: &[Pinned]) {
+    for Pinned { id, range, uses } in pinned {
+        let tracked = tracked(*id);
+        let same = |word: Word| {
+            word.has(Word::RAW)
+                && !word.has(Word::FREE)
+                && word.pins() > 0
+                && tracked.range() == *range
+        };
+        let mut word = tracked.load();
+        while same(word) && *uses == Some(word.uses()) && !tracked.try_mark(word) {
+            word = tracked.load();
+        }
+        // Nobody is told so while it is offered; who waits for its pages pins it anew.
+        let offered = |word: Word| same(word) && word.has(Word::OFFERED | Word::CLAIMED);
+        if let Some(mut claim) = claims().claim(*id, tracked, offered) {
+            if claim.is_offered() && claim.range() == *range {
+                claim.mark();
+            }
+        }
+    }
+}
+
+/// Makes the range non-volatile: when it returns, all pages of it are there, whichever thread took them
+/// back. Returns what was lost of it and had not been reported. On an error the range is as volatile as
+/// before, and what was found lost is kept for the next call.
+pub(crate) fn unmark(range: PageRange) -> Result<Vec<PageRange>, Failed> {
+    let unknown = gaps(range);
+    for gap in &unknown {
+        if let Ok(Some(at)) = maps::first_hole(*gap) {
+            return Err(Failed::Hole(at));
+        }
+    }
+    settle::before_taking_back();
+    let mut pinned = Vec::new();
+    loop {
+        let known = pin_all(range, &mut pinned);
+        // As in `settle`: without a claim, what waits to be unmapped goes first.
+        let short = |errno: &Errno| *errno == Errno::NOMEM;
+        let mut taken = services::retry(|| take_back(&known), short);
+        if matches!(&taken, Err(errno) if detection::is_closed(*errno)) {
+            // The background thread has a descriptor that the program cannot close.
+            taken = worker::on_worker(|| take_back(&known)).unwrap_or(taken);
+        }
+        match taken {
+            // What was lost is taken when nothing is left to do: another thread that unmarks meanwhile
+            // either hears of it or waits for it.
+            Ok(0) if all_there(range) => return Ok(take_losses(range)),
+            // Another thread may have cut or marked a range meanwhile: once more.
+            Ok(bytes) => {
+                if bytes > 0 {
+                    super::wake::stir();
+                    backpressure::exposed(bytes);
+                }
+            }
+            Err(errno) => {
+                remark(&pinned);
+                return Err(Failed::Kernel(errno));
+            }
+        }
+    }
+}
+
+/// Takes all of these ranges back, or none: as long as one of them fails, all stay offered and watched. What
+/// is gone is recorded. Returns how many bytes came back.
+fn take_back(ids: &[RangeId]) -> Result<u64, Errno> {
+    let wanted = |word: Word| {
+        word.has(Word::RAW) && word.pins() > 0 && word.has(Word::OFFERED | Word::UNCLEAN)
+    };
+    // In the order of their addresses.
+    let claims = ids.iter().filter_map(|id| claims().claim(*id, tracked(*id), wanted));
+    let mut claims: Vec<Claim> = claims.collect();
+    let mut gone = Vec::with_capacity(claims.len());
+    for claim in &mut claims {
+        gone.push(revive::keep_pages(claim)?);
+    }
+    let mut bytes = 0;
+    for number in 0..claims.len() {
+        let claim = &mut claims[number];
+        let offered = claim.is_offered();
+        match revive::complete(claim, std::mem::take(&mut gone[number])) {
+            Ok(now_gone) => {
+                if offered {
+                    bytes += claim.range().len() as u64;
+                }
+                gone[number] = now_gone;
+            }
+            Err(errno) => {
+                for (claim, gone) in claims.iter_mut().zip(gone).take(number) {
+                    if !gone.is_empty() && revive::undo(claim).is_err() {
+                        keep_losses(claim, gone);
+                    }
+                }
+                return Err(errno);
+            }
+        }
+    }
+    for (claim, gone) in claims.iter_mut().zip(gone) {
+        keep_losses(claim, gone);
+    }
+    Ok(bytes)
+}
+
+/// Whether no part of the range is volatile or offered.
+fn all_there(range: PageRange) -> bool {
+    let map = TRACKING.map.lock();
+    let unfinished = Word::OFFERED | Word::UNCLEAN;
+    let there = map.overlapping(range).all(|id| {
+        let word = tracked(id).load();
+        word.pins() > 0 && !word.has(unfinished)
+    });
+    there
+}
+
+/// Takes what is recorded as lost inside `range`: each loss goes to one caller.
+fn take_losses(range: PageRange) -> Vec<PageRange> {
+    let mut lost = Vec::new();
+    for id in overlapping(range) {
+        let recorded = |word: Word| word.has(Word::RAW) && word.has(Word::LOST);
+        if let Some(mut claim) = claims().claim(id, tracked(id), recorded) {
+            take_recorded(&mut claim, range, &mut lost);
+        }
+    }
+    joined(lost, Vec::new())
+}
+
+/// Pins every marked range that overlaps, cut to `range`; returns all that overlap.
+fn pin_all(range: PageRange, pinned: &mut Vec<Pinned>) -> Vec<RangeId> {
+    loop {
+        let known = overlapping(range);
+        pinned.reserve(known.len() + 2);
+        let mut change = Change::new(2, 2);
+        let mut map = lock_with_room(2);
+        if !map.overlapping(range).eq(known.iter().copied()) {
+            continue;
+        }
+        let ends = [known.first().copied(), known.last().copied()].into_iter().flatten();
+        let crossing = ends.filter(|id| {
+            let part = tracked(*id).range();
+            tracked(*id).load().pins() == 0 && (part.start < range.start || part.end > range.end)
+        });
+        // Where no more ranges can be known, more than was asked for becomes non-volatile: harmless.
+        if let Some(change) = &mut change {
+            let mut busy = None;
+            let mut last = None;
+            for id in crossing.filter(|id| last.replace(*id) != Some(*id)) {
+                match TRACKING.claims.try_claim(id, tracked(id), |_| true) {
+                    Some(claim) => change.claims.push(claim),
+                    None => busy = Some(id),
+                }
+            }
+            if let Some(id) = busy {
+                drop(map);
+                change.claims.clear();
+                Waiting::Claim(id).wait();
+                continue;
+            }
+            if !change.claims.is_empty() {
+                change.cut_ends(&mut map, range, |claim| claim.word().pins() == 0);
+                let surplus = map.surplus();
+                drop(map);
+                drop(surplus);
+                change.claims.clear();
+                // The cut made new ranges: they are looked up anew.
+                continue;
+            }
+        }
+        for id in &known {
+            pin_marked(*id, pinned);
+        }
+        drop(map);
+        return known;
+    }
+}
+
+fn pin_marked(id: RangeId, pinned: &mut Vec<Pinned>) {
+    let tracked = tracked(id);
+    loop {
+        let word = tracked.load();
+        if word.has(Word::FREE) {
+            return;
+        }
+        if word.pins() > 0 {
+            // Of many, one's own are not looked for: on a failure they stay unmarked.
+            let few = &pinned[..pinned.len().min(16)];
+            let mine = few.iter().any(|p| p.id == id && p.uses == Some(word.uses()));
+            if mine || tracked.rely(word) {
+                return;
+            }
+        } else if tracked.try_unmark(word) {
+            let uses = Some(word.uses().wrapping_add(1));
+            pinned.push(Pinned { id, range: tracked.range(), uses });
+            return;
+        }
+    }
+}
+
+/// Takes what is recorded as lost inside `range`: each loss goes to one caller.
+fn take_recorded(claim: &mut Claim, range: PageRange, lost: &mut Vec<PageRange>) {
+    if !claim.word().has(Word::LOST) {
+        return;
+    }
+    let all = match std::mem::take(&mut claim.side_mut().losses) {
+        losses if losses.is_empty() => vec![claim.range()],
+        losses => losses,
+    };
+    let mut kept = Vec::new();
+    for extent in all {
+        let (start, end) = (extent.start.max(range.start), extent.end.min(range.end));
+        if start >= end {
+            kept.push(extent);
+            continue;
+        }
+        lost.push(PageRange::new(start, end));
+        if extent.start < start {
+            kept.push(PageRange::new(extent.start, start));
+        }
+        if end < extent.end {
+            kept.push(PageRange::new(end, extent.end));
+        }
+    }
+    if kept.is_empty() {
+        claim.not_lost();
+    }
+    claim.side_mut().losses = kept;
+}

@@ -1,0 +1,41 @@
+//! What an owned buffer is made of.
+
+use super::refill::Refill;
+use crate::range::PageRange;
+use crate::runtime::turn::Turn;
+use crate::tracking::owned::OwnedRange;
+use std::ops::Range;
+
+/// The parts of a [`Volatile`](super::Volatile).
+#[derive(Debug)]
+pub(super) struct Object {
+    pub memory: OwnedRange,
+    /// As asked for; the mapping is whole pages.
+    pub len: usize,
+    pub refill: Option<Refill>,
+    /// Of the thread that makes lost bytes again.
+    pub refilling: Turn,
+}
+
+impl Object {
+    pub fn range(&self) -> PageRange {
+        self.memory.range()
+    }
+
+    /// What is lost, as byte offsets, in order.
+    pub fn lost_offsets(&self) -> Vec<Range<usize>> {
+        let base = self.range().start;
+        let losses = self.memory.losses();
+        let mut all: Vec<_> =
+            losses.iter().map(|e| e.start - base..(e.end - base).min(self.len)).collect();
+        all.sort_unstable_by_key(|range| range.start);
+        all
+    }
+
+    /// The bytes, for a guard, which has them pinned.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: mapped and initialised while `self` lives, and pinned by the guard that asks, so the
+        // pages stay; refills write lost pages only, which no guard is given before they are made.
+        unsafe { std::slice::from_raw_parts(self.range().start as *const u8, self.len) }
+    }
+}

@@ -1,0 +1,315 @@
+//! The layers of ARCHITECTURE.md, checked on the source: who uses whom, and in which direction. Paths are
+//! resolved as the compiler does it (`use` trees, `super::`, inline paths, names passed on by `pub use`).
+
+#[path = "layers_kit/circles.rs"]
+mod circles;
+#[path = "layers_kit/lexer.rs"]
+mod lexer;
+#[path = "layers_kit/modules.rs"]
+mod modules;
+
+use modules::{Crate, Edge};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// The core's layers, lowest first. A module uses its own layer's modules and those below.
+const LAYERS: &[&[&str]] = &[
+    &["error"],
+    &["range"],
+    &["sync"],
+    &["os"],
+    &["runtime"],
+    &["mapping"],
+    &["tracking"],
+    PROMISES,
+    &["stats"],
+    &[""],
+];
+
+const PROMISES: &[&str] =
+    &["volatile", "cache", "lock", "populate", "page_cache", "pool", "retire"];
+
+/// Which promise uses which other, and what for. All other pairs are refused.
+const AMONG_PROMISES: &[(&str, &str, &str)] = &[
+    ("lock", "populate", "a gradual lock is a lock on fault and a populate behind it"),
+    ("retire", "lock", "what is locked through tenure is forgotten before its range is unmapped"),
+];
+
+/// Uses of a layer above: module, what it uses, reason.
+const UPWARDS: &[(&str, &str, &str)] = &[
+    ("range", "os", "the kernel says how large a page is"),
+    ("sync", "os::futex", "the one place where models put other primitives in"),
+    ("sync", "runtime::lock", "the one place where models put other primitives in"),
+    ("sync", "runtime::rank", "the one place where models put other primitives in"),
+];
+
+/// Circles that are there: crate, modules. None may be added to; one that is gone is taken out here.
+const CIRCLES: &[(&str, &[&str])] = &[
+    ("tenure", &["lock", "lock::claims", "lock::ledger"]),
+    ("tenure", &["lock::cause", "lock::change", "lock::unfilled"]),
+    ("tenure", &["os::advise", "os::populate", "os::reserve", "os::touch"]),
+    ("tenure", &["os::maps", "os::smaps"]),
+    (
+        "tenure",
+        &[
+            "pool",
+            "pool::cache",
+            "pool::class",
+            "pool::counters",
+            "pool::depot",
+            "pool::fault",
+            "pool::forks",
+            "pool::give",
+            "pool::keep",
+            "pool::list",
+            "pool::mapped",
+            "pool::release",
+            "pool::resize",
+            "pool::settings",
+            "pool::take",
+            "pool::territory",
+            "pool::zero",
+        ],
+    ),
+    (
+        "tenure",
+        &[
+            "populate",
+            "populate::background",
+            "populate::failure",
+            "populate::job",
+            "populate::plan",
+            "populate::room",
+            "populate::run",
+        ],
+    ),
+    ("tenure", &["retire", "retire::unmap"]),
+    ("tenure-bench", &["cache", "cache::memory", "cache::traffic"]),
+    ("tenure-bench", &["harness::compare", "harness::goal"]),
+    ("tenure-bench", &["lock_on_fault", "lock_on_fault::ways"]),
+    ("tenure-bench", &["populate", "populate::parallel", "populate::single"]),
+    ("tenure-bench", &["volatile", "volatile::offered", "volatile::pin"]),
+    ("tenure-cli", &["bench", "cli", "demo", "demo::way"]),
+    ("tenure-cli", &["files", "files::part"]),
+    ("tenure-cli", &["lock", "lock::told"]),
+    ("tenure-cli", &["lock::budget", "lock::held"]),
+    ("tenure-cli", &["run", "run::program"]),
+    (
+        "tenure-preload",
+        &[
+            "engage",
+            "hooks::exit",
+            "hooks::malloc",
+            "hooks::map",
+            "hooks::threads",
+            "keeper",
+            "last_thread",
+            "next",
+            "report",
+        ],
+    ),
+    ("tenure-testkit", &["cgroup", "cgroup::place"]),
+    ("tenure-truth", &["caches", "keys"]),
+    (
+        "tenure-truth",
+        &["closures", "forks", "model", "ranges", "setting", "sigbus", "tally", "watchdog"],
+    ),
+];
+
+/// The system calls that only `os` makes.
+const SYSTEM_CALLS: &str =
+    "syscall mmap munmap madvise mremap mlock mlock2 munlock mlockall munlockall ioctl \
+     msync futex process_vm_readv process_vm_writev mincore fallocate";
+
+/// Where the crates lie, seen from this one.
+fn crates() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn core() -> Crate {
+    Crate::read(&crates().join("tenure/src/lib.rs"))
+}
+
+fn top(name: &[String]) -> &str {
+    name.first().map_or("", String::as_str)
+}
+
+fn layer(name: &[String]) -> usize {
+    let holds = |layer: &&[&str]| layer.contains(&top(name));
+    LAYERS.iter().position(holds).unwrap_or_else(|| panic!("{name:?} is in no layer of LAYERS"))
+}
+
+fn is_refused(edge: &Edge) -> bool {
+    let (from, to) = (top(&edge.from), top(&edge.to));
+    match (layer(&edge.from), layer(&edge.to)) {
+        (below, above) if below < above => {
+            !UPWARDS.iter().any(|(module, used, _)| from == *module && edge.to.join("::") == *used)
+        }
+        (one, other) => {
+            one == other
+                && from != to
+                && !AMONG_PROMISES.iter().any(|(user, used, _)| (from, to) == (*user, *used))
+        }
+    }
+}
+
+/// One line for each edge: `file:line: from uses to (path)`.
+fn list<'a>(edges: impl IntoIterator<Item = &'a Edge>) -> String {
+    let line = |edge: &Edge| {
+        let (from, to) = (edge.from.join("::"), edge.to.join("::"));
+        format!("{}:{}: {from} uses {to} ({})\n", shown(&edge.file), edge.line, edge.text)
+    };
+    edges.into_iter().map(line).collect()
+}
+
+fn shown(file: &Path) -> String {
+    let root = crates();
+    let inside = file.strip_prefix(&root).unwrap_or(file);
+    format!("crates/{}", inside.display())
+}
+
+/// The circles of a crate: the core's inside one directory each (between them layers have an order), other
+/// crates' wherever they are. A crate's root is left out: it only begins.
+fn circles_of(edges: &[Edge], core: bool) -> Vec<BTreeSet<String>> {
+    let counts = |edge: &&Edge| {
+        !edge.reexport
+            && !edge.from.is_empty()
+            && !edge.to.is_empty()
+            && (!core || top(&edge.from) == top(&edge.to))
+    };
+    let named = |edge: &Edge| (edge.from.join("::"), edge.to.join("::"));
+    circles::circles(edges.iter().filter(counts).map(named))
+}
+
+#[test]
+fn no_module_of_the_core_uses_a_layer_above_its_own() {
+    let edges = core().edges();
+    assert!(edges.len() > 300, "only {} uses were found", edges.len());
+    let refused: Vec<_> = edges.iter().filter(|edge| is_refused(edge)).collect();
+    assert!(refused.is_empty(), "against the order of ARCHITECTURE.md:\n{}", list(refused));
+    for (module, used, reason) in UPWARDS.iter().chain(AMONG_PROMISES) {
+        let needed = |edge: &Edge| {
+            top(&edge.from) == *module && (edge.to.join("::") == *used || top(&edge.to) == *used)
+        };
+        assert!(edges.iter().any(needed), "{module} does not use {used} any more ({reason})");
+    }
+}
+
+#[test]
+fn only_the_os_layer_makes_system_calls() {
+    let core = core();
+    let calls: Vec<_> = SYSTEM_CALLS.split_whitespace().collect();
+    let mut found = String::new();
+    for (module, file, line, path) in core.foreign() {
+        if let ["libc", call] = path.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            if top(module) != "os" && calls.contains(&call) {
+                found += &format!("{}:{line}: libc::{call}\n", shown(file));
+            }
+        }
+    }
+    assert!(found.is_empty(), "system calls outside of os:\n{found}");
+}
+
+#[test]
+fn no_modules_import_one_another_in_a_circle_but_those_listed() {
+    let mut wrong = String::new();
+    let mut met = Vec::new();
+    for (name, root) in roots() {
+        let edges = Crate::read(&root).edges();
+        for circle in circles_of(&edges, name == "tenure") {
+            let known = CIRCLES.iter().position(|(of, modules)| {
+                *of == name && circle.iter().all(|module| modules.contains(&module.as_str()))
+            });
+            let inside = |edge: &&Edge| {
+                !edge.reexport
+                    && circle.contains(&edge.from.join("::"))
+                    && circle.contains(&edge.to.join("::"))
+            };
+            match known {
+                Some(known) if CIRCLES[known].1.len() == circle.len() => met.push(known),
+                Some(_) => {
+                    wrong += &format!("{name}: the circle has become {circle:?}: mend CIRCLES\n")
+                }
+                None => {
+                    wrong += &format!("{name}: a circle of {circle:?}:\n");
+                    wrong += &list(edges.iter().filter(inside));
+                }
+            }
+        }
+    }
+    for (i, (name, modules)) in CIRCLES.iter().enumerate() {
+        if !met.contains(&i) {
+            wrong +=
+                &format!("{name}: no circle of {modules:?} any more: take it out of CIRCLES\n");
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+/// All crates of the workspace: name and root file.
+fn roots() -> Vec<(String, PathBuf)> {
+    let mut roots = Vec::new();
+    for entry in std::fs::read_dir(crates()).expect("crates lie side by side") {
+        let directory = entry.expect("a readable directory").path();
+        let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        // The models compile files of the core's, which are looked at there.
+        let files = ["src/lib.rs", "src/main.rs"].map(|file| directory.join(file));
+        let files = files.into_iter().filter(|file| file.exists() && name != "tenure-models");
+        roots.extend(files.map(|file| (name.clone(), file)));
+    }
+    assert!(roots.iter().any(|(name, _)| name == "tenure"));
+    roots
+}
+
+// What the check itself must find.
+
+/// A crate of two files, with the edges between them.
+fn edges_of(below: &str, above: &str) -> BTreeSet<(String, String)> {
+    let mut sample = Crate::default();
+    sample.add("mod below; mod above; mod other; pub use other::Thing;", &[]);
+    for (text, name) in [(below, "below"), (above, "above"), ("pub struct Thing;", "other")] {
+        sample.add(text, &[name.to_owned()]);
+    }
+    let edges = sample.edges();
+    let edges = edges.iter().filter(|edge| !edge.reexport);
+    edges.map(|edge| (edge.from.join("::"), edge.to.join("::"))).collect()
+}
+
+#[test]
+fn every_way_to_name_a_module_is_found() {
+    let edge = |to: &str| BTreeSet::from([("below".to_owned(), to.to_owned())]);
+    for text in [
+        "use crate::above::f;",
+        "use crate::{above::{self, g}};",
+        "use super::above;",
+        "use super::{\n    above::{f, g as h},\n};",
+        "fn f() { crate::above::g(); }",
+        "fn f() -> super::above::T { todo!() }",
+        "mod inner { fn f() { super::super::above::g() } }",
+        "macro_rules! m { () => { $crate::above::g() } }",
+        "fn f<'a>(x: &'a str) { assert!('\\'' == '\"' || crate::above::g(), \"crate::other::x\"); }",
+        "/* crate::other /* */ */ // crate::other::x\nuse crate::above::*;",
+        "#[cfg(not(test))] use crate::above::f;",
+        "const X: &str = r#\"\"crate::other::x\"#; fn f() { crate::above::g() }",
+    ] {
+        assert_eq!(edges_of(text, ""), edge("above"), "{text}");
+    }
+    // Passed on by the root: the place where it is defined counts.
+    assert_eq!(edges_of("use crate::Thing;", ""), edge("other"));
+    for text in [
+        "#[cfg(test)] mod tests { use crate::above::f; }",
+        "#[cfg(test)] use crate::above::{f, g};",
+        "pub(in crate::above) fn f() {}",
+        "//! [`f`](crate::above::f)",
+        "fn above() { let above = 1; std::above::f(above); }",
+    ] {
+        assert_eq!(edges_of(text, ""), BTreeSet::new(), "{text}");
+    }
+}
+
+#[test]
+fn a_circle_is_found_and_a_chain_is_not() {
+    let edges = [(1, 2), (2, 3), (3, 1), (3, 4), (4, 5)];
+    assert_eq!(circles::circles(edges.into_iter()), [BTreeSet::from([1, 2, 3])]);
+    assert!(circles::circles([(1, 2), (1, 3), (2, 3)].into_iter()).is_empty());
+}
