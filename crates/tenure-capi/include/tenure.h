@@ -1214,12 +1214,12 @@ int tenure_cache_insert(struct tenure_cache *c,
 /**
  * The value under a key, pinned; its bytes are at `*bytes`, `*len` of them (either may be NULL).
  * Release it soon with tenure_value_release: while it is held, the kernel cannot take the 2 MiB segment
- * that it lies in.
+ * that it lies in. While very many values are held, the bytes are a copy.
  *
  * NULL with errno ENOENT, and tenure_last_error() as it was, if there is no value: it was never there,
  * was evicted or purged, or its time is over.
  *
- * Cost: a pin and an unpin, the lock of a part of the index for reading, and a small allocation.
+ * Cost: a pin and an unpin, two atomic instructions for the index, and a small allocation.
  * If the segment was offered to the kernel: taking it back, 0.6 us (huge page) or 70 us.
  *
  * Errors (NULL): EINVAL: NULL with a length.
@@ -1233,11 +1233,13 @@ struct tenure_value *tenure_cache_get(struct tenure_cache *c,
 
 /**
  * tenure_cache_get that has a missing value made: `make` is called with `arg` on the calling thread,
- * once however many threads ask for the key meanwhile; they wait. It must not ask for the same key. If
- * the cache has no room for the value it is returned all the same (see tenure_value_is_cached). If
- * `make` fails, a thread that waited tries itself.
+ * once however many threads ask for the key meanwhile; they wait. If the cache has no room
+ * for the value it is returned all the same (see tenure_value_is_cached). If `make` fails, a thread
+ * that waited tries itself.
  *
- * Errors (NULL): EINVAL: NULL with a length, or `make` is NULL. EIO: `make` failed.
+ * Errors (NULL): EINVAL: NULL with a length, or `make` is NULL; the value made is longer than 4 GiB.
+ * EIO: `make` failed. EDEADLK: `make` asks for the key that it is called for, by itself or by waiting
+ * for a thread that does.
  */
 TENURE_MUST_USE
 struct tenure_value *tenure_cache_get_or_insert(struct tenure_cache *c,

@@ -22,13 +22,12 @@ pub(crate) mod side;
 pub(crate) mod slab;
 #[path = "../../tenure/src/tracking/state.rs"]
 pub(crate) mod state;
-
 #[path = "../../tenure/src/tracking/unmark.rs"]
 pub(crate) mod unmark;
 #[path = "../../tenure/src/tracking/word.rs"]
-mod word;
+pub(crate) mod word;
 
-pub(crate) use crate::fakes::{backpressure, detection, settings, wake};
+pub(crate) use crate::fakes::{backpressure, detection, settings};
 
 use crate::runtime::lock::{Lock, Rank};
 
@@ -52,6 +51,11 @@ loom::lazy_static! {
 /// Nothing is to be made up for first: forks are modelled without children.
 fn claims() -> &'static state::Claims {
     &TRACKING.claims
+}
+
+/// Nobody sleeps: the models call the scan themselves.
+pub(crate) mod wake {
+    pub(crate) fn stir() {}
 }
 
 /// What `scan` does, without its waits: looks at all ranges, then offers each that was marked.

@@ -21,7 +21,8 @@ pub enum PageSize {
     Huge,
 }
 
-/// A mapping of whole pages, unmapped on drop; from [`retire::Settings::min_bytes`] on it is retired.
+/// A mapping of whole pages, unmapped on drop; from
+/// [`min_bytes`](crate::retire::Settings::min_bytes) on it is retired.
 #[derive(Debug)]
 pub struct Mapping {
     range: PageRange,

@@ -39,6 +39,8 @@ fn a_child_of_a_raw_clone_is_told_of_a_purge_by_its_first_unmark() {
     promised(this_test!(), || {
         let mut map = filled(4);
         let (at, len) = (map.as_mut_ptr(), map.len());
+        // SAFETY: `map` owns the range and outlives the calls. While the range is marked, nothing
+        // writes, locks, unmaps or protects it, neither here nor in the child, which has a copy.
         unsafe {
             volatile::mark(at, len).unwrap();
             assert!(purge(at, len));
@@ -57,6 +59,10 @@ fn a_refill_function_may_fork() {
             4 * PAGE,
             Some(Refill::pages(|_, bytes| {
                 bytes.fill(7);
+                // SAFETY: tenure holds no lock while it calls a refill function, and the turn of this
+                // thread to refill goes on in the child. The C library keeps its allocator usable
+                // there. The child returns through its own copy of this thread's frames, and ends
+                // with `_exit` below.
                 let pid = unsafe { libc::fork() };
                 CHILD.store(pid as u32, Ordering::SeqCst);
                 Ok(())
@@ -66,6 +72,8 @@ fn a_refill_function_may_fork() {
         let good = pin.iter().all(|b| *b == 7);
         drop(pin);
         if CHILD.load(Ordering::SeqCst) == 0 {
+            // SAFETY: `_exit` ends the child at once: it runs no destructors and no exit handlers,
+            // so nothing that only the parent's other threads could finish is waited for.
             unsafe { libc::_exit(i32::from(!good)) };
         }
         assert!(good);
@@ -104,6 +112,8 @@ fn an_unmark_short_of_mappings_does_not_hang_with_a_fork() {
         let mut map = filled(64);
         let (at, len) = (map.as_mut_ptr() as usize, map.len());
         let done = AtomicBool::new(false);
+        // SAFETY: `map` owns the range and is dropped after the threads below have ended. Only the
+        // calls of `volatile` use the range: nothing reads, writes, locks or protects it.
         unsafe { volatile::mark(at as *mut u8, len).unwrap() };
         let (tries, forks) = (AtomicU32::new(0), AtomicU32::new(0));
         std::thread::scope(|scope| {
@@ -113,6 +123,8 @@ fn an_unmark_short_of_mappings_does_not_hang_with_a_fork() {
                     .install_this_thread()
                     .unwrap();
                 while !done.load(Ordering::Relaxed) {
+                    // SAFETY: `map` owns the range, and the scope ends this thread before `map` is
+                    // dropped. Only these calls use the range; the forked children use none of it.
                     unsafe {
                         volatile::mark(at as *mut u8, len).unwrap();
                         let _ = volatile::offer_now(at as *mut u8, len);
@@ -137,6 +149,9 @@ fn a_guard_in_a_marked_range_does_not_hang_its_unmark() {
     promised(this_test!(), || {
         let mut map = filled(8);
         let (at, len) = (map.as_mut_ptr(), map.len());
+        // SAFETY: `map` owns the range and outlives the calls. 102 is MADV_GUARD_INSTALL: it makes a
+        // page of the marked range inaccessible, which breaks the promise of `mark` on purpose. That
+        // cannot reach other memory, and no code reads or writes the range afterwards.
         unsafe {
             volatile::mark(at, len).unwrap();
             volatile::offer_now(at, len).unwrap();
@@ -168,6 +183,7 @@ fn forgetting_many_ranges_takes_time_in_proportion() {
 }
 
 #[test]
+#[allow(clippy::single_range_in_vec_init)] // a list of ranges is what is tested
 fn what_is_lost_again_is_listed_once() {
     promised(this_test!(), || {
         let mut buffer = purged(4 * PAGE, None);

@@ -88,10 +88,6 @@ pub(crate) mod worker {
     }
 }
 
-pub(crate) mod wake {
-    pub(crate) fn stir() {}
-}
-
 pub(crate) mod backpressure {
     pub(crate) fn count(_bytes: u64) {}
     pub(crate) fn exposed(_bytes: u64) {}

@@ -85,17 +85,25 @@ impl Space {
         }
     }
 
-    /// Looks at some offered segments' page tables: purges that no reader has met teach as well.
+    /// Looks at some segments: how many are pinned, and in offered ones' page tables: purges that no
+    /// reader has met teach as well.
     pub(super) fn look_for_purges(&self, index: &dyn Index, now: Instant) {
         let mut some: [Option<(&Segment, u32)>; LOOK] = [None; LOOK];
         let mut places = some.iter_mut();
+        let (mut looked, mut pinned) = (0, 0);
         let mut lists = self.lists.lock();
         let from = lists.hand;
         lists.hand = lists.walk(self, from, LOOK, |segment| {
+            looked += 1;
+            pinned += u64::from(segment.range.pins() > 0);
             if let Some(place) = places.next() {
                 *place = Some((segment, segment.life.generation()));
             }
         });
+        // No more than a quarter of a ceiling may be held, or too little is left to replace.
+        let pinned = pinned * lists.queue.len() as u64 / u64::max(looked, 1);
+        let crowded = lists.growth.is_much_of_ceiling(pinned * SEGMENT as u64);
+        self.crowded.store(crowded, Ordering::Relaxed);
         drop(lists);
         let Some(pagemap) = Pagemap::open().ok() else { return };
         for (segment, generation) in some.into_iter().flatten() {
@@ -125,14 +133,12 @@ impl Space {
         for _ in 0..8 {
             let mut lists = self.lists.lock();
             let (mut empty, mut oldest) = (None, None);
-            let (mut looked, mut pinned) = (0, 0);
+            let mut looked = 0;
             let mut at = lists.queue.first();
             while let Some(number) = at.filter(|_| looked < REACH || oldest.is_none()) {
                 let segment = self.segments.must(number);
                 looked += 1;
-                if segment.range.pins() > 0 {
-                    pinned += 1;
-                } else {
+                if segment.range.pins() == 0 {
                     oldest = oldest.or(Some(segment));
                     if empty.is_none() && looked <= REACH && segment.life.live() == 0 {
                         empty = Some(segment);
@@ -140,10 +146,10 @@ impl Space {
                 }
                 at = lists.queue.after(segment).filter(|_| looked < FAR);
             }
-            // Gets return copies while this many of the oldest are held: those that are let go
-            // then make room.
-            let crowded = pinned > 2 && pinned * 4 > lists.queue.len();
-            self.crowded.store(crowded, Ordering::Relaxed);
+            if oldest.is_none() {
+                // Gets return copies from now on, so that values that are let go make room.
+                self.crowded.store(true, Ordering::Relaxed);
+            }
             let segment = empty.or(oldest)?;
             lists.queue.remove(&self.segments, segment);
             segment.range.pin();

@@ -23,7 +23,10 @@ pub(super) struct Growth {
     last_purge: Option<Instant>,
     last_try: Option<Instant>,
     heard: Option<Instant>,
-    /// Bytes by which the cache may grow before it hears again what is free.
+    /// Bytes that are free for the cache, as of when it heard last, without what it took since.
+    available: u64,
+    /// Bytes by which the cache may grow before it hears again what is free: those, or none after a
+    /// purge.
     allowance: u64,
     /// The memory limit that holds for the process.
     limit: u64,
@@ -42,6 +45,7 @@ impl Growth {
             last_purge: None,
             last_try: None,
             heard: None,
+            available: 0,
             allowance: 0,
             limit: 0,
         }
@@ -62,7 +66,8 @@ impl Growth {
         if self.is_due(now) {
             self.heard = Some(now);
             self.limit = room.limit;
-            self.allowance = room.free.saturating_sub(offered).saturating_sub(self.margin());
+            self.available = room.free.saturating_sub(offered).saturating_sub(self.margin());
+            self.allowance = self.available;
         }
     }
 
@@ -81,6 +86,7 @@ impl Growth {
 
     /// The cache gave `bytes` back.
     pub fn gave_back(&mut self, bytes: u64) {
+        self.available = self.available.saturating_add(bytes);
         self.allowance = self.allowance.saturating_add(bytes);
     }
 
@@ -92,6 +98,7 @@ impl Growth {
             return false;
         }
         if grown <= self.target {
+            self.available = self.available.saturating_sub(bytes);
             return true;
         }
         if self.allowance >= bytes {
@@ -103,18 +110,22 @@ impl Growth {
             }
             self.last_try = Some(now);
         }
+        self.available = self.available.saturating_sub(bytes);
         self.target = grown;
         true
     }
 
     /// Whether the cache may take a large value's `bytes`, which must be free now: they are written
-    /// at once, and the kernel cannot take them meanwhile.
-    pub fn may_take(&mut self, bytes: u64, footprint: u64) -> bool {
+    /// at once, and the kernel cannot take them meanwhile. `last`: the cache has nothing left to give
+    /// up instead.
+    pub fn may_take(&mut self, bytes: u64, footprint: u64, last: bool) -> bool {
         let grown = footprint + bytes;
-        if grown > self.ceiling || bytes > self.allowance {
+        let wanted = last || grown <= self.target || bytes <= self.allowance;
+        if grown > self.ceiling || bytes > self.available || !wanted {
             return false;
         }
-        self.allowance -= bytes;
+        self.available -= bytes;
+        self.allowance = self.allowance.saturating_sub(bytes);
         self.target = self.target.max(grown);
         true
     }
@@ -123,7 +134,12 @@ impl Growth {
     /// `footprint`.
     pub fn most(&self, footprint: u64, held: u64) -> u64 {
         let given_up = footprint.saturating_sub(held);
-        self.allowance.saturating_add(given_up).min(self.ceiling.saturating_sub(held))
+        self.available.saturating_add(given_up).min(self.ceiling.saturating_sub(held))
+    }
+
+    /// Whether `bytes` are more than a quarter of the ceiling.
+    pub fn is_much_of_ceiling(&self, bytes: u64) -> bool {
+        bytes > self.ceiling / 4
     }
 
     /// Whether the cache may take one segment beyond its size for a moment.
@@ -167,7 +183,7 @@ mod tests {
         growth.hear(Room { limit: 1 << 40, free: 1 << 40 }, 0, Instant::now());
         assert!(growth.may_grow(7 * S, Instant::now()));
         assert!(!growth.may_grow(8 * S, Instant::now()));
-        assert!(!growth.may_take(9 * S, 0));
+        assert!(!growth.may_take(9 * S, 0, true));
         assert_eq!(growth.most(4 * S, 3 * S), 5 * S);
         assert!(growth.has_spare(9 * S) && !growth.has_spare(10 * S));
     }
@@ -178,10 +194,14 @@ mod tests {
         let now = Instant::now();
         growth.hear(Room { limit: 128 * S, free: 100 * S }, 10 * S, now);
         assert_eq!(growth.most(10 * S, 0), 92 * S, "a sixteenth of the limit is left to others");
-        assert!(!growth.may_take(83 * S, 10 * S), "10 of the 100 are ours already");
-        assert!(growth.may_take(80 * S, 10 * S));
-        assert!(!growth.may_take(4 * S, 90 * S), "2 are left");
+        assert!(!growth.may_take(83 * S, 10 * S, true), "10 of the 100 are ours already");
+        assert!(growth.may_take(80 * S, 10 * S, false));
+        assert!(!growth.may_take(4 * S, 90 * S, true), "2 are left");
         growth.gave_back(2 * S);
-        assert!(growth.may_take(4 * S, 88 * S));
+        assert!(growth.may_take(4 * S, 88 * S, false));
+        growth.gave_back(10 * S);
+        growth.purged(80 * S, 92 * S, now);
+        assert!(!growth.may_take(4 * S, 12 * S, false), "a purge: something else is to go first");
+        assert!(growth.may_take(4 * S, 12 * S, true));
     }
 }

@@ -47,7 +47,7 @@ unsafe impl<K: Send + Sync, S: Send + Sync> Forked for Inner<K, S> {
     }
 
     fn reset_in_child(&self) {
-        self.space.reset_in_child();
+        self.space.reset_in_child(true);
         self.shards.iter().for_each(|shard| shard.table.reset_in_child());
     }
 

@@ -72,7 +72,7 @@ impl Space {
             }),
         };
         if segment.is_err() {
-            self.lists.lock().footprint -= SEGMENT as u64;
+            self.counted_off(SEGMENT as u64);
         }
         segment.map(Some)
     }
@@ -173,8 +173,8 @@ impl Space {
         let capacity = segment.capacity() as u64;
         if !segment.is_shared() {
             segment.strip();
+            self.counted_off(capacity);
             let mut lists = self.lists.lock();
-            lists.footprint -= capacity;
             lists.growth.gave_back(capacity);
             lists.unmapped.push(&self.segments, segment);
             return;
@@ -185,8 +185,8 @@ impl Space {
         };
         // SAFETY: the segment is out of date and this thread alone has it pinned: nobody reads its bytes.
         if give && unsafe { segment.range.discard_pages() }.is_ok() {
+            self.counted_off(capacity);
             let mut lists = self.lists.lock();
-            lists.footprint -= capacity;
             lists.growth.gave_back(capacity);
             lists.bare.push(&self.segments, segment);
             return;

@@ -343,24 +343,19 @@ impl Space {
             return Err(too_large(head.len, most));
         }
         self.tidy(index, now);
-        let mut lists = self.lists.lock();
-        loop {
+        let mut last = false;
+        let mut lists = loop {
+            let mut lists = self.lists.lock();
             let footprint = lists.footprint;
-            if lists.growth.may_take(capacity as u64, footprint) {
-                break;
+            if lists.growth.may_take(capacity as u64, footprint, last) {
+                break lists;
             }
-            let (queued, free) = (lists.queue.len(), lists.free.len());
             drop(lists);
-            if queued == 0 && free == 0 {
-                // Nothing is left to give up, and the value fits what the cache may have.
-                lists = self.lists.lock();
-                break;
-            }
-            if !self.give_up_one(index) {
+            if last {
                 return Err(too_large(head.len, most));
             }
-            lists = self.lists.lock();
-        }
+            last = !self.give_up_one(index);
+        };
         // Counted before it is there, so that other threads leave room for it.
         lists.footprint += capacity as u64;
         let bare = lists.unmapped.pop(&self.segments);
@@ -379,7 +374,7 @@ impl Space {
         let segment = match provided {
             Ok(segment) => segment,
             Err(error) => {
-                self.lists.lock().footprint -= capacity as u64;
+                self.counted_off(capacity as u64);
                 return Err(error);
             }
         };
@@ -388,6 +383,13 @@ impl Space {
         segment.filled.store(need, Ordering::Release);
         self.lists.lock().queue.push(&self.segments, segment);
         Ok(Room { segment, place, at: self.head(), evicted: true })
+    }
+
+    /// Bytes that were counted are not there.
+    pub fn counted_off(&self, bytes: u64) {
+        let mut lists = self.lists.lock();
+        // A child may have begun to count anew meanwhile.
+        lists.footprint = lists.footprint.saturating_sub(bytes);
     }
 
     /// Forgets all values; the index has forgotten them already.
@@ -429,16 +431,17 @@ impl Space {
         self.lists.release();
     }
 
-    /// In a forked child: nobody opens a segment, and segments in the hands of threads that do not
-    /// exist go back to the lists. The caller holds the lists' lock.
-    pub fn reset_in_child(&self) {
+    /// In a forked child: nobody opens a segment. With `adopt`, segments in the hands of threads that
+    /// do not exist go back to the lists: the calling thread must have none. The caller holds the
+    /// lists' lock.
+    pub fn reset_in_child(&self, adopt: bool) {
         // SAFETY: held over the fork by this thread.
         let lists = unsafe { self.lists.held_value() };
         self.emptied.store(0, Ordering::Relaxed);
         let mut footprint = 0;
         for segment in self.segments.iter() {
             segment.is_emptied.store(false, Ordering::Relaxed);
-            if segment.link.is(Name::None) && !self.is_open(segment) {
+            if adopt && segment.link.is(Name::None) && !self.is_open(segment) {
                 self.adopt(lists, segment);
             }
             if !segment.link.is(Name::Bare) {
@@ -478,7 +481,8 @@ impl Space {
         let held = self.lists.reset_in_child();
         if !held {
             self.lists.hold();
-            self.reset_in_child();
+            // The calling thread may have a segment in its hands: it may just be settling one.
+            self.reset_in_child(false);
             self.lists.release();
         }
         held
@@ -515,7 +519,7 @@ impl Space {
             u64::from(segment.range.pins().saturating_sub(own))
         };
         let filled = |segment: &&Segment| segment.is_shared() && !segment.link.is(Name::Bare);
-        self.segments.iter().filter(filled).map(|segment| held(segment)).sum()
+        self.segments.iter().filter(filled).map(held).sum()
     }
 }
 

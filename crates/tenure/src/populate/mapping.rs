@@ -26,7 +26,7 @@ impl Mapping {
         }
     }
 
-    /// Gives the pages of `[offset, offset + len)` back, as [`discard`](crate::populate::discard)
+    /// Gives the pages of `[offset, offset + len)` back, as [`discard`](fn@crate::populate::discard)
     /// does: anonymous memory and memfds read as zeros afterwards, a private file mapping as its
     /// file.
     ///

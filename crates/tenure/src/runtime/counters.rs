@@ -44,7 +44,7 @@ counters! {
     refused_offers,
     /// Times the kernel reported pressure.
     pressure_events,
-    /// Rounds of the keeper.
+    /// Scans by the background worker.
     keeper_rounds,
     /// Bytes that populates made ready, those that were there already included.
     populated_bytes,
@@ -79,7 +79,7 @@ counters! {
     pool_moves,
 }
 
-/// What is so now, of promises that keep their books elsewhere.
+/// Present amounts of the promises that do not count with `Counters`.
 #[derive(Default)]
 pub(crate) struct Gauges {
     pub retiring: AtomicU64,

@@ -25,7 +25,7 @@ impl Event {
         Event { rings: Futex::new(0), waiters: AtomicU32::new(0) }
     }
 
-    /// Waits until `done` holds. Whoever makes it so calls [`ring`](Event::ring) afterwards.
+    /// Waits until `done` holds. The thread that makes it hold calls [`ring`](Event::ring) afterwards.
     pub fn wait_until(&self, mut done: impl FnMut() -> bool) {
         self.wait_for(&mut done, None);
     }

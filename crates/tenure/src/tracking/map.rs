@@ -333,10 +333,10 @@ mod tests {
             let page = 1 + (state >> 20) as usize % spread;
             match state >> 60 {
                 0..=8 => {
-                    if !model.contains_key(&page) {
+                    model.entry(page).or_insert_with(|| {
                         insert(&mut map, page, step);
-                        model.insert(page, step);
-                    }
+                        step
+                    });
                 }
                 9..=13 => {
                     let at = model.range(..=page).next_back().map(|(page, id)| (*page, *id));

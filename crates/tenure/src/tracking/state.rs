@@ -125,7 +125,7 @@ impl Tracked {
         before
     }
 
-    /// Takes a pin away if there is one, whoever added it. `None`: there is none.
+    /// Takes a pin away if there is one; any thread may have added it. `None`: there is none.
     pub fn unpin_if_pinned(&self) -> Option<Word> {
         self.change(|word| (word.pins() > 0).then(|| Word(word.0 - Word::PIN)))
     }
@@ -137,8 +137,8 @@ impl Tracked {
         self.exchange(word, Word(word.used().0 + Word::PIN))
     }
 
-    /// Notes that one more caller counts on the pin of a raw range: whoever added it does not take it away
-    /// then. The exchange fails if anything has changed since `word`.
+    /// Notes that one more caller counts on the pin of a raw range: the thread that added it does not take it
+    /// away then. The exchange fails if anything has changed since `word`.
     #[inline]
     pub fn rely(&self, word: Word) -> bool {
         debug_assert!(word.has(Word::RAW) && word.pins() > 0);
@@ -410,7 +410,7 @@ impl Claim {
         self.tracked.change(|word| unwanted(word).then(|| word.with(Word::OFFERED))).is_some()
     }
 
-    /// Undoes [`taken_back`](Claim::taken_back) under the same claim, whoever has pinned the range: pages that
+    /// Undoes [`taken_back`](Claim::taken_back) under the same claim, also of a range that is pinned: pages that
     /// are gone still count as such.
     pub fn offered_again(&mut self) {
         self.tracked.word.fetch_or(Word::OFFERED, Ordering::AcqRel);

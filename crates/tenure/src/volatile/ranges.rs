@@ -65,12 +65,12 @@ pub unsafe fn unmark(addr: *mut u8, len: usize) -> Result<Outcome> {
     Ok(outcome(&unmark_range("unmark", addr, len)?))
 }
 
-/// [`unmark`], and calls `gone` with the byte offsets (from `addr`) of each extent that is gone, in order;
+/// [`fn@unmark`], and calls `gone` with the byte offsets (from `addr`) of each extent that is gone, in order;
 /// every other byte is as it was. The range is the program's again when `gone` is called: it may make the
 /// contents anew, panic, fork, and call tenure.
 ///
 /// # Errors
-/// As [`unmark`].
+/// As [`fn@unmark`].
 ///
 /// # Safety
 /// As [`mark`].
@@ -208,7 +208,7 @@ fn offer_range(call: &'static str, addr: *mut u8, len: usize, purge: bool) -> Re
 /// it or use it for something else; the next [`mark`] checks it anew.
 ///
 /// # Errors
-/// As [`unmark`].
+/// As [`fn@unmark`].
 ///
 /// # Safety
 /// As [`mark`].

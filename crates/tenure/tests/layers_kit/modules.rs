@@ -296,7 +296,7 @@ impl Reader<'_> {
 
     fn child(&mut self, name: &[String]) {
         let child = self.word(1).unwrap_or_default().to_owned();
-        let path = [name, &[child.clone()]].concat();
+        let path = [name, std::slice::from_ref(&child)].concat();
         let inline = self.is(2, '{');
         self.at += 3;
         if let Some(module) = self.into.modules.get_mut(name) {

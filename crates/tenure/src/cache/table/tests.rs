@@ -85,7 +85,7 @@ proptest! {
 
 /// A key that counts how many there are.
 #[derive(Clone)]
-struct Counted(u64, Arc<()>);
+struct Counted(u64, #[allow(dead_code, reason = "counts by being there")] Arc<()>);
 impl PartialEq for Counted {
     fn eq(&self, other: &Counted) -> bool {
         self.0 == other.0
@@ -196,8 +196,11 @@ fn a_panic_while_comparing_leaves_all_as_before() {
 
 type Action = Box<dyn Fn(&Table<Busy>) + Send + Sync>;
 
+/// What a key does while it is compared or dropped, and the table that it does it to.
+type Shared = Arc<(Mutex<Option<Action>>, std::sync::Weak<Table<Busy>>)>;
+
 /// A key that uses its table while it is compared and dropped.
-struct Busy(u64, Arc<(Mutex<Option<Action>>, std::sync::Weak<Table<Busy>>)>);
+struct Busy(u64, Shared);
 impl Busy {
     fn act(&self) {
         // Not twice at once, or it would not end.
