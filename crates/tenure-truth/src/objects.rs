@@ -358,7 +358,10 @@ impl Object {
     }
 
     fn read(&mut self, rng: &mut Rng) {
-        if !setting::touches_raise() || sys::in_child() && is(&setting::CLOSES) {
+        // Not watched in a child: what its parent's refill had yet to make, and what was offered when the
+        // child closed its descriptors.
+        let unwatched = sys::in_child() && (is(&setting::CLOSES) || self.maker.is_some());
+        if !setting::touches_raise() || unwatched {
             return;
         }
         doing!("read of an object through the kernel");

@@ -7,6 +7,13 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
+/// A table, with forks that hold its lock.
+fn table<K: Eq>() -> Table<K> {
+    #[cfg(not(loom))]
+    crate::cache::fork::watch();
+    Table::new()
+}
+
 fn hash(key: &u64) -> u32 {
     // Few bits, so that keys collide.
     (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32 & 0xF000_00FF
@@ -30,7 +37,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn behaves_as_a_map(ops in prop::collection::vec((0u8..12, 0u64..300, 1u32..5000), 1..2000)) {
-        let table = Table::new();
+        let table = table();
         let mut model: HashMap<u64, Place> = HashMap::new();
         let same = |a: Option<Place>, b: Option<Place>| match (a, b) {
             (Some(a), Some(b)) => a.same(b),
@@ -97,7 +104,7 @@ impl Eq for Counted {}
 fn keys_are_dropped_once() {
     let counted = Arc::new(());
     let key = |number: u64| Counted(number, counted.clone());
-    let table = Table::new();
+    let table = table();
     for number in 0..1000 {
         put(&table, hash(&number), key(number), place(1));
     }
@@ -127,7 +134,7 @@ fn keys_are_dropped_once() {
 
 #[test]
 fn stale_places_make_room() {
-    let table = Table::new();
+    let table = table();
     for key in 0..1000u64 {
         let to = Place::new(0, 1 + u32::from(key % 10 == 0), 0);
         let stale = |at: Place| at.generation() == 1;
@@ -143,7 +150,7 @@ fn stale_places_make_room() {
 #[test]
 fn a_u64_key_takes_at_most_thirty_bytes() {
     let spread = |key: u64| (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32;
-    let table = Table::new();
+    let table = table();
     for key in 0..20_000u64 {
         put(&table, spread(key), key, place(1));
         if key > 500 {
@@ -170,7 +177,7 @@ impl Eq for Fuse {}
 
 #[test]
 fn a_panic_while_comparing_leaves_all_as_before() {
-    let table = Table::new();
+    let table = table();
     for key in 0..100 {
         put(&table, hash(&key), Fuse(key), place(key as u32 + 1));
     }
