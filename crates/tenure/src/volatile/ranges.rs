@@ -57,7 +57,8 @@ pub unsafe fn mark_with_priority(addr: *mut u8, len: usize, priority: Priority) 
 /// - `EINVAL`: empty, unaligned or wrapping; or no longer writable.
 /// - `ENOMEM`: part of it is not mapped, or there is no memory for pages that a fork shares.
 ///
-/// On an error the range is as volatile as before, and nothing is lost by it.
+/// After an error each part is either volatile as before or the program's again. No loss is forgotten by
+/// it: the next `unmark` of that part tells it.
 ///
 /// # Safety
 /// As [`mark`].
