@@ -83,8 +83,8 @@ pub unsafe extern "C" fn tenure_mvolatile_priority(
 /// at the page map (4 ns a page) as well.
 ///
 /// Errors: EINVAL: empty, unaligned or wrapping; or no longer writable. ENOMEM: part of it is not
-/// mapped, or there is no memory for pages that a fork shares. The range is as volatile as before
-/// then, and nothing is lost by it.
+/// mapped, or there is no memory for pages that a fork shares. After an error each part is either
+/// volatile as before or the program's again; no loss is forgotten: the next call for it tells it.
 #[no_mangle]
 #[must_use]
 pub unsafe extern "C" fn tenure_mnovolatile(addr: *mut c_void, len: usize) -> c_int {

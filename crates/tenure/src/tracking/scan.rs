@@ -116,7 +116,11 @@ impl Scans {
         let units = self.age_units(now, eighth);
         let bound = bound(now, settings.unoffered_max, pressed);
 
-        let seen = self.look(units, pressed, settings.offer_after.is_zero());
+        let at_once = settings.offer_after.is_zero();
+        let seen = self.look(units, pressed, at_once);
+        if seen.marked_bytes > bound {
+            self.collect_all(pressed, at_once);
+        }
         let looked = now.elapsed();
         let left = self.offer(seen.marked_bytes, bound, pressed);
         backpressure::scan_ended(exposed, left, bound);
@@ -143,7 +147,7 @@ impl Scans {
         units
     }
 
-    /// Ages the marked ranges and collects those that could be offered.
+    /// Ages the marked ranges and collects those that are due: few, as a rule, so that the list is small.
     fn look(&mut self, units: u8, pressed: bool, at_once: bool) -> Seen {
         let candidates = &mut self.candidates;
         candidates.clear();
@@ -169,21 +173,35 @@ impl Scans {
             }
             seen.marked_bytes += tracked.len() as u64;
             let priority = tracked.priority.load(Ordering::Relaxed);
-            let wait = Priority::new(priority).unwrap_or_default().wait_eighths();
-            let wait = if pressed { wait / 8 } else { wait };
-            let due = at_once || (!used && u64::from(age) >= wait);
+            let due = at_once || (!used && u64::from(age) >= wait(priority, pressed));
             seen.pending |= !due;
-            candidates.push(Candidate { priority, age, due, id, word });
+            if due {
+                candidates.push(Candidate { priority, age, due, id, word });
+            }
         });
         seen
+    }
+
+    /// More is marked than may be: collects every marked range.
+    fn collect_all(&mut self, pressed: bool, at_once: bool) {
+        let candidates = &mut self.candidates;
+        candidates.clear();
+        TRACKING.slab.each(|id, tracked, word| {
+            let busy = word.has(Word::OFFERED | Word::CLAIMED) || word.pins() > 0;
+            let resting = tracked.rest.load(Ordering::Relaxed) > 0 && !pressed;
+            if busy || resting || tracked.len() == 0 {
+                return;
+            }
+            let priority = tracked.priority.load(Ordering::Relaxed);
+            let age = tracked.age.load(Ordering::Relaxed);
+            let due = at_once || (age > 0 && u64::from(age) >= wait(priority, pressed));
+            candidates.push(Candidate { priority, age, due, id, word });
+        });
     }
 
     /// Offers what is due and what is over the bound; returns how many bytes stay marked.
     fn offer(&mut self, marked: u64, bound: u64, pressed: bool) -> u64 {
         let mut left = marked;
-        if left <= bound {
-            self.candidates.retain(|c| c.due);
-        }
         // Lowest priority first, then the longest unused.
         self.candidates.sort_unstable_by_key(|c| (c.priority, u8::MAX - c.age, c.id));
         for candidate in self.candidates.drain(..) {
@@ -216,6 +234,16 @@ impl Scans {
         }
         self.candidates.shrink_to(KEPT);
         left
+    }
+}
+
+/// For how many eighths of the wait a range has to be unused before it is offered.
+fn wait(priority: u8, pressed: bool) -> u64 {
+    let wait = Priority::new(priority).unwrap_or_default().wait_eighths();
+    if pressed {
+        wait / 8
+    } else {
+        wait
     }
 }
 
