@@ -298,6 +298,8 @@ pub fn longest_slice() -> Duration {
 /// as it takes: where the kernel keeps refusing a munmap, until it no longer does.
 pub fn drain(timeout: Option<Duration>) -> bool {
     let _errno = errno::Kept::now();
+    // It may be the process's first call; a fork is to hold the records from now on.
+    services::register(&SERVICE);
     teardown::drain(timeout)
 }
 
