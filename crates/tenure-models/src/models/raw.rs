@@ -83,7 +83,7 @@ fn an_unmark_has_its_pages_while_the_kernel_takes_others() {
 /// Each of two unmarks returns when the pages are there, and one of them hears what is gone.
 #[test]
 fn a_loss_is_heard_by_one_unmark_of_two() {
-    check("raw, two unmarks of what is gone", 1, Order::Fences, || {
+    check("raw, two unmarks of what is gone", 2, Order::Fences, || {
         let place = PageRange::new(4, 6);
         marked(2, || {
             scan();
@@ -100,7 +100,7 @@ fn a_loss_is_heard_by_one_unmark_of_two() {
 /// A part is unmarked, so the range is cut, while the whole is.
 #[test]
 fn a_cut_loses_and_doubles_nothing() {
-    check("raw, an unmark of a part and one of the whole", 1, Order::Fences, || {
+    check("raw, an unmark of a part and one of the whole", 2, Order::Fences, || {
         marked(2, || {
             scan();
             KERNEL.reclaim(PageRange::new(4, 6));
