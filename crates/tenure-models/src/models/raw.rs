@@ -83,7 +83,7 @@ fn an_unmark_has_its_pages_while_the_kernel_takes_others() {
 /// Each of two unmarks returns when the pages are there, and one of them hears what is gone.
 #[test]
 fn a_loss_is_heard_by_one_unmark_of_two() {
-    check("raw, two unmarks of what is gone", 1, Order::Fences, || {
+    check("raw, two unmarks of what is gone", 2, Order::Fences, || {
         let place = PageRange::new(4, 6);
         marked(2, || {
             scan();
@@ -100,7 +100,7 @@ fn a_loss_is_heard_by_one_unmark_of_two() {
 /// A part is unmarked, so the range is cut, while the whole is.
 #[test]
 fn a_cut_loses_and_doubles_nothing() {
-    check("raw, an unmark of a part and one of the whole", 1, Order::Fences, || {
+    check("raw, an unmark of a part and one of the whole", 2, Order::Fences, || {
         marked(2, || {
             scan();
             KERNEL.reclaim(PageRange::new(4, 6));
@@ -281,4 +281,38 @@ fn an_unmark_that_fails_loses_nothing_for_another() {
         raw::forget(both);
         drop(mapping);
     });
+}
+
+/// What a failed unmark has pinned it marks again, but not under the hands of a thread that was told that it is
+/// not volatile.
+#[test]
+fn an_unmark_that_fails_leaves_what_another_was_told() {
+    check("raw, an unmark that fails and another's part, at once", 3, Order::Fences, || {
+        unmarked_beside_a_failure(unmark);
+    });
+    check("raw, an unmark that fails and another's part, in full", 3, Order::Fences, || {
+        unmarked_beside_a_failure(|part| unmark::unmark(part).unwrap_or_else(|_| panic!("unmark")));
+    });
+}
+
+fn unmarked_beside_a_failure(unmark_part: fn(PageRange) -> Vec<PageRange>) {
+    let (low, high) = (PageRange::new(4, 5), PageRange::new(5, 6));
+    let both = PageRange::new(4, 6);
+    let mapping = Mapping::map(both);
+    (4..6).for_each(|at| KERNEL.write(at, BYTE));
+    assert!(raw::mark(high, Some(2)).is_ok());
+    scan();
+    // Not offered, so it is there as soon as it is pinned.
+    assert!(raw::mark(low, Some(1)).is_ok());
+    assert!(!KERNEL.is_told(4) && KERNEL.is_told(5));
+    KERNEL.refuse_after(0);
+    let whole = move || assert!(unmark::unmark(both).is_err(), "it is refused");
+    let part = move || {
+        assert!(unmark_part(low).is_empty());
+        assert!(!raw::is_marked(low));
+    };
+    together!(whole; part());
+    assert!(!raw::is_marked(low) && raw::is_marked(high));
+    raw::forget(both);
+    drop(mapping);
 }

@@ -205,3 +205,17 @@ fn a_key_is_removed_while_the_array_is_replaced() {
         });
     });
 }
+
+#[test]
+fn a_key_is_removed_or_cleared() {
+    check("table, a removal and a clear", 4, Order::Fences, || {
+        table(|shared| {
+            shared.insert(1, 1);
+            let remover = loom::thread::spawn(|| shared.remove(1).is_some());
+            let cleared = shared.table.clear();
+            let removed = remover.join().unwrap();
+            assert_eq!(cleared + usize::from(removed), 1);
+            assert_eq!((shared.find(1), shared.table.len()), (None, 0));
+        });
+    });
+}
