@@ -20,10 +20,10 @@
 
 use super::gate::Gate;
 use super::side::Side;
-pub(crate) use super::word::{flag, Word};
+pub(crate) use super::word::{flag, RangeId, Word};
 use crate::range::PageRange;
 use crate::runtime::event::Event;
-use crate::sync::{thread_number, AtomicU32, AtomicU64, AtomicU8, AtomicUsize};
+use crate::sync::{own_claims, thread_number, AtomicU32, AtomicU64, AtomicU8, AtomicUsize};
 use crate::sync::{Ordering, UnsafeCell};
 
 /// One tracked range.
@@ -195,10 +195,6 @@ impl Tracked {
     }
 }
 
-/// A tracked range's number, which fits an entry of the interval map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct RangeId(pub u32);
-
 /// How many events ranges share.
 #[cfg(not(loom))]
 const PLACES: usize = 16;
@@ -248,6 +244,29 @@ impl Claims {
         }
     }
 
+    fn attempt(
+        &'static self,
+        id: RangeId,
+        tracked: &'static Tracked,
+        wanted: &impl Fn(Word) -> bool,
+    ) -> Attempt {
+        loop {
+            let word = tracked.load();
+            if word.has(Word::FREE) {
+                return Attempt::Unwanted;
+            }
+            if word.has(Word::CLAIMED) {
+                return Attempt::Busy;
+            }
+            if !wanted(word) {
+                return Attempt::Unwanted;
+            }
+            if let Some(claim) = self.try_claim_from(id, tracked, word) {
+                return Attempt::Claimed(claim);
+            }
+        }
+    }
+
     /// Claims a range if `wanted` holds of its word and nobody has the claim.
     pub fn try_claim(
         &'static self,
@@ -255,22 +274,14 @@ impl Claims {
         tracked: &'static Tracked,
         wanted: impl Fn(Word) -> bool,
     ) -> Option<Claim> {
-        loop {
-            let word = tracked.load();
-            if word.has(Word::CLAIMED | Word::FREE) || !wanted(word) {
-                return None;
-            }
-            if let Some(claim) = self.try_claim_from(id, tracked, word) {
-                return Some(claim);
-            }
-        }
+        let Attempt::Claimed(claim) = self.attempt(id, tracked, &wanted) else { return None };
+        Some(claim)
     }
 
     /// Claims a range if `wanted` holds of its word once nobody else has the claim: a thread that has it may
     /// be about to change what `wanted` asks for. `None`: it does not hold, or the range is free.
     ///
-    /// The caller holds no lock, and no claims but of ranges below this one: threads that claim several in
-    /// the order of their addresses do not wait for one another in a circle.
+    /// The caller holds no lock and no claim.
     pub fn claim(
         &'static self,
         id: RangeId,
@@ -278,22 +289,45 @@ impl Claims {
         wanted: impl Fn(Word) -> bool,
     ) -> Option<Claim> {
         loop {
-            let word = tracked.load();
-            if word.has(Word::CLAIMED) && !word.has(Word::FREE) {
-                self.wait(id, tracked);
-                continue;
-            }
-            if word.has(Word::FREE) || !wanted(word) {
-                return None;
-            }
-            if let Some(claim) = self.try_claim_from(id, tracked, word) {
-                return Some(claim);
+            match self.attempt(id, tracked, &wanted) {
+                Attempt::Claimed(claim) => return Some(claim),
+                Attempt::Busy => self.wait(id, tracked),
+                Attempt::Unwanted => return None,
             }
         }
     }
 
-    /// Waits until nobody has the claim. The caller holds no lock and no claim.
+    /// [`claim`](Claims::claim) of all of these ranges of which `wanted` holds. Where another thread has the
+    /// claim of one, those that this call has are released before it waits, because no order of waiting is
+    /// safe: while a thread waits, the range behind a number can become another one, at another address.
+    ///
+    /// The caller holds no lock and no claim.
+    pub fn claim_all(
+        &'static self,
+        ranges: impl Iterator<Item = (RangeId, &'static Tracked)> + Clone,
+        wanted: impl Fn(Word) -> bool,
+    ) -> Vec<Claim> {
+        let mut claims = Vec::with_capacity(ranges.size_hint().0);
+        'all: loop {
+            for (id, tracked) in ranges.clone() {
+                match self.attempt(id, tracked, &wanted) {
+                    Attempt::Claimed(claim) => claims.push(claim),
+                    Attempt::Busy => {
+                        claims.clear();
+                        self.wait(id, tracked);
+                        continue 'all;
+                    }
+                    Attempt::Unwanted => {}
+                }
+            }
+            return claims;
+        }
+    }
+
+    /// Waits until nobody has the claim. The caller holds no lock, and no claim either: two threads that
+    /// each hold what the other waits for would wait for ever.
     pub fn wait(&self, id: RangeId, tracked: &Tracked) {
+        debug_assert_eq!(own_claims(), 0, "waits for a claim and holds one");
         self.ended(id).wait_until(|| {
             let word = tracked.load();
             word.has(Word::FREE) || !word.has(Word::CLAIMED)
@@ -348,6 +382,15 @@ impl Claims {
         self.gate.reset_in_child();
         self.ended.iter().for_each(Event::reset_in_child);
     }
+}
+
+/// How a try to claim a range ended.
+enum Attempt {
+    Claimed(Claim),
+    /// Another thread has the claim.
+    Busy,
+    /// The range is free, or is not as the caller wants it.
+    Unwanted,
 }
 
 /// The exclusive right to change a range: see the module's head. It ends when it is dropped.

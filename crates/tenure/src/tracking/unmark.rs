@@ -168,9 +168,7 @@ fn take_back(ids: &[RangeId]) -> Result<u64, Errno> {
     let wanted = |word: Word| {
         word.has(Word::RAW) && word.pins() > 0 && word.has(Word::OFFERED | Word::UNCLEAN)
     };
-    // In the order of their addresses.
-    let claims = ids.iter().filter_map(|id| claims().claim(*id, tracked(*id), wanted));
-    let mut claims: Vec<Claim> = claims.collect();
+    let mut claims = claims().claim_all(ids.iter().map(|id| (*id, tracked(*id))), wanted);
     let mut gone = Vec::with_capacity(claims.len());
     for claim in &mut claims {
         gone.push(revive::keep_pages(claim)?);

@@ -1,4 +1,8 @@
-//! The word of a tracked range: its pins, its flags and its use counter.
+//! A tracked range's number and its word: its pins, its flags and its use counter.
+
+/// A tracked range's number, which fits an entry of the interval map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct RangeId(pub u32);
 
 /// The low half: pins and flags. The high half: the use counter.
 #[derive(Clone, Copy, PartialEq, Eq)]
