@@ -24,16 +24,24 @@ pub(crate) struct Before {
 
 /// Turns cancellation of the calling thread off. `errno` stays as it is.
 ///
-/// The type is set as well: where a request was sent just before the state was changed, glibc's signal
-/// handler looks at the type alone, and would cancel the thread although that is off.
+/// For a thread with the asynchronous type the state is not enough: glibc's `pthread_cancel` looks at the
+/// state, but the signal that it sends can arrive long after that, and the signal's handler looks at the type
+/// alone. So the type is changed too. But libc's own calls change it back while they are in the kernel, and
+/// at their end they wait for a signal that is on its way. So one such call is made here: the signal comes
+/// during it, and cancels the thread before anything was done, or none comes until [`restore`].
 #[inline(always)]
 pub(crate) fn off() -> Before {
     let mut before = Before { state: PTHREAD_CANCEL_DISABLE, kind: PTHREAD_CANCEL_DEFERRED };
     // SAFETY: each call writes the local that it is given, and changes a flag of the calling thread
     // only. A thread with the asynchronous type may call both (POSIX lists them as async-cancel-safe).
+    // The poll of no files writes nothing and returns at once; a thread that is cancelled there has
+    // nothing to drop.
     unsafe {
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut before.state);
         pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, &mut before.kind);
+        if before.kind != PTHREAD_CANCEL_DEFERRED {
+            libc::poll(std::ptr::null_mut(), 0, 0);
+        }
     }
     before
 }
