@@ -235,7 +235,7 @@ fn mapping_of(query: &Query) -> Mapping {
 }
 
 /// Whether PROCMAP_QUERY is known to be missing.
-pub(super) fn query_is_missing() -> bool {
+pub(crate) fn query_is_missing() -> bool {
     QUERY_WORKS.load(Ordering::Relaxed) == 2
 }
 

@@ -9,6 +9,7 @@ mod fork_state;
 pub(crate) mod job;
 pub(crate) mod lock;
 pub(crate) mod mailbox;
+pub(crate) mod mapping_room;
 mod rank;
 pub(crate) mod services;
 pub(crate) mod turn;

@@ -8,12 +8,17 @@ use crate::os::{self, advise, lru, page_size, words};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::fork;
+use crate::runtime::mapping_room::MappingRoom;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
 /// The worker looks up after this many bytes whether a thread wants the range back: 8 MiB of base pages
 /// take it about 1 ms.
 const STEP: usize = 8 << 20;
+
+/// A watch cuts mappings, and scattered offers could use up all that the program may have: 60,000 left its
+/// allocator none. Half is the program's.
+static ROOM: MappingRoom = MappingRoom::new(2);
 
 /// Why a range was not offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +29,8 @@ pub(crate) enum Refusal {
     InsideHugePage,
     /// Another process (a fork's) has the pages too, so discarding them frees nothing.
     Shared,
+    /// It would cut mappings, of which the program has few left.
+    TooManyMappings,
     /// The kernel refused.
     Kernel(Errno),
 }
@@ -46,6 +53,9 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
         return Err(Refusal::Wanted);
     }
     let by_words = !detection::by_userfaultfd();
+    if !by_words && !claim.is(flag::WHOLLY_WATCHED) && !ROOM.may_cut(range) {
+        return Err(Refusal::TooManyMappings);
+    }
     // An open costs 2 µs, which a range that has no holes and is its process's alone does not need.
     let exclusive = is_exclusive(claim);
     let plain = claim.is(flag::DENSE) && exclusive && !claim.is_raw();

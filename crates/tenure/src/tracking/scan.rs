@@ -226,8 +226,11 @@ impl Scans {
             match settle::offer(&mut claim, pressed) {
                 Ok(()) => left = left.saturating_sub(len),
                 Err(Refusal::Wanted) => {}
-                Err(_) => {
-                    tracked.rest.store(16, Ordering::Relaxed);
+                Err(refusal) => {
+                    // Each try of a range that waits for mappings costs 4 µs, and there may be a million.
+                    let scattered = refusal == Refusal::TooManyMappings;
+                    let scans = if scattered { u8::MAX } else { 16 };
+                    tracked.rest.store(scans, Ordering::Relaxed);
                     left = left.saturating_sub(len);
                 }
             }

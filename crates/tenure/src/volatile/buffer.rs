@@ -2,8 +2,8 @@
 
 use super::object::Object;
 use super::refill::Refill;
-use super::{make_again, refill_thread, Outcome};
-use crate::error::{Error, ErrorKind, Result};
+use super::{make_again, refill_thread, refused, Outcome};
+use crate::error::{Error, Result};
 use crate::mapping::{Mapping, PageSize};
 use crate::os;
 use crate::runtime::turn::Turn;
@@ -11,7 +11,6 @@ use crate::tracking;
 use crate::tracking::offer::Refusal;
 use crate::tracking::owned::OwnedRange;
 use crate::tracking::settings::Priority;
-use rustix::io::Errno;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
@@ -196,15 +195,12 @@ impl Volatile {
     }
 
     fn refused(&self, call: &'static str, refusal: Refusal) -> Error {
-        match refusal {
-            Refusal::Kernel(errno) => Error::system(call, "madvise(MADV_FREE)", errno),
-            Refusal::Shared => Error::system(
-                call,
-                "not tried: a process made by fork still shares the pages; the call",
-                Errno::BUSY,
-            ),
-            _ => Error::new(ErrorKind::NotMarked, call, "it is pinned", "take its pins away first"),
-        }
+        refused::error(
+            call,
+            self.inner.range(),
+            refusal,
+            ("it is pinned", "take its pins away first"),
+        )
     }
 }
 

@@ -38,6 +38,7 @@ mod ranges;
 mod recent_ranges;
 mod refill;
 mod refill_thread;
+mod refused;
 mod sigbus;
 
 pub use crate::tracking::detection::Detection;

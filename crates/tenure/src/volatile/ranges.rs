@@ -1,10 +1,9 @@
 //! Marking and unmarking ranges that the program has mapped itself.
 
-use super::{recent_ranges, Outcome};
+use super::{recent_ranges, refused, Outcome};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::maps::Unfit;
 use crate::range::PageRange;
-use crate::tracking::offer::Refusal;
 use crate::tracking::raw::{self, Unmarkable};
 use crate::tracking::settings::{purge_always, Priority};
 use crate::tracking::state::RangeId;
@@ -167,9 +166,9 @@ fn not_unmarked(call: &'static str, range: PageRange, failed: Failed) -> Error {
 /// Offers what is marked in the range to the kernel now, skipping the wait.
 ///
 /// # Errors
-/// `EINVAL`: nothing in the range is marked, or the range is bad. Other errors are the kernel's:
-/// `ENOMEM` for too many mappings, `EINVAL` for memory that was locked meanwhile. `EBUSY`: a fork
-/// shares the pages.
+/// `EINVAL`: nothing in the range is marked, the range is bad, or it was locked meanwhile. `EBUSY`: a fork
+/// shares the pages. `ENOMEM`: the process has half as many mappings as `vm.max_map_count` allows, and this
+/// offer would make more; the other half is left to the program.
 ///
 /// # Safety
 /// As [`mark`].
@@ -194,7 +193,10 @@ fn offer_range(call: &'static str, addr: *mut u8, len: usize, purge: bool) -> Re
     tracking::ready(call)?;
     match raw::offer_range(range, purge) {
         Some(Ok(gone)) => Ok(gone),
-        Some(Err(refusal)) => Err(refused(call, range, refusal)),
+        Some(Err(refusal)) => {
+            let wanted = ("another thread unmarked it meanwhile", "mark it again");
+            Err(refused::error(call, range, refusal, wanted))
+        }
         None => Err(Error::new(
             ErrorKind::NotMarked,
             call,
@@ -257,30 +259,6 @@ fn explain(call: &'static str, range: PageRange, unfit: &Unfit) -> Error {
         Unfit::Unknown(errno) => {
             Error::system(call, "looking up the mapping in /proc/self/maps", *errno)
         }
-    }
-    .on(range.start, range.len())
-}
-
-fn refused(call: &'static str, range: PageRange, refusal: Refusal) -> Error {
-    match refusal {
-        Refusal::Wanted => Error::new(
-            ErrorKind::NotMarked,
-            call,
-            "another thread unmarked it meanwhile",
-            "mark it again",
-        ),
-        Refusal::InsideHugePage => Error::new(
-            ErrorKind::WrongMapping,
-            call,
-            "it is part of a huge page that is in use otherwise",
-            "mark whole huge pages, or the neighbouring memory too",
-        ),
-        Refusal::Shared => Error::system(
-            call,
-            "not tried: a process made by fork still shares the pages; the call",
-            rustix::io::Errno::BUSY,
-        ),
-        Refusal::Kernel(errno) => Error::system(call, "madvise(MADV_FREE)", errno),
     }
     .on(range.start, range.len())
 }

@@ -1,0 +1,36 @@
+//! Why memory was not offered, for the caller.
+
+use crate::error::{Error, ErrorKind};
+use crate::range::PageRange;
+use crate::tracking::offer::Refusal;
+use rustix::io::Errno;
+
+/// `wanted`: why a thread has it, and what to do about that.
+pub(super) fn error(
+    call: &'static str,
+    range: PageRange,
+    refusal: Refusal,
+    wanted: (&'static str, &'static str),
+) -> Error {
+    let (kind, why, remedy) = match refusal {
+        Refusal::Wanted => (ErrorKind::NotMarked, wanted.0, wanted.1),
+        Refusal::InsideHugePage => (
+            ErrorKind::WrongMapping,
+            "it is part of a huge page that is in use otherwise",
+            "mark whole huge pages, or the neighbouring memory too",
+        ),
+        Refusal::TooManyMappings => (
+            ErrorKind::TooManyMappings,
+            "it would make more mappings of one, and the process has half of vm.max_map_count already",
+            "keep volatile memory together, or raise vm.max_map_count (sysctl)",
+        ),
+        Refusal::Shared => {
+            let why = "not tried: a process made by fork still shares the pages; the call";
+            return Error::system(call, why, Errno::BUSY).on(range.start, range.len());
+        }
+        Refusal::Kernel(errno) => {
+            return Error::system(call, "madvise(MADV_FREE)", errno).on(range.start, range.len());
+        }
+    };
+    Error::new(kind, call, why, remedy).on(range.start, range.len())
+}
