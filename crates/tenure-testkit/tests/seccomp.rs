@@ -230,7 +230,7 @@ fn a_held_call_waits_until_it_is_released_and_then_goes_on() {
         let long = std::time::Duration::from_secs(60);
         std::thread::scope(|scope| {
             hold.arm(long);
-            scope.spawn(|| {
+            let held = scope.spawn(|| {
                 // SAFETY: the mapping's contents are nobody's.
                 assert_eq!(unsafe { libc::madvise(at as *mut _, LEN, libc::MADV_DONTNEED) }, 0);
                 ended.store(true, std::sync::atomic::Ordering::SeqCst);
@@ -241,8 +241,12 @@ fn a_held_call_waits_until_it_is_released_and_then_goes_on() {
             assert_eq!(pages.present(), LEN / 4096);
             // Calls of the thread that armed it, and a second one's, are not held.
             assert_eq!(Pages::map().advise(libc::MADV_DONTNEED), Ok(()));
-            scope.spawn(|| assert_eq!(Pages::map().advise(libc::MADV_DONTNEED), Ok(())));
+            let other = scope.spawn(|| Pages::map().advise(libc::MADV_DONTNEED));
             hold.release();
+            // Joined, so that nothing of them is left: a thread that ends has libc discard its stack, which is
+            // such a call, too.
+            assert_eq!(other.join().unwrap(), Ok(()));
+            held.join().unwrap();
         });
         assert!(over());
         assert_eq!(pages.present(), 0, "the call was not made");

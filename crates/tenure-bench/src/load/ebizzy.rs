@@ -66,6 +66,7 @@ impl Ebizzy {
         }
         let chunks = self.chunks()?;
         let (measuring, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let served = AtomicBool::new(false);
         let records = AtomicU64::new(0);
         let start = Barrier::new(self.threads + 1);
         let (seconds, usage) = thread::scope(|scope| {
@@ -73,6 +74,7 @@ impl Ebizzy {
                 .map(|index| {
                     let (chunks, start) = (&chunks, &start);
                     let (measuring, over, records) = (&measuring, &over, &records);
+                    let served = &served;
                     scope.spawn(move || {
                         start.wait();
                         let mut random = Random::new(index as u64 + 1);
@@ -88,6 +90,9 @@ impl Ebizzy {
                             }
                             self.serve(chunks, kept.as_ref(), &mut random)?;
                             done += 1;
+                            if before.is_some_and(|before| done == before + 1) {
+                                served.store(true, Relaxed);
+                            }
                         }
                         records.fetch_add(done - before.unwrap_or(done), Relaxed);
                         Ok::<_, io::Error>(())
@@ -99,6 +104,10 @@ impl Ebizzy {
             let (began, before) = (Instant::now(), Usage::now());
             measuring.store(true, Relaxed);
             thread::sleep(Duration::from_millis(self.run_ms));
+            // On a busy machine a thread may not have had its turn yet.
+            while !served.load(Relaxed) && !workers.iter().all(|worker| worker.is_finished()) {
+                thread::sleep(Duration::from_millis(1));
+            }
             over.store(true, Relaxed);
             let measured = (began.elapsed().as_secs_f64(), Usage::now().since(before));
             for worker in workers {
