@@ -7,4 +7,4 @@ pub(crate) mod event;
 #[path = "../../tenure/src/runtime/mailbox.rs"]
 pub(crate) mod mailbox;
 
-pub(crate) use crate::fakes::{fork, lock, services, worker};
+pub(crate) use crate::fakes::{fork, lock, mapping_room, services, worker};
