@@ -172,6 +172,13 @@ fn plain() -> Vec<Config> {
             ..BASE
         },
         Config {
+            name: "overlap-hasty",
+            about: "the same, offered at once",
+            weights: overlap,
+            offer_after_us: Some(0),
+            ..BASE
+        },
+        Config {
             name: "overlap-words",
             about: "the same without userfaultfd",
             weights: overlap,

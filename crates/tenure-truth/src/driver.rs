@@ -3,6 +3,7 @@
 use crate::caches::{Caches, Held};
 use crate::closures::{self, catching};
 use crate::config::{Config, Weights};
+use crate::crowd::Crowd;
 use crate::faults;
 use crate::first_use;
 use crate::foreign::Foreign;
@@ -28,7 +29,7 @@ pub const EXIT_SKIP: i32 = 79;
 struct World {
     config: Config,
     seed: u64,
-    overlap: Option<Overlap>,
+    overlap: Option<(Overlap, Crowd)>,
     shared: SharedObjects,
     caches: Option<Caches>,
 }
@@ -126,7 +127,8 @@ fn set_up(config: &Config, seed: u64) {
 impl World {
     fn new(config: Config, seed: u64) -> World {
         let w = config.weights;
-        let overlap = (w.overlap > 0).then(|| Overlap::new(mix(seed, 71), 160));
+        let overlap = (w.overlap > 0)
+            .then(|| (Overlap::new(mix(seed, 71), 160), Crowd::new(mix(seed, 73), 256)));
         let shared = SharedObjects::new(4, config.huge, config.refill);
         let caches = (w.caches > 0).then(|| Caches::new(seed, config.threads, config.plan));
         World { config, seed, overlap, shared, caches }
@@ -205,8 +207,10 @@ impl Worker {
                 let which = rng.below(self.ranges.len());
                 self.ranges[which].step(rng, Closure::Wild);
             } else if is(overlap) {
-                if let Some(overlap) = &self.world.overlap {
-                    overlap.step(rng, self.thread);
+                match &self.world.overlap {
+                    Some((overlap, _)) if rng.once_in(2) => overlap.step(rng, self.thread),
+                    Some((_, crowd)) => crowd.step(rng),
+                    None => {}
                 }
             } else if is(objects) {
                 self.object(rng);

@@ -2,14 +2,15 @@
 //! several threads at once, and holds every byte that it gets back against a model of what was
 //! written and reported.
 //!
-//! - [`model`]: the oracle. [`ranges`], [`overlap`], [`objects`], [`shared_objects`], [`caches`]: what is
-//!   driven. [`refill`], [`closures`], [`keys`]: what tenure calls, and how it misbehaves.
+//! - [`model`]: the oracle. [`ranges`], [`overlap`], [`crowd`], [`objects`], [`shared_objects`], [`caches`]:
+//!   what is driven. [`refill`], [`closures`], [`keys`]: what tenure calls, and how it misbehaves.
 //! - [`forks`], [`first_use`], [`faults`], [`pressure`], [`foreign`], [`sigbus`]: what goes on meanwhile.
 //! - [`config`], [`launch`], [`driver`], [`watchdog`], [`tally`], [`report`]: the machine.
 
 pub mod caches;
 pub mod closures;
 pub mod config;
+pub mod crowd;
 pub mod driver;
 pub mod faults;
 pub mod first_use;

@@ -1,0 +1,131 @@
+//! One range that all threads mark, unmark, offer and discard in overlapping parts, as they like: no thread
+//! waits for its turn, so calls meet inside tenure. No thread touches the pages, except one that from time to
+//! time has them alone, and holds what was lost against what was reported.
+
+use crate::model::{self, Found};
+use crate::rng::Rng;
+use crate::setting::judge;
+use crate::sys::{self, PAGE};
+use crate::tally::{add, tally};
+use crate::{doing, wrong};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::RwLock;
+use tenure::volatile;
+
+/// The range.
+pub struct Crowd {
+    base: usize,
+    salt: u64,
+    version: AtomicU64,
+    /// How often each page was reported lost since it was written.
+    reports: Vec<AtomicU32>,
+    /// Taken whole by the thread that looks.
+    turn: RwLock<()>,
+}
+
+impl Crowd {
+    /// A fresh range of so many pages.
+    pub fn new(salt: u64, pages: usize) -> Crowd {
+        let base = sys::map(pages * PAGE, false).expect("memory for a range");
+        let reports = (0..pages).map(|_| AtomicU32::new(0)).collect();
+        let crowd =
+            Crowd { base, salt, version: AtomicU64::new(0), reports, turn: RwLock::new(()) };
+        crowd.write();
+        crowd
+    }
+
+    fn at(&self, page: usize) -> *mut u8 {
+        (self.base + page * PAGE) as *mut u8
+    }
+
+    fn write(&self) {
+        let version = self.version.fetch_add(1, Ordering::Relaxed) + 1;
+        for (page, reports) in self.reports.iter().enumerate() {
+            model::write_page(self.at(page) as usize, self.salt, page, version);
+            reports.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// One operation that the numbers choose.
+    pub fn step(&self, rng: &mut Rng) {
+        if rng.once_in(400) {
+            doing!("waiting for the crowd to leave a range");
+            let Ok(_alone) = self.turn.try_write() else { return };
+            return self.look();
+        }
+        let Ok(_beside) = self.turn.try_read() else { return };
+        let (start, count) = rng.part(self.reports.len(), 40);
+        let (at, len) = (self.at(start), count * PAGE);
+        // SAFETY: the driver's own memory, which nobody touches meanwhile.
+        unsafe {
+            match rng.below(16) {
+                0..=6 => {
+                    doing!("mark in a crowd");
+                    if let Err(error) = volatile::mark(at, len) {
+                        judge("mark", &error, &[]);
+                    }
+                }
+                7..=12 => {
+                    doing!("unmark in a crowd");
+                    self.unmark(start, count);
+                }
+                13 => {
+                    doing!("offer_now in a crowd");
+                    let _ = volatile::offer_now(at, len);
+                }
+                14 => {
+                    doing!("purge_now in a crowd");
+                    let _ = volatile::purge_now(at, len);
+                }
+                _ => {
+                    doing!("is_volatile in a crowd");
+                    let _ = volatile::is_volatile(at, len);
+                }
+            }
+        }
+    }
+
+    fn unmark(&self, start: usize, count: usize) -> bool {
+        let mut lost = 0;
+        // SAFETY: as in `step`.
+        let result = unsafe {
+            volatile::unmark_with_map(self.at(start), count * PAGE, |gone| {
+                for page in gone.start / PAGE..gone.end / PAGE {
+                    lost += 1;
+                    self.reports[start + page].fetch_add(1, Ordering::AcqRel);
+                }
+            })
+        };
+        add(&tally().purged, lost);
+        add(&tally().reports, u64::from(lost > 0));
+        match result {
+            Ok(_) => true,
+            Err(error) => {
+                judge("unmark_with_map", &error, &[]);
+                false
+            }
+        }
+    }
+
+    /// By a thread that has it alone: what was lost was reported, and nothing else was.
+    fn look(&self) {
+        doing!("unmark after a crowd");
+        if !self.unmark(0, self.reports.len()) {
+            return;
+        }
+        let version = self.version.load(Ordering::Relaxed);
+        for (page, reports) in self.reports.iter().enumerate() {
+            let at = self.at(page) as usize;
+            let read = |word| sys::word(at + word * 8);
+            let found = model::compare(read, self.salt, page, version, 0);
+            match (found, reports.load(Ordering::Acquire)) {
+                // More than once: zeros that were marked again can go again.
+                (Found::Expected, 0) | (Found::Zeros, 1..) => {}
+                (found, reports) => {
+                    wrong!("crowd page {page}: {found:?}, reported lost {reports} times");
+                }
+            }
+        }
+        self.write();
+    }
+}
