@@ -17,6 +17,9 @@ pub struct Crowd {
     base: usize,
     salt: u64,
     version: AtomicU64,
+    /// Parts are forgotten, too, so that numbers of ranges are used again for others. What was lost of such
+    /// a part is told to nobody.
+    forgets: bool,
     /// How often each page was reported lost since it was written.
     reports: Vec<AtomicU32>,
     /// Taken whole by the thread that looks.
@@ -25,11 +28,11 @@ pub struct Crowd {
 
 impl Crowd {
     /// A fresh range of so many pages.
-    pub fn new(salt: u64, pages: usize) -> Crowd {
+    pub fn new(salt: u64, pages: usize, forgets: bool) -> Crowd {
         let base = sys::map(pages * PAGE, false).expect("memory for a range");
         let reports = (0..pages).map(|_| AtomicU32::new(0)).collect();
-        let crowd =
-            Crowd { base, salt, version: AtomicU64::new(0), reports, turn: RwLock::new(()) };
+        let (version, turn) = (AtomicU64::new(0), RwLock::new(()));
+        let crowd = Crowd { base, salt, version, forgets, reports, turn };
         crowd.write();
         crowd
     }
@@ -46,36 +49,48 @@ impl Crowd {
         }
     }
 
-    /// One operation that the numbers choose.
+    /// Some operations that the numbers choose: calls meet only if they follow one another closely.
     pub fn step(&self, rng: &mut Rng) {
-        if rng.once_in(400) {
+        if rng.once_in(40) {
             doing!("waiting for the crowd to leave a range");
             let Ok(_alone) = self.turn.try_write() else { return };
             return self.look();
         }
         let Ok(_beside) = self.turn.try_read() else { return };
+        for _ in 0..rng.below(100) {
+            self.act(rng);
+        }
+    }
+
+    fn act(&self, rng: &mut Rng) {
         let (start, count) = rng.part(self.reports.len(), 40);
         let (at, len) = (self.at(start), count * PAGE);
         // SAFETY: the driver's own memory, which nobody touches meanwhile.
         unsafe {
-            match rng.below(16) {
-                0..=6 => {
+            match rng.below(64) {
+                0..=29 => {
                     doing!("mark in a crowd");
                     if let Err(error) = volatile::mark(at, len) {
                         judge("mark", &error, &[]);
                     }
                 }
-                7..=12 => {
+                30..=55 => {
                     doing!("unmark in a crowd");
                     self.unmark(start, count);
                 }
-                13 => {
+                56 => {
                     doing!("offer_now in a crowd");
                     let _ = volatile::offer_now(at, len);
                 }
-                14 => {
+                57 => {
                     doing!("purge_now in a crowd");
                     let _ = volatile::purge_now(at, len);
+                }
+                _ if self.forgets => {
+                    doing!("forget in a crowd");
+                    if let Err(error) = volatile::forget(at, len) {
+                        judge("forget", &error, &[]);
+                    }
                 }
                 _ => {
                     doing!("is_volatile in a crowd");
@@ -87,7 +102,7 @@ impl Crowd {
 
     fn unmark(&self, start: usize, count: usize) -> bool {
         let mut lost = 0;
-        // SAFETY: as in `step`.
+        // SAFETY: as in `act`.
         let result = unsafe {
             volatile::unmark_with_map(self.at(start), count * PAGE, |gone| {
                 for page in gone.start / PAGE..gone.end / PAGE {
@@ -121,6 +136,7 @@ impl Crowd {
             match (found, reports.load(Ordering::Acquire)) {
                 // More than once: zeros that were marked again can go again.
                 (Found::Expected, 0) | (Found::Zeros, 1..) => {}
+                (Found::Zeros, 0) if self.forgets => {}
                 (found, reports) => {
                     wrong!("crowd page {page}: {found:?}, reported lost {reports} times");
                 }

@@ -29,7 +29,7 @@ pub const EXIT_SKIP: i32 = 79;
 struct World {
     config: Config,
     seed: u64,
-    overlap: Option<(Overlap, Crowd)>,
+    overlap: Option<(Overlap, [Crowd; 2])>,
     shared: SharedObjects,
     caches: Option<Caches>,
 }
@@ -127,8 +127,8 @@ fn set_up(config: &Config, seed: u64) {
 impl World {
     fn new(config: Config, seed: u64) -> World {
         let w = config.weights;
-        let overlap = (w.overlap > 0)
-            .then(|| (Overlap::new(mix(seed, 71), 160), Crowd::new(mix(seed, 73), 256)));
+        let crowds = || [false, true].map(|forgets| Crowd::new(mix(seed, 73), 256, forgets));
+        let overlap = (w.overlap > 0).then(|| (Overlap::new(mix(seed, 71), 160), crowds()));
         let shared = SharedObjects::new(4, config.huge, config.refill);
         let caches = (w.caches > 0).then(|| Caches::new(seed, config.threads, config.plan));
         World { config, seed, overlap, shared, caches }
@@ -209,7 +209,7 @@ impl Worker {
             } else if is(overlap) {
                 match &self.world.overlap {
                     Some((overlap, _)) if rng.once_in(2) => overlap.step(rng, self.thread),
-                    Some((_, crowd)) => crowd.step(rng),
+                    Some((_, crowds)) => crowds[rng.below(2)].step(rng),
                     None => {}
                 }
             } else if is(objects) {

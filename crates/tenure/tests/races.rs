@@ -113,3 +113,41 @@ fn a_buffer_pinned_by_many_threads_under_a_hasty_keeper() {
     });
     assert!(result.finished(), "{}\n{}", result.status, result.output);
 }
+
+/// What another thread has marked since is not forgotten: its pages would stay watched, and no unmark would
+/// take them back.
+#[test]
+fn a_forget_beside_a_mark_leaves_no_page_that_cannot_be_touched() {
+    let result = run_child(this_test!(), &[], || {
+        let pages = 16;
+        let mut map = Mapping::anonymous_with(pages * PAGE, PageSize::Base).unwrap();
+        let base = map.as_mut_ptr() as usize;
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(3) {
+            map.as_mut_slice().fill(7);
+            std::thread::scope(|scope| {
+                for thread in 0..2 {
+                    scope.spawn(move || {
+                        let at = (base + thread * 4 * PAGE) as *mut u8;
+                        for _ in 0..20 {
+                            // SAFETY: inside the mapping, which outlives the threads; nobody touches it
+                            // meanwhile.
+                            unsafe {
+                                volatile::mark(at, 8 * PAGE).unwrap();
+                                let _ = volatile::purge_now(at, 4 * PAGE);
+                            }
+                        }
+                    });
+                }
+                for _ in 0..200 {
+                    // SAFETY: as above.
+                    unsafe { volatile::forget(base as *mut u8, pages * PAGE).unwrap() };
+                }
+            });
+            // SAFETY: as above.
+            unsafe { volatile::unmark(base as *mut u8, pages * PAGE).unwrap() };
+            assert!(map.as_slice().iter().all(|byte| [0, 7].contains(byte)));
+        }
+    });
+    assert!(result.finished(), "{}\n{}", result.status, result.output);
+}

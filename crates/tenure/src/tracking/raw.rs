@@ -176,8 +176,19 @@ pub(crate) fn is_marked(range: PageRange) -> bool {
     }
 }
 
-/// Drops all that is known of a range, whose pages stay as they are. `true`: a part of it is watched.
+/// Drops all that is known of a range that was unmarked. `false`, and nothing is dropped: another thread has
+/// marked a part since, or has not reported its losses yet. To forget that would leave pages watched that no
+/// unmark takes back.
+#[must_use]
 pub(crate) fn forget(range: PageRange) -> bool {
+    let unfinished = Word::OFFERED | Word::UNCLEAN | Word::LOST;
+    let settled = |word: Word| word.pins() > 0 && !word.has(unfinished);
+    drop_known(range, |claim| settled(claim.word())).is_some()
+}
+
+/// Drops all that is known of a range, whose pages stay as they are, if `may_go` holds of each part. `true`: a
+/// part of it is watched.
+fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Option<bool> {
     loop {
         let known = overlapping(range).len();
         // Where no more ranges can be known, more than was asked for is forgotten.
@@ -194,6 +205,10 @@ pub(crate) fn forget(range: PageRange) -> bool {
             waiting.wait();
             continue;
         }
+        if !change.claims.iter().all(&may_go) {
+            drop(map);
+            return None;
+        }
         let can_cut = change.spares.len() == 2;
         change.cut_ends(&mut map, range, |_| can_cut);
         let watched = change.claims.iter().any(|claim| claim.is(flag::WATCHED));
@@ -202,7 +217,7 @@ pub(crate) fn forget(range: PageRange) -> bool {
         drop(map);
         drop(surplus);
         change.finish();
-        return watched;
+        return Some(watched);
     }
 }
 
@@ -210,5 +225,5 @@ pub(crate) fn forget(range: PageRange) -> bool {
 /// thread that is at them. `true`: a part is watched by tenure's own userfaultfd, which no event of the
 /// kernel's goes to.
 pub(super) fn forget_unmapped(range: PageRange) -> bool {
-    any() && forget(range)
+    any() && drop_known(range, |_| true) == Some(true)
 }

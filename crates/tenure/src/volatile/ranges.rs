@@ -217,9 +217,12 @@ fn offer_range(call: &'static str, addr: *mut u8, len: usize, purge: bool) -> Re
 /// As [`mark`].
 pub unsafe fn forget(addr: *mut u8, len: usize) -> Result<()> {
     let range = PageRange::check("forget", addr, len)?;
-    let _ = unmark_range("forget", addr, len)?;
-    raw::forget(range);
-    Ok(())
+    loop {
+        let _ = unmark_range("forget", addr, len)?;
+        if raw::forget(range) {
+            return Ok(());
+        }
+    }
 }
 
 /// Whether any page of the range is volatile. What locks memory asks this first.
