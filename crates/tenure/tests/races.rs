@@ -145,7 +145,7 @@ fn a_forget_beside_a_mark_leaves_no_page_that_cannot_be_touched() {
                 }
             });
             // SAFETY: as above.
-            unsafe { volatile::unmark(base as *mut u8, pages * PAGE).unwrap() };
+            let _ = unsafe { volatile::unmark(base as *mut u8, pages * PAGE).unwrap() };
             assert!(map.as_slice().iter().all(|byte| [0, 7].contains(byte)));
         }
     });
