@@ -1,7 +1,7 @@
 //! The cache with keys whose code misbehaves, values that are held, values that do not fit, and makers
 //! that ask for what they make.
 
-use std::hash::{BuildHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Weak};
 use std::time::{Duration, Instant};
@@ -286,44 +286,6 @@ fn forks_beside_large_values() {
         });
     });
     assert!(result.finished(), "{}\n{}", result.status, result.output);
-}
-
-/// The key is its own hash.
-#[derive(Clone, Default)]
-struct Identity(u64);
-impl Hasher for Identity {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, _: &[u8]) {
-        unimplemented!("keys are numbers")
-    }
-    fn write_u64(&mut self, number: u64) {
-        self.0 = number;
-    }
-}
-impl BuildHasher for Identity {
-    type Hasher = Identity;
-    fn build_hasher(&self) -> Identity {
-        Identity(0)
-    }
-}
-
-#[test]
-fn an_identity_hasher_costs_no_more_with_more_keys() {
-    let cache = Cache::<u64>::builder().hasher(Identity(0)).build().unwrap();
-    let time = |keys: std::ops::Range<u64>| {
-        let begin = Instant::now();
-        let count = keys.end - keys.start;
-        keys.for_each(|key| cache.insert(key, b"x").unwrap());
-        begin.elapsed().as_nanos() as u64 / count
-    };
-    time(0..5_000);
-    let few = time(5_000..20_000);
-    let many = time(20_000..200_000);
-    // Quadratic, it was hundreds of microseconds an insert.
-    assert!(many < few * 10 + 5_000, "{few} and {many} ns");
-    assert!((0..200_000).all(|key| cache.contains_key(&key)));
 }
 
 #[test]

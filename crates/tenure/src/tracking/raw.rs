@@ -4,7 +4,7 @@
 
 use super::offer::{self, Refusal};
 use super::settle;
-use super::shape::{each_gap, gaps, lock_with_room, overlapping, tracked, Change};
+use super::shape::{claimed, each_gap, gaps, lock_with_room, overlapping, tracked, Change};
 use super::state::{flag, Claim, RangeId, Word};
 use super::{backpressure, settings, TRACKING};
 use crate::os::maps::{self, Unfit};
@@ -145,21 +145,15 @@ pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize,
 
 /// The claims of the marked ranges inside `range`, cut at its ends.
 fn claim_marked(range: PageRange) -> Vec<Claim> {
-    loop {
-        let known = overlapping(range).len();
-        let Some(mut change) = Change::new(known, 2) else { return Vec::new() };
-        let mut map = lock_with_room(2);
-        if let Err(waiting) = change.claim_overlapping(&map, range) {
-            drop(map);
-            drop(change);
-            waiting.wait();
-            continue;
-        }
+    let (mut map, mut change) = claimed(range);
+    if change.can_cut_ends() {
         change.cut_ends(&mut map, range, |claim| claim.word().pins() == 0);
-        drop(map);
-        change.claims.retain(|claim| claim.word().pins() == 0);
-        return change.claims;
+    } else {
+        change.claims.clear();
     }
+    drop(map);
+    change.claims.retain(|claim| claim.word().pins() == 0);
+    change.claims
 }
 
 /// The range that is known as exactly this.
@@ -189,36 +183,22 @@ pub(crate) fn forget(range: PageRange) -> bool {
 /// Drops all that is known of a range, whose pages stay as they are, if `may_go` holds of each part. `true`: a
 /// part of it is watched.
 fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Option<bool> {
-    loop {
-        let known = overlapping(range).len();
-        // Where no more ranges can be known, more than was asked for is forgotten.
-        let mut change = match Change::new(known, 2) {
-            Some(change) => change,
-            None => {
-                Change { claims: Vec::with_capacity(known), done: Vec::new(), spares: Vec::new() }
-            }
-        };
-        let mut map = lock_with_room(2);
-        if let Err(waiting) = change.claim_overlapping(&map, range) {
-            drop(map);
-            drop(change);
-            waiting.wait();
-            continue;
-        }
-        if !change.claims.iter().all(&may_go) {
-            drop(map);
-            return None;
-        }
-        let can_cut = change.spares.len() == 2;
-        change.cut_ends(&mut map, range, |_| can_cut);
-        let watched = change.claims.iter().any(|claim| claim.is(flag::WATCHED));
-        change.forget_all(&mut map);
-        let surplus = map.surplus();
+    let (mut map, mut change) = claimed(range);
+    if !change.claims.iter().all(may_go) {
         drop(map);
-        drop(surplus);
-        change.finish();
-        return Some(watched);
+        return None;
     }
+    // Where no more ranges can be known, more than was asked for is forgotten.
+    if change.can_cut_ends() {
+        change.cut_ends(&mut map, range, |_| true);
+    }
+    let watched = change.claims.iter().any(|claim| claim.is(flag::WATCHED));
+    change.forget_all(&mut map);
+    let surplus = map.surplus();
+    drop(map);
+    drop(surplus);
+    change.finish();
+    Some(watched)
 }
 
 /// Drops all that is known of a range that is being unmapped, without taking its pages back. Waits for a

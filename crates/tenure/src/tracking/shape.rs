@@ -94,6 +94,25 @@ pub(super) fn each_gap(map: &IntervalMap, range: PageRange, mut each: impl FnMut
     }
 }
 
+/// The locked map, with the claims of all ranges that overlap, and, unless too many ranges are known, two spare
+/// numbers to cut the first and the last of them with.
+pub(super) fn claimed(range: PageRange) -> (Guard<'static, IntervalMap>, Change) {
+    loop {
+        let known = overlapping(range).len();
+        let change = Change::new(known, 2).or_else(|| Change::new(known, 0));
+        let mut change = change.expect("a change that needs no numbers");
+        let map = lock_with_room(2);
+        match change.claim_overlapping(&map, range) {
+            Ok(()) => return (map, change),
+            Err(waiting) => {
+                drop(map);
+                drop(change);
+                waiting.wait();
+            }
+        }
+    }
+}
+
 /// Claims and numbers that one change uses, with room made beforehand.
 pub(super) struct Change {
     pub claims: Vec<Claim>,
@@ -142,6 +161,11 @@ impl Change {
         map.insert(at, upper.id());
         TRACKING.raw.fetch_add(1, Ordering::AcqRel);
         self.claims.insert(number + 1, upper);
+    }
+
+    /// Whether there are numbers for [`cut_ends`](Change::cut_ends).
+    pub fn can_cut_ends(&self) -> bool {
+        self.spares.len() >= 2
     }
 
     /// Cuts the first and the last claimed range to their parts inside `range`, if `wanted` holds of them;
