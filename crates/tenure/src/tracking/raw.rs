@@ -184,13 +184,14 @@ pub(crate) fn forget(range: PageRange) -> bool {
 /// part of it is watched.
 fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Option<bool> {
     let (mut map, mut change) = claimed(range);
-    if !change.claims.iter().all(may_go) {
-        drop(map);
-        return None;
-    }
     // Where no more ranges can be known, more than was asked for is forgotten.
     if change.can_cut_ends() {
+        // Before the look: a loss that lies beyond the range is not the caller's to hear of.
         change.cut_ends(&mut map, range, |_| true);
+        if !change.claims.iter().all(may_go) {
+            drop(map);
+            return None;
+        }
     }
     let watched = change.claims.iter().any(|claim| claim.is(flag::WATCHED));
     change.forget_all(&mut map);
