@@ -34,8 +34,8 @@ fn unmark(place: PageRange) -> Vec<PageRange> {
         match unmark::try_unmark(id, place) {
             unmark::Fast::Done => return Vec::new(),
             unmark::Fast::Settle => {
-                if let Some(lost) = unmark::settle_exact(id, place).unwrap_or_else(failed) {
-                    return lost;
+                if unmark::settle_exact(id, place).unwrap_or_else(failed) {
+                    return Vec::new();
                 }
             }
             unmark::Fast::Slow => {}

@@ -20,6 +20,11 @@ const STEP: usize = 8 << 20;
 /// allocator none. Half is the program's.
 static ROOM: MappingRoom = MappingRoom::new(2);
 
+/// Whether an end of the watch of a part may cut mappings, too.
+pub(super) fn may_cut(part: PageRange) -> bool {
+    ROOM.may_cut(part)
+}
+
 /// Why a range was not offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {

@@ -4,7 +4,6 @@ use super::offer::Refusal;
 use super::revive;
 use super::settings::purge_always;
 use super::settle::{self, needs_settling};
-use super::side::joined;
 use super::state::{flag, Claim, RangeId, Tracked, Word};
 use super::{backpressure, claims, TRACKING};
 use crate::error::{Error, ErrorKind, Result};
@@ -87,9 +86,9 @@ impl OwnedRange {
         &self,
         lost: &mut (dyn FnMut(PageRange) + Send),
     ) -> std::result::Result<(), Errno> {
-        let mut finish =
-            |_: &mut Claim, gone: Vec<PageRange>| gone.into_iter().for_each(&mut *lost);
-        settle::settle(self.id, self.tracked(), &needs_settling, &mut finish)
+        let mut found =
+            |_: &mut Claim, gone: &[PageRange]| gone.iter().copied().for_each(&mut *lost);
+        settle::settle(self.id, self.tracked(), &needs_settling, &mut found)
     }
 
     /// The same, and keeps what is gone among the range's [losses](OwnedRange::losses).
@@ -97,16 +96,8 @@ impl OwnedRange {
     /// # Errors
     /// As [`settle`](OwnedRange::settle).
     pub fn settle_and_keep_losses(&self) -> std::result::Result<(), Errno> {
-        let mut finish = |claim: &mut Claim, gone: Vec<PageRange>| {
-            if gone.is_empty() {
-                return;
-            }
-            let side = claim.side_mut();
-            // What was lost before, and written since, can go again.
-            side.losses = joined(std::mem::take(&mut side.losses), gone);
-            claim.lost();
-        };
-        settle::settle(self.id, self.tracked(), &needs_settling, &mut finish)
+        // What was lost before, and written since, can go again.
+        settle::settle(self.id, self.tracked(), &needs_settling, &mut revive::record)
     }
 
     /// Whether something was lost and not restored.

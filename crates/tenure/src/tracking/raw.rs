@@ -145,7 +145,7 @@ pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize,
 
 /// The claims of the marked ranges inside `range`, cut at its ends.
 fn claim_marked(range: PageRange) -> Vec<Claim> {
-    let (mut map, mut change) = claimed(range);
+    let (mut map, mut change) = claimed(range, 2);
     if change.can_cut_ends() {
         change.cut_ends(&mut map, range, |claim| claim.word().pins() == 0);
     } else {
@@ -183,7 +183,7 @@ pub(crate) fn forget(range: PageRange) -> bool {
 /// Drops all that is known of a range, whose pages stay as they are, if `may_go` holds of each part. `true`: a
 /// part of it is watched.
 fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Option<bool> {
-    let (mut map, mut change) = claimed(range);
+    let (mut map, mut change) = claimed(range, 2);
     // Where no more ranges can be known, more than was asked for is forgotten.
     if change.can_cut_ends() {
         // Before the look: a loss that lies beyond the range is not the caller's to hear of.

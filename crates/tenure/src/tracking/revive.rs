@@ -2,7 +2,8 @@
 
 use super::detection::{self, Kind};
 use super::offer::{kind, NO_WORD};
-use super::state::{flag, Claim};
+use super::side::joined;
+use super::state::{flag, Claim, Word};
 use crate::os::pagemap::{self, Pagemap, Pages};
 use crate::os::{self, advise, page_size, words};
 use crate::range::PageRange;
@@ -44,23 +45,37 @@ pub(super) fn keep_pages(claim: &mut Claim) -> Result<Vec<PageRange>, Errno> {
 }
 
 /// The second half: what [`keep_pages`] found gone reads as zeros (or waits for its refill) and can be
-/// written, and the range is not offered any more. Returns the extents that are gone. Also ends what is left
-/// of a watch of a range that is not offered.
+/// written, and the range is not offered any more. Also ends what is left of a watch of a range that is not
+/// offered.
+///
+/// `found` notes what is gone, before anything else is done: an end of the watch that fails half way leaves
+/// pages that are gone and not watched, and a child that is made without fork handlers meanwhile has nobody
+/// else who would tell it.
 ///
 /// # Errors
-/// `ENOMEM`: too many mappings. Other errors: [`detection::is_closed`]. The range is as before then.
-pub(super) fn complete(claim: &mut Claim, gone: Vec<PageRange>) -> Result<Vec<PageRange>, Errno> {
+/// `ENOMEM`: too many mappings. Other errors: [`detection::is_closed`]. The range is still offered then.
+pub(super) fn complete(
+    claim: &mut Claim,
+    gone: &[PageRange],
+    found: &mut dyn FnMut(&mut Claim, &[PageRange]),
+) -> Result<(), Errno> {
     if !claim.is_offered() {
-        end_watch(claim)?;
-        return Ok(gone);
+        return end_watch(claim);
     }
     let range = claim.range();
-    let gone = if !detection::by_userfaultfd() {
-        take_back_by_words(claim)
-    } else {
-        end_if_done(claim, &gone)?;
+    let found_now;
+    let gone = if detection::by_userfaultfd() {
         gone
+    } else {
+        found_now = take_back_by_words(claim);
+        &found_now
     };
+    if !gone.is_empty() {
+        found(claim, gone);
+    }
+    if detection::by_userfaultfd() {
+        end_if_done(claim, gone)?;
+    }
     if let Some(side) = claim.side() {
         (side.words, side.told) = (None, None);
     }
@@ -72,7 +87,18 @@ pub(super) fn complete(claim: &mut Claim, gone: Vec<PageRange>) -> Result<Vec<Pa
         add(&COUNTERS.purges, 1);
         add(&COUNTERS.purged_bytes, lost as u64);
     }
-    Ok(gone)
+    Ok(())
+}
+
+/// Adds to the range's losses.
+pub(super) fn record(claim: &mut Claim, gone: &[PageRange]) {
+    // A list that was lost as a whole stands for the whole range.
+    let whole = claim.word().has(Word::LOST) && claim.side_mut().losses.is_empty();
+    if !whole {
+        let side = claim.side_mut();
+        side.losses = joined(std::mem::take(&mut side.losses), gone.to_vec());
+    }
+    claim.lost();
 }
 
 /// Undoes [`complete`] right after it, where a range that belongs to the same call could not be completed:
@@ -133,11 +159,26 @@ unsafe fn zero(range: PageRange) -> Result<(), Errno> {
 /// Ends the watch of a range whose pages are all there, or are to read as zeros.
 fn end_watch(claim: &mut Claim) -> Result<(), Errno> {
     if claim.is(flag::WATCHED) {
-        detection::unregister(kind(claim), claim.range())?;
+        detection::unregister(kind(claim), claim.range())
+            .inspect_err(|errno| make_watch_whole(claim, *errno))?;
         claim.clear(NOT_WATCHED);
     }
     claim.set_unclean(false);
     Ok(())
+}
+
+/// An end of the watch has failed. The kernel goes from mapping to mapping, so some may not be watched any
+/// more.
+fn make_watch_whole(claim: &mut Claim, errno: Errno) {
+    if detection::is_closed(errno) || detection::register(kind(claim), claim.range()).is_ok() {
+        return;
+    }
+    claim.clear(flag::WHOLLY_WATCHED | flag::DENSE);
+    if claim.is_offered() {
+        claim.set(flag::SUSPECT);
+    } else {
+        claim.set_unclean(true);
+    }
 }
 
 /// Turns "a watched page is missing" into `false`.

@@ -12,8 +12,8 @@ use crate::runtime::{fork, services, worker};
 use rustix::io::Errno;
 
 /// Takes back the pages of a range that the caller has pinned, if they are offered, and ends what is left of
-/// a watch. Another thread that does so is waited for. `finish` has the claim, and the extents that are gone,
-/// before any other pinner gets on.
+/// a watch. Another thread that does so is waited for. `found` has the claim, and the extents that are gone,
+/// before the range ceases to be offered; after a failure it may hear of them again.
 ///
 /// # Errors
 /// As [`revive::keep_pages`] and [`revive::complete`]; the range stays offered, and the pin is the caller's to take away.
@@ -21,16 +21,16 @@ pub(super) fn settle(
     id: RangeId,
     tracked: &'static Tracked,
     wanted: &(dyn Fn(Word) -> bool + Sync),
-    finish: &mut (dyn FnMut(&mut Claim, Vec<PageRange>) + Send),
+    found: &mut (dyn FnMut(&mut Claim, &[PageRange]) + Send),
 ) -> Result<(), Errno> {
     before_taking_back();
     // Where the process has too many mappings for the split that this may take, what waits to be unmapped goes
     // first: here, without a claim, because that takes locks for which a fork waits that waits for claims.
     let short = |errno: &Errno| *errno == Errno::NOMEM;
-    match services::retry(|| settle_here(id, tracked, wanted, finish), short) {
+    match services::retry(|| settle_here(id, tracked, wanted, found), short) {
         // The background thread has a descriptor that the program cannot close.
         Err(errno) if detection::is_closed(errno) => {
-            let there = worker::on_worker(|| settle_here(id, tracked, wanted, finish));
+            let there = worker::on_worker(|| settle_here(id, tracked, wanted, found));
             there.unwrap_or(Err(errno))
         }
         other => other,
@@ -58,14 +58,13 @@ fn settle_here(
     id: RangeId,
     tracked: &'static Tracked,
     wanted: &dyn Fn(Word) -> bool,
-    finish: &mut dyn FnMut(&mut Claim, Vec<PageRange>),
+    found: &mut dyn FnMut(&mut Claim, &[PageRange]),
 ) -> Result<(), Errno> {
     let Some(mut claim) = claims().claim(id, tracked, wanted) else { return Ok(()) };
     let offered = claim.is_offered();
     let gone = revive::keep_pages(&mut claim)?;
-    let gone = revive::complete(&mut claim, gone)?;
+    revive::complete(&mut claim, &gone, found)?;
     let len = claim.range().len();
-    finish(&mut claim, gone);
     drop(claim);
     if offered {
         stir();

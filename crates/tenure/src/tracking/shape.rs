@@ -94,14 +94,14 @@ pub(super) fn each_gap(map: &IntervalMap, range: PageRange, mut each: impl FnMut
     }
 }
 
-/// The locked map, with the claims of all ranges that overlap, and, unless too many ranges are known, two spare
-/// numbers to cut the first and the last of them with.
-pub(super) fn claimed(range: PageRange) -> (Guard<'static, IntervalMap>, Change) {
+/// The locked map, with the claims of all ranges that overlap, and, unless too many ranges are known, so many
+/// spare numbers to cut them with.
+pub(super) fn claimed(range: PageRange, spares: usize) -> (Guard<'static, IntervalMap>, Change) {
     loop {
         let known = overlapping(range).len();
-        let change = Change::new(known, 2).or_else(|| Change::new(known, 0));
+        let change = Change::new(known, spares).or_else(|| Change::new(known, 0));
         let mut change = change.expect("a change that needs no numbers");
-        let map = lock_with_room(2);
+        let map = lock_with_room(spares);
         match change.claim_overlapping(&map, range) {
             Ok(()) => return (map, change),
             Err(waiting) => {

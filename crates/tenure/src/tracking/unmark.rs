@@ -1,7 +1,8 @@
 //! Making raw ranges non-volatile: their pages are taken back, and each loss is reported to one caller.
 
+use super::offer::may_cut;
 use super::settle;
-use super::shape::{gaps, lock_with_room, overlapping, tracked, Change, Waiting};
+use super::shape::{claimed, gaps, lock_with_room, overlapping, tracked, Change, Waiting};
 use super::side::joined;
 use super::state::{Claim, RangeId, Word};
 use super::{backpressure, claims, detection, revive, TRACKING};
@@ -46,45 +47,18 @@ pub(crate) fn try_unmark(id: RangeId, range: PageRange) -> Fast {
     }
 }
 
-/// Takes the pages of one range back that the caller has just pinned; returns what was lost. `Ok(None)`: it
-/// is another range by now, so [`unmark`] is to be called.
-pub(crate) fn settle_exact(
-    id: RangeId,
-    range: PageRange,
-) -> Result<Option<Vec<PageRange>>, Failed> {
+/// Takes the pages of one range back that the caller has just pinned. `Ok(true)`: all of it is there.
+/// `Ok(false)`: something is lost, or it is another range by now, so [`unmark`] is to be called.
+pub(crate) fn settle_exact(id: RangeId, range: PageRange) -> Result<bool, Failed> {
     let wanted =
         |word: Word| word.has(Word::RAW) && word.has(Word::OFFERED | Word::UNCLEAN | Word::LOST);
-    let mut lost = None;
-    let settled = settle::settle(id, tracked(id), &wanted, &mut |claim, mut gone| {
-        // Marked again meanwhile, perhaps by another unmark of it that failed.
-        if claim.range() != range || claim.word().pins() == 0 {
-            keep_losses(claim, gone);
-            return;
-        }
-        if claim.word().has(Word::LOST) {
-            let before = std::mem::take(&mut claim.side_mut().losses);
-            gone = if before.is_empty() { vec![range] } else { joined(before, gone) };
-            claim.not_lost();
-        }
-        lost = Some(gone);
-    });
-    match settled {
-        Ok(()) => Ok(lost),
+    match settle::settle(id, tracked(id), &wanted, &mut revive::record) {
+        // Lost, cut or marked again meanwhile: the full way.
+        Ok(()) => Ok(matches!(try_unmark(id, range), Fast::Done)),
         Err(errno) => {
             remark(&[Pinned { id, range, uses: None }]);
             Err(Failed::Kernel(errno))
         }
-    }
-}
-
-fn keep_losses(claim: &mut Claim, gone: Vec<PageRange>) {
-    if !gone.is_empty() {
-        let whole = claim.word().has(Word::LOST) && claim.side_mut().losses.is_empty();
-        if !whole {
-            let side = claim.side_mut();
-            side.losses = joined(std::mem::take(&mut side.losses), gone);
-        }
-        claim.lost();
     }
 }
 
@@ -177,25 +151,18 @@ fn take_back(ids: &[RangeId]) -> Result<u64, Errno> {
     for number in 0..claims.len() {
         let claim = &mut claims[number];
         let offered = claim.is_offered();
-        match revive::complete(claim, std::mem::take(&mut gone[number])) {
-            Ok(now_gone) => {
-                if offered {
-                    bytes += claim.range().len() as u64;
-                }
-                gone[number] = now_gone;
-            }
+        match revive::complete(claim, &gone[number], &mut revive::record) {
+            Ok(()) if offered => bytes += claim.range().len() as u64,
+            Ok(()) => {}
             Err(errno) => {
-                for (claim, gone) in claims.iter_mut().zip(gone).take(number) {
-                    if !gone.is_empty() && revive::undo(claim).is_err() {
-                        keep_losses(claim, gone);
-                    }
-                }
+                // What is gone is recorded, whether or not it can be watched again.
+                let done = claims.iter_mut().zip(&gone).take(number);
+                done.filter(|(_, gone)| !gone.is_empty()).for_each(|(claim, _)| {
+                    let _ = revive::undo(claim);
+                });
                 return Err(errno);
             }
         }
-    }
-    for (claim, gone) in claims.iter_mut().zip(gone) {
-        keep_losses(claim, gone);
     }
     Ok(bytes)
 }
@@ -214,13 +181,19 @@ fn all_there(range: PageRange) -> bool {
 /// Takes what is recorded as lost inside `range`: each loss goes to one caller.
 fn take_losses(range: PageRange) -> Vec<PageRange> {
     let mut lost = Vec::new();
-    for id in overlapping(range) {
-        let recorded = |word: Word| word.has(Word::RAW) && word.has(Word::LOST);
-        if let Some(mut claim) = claims().claim(id, tracked(id), recorded) {
-            take_recorded(&mut claim, range, &mut lost);
-        }
+    if is_lost(range) {
+        // All claims at once: a range that is cut meanwhile would take a part of its losses along.
+        let (map, mut change) = claimed(range, 0);
+        drop(map);
+        change.claims.iter_mut().for_each(|claim| take_recorded(claim, range, &mut lost));
     }
     joined(lost, Vec::new())
+}
+
+fn is_lost(range: PageRange) -> bool {
+    let map = TRACKING.map.lock();
+    let lost = map.overlapping(range).any(|id| tracked(id).load().has(Word::LOST));
+    lost
 }
 
 /// Pins every marked range that overlaps, cut to `range`; returns all that overlap.
@@ -228,21 +201,26 @@ fn pin_all(range: PageRange, pinned: &mut Vec<Pinned>) -> Vec<RangeId> {
     loop {
         let known = overlapping(range);
         pinned.reserve(known.len() + 2);
-        let mut change = Change::new(2, 2);
-        let mut map = lock_with_room(2);
-        if !map.overlapping(range).eq(known.iter().copied()) {
-            continue;
-        }
         let ends = [known.first().copied(), known.last().copied()].into_iter().flatten();
-        let crossing = ends.filter(|id| {
+        let crosses = |id: &RangeId| {
             let part = tracked(*id).range();
             tracked(*id).load().pins() == 0 && (part.start < range.start || part.end > range.end)
-        });
-        // Where no more ranges can be known, more than was asked for becomes non-volatile: harmless.
-        if let Some(change) = &mut change {
+        };
+        let watched = |id: &RangeId| crosses(id) && tracked(*id).load().has(Word::OFFERED);
+        // Where no more ranges can be known, or mappings are short, more than was asked for becomes
+        // non-volatile: harmless.
+        let to_cut = ends.clone().any(|id| crosses(&id));
+        let change = if to_cut { Change::new(2, 2) } else { None };
+        let change = change.filter(|_| !ends.clone().any(|id| watched(&id)) || may_cut(range));
+        let mut map = lock_with_room(2);
+        let same = map.overlapping(range).eq(known.iter().copied());
+        if !same || (!to_cut && ends.clone().any(|id| crosses(&id))) {
+            continue;
+        }
+        if let Some(mut change) = change {
             let mut busy = None;
             let mut last = None;
-            for id in crossing.filter(|id| last.replace(*id) != Some(*id)) {
+            for id in ends.filter(|id| last.replace(*id) != Some(*id) && crosses(id)) {
                 match TRACKING.claims.try_claim(id, tracked(id), |_| true) {
                     Some(claim) => change.claims.push(claim),
                     None => busy = Some(id),

@@ -148,8 +148,8 @@ fn unmark_range(call: &'static str, addr: *mut u8, len: usize) -> Result<Vec<Pag
 
 fn settle(call: &'static str, id: RangeId, range: PageRange) -> Result<Vec<PageRange>> {
     match unmark::settle_exact(id, range) {
-        Ok(Some(lost)) => Ok(lost),
-        Ok(None) => unmark::unmark(range).map_err(|failed| not_unmarked(call, range, failed)),
+        Ok(true) => Ok(Vec::new()),
+        Ok(false) => unmark::unmark(range).map_err(|failed| not_unmarked(call, range, failed)),
         Err(failed) => Err(not_unmarked(call, range, failed)),
     }
 }
