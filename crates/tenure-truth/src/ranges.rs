@@ -532,7 +532,8 @@ impl Ranges {
         let pages = self.pages();
         // SAFETY: as in `mark`.
         if let Err(error) = unsafe { volatile::forget(self.at(0), pages * PAGE) } {
-            return judge("forget", &error, &[]);
+            judge("forget", &error, &[]);
+            return self.after_failure(0, pages);
         }
         doing!("unmap");
         self.learn(0, pages.min(MOST_CHECKED));

@@ -151,3 +151,56 @@ fn a_forget_beside_a_mark_leaves_no_page_that_cannot_be_touched() {
     });
     assert!(result.finished(), "{}\n{}", result.status, result.output);
 }
+
+/// A range is cut between the moment when all pages are there and the look at what was lost: the part that was cut
+/// off takes its losses along, and the unmark looks at it, too.
+#[test]
+fn a_mark_beside_an_unmark_takes_no_loss_away() {
+    let result = run_child(this_test!(), &[], || {
+        let (ranges, each) = (500, 4);
+        let mut map = Mapping::anonymous_with(ranges * each * PAGE, PageSize::Base).unwrap();
+        let (base, len) = (map.as_mut_ptr() as usize, ranges * each * PAGE);
+        let last = base + (ranges - 1) * each * PAGE;
+        let mut random = Random(1);
+        let (start, mut took) = (Instant::now(), Duration::ZERO);
+        while start.elapsed() < Duration::from_secs(4) {
+            map.as_mut_slice().fill(1);
+            for i in 0..ranges {
+                let priority = volatile::Priority::new(1 + i as u8 % 2).unwrap();
+                let at = (base + i * each * PAGE) as *mut u8;
+                // SAFETY: inside the mapping, which lives on.
+                unsafe { volatile::mark_with_priority(at, each * PAGE, priority).unwrap() };
+            }
+            // SAFETY: as above.
+            let _ = unsafe { volatile::purge_now(base as *mut u8, len) };
+            let wait = took * random.below(64) as u32 / 64;
+            let mut lost = vec![false; ranges * each];
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    let begin = Instant::now();
+                    while begin.elapsed() < wait {
+                        std::hint::spin_loop();
+                    }
+                    // SAFETY: as above; nobody touches this page.
+                    unsafe { volatile::mark((last + PAGE) as *mut u8, PAGE).unwrap() };
+                });
+                let begin = Instant::now();
+                // SAFETY: as above.
+                let _ = unsafe {
+                    volatile::unmark_with_map(base as *mut u8, len, |gone| {
+                        gone.step_by(PAGE).for_each(|byte| lost[byte / PAGE] = true);
+                    })
+                }
+                .unwrap();
+                took = begin.elapsed();
+            });
+            // SAFETY: as above.
+            let _ = unsafe { volatile::unmark((last + PAGE) as *mut u8, PAGE) }.unwrap();
+            lost[(ranges - 1) * each + 1] = true;
+            for (page, bytes) in map.as_slice().chunks(PAGE).enumerate() {
+                assert!(bytes[0] == 1 || lost[page], "page {page} was reported intact");
+            }
+        }
+    });
+    assert!(result.finished(), "{}\n{}", result.status, result.output);
+}
