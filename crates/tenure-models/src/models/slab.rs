@@ -85,3 +85,44 @@ fn a_look_at_all_ranges_finds_their_chunks() {
         assert_eq!(count, 2);
     });
 }
+
+/// Number 0 is free, and a look passes it before the part above the cut goes there.
+#[test]
+fn a_look_finds_an_address_while_its_range_is_cut() {
+    check("slab, a look beside a cut", 3, Order::Weak, || {
+        let low = TRACKING.slab.spare().unwrap();
+        let whole = {
+            let place = PageRange { start: 0, end: 2 };
+            let spare = TRACKING.slab.spare().unwrap();
+            spare.begin(&TRACKING.claims, place, 0, Word::RAW, 1)
+        };
+        assert_eq!(low.number(), 0);
+        let look = || assert!(TRACKING.slab.holder_of(1).is_some_and(|found| found.1.end == 2));
+        let looker = loom::thread::spawn(look);
+        let mut lower = whole;
+        let upper = lower.split(1, low.take(), 1);
+        TRACKING.slab.moved();
+        lower.shorten(1);
+        drop((lower, upper));
+        looker.join().unwrap();
+    });
+}
+
+/// The look passes the part below before it absorbs the part above, which is free when the look comes there.
+#[test]
+fn a_look_finds_an_address_while_its_range_is_joined() {
+    check("slab, a look beside a join", 3, Order::Weak, || {
+        let begin = |start| {
+            let place = PageRange { start, end: start + 1 };
+            let spare = TRACKING.slab.spare().unwrap();
+            spare.begin(&TRACKING.claims, place, 0, Word::RAW, 1)
+        };
+        let (mut lower, mut upper) = (begin(0), begin(1));
+        let look = || assert!(TRACKING.slab.holder_of(1).is_some_and(|found| found.1.end == 2));
+        let looker = loom::thread::spawn(look);
+        lower.absorb(&mut upper);
+        TRACKING.slab.free(upper);
+        drop(lower);
+        looker.join().unwrap();
+    });
+}

@@ -39,7 +39,7 @@ use crate::runtime::{fork, worker};
 use map::IntervalMap;
 use rustix::io::Errno;
 use slab::Slab;
-use state::{Claims, RangeId, Tracked, Word};
+use state::{Claims, Tracked, Word};
 use std::sync::atomic::AtomicUsize;
 
 /// All tracked ranges of the process.
@@ -83,21 +83,10 @@ pub(crate) enum Standing {
 /// The range that holds the address. Looks at all ranges and takes no lock, because the signal may have
 /// interrupted anything.
 pub(crate) fn look_at(address: usize) -> Option<(PageRange, Standing)> {
-    let (_, range, word) = holder_of(address)?;
+    let (_, range, word) = TRACKING.slab.holder_of(address)?;
     // Lost: a pin has found it purged, and its refill has failed.
     let offered = word.has(Word::OFFERED | Word::LOST);
     Some((range, if offered { Standing::Offered } else { Standing::TakenBack }))
-}
-
-fn holder_of(address: usize) -> Option<(RangeId, PageRange, Word)> {
-    let mut found = None;
-    TRACKING.slab.each(|id, tracked, word| {
-        let range = tracked.range();
-        if (range.start..range.end).contains(&address) {
-            found = Some((id, range, word));
-        }
-    });
-    found
 }
 
 /// Puts one page's contents in place, whole, if it is missing from an offered range.
@@ -106,7 +95,7 @@ fn holder_of(address: usize) -> Option<(RangeId, PageRange, Word)> {
 /// `ENOMEM`: no memory.
 pub(crate) fn fill_page(page: usize, bytes: &[u8]) -> std::result::Result<(), Errno> {
     let fill = || {
-        let Some((id, ..)) = holder_of(page) else { return Ok(()) };
+        let Some((id, ..)) = TRACKING.slab.holder_of(page) else { return Ok(()) };
         let offered = |word: Word| word.has(Word::OFFERED);
         // With the claim no other thread takes the range back and makes the page meanwhile.
         let claim = claims().claim(id, TRACKING.slab.get(id), offered);

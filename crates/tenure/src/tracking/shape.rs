@@ -158,6 +158,9 @@ impl Change {
     fn cut(&mut self, map: &mut IntervalMap, number: usize, at: usize) {
         let spare = self.spares.pop().expect("a spare number for each cut");
         let upper = self.claims[number].split(at, spare.take(), page_size());
+        // In this order, for a signal's handler that looks for an address of the upper part.
+        TRACKING.slab.moved();
+        self.claims[number].shorten(at);
         map.insert(at, upper.id());
         TRACKING.raw.fetch_add(1, Ordering::AcqRel);
         self.claims.insert(number + 1, upper);

@@ -11,6 +11,9 @@ const SIZES: (usize, usize) = (1 << 12, 1 << 13);
 const SIZES: (usize, usize) = (2, 2);
 const CHUNK: usize = SIZES.0;
 const CHUNKS: usize = SIZES.1;
+/// How often [`Slab::holder_of`] looks: an end for a program whose ranges change all the time. Each change that
+/// hides an address from a look has to come right in the middle of it.
+const LOOKS: u32 = 100;
 /// No range.
 const NONE: u32 = u32::MAX;
 
@@ -27,6 +30,9 @@ pub(crate) struct Slab {
     /// The first free number; in the upper half a count of changes, so that an exchange that started from
     /// a list that has changed since fails.
     free: AtomicU64,
+    /// How often addresses have gone from one range to another: moved on when the other one holds them already,
+    /// and the first one holds them still.
+    moves: AtomicU64,
 }
 
 /// A number that is not in use; the holder alone knows of it. It goes back when it is dropped.
@@ -45,6 +51,7 @@ impl Slab {
             made: AtomicU32::new(0),
             live: AtomicU32::new(0),
             free: AtomicU64::new(NONE as u64),
+            moves: AtomicU64::new(0),
         }
     }
 
@@ -56,6 +63,7 @@ impl Slab {
             made: AtomicU32::new(0),
             live: AtomicU32::new(0),
             free: AtomicU64::new(NONE as u64),
+            moves: AtomicU64::new(0),
         }
     }
 
@@ -165,13 +173,47 @@ impl Slab {
         }
     }
 
+    /// The range that holds the address, as it was at some moment of the call. For a signal's handler: it takes
+    /// no lock, and waits for no other thread.
+    pub fn holder_of(&self, address: usize) -> Option<(RangeId, PageRange, Word)> {
+        for _ in 0..LOOKS {
+            let moves = self.moves.load(Ordering::Acquire);
+            let (mut found, mut unsure) = (None, false);
+            self.each(|id, tracked, word| {
+                let range = tracked.range();
+                if (range.start..range.end).contains(&address) {
+                    // Where the word has changed, the start and the length may be of two ranges, one after the
+                    // other.
+                    match tracked.load() == word {
+                        true => found = Some((id, range, word)),
+                        false => unsure = true,
+                    }
+                }
+            });
+            // The address can have gone from a range that the look had not reached to one that it had passed.
+            // Then it was in both when `moves` went on, so without a move one of the two was seen with it. There is
+            // nothing to wait for: a thread in the middle of a change, which may be the one that the signal
+            // has interrupted, has left the address in at least one of the two.
+            if found.is_some() || !unsure && self.moves.load(Ordering::Acquire) == moves {
+                return found;
+            }
+        }
+        None
+    }
+
+    /// Addresses are in two ranges, and about to leave one of them: see [`holder_of`](Slab::holder_of).
+    pub fn moved(&self) {
+        self.moves.fetch_add(1, Ordering::AcqRel);
+    }
+
     fn count(&self, id: RangeId) {
         self.used[id.0 as usize / CHUNK].fetch_add(1, Ordering::AcqRel);
         self.live.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Takes a range out of use.
+    /// Takes a range out of use. Another one may have absorbed it.
     pub fn free(&self, claim: Claim) {
+        self.moved();
         let id = claim.free();
         self.live.fetch_sub(1, Ordering::SeqCst);
         self.used[id.0 as usize / CHUNK].fetch_sub(1, Ordering::AcqRel);

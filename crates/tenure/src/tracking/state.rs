@@ -508,8 +508,8 @@ impl Claim {
         self.tracked.len.store(range.end - range.start, Ordering::Release);
     }
 
-    /// Cuts the range at `at`; the part above becomes the range of `spare`, claimed too and in the same
-    /// state.
+    /// Makes the part above `at` the range of `spare`, claimed too and in the same state. The caller
+    /// [shortens](Claim::shorten) this one then: until then both hold that part.
     pub fn split(&mut self, at: usize, spare: (RangeId, &'static Tracked), page: usize) -> Claim {
         let range = self.range();
         debug_assert!(range.start < at && at < range.end);
@@ -525,11 +525,8 @@ impl Claim {
         new.rest.store(old.rest.load(Ordering::Relaxed), Ordering::Relaxed);
         new.exclusive_at.store(old.exclusive_at.load(Ordering::Relaxed), Ordering::Relaxed);
         new.seen_uses.store(new.load().uses(), Ordering::Relaxed);
-        let upper_side = self
-            .side()
-            .as_mut()
-            .map(|side| Box::new(side.split_off(at, (at - range.start) / page)));
-        *right.side() = upper_side;
+        let pages = (at - range.start) / page;
+        *right.side() = self.side().as_mut().map(|side| Box::new(side.split_off(at, pages)));
         if word.has(Word::LOST) {
             // A part that has nothing in its list has lost nothing, unless the list was lost as a whole.
             let whole = self.side().as_ref().map_or(0, |side| side.losses.len())
@@ -541,8 +538,12 @@ impl Claim {
                 }
             }
         }
-        old.len.store(at - range.start, Ordering::Release);
         right
+    }
+
+    /// Lets the part above `end` go, which [`split`](Claim::split) has made another range.
+    pub fn shorten(&mut self, end: usize) {
+        self.tracked.len.store(end - self.range().start, Ordering::Release);
     }
 
     /// Joins the range right above, which is in the same state and not offered either, to this one. The

@@ -70,19 +70,29 @@ pub fn on_purged_access(handler: fn(Purged) -> bool) -> Result<()> {
         .map_err(|errno| Error::system("on_purged_access", "sigaction(SIGBUS)", errno))
 }
 
+/// How often a page is looked for that its range says is there and that the kernel says is not: an end for a page
+/// whose memory has failed, which stays so.
+const LOOKS: u32 = 10;
+
 fn on_bus(address: usize) -> bool {
     let handler = HANDLER.load(Ordering::Acquire);
     let page = address / page_size() * page_size();
-    match tracking::look_at(address) {
-        Some((range, Standing::Offered)) if !handler.is_null() => {
-            // SAFETY: `HANDLER` only ever holds a pointer made from such a function.
-            let handler: fn(Purged) -> bool = unsafe { std::mem::transmute(handler) };
-            handler(Purged { address, page, range: (range.start, range.len()) })
+    for _ in 0..LOOKS {
+        match tracking::look_at(address) {
+            Some((range, Standing::Offered)) if !handler.is_null() => {
+                // SAFETY: `HANDLER` only ever holds a pointer made from such a function.
+                let handler: fn(Purged) -> bool = unsafe { std::mem::transmute(handler) };
+                return handler(Purged { address, page, range: (range.start, range.len()) });
+            }
+            // Another thread has taken the range back since the touch: the page is there if the kernel says so.
+            // If not, it may have been offered and purged again since the look.
+            Some((_, Standing::TakenBack)) => {
+                if advise::populate_read_plain(PageRange::new(page, page + page_size())).is_ok() {
+                    return true;
+                }
+            }
+            _ => return false,
         }
-        // Another thread has taken the range back since the touch: the page is there if the kernel says so.
-        Some((_, Standing::TakenBack)) => {
-            advise::populate_read_plain(PageRange::new(page, page + page_size())).is_ok()
-        }
-        _ => false,
     }
+    false
 }
