@@ -6,9 +6,15 @@ mod promise_kit;
 use promise_kit::*;
 use std::time::Duration;
 use tenure::volatile::{self, Detection, Refill, Settings};
-use tenure::{Outcome, Volatile};
-use tenure_testkit::seccomp::{Call, Hold};
+use tenure::{Mapping, Outcome, Volatile};
+use tenure_testkit::seccomp::{Call, Errno, Filter, Hold};
 use tenure_testkit::{or_skip, this_test};
+
+fn descriptors(most: u64) {
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: 1024 };
+    // SAFETY: plain numbers; lowering the soft limit closes nothing.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+}
 
 /// What daemons do; the standard streams stay, and what stops calls for the test.
 fn close_everything() {
@@ -92,11 +98,6 @@ fn a_purged_buffer_is_refilled_at_a_pin() {
 #[test]
 fn a_first_use_without_descriptors_does_not_choose_the_detection_for_good() {
     promised(this_test!(), || {
-        let descriptors = |most| {
-            let limit = libc::rlimit { rlim_cur: most, rlim_max: 1024 };
-            // SAFETY: plain numbers; lowering the soft limit closes nothing.
-            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
-        };
         // What works here is found out by a child, whose first use it is.
         let works = forked(|| assert_eq!(volatile::detection(), Detection::Userfaultfd));
         descriptors(3);
@@ -115,6 +116,141 @@ fn a_first_use_without_descriptors_does_not_choose_the_detection_for_good() {
         assert_eq!(pinned.iter().filter(|b| **b == 0).count(), lost);
         if works == Ended::Well {
             assert_eq!(volatile::detection(), Detection::Userfaultfd);
+        }
+    });
+}
+
+const PAGES: usize = 8;
+
+fn offered() -> Mapping {
+    let mut map = filled(PAGES);
+    // SAFETY: the mapping is the caller's, who uses it after an unmark only.
+    unsafe {
+        volatile::mark(map.as_mut_ptr(), map.len()).unwrap();
+        volatile::offer_now(map.as_mut_ptr(), map.len()).unwrap();
+    }
+    map
+}
+
+fn unmark(map: &mut Mapping) -> tenure::Result<Outcome> {
+    // SAFETY: the mapping lives on, and is not locked, protected or unmapped.
+    unsafe { volatile::unmark(map.as_mut_ptr(), map.len()) }
+}
+
+/// In a child that could open no descriptors: all counts as lost, reads zeros, can be written.
+fn is_lost(map: &mut Mapping) {
+    assert_eq!(unmark(map).unwrap(), Outcome::Purged);
+    assert!(map.as_slice().iter().all(|b| *b == 0));
+    refill(map);
+    assert_eq!(unmark(map).unwrap(), Outcome::Intact);
+    assert_eq!(map.as_slice()[PAGE], byte(1));
+}
+
+/// Where no descriptor can be opened: what is marked is not offered, and stays.
+fn is_marked_and_stays(map: &mut Mapping, why: libc::c_int) {
+    // What a fork shares is not offered.
+    refill(map);
+    for _ in 0..2 {
+        // SAFETY: as in `unmark`.
+        unsafe {
+            volatile::mark(map.as_mut_ptr(), map.len()).unwrap();
+            let refused = volatile::offer_now(map.as_mut_ptr(), map.len()).unwrap_err();
+            assert_eq!(refused.errno(), why, "{refused}");
+            assert!(refused.to_string().contains("userfaultfd"), "{refused}");
+        }
+        assert_eq!(unmark(map).unwrap(), Outcome::Intact);
+        assert_eq!(map.as_slice()[PAGE], byte(1));
+    }
+}
+
+#[test]
+fn a_child_made_without_descriptors_takes_memory_back_and_offers_once_there_are_some() {
+    promised(this_test!(), || {
+        needs_userfaultfd!();
+        let (mut early, mut late, mut own) = (offered(), offered(), filled(PAGES));
+        // Known, so that it can be marked without a look at the mappings, which takes a descriptor.
+        let at = own.as_mut_ptr();
+        // SAFETY: as in `unmark`.
+        unsafe { volatile::mark(at, own.len()).unwrap() };
+        assert_eq!(unmark(&mut own).unwrap(), Outcome::Intact);
+        let mut buffers = [(); 2].map(|()| Volatile::new(PAGES * PAGE).unwrap());
+        for buffer in &mut buffers {
+            buffer.pin_mut().unwrap().fill(7);
+            buffer.offer_now().unwrap();
+        }
+        descriptors(3);
+        let ended = forked(|| {
+            is_lost(&mut early);
+            assert_eq!(buffers[0].pin().unwrap().outcome(), Outcome::Purged);
+            buffers[0].pin_mut().unwrap().fill(8);
+            buffers[0].restored();
+            assert!(buffers[0].offer_now().is_err());
+            assert!(buffers[0].pin().unwrap().iter().all(|b| *b == 8));
+            is_marked_and_stays(&mut own, libc::EMFILE);
+            descriptors(1024);
+            buffers[0].offer_now().unwrap();
+            assert!(waited(|| buffers[0].purge_now().unwrap() == PAGES * PAGE));
+            assert_eq!(buffers[0].pin().unwrap().outcome(), Outcome::Purged);
+            assert_eq!(buffers[1].pin().unwrap().outcome(), Outcome::Purged);
+            is_lost(&mut late);
+            for map in [&mut early, &mut late, &mut own] {
+                // SAFETY: as in `unmark`.
+                unsafe { volatile::mark(map.as_mut_ptr(), map.len()).unwrap() };
+                assert!(purge(map.as_mut_ptr(), map.len()));
+                is_lost(map);
+            }
+        });
+        descriptors(1024);
+        assert_eq!(ended, Ended::Well);
+        // The parent's are not touched by that.
+        for map in [&mut early, &mut late] {
+            if unmark(map).unwrap() == Outcome::Intact {
+                assert_eq!(map.as_slice()[PAGE], byte(1));
+            }
+        }
+    });
+}
+
+#[test]
+fn a_child_that_opens_descriptors_first_offers_at_once() {
+    promised(this_test!(), || {
+        needs_userfaultfd!();
+        let (mut early, mut own) = (offered(), filled(PAGES));
+        descriptors(3);
+        let ended = forked(|| {
+            descriptors(1024);
+            // What a fork shares is not offered.
+            refill(&mut own);
+            // SAFETY: as in `unmark`.
+            unsafe { volatile::mark(own.as_mut_ptr(), own.len()).unwrap() };
+            assert!(purge(own.as_mut_ptr(), own.len()));
+            is_lost(&mut own);
+            is_lost(&mut early);
+        });
+        assert_eq!(ended, Ended::Well);
+    });
+}
+
+#[test]
+fn a_child_in_which_userfaultfd_is_forbidden_takes_memory_back() {
+    promised(this_test!(), || {
+        needs_userfaultfd!();
+        let (mut early, mut own) = (offered(), filled(PAGES));
+        let forbidden = Filter::new()
+            .refuse(Call::Userfaultfd, Errno::PERM)
+            .refuse(Call::UserfaultfdDevice, Errno::PERM);
+        or_skip!(forbidden.install_this_thread());
+        let ended = forked(|| {
+            is_lost(&mut early);
+            // SAFETY: as in `unmark`.
+            unsafe { volatile::forget(early.as_mut_ptr(), early.len()).unwrap() };
+            is_marked_and_stays(&mut own, libc::EPERM);
+            // A child of this child finds none either.
+            assert_eq!(forked(|| is_marked_and_stays(&mut own, libc::EPERM)), Ended::Well);
+        });
+        assert_eq!(ended, Ended::Well);
+        if unmark(&mut early).unwrap() == Outcome::Intact {
+            assert_eq!(early.as_slice()[PAGE], byte(1));
         }
     });
 }

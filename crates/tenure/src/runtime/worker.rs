@@ -13,7 +13,7 @@ use crate::os::pressure::{Heard, PressureWatch};
 use crate::os::thread::spawn_quiet;
 use crate::os::{generation, uffd};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// The process's background thread.
@@ -23,6 +23,10 @@ struct Worker {
     state: AtomicU32,
     /// Rung when `state` changes.
     changed: Event,
+    /// How often a thread was started, which is also the number of the one that runs.
+    starts: AtomicU64,
+    /// The threads up to this number are to end.
+    end: AtomicU64,
     /// Whether the thread has a descriptor table of its own.
     guarded: AtomicBool,
     /// Whether a thread listens for pressure.
@@ -41,6 +45,8 @@ static WORKER: Worker = Worker {
     mailbox: Mailbox::new(),
     state: AtomicU32::new(NONE),
     changed: Event::new(),
+    starts: AtomicU64::new(0),
+    end: AtomicU64::new(0),
     guarded: AtomicBool::new(false),
     listening: AtomicBool::new(false),
     kept: [const { AtomicI32::new(-1) }; KEPT],
@@ -89,7 +95,8 @@ pub(crate) fn start(call: &'static str) -> Result<()> {
             Err(_) => WORKER.changed.wait_until(|| state.load(Ordering::Acquire) != STARTING),
         }
     }
-    let started = spawn_quiet("tenure-keeper", run);
+    let number = WORKER.starts.fetch_add(1, Ordering::AcqRel) + 1;
+    let started = spawn_quiet("tenure-keeper", move || run(number));
     if started.is_err() {
         set_state(NONE);
     }
@@ -114,11 +121,24 @@ pub(crate) fn start(call: &'static str) -> Result<()> {
 /// # Errors
 /// As [`start`].
 pub(crate) fn restart(call: &'static str) -> Result<()> {
-    if running() {
+    let process = generation::current();
+    let before = WORKER.starts.load(Ordering::Acquire);
+    let is_new = || WORKER.starts.load(Ordering::Acquire) != before;
+    loop {
+        start(call)?;
+        // Any thread that was started since will do, whoever started it: it looks at the descriptors after
+        // its start was counted. To wait until none runs could take for ever where two threads do this.
+        if is_new() {
+            // It may be starting still.
+            return start(call);
+        }
+        // By number, so that it does not end a thread that another caller has started meanwhile.
+        WORKER.end.fetch_max(before, Ordering::AcqRel);
         WORKER.mailbox.post(END);
-        WORKER.changed.wait_until(|| WORKER.state.load(Ordering::Acquire) != RUNNING);
+        let ended = || WORKER.state.load(Ordering::Acquire) != RUNNING || is_new();
+        // A child of a raw clone has no such thread.
+        WORKER.changed.wait_until(|| ended() || generation::current() != process);
     }
-    start(call)
 }
 
 fn set_state(state: u32) {
@@ -180,7 +200,7 @@ enum Due {
     WhenStirred,
 }
 
-fn run() {
+fn run(number: u64) {
     IS_WORKER.set(true);
     // Where the table cannot be unshared (before 5.9, or refused) the program's own is used: all works as
     // long as the program closes no descriptor that is not its own.
@@ -194,8 +214,8 @@ fn run() {
         }
     }
     let private = uffd::private_descriptor_table(&mut keep[..count]).is_ok();
-    // The program may have closed them before.
-    let there = keep[..count].iter().all(|fd| uffd::is_userfaultfd(*fd));
+    // There may be none yet, or the program may have closed them before.
+    let there = count > 0 && keep[..count].iter().all(|fd| uffd::is_userfaultfd(*fd));
     WORKER.guarded.store(private && there, Ordering::Release);
     listen();
     set_state(RUNNING);
@@ -206,7 +226,7 @@ fn run() {
         if wanted & JOBS != 0 {
             job::run_all(WORKER.mailbox.take_jobs());
         }
-        if wanted & END != 0 {
+        if wanted & END != 0 && number <= WORKER.end.load(Ordering::Acquire) {
             // What else was wanted is the next thread's.
             WORKER.mailbox.post(wanted & !END);
             set_state(NONE);
@@ -294,4 +314,39 @@ fn listen() {
     // Without that thread pressure is noticed at the next visit.
     let started = spawn_quiet("tenure-pressure", hear);
     WORKER.listening.store(started.is_ok(), Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::sync::Arc;
+
+    /// Others start the thread anew before a caller that has ended it looks.
+    #[test]
+    fn restarts_end_though_others_start_the_thread_too() {
+        let over = Arc::new(AtomicBool::new(false));
+        let (ended, wait) = mpsc::channel();
+        for _ in 0..2 {
+            let ended = ended.clone();
+            std::thread::spawn(move || {
+                for _ in 0..100 {
+                    restart("test").unwrap();
+                    assert_eq!(on_worker(|| 7), Some(7));
+                }
+                ended.send(()).unwrap();
+            });
+        }
+        for _ in 0..6 {
+            let over = over.clone();
+            std::thread::spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    start("test").unwrap();
+                }
+            });
+        }
+        let both = [(); 2].map(|()| wait.recv_timeout(Duration::from_secs(60)));
+        over.store(true, Ordering::Relaxed);
+        assert_eq!(both, [Ok(()); 2], "a restart did not end");
+    }
 }

@@ -136,10 +136,17 @@ fn passing(call: &'static str, errno: Errno) -> Error {
 /// Opens the userfaultfd of a kind unless it is open.
 fn open(kind: Kind) -> std::result::Result<(), Errno> {
     if raw(kind) < 0 {
-        let fd = high(uffd::open(kind.features())?);
-        kind.place().store(fd.into_raw_fd(), Ordering::Release);
+        put(kind, open_new(kind)?);
     }
     Ok(())
+}
+
+fn open_new(kind: Kind) -> std::result::Result<OwnedFd, Errno> {
+    Ok(high(uffd::open(kind.features())?))
+}
+
+fn put(kind: Kind, fd: OwnedFd) {
+    kind.place().store(fd.into_raw_fd(), Ordering::Release);
 }
 
 /// The same file under a high number: programs hand out and close the low ones.
@@ -155,12 +162,21 @@ pub(crate) fn raw(kind: Kind) -> RawFd {
 /// Registers a range. On the background thread only: the program cannot close that thread's copy of the
 /// descriptor, or put another file in its place.
 pub(super) fn register(kind: Kind, range: PageRange) -> std::result::Result<(), Errno> {
-    uffd::register(raw(kind), range)
+    match raw(kind) {
+        // Why there is none says more than that there is none.
+        ..0 => Err(Errno::from_raw_os_error(NOT_OPENED.load(Ordering::Acquire))),
+        fd => uffd::register(fd, range),
+    }
 }
 
 /// Ends a registration. [`is_closed`] tells of the error whether the background thread has to do it.
 pub(super) fn unregister(kind: Kind, range: PageRange) -> std::result::Result<(), Errno> {
-    uffd::unregister(raw(kind), range)
+    match raw(kind) {
+        // Nothing is registered: a child inherits no registrations, and those of a lost descriptor ended
+        // with it.
+        ..0 => Ok(()),
+        fd => uffd::unregister(fd, range),
+    }
 }
 
 /// Whether the error means that the program has closed the calling thread's copy of a descriptor, or has put
@@ -198,36 +214,75 @@ pub(super) fn forget_descriptors() {
 }
 
 /// Forgets the descriptors and opens new ones: in a child, whose copies act on the parent's memory, and
-/// where they are [lost](is_lost). System calls only.
+/// where they are [lost](is_lost). All or none: after an error there are none, and the next call that needs
+/// them tries again. A process that uses userfaultfd has both kinds, so that what it had before, which may be
+/// none, is not asked. System calls only.
 pub(super) fn reopen() -> std::result::Result<(), Errno> {
-    for kind in [Kind::Sigbus, Kind::Refill] {
-        let old = kind.place().swap(-1, Ordering::AcqRel);
-        if old < 0 {
-            continue;
+    forget_descriptors();
+    let opened = open_new(Kind::Sigbus).and_then(|fd| Ok((fd, open_new(Kind::Refill)?)));
+    match opened {
+        Ok((sigbus, refill)) => {
+            put(Kind::Refill, refill);
+            put(Kind::Sigbus, sigbus);
+            Ok(())
         }
-        uffd::close_if_ours(old);
-        let fd = high(uffd::open(kind.features())?);
-        kind.place().store(fd.into_raw_fd(), Ordering::Release);
+        Err(errno) => {
+            NOT_OPENED.store(errno.raw_os_error(), Ordering::Release);
+            Err(errno)
+        }
     }
-    Ok(())
+}
+
+/// Why there are no descriptors, if they could not be opened.
+static NOT_OPENED: AtomicI32 = AtomicI32::new(Errno::BADF.raw_os_error());
+
+/// Whether this process uses userfaultfd and has no descriptor. Two loads.
+pub(crate) fn is_missing() -> bool {
+    by_userfaultfd() && raw(Kind::Sigbus) < 0
+}
+
+/// Opens the descriptors where they are [missing](is_missing), if they can be opened by now. What the failure
+/// found offered is suspect since, and nothing could be offered in the meantime.
+#[inline]
+pub(super) fn open_missing() {
+    if is_missing() && !worker::is_worker() {
+        one_at_a_time(|| {
+            if is_missing() {
+                replace();
+            }
+        });
+    }
 }
 
 /// The descriptors are [lost](is_lost), so what is offered can have been discarded unseen: has `suspect` say
-/// so of every range, opens new ones, and gives the background thread copies. One thread does it; others
-/// that come wait.
+/// so of every range, opens new ones, and gives the background thread copies. Where none can be opened the
+/// next call tries again.
 pub(super) fn recover(suspect: impl FnOnce()) {
-    while RECOVERING.swap(true, Ordering::AcqRel) {
-        DECISION.changed.wait_until(|| !RECOVERING.load(Ordering::Acquire));
-        if !is_lost() {
-            return;
+    one_at_a_time(|| {
+        if is_lost() {
+            // Where they are missing that has been said of what is offered, see `open_missing`.
+            if !is_missing() {
+                suspect();
+            }
+            replace();
         }
-    }
-    if is_lost() {
-        suspect();
-        let _ = reopen();
+    });
+}
+
+fn replace() {
+    if reopen().is_ok() {
         OPENED.fetch_add(1, Ordering::AcqRel);
+        // It works with the program's descriptors, too, if no thread can be made.
         let _ = worker::restart("detection");
     }
+}
+
+/// One thread replaces descriptors; others that come wait.
+fn one_at_a_time(act: impl FnOnce()) {
+    while RECOVERING.swap(true, Ordering::AcqRel) {
+        DECISION.changed.wait_until(|| !RECOVERING.load(Ordering::Acquire));
+    }
+    act();
     RECOVERING.store(false, Ordering::Release);
     DECISION.changed.ring();
 }

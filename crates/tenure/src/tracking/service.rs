@@ -33,10 +33,12 @@ static SERVICE: Service = Service {
 /// `ENOMEM`: no userfaultfd can be opened now; the next call tries again. `EAGAIN`: no thread.
 pub(crate) fn ready(call: &'static str) -> Result<()> {
     watch_forks();
-    if worker::running() && READY.load(Ordering::Acquire) == 1 {
-        return Ok(());
+    if !worker::running() || READY.load(Ordering::Acquire) != 1 {
+        get_ready(call)?;
     }
-    get_ready(call)
+    // A child that could open no descriptors may be able to by now. Until then nothing is offered in it.
+    detection::open_missing();
+    Ok(())
 }
 
 /// 1: detection is decided, and the kernel knows MADV_FREE.

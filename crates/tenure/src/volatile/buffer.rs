@@ -183,7 +183,9 @@ impl Volatile {
     /// # Errors
     /// `EINVAL`: pinned. Others as [`super::offer_now`].
     pub fn offer_now(&self) -> Result<()> {
-        self.inner.memory.offer_now().map_err(|r| self.refused("Volatile::offer_now", r))
+        let call = "Volatile::offer_now";
+        tracking::ready(call)?;
+        self.inner.memory.offer_now().map_err(|r| self.refused(call, r))
     }
 
     /// [`Volatile::offer_now`], and has the kernel discard them; answers how many bytes are gone.
@@ -191,7 +193,9 @@ impl Volatile {
     /// # Errors
     /// As [`Volatile::offer_now`].
     pub fn purge_now(&self) -> Result<usize> {
-        self.inner.memory.purge_now().map_err(|r| self.refused("Volatile::purge_now", r))
+        let call = "Volatile::purge_now";
+        tracking::ready(call)?;
+        self.inner.memory.purge_now().map_err(|r| self.refused(call, r))
     }
 
     fn refused(&self, call: &'static str, refusal: Refusal) -> Error {

@@ -29,7 +29,12 @@ pub(super) fn error(
             return Error::system(call, why, Errno::BUSY).on(range.start, range.len());
         }
         Refusal::Kernel(errno) => {
-            return Error::system(call, "madvise(MADV_FREE)", errno).on(range.start, range.len());
+            // In a child that could open none; `errno` says why.
+            let what = match crate::tracking::detection::is_missing() {
+                true => "opening a userfaultfd, which is tried again at the next call,",
+                false => "madvise(MADV_FREE)",
+            };
+            return Error::system(call, what, errno).on(range.start, range.len());
         }
     };
     Error::new(kind, call, why, remedy).on(range.start, range.len())
