@@ -46,7 +46,8 @@ pub(super) fn before_taking_back() {
             TRACKING.slab.each(|_, tracked, word| {
                 tracked.not_watched();
                 tracked.not_refilled();
-                if word.has(Word::OFFERED) {
+                // Claimed: perhaps by a thread that is about to offer it as watched.
+                if word.has(Word::OFFERED | Word::CLAIMED) {
                     tracked.suspect();
                 }
             });
