@@ -6,8 +6,10 @@ use super::place::{SEGMENTS, UNIT};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::{Mapping, PageSize};
 use crate::os;
+use crate::range::PageRange;
 use crate::sync::prefetch;
 use crate::tracking::owned::OwnedRange;
+use crate::tracking::side::joined;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::OnceLock;
@@ -125,13 +127,14 @@ impl Segment {
     /// Takes back what the kernel may have taken; answers how many bytes are gone. The caller has
     /// it pinned.
     pub fn settle(&self) -> std::result::Result<usize, Errno> {
-        let mut gone = 0;
+        let mut gone = Vec::new();
         let base = self.base.load(Ordering::Acquire);
         self.range.settle(&mut |extent| {
-            gone += extent.len();
+            gone.push(extent);
             self.lose(extent.start - base, extent.len());
         })?;
-        Ok(gone)
+        // A try that failed first may have told the same.
+        Ok(joined(gone, Vec::new()).iter().map(PageRange::len).sum())
     }
 
     /// Takes a pin away.

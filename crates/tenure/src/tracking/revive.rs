@@ -63,19 +63,25 @@ pub(super) fn complete(
         return end_watch(claim);
     }
     let range = claim.range();
+    // Asked once, after `keep_pages`: another thread may find at any time that the descriptors are lost.
+    let suspect = claim.is(flag::SUSPECT) || detection::is_lost();
     let found_now;
-    let gone = if detection::by_userfaultfd() {
-        gone
-    } else {
-        found_now = take_back_by_words(claim);
-        &found_now
+    let gone = match (detection::by_userfaultfd(), suspect) {
+        (true, false) => gone,
+        (true, true) => &[range],
+        (false, _) => {
+            found_now = take_back_by_words(claim, suspect);
+            &found_now[..]
+        }
     };
     if !gone.is_empty() {
         found(claim, gone);
     }
     if detection::by_userfaultfd() {
-        end_if_done(claim, gone)?;
+        end_if_done(claim, gone, suspect)?;
     }
+    // Also where it came after that: the pages have been kept.
+    claim.clear(flag::SUSPECT);
     if let Some(side) = claim.side() {
         (side.words, side.told) = (None, None);
     }
@@ -117,15 +123,15 @@ pub(super) fn undo(claim: &mut Claim) -> Result<(), Errno> {
 }
 
 /// Ends the watch unless the range keeps it.
-fn end_if_done(claim: &mut Claim, gone: &[PageRange]) -> Result<(), Errno> {
+fn end_if_done(claim: &mut Claim, gone: &[PageRange], suspect: bool) -> Result<(), Errno> {
     let range = claim.range();
-    if claim.is(flag::SUSPECT) {
+    if suspect {
         // Whatever the flags say: a child may have registered a part.
         detection::unregister(kind(claim), range)?;
         // SAFETY: the range is offered, so its contents may be gone at any time; all of it is reported as
         // lost.
         unsafe { zero(range)? };
-        claim.clear(flag::SUSPECT | NOT_WATCHED);
+        claim.clear(NOT_WATCHED);
         return Ok(());
     }
     if gone.is_empty() && !claim.is_raw() {
@@ -154,6 +160,19 @@ fn end_if_done(claim: &mut Claim, gone: &[PageRange]) -> Result<(), Errno> {
 unsafe fn zero(range: PageRange) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
     unsafe { advise::drop_pages(range) }
+}
+
+/// [`zero`], also where the kernel refuses, for pages that were locked meanwhile, for instance.
+///
+/// # Safety
+/// As [`zero`]; mapped and writable.
+unsafe fn make_zero(range: PageRange) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if zero(range).is_err() {
+            std::ptr::write_bytes(range.start as *mut u8, 0, range.len());
+        }
+    }
 }
 
 /// Ends the watch of a range whose pages are all there, or are to read as zeros.
@@ -257,9 +276,15 @@ fn salvage_by_page(range: PageRange) -> Result<Vec<PageRange>, Errno> {
 /// Detection by words: a purged page reads as zeros, so a page whose remembered word is still there was not
 /// purged. A page whose word changed counts as lost: a write after a purge cannot be told from a write
 /// before it.
-fn take_back_by_words(claim: &mut Claim) -> Vec<PageRange> {
+fn take_back_by_words(claim: &mut Claim, suspect: bool) -> Vec<PageRange> {
     let (range, page) = (claim.range(), page_size());
-    let words = claim.side().as_mut().and_then(|side| side.words.take()).unwrap_or_default();
+    let words = claim.side().as_mut().and_then(|side| side.words.take());
+    // In a child of a raw clone whose parent had the claim there are none.
+    let Some(words) = words.filter(|_| !suspect) else {
+        // SAFETY: the pages are reported as lost.
+        unsafe { make_zero(range) };
+        return vec![range];
+    };
     let mut gone: Vec<PageRange> = Vec::new();
     for (i, at) in (range.start..range.end).step_by(page).enumerate() {
         let place = words.place.get(i).copied().unwrap_or(NO_WORD);
@@ -270,12 +295,8 @@ fn take_back_by_words(claim: &mut Claim) -> Vec<PageRange> {
         }
         let lost = PageRange::new(at, at + page);
         // A page that was written after its purge may hold a part of something.
-        // SAFETY: the page is reported as lost.
-        if unsafe { zero(lost) }.is_err() {
-            // Locked meanwhile, for instance.
-            // SAFETY: mapped and writable, as above, and lost.
-            unsafe { std::ptr::write_bytes(at as *mut u8, 0, page) };
-        }
+        // SAFETY: the page is reported as lost; mapped and writable, as above.
+        unsafe { make_zero(lost) };
         match gone.last_mut() {
             Some(last) if last.end == at => last.end = at + page,
             _ => gone.push(lost),

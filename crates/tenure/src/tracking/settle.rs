@@ -43,11 +43,12 @@ pub(super) fn before_taking_back() {
     fork::look();
     if detection::is_lost() && !worker::is_worker() {
         detection::recover(|| {
-            TRACKING.slab.each(|_, tracked, word| {
+            TRACKING.slab.each(|_, tracked, _| {
                 tracked.not_watched();
                 tracked.not_refilled();
-                // Claimed: perhaps by a thread that is about to offer it as watched.
-                if word.has(Word::OFFERED | Word::CLAIMED) {
+                // Claimed: perhaps by a thread that is about to offer it as watched. Looked at after the
+                // flags went: whoever claims it later does not find them.
+                if tracked.load().has(Word::OFFERED | Word::CLAIMED) {
                     tracked.suspect();
                 }
             });

@@ -110,35 +110,35 @@ pub(crate) fn unmark(range: PageRange) -> Result<Vec<PageRange>, Failed> {
     let mut pinned = Vec::new();
     loop {
         let known = pin_all(range, &mut pinned);
+        let mut bytes = 0;
         // As in `settle`: without a claim, what waits to be unmapped goes first.
         let short = |errno: &Errno| *errno == Errno::NOMEM;
-        let mut taken = services::retry(|| take_back(&known), short);
+        let mut taken = services::retry(|| take_back(&known, &mut bytes), short);
         if matches!(&taken, Err(errno) if detection::is_closed(*errno)) {
             // The background thread has a descriptor that the program cannot close.
-            taken = worker::on_worker(|| take_back(&known)).unwrap_or(taken);
+            taken = worker::on_worker(|| take_back(&known, &mut bytes)).unwrap_or(taken);
         }
-        match taken {
-            // What was lost is taken when nothing is left to do: another thread that unmarks meanwhile
-            // either hears of it or waits for it.
-            Ok(0) if all_there(range) => return Ok(take_losses(range)),
-            // Another thread may have cut or marked a range meanwhile: once more.
-            Ok(bytes) => {
-                if bytes > 0 {
-                    super::wake::stir();
-                    backpressure::exposed(bytes);
-                }
-            }
-            Err(errno) => {
-                remark(&pinned);
-                return Err(Failed::Kernel(errno));
+        if bytes > 0 {
+            super::wake::stir();
+            backpressure::exposed(bytes);
+        }
+        if let Err(errno) = taken {
+            remark(&pinned);
+            return Err(Failed::Kernel(errno));
+        }
+        // What was lost is taken when nothing is left to do: another thread that unmarks meanwhile either
+        // hears of it or waits for it. Another thread may have cut or marked a range meanwhile: once more.
+        if bytes == 0 && all_there(range) {
+            if let Some(lost) = take_losses(range) {
+                return Ok(lost);
             }
         }
     }
 }
 
 /// Takes all of these ranges back, or none: as long as one of them fails, all stay offered and watched. What
-/// is gone is recorded. Returns how many bytes came back.
-fn take_back(ids: &[RangeId]) -> Result<u64, Errno> {
+/// is gone is recorded. Adds to `bytes` how many came back.
+fn take_back(ids: &[RangeId], bytes: &mut u64) -> Result<(), Errno> {
     let wanted = |word: Word| {
         word.has(Word::RAW) && word.pins() > 0 && word.has(Word::OFFERED | Word::UNCLEAN)
     };
@@ -147,12 +147,11 @@ fn take_back(ids: &[RangeId]) -> Result<u64, Errno> {
     for claim in &mut claims {
         gone.push(revive::keep_pages(claim)?);
     }
-    let mut bytes = 0;
     for number in 0..claims.len() {
         let claim = &mut claims[number];
         let offered = claim.is_offered();
         match revive::complete(claim, &gone[number], &mut revive::record) {
-            Ok(()) if offered => bytes += claim.range().len() as u64,
+            Ok(()) if offered => *bytes += claim.range().len() as u64,
             Ok(()) => {}
             Err(errno) => {
                 // What is gone is recorded, whether or not it can be watched again.
@@ -164,30 +163,39 @@ fn take_back(ids: &[RangeId]) -> Result<u64, Errno> {
             }
         }
     }
-    Ok(bytes)
+    Ok(())
 }
 
-/// Whether no part of the range is volatile or offered.
+/// A range that needs nothing more. One that another thread has claimed may: that thread may fail, and offer it
+/// again.
+fn is_there(word: Word) -> bool {
+    word.pins() > 0 && !word.has(Word::OFFERED | Word::UNCLEAN)
+}
+
+/// Whether no part of the range is volatile or offered, or may be so soon.
 fn all_there(range: PageRange) -> bool {
     let map = TRACKING.map.lock();
-    let unfinished = Word::OFFERED | Word::UNCLEAN;
     let there = map.overlapping(range).all(|id| {
         let word = tracked(id).load();
-        word.pins() > 0 && !word.has(unfinished)
+        is_there(word) && !word.has(Word::CLAIMED)
     });
     there
 }
 
-/// Takes what is recorded as lost inside `range`: each loss goes to one caller.
-fn take_losses(range: PageRange) -> Vec<PageRange> {
+/// Takes what is recorded as lost inside `range`: each loss goes to one caller. `None`: a part is not there any
+/// more.
+fn take_losses(range: PageRange) -> Option<Vec<PageRange>> {
     let mut lost = Vec::new();
     if is_lost(range) {
         // All claims at once: a range that is cut meanwhile would take a part of its losses along.
         let (map, mut change) = claimed(range, 0);
         drop(map);
+        if !change.claims.iter().all(|claim| is_there(claim.word())) {
+            return None;
+        }
         change.claims.iter_mut().for_each(|claim| take_recorded(claim, range, &mut lost));
     }
-    joined(lost, Vec::new())
+    Some(joined(lost, Vec::new()))
 }
 
 fn is_lost(range: PageRange) -> bool {
@@ -211,13 +219,13 @@ fn pin_all(range: PageRange, pinned: &mut Vec<Pinned>) -> Vec<RangeId> {
         // non-volatile: harmless.
         let to_cut = ends.clone().any(|id| crosses(&id));
         let change = if to_cut { Change::new(2, 2) } else { None };
-        let change = change.filter(|_| !ends.clone().any(|id| watched(&id)) || may_cut(range));
+        let mut change = change.filter(|_| !ends.clone().any(|id| watched(&id)) || may_cut(range));
         let mut map = lock_with_room(2);
         let same = map.overlapping(range).eq(known.iter().copied());
         if !same || (!to_cut && ends.clone().any(|id| crosses(&id))) {
             continue;
         }
-        if let Some(mut change) = change {
+        if let Some(change) = &mut change {
             let mut busy = None;
             let mut last = None;
             for id in ends.filter(|id| last.replace(*id) != Some(*id) && crosses(id)) {

@@ -46,8 +46,9 @@ pub unsafe fn mark_with_priority(addr: *mut u8, len: usize, priority: Priority) 
 
 /// Makes `[addr, addr + len)` non-volatile and tells whether all of it is still there. Pages that
 /// are gone read as zeros and can be written. Parts that were never marked count as intact.
-/// Where the process has half of the mappings that `vm.max_map_count` allows, a range that was marked as one
-/// and is offered is taken back whole, since to cut it costs mappings: mark the rest again.
+/// Where the process has half of the mappings that `vm.max_map_count` allows, an offered range is
+/// taken back whole, since to cut it costs mappings. That may be more than was marked with one call: neighbours
+/// are offered as one. Mark the rest again.
 ///
 /// # Cost
 /// No system call for a range that was not offered (about 30 ns, whatever its size). Offered: one
