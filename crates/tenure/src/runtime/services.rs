@@ -6,7 +6,7 @@
 
 use super::rank::Rank;
 use crate::range::PageRange;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// See the module's head. Functions that a service does not need do nothing.
@@ -93,6 +93,10 @@ pub(crate) fn register(service: &'static Service) -> ServiceId {
             return ServiceId(number);
         }
         if there.is_null() {
+            if MADE_UP.load(Ordering::Acquire) {
+                (service.recover)();
+                (service.reset_in_child)(true);
+            }
             let null = std::ptr::null_mut();
             match place.compare_exchange(null, new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return ServiceId(number),
@@ -103,6 +107,11 @@ pub(crate) fn register(service: &'static Service) -> ServiceId {
     }
     unreachable!("tenure: more than {MOST} services: {} is one too many", service.name)
 }
+
+/// This process is a child whose handlers did not run, or a child of one. What such a child finds is not the
+/// memory of one moment, because a raw `clone` copies page by page while other threads go on: a service may be
+/// in use there, by threads that do not exist, and not be registered. So it is reset when it is.
+static MADE_UP: AtomicBool = AtomicBool::new(false);
 
 /// The registered services and their numbers.
 pub(crate) fn all() -> impl Iterator<Item = (ServiceId, &'static Service)> {
@@ -173,6 +182,7 @@ pub(crate) fn recover_all(wanted: impl Fn(ServiceId) -> bool) {
 pub(crate) fn reset_in_child(missed: bool) {
     if missed {
         HELD.store(0, Ordering::Relaxed);
+        MADE_UP.store(true, Ordering::Release);
     }
     let (sorted, count) = by_rank();
     for (_, service) in sorted[..count].iter().flatten() {
