@@ -207,12 +207,32 @@ fn take(turn: &Turn, slice: f64, without: &str) -> (tally::Counts, String, Optio
     release(tally);
     let (name, seed) = (turn.config.name, turn.seed);
     let mut text = format!("{name}, seed {seed}:\n");
-    for line in
-        said.lines().chain(printed.lines().rev().take(12).collect::<Vec<_>>().into_iter().rev())
-    {
+    for line in said.lines().chain(worth_reading(&printed)) {
         text += &format!("  {line}\n");
     }
     (counts, text, None)
+}
+
+/// The last of what a turn printed. Of a backtrace it keeps the first frames of tenure's own code:
+/// whole, it would push out what the panic says.
+fn worth_reading(printed: &str) -> Vec<&str> {
+    const OWN_FRAMES: usize = 12;
+    let mut own_frames = 0;
+    let mut kept = Vec::new();
+    for line in printed.lines() {
+        let start = line.trim_start();
+        if start.starts_with("stack backtrace") || line.contains("panicked at") {
+            own_frames = 0;
+        }
+        if start.starts_with("at ") || line.contains("   0x") {
+            own_frames += usize::from(line.contains("tenure"));
+            if !line.contains("tenure") || own_frames > OWN_FRAMES {
+                continue;
+            }
+        }
+        kept.push(line);
+    }
+    kept.split_off(kept.len().saturating_sub(60))
 }
 
 fn prepare() -> std::io::Result<(&'static Tally, File, File)> {

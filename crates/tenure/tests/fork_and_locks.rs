@@ -5,6 +5,7 @@ mod promise_kit;
 
 use promise_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use tenure::volatile::{self, Refill, Settings};
 use tenure::{Cache, Outcome, Volatile};
@@ -181,6 +182,32 @@ fn a_child_of_a_raw_clone_can_offer() {
             assert_eq!(other.pin().unwrap().outcome(), Outcome::Intact);
         });
         assert_eq!(ended, Ended::Well);
+    });
+}
+
+#[test]
+fn two_threads_of_a_raw_clones_child_make_the_first_caches() {
+    promised(this_test!(), || {
+        let object = Volatile::new(4 * PAGE).unwrap();
+        for _ in 0..20 {
+            let ended = raw_forked(|| {
+                let both = Barrier::new(2);
+                let use_one = |key: u64| {
+                    both.wait();
+                    let cache = Cache::new().unwrap();
+                    for n in 0..50 {
+                        cache.insert(key + n, &[key as u8; 600]).unwrap();
+                        assert!(cache.get(&(key + n)).unwrap().iter().all(|b| *b == key as u8));
+                    }
+                };
+                std::thread::scope(|scope| {
+                    scope.spawn(|| use_one(1));
+                    scope.spawn(|| use_one(101));
+                });
+            });
+            assert_eq!(ended, Ended::Well);
+        }
+        assert_eq!(object.pin().unwrap().outcome(), Outcome::Intact);
     });
 }
 

@@ -3,8 +3,9 @@
 //! Nothing here allocates: the caches are in a list through themselves.
 
 use super::{pins, single_flight};
+use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
-use crate::runtime::services::{self, Service};
+use crate::runtime::services::Service;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::Arc;
@@ -89,7 +90,7 @@ impl Listed {
 
 /// Has forks hold the locks of all caches.
 pub(super) fn watch() {
-    services::register(&SERVICE);
+    fork::register(&SERVICE);
 }
 
 /// From now on the cache's locks are held over forks, until [`Listed::remove`].

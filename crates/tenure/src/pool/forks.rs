@@ -4,7 +4,7 @@ use super::territory::{self, Territory};
 use super::{cache, class, depot, keep, mapped};
 use crate::runtime::fork;
 use crate::runtime::lock::Rank;
-use crate::runtime::services::{self, Service, ServiceId};
+use crate::runtime::services::{Service, ServiceId};
 
 /// The background thread holds this lock while it calls the kernel, for a millisecond or two: held early.
 static DECAY: Service = Service {
@@ -37,14 +37,14 @@ static LISTS: Service = Service {
 pub(super) fn watch() {
     fork::look();
     fork::watch();
-    services::register(&LISTS);
+    fork::register(&LISTS);
     service();
 }
 
 /// The service whose task gives free runs up.
 #[inline]
 pub(super) fn service() -> ServiceId {
-    services::register(&DECAY)
+    fork::register(&DECAY)
 }
 
 const SLOTS: std::ops::Range<usize> = 0..cache::MOST_SLOTS;

@@ -91,7 +91,7 @@ use crate::os::{detach, errno, generation, limits, page_size};
 use crate::range::PageRange;
 use crate::runtime::fork::{self, NoWait};
 use crate::runtime::lock::Rank;
-use crate::runtime::services::{self, Next, Service, Visit};
+use crate::runtime::services::{Next, Service, Visit};
 use crate::runtime::worker;
 use rustix::io::Errno;
 use std::mem::ManuallyDrop;
@@ -256,7 +256,7 @@ static SERVICE: Service = Service {
 pub(crate) fn watch_forks() {
     fork::look();
     fork::watch();
-    services::register(&SERVICE);
+    fork::register(&SERVICE);
     // What is looked up once, and allocates then.
     let _ = (generation::current(), limits::locking_is_limited());
     bound::look_around();
@@ -264,7 +264,7 @@ pub(crate) fn watch_forks() {
 
 /// Has the background thread look at what waits.
 fn stir() {
-    worker::stir(services::register(&SERVICE));
+    worker::stir(fork::register(&SERVICE));
 }
 
 fn visit(visit: &Visit) -> Next {
@@ -283,7 +283,7 @@ pub fn wants_keeper() -> bool {
 
 /// What waits to be torn down.
 pub fn pending() -> Pending {
-    services::register(&SERVICE);
+    fork::register(&SERVICE);
     let records = records::lock();
     Pending { bytes: records.bytes(), mappings: records.mappings() }
 }
@@ -299,7 +299,7 @@ pub fn longest_slice() -> Duration {
 pub fn drain(timeout: Option<Duration>) -> bool {
     let _errno = errno::Kept::now();
     // It may be the process's first call; a fork is to hold the records from now on.
-    services::register(&SERVICE);
+    fork::register(&SERVICE);
     teardown::drain(timeout)
 }
 

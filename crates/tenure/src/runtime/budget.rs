@@ -1,8 +1,9 @@
 //! How much memory is left under the limits that hold for this process, asked at most ten times a second:
 //! an answer takes three to five small files, about 50 µs.
 
+use super::fork_state;
 use super::lock::{Lock, Rank};
-use super::services::{self, Service};
+use super::services::Service;
 use crate::os::memory_limit::{self, MemoryGroup, Room};
 use std::time::{Duration, Instant};
 
@@ -34,7 +35,7 @@ static SERVICE: Service = Service {
 
 /// What is left, as of at most [`FRESH`] ago. The files are read outside of the lock.
 pub(crate) fn room(now: Instant) -> Room {
-    services::register(&SERVICE);
+    fork_state::register(&SERVICE);
     let stale = |at: Instant, fresh: Duration| now.saturating_duration_since(at) >= fresh;
     let mut known = KNOWN.lock();
     if let Some(known) = known.as_ref().filter(|known| !stale(known.room_at, FRESH)) {

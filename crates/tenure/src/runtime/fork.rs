@@ -6,12 +6,12 @@ use super::fork_state::{FORKS, UNDER_WAY};
 use super::lock::{Lock, Rank};
 use super::services::{self, Service};
 use super::{turn, worker};
-use crate::os::fork::{marker, register, word};
+use crate::os::fork::{self, marker, word};
 use crate::os::signal;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub(crate) use super::fork_state::{count, lock, look, missed, NoWait};
+pub(crate) use super::fork_state::{count, lock, look, missed, register, NoWait};
 
 /// One fork at a time.
 static FORK: Lock<()> = Lock::new(Rank::Fork, ());
@@ -34,9 +34,9 @@ thread_local! {
 /// Takes tenure's place among the process's fork handlers, whose order is that of their registration. Once.
 pub(crate) fn watch() {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
-    services::register(&SERVICE);
+    register(&SERVICE);
     if !REGISTERED.swap(true, Ordering::AcqRel) {
-        register(on_prepare, on_parent, on_child);
+        fork::register(on_prepare, on_parent, on_child);
     }
 }
 

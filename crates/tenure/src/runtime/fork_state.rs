@@ -1,7 +1,7 @@
 //! What every lock has to know of forks: whether one was missed, whether one is under way, and whether the
 //! calling thread may wait for it.
 
-use super::services;
+use super::services::{self, Service, ServiceId};
 use crate::os::fork::{marker, word};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -32,6 +32,13 @@ pub(crate) fn look() {
 #[inline]
 pub(crate) fn missed() -> bool {
     word().load(Ordering::Relaxed) != marker::SETTLED
+}
+
+/// Registers a service unless it is there, and returns its number. A few loads.
+#[inline]
+pub(crate) fn register(service: &'static Service) -> ServiceId {
+    look();
+    services::register(service)
 }
 
 #[cold]

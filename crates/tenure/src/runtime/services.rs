@@ -5,7 +5,9 @@
 //! its first lock. Registering takes no lock and allocates nothing.
 
 use super::rank::Rank;
+use crate::os::signal::Blocked;
 use crate::range::PageRange;
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -75,8 +77,7 @@ pub(crate) enum Next {
 /// As many as there may be.
 pub(crate) const MOST: usize = 16;
 
-static REGISTER: [AtomicPtr<Service>; MOST] =
-    [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST];
+static REGISTER: [AtomicPtr<Service>; MOST] = [const { AtomicPtr::new(null_mut()) }; MOST];
 /// Those that the fork under way holds, a bit each.
 static HELD: AtomicU32 = AtomicU32::new(0);
 
@@ -84,47 +85,75 @@ static HELD: AtomicU32 = AtomicU32::new(0);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ServiceId(pub usize);
 
-/// Registers a service unless it is there, and returns its number. A few loads.
-pub(crate) fn register(service: &'static Service) -> ServiceId {
+/// Registers a service unless it is there, and returns its number. A few loads. The caller has made up for
+/// a fork that was missed.
+pub(super) fn register(service: &'static Service) -> ServiceId {
     let new = std::ptr::from_ref(service).cast_mut();
     for (number, place) in REGISTER.iter().enumerate() {
         let there = place.load(Ordering::Acquire);
-        if there == new {
+        if there == new || (there.is_null() || there == being_reset(new)) && add(place, service) {
             return ServiceId(number);
-        }
-        if there.is_null() {
-            if MADE_UP.load(Ordering::Acquire) {
-                (service.recover)();
-                (service.reset_in_child)(true);
-            }
-            let null = std::ptr::null_mut();
-            match place.compare_exchange(null, new, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return ServiceId(number),
-                Err(other) if other == new => return ServiceId(number),
-                Err(_) => {}
-            }
         }
     }
     unreachable!("tenure: more than {MOST} services: {} is one too many", service.name)
 }
 
+/// Puts a service into a place, or waits for the thread that does. `false`: another service is there.
+#[cold]
+fn add(place: &AtomicPtr<Service>, service: &'static Service) -> bool {
+    let new = std::ptr::from_ref(service).cast_mut();
+    let reset = being_reset(new);
+    // A handler that registers the service would wait for the thread that it interrupts.
+    let _blocked = Blocked::all();
+    let made_up = MADE_UP.load(Ordering::Acquire);
+    let first = if made_up { reset } else { new };
+    match place.compare_exchange(null_mut(), first, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) if made_up => {
+            (service.recover)();
+            (service.reset_in_child)(true);
+            place.store(new, Ordering::Release);
+            true
+        }
+        Ok(_) => true,
+        Err(_) => {
+            while place.load(Ordering::Acquire) == reset {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            place.load(Ordering::Acquire) == new
+        }
+    }
+}
+
 /// This process is a child whose handlers did not run, or a child of one. What such a child finds is not the
 /// memory of one moment, because a raw `clone` copies page by page while other threads go on: a service may be
-/// in use there, by threads that do not exist, and not be registered. So it is reset when it is.
+/// in use there, by threads that do not exist, and not be registered. So one thread resets it when it is
+/// registered, and the others wait.
 static MADE_UP: AtomicBool = AtomicBool::new(false);
+
+/// What stands in the register while a service is reset: its address and one, which no service has.
+fn being_reset(service: *mut Service) -> *mut Service {
+    service.wrapping_byte_add(1)
+}
+
+/// All that the register names, and whether each is ready.
+fn named() -> impl Iterator<Item = (ServiceId, &'static Service, bool)> {
+    REGISTER.iter().enumerate().map_while(|(number, place)| {
+        let there = place.load(Ordering::Acquire);
+        let ready = there.is_aligned();
+        let service = if ready { there } else { there.wrapping_byte_sub(1) };
+        // SAFETY: null, or a `static` that `register` was given; only read.
+        Some((ServiceId(number), unsafe { service.as_ref() }?, ready))
+    })
+}
 
 /// The registered services and their numbers.
 pub(crate) fn all() -> impl Iterator<Item = (ServiceId, &'static Service)> {
-    REGISTER.iter().enumerate().map_while(|(number, place)| {
-        // SAFETY: null, or a `static` that `register` was given; only read.
-        let service = unsafe { place.load(Ordering::Acquire).as_ref() }?;
-        Some((ServiceId(number), service))
-    })
+    named().filter(|(_, _, ready)| *ready).map(|(id, service, _)| (id, service))
 }
 
 /// Whether some registered service holds locks of this rank over forks.
 pub(crate) fn covers(rank: Rank) -> bool {
-    all().any(|(_, service)| service.ranks.contains(&rank))
+    named().any(|(_, service, _)| service.ranks.contains(&rank))
 }
 
 /// The registered services in the order of their locks, outermost first.
@@ -172,6 +201,13 @@ pub(crate) fn was_not_held(id: ServiceId) -> bool {
 
 /// In a child: has the services that `wanted` names recover.
 pub(crate) fn recover_all(wanted: impl Fn(ServiceId) -> bool) {
+    // The thread that was resetting one is not here.
+    for place in &REGISTER {
+        let there = place.load(Ordering::Relaxed);
+        if !there.is_aligned() {
+            place.store(there.wrapping_byte_sub(1), Ordering::Relaxed);
+        }
+    }
     let (sorted, count) = by_rank();
     for (_, service) in sorted[..count].iter().flatten().filter(|(id, _)| wanted(*id)) {
         (service.recover)();

@@ -4,7 +4,7 @@ use super::{backpressure, detection, in_child, raw, scan, settings, wake, TRACKI
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::probe;
 use crate::runtime::lock::Rank;
-use crate::runtime::services::{self, Service};
+use crate::runtime::services::Service;
 use crate::runtime::{fork, worker};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -74,5 +74,5 @@ pub(crate) fn watch_forks() {
     fork::look();
     settings::read_environment_once();
     fork::watch();
-    wake::is_registered(services::register(&SERVICE));
+    wake::is_registered(fork::register(&SERVICE));
 }

@@ -4,8 +4,9 @@ use super::make_again;
 use super::object::Object;
 use crate::os::{advise, page_size, signal, thread, uffd};
 use crate::range::PageRange;
+use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
-use crate::runtime::services::{self, Service};
+use crate::runtime::services::Service;
 use crate::runtime::turn::Attempt;
 use crate::runtime::worker;
 use crate::tracking::detection::{self, Detection, Kind};
@@ -42,7 +43,7 @@ static SERVICE: Service = Service {
 /// Has touches of the object's purged pages refilled. `false`: this process cannot (no userfaultfd), so such
 /// touches read zeros or raise SIGBUS as without a refill function.
 pub(super) fn enrol(object: &Arc<Object>) -> bool {
-    services::register(&SERVICE);
+    fork::register(&SERVICE);
     if detection::detection() != Detection::Userfaultfd || detection::raw(Kind::Refill) < 0 {
         return false;
     }
@@ -84,7 +85,7 @@ const STACK: usize = 8 << 20;
 
 /// Ends it.
 pub(super) fn remove(start: usize) {
-    services::register(&SERVICE);
+    fork::register(&SERVICE);
     let mut objects = OBJECTS.lock();
     let at = objects.binary_search_by_key(&start, |entry| entry.start);
     let entry = at.ok().map(|at| objects.remove(at));
