@@ -12,6 +12,7 @@
 pub(crate) use crate::runtime::lock::{Guard, Lock, Rank};
 pub(crate) use loom::cell::UnsafeCell;
 use loom::sync::{Condvar, Mutex};
+pub(crate) use loom::thread::yield_now;
 use std::cell::Cell;
 pub(crate) use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

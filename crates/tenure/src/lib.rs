@@ -20,6 +20,8 @@ compile_error!("tenure needs a 64-bit address space");
 
 mod error;
 mod mapping;
+#[cfg(test)]
+mod no_allocation;
 mod os;
 mod range;
 mod runtime;

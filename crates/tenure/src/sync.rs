@@ -7,6 +7,8 @@ pub(crate) use std::sync::atomic::{
     fence, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering,
 };
 
+pub(crate) use std::thread::yield_now;
+
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 

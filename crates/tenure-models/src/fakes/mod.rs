@@ -23,6 +23,10 @@ pub(crate) mod lock {
         pub fn lock(&self) -> Guard<'_, T> {
             Guard(self.0.lock().unwrap())
         }
+
+        pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+            self.0.try_lock().ok().map(Guard)
+        }
     }
 
     /// Forks are not modelled.

@@ -3,6 +3,7 @@
 use crate::model::{check, together};
 use crate::range::PageRange;
 use crate::sync::Order;
+use crate::tracking::side::Halves;
 use crate::tracking::state::{RangeId, Word};
 use crate::tracking::TRACKING;
 
@@ -87,7 +88,7 @@ fn a_stale_exchange_fails_after_a_split() {
         let pinner = loom::thread::spawn(unmark);
         {
             let mut claim = TRACKING.claims.try_claim(id, tracked, |_| true).unwrap();
-            let upper = claim.split(1, (other, new), 1);
+            let upper = claim.split(1, (other, new), &mut Halves::default());
             claim.shorten(1);
             assert_eq!(claim.range(), PageRange::new(0, 1));
             assert_eq!(upper.range(), PageRange::new(1, 2));

@@ -3,6 +3,7 @@
 use crate::model::{check, together};
 use crate::range::PageRange;
 use crate::sync::{AtomicU32, Order, Ordering};
+use crate::tracking::side::Halves;
 use crate::tracking::state::Word;
 use crate::tracking::TRACKING;
 
@@ -100,7 +101,7 @@ fn a_look_finds_an_address_while_its_range_is_cut() {
         let look = || assert!(TRACKING.slab.holder_of(1).is_some_and(|found| found.1.end == 2));
         let looker = loom::thread::spawn(look);
         let mut lower = whole;
-        let upper = lower.split(1, low.take(), 1);
+        let upper = lower.split(1, low.take(), &mut Halves::default());
         TRACKING.slab.moved();
         lower.shorten(1);
         drop((lower, upper));

@@ -295,6 +295,12 @@ pub(crate) fn assert_none_held() {
     }
 }
 
+/// The ranks that the thread holds, a bit each, which are forgotten. `None`: it holds none.
+#[cfg(test)]
+pub(crate) fn take_held_ranks() -> Option<u64> {
+    Some(RANKS.take()).filter(|ranks| *ranks != 0)
+}
+
 impl<T: ?Sized> Deref for Guard<'_, T> {
     type Target = T;
     #[inline]

@@ -4,7 +4,9 @@
 
 use super::offer::{self, Refusal};
 use super::settle;
-use super::shape::{claimed, each_gap, gaps, lock_with_room, overlapping, tracked, Change};
+use super::shape::{
+    claim_marked, claimed_to_cut, each_gap, gaps, lock_with_room, overlapping, tracked, Change,
+};
 use super::state::{flag, Claim, RangeId, Word};
 use super::{backpressure, settings, TRACKING};
 use crate::os::maps::{self, Unfit};
@@ -70,17 +72,19 @@ pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<Rang
         let Some(mut change) = Change::new(known, unknown.len() + 2) else {
             return Err(Unmarkable::Full);
         };
-        let mut map = lock_with_room(unknown.len() + 2);
+        let map = lock_with_room(unknown.len() + 2);
+        let mut map = match change.claim_to_cut(map, unknown.len() + 2, range) {
+            Ok(map) => map,
+            Err(waiting) => {
+                drop(change);
+                waiting.wait();
+                continue;
+            }
+        };
         let mut same = unknown.iter();
         let mut changed = false;
         each_gap(&map, range, |gap| changed |= same.next() != Some(&gap));
         if changed || same.next().is_some() {
-            continue;
-        }
-        if let Err(waiting) = change.claim_overlapping(&map, range) {
-            drop(map);
-            drop(change);
-            waiting.wait();
             continue;
         }
         // What is marked beyond the range already stays one with it; what is not is cut off.
@@ -119,7 +123,7 @@ pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<Rang
 /// lies beside the range meanwhile.
 pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize, Refusal>> {
     let offer_all = move || {
-        let marked = claim_marked(range);
+        let marked = claim_marked(range).unwrap_or_default();
         if marked.is_empty() {
             return None;
         }
@@ -141,19 +145,6 @@ pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize,
         Some(Ok(gone))
     };
     worker::on_worker(offer_all).unwrap_or(Some(Err(Refusal::Kernel(Errno::AGAIN))))
-}
-
-/// The claims of the marked ranges inside `range`, cut at its ends.
-fn claim_marked(range: PageRange) -> Vec<Claim> {
-    let (mut map, mut change) = claimed(range, 2);
-    if change.can_cut_ends() {
-        change.cut_ends(&mut map, range, |claim| claim.word().pins() == 0);
-    } else {
-        change.claims.clear();
-    }
-    drop(map);
-    change.claims.retain(|claim| claim.word().pins() == 0);
-    change.claims
 }
 
 /// The range that is known as exactly this.
@@ -183,7 +174,7 @@ pub(crate) fn forget(range: PageRange) -> bool {
 /// Drops all that is known of a range, whose pages stay as they are, if `may_go` holds of each part. `true`: a
 /// part of it is watched.
 fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Option<bool> {
-    let (mut map, mut change) = claimed(range, 2);
+    let (mut map, mut change) = claimed_to_cut(range);
     // Where no more ranges can be known, more than was asked for is forgotten.
     if change.can_cut_ends() {
         // Before the look: a loss that lies beyond the range is not the caller's to hear of.

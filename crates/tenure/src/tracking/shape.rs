@@ -5,12 +5,14 @@
 //! allocated or freed under the lock: numbers, claims' places and the map's memory are there before.
 
 use super::map::{IntervalMap, Supplies};
+use super::side::{Halves, Side};
 use super::slab::Spare;
 use super::state::{flag, Claim, RangeId, Tracked, Word};
 use super::TRACKING;
 use crate::os::page_size;
 use crate::range::PageRange;
 use crate::runtime::lock::Guard;
+use crate::sync::yield_now;
 use std::sync::atomic::Ordering;
 
 pub(super) fn tracked(id: RangeId) -> &'static Tracked {
@@ -94,18 +96,20 @@ pub(super) fn each_gap(map: &IntervalMap, range: PageRange, mut each: impl FnMut
     }
 }
 
-/// The locked map, with the claims of all ranges that overlap, and, unless too many ranges are known, so many
-/// spare numbers to cut them with.
-pub(super) fn claimed(range: PageRange, spares: usize) -> (Guard<'static, IntervalMap>, Change) {
+/// The locked map, with the claims of all ranges that overlap, and, unless too many ranges are known, all that
+/// [`cut_ends`](Change::cut_ends) needs.
+pub(super) fn claimed_to_cut(range: PageRange) -> (Guard<'static, IntervalMap>, Change) {
+    claimed_with(2, range)
+}
+
+fn claimed_with(spares: usize, range: PageRange) -> (Guard<'static, IntervalMap>, Change) {
     loop {
         let known = overlapping(range).len();
         let change = Change::new(known, spares).or_else(|| Change::new(known, 0));
         let mut change = change.expect("a change that needs no numbers");
-        let map = lock_with_room(spares);
-        match change.claim_overlapping(&map, range) {
-            Ok(()) => return (map, change),
+        match change.claim_to_cut(lock_with_room(spares), spares, range) {
+            Ok(map) => return (map, change),
             Err(waiting) => {
-                drop(map);
                 drop(change);
                 waiting.wait();
             }
@@ -113,12 +117,40 @@ pub(super) fn claimed(range: PageRange, spares: usize) -> (Guard<'static, Interv
     }
 }
 
+/// The claims of all ranges that overlap.
+pub(super) fn claimed(range: PageRange) -> Vec<Claim> {
+    let (map, change) = claimed_with(0, range);
+    drop(map);
+    change.claims
+}
+
+/// The claims of the marked ranges inside `range`, cut at its ends. `None`: no more ranges can be known.
+pub(super) fn claim_marked(range: PageRange) -> Option<Vec<Claim>> {
+    let marked = |claim: &Claim| claim.word().pins() == 0;
+    let (mut map, mut change) = claimed_to_cut(range);
+    let can_cut = change.can_cut_ends();
+    if can_cut {
+        change.cut_ends(&mut map, range, marked);
+    }
+    let surplus = map.surplus();
+    drop(map);
+    drop(surplus);
+    change.claims.retain(marked);
+    can_cut.then_some(change.claims)
+}
+
+/// The cut at the start of a part of memory, and the one at its end.
+const LOWER: usize = 0;
+const UPPER: usize = 1;
+
 /// Claims and numbers that one change uses, with room made beforehand.
 pub(super) struct Change {
     pub claims: Vec<Claim>,
     /// Claims of ranges that were joined to others or forgotten: freed outside of the lock.
     pub done: Vec<Claim>,
     pub spares: Vec<Spare>,
+    /// For the cuts at the start and at the end; after the cuts, what is to be freed.
+    halves: [Halves; 2],
 }
 
 impl Change {
@@ -128,6 +160,7 @@ impl Change {
             claims: Vec::with_capacity(most),
             done: Vec::with_capacity(most),
             spares: Vec::with_capacity(spares),
+            halves: Default::default(),
         };
         for _ in 0..spares {
             change.spares.push(TRACKING.slab.spare()?);
@@ -135,16 +168,53 @@ impl Change {
         Some(change)
     }
 
-    /// Claims all ranges that overlap. `Err`: another thread has the claim of this one; what was claimed is
-    /// to be released.
-    pub fn claim_overlapping(
+    /// Claims all ranges that overlap, and has ready what [`cut_ends`](Change::cut_ends) needs of their side
+    /// data. `Err`: what was claimed is to be released, and this to be waited for.
+    pub fn claim_to_cut(
         &mut self,
-        map: &IntervalMap,
+        map: Guard<'static, IntervalMap>,
+        insertions: usize,
         range: PageRange,
-    ) -> Result<(), Waiting> {
+    ) -> Result<Guard<'static, IntervalMap>, Waiting> {
+        self.claim_overlapping(&map, range)?;
+        let ends = [self.claims.first(), self.claims.last()];
+        let plain = ends.into_iter().flatten().all(|claim| claim.known_side().is_none());
+        if plain || !self.can_cut_ends() {
+            return Ok(map);
+        }
+        drop(map);
+        self.halve_ends(range);
+        // With claims in hand the map is not waited for: a fork holds it while it waits for claims.
+        let same = |map: &Guard<'static, IntervalMap>| {
+            map.has_room(insertions) && map.overlapping(range).eq(self.claims.iter().map(Claim::id))
+        };
+        TRACKING.map.try_lock().filter(same).ok_or(Waiting::Other)
+    }
+
+    /// For the upper cut, and for the lower one, which cuts what the upper one leaves where both are of one
+    /// range.
+    fn halve_ends(&mut self, range: PageRange) {
+        let [lower, upper] = &mut self.halves;
+        let halved = |claim: &Claim, side: &Side, at: usize| {
+            Halves::of(side, at, (at - claim.range().start) / page_size())
+        };
+        let last = self.claims.last().filter(|last| last.range().end > range.end);
+        if let Some((last, side)) = last.and_then(|last| Some((last, last.known_side()?))) {
+            *upper = halved(last, side, range.end);
+        }
+        let first = self.claims.first().filter(|first| first.range().start < range.start);
+        if let Some(first) = first {
+            let left = upper.lower.as_deref().filter(|_| self.claims.len() == 1);
+            if let Some(side) = left.or(first.known_side()) {
+                *lower = halved(first, side, range.start);
+            }
+        }
+    }
+
+    fn claim_overlapping(&mut self, map: &IntervalMap, range: PageRange) -> Result<(), Waiting> {
         for id in map.overlapping(range) {
             if self.claims.len() == self.claims.capacity() {
-                return Err(Waiting::MoreRoom);
+                return Err(Waiting::Other);
             }
             match TRACKING.claims.try_claim(id, tracked(id), |_| true) {
                 Some(claim) => self.claims.push(claim),
@@ -155,9 +225,9 @@ impl Change {
     }
 
     /// Cuts the claimed range at `number` in two; the upper part comes after it among the claims.
-    fn cut(&mut self, map: &mut IntervalMap, number: usize, at: usize) {
+    fn cut(&mut self, map: &mut IntervalMap, number: usize, at: usize, end: usize) {
         let spare = self.spares.pop().expect("a spare number for each cut");
-        let upper = self.claims[number].split(at, spare.take(), page_size());
+        let upper = self.claims[number].split(at, spare.take(), &mut self.halves[end]);
         // In this order, for a signal's handler that looks for an address of the upper part.
         TRACKING.slab.moved();
         self.claims[number].shorten(at);
@@ -179,16 +249,16 @@ impl Change {
         range: PageRange,
         wanted: impl Fn(&Claim) -> bool,
     ) {
-        let first = self.claims.first().filter(|claim| wanted(claim)).map(Claim::range);
-        if first.is_some_and(|first| first.start < range.start) {
-            self.cut(map, 0, range.start);
-            let outside = self.claims.remove(0);
-            drop(outside);
-        }
         let last = self.claims.last().filter(|claim| wanted(claim)).map(Claim::range);
         if last.is_some_and(|last| last.end > range.end) {
-            self.cut(map, self.claims.len() - 1, range.end);
+            self.cut(map, self.claims.len() - 1, range.end, UPPER);
             let outside = self.claims.pop();
+            drop(outside);
+        }
+        let first = self.claims.first().filter(|claim| wanted(claim)).map(Claim::range);
+        if first.is_some_and(|first| first.start < range.start) {
+            self.cut(map, 0, range.start, LOWER);
+            let outside = self.claims.remove(0);
             drop(outside);
         }
     }
@@ -234,13 +304,15 @@ impl Change {
 /// What a change has to wait for, outside of the lock.
 pub(super) enum Waiting {
     Claim(RangeId),
-    MoreRoom,
+    /// There are other ranges by now, or the map is locked: nothing is to be waited for.
+    Other,
 }
 
 impl Waiting {
     pub fn wait(self) {
-        if let Waiting::Claim(id) = self {
-            TRACKING.claims.wait(id, tracked(id));
+        match self {
+            Waiting::Claim(id) => TRACKING.claims.wait(id, tracked(id)),
+            Waiting::Other => yield_now(),
         }
     }
 }
@@ -270,7 +342,7 @@ const MOST_JOINED: usize = 4096;
 pub(super) fn claim_with_neighbours(id: RangeId, word: Word) -> Option<Claim> {
     let seen = tracked(id);
     let age = seen.age.load(Ordering::Relaxed) / 2;
-    let mut change = Change { claims: Vec::new(), done: Vec::new(), spares: Vec::new() };
+    let mut change = Change::new(0, 0)?;
     let mut map = TRACKING.map.lock();
     let alone = {
         let range = seen.range();

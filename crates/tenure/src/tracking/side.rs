@@ -4,7 +4,7 @@
 use crate::range::PageRange;
 
 /// See the module's head.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Side {
     /// Detection by words: what the pages held when they were offered.
     pub words: Option<Words>,
@@ -16,15 +16,19 @@ pub(crate) struct Side {
 }
 
 /// One non-zero word of each page, and its place in the page.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Words {
     pub place: Vec<u16>,
     pub value: Vec<u64>,
 }
 
 impl Side {
+    pub fn has_losses(&self) -> bool {
+        !self.losses.is_empty()
+    }
+
     /// Splits off what belongs to addresses from `at` on, which lie `pages` after the range's start.
-    pub fn split_off(&mut self, at: usize, pages: usize) -> Side {
+    fn split_off(&mut self, at: usize, pages: usize) -> Side {
         let words = self.words.as_mut().map(|words| Words {
             place: words.place.split_off(pages.min(words.place.len())),
             value: words.value.split_off(pages.min(words.value.len())),
@@ -33,10 +37,22 @@ impl Side {
         let told = self.told.as_mut().map(|told| split(told, at));
         Side { words, losses, told }
     }
+}
 
-    /// Adds what belongs to the range above, which is joined to this one. Neither is offered.
-    pub fn absorb(&mut self, mut right: Side) {
-        self.losses.append(&mut right.losses);
+/// What the parts of a range get of its side data when it is cut. Made before the map is locked: under the lock
+/// nothing is allocated.
+#[derive(Default)]
+pub(crate) struct Halves {
+    pub lower: Option<Box<Side>>,
+    pub upper: Option<Box<Side>>,
+}
+
+impl Halves {
+    /// For a cut at `at`, which lies `pages` after the range's start.
+    pub fn of(side: &Side, at: usize, pages: usize) -> Halves {
+        let mut lower = Box::new(side.clone());
+        let upper = Box::new(lower.split_off(at, pages));
+        Halves { lower: Some(lower), upper: Some(upper) }
     }
 }
 

@@ -19,7 +19,7 @@
 //! from a stale word fails.
 
 use super::gate::Gate;
-use super::side::Side;
+use super::side::{Halves, Side};
 pub(crate) use super::word::{flag, RangeId, Word};
 use crate::range::PageRange;
 use crate::runtime::event::Event;
@@ -494,6 +494,12 @@ impl Claim {
         self.tracked.side.with_mut(|side| unsafe { &mut *side })
     }
 
+    /// The same, to look at.
+    pub fn known_side(&self) -> Option<&Side> {
+        // SAFETY: this claim is the only one of the range, and it is borrowed as long as the reference lives.
+        self.tracked.side.with(|side| unsafe { &*side }).as_deref()
+    }
+
     /// [`side`](Claim::side), made if there is none.
     pub fn side_mut(&mut self) -> &mut Side {
         self.side().get_or_insert_default()
@@ -509,8 +515,14 @@ impl Claim {
     }
 
     /// Makes the part above `at` the range of `spare`, claimed too and in the same state. The caller
-    /// [shortens](Claim::shorten) this one then: until then both hold that part.
-    pub fn split(&mut self, at: usize, spare: (RangeId, &'static Tracked), page: usize) -> Claim {
+    /// [shortens](Claim::shorten) this one then: until then both hold that part. Leaves in `halves` what is
+    /// to be freed outside of the lock.
+    pub fn split(
+        &mut self,
+        at: usize,
+        spare: (RangeId, &'static Tracked),
+        halves: &mut Halves,
+    ) -> Claim {
         let range = self.range();
         debug_assert!(range.start < at && at < range.end);
         let word = self.word();
@@ -525,17 +537,16 @@ impl Claim {
         new.rest.store(old.rest.load(Ordering::Relaxed), Ordering::Relaxed);
         new.exclusive_at.store(old.exclusive_at.load(Ordering::Relaxed), Ordering::Relaxed);
         new.seen_uses.store(new.load().uses(), Ordering::Relaxed);
-        let pages = (at - range.start) / page;
-        *right.side() = self.side().as_mut().map(|side| Box::new(side.split_off(at, pages)));
+        debug_assert!(self.known_side().is_none() || halves.lower.is_some(), "not halved");
+        *right.side() = halves.upper.take();
+        std::mem::swap(self.side(), &mut halves.lower);
         if word.has(Word::LOST) {
             // A part that has nothing in its list has lost nothing, unless the list was lost as a whole.
-            let whole = self.side().as_ref().map_or(0, |side| side.losses.len())
-                + right.side().as_ref().map_or(0, |side| side.losses.len())
-                == 0;
-            for part in [&mut *self, &mut right] {
-                if !whole && part.side().as_ref().is_none_or(|side| side.losses.is_empty()) {
-                    part.not_lost();
-                }
+            let listed = |part: &Claim| part.known_side().is_some_and(Side::has_losses);
+            match (listed(self), listed(&right)) {
+                (true, false) => right.not_lost(),
+                (false, true) => self.not_lost(),
+                _ => {}
             }
         }
         right
@@ -546,11 +557,12 @@ impl Claim {
         self.tracked.len.store(end - self.range().start, Ordering::Release);
     }
 
-    /// Joins the range right above, which is in the same state and not offered either, to this one. The
-    /// caller [frees](Claim::free) it then.
+    /// Joins the range right above to this one. Both are in the same state, and nothing of them is offered or
+    /// lost, so neither needs side data. The caller [frees](Claim::free) it then.
     pub fn absorb(&mut self, right: &mut Claim) {
         let (low, high) = (self.range(), right.range());
-        debug_assert!(low.end == high.start && !self.is_offered() && !right.is_offered());
+        debug_assert!(low.end == high.start);
+        debug_assert!(!Word(self.word().0 | right.word().0).has(Word::OFFERED | Word::LOST));
         let (a, b) = (self.tracked, right.tracked);
         let least = |x: &AtomicU8, y: &AtomicU8| {
             x.store(x.load(Ordering::Relaxed).min(y.load(Ordering::Relaxed)), Ordering::Relaxed);
@@ -564,19 +576,6 @@ impl Claim {
         self.set(right.tracked.flags.load(Ordering::Relaxed));
         if right.word().has(Word::UNCLEAN) {
             self.set_unclean(true);
-        }
-        if self.word().has(Word::LOST) || right.word().has(Word::LOST) {
-            // A list that was lost as a whole stands for the whole range.
-            for part in [&mut *self, &mut *right] {
-                let range = part.range();
-                if part.word().has(Word::LOST) && part.side_mut().losses.is_empty() {
-                    part.side_mut().losses.push(range);
-                }
-            }
-            self.lost();
-        }
-        if let Some(side) = right.side().take() {
-            self.side_mut().absorb(*side);
         }
         a.len.store(high.end - low.start, Ordering::Release);
     }

@@ -2,7 +2,7 @@
 
 use super::offer::may_cut;
 use super::settle;
-use super::shape::{claimed, gaps, lock_with_room, overlapping, tracked, Change, Waiting};
+use super::shape::{claim_marked, claimed, gaps, overlapping, tracked};
 use super::side::joined;
 use super::state::{Claim, RangeId, Word};
 use super::{backpressure, claims, detection, revive, TRACKING};
@@ -188,12 +188,11 @@ fn take_losses(range: PageRange) -> Option<Vec<PageRange>> {
     let mut lost = Vec::new();
     if is_lost(range) {
         // All claims at once: a range that is cut meanwhile would take a part of its losses along.
-        let (map, mut change) = claimed(range, 0);
-        drop(map);
-        if !change.claims.iter().all(|claim| is_there(claim.word())) {
+        let mut claims = claimed(range);
+        if !claims.iter().all(|claim| is_there(claim.word())) {
             return None;
         }
-        change.claims.iter_mut().for_each(|claim| take_recorded(claim, range, &mut lost));
+        claims.iter_mut().for_each(|claim| take_recorded(claim, range, &mut lost));
     }
     Some(joined(lost, Vec::new()))
 }
@@ -206,49 +205,29 @@ fn is_lost(range: PageRange) -> bool {
 
 /// Pins every marked range that overlaps, cut to `range`; returns all that overlap.
 fn pin_all(range: PageRange, pinned: &mut Vec<Pinned>) -> Vec<RangeId> {
+    let mut may_pin_more = false;
     loop {
         let known = overlapping(range);
         pinned.reserve(known.len() + 2);
-        let ends = [known.first().copied(), known.last().copied()].into_iter().flatten();
         let crosses = |id: &RangeId| {
             let part = tracked(*id).range();
             tracked(*id).load().pins() == 0 && (part.start < range.start || part.end > range.end)
         };
-        let watched = |id: &RangeId| crosses(id) && tracked(*id).load().has(Word::OFFERED);
-        // Where no more ranges can be known, or mappings are short, more than was asked for becomes
-        // non-volatile: harmless.
+        let ends = [known.first().copied(), known.last().copied()].into_iter().flatten();
         let to_cut = ends.clone().any(|id| crosses(&id));
-        let change = if to_cut { Change::new(2, 2) } else { None };
-        let mut change = change.filter(|_| !ends.clone().any(|id| watched(&id)) || may_cut(range));
-        let mut map = lock_with_room(2);
-        let same = map.overlapping(range).eq(known.iter().copied());
-        if !same || (!to_cut && ends.clone().any(|id| crosses(&id))) {
+        if to_cut && !may_pin_more {
+            let watched = |id: &RangeId| crosses(id) && tracked(*id).load().has(Word::OFFERED);
+            // Where mappings are short, or no more ranges can be known, more than was asked for becomes
+            // non-volatile: harmless.
+            may_pin_more = ends.clone().any(|id| watched(&id)) && !may_cut(range);
+            may_pin_more |= !may_pin_more && claim_marked(range).is_none();
+            // The cut made new ranges: they are looked up anew.
             continue;
         }
-        if let Some(change) = &mut change {
-            let mut busy = None;
-            let mut last = None;
-            for id in ends.filter(|id| last.replace(*id) != Some(*id) && crosses(id)) {
-                match TRACKING.claims.try_claim(id, tracked(id), |_| true) {
-                    Some(claim) => change.claims.push(claim),
-                    None => busy = Some(id),
-                }
-            }
-            if let Some(id) = busy {
-                drop(map);
-                change.claims.clear();
-                Waiting::Claim(id).wait();
-                continue;
-            }
-            if !change.claims.is_empty() {
-                change.cut_ends(&mut map, range, |claim| claim.word().pins() == 0);
-                let surplus = map.surplus();
-                drop(map);
-                drop(surplus);
-                change.claims.clear();
-                // The cut made new ranges: they are looked up anew.
-                continue;
-            }
+        let map = TRACKING.map.lock();
+        let same = map.overlapping(range).eq(known.iter().copied());
+        if !same || (!may_pin_more && ends.clone().any(|id| crosses(&id))) {
+            continue;
         }
         for id in &known {
             pin_marked(*id, pinned);

@@ -1,0 +1,118 @@
+//! For the unit tests: an allocator that ends the process if a thread allocates or frees under a lock of
+//! tenure's. The program's allocator may be tenure's own pool, whose locks come later in the order.
+
+use crate::runtime::lock;
+use std::alloc::{GlobalAlloc, Layout, System};
+
+struct Unlocked;
+
+#[global_allocator]
+static ALLOCATOR: Unlocked = Unlocked;
+
+impl Unlocked {
+    fn check(&self, call: &str) {
+        if let Some(ranks) = lock::take_held_ranks() {
+            eprintln!("tenure: {call} under locks of the ranks {ranks:#b}");
+            eprintln!("{}", std::backtrace::Backtrace::force_capture());
+            std::process::abort();
+        }
+    }
+}
+
+// SAFETY: as the system's allocator.
+unsafe impl GlobalAlloc for Unlocked {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        self.check("an allocation");
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        self.check("a free");
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+mod tests {
+    use crate::os::page_size;
+    use crate::volatile::{self, Volatile};
+    use crate::Cache;
+    use tenure_testkit::{in_child, this_test};
+
+    /// A different number each time (xorshift).
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, end: usize) -> usize {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            (self.0 >> 11) as usize % end
+        }
+    }
+
+    /// Ranges are cut and joined while they are offered, lost and reported.
+    fn use_ranges(random: &mut Random) {
+        const PAGES: usize = 64;
+        let mut map = crate::mapping::Mapping::anonymous(PAGES * page_size()).unwrap();
+        for _ in 0..400 {
+            let first = random.below(PAGES);
+            let len = (1 + random.below(PAGES - first)) * page_size();
+            let at = map.as_mut_ptr().wrapping_add(first * page_size());
+            // SAFETY: inside the mapping, which is written after an unmark only.
+            let done = unsafe {
+                match random.below(6) {
+                    0 => volatile::mark(at, len),
+                    1 => volatile::offer_now(at, len),
+                    2 => volatile::purge_now(at, len).map(drop),
+                    3 => volatile::forget(at, len),
+                    _ => volatile::unmark(at, len).map(|_| at.write_bytes(7, len)),
+                }
+            };
+            let _ = done;
+        }
+    }
+
+    fn use_objects_and_a_cache(random: &mut Random) {
+        let len = 8 * page_size();
+        let refill = volatile::Refill::pages(|_, bytes| {
+            bytes.fill(7);
+            Ok(())
+        });
+        let mut object = Volatile::builder(len).refill(refill).build().unwrap();
+        object.pin_mut().unwrap().fill(7);
+        let cache = Cache::<usize>::builder().ceiling(8 << 20).build().unwrap();
+        for key in 0..400 {
+            let len = [100, 5000, 70_000, 700_000][random.below(4)];
+            let _ = cache.insert(key, &vec![key as u8; len]);
+            let _ = cache.get(&random.below(key + 1));
+            cache.remove(&random.below(key + 1));
+            let _ = object.purge_now();
+            assert_eq!(object.pin().unwrap()[0], 7);
+        }
+    }
+
+    /// What the allocator of this module has seen by then.
+    fn use_all() {
+        std::thread::scope(|scope| {
+            for seed in [1, 2] {
+                scope.spawn(move || {
+                    let mut random = Random(seed);
+                    use_ranges(&mut random);
+                    use_objects_and_a_cache(&mut random);
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn nothing_is_allocated_under_a_lock() {
+        in_child(this_test!(), &[], use_all);
+    }
+
+    #[test]
+    fn nothing_is_allocated_under_a_lock_with_detection_by_words() {
+        in_child(this_test!(), &[("TENURE_DETECT", "words")], use_all);
+    }
+}
