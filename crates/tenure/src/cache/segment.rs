@@ -240,13 +240,16 @@ pub(super) fn footprint(len: usize, expires: bool) -> usize {
 
 const FIRST: u32 = 64;
 const CHUNKS: usize = 17;
-type Chunk = Box<[OnceLock<Segment>]>;
 
 /// All segments of a cache, found by number without a lock: chunks of 64, 128, 256, …
 pub(super) struct Segments {
-    chunks: [AtomicPtr<Chunk>; CHUNKS],
+    chunks: [AtomicPtr<OnceLock<Segment>>; CHUNKS],
     made: AtomicU32,
     priority: u8,
+}
+
+fn chunk_len(chunk: usize) -> usize {
+    (FIRST as usize) << chunk
 }
 
 #[inline]
@@ -270,10 +273,16 @@ impl Segments {
 
     #[inline]
     pub fn get(&self, number: u32) -> Option<&Segment> {
+        self.place(number)?.get()
+    }
+
+    #[inline]
+    fn place(&self, number: u32) -> Option<&OnceLock<Segment>> {
         let (chunk, at) = locate(number);
         let chunk = self.chunks.get(chunk)?.load(Ordering::Acquire);
-        // SAFETY: a chunk is never moved, and is freed with `self`.
-        unsafe { chunk.as_ref() }?.get(at)?.get()
+        // SAFETY: null, or a chunk, which is never moved, and is freed with `self`; `locate` gives a place
+        // inside it.
+        (!chunk.is_null()).then(|| unsafe { &*chunk.add(at) })
     }
 
     /// A segment that is known to have been made.
@@ -293,35 +302,37 @@ impl Segments {
             let why = "the cache has four million segments";
             return Err(Error::new(ErrorKind::OutOfMemory, "Cache", why, "set a ceiling"));
         };
-        let (chunk, at) = locate(number);
-        let place = &self.chunks[chunk];
-        if place.load(Ordering::Acquire).is_null() {
-            let new: Chunk = (0..FIRST << chunk).map(|_| OnceLock::new()).collect();
-            let new = Box::into_raw(Box::new(new));
-            let set = place.compare_exchange(
-                std::ptr::null_mut(),
-                new,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            );
-            if set.is_err() {
+        let chunk = locate(number).0;
+        if self.chunks[chunk].load(Ordering::Acquire).is_null() {
+            let new: Box<[OnceLock<Segment>]> =
+                (0..chunk_len(chunk)).map(|_| OnceLock::new()).collect();
+            let (new, null) = (Box::into_raw(new).cast(), std::ptr::null_mut());
+            let place = &self.chunks[chunk];
+            if place.compare_exchange(null, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
                 // SAFETY: made above, and not published.
-                drop(unsafe { Box::from_raw(new) });
+                unsafe { free_chunk(chunk, new) };
             }
         }
-        // SAFETY: as in `get`.
-        let chunk = unsafe { &*place.load(Ordering::Acquire) };
-        Ok(chunk[at].get_or_init(|| Segment::new(number, range)))
+        let place = self.place(number).expect("its chunk was made");
+        Ok(place.get_or_init(|| Segment::new(number, range)))
+    }
+}
+
+/// # Safety
+/// Null, or a chunk of that number, which nobody else has.
+unsafe fn free_chunk(chunk: usize, memory: *mut OnceLock<Segment>) {
+    if !memory.is_null() {
+        let memory = std::ptr::slice_from_raw_parts_mut(memory, chunk_len(chunk));
+        // SAFETY: from `Box::into_raw` of a slice of this length, and nobody else has it.
+        drop(unsafe { Box::from_raw(memory) });
     }
 }
 
 impl Drop for Segments {
     fn drop(&mut self) {
-        for chunk in &mut self.chunks {
-            if !chunk.get_mut().is_null() {
-                // SAFETY: from `Box::into_raw` in `make`, and nobody else has it.
-                drop(unsafe { Box::from_raw(*chunk.get_mut()) });
-            }
+        for (chunk, place) in self.chunks.iter_mut().enumerate() {
+            // SAFETY: nobody else has it.
+            unsafe { free_chunk(chunk, *place.get_mut()) };
         }
     }
 }

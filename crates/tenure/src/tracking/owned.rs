@@ -23,6 +23,7 @@ use std::sync::atomic::Ordering;
 #[derive(Debug)]
 pub(crate) struct OwnedRange {
     id: RangeId,
+    tracked: &'static Tracked,
     /// Changed by the holder of the range's claim only. `None`: the range is bare.
     mapping: UnsafeCell<Option<Mapping>>,
 }
@@ -61,12 +62,13 @@ impl OwnedRange {
         };
         let slow = if purge_always() { Word::SLOW_UNPIN } else { 0 };
         let claim = spare.begin(claims(), NOWHERE, 1, slow, priority);
-        Ok(OwnedRange { id: claim.id(), mapping: UnsafeCell::new(None) })
+        let (id, tracked) = (claim.id(), claim.tracked());
+        Ok(OwnedRange { id, tracked, mapping: UnsafeCell::new(None) })
     }
 
     #[inline]
     pub fn tracked(&self) -> &'static Tracked {
-        TRACKING.slab.get(self.id)
+        self.tracked
     }
 
     /// Adds a pin. `true`: the pages are there and good. `false`: call [`settle`](OwnedRange::settle),
