@@ -8,37 +8,31 @@ use crate::range::PageRange;
 use detection::Kind;
 use std::sync::atomic::Ordering;
 
-/// Ends the claims of threads that are not here, and builds the interval map anew from the ranges if such a
-/// thread may have been changing it.
+/// Ends the claims of threads that are not here, and builds the interval map anew from the ranges. Such a
+/// thread may have been changing it, or have had claims of ranges that it had taken out of the map and joined to
+/// others: those are known as ranges still, and would be offered.
 pub(super) fn recover() {
     TRACKING.claims.reset_in_child();
     TRACKING.claims.gate.open();
     TRACKING.slab.each(|_, tracked, _| TRACKING.claims.end_foreign(tracked));
-    if TRACKING.map.reset_in_child() {
-        rebuild_map();
-    }
+    TRACKING.map.reset_in_child();
+    rebuild_map();
 }
 
-/// A split or a join that was half done leaves two ranges that overlap: the upper one keeps what both have.
+/// A split or a join that was half done leaves ranges that overlap.
 fn rebuild_map() {
-    let mut raw: Vec<(usize, RangeId, &Tracked)> = Vec::new();
+    let mut raw: Vec<(usize, RangeId, &'static Tracked)> = Vec::new();
     TRACKING.slab.each(|id, tracked, word| {
         if word.has(Word::RAW) && tracked.len() > 0 {
             raw.push((tracked.range().start, id, tracked));
         }
     });
     raw.sort_unstable_by_key(|(start, id, _)| (*start, *id));
-    for i in 1..raw.len() {
-        let ((_, below, tracked), (start, ..)) = (raw[i - 1], raw[i]);
-        let range = tracked.range();
-        if range.end <= start {
-            continue;
-        }
-        if let Some(mut claim) = TRACKING.claims.try_claim(below, tracked, |_| true) {
-            match range.start < start {
-                true => claim.move_to(PageRange::new(range.start, start)),
-                false => TRACKING.slab.free(claim),
-            }
+    let mut below: Option<(RangeId, &Tracked)> = None;
+    for (start, id, tracked) in &raw {
+        let kept = below.is_none_or(|below| settle_overlap(below, (*id, tracked), *start));
+        if kept {
+            below = Some((*id, tracked));
         }
     }
     let mut map = super::map::IntervalMap::new();
@@ -59,6 +53,32 @@ fn rebuild_map() {
     // What is there may be half changed, so it is not dropped.
     place.abandon();
     *place = map;
+}
+
+/// Of two ranges that overlap, the lower one keeps what both have if the upper one says nothing of it: that one
+/// was joined to it, or is about to be cut off. Otherwise the upper one keeps it. `false`: the upper one is gone.
+fn settle_overlap(
+    lower: (RangeId, &'static Tracked),
+    upper: (RangeId, &'static Tracked),
+    at: usize,
+) -> bool {
+    let (low, high) = (lower.1.range(), upper.1.range());
+    if low.end <= at {
+        return true;
+    }
+    let silent = |word: Word| word.pins() == 0 && word.plain();
+    let claim = TRACKING.claims.try_claim(upper.0, upper.1, silent);
+    if let Some(claim) = claim.filter(|_| high.end <= low.end) {
+        TRACKING.slab.free(claim);
+        return false;
+    }
+    if let Some(mut claim) = TRACKING.claims.try_claim(lower.0, lower.1, |_| true) {
+        match low.start < at {
+            true => claim.move_to(PageRange::new(low.start, at)),
+            false => TRACKING.slab.free(claim),
+        }
+    }
+    true
 }
 
 /// Watches in the child what was watched in the parent, and forgets what it did not inherit. A page that was

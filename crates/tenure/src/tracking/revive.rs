@@ -63,8 +63,9 @@ pub(super) fn complete(
         return end_watch(claim);
     }
     let range = claim.range();
-    // Asked once, after `keep_pages`: another thread may find at any time that the descriptors are lost.
-    let suspect = claim.is(flag::SUSPECT) || detection::is_lost();
+    // After `keep_pages`, and in this order: another thread may find at any time that the descriptors are
+    // lost, mark what is offered as suspect, and open new ones.
+    let suspect = detection::is_lost() || claim.is(flag::SUSPECT);
     let found_now;
     let gone = match (detection::by_userfaultfd(), suspect) {
         (true, false) => gone,
