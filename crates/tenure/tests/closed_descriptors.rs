@@ -254,3 +254,63 @@ fn a_child_in_which_userfaultfd_is_forbidden_takes_memory_back() {
         }
     });
 }
+
+/// The process's userfaultfds, lowest first.
+fn userfaultfds() -> Vec<i32> {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let ours = open.flatten().filter(|entry| {
+        let link = std::fs::read_link(entry.path()).unwrap_or_default();
+        link.to_string_lossy().contains("userfaultfd")
+    });
+    let mut numbers: Vec<i32> =
+        ours.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// The background thread starts with one good descriptor of two, so what it offers is watched by a copy that
+/// ends when another takes its place.
+#[test]
+fn a_child_that_loses_its_descriptors_one_by_one_hears_of_every_loss() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let ranges = 4000;
+        let wait = |wait: Duration, most: u64| {
+            let settings = Settings::default().with_offer_after(wait);
+            volatile::configure(settings.with_unoffered_max(most));
+        };
+        wait(Duration::from_secs(3600), 1 << 40);
+        let mut map = filled(2 * ranges);
+        let base = map.as_mut_ptr() as usize;
+        let range = |i: usize| (base + 2 * i * PAGE) as *mut u8;
+        // SAFETY: inside the mapping; the first use opens the descriptors.
+        unsafe { volatile::mark(range(0), PAGE).unwrap() };
+        let ended = forked(|| {
+            let close = |fd: i32| {
+                // SAFETY: nothing in this process uses it but the library.
+                assert_eq!(unsafe { libc::close(fd) }, 0);
+            };
+            let both = userfaultfds();
+            close(both[1]);
+            // SAFETY: the child's copy of the mapping; what is marked is not touched.
+            unsafe {
+                // Pages that the parent has too would not be offered.
+                let own = |i: usize| ((base + i * PAGE) as *mut u8).write_bytes(byte(i), PAGE);
+                volatile::unmark(range(0), PAGE).map(|_| (0..2 * ranges).for_each(own)).unwrap();
+                (0..ranges).for_each(|i| volatile::mark(range(i), PAGE).unwrap());
+                wait(Duration::ZERO, 0);
+                assert!(waited(|| tenure::survey().unwrap().offered_bytes > 200 * PAGE as u64));
+                close(both[0]);
+                let first = volatile::unmark(range(0), PAGE);
+                std::thread::sleep(Duration::from_millis(500));
+                reclaim(base, 2 * ranges * PAGE);
+                for i in 1..ranges {
+                    if volatile::unmark(range(i), PAGE).unwrap() == Outcome::Intact {
+                        assert_eq!(range(i).read_volatile(), byte(2 * i), "{i}, after {first:?}");
+                    }
+                }
+            }
+        });
+        assert_eq!(ended, Ended::Well);
+    });
+}

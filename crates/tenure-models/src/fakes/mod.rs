@@ -145,7 +145,7 @@ pub(crate) mod detection {
         false
     }
 
-    pub(crate) fn recover(_suspect: impl FnOnce()) {}
+    pub(crate) fn recover(_give_up: impl Fn() + Sync) {}
 }
 
 pub(crate) mod error {

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// The process's background thread.
 struct Worker {
     mailbox: Mailbox,
-    /// One of [`NONE`], [`STARTING`], [`RUNNING`].
+    /// One of the four below.
     state: AtomicU32,
     /// Rung when `state` changes.
     changed: Event,
@@ -39,6 +39,9 @@ struct Worker {
 const NONE: u32 = 0;
 const STARTING: u32 = 1;
 const RUNNING: u32 = 2;
+/// The thread has ended for a [`restart`], whose caller starts the next: it could wait for ever for a moment in
+/// which no other caller starts one.
+const ENDED: u32 = 3;
 const KEPT: usize = 2;
 
 static WORKER: Worker = Worker {
@@ -87,58 +90,76 @@ pub(crate) fn start(call: &'static str) -> Result<()> {
         return Ok(());
     }
     assert_none_held();
+    let state = &WORKER.state;
     loop {
-        let state = &WORKER.state;
         match state.compare_exchange(NONE, STARTING, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => break,
+            Ok(_) => return start_new(call),
             Err(RUNNING) => return Ok(()),
-            Err(_) => WORKER.changed.wait_until(|| state.load(Ordering::Acquire) != STARTING),
-        }
-    }
-    let number = WORKER.starts.fetch_add(1, Ordering::AcqRel) + 1;
-    let started = spawn_quiet("tenure-keeper", move || run(number));
-    if started.is_err() {
-        set_state(NONE);
-    }
-    match started {
-        Ok(_) => {
-            // A child of a raw clone has no such thread.
-            let process = generation::current();
-            let state = || WORKER.state.load(Ordering::Acquire);
-            WORKER.changed.wait_until(|| state() != STARTING || generation::current() != process);
-            Ok(())
-        }
-        Err(error) => {
-            let errno = rustix::io::Errno::from_io_error(&error);
-            let errno = errno.unwrap_or(rustix::io::Errno::AGAIN);
-            Err(Error::system(call, "starting the background thread", errno))
+            Err(there) => WORKER.changed.wait_until(|| state.load(Ordering::Acquire) != there),
         }
     }
 }
 
-/// Ends the thread and starts another, which keeps copies of the descriptors that are there by now.
+/// Waits while the thread is starting: whether it [is guarded](is_guarded) is known then.
+pub(crate) fn wait_until_started() {
+    WORKER.changed.wait_until(|| WORKER.state.load(Ordering::Acquire) != STARTING);
+}
+
+/// Ends the thread, does something while there is none, and starts another, which keeps copies of the
+/// descriptors that are there by then.
 ///
 /// # Errors
 /// As [`start`].
-pub(crate) fn restart(call: &'static str) -> Result<()> {
+pub(crate) fn restart(call: &'static str, between: impl FnOnce()) -> Result<()> {
+    fork::look();
+    assert_none_held();
     let process = generation::current();
-    let before = WORKER.starts.load(Ordering::Acquire);
-    let is_new = || WORKER.starts.load(Ordering::Acquire) != before;
+    let state = &WORKER.state;
     loop {
-        start(call)?;
-        // Any thread that was started since will do, whoever started it: it looks at the descriptors after
-        // its start was counted. To wait until none runs could take for ever where two threads do this.
-        if is_new() {
-            // It may be starting still.
-            return start(call);
+        let there = state.load(Ordering::Acquire);
+        match there {
+            // Of two that have ended the thread, one goes on; the other ends the thread that it starts.
+            NONE | ENDED => {
+                let taken =
+                    state.compare_exchange(there, STARTING, Ordering::AcqRel, Ordering::Acquire);
+                if taken.is_ok() {
+                    break;
+                }
+            }
+            RUNNING => {
+                // By number, so that it does not end a thread that another caller has started meanwhile.
+                let number = WORKER.starts.load(Ordering::Acquire);
+                WORKER.end.fetch_max(number, Ordering::AcqRel);
+                WORKER.mailbox.post(END);
+                let ended = || {
+                    state.load(Ordering::Acquire) != RUNNING
+                        || WORKER.starts.load(Ordering::Acquire) != number
+                };
+                // A child of a raw clone has no such thread.
+                WORKER.changed.wait_until(|| ended() || generation::current() != process);
+            }
+            _ => WORKER.changed.wait_until(|| state.load(Ordering::Acquire) != there),
         }
-        // By number, so that it does not end a thread that another caller has started meanwhile.
-        WORKER.end.fetch_max(before, Ordering::AcqRel);
-        WORKER.mailbox.post(END);
-        let ended = || WORKER.state.load(Ordering::Acquire) != RUNNING || is_new();
-        // A child of a raw clone has no such thread.
-        WORKER.changed.wait_until(|| ended() || generation::current() != process);
     }
+    between();
+    start_new(call)
+}
+
+/// The caller has set the state to [`STARTING`].
+fn start_new(call: &'static str) -> Result<()> {
+    let number = WORKER.starts.fetch_add(1, Ordering::AcqRel) + 1;
+    let started = spawn_quiet("tenure-keeper", move || run(number));
+    if let Err(error) = started {
+        set_state(NONE);
+        let errno = rustix::io::Errno::from_io_error(&error);
+        let errno = errno.unwrap_or(rustix::io::Errno::AGAIN);
+        return Err(Error::system(call, "starting the background thread", errno));
+    }
+    // A child of a raw clone has no such thread.
+    let process = generation::current();
+    let state = || WORKER.state.load(Ordering::Acquire);
+    WORKER.changed.wait_until(|| state() != STARTING || generation::current() != process);
+    Ok(())
 }
 
 fn set_state(state: u32) {
@@ -229,7 +250,12 @@ fn run(number: u64) {
         if wanted & END != 0 && number <= WORKER.end.load(Ordering::Acquire) {
             // What else was wanted is the next thread's.
             WORKER.mailbox.post(wanted & !END);
-            set_state(NONE);
+            if private {
+                // At once, and not when this thread and those that share its table have ended.
+                keep[..count].iter().for_each(|fd| uffd::close_if_ours(*fd));
+            }
+            WORKER.guarded.store(false, Ordering::Release);
+            set_state(ENDED);
             return;
         }
         let wait = schedule.visit(wanted);
@@ -281,18 +307,30 @@ fn visit_one(task: fn(&Visit) -> Next, visit: &Visit, bit: u32) -> Due {
     }
 }
 
-/// Hears of pressure on a thread of its own that shares the background thread's descriptor table. It wakes
-/// only when the kernel reports something.
+/// Hears of pressure on a thread of its own. It wakes only when the kernel reports something.
 fn listen() {
     if WORKER.listening.swap(true, Ordering::AcqRel) {
         return;
     }
     let open = || PressureWatch::open(memory_limit::own_group().as_ref());
-    let mut sources = open();
-    if sources.is_empty() {
+    if open().is_empty() {
         return;
     }
-    let hear = move || loop {
+    let hear = move || {
+        // It outlives the background thread, and copies of the descriptors in its table would keep ranges
+        // watched that nobody can take back any more.
+        let _ = uffd::private_descriptor_table(&mut []);
+        hear_of_pressure(open);
+    };
+    // Without that thread pressure is noticed at the next visit.
+    let started = spawn_quiet("tenure-pressure", hear);
+    WORKER.listening.store(started.is_ok(), Ordering::Release);
+}
+
+/// Until there is nothing that reports any more.
+fn hear_of_pressure(open: impl Fn() -> PressureWatch) {
+    let mut sources = open();
+    while !sources.is_empty() {
         match sources.wait() {
             Heard::Pressure => {
                 // Before anything is given up for it.
@@ -301,19 +339,11 @@ fn listen() {
                 WORKER.mailbox.post(PRESSURE);
             }
             Heard::Nothing => {}
-            Heard::Gone => {
-                sources = open();
-                if sources.is_empty() {
-                    return;
-                }
-            }
+            Heard::Gone => sources = open(),
         }
         // The kernel reports at every reclaim; acting more often gains nothing.
         std::thread::sleep(Duration::from_millis(5));
-    };
-    // Without that thread pressure is noticed at the next visit.
-    let started = spawn_quiet("tenure-pressure", hear);
-    WORKER.listening.store(started.is_ok(), Ordering::Release);
+    }
 }
 
 #[cfg(test)]
@@ -331,7 +361,7 @@ mod tests {
             let ended = ended.clone();
             std::thread::spawn(move || {
                 for _ in 0..100 {
-                    restart("test").unwrap();
+                    restart("test", || ()).unwrap();
                     assert_eq!(on_worker(|| 7), Some(7));
                 }
                 ended.send(()).unwrap();

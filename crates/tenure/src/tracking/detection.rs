@@ -120,7 +120,7 @@ fn find(call: &'static str) -> Result<Detection> {
         }
     }
     // A background thread that runs already, for another service, has no copies of them.
-    worker::restart(call)?;
+    worker::restart(call, || ())?;
     Ok(Detection::Userfaultfd)
 }
 
@@ -163,6 +163,7 @@ pub(crate) fn raw(kind: Kind) -> RawFd {
 /// descriptor, or put another file in its place.
 pub(super) fn register(kind: Kind, range: PageRange) -> std::result::Result<(), Errno> {
     match raw(kind) {
+        _ if REPLACING.load(Ordering::SeqCst) => Err(Errno::AGAIN),
         // Why there is none says more than that there is none.
         ..0 => Err(Errno::from_raw_os_error(NOT_OPENED.load(Ordering::Acquire))),
         fd => uffd::register(fd, range),
@@ -254,15 +255,20 @@ pub(super) fn open_missing() {
     }
 }
 
-/// The descriptors are [lost](is_lost), so what is offered can have been discarded unseen: has `suspect` say
-/// so of every range, opens new ones, and gives the background thread copies. Where none can be opened the
-/// next call tries again.
-pub(super) fn recover(suspect: impl FnOnce()) {
+/// The descriptors are [lost](is_lost), so what is offered can have been discarded unseen: has `give_up` say
+/// so of every range and end its watch, opens new ones, and gives the background thread copies. Where none can
+/// be opened the next call tries again.
+pub(super) fn recover(give_up: impl Fn() + Sync) {
     one_at_a_time(|| {
+        // A thread that is starting may turn out to have copies.
+        worker::wait_until_started();
         if is_lost() {
+            // From here on nothing is offered: what the background thread watched with a copy of its own ends
+            // with that.
+            REPLACING.store(true, Ordering::SeqCst);
             // Where they are missing that has been said of what is offered, see `open_missing`.
-            if !is_missing() {
-                suspect();
+            if !is_missing() && (!worker::running() || worker::on_worker(&give_up).is_none()) {
+                give_up();
             }
             replace();
         }
@@ -270,12 +276,17 @@ pub(super) fn recover(suspect: impl FnOnce()) {
 }
 
 fn replace() {
-    if reopen().is_ok() {
-        OPENED.fetch_add(1, Ordering::AcqRel);
-        // It works with the program's descriptors, too, if no thread can be made.
-        let _ = worker::restart("detection");
-    }
+    // It works with the program's descriptors, too, if no thread can be made.
+    let _ = worker::restart("detection", || {
+        if reopen().is_ok() {
+            OPENED.fetch_add(1, Ordering::AcqRel);
+        }
+        REPLACING.store(false, Ordering::SeqCst);
+    });
 }
+
+/// Nothing is registered meanwhile.
+static REPLACING: AtomicBool = AtomicBool::new(false);
 
 /// One thread replaces descriptors; others that come wait.
 fn one_at_a_time(act: impl FnOnce()) {
@@ -295,5 +306,6 @@ pub(super) fn reset_in_child() {
     let mode = &DECISION.mode;
     let _ = mode.compare_exchange(DECIDING, UNDECIDED, Ordering::AcqRel, Ordering::Acquire);
     RECOVERING.store(false, Ordering::Release);
+    REPLACING.store(false, Ordering::Release);
     DECISION.changed.reset_in_child();
 }

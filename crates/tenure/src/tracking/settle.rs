@@ -1,8 +1,9 @@
 //! The ways of a range, as promises and the background thread call them: taken back under a pin, offered,
 //! purged.
 
+use super::detection::Kind;
 use super::offer::{self, Refusal};
-use super::state::{Claim, RangeId, Tracked, Word};
+use super::state::{flag, Claim, RangeId, Tracked, Word};
 use super::wake::stir;
 use super::{backpressure, claims, detection, revive, settings, TRACKING};
 use crate::range::PageRange;
@@ -44,12 +45,19 @@ pub(super) fn before_taking_back() {
     if detection::is_lost() && !worker::is_worker() {
         detection::recover(|| {
             TRACKING.slab.each(|_, tracked, _| {
+                let watched = tracked.is(flag::WATCHED | flag::WHOLLY_WATCHED);
+                let refilled = tracked.is(flag::REFILLED);
                 tracked.not_watched();
                 tracked.not_refilled();
                 // Claimed: perhaps by a thread that is about to offer it as watched. Looked at after the
                 // flags went: whoever claims it later does not find them.
                 if tracked.load().has(Word::OFFERED | Word::CLAIMED) {
                     tracked.suspect();
+                }
+                if watched {
+                    // After that: a thread that takes it back and finds it whole asks whether it is suspect.
+                    let kind = if refilled { Kind::Refill } else { Kind::Sigbus };
+                    let _ = detection::unregister(kind, tracked.range());
                 }
             });
         });
