@@ -210,6 +210,36 @@ fn only_the_os_layer_makes_system_calls() {
     assert!(found.is_empty(), "system calls outside of os:\n{found}");
 }
 
+/// What waits in the standard library for a thread that a forked child does not have, and why no child meets
+/// it there.
+const STD_LOCKS: &[(&str, &str)] = &[
+    ("cache::segment", "a segment's number is one thread's, which makes it; the others only look"),
+    ("lock::ledger", "a child makes a ledger of its own"),
+    ("lock::within", "one call's, which a child does not go on with"),
+    ("populate::job", "one call's, which a child does not go on with"),
+    ("runtime::fork_state", "each of them belongs to one process, as the ledger"),
+];
+
+#[test]
+fn no_lock_of_the_standard_library_is_held_over_a_fork() {
+    let waits = ["Once", "OnceLock", "LazyLock", "Mutex", "RwLock", "Condvar", "Barrier"];
+    let mut found = BTreeSet::new();
+    for (module, file, line, path) in core().foreign() {
+        let path: Vec<_> = path.iter().map(String::as_str).collect();
+        if let ["std", "sync", name, ..] = path[..] {
+            if waits.contains(&name) {
+                let module = module.join("::");
+                let known = STD_LOCKS.iter().any(|(known, _)| *known == module);
+                assert!(known, "{}:{line}: std::sync::{name}", shown(file));
+                found.insert(module);
+            }
+        }
+    }
+    for (module, _) in STD_LOCKS {
+        assert!(found.contains(*module), "{module} has no such lock any more");
+    }
+}
+
 #[test]
 fn no_modules_import_one_another_in_a_circle_but_those_listed() {
     let mut wrong = String::new();

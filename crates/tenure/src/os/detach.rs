@@ -10,7 +10,6 @@ use rustix::mm::{
 };
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::Once;
 
 /// The kernel moves a page table of this reach by one entry, where source and target lie alike in it.
 const PUD: usize = 1 << 30;
@@ -204,21 +203,18 @@ pub(crate) fn seals_are_seen() -> bool {
 
 /// Finds out by sealing a page, which stays mapped for good.
 pub(crate) fn learn_whether_seals_are_seen() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        if seals_are_seen() {
-            return;
-        }
-        let Ok(page) = super::reserve::map_anonymous(super::page_size(), super::page_size()) else {
-            return;
-        };
-        if mseal(page.start, page.len()).is_err() {
-            unmap_ours(page.start, page.end);
-            return;
-        }
-        let seen = may_be_unmapped_from(page.start) == Err(Errno::PERM);
-        SEALS.store(if seen { SEEN } else { UNSEEN }, Ordering::Relaxed);
-    });
+    if seals_are_seen() || SEALS.load(Ordering::Relaxed) != UNKNOWN {
+        return;
+    }
+    // Threads that come together each seal a page: a fork could hold a lock here.
+    let page = super::page_size();
+    let Ok(page) = super::reserve::map_anonymous(page, page) else { return };
+    if mseal(page.start, page.len()).is_err() {
+        unmap_ours(page.start, page.end);
+        return;
+    }
+    let seen = may_be_unmapped_from(page.start) == Err(Errno::PERM);
+    SEALS.store(if seen { SEEN } else { UNSEEN }, Ordering::Relaxed);
 }
 
 /// Unmaps part of what a program gave to be unmapped.

@@ -1,10 +1,10 @@
 //! What bounds locked memory: `RLIMIT_MEMLOCK`, what is charged against it, and who is exempt.
 
+use super::once::RaceOnce;
 use rustix::io::Errno;
 use rustix::process::{getrlimit, Resource};
 use rustix::thread::{capabilities, CapabilitySet};
 use std::fs;
-use std::sync::OnceLock;
 
 /// The limit on locked bytes; `None`: no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub(crate) fn address_space_is_limited() -> bool {
 /// Whether locking is limited for the calling thread: `RLIMIT_MEMLOCK` is set, and it has no
 /// `CAP_IPC_LOCK` that lifts it. Allocates at its first call.
 pub(crate) fn locking_is_limited() -> bool {
-    static FIRST_NAMESPACE: OnceLock<bool> = OnceLock::new();
+    static FIRST_NAMESPACE: RaceOnce<bool> = RaceOnce::new();
     getrlimit(Resource::Memlock).current.is_some()
         && !(has_ipc_lock() && *FIRST_NAMESPACE.get_or_init(in_first_user_namespace))
 }

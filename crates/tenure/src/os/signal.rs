@@ -1,17 +1,17 @@
 //! A SIGBUS handler that chains the one before it.
 
 use super::advise::last_errno;
+use super::once::RaceOnce;
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::OnceLock;
 
 /// Given the faulting address; `true` when the access may be tried again.
 pub(crate) type OnBus = fn(usize) -> bool;
 
 static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
-static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
+static PREVIOUS: RaceOnce<libc::sigaction> = RaceOnce::new();
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -109,7 +109,7 @@ pub(crate) fn install(handler: OnBus) -> Result<(), Errno> {
             INSTALLED.store(false, Ordering::Release);
             return Err(last_errno());
         }
-        let _ = PREVIOUS.set(previous);
+        PREVIOUS.get_or_init(|| previous);
         if libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()) != 0 {
             INSTALLED.store(false, Ordering::Release);
             return Err(last_errno());

@@ -2,10 +2,10 @@
 //! three, and once the process has `vm.max_map_count` mappings, 65,530 by default, the program's threads,
 //! files and allocators fail.
 
+use crate::os::once::RaceOnce;
 use crate::os::{limits, maps};
 use crate::range::PageRange;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// After so many cuts the mappings are counted anew, because the program maps too. To count takes 0.3 µs for
@@ -60,7 +60,7 @@ impl MappingRoom {
 
 /// Not 0.
 fn now_ms() -> u64 {
-    static START: OnceLock<Instant> = OnceLock::new();
+    static START: RaceOnce<Instant> = RaceOnce::new();
     START.get_or_init(Instant::now).elapsed().as_millis() as u64 + 1
 }
 
