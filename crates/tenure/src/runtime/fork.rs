@@ -1,5 +1,5 @@
 //! Forks: every lock is held while the child is made, so that the child finds all in order. A child whose
-//! handlers did not run (made by a raw `clone`, or before the handlers were registered) is noticed by
+//! handlers did not run (made by a raw `clone`, or before the first use) is noticed by
 //! the first lock or claim that it takes, and what the handlers should have done is done then.
 
 use super::fork_state::{FORKS, UNDER_WAY};
@@ -31,16 +31,34 @@ thread_local! {
     static PREPARED: Cell<Option<signal::Mask>> = const { Cell::new(None) };
 }
 
-/// Takes tenure's place among the process's fork handlers, whose order is that of their registration. Once.
+/// Has forks hold what tenure locks, from now on.
 pub(crate) fn watch() {
-    static REGISTERED: AtomicBool = AtomicBool::new(false);
     register(&SERVICE);
+    register_handlers();
+    WATCHED.store(true, Ordering::Release);
+}
+
+/// Tenure is in use, so forks concern it.
+static WATCHED: AtomicBool = AtomicBool::new(false);
+
+/// Takes tenure's place among the process's fork handlers, whose order is that of their registration. Once.
+extern "C" fn register_handlers() {
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
     if !REGISTERED.swap(true, Ordering::AcqRel) {
         fork::register(on_prepare, on_parent, on_child);
     }
 }
 
+/// When the program or the library is loaded: handlers that the program registers later then run while tenure
+/// holds nothing, and may use it. Where a linker has dropped this the first use registers them.
+#[used]
+#[link_section = ".init_array"]
+static AT_LOAD: extern "C" fn() = register_handlers;
+
 extern "C" fn on_prepare() {
+    if !WATCHED.load(Ordering::Acquire) {
+        return;
+    }
     look();
     // A handler that forked too would find the locks half taken.
     PREPARED.set(Some(signal::block_all()));
@@ -51,7 +69,7 @@ extern "C" fn on_prepare() {
 
 extern "C" fn on_parent() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    let Some(mask) = PREPARED.take() else { return }; // it began before the handlers were registered
+    let Some(mask) = PREPARED.take() else { return }; // it began before the first use
     services::release_all();
     FORK.release();
     UNDER_WAY.fetch_sub(1, Ordering::SeqCst);
@@ -59,7 +77,7 @@ extern "C" fn on_parent() {
 }
 
 extern "C" fn on_child() {
-    // It began before the handlers were registered: the first lock makes up for it.
+    // It began before the first use: the first lock makes up for it.
     let Some(mask) = PREPARED.take() else { return };
     word().store(marker::SETTLED, Ordering::Release);
     FORKS.fetch_add(1, Ordering::Relaxed);
