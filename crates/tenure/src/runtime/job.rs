@@ -69,8 +69,8 @@ impl<F: FnOnce() -> R + Send, R: Send> Job<F, R> {
         DONE.ring();
     }
 
-    /// Waits until the background thread has done it; calls `see` every now and then. `None`: it panicked, or
-    /// this process is a child whose parent has that thread.
+    /// Waits until the background thread has done it; calls `see` every now and then. `None`: it panicked, it
+    /// was [refused](refuse_all), or this process is a child whose parent has that thread.
     pub fn wait(&mut self, sent_in: u64, see: impl Fn()) -> Option<R> {
         let over = || self.head.done.load(Ordering::Acquire) || generation::current() != sent_in;
         while !DONE.wait_until_timeout(over, LOOK) {
@@ -82,6 +82,21 @@ impl<F: FnOnce() -> R + Send, R: Send> Job<F, R> {
         // caller, and clears what says so.
         succeeded.then(|| unsafe { self.result.get_mut().assume_init_read() })
     }
+}
+
+/// Ends the waits of the jobs' senders; nothing is done. There is no background thread, and none can be made.
+pub(crate) fn refuse_all(newest: *mut Link) {
+    let mut at = newest;
+    while !at.is_null() {
+        let head = at.cast::<Head>();
+        // SAFETY: links in the list are kept by their senders until they are done, and this list is the
+        // caller's; the next link is read before that.
+        unsafe {
+            at = (*at).next.load(Ordering::Relaxed);
+            (*head).done.store(true, Ordering::Release);
+        }
+    }
+    DONE.ring();
 }
 
 /// Runs jobs as the mailbox gives them: the oldest first.
@@ -106,4 +121,28 @@ pub(crate) fn run_all(newest: *mut Link) {
 /// In a child.
 pub(crate) fn reset_in_child() {
     DONE.reset_in_child();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::mailbox::Mailbox;
+
+    /// What a sender does who finds that no thread can be made.
+    #[test]
+    fn refused_senders_go_on_without_a_result() {
+        let (mailbox, process) = (Mailbox::new(), generation::current());
+        std::thread::scope(|scope| {
+            let send = || {
+                let mut job = Job::new(|| unreachable!("nobody runs it"));
+                // SAFETY: `wait` below returns only when the job is done.
+                unsafe { mailbox.push(job.link()) };
+                job.wait(process, || refuse_all(mailbox.take_jobs()))
+            };
+            let senders = [scope.spawn(send), scope.spawn(send)];
+            for sender in senders {
+                assert_eq!(sender.join().unwrap(), None::<()>);
+            }
+        });
+    }
 }

@@ -195,7 +195,11 @@ pub(crate) fn on_worker<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
     unsafe { WORKER.mailbox.push(job.link()) };
     WORKER.mailbox.post(JOBS);
     // A thread that was to take the place of another may have failed to start.
-    job.wait(process, || drop(start("on_worker")))
+    job.wait(process, || {
+        if start("on_worker").is_err() {
+            job::refuse_all(WORKER.mailbox.take_jobs());
+        }
+    })
 }
 
 /// In a child, where the thread did not come along; the next use starts one.
