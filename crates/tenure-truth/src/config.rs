@@ -55,6 +55,8 @@ pub struct Config {
     pub fault: Option<Fault>,
     /// In a memory cgroup beside a competitor.
     pub pressure: bool,
+    /// Children of threads that mark and unmark one range.
+    pub crowd_forks: bool,
     /// Each operation is a process's first use of tenure.
     pub first_use: bool,
     /// The first use finds no descriptor free.
@@ -115,6 +117,7 @@ const BASE: Config = Config {
     plan: PLAN,
     fault: None,
     pressure: false,
+    crowd_forks: false,
     first_use: false,
     filter: false,
     no_descriptors: false,
@@ -131,6 +134,13 @@ const ALL_WEIGHTS: Weights = Weights {
     closes: 0,
 };
 const NO_FORKS: Weights = Weights { forks: 0, ..ALL_WEIGHTS };
+
+impl Config {
+    /// Whether children are made.
+    pub fn forks(&self) -> bool {
+        self.weights.forks > 0 || self.wild != 0 || self.first_use || self.crowd_forks
+    }
+}
 
 fn wild(kinds: &[Wild]) -> u32 {
     kinds.iter().map(|kind| kind.bit()).sum()
@@ -176,6 +186,13 @@ fn plain() -> Vec<Config> {
             about: "the same, offered at once",
             weights: overlap,
             offer_after_us: Some(0),
+            ..BASE
+        },
+        Config {
+            name: "overlap-forks",
+            about: "the same, with children",
+            weights: overlap,
+            crowd_forks: true,
             ..BASE
         },
         Config {

@@ -2,6 +2,7 @@
 //! waits for its turn, so calls meet inside tenure. No thread touches the pages, except one that from time to
 //! time has them alone, and holds what was lost against what was reported.
 
+use crate::forks::{self, Kind};
 use crate::model::{self, Found};
 use crate::rng::Rng;
 use crate::setting::judge;
@@ -10,6 +11,7 @@ use crate::tally::{add, tally};
 use crate::{doing, wrong};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::RwLock;
+use std::time::Duration;
 use tenure::volatile;
 
 /// The range.
@@ -49,16 +51,63 @@ impl Crowd {
         }
     }
 
-    /// Some operations that the numbers choose: calls meet only if they follow one another closely.
-    pub fn step(&self, rng: &mut Rng) {
+    /// Some operations that the numbers choose: calls meet only if they follow one another closely. `forks`:
+    /// children are made meanwhile.
+    pub fn step(&self, rng: &mut Rng, forks: bool) {
         if rng.once_in(40) {
             doing!("waiting for the crowd to leave a range");
             let Ok(_alone) = self.turn.try_write() else { return };
             return self.look();
         }
         let Ok(_beside) = self.turn.try_read() else { return };
+        if forks && rng.once_in(20) {
+            // No raw clones: a child that finds the map locked builds it anew, and needs the C library's malloc,
+            // which another thread may be in, too.
+            let kind = if rng.once_in(3) { Kind::Handler } else { Kind::Fork };
+            return forks::make(kind, || self.live_on());
+        }
         for _ in 0..rng.below(100) {
             self.act(rng);
+        }
+    }
+
+    /// In a child, which has the range alone: what it unmarks holds what it did or zeros, and what it writes then
+    /// stays. A loss that a thread of the parent's has been told of is not told again.
+    fn live_on(&self) {
+        doing!("unmark in a child of a crowd");
+        if !self.unmark(0, self.reports.len()) {
+            return;
+        }
+        let version = self.version.load(Ordering::Relaxed);
+        let found = |page: usize, version| {
+            let at = self.at(page) as usize;
+            model::compare(|word| sys::word(at + word * 8), self.salt, page, version, 0)
+        };
+        for page in 0..self.reports.len() {
+            let now = found(page, version);
+            if !matches!(now, Found::Expected | Found::Zeros) {
+                wrong!("page {page} of a crowd in a child: {now:?}");
+            }
+            model::write_page(self.at(page) as usize, self.salt, page, version + 1);
+        }
+        doing!("a child of a crowd, offers and reclaim");
+        let settings = volatile::settings().with_offer_after(Duration::ZERO);
+        volatile::configure(settings.with_unoffered_max(0));
+        if let Some(other) = sys::map(PAGE, false) {
+            sys::set_word(other, 7);
+            // Starts the child's worker, whatever else it has.
+            // SAFETY: a mapping of this function's own that stays.
+            let _ = unsafe { volatile::mark(other as *mut u8, PAGE) };
+        }
+        for _ in 0..3 {
+            sys::nap_us(10_000);
+            sys::reclaim(self.base, self.reports.len() * PAGE);
+        }
+        for page in 0..self.reports.len() {
+            let now = found(page, version + 1);
+            if now != Found::Expected {
+                wrong!("page {page} that a child of a crowd has unmarked and written: {now:?}");
+            }
         }
     }
 

@@ -62,8 +62,7 @@ pub fn run(config: Config, seed: u64, seconds: f64) -> ! {
     }
     // Before the first use no handler can be installed, so nothing purged is touched.
     setting::WORDS.store(config.words || config.first_use, Ordering::Relaxed);
-    setting::FORKS
-        .store(config.weights.forks > 0 || config.wild != 0 || config.first_use, Ordering::Relaxed);
+    setting::FORKS.store(config.forks(), Ordering::Relaxed);
     setting::SHORT.store(config.pressure, Ordering::Relaxed);
     setting::CLOSES.store(config.weights.closes > 0, Ordering::Relaxed);
     closures::ENABLED.store(config.wild, Ordering::Relaxed);
@@ -209,7 +208,10 @@ impl Worker {
             } else if is(overlap) {
                 match &self.world.overlap {
                     Some((overlap, _)) if rng.once_in(2) => overlap.step(rng, self.thread),
-                    Some((_, crowds)) => crowds[rng.below(2)].step(rng),
+                    Some((_, crowds)) => {
+                        let forks = self.world.config.crowd_forks;
+                        crowds[rng.below(2)].step(rng, forks)
+                    }
                     None => {}
                 }
             } else if is(objects) {

@@ -209,7 +209,8 @@ pub(crate) fn recover_all(wanted: impl Fn(ServiceId) -> bool) {
         }
     }
     let (sorted, count) = by_rank();
-    for (_, service) in sorted[..count].iter().flatten().filter(|(id, _)| wanted(*id)) {
+    // Innermost first: where the program's allocator is the pool, the others' recovery uses it.
+    for (_, service) in sorted[..count].iter().rev().flatten().filter(|(id, _)| wanted(*id)) {
         (service.recover)();
     }
 }

@@ -8,15 +8,37 @@ use crate::range::PageRange;
 use detection::Kind;
 use std::sync::atomic::Ordering;
 
-/// Ends the claims of threads that are not here, and builds the interval map anew from the ranges. Such a
-/// thread may have been changing it, or have had claims of ranges that it had taken out of the map and joined to
-/// others: those are known as ranges still, and would be offered.
+/// Ends the claims of threads that are not here, and makes ranges and interval map fit one another.
 pub(super) fn recover() {
     TRACKING.claims.reset_in_child();
     TRACKING.claims.gate.open();
     TRACKING.slab.each(|_, tracked, _| TRACKING.claims.end_foreign(tracked));
-    TRACKING.map.reset_in_child();
-    rebuild_map();
+    if TRACKING.map.reset_in_child() || !forget_what_is_not_in_the_map() {
+        rebuild_map();
+    }
+}
+
+/// A join takes ranges out of the map a moment before they are forgotten: as ranges that nobody can unmark they
+/// would be offered. `false`: there is something to know of one, so the map is not right. Allocates nothing: a
+/// thread that is not here may have been in the allocator.
+fn forget_what_is_not_in_the_map() -> bool {
+    // SAFETY: this child has one thread, which has no guard of the map.
+    let map = unsafe { TRACKING.map.held_value() };
+    let mut fits = true;
+    TRACKING.slab.each(|id, tracked, word| {
+        let raw = word.has(Word::RAW) && tracked.len() > 0;
+        if !raw || map.starting_at(tracked.range().start) == Some(id) {
+            return;
+        }
+        match TRACKING.claims.try_claim(id, tracked, Word::plain) {
+            Some(mut claim) => {
+                std::mem::forget(claim.side().take());
+                TRACKING.slab.free(claim);
+            }
+            None => fits = false,
+        }
+    });
+    fits
 }
 
 /// A split or a join that was half done leaves ranges that overlap.
