@@ -32,4 +32,5 @@ mod models {
     mod owned;
     mod raw;
     mod slab;
+    mod waits;
 }

@@ -6,5 +6,9 @@ pub(crate) mod counters;
 pub(crate) mod event;
 #[path = "../../tenure/src/runtime/mailbox.rs"]
 pub(crate) mod mailbox;
+#[path = "../../tenure/src/runtime/turn.rs"]
+pub(crate) mod turn;
+#[path = "../../tenure/src/runtime/waits.rs"]
+pub(crate) mod waits;
 
 pub(crate) use crate::fakes::{fork, lock, mapping_room, services, worker};

@@ -2,7 +2,7 @@
 
 pub(crate) mod os;
 
-/// Interval map's lock, and that of a cache's table. A guard's order is not asserted here.
+/// The interval map's lock, and those of a cache's table and of the waits. A guard's order is not asserted here.
 pub(crate) mod lock {
     use std::ops::{Deref, DerefMut};
 
@@ -10,6 +10,7 @@ pub(crate) mod lock {
     pub(crate) enum Rank {
         IntervalMap,
         CacheShard,
+        Waits,
     }
 
     pub(crate) struct Lock<T>(loom::sync::Mutex<T>);
@@ -22,6 +23,11 @@ pub(crate) mod lock {
 
         pub fn lock(&self) -> Guard<'_, T> {
             Guard(self.0.lock().unwrap())
+        }
+
+        /// There are no signals.
+        pub fn lock_signals_blocked(&self) -> Guard<'_, T> {
+            self.lock()
         }
 
         pub fn try_lock(&self) -> Option<Guard<'_, T>> {

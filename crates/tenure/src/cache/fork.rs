@@ -2,7 +2,7 @@
 //!
 //! Nothing here allocates: the caches are in a list through themselves.
 
-use super::{pins, single_flight};
+use super::pins;
 use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::services::Service;
@@ -117,13 +117,7 @@ static SERVICE: Service = Service {
     },
     ..Service::named(
         "cache",
-        &[
-            Rank::CacheList,
-            Rank::CacheSpace,
-            Rank::CacheShard,
-            Rank::SingleFlight,
-            Rank::FlightWaits,
-        ],
+        &[Rank::CacheList, Rank::CacheSpace, Rank::CacheShard, Rank::SingleFlight],
     )
 };
 
@@ -137,12 +131,10 @@ pub(crate) fn hold() {
     for rank in RANKS {
         caches.each(|cache| cache.hold(rank));
     }
-    single_flight::hold_waits();
 }
 
 /// Frees them.
 pub(crate) fn release() {
-    single_flight::release_waits();
     // SAFETY: held since `hold`.
     unsafe { CACHES.held_value() }.each(|cache| cache.release());
     CACHES.release();
@@ -150,7 +142,6 @@ pub(crate) fn release() {
 
 /// In a forked child, between [`hold`] and [`release`].
 pub(crate) fn reset_in_child() {
-    single_flight::reset_waits_in_child(false);
     let mut held = 0;
     // SAFETY: held since `hold`.
     unsafe { CACHES.held_value() }.each(|cache| {
@@ -164,7 +155,6 @@ pub(crate) fn reset_in_child() {
 /// thread that does not exist, is empty afterwards.
 pub(crate) fn recover() {
     CACHES.reset_in_child();
-    single_flight::reset_waits_in_child(true);
     let mut held = 0;
     CACHES.hold();
     // SAFETY: held just now.

@@ -249,8 +249,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// ([`Value::is_cached`]).
     ///
     /// # Errors
-    /// `EDEADLK`: `make` of the same key asks for it, on this thread or by waiting for it. `EINVAL`:
-    /// the value made is longer than 4 GiB.
+    /// `EDEADLK`: the value is being made by this thread, or by one that waits for this thread, for another
+    /// value or for an object's refill. `EINVAL`: the value made is longer than 4 GiB.
     ///
     /// # Panics
     /// If `make` does; another thread that waited then makes the value.

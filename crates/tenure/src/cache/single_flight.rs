@@ -1,15 +1,14 @@
 //! One maker for a missing value, however many threads ask for it.
 //!
-//! A thread that waits holds nothing. Before it waits it looks whether the maker waits for it, in
-//! the end: then nobody would ever go on, and the caller gets an error instead.
+//! A thread that waits holds nothing. Where the maker waits for it in the end, nobody would ever
+//! go on, so the caller gets an error instead (`runtime/waits.rs`).
 
+use crate::os::futex::Futex;
 use crate::os::generation::current as process;
-use crate::runtime::lock::{Guard, Lock, Rank};
-use rustix::thread::futex;
+use crate::runtime::lock::{thread_number, Lock, Rank};
+use crate::runtime::waits;
 use std::borrow::Borrow;
-use std::cell::Cell;
-use std::ptr::null;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 /// A value being made.
@@ -17,34 +16,23 @@ struct Flight<K> {
     key: K,
     hash: u64,
     maker: Maker,
-    done: AtomicU32,
+    /// 1 when the value was made, or could not be.
+    done: Futex,
 }
 
 /// Which thread makes a value. In a forked child the parent's threads do not exist, but for the one
 /// that forked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Maker {
-    thread: u64,
+    thread: u32,
     process: u64,
 }
 
 impl Maker {
     /// Whether the thread exists.
     fn is_here(self) -> bool {
-        self.process == process() || self.thread == this_thread()
+        self.process == process() || self.thread == thread_number()
     }
-}
-
-/// A number of the calling thread's own, in a child the same as in the parent.
-fn this_thread() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    thread_local! {
-        static NUMBER: Cell<u64> = const { Cell::new(0) };
-    }
-    if NUMBER.get() == 0 {
-        NUMBER.set(NEXT.fetch_add(1, Ordering::Relaxed));
-    }
-    NUMBER.get()
 }
 
 /// The values of one cache that are being made.
@@ -85,7 +73,7 @@ impl<K: Eq> Flights<K> {
         K: Borrow<Q>,
         Q: Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let maker = Maker { thread: this_thread(), process: process() };
+        let maker = Maker { thread: thread_number(), process: process() };
         let mut mine = None;
         let mut same_hash = Vec::new();
         loop {
@@ -93,10 +81,14 @@ impl<K: Eq> Flights<K> {
             // The program's code compares, under no lock.
             let found = same_hash.iter().find(|flight| flight.key.borrow() == key);
             if let Some(flight) = found.filter(|flight| flight.maker.is_here()) {
-                return if flight.wait() { Boarding::Over } else { Boarding::Deadlock };
+                let (end, holder) = (&flight.done, flight.maker.thread);
+                return match waits::wait(end, 0, holder, maker.process) {
+                    true => Boarding::Over,
+                    false => Boarding::Deadlock,
+                };
             }
             let flight = mine.take().unwrap_or_else(|| {
-                Arc::new(Flight { key: key.to_owned(), hash, maker, done: AtomicU32::new(0) })
+                Arc::new(Flight { key: key.to_owned(), hash, maker, done: Futex::new(0) })
             });
             let mut all = self.all.lock();
             let full = all.flights.len() == all.flights.capacity();
@@ -182,130 +174,17 @@ impl<K> Drop for Landing<'_, K> {
         let mut all = self.flights.all.lock();
         let listed = all.remove(&self.flight);
         drop(all);
-        self.flight.done.store(1, Ordering::Release);
-        let _ = futex::wake(&self.flight.done, futex::Flags::PRIVATE, i32::MAX as u32);
+        self.flight.done.word.store(1, Ordering::Release);
+        self.flight.done.wake_all();
         // The key may be dropped here, by the program's code.
         drop(listed);
-    }
-}
-
-impl<K> Flight<K> {
-    /// Waits until the value was made. `false`: that would be for ever.
-    fn wait(&self) -> bool {
-        let wait = Wait {
-            thread: this_thread(),
-            maker: self.maker.thread,
-            done: &self.done,
-            next: Cell::new(null()),
-        };
-        let Some(_listed) = wait.list() else { return false };
-        while self.done.load(Ordering::Acquire) == 0 {
-            let _ = futex::wait(&self.done, futex::Flags::PRIVATE, 0, None);
-        }
-        true
-    }
-}
-
-/// A thread that waits for a value of whichever cache, on the thread's own stack.
-struct Wait {
-    thread: u64,
-    maker: u64,
-    done: *const AtomicU32,
-    next: Cell<*const Wait>,
-}
-
-/// All threads that wait.
-struct Waits(*const Wait);
-
-// SAFETY: what it leads to is used only under its lock, and taken out before it ends.
-unsafe impl Send for Waits {}
-
-static WAITS: Lock<Waits> = Lock::new(Rank::FlightWaits, Waits(null()));
-
-impl Waits {
-    fn iter(&self) -> impl Iterator<Item = &Wait> {
-        let mut at = self.0;
-        std::iter::from_fn(move || {
-            // SAFETY: a listed wait is on the stack of a thread that takes it out, under the lock,
-            // before it returns.
-            let wait = unsafe { at.as_ref() }?;
-            at = wait.next.get();
-            Some(wait)
-        })
-    }
-
-    /// Whether `maker` waits in the end for `thread`.
-    fn lead(&self, maker: u64, thread: u64) -> bool {
-        let mut at = maker;
-        // There is no ring among those that wait already, so this ends.
-        while at != thread {
-            // SAFETY: the flag belongs to a flight that the waiting thread has a share of.
-            let undone = |w: &&Wait| unsafe { (*w.done).load(Ordering::Acquire) } == 0;
-            match self.iter().filter(undone).find(|wait| wait.thread == at) {
-                Some(wait) => at = wait.maker,
-                None => return false,
-            }
-        }
-        true
-    }
-}
-
-/// Takes the wait out of the list.
-struct Listed<'a>(&'a Wait);
-
-impl Wait {
-    /// Adds it to the list; `None`: its maker waits for it.
-    fn list(&self) -> Option<Listed<'_>> {
-        let mut waits: Guard<'_, Waits> = WAITS.lock();
-        // A maker that is done may wait for this thread by now, but not for this value's sake.
-        // SAFETY: as in `lead`.
-        let done = unsafe { (*self.done).load(Ordering::Acquire) } != 0;
-        if !done && waits.lead(self.maker, self.thread) {
-            return None;
-        }
-        self.next.set(waits.0);
-        waits.0 = self;
-        Some(Listed(self))
-    }
-}
-
-impl Drop for Listed<'_> {
-    fn drop(&mut self) {
-        let mut waits = WAITS.lock();
-        let next = self.0.next.get();
-        if std::ptr::eq(waits.0, self.0) {
-            waits.0 = next;
-        } else if let Some(before) = waits.iter().find(|w| std::ptr::eq(w.next.get(), self.0)) {
-            before.next.set(next);
-        }
-        drop(waits);
-    }
-}
-
-/// Takes the lock of the waits over a fork, after every [`Flights::hold`].
-pub(super) fn hold_waits() {
-    WAITS.hold();
-}
-
-/// Frees it.
-pub(super) fn release_waits() {
-    WAITS.release();
-}
-
-/// In a forked child: no thread waits that exists there.
-pub(super) fn reset_waits_in_child(missed: bool) {
-    if missed {
-        WAITS.reset_in_child();
-        WAITS.lock().0 = null();
-    } else {
-        // SAFETY: the forking thread holds the lock.
-        unsafe { WAITS.held_value() }.0 = null();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicU32;
     use std::sync::Barrier;
 
     fn make<'a>(flights: &'a Flights<u64>, key: u64) -> Landing<'a, u64> {
@@ -325,9 +204,7 @@ mod tests {
             let waiting: Vec<_> = (0..4)
                 .map(|_| scope.spawn(|| matches!(flights.board(7, &1), Boarding::Over)))
                 .collect();
-            let done: *const AtomicU32 = &landing.flight.done;
-            let waits = || WAITS.lock().iter().filter(|wait| wait.done == done).count();
-            while waits() < 4 {
+            while waits::count(&landing.flight.done) < 4 {
                 std::thread::yield_now();
             }
             drop(landing);

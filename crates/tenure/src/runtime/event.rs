@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// A wait ends at the latest after this, and begins again: a child whose fork handlers did not run has
 /// nobody who would ring.
-const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+pub(super) const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 /// Where threads wait. It has no state of its own, so a fork need not hold it.
 #[derive(Debug)]

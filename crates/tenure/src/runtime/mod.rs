@@ -13,4 +13,5 @@ pub(crate) mod mapping_room;
 mod rank;
 pub(crate) mod services;
 pub(crate) mod turn;
+pub(crate) mod waits;
 pub(crate) mod worker;

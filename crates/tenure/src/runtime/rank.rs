@@ -15,10 +15,10 @@ pub(crate) enum Rank {
     CacheShard,
     /// A cache's values that are being made.
     SingleFlight,
-    /// Which thread waits for which value that is being made.
-    FlightWaits,
     /// The list of objects with a refill function.
     RefillList,
+    /// Which thread waits for which.
+    Waits,
     /// Mappings that wait to be torn down.
     RetireQueue,
     /// How much may wait.

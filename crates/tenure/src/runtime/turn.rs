@@ -1,21 +1,19 @@
 //! One thread at a time does something that may wait, allocate and call the program's code: more than may be
 //! done under a lock.
 
-use super::event::Event;
-use super::lock::{assert_none_held, thread_number};
+use super::waits;
 use crate::os::generation;
+use crate::sync::{thread_number, AtomicU64, Futex, Ordering};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Whose turn it is. In a forked child a thread of the parent's does not count, so nothing is held over forks.
 #[derive(Debug)]
 pub(crate) struct Turn {
     /// The thread's number, and the process's generation in the upper half. 0: nobody's.
     owner: AtomicU64,
+    /// How many turns have ended. Counted after the owner has gone.
+    ended: Futex,
 }
-
-/// Rung when a turn ends; all share it.
-static ENDED: Event = Event::new();
 
 thread_local! {
     /// The turn that the thread has taken last and still has.
@@ -42,8 +40,8 @@ fn token() -> u64 {
 }
 
 impl Turn {
-    pub const fn new() -> Turn {
-        Turn { owner: AtomicU64::new(0) }
+    pub fn new() -> Turn {
+        Turn { owner: AtomicU64::new(0), ended: Futex::new(0) }
     }
 
     /// Takes the turn, if it is nobody's.
@@ -62,29 +60,20 @@ impl Turn {
         }
     }
 
-    /// Waits until the thread that has the turn has ended it, or does not exist in this process. `false`: that
-    /// thread waits, itself or through others, for a turn that the calling thread has, so it never will. The
-    /// caller holds no lock.
+    /// Waits until the thread that has the turn has ended it, or does not exist in this process.
+    /// Another one may have it by then. `false`: that thread waits, itself or through others, for
+    /// the calling thread, so it never will. The caller holds no lock.
     pub fn wait(&self) -> bool {
-        assert_none_held();
-        let process = generation::current() & u64::from(u32::MAX);
-        let waiter = Waiter::new();
-        let mut in_a_circle = 0;
-        ENDED.wait_until(|| {
-            let owner = self.owner.load(Ordering::Acquire);
-            if owner == 0 || owner >> 32 != process {
-                in_a_circle = 0;
-                return true;
-            }
-            // Seen twice: a thread that was just woken looks for a moment as if it still waited.
-            let circle = waiter.is_in_a_circle(owner as u32);
-            in_a_circle = if circle { in_a_circle + 1 } else { 0 };
-            if in_a_circle == 1 {
-                std::thread::yield_now();
-            }
-            in_a_circle > CERTAIN
-        });
-        in_a_circle == 0
+        let process = generation::current();
+        // In this order: while the count stays the same, the owner found has yet to end its turn.
+        // (The end of the turn before it may be counted late. The wait is over then, and the
+        // caller looks again.)
+        let ended = self.ended.word.load(Ordering::Acquire);
+        let owner = self.owner.load(Ordering::Acquire);
+        if owner == 0 || owner >> 32 != process & u64::from(u32::MAX) {
+            return true;
+        }
+        waits::wait(&self.ended, ended, owner as u32, process)
     }
 
     /// Waits for the turn. `None`: the calling thread has it already, or would wait for itself.
@@ -96,54 +85,6 @@ impl Turn {
                 Attempt::Busy if self.wait() => {}
                 Attempt::Busy => return None,
             }
-        }
-    }
-}
-
-/// How often a circle is seen before it is believed.
-const CERTAIN: u32 = 50;
-
-/// Which thread waits for which: its number, and that of the thread that it waits for in the upper half. 0:
-/// nobody. Threads beyond these wait without being seen.
-static WAITS: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
-
-/// A thread's place among those that wait. It is free again when it is dropped.
-struct Waiter {
-    place: Option<&'static AtomicU64>,
-    me: u32,
-}
-
-impl Waiter {
-    fn new() -> Waiter {
-        let me = thread_number();
-        let take = |place: &&AtomicU64| {
-            place.compare_exchange(0, me.into(), Ordering::SeqCst, Ordering::SeqCst).is_ok()
-        };
-        Waiter { place: WAITS.iter().find(take), me }
-    }
-
-    /// Says that the thread waits for another one, and whether that one waits for it.
-    fn is_in_a_circle(&self, owner: u32) -> bool {
-        let Some(place) = self.place else { return false };
-        // SeqCst: of the threads of a circle the last to say so sees all the others.
-        place.store(u64::from(owner) << 32 | u64::from(self.me), Ordering::SeqCst);
-        let mut at = owner;
-        for _ in 0..WAITS.len() {
-            let waits = WAITS.iter().map(|place| place.load(Ordering::SeqCst));
-            match waits.into_iter().find(|waits| *waits as u32 == at) {
-                Some(waits) if (waits >> 32) as u32 == self.me => return true,
-                Some(waits) if waits >> 32 != 0 => at = (waits >> 32) as u32,
-                _ => return false,
-            }
-        }
-        false
-    }
-}
-
-impl Drop for Waiter {
-    fn drop(&mut self) {
-        if let Some(place) = self.place {
-            place.store(0, Ordering::SeqCst);
         }
     }
 }
@@ -163,14 +104,13 @@ impl Drop for Mine<'_> {
             INNERMOST.set(self.outer.get());
         }
         self.turn.owner.store(0, Ordering::Release);
-        ENDED.ring();
+        self.turn.ended.word.fetch_add(1, Ordering::Release);
+        self.turn.ended.wake_all();
     }
 }
 
 /// In a child: what the forking thread is at goes on here.
 pub(super) fn reset_in_child() {
-    ENDED.reset_in_child();
-    WAITS.iter().for_each(|place| place.store(0, Ordering::SeqCst));
     let mut at = INNERMOST.get();
     // SAFETY: null, or in a frame of this thread that has not returned: `drop` takes it out.
     while let Some(mine) = unsafe { at.as_ref() } {

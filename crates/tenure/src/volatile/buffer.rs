@@ -127,7 +127,7 @@ impl Volatile {
     ///
     /// # Errors
     /// `EIO`: the refill function failed or panicked; the next pin tries again. `EDEADLK`: the object's own
-    /// refill function pins it. `ENOMEM`: no memory for pages that a fork shares, for what the refill
+    /// refill function pins it, or waits for this thread. `ENOMEM`: no memory for pages that a fork shares, for what the refill
     /// function makes, or too many mappings. Nothing is lost by an error.
     #[inline]
     pub fn pin(&self) -> Result<Pinned<'_>> {

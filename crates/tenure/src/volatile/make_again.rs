@@ -40,8 +40,8 @@ fn deadlock() -> Error {
     Error::new(
         ErrorKind::Deadlock,
         "Volatile::pin",
-        "the object's refill function pins the object that it makes, itself or through another's",
-        "have the function write only the bytes that it is given",
+        "the object is refilled by this thread, or by one that waits for this thread",
+        "have the refill function write only the bytes that it is given",
     )
 }
 

@@ -12,7 +12,7 @@ type Function = Box<dyn Fn(usize, &mut [u8]) -> Result<(), RefillError> + Send +
 /// How an object's purged bytes are made again.
 ///
 /// The function runs under no lock: it may panic, fork, and use other objects, caches and ranges. Pinning
-/// its own object is an error (`EDEADLK`).
+/// its own object, itself or through another thread that it waits for, is an error (`EDEADLK`).
 pub struct Refill {
     whole: bool,
     function: Function,
