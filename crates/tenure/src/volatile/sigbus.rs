@@ -36,7 +36,8 @@ impl Purged {
     /// ```
     ///
     /// # Errors
-    /// `EINVAL`: `bytes` is not as long as a page. `ENOMEM`: there is no memory for it.
+    /// `EINVAL`: `bytes` is not as long as a page. `ENOMEM`: there is no memory for it. `EFAULT`: the page
+    /// cannot be read, for a reason that is not tenure's. After `Ok` the page was there.
     pub fn fill(&self, bytes: &[u8]) -> Result<()> {
         let call = "Purged::fill";
         if bytes.len() != page_size() {
