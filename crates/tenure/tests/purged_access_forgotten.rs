@@ -7,6 +7,7 @@ use promise_kit::*;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tenure::volatile::{self, Purged};
+use tenure::{PageSize, Volatile};
 use tenure_testkit::this_test;
 
 const PAGES: usize = 4;
@@ -129,4 +130,44 @@ fn a_signal_that_is_not_tenure_s_reaches_the_program_s_handler() {
             assert!(tries.is_some_and(|tries| tries < 100), "{tries:?} tries");
         }
     });
+}
+
+fn fill(purged: Purged) -> bool {
+    purged.fill(&[7; PAGE]).is_ok()
+}
+
+/// A program may unmap a range that it has unmarked. A buffer that comes to lie there is the one whose pages are gone.
+#[test]
+fn a_buffer_in_place_of_an_unmapped_range_is_the_one_that_is_touched() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        volatile::on_purged_access(fill).unwrap();
+        const BUFFERS: usize = 64;
+        let len = BUFFERS * MIB;
+        // The range gets a higher number than these, whose numbers are free later: a look at all ranges meets
+        // the buffer first.
+        let others = plain(2 * BUFFERS * PAGE);
+        let each_other = || (0..BUFFERS).map(|i| (others + 2 * i * PAGE) as *mut u8);
+        let at = plain(len);
+        // SAFETY: this test's pages, which are not volatile when they are unmapped.
+        unsafe {
+            each_other().for_each(|page| volatile::mark(page, PAGE).unwrap());
+            volatile::mark(at as *mut u8, len).unwrap();
+            let _ = volatile::unmark(at as *mut u8, len).unwrap();
+            assert_eq!(libc::munmap(at as *mut c_void, len), 0);
+            each_other().for_each(|page| volatile::forget(page, PAGE).unwrap());
+        }
+        let buffers: Vec<_> = (0..BUFFERS).map(|_| buffer()).collect();
+        let inside = |buffer: &&Volatile| (at..at + len).contains(&(buffer.as_ptr() as usize));
+        let buffer = buffers.iter().find(inside).expect("the addresses are used again");
+        assert!(waited(|| buffer.purge_now().unwrap() == MIB));
+        // SAFETY: mapped; a purged page is the handler's.
+        assert_eq!(unsafe { buffer.as_ptr().read_volatile() }, 7);
+    });
+}
+
+fn buffer() -> Volatile {
+    let mut buffer = Volatile::builder(MIB).pages(PageSize::System).build().unwrap();
+    buffer.pin_mut().unwrap().fill(3);
+    buffer
 }

@@ -193,8 +193,8 @@ fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Option<bool>
     Some(watched)
 }
 
-/// Drops all that is known of a range that is being unmapped, without taking its pages back. Waits for a
-/// thread that is at them. `true`: a part is watched by tenure's own userfaultfd, which no event of the
+/// Drops all that is known of a range that is being unmapped, or in which a mapping of tenure's own has come to
+/// lie, without taking its pages back. Waits for a thread that is at them. `true`: a part is watched by tenure's own userfaultfd, which no event of the
 /// kernel's goes to.
 pub(super) fn forget_unmapped(range: PageRange) -> bool {
     any() && drop_known(range, |_| true) == Some(true)
