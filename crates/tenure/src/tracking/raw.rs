@@ -129,11 +129,7 @@ pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize,
         }
         let mut gone = 0;
         for mut claim in marked {
-            let offered = match claim.is_offered() {
-                true => Ok(()),
-                false => settle::offer(&mut claim, true),
-            };
-            let purged = offered.and_then(|()| match purge {
+            let purged = settle::offer_or_again(&mut claim).and_then(|()| match purge {
                 true => offer::purge(&mut claim).map_err(Refusal::Kernel),
                 false => Ok(0),
             });

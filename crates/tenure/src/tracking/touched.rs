@@ -1,12 +1,14 @@
 //! Touches of pages that are gone: what a signal's handler asks, and pages that are made again without a pin.
 
 use super::side::without;
-use super::state::{flag, Claim, Word};
-use super::{claims, detection, offer, TRACKING};
+use super::state::{flag, Claim, Tracked, Word};
+use super::wake::stir;
+use super::{backpressure, claims, detection, offer, TRACKING};
 use crate::os::{advise, page_size, uffd};
 use crate::range::PageRange;
 use crate::runtime::worker;
 use rustix::io::Errno;
+use std::sync::atomic::Ordering;
 
 /// How a tracked range stands, as a signal handler sees it.
 #[derive(Clone, Copy)]
@@ -74,6 +76,22 @@ pub(crate) fn fill_page(page: usize, bytes: &[u8]) -> Result<(), Errno> {
     }
 }
 
+/// So many bytes of a range have been made again, perhaps without a pin. The range stays volatile, so they are told to
+/// the kernel by a later scan; until then they count as what it cannot take. Needs no claim.
+///
+/// Called after the pages were made: where the range is not offered then, its next offer takes them in.
+pub(crate) fn made_again(tracked: &Tracked, bytes: usize) {
+    if !tracked.load().has(Word::OFFERED) {
+        return;
+    }
+    if tracked.set(flag::MADE_AGAIN) & flag::MADE_AGAIN == 0 {
+        // The first of them: the range waits from here on, however many follow.
+        tracked.age.store(0, Ordering::Relaxed);
+    }
+    backpressure::made_again(bytes as u64);
+    stir();
+}
+
 /// Claims the range that holds the page, if pages of it may be gone: it is offered, its losses were not restored,
 /// or the end of its watch has failed.
 fn claim_holder(page: PageRange) -> Option<Claim> {
@@ -90,6 +108,7 @@ fn fill_claimed(claim: &mut Claim, page: PageRange, bytes: &[u8]) -> Result<(), 
         let is_watched = match uffd::copy_page(detection::raw(kind), page.start, bytes) {
             Ok(()) => {
                 forget_loss(claim, page);
+                made_again(claim.tracked(), page.len());
                 return Ok(());
             }
             Err(Errno::EXIST) => true,

@@ -169,13 +169,16 @@ fn put(object: &Object, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
         }
         return Ok(());
     }
-    match place(start, bytes) {
+    let placed = match place(start, bytes) {
         // The background thread has a descriptor that the program cannot close.
         Err(errno) if detection::is_closed(errno) => {
             worker::on_worker(|| place(start, bytes)).unwrap_or(Err(errno))
         }
         other => other,
-    }
+    };
+    // After a failure a part may be in place.
+    touched::made_again(object.memory.tracked(), bytes.len());
+    placed
 }
 
 /// Puts bytes into missing pages of a watched range.

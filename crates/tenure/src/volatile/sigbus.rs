@@ -3,6 +3,7 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::{advise, page_size, signal};
 use crate::range::PageRange;
+use crate::tracking::backpressure;
 use crate::tracking::touched::{self, look_at, Standing};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -22,7 +23,9 @@ pub struct Purged {
 
 impl Purged {
     /// Makes the touched page's contents, in one step: other threads find the page purged, or these bytes,
-    /// and never zeros in between. The range stays volatile, and the page counts as intact from then on.
+    /// and never zeros in between. The range stays volatile, and the page counts as intact from then on; the
+    /// kernel may take it again after the wait of [`super::Settings::offer_after`]. Like an unmark, this waits
+    /// where pages are made faster than the kernel is told of them.
     /// A page that is there by now, because another thread was faster, stays as it is.
     ///
     /// ```
@@ -45,7 +48,9 @@ impl Purged {
             return Err(Error::new(ErrorKind::BadRange, call, why, "pass the whole page's bytes"));
         }
         touched::fill_page(self.page, bytes)
-            .map_err(|errno| Error::system(call, "putting a page in place", errno))
+            .map_err(|errno| Error::system(call, "putting a page in place", errno))?;
+        backpressure::hold_back();
+        Ok(())
     }
 }
 
