@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::sync::Mutex;
 use std::time::Duration;
-use tenure::volatile::Refill;
+use tenure::volatile::{self, Purged, Refill};
 use tenure::{PageSize, Volatile};
 use tenure_testkit::{or_skip, this_test};
 
@@ -134,5 +134,68 @@ fn functions_that_pin_each_others_buffers_get_an_error_and_no_hang() {
             let failed = results.iter().flatten().filter(|result| result.is_err()).count();
             assert!(failed >= 1, "{results:?}");
         });
+    });
+}
+
+static FILLED: AtomicU32 = AtomicU32::new(0);
+
+/// Says so if a page that it was told to have filled raises the signal again.
+fn fill_once(purged: Purged) -> bool {
+    purged.fill(&[9; PAGE]).is_ok() && FILLED.fetch_add(1, Ordering::SeqCst) < 2
+}
+
+/// A buffer of two purged pages whose refill fails; `pin_first`: a pin has found them purged.
+fn without_source(pin_first: bool) -> Volatile {
+    let buffer = purged(2 * PAGE, Refill::pages(|_, _| Err("no source".into())));
+    if pin_first {
+        assert_eq!(buffer.pin().unwrap_err().errno(), libc::EIO);
+    }
+    buffer
+}
+
+/// A page whose refill has failed is poisoned. A handler of touches makes it again.
+#[test]
+fn a_handler_fills_a_page_whose_refill_has_failed() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        volatile::on_purged_access(fill_once).unwrap();
+        for pin_first in [false, true] {
+            FILLED.store(0, Ordering::SeqCst);
+            let buffer = without_source(pin_first);
+            for page in 0..2 {
+                // SAFETY: mapped; the refill fails, and the handler fills the page.
+                assert_eq!(unsafe { buffer.as_ptr().add(page * PAGE).read_volatile() }, 9);
+            }
+            assert_eq!(FILLED.load(Ordering::SeqCst), 2);
+            // Both count as intact from then on.
+            let pinned = buffer.pin().unwrap();
+            assert_eq!(pinned.outcome(), tenure::Outcome::Intact);
+            assert!(pinned.iter().all(|byte| *byte == 9));
+        }
+    });
+}
+
+/// Forks, has the child fill the page, and fills it here.
+fn fill_in_a_child_too(purged: Purged) -> bool {
+    let ended = forked(|| {
+        purged.fill(&[5; PAGE]).unwrap();
+        // SAFETY: mapped, and there.
+        assert_eq!(unsafe { (purged.page as *const u8).read_volatile() }, 5);
+    });
+    FILLED.fetch_add(u32::from(ended == Ended::Well), Ordering::SeqCst);
+    purged.fill(&[9; PAGE]).is_ok()
+}
+
+#[test]
+fn a_handler_fills_a_page_in_a_child_whose_refill_has_failed_in_the_parent() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        volatile::on_purged_access(fill_in_a_child_too).unwrap();
+        for pin_first in [false, true] {
+            let buffer = without_source(pin_first);
+            // SAFETY: mapped; the refill fails, and the handler fills the page.
+            assert_eq!(unsafe { buffer.as_ptr().read_volatile() }, 9);
+            assert_eq!(FILLED.load(Ordering::SeqCst), 1 + u32::from(pin_first));
+        }
     });
 }

@@ -1,8 +1,8 @@
 //! Backpressure: the bound on what is marked and not offered, kept against programs that are faster than
 //! the background thread.
 //!
-//! Memory leaves the kernel's reach in two ways only: a range becomes known, or an offered one is taken
-//! back. Both make system calls anyway, so both count here, and past the bound the caller waits for the
+//! Memory leaves the kernel's reach in three ways only: a range becomes known, an offered one is taken back, or
+//! pages of an offered one are made again. All make system calls anyway, so all count here, and past the bound the caller waits for the
 //! next scan. Without that, four threads that take 160 MiB back and mark it in turn kept all of it from
 //! the kernel, and a neighbour was killed with nothing left to reclaim.
 
@@ -22,6 +22,8 @@ struct Backpressure {
     /// The least that may be marked and not offered unless set otherwise, and all there may be under
     /// pressure: 16 MiB, or a sixteenth of a small limit.
     least: AtomicU64,
+    /// Bytes that were made again in offered ranges since a scan last told the kernel of all of those.
+    made_again: AtomicU64,
     /// Scans that have ended.
     scans: AtomicU64,
     /// Rung at the end of each.
@@ -34,6 +36,7 @@ static BACKPRESSURE: Backpressure = Backpressure {
     exposed: AtomicU64::new(0),
     bound: AtomicU64::new(MOST_OF_LEAST),
     least: AtomicU64::new(MOST_OF_LEAST),
+    made_again: AtomicU64::new(0),
     scans: AtomicU64::new(0),
     scanned: Event::new(),
 };
@@ -70,6 +73,23 @@ pub(super) fn tighten() {
 /// A range of `bytes` became known. Does not wait, since the caller may hold locks: see [`hold_back`].
 pub(crate) fn count(bytes: u64) {
     BACKPRESSURE.exposed.fetch_add(bytes, Ordering::Relaxed);
+}
+
+/// `bytes` of an offered range, which says so, were made again. Does not wait: see [`hold_back`].
+pub(super) fn made_again(bytes: u64) {
+    BACKPRESSURE.made_again.fetch_add(bytes, Ordering::Release);
+    count(bytes);
+}
+
+/// What was made again, for a scan that begins. The ranges say so already.
+pub(super) fn made_again_so_far() -> u64 {
+    BACKPRESSURE.made_again.load(Ordering::Acquire)
+}
+
+/// The kernel has been told of so much of it.
+pub(super) fn told_again(bytes: u64) {
+    let less = |before: u64| Some(before.saturating_sub(bytes));
+    let _ = BACKPRESSURE.made_again.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
 }
 
 /// `bytes` were taken back from the kernel's reach. The caller holds no lock and no claim.

@@ -110,6 +110,8 @@ fn tell(claim: &mut Claim, parts: &[PageRange], by_words: bool) -> Result<(), Re
     let whole = parts == [range];
     let mut told: Vec<PageRange> = Vec::new();
     let mut result = Ok(());
+    // What is made again from here on the kernel has perhaps been told of already.
+    claim.clear(flag::MADE_AGAIN);
     // Owned memory stays registered as a whole from its first offer on.
     let watched = claim.is(flag::WHOLLY_WATCHED);
     for piece in parts.iter().flat_map(|part| part.pieces(STEP)) {
@@ -151,6 +153,42 @@ fn tell(claim: &mut Claim, parts: &[PageRange], by_words: bool) -> Result<(), Re
         end_failed_watch(claim);
     }
     result
+}
+
+/// Tells the kernel once more of the parts of an offered range that it was told of: threads that touched pages
+/// which were gone have had them made again, and such a page is the program's until it is told.
+///
+/// A thread that pins the range meanwhile is told nothing before it has the claim, so what goes now it finds gone.
+pub(super) fn tell_again(claim: &mut Claim) -> Result<(), Refusal> {
+    if !claim.is_offered() {
+        return Err(Refusal::Wanted);
+    }
+    let watched = detection::by_userfaultfd() && claim.is(flag::WATCHED | flag::WHOLLY_WATCHED);
+    if !watched || claim.is(flag::SUSPECT | flag::TORN) {
+        // A purge would go unseen. All of it counts as lost already.
+        claim.clear(flag::MADE_AGAIN);
+        return Err(Refusal::Wanted);
+    }
+    let range = claim.range();
+    if !is_exclusive(claim) && is_shared(claim, range, Pagemap::open().ok().as_ref()) {
+        return Err(Refusal::Shared);
+    }
+    // Before the kernel is told: a page that is made meanwhile sets it again.
+    claim.clear(flag::MADE_AGAIN);
+    let told = claim.known_side().and_then(|side| side.told.clone());
+    for piece in told.unwrap_or_else(|| vec![range]).iter().flat_map(|part| part.pieces(STEP)) {
+        if claim.is_wanted() {
+            claim.set(flag::MADE_AGAIN);
+            return Err(Refusal::Wanted);
+        }
+        // SAFETY: the piece is offered, so the program has given up its contents; the claim keeps the range
+        // offered and watched meanwhile.
+        if let Err(errno) = unsafe { advise::free(piece) } {
+            claim.set(flag::MADE_AGAIN);
+            return Err(Refusal::Kernel(errno));
+        }
+    }
+    Ok(())
 }
 
 /// Ends a registration that failed half way. What cannot be ended now is the next pinner's to end.
@@ -268,6 +306,7 @@ pub(super) const NO_WORD: u16 = u16::MAX;
 pub(super) fn purge(claim: &mut Claim) -> Result<usize, Errno> {
     let range = claim.range();
     let pagemap = Pagemap::open()?;
+    claim.clear(flag::MADE_AGAIN);
     // Only what was told is watched.
     let told = claim.side().as_ref().and_then(|side| side.told.clone());
     let told = told.unwrap_or_else(|| vec![range]);

@@ -5,7 +5,7 @@ use super::revive;
 use super::settings::purge_always;
 use super::settle::{self, needs_settling};
 use super::state::{flag, Claim, RangeId, Tracked, Word};
-use super::{backpressure, claims, TRACKING};
+use super::{backpressure, claims, raw, TRACKING};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::Mapping;
 use crate::os::pagemap::Pagemap;
@@ -248,9 +248,12 @@ impl OwnedRange {
         unsafe { &mut *self.mapping.get() }.take()
     }
 
-    /// Gives a bare range a mapping.
+    /// Gives a bare range a mapping. The caller holds no lock and no claim.
     pub fn put_mapping(&self, mapping: Mapping) {
         let range = mapping.range();
+        // A program may unmap a raw range that it has unmarked: what is known of it is stale where this mapping
+        // has come to lie. One load where no raw range is known.
+        raw::forget_unmapped(range);
         let claim = claims().claim(self.id, self.tracked(), |_| true);
         let Some(mut claim) = claim else { unreachable!("an owned range is not free") };
         // SAFETY: under the claim.

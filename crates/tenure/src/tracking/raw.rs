@@ -129,11 +129,7 @@ pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize,
         }
         let mut gone = 0;
         for mut claim in marked {
-            let offered = match claim.is_offered() {
-                true => Ok(()),
-                false => settle::offer(&mut claim, true),
-            };
-            let purged = offered.and_then(|()| match purge {
+            let purged = settle::offer_or_again(&mut claim).and_then(|()| match purge {
                 true => offer::purge(&mut claim).map_err(Refusal::Kernel),
                 false => Ok(0),
             });
@@ -193,8 +189,8 @@ fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Option<bool>
     Some(watched)
 }
 
-/// Drops all that is known of a range that is being unmapped, without taking its pages back. Waits for a
-/// thread that is at them. `true`: a part is watched by tenure's own userfaultfd, which no event of the
+/// Drops all that is known of a range that is being unmapped, or in which a mapping of tenure's own has come to
+/// lie, without taking its pages back. Waits for a thread that is at them. `true`: a part is watched by tenure's own userfaultfd, which no event of the
 /// kernel's goes to.
 pub(super) fn forget_unmapped(range: PageRange) -> bool {
     any() && drop_known(range, |_| true) == Some(true)

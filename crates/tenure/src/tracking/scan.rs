@@ -1,9 +1,10 @@
 //! One look of the background thread at all ranges: which to offer now, and when to look again.
 
-use super::offer::Refusal;
+use super::offer::{self, Refusal};
 use super::settings::{settings, Priority};
-use super::state::{RangeId, Word};
+use super::state::{flag, RangeId, Tracked, Word};
 use super::{backpressure, settle, shape, TRACKING};
+use crate::os::lru;
 use crate::runtime::budget;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::services::{Next, Visit};
@@ -38,7 +39,7 @@ struct Scans {
     candidates: Vec<Candidate>,
 }
 
-/// A marked range.
+/// A marked range, or an offered one of which pages were made again.
 struct Candidate {
     priority: u8,
     /// 0 when it was used since the last scan: such a range is offered only to keep the bound.
@@ -55,9 +56,12 @@ const _: () = assert!(size_of::<Candidate>() <= 16);
 #[derive(Default)]
 struct Seen {
     marked_bytes: u64,
+    /// The offered ranges of which pages were made again, and the bytes of those that can be told again now.
+    made_again: usize,
+    made_again_bytes: u64,
     pending: bool,
     active: bool,
-    /// Some range is pinned or marked.
+    /// Some range is pinned, marked or made again in part.
     resident: bool,
 }
 
@@ -101,6 +105,8 @@ impl Scans {
     fn scan(&mut self, pressure: bool) -> Option<Duration> {
         let now = Instant::now();
         let exposed = backpressure::scan_begins();
+        // Before the look, which finds all ranges that these bytes are in.
+        let made_again = backpressure::made_again_so_far();
         if TRACKING.slab.live() == 0 {
             self.last = now;
             backpressure::scan_ended(exposed, 0, backpressure::least());
@@ -118,11 +124,17 @@ impl Scans {
 
         let at_once = settings.offer_after.is_zero();
         let seen = self.look(units, pressed, at_once);
-        if seen.marked_bytes > bound {
+        // How much of each range was made again is not known: at most all of it.
+        let again = made_again.min(seen.made_again_bytes);
+        let marked = seen.marked_bytes + again;
+        if marked > bound {
             self.collect_all(pressed, at_once);
         }
         let looked = now.elapsed();
-        let left = self.offer(seen.marked_bytes, bound, pressed);
+        let (left, told_again) = self.offer(marked, again, bound, pressed);
+        if told_again == seen.made_again {
+            backpressure::told_again(made_again);
+        }
         backpressure::scan_ended(exposed, left, bound);
 
         if !seen.resident {
@@ -153,7 +165,14 @@ impl Scans {
         candidates.clear();
         let mut seen = Seen::default();
         TRACKING.slab.each(|id, tracked, word| {
-            if word.has(Word::OFFERED) || tracked.len() == 0 {
+            if tracked.len() == 0 {
+                return;
+            }
+            if word.has(Word::OFFERED) {
+                if tracked.is(flag::MADE_AGAIN) {
+                    let candidate = seen.look_again(id, tracked, word, units, pressed, at_once);
+                    candidates.extend(candidate);
+                }
                 return;
             }
             seen.resident = true;
@@ -187,7 +206,9 @@ impl Scans {
         let candidates = &mut self.candidates;
         candidates.clear();
         TRACKING.slab.each(|id, tracked, word| {
-            let busy = word.has(Word::OFFERED | Word::CLAIMED) || word.pins() > 0;
+            let told = word.has(Word::OFFERED) && !tracked.is(flag::MADE_AGAIN);
+            let claimed = word.has(Word::CLAIMED) && !word.has(Word::OFFERED);
+            let busy = told || claimed || word.pins() > 0;
             let resting = tracked.rest.load(Ordering::Relaxed) > 0 && !pressed;
             if busy || resting || tracked.len() == 0 {
                 return;
@@ -199,9 +220,10 @@ impl Scans {
         });
     }
 
-    /// Offers what is due and what is over the bound; returns how many bytes stay marked.
-    fn offer(&mut self, marked: u64, bound: u64, pressed: bool) -> u64 {
-        let mut left = marked;
+    /// Offers what is due and what is over the bound. Of the marked bytes, `again` are such as were made again in
+    /// offered ranges. Returns how many bytes stay marked, and how many ranges the kernel was told of again.
+    fn offer(&mut self, marked: u64, again: u64, bound: u64, pressed: bool) -> (u64, usize) {
+        let (mut left, mut again, mut told_again) = (marked, again, 0);
         // Lowest priority first, then the longest unused.
         self.candidates.sort_unstable_by_key(|c| (c.priority, u8::MAX - c.age, c.id));
         for candidate in self.candidates.drain(..) {
@@ -211,6 +233,18 @@ impl Scans {
             let (id, word) = (candidate.id, candidate.word);
             let tracked = TRACKING.slab.get(id);
             let len = tracked.len() as u64;
+            if word.has(Word::OFFERED) {
+                if told_again == 0 {
+                    // The last pages that were made wait in batches, where the kernel would pass over them.
+                    lru::drain();
+                }
+                if tell_again(id) {
+                    let bytes = again.min(len);
+                    (left, again) = (left.saturating_sub(bytes), again - bytes);
+                    told_again += 1;
+                }
+                continue;
+            }
             // A claim makes a new word, so a range that was joined to another is passed over here.
             let claim = match word.has(Word::RAW) {
                 true => shape::claim_with_neighbours(id, word),
@@ -236,7 +270,56 @@ impl Scans {
             }
         }
         self.candidates.shrink_to(KEPT);
-        left
+        (left, told_again)
+    }
+}
+
+impl Seen {
+    /// Ages an offered range of which pages were made again, by so many units, and returns it if it has waited long
+    /// enough. It waits like a marked one, from the first such page on: the claims that make others do not
+    /// count as uses.
+    fn look_again(
+        &mut self,
+        id: RangeId,
+        tracked: &Tracked,
+        word: Word,
+        units: u8,
+        pressed: bool,
+        at_once: bool,
+    ) -> Option<Candidate> {
+        self.resident = true;
+        self.made_again += 1;
+        let age = tracked.age.load(Ordering::Relaxed).saturating_add(units);
+        tracked.age.store(age, Ordering::Relaxed);
+        let rest = tracked.rest.load(Ordering::Relaxed);
+        if rest > 0 && !pressed {
+            tracked.rest.store(rest - 1, Ordering::Relaxed);
+            return None;
+        }
+        self.pending = true;
+        if word.pins() > 0 {
+            return None;
+        }
+        self.made_again_bytes += tracked.len() as u64;
+        let priority = tracked.priority.load(Ordering::Relaxed);
+        let due = at_once || u64::from(age) >= wait(priority, pressed);
+        due.then_some(Candidate { priority, age, due, id, word })
+    }
+}
+
+/// Tells the kernel again of an offered range. `true`: nothing of it is to be told for now.
+fn tell_again(id: RangeId) -> bool {
+    let tracked = TRACKING.slab.get(id);
+    // Not only if the word is still as it was seen: a thread that makes page after page changes it all the time.
+    let volatile = |word: Word| word.has(Word::OFFERED) && word.pins() == 0;
+    let Some(mut claim) = TRACKING.claims.claim(id, tracked, volatile) else { return false };
+    match offer::tell_again(&mut claim) {
+        Ok(()) => true,
+        Err(Refusal::Wanted) => false,
+        Err(_) => {
+            tracked.rest.store(16, Ordering::Relaxed);
+            true
+        }
     }
 }
 

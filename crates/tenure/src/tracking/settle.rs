@@ -105,6 +105,18 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
     offered
 }
 
+/// Offers a claimed range that may be offered already. On the background thread.
+pub(super) fn offer_or_again(claim: &mut Claim) -> Result<(), Refusal> {
+    if !claim.is_offered() {
+        return offer(claim, true);
+    }
+    if claim.is(flag::MADE_AGAIN) {
+        // The next scan tries again.
+        let _ = offer::tell_again(claim);
+    }
+    Ok(())
+}
+
 /// Offers a range now, whatever its age, from any thread.
 pub(super) fn offer_now(id: RangeId, tracked: &'static Tracked) -> Result<(), Refusal> {
     let volatile = |word: Word| word.pins() == 0;
@@ -112,10 +124,7 @@ pub(super) fn offer_now(id: RangeId, tracked: &'static Tracked) -> Result<(), Re
         let Some(mut claim) = claims().claim(id, tracked, volatile) else {
             return Err(Refusal::Wanted);
         };
-        match claim.is_offered() {
-            true => Ok(()),
-            false => offer(&mut claim, true),
-        }
+        offer_or_again(&mut claim)
     };
     worker::on_worker(offer).unwrap_or(Err(Refusal::Kernel(Errno::AGAIN)))
 }

@@ -70,6 +70,17 @@ pub(crate) fn joined(mut a: Vec<PageRange>, b: Vec<PageRange>) -> Vec<PageRange>
     all
 }
 
+/// The extents without what lies in `part`.
+pub(crate) fn without(extents: Vec<PageRange>, part: PageRange) -> Vec<PageRange> {
+    let mut rest = Vec::with_capacity(extents.len() + 1);
+    for extent in extents {
+        let below = PageRange { start: extent.start, end: extent.end.min(part.start) };
+        let above = PageRange { start: extent.start.max(part.end), end: extent.end };
+        rest.extend([below, above].into_iter().filter(|piece| piece.start < piece.end));
+    }
+    rest
+}
+
 /// Leaves the parts below `at` and returns those above.
 fn split(parts: &mut Vec<PageRange>, at: usize) -> Vec<PageRange> {
     let mut above = Vec::new();

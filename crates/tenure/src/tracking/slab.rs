@@ -206,6 +206,11 @@ impl Slab {
         self.moves.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// How often they were. It goes on before a range is freed, too.
+    pub fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Acquire)
+    }
+
     fn count(&self, id: RangeId) {
         self.used[id.0 as usize / CHUNK].fetch_add(1, Ordering::AcqRel);
         self.live.fetch_add(1, Ordering::SeqCst);

@@ -152,14 +152,19 @@ impl Tracked {
         self.exchange(word, Word(word.0 - Word::PIN))
     }
 
+    /// Sets flags, also without the claim; returns those before.
+    pub fn set(&self, flags: u8) -> u8 {
+        self.flags.fetch_or(flags, Ordering::AcqRel)
+    }
+
     /// In a child, or where userfaultfd is lost for the process: purges can have gone unseen.
     pub fn suspect(&self) {
-        self.flags.fetch_or(flag::SUSPECT, Ordering::AcqRel);
+        self.set(flag::SUSPECT);
     }
 
     /// In a child that has registered the range anew: all of it.
     pub fn watched_again(&self) {
-        self.flags.fetch_or(flag::WATCHED | flag::WHOLLY_WATCHED, Ordering::AcqRel);
+        self.set(flag::WATCHED | flag::WHOLLY_WATCHED);
     }
 
     /// In a child: refill threads do not come along.
@@ -438,7 +443,7 @@ impl Claim {
     }
 
     pub fn set(&mut self, flags: u8) {
-        self.tracked.flags.fetch_or(flags, Ordering::AcqRel);
+        self.tracked.set(flags);
     }
 
     pub fn clear(&mut self, flags: u8) {
@@ -476,11 +481,10 @@ impl Claim {
 
     /// Sets whether a part may be watched although the range is not offered.
     pub fn set_unclean(&mut self, unclean: bool) {
-        if unclean {
-            self.tracked.word.fetch_or(Word::UNCLEAN, Ordering::AcqRel);
-        } else {
-            self.tracked.word.fetch_and(!Word::UNCLEAN, Ordering::AcqRel);
-        }
+        match unclean {
+            true => self.tracked.word.fetch_or(Word::UNCLEAN, Ordering::AcqRel),
+            false => self.tracked.word.fetch_and(!Word::UNCLEAN, Ordering::AcqRel),
+        };
     }
 
     /// Takes the pin of a raw range away, if it has one.
@@ -557,8 +561,8 @@ impl Claim {
         self.tracked.len.store(end - self.range().start, Ordering::Release);
     }
 
-    /// Joins the range right above to this one. Both are in the same state, and nothing of them is offered or
-    /// lost, so neither needs side data. The caller [frees](Claim::free) it then.
+    /// Joins the range right above to this one, which the caller [frees](Claim::free) then. Both are in the same
+    /// state, and have nothing offered, lost or unclean: neither needs side data.
     pub fn absorb(&mut self, right: &mut Claim) {
         let (low, high) = (self.range(), right.range());
         debug_assert!(low.end == high.start);
@@ -569,14 +573,10 @@ impl Claim {
         };
         least(&a.age, &b.age);
         least(&a.rest, &b.rest);
-        let exclusive = b.exclusive_at.load(Ordering::Relaxed);
-        if a.exclusive_at.load(Ordering::Relaxed) != exclusive {
+        if a.exclusive_at.load(Ordering::Relaxed) != b.exclusive_at.load(Ordering::Relaxed) {
             a.exclusive_at.store(0, Ordering::Relaxed);
         }
         self.set(right.tracked.flags.load(Ordering::Relaxed));
-        if right.word().has(Word::UNCLEAN) {
-            self.set_unclean(true);
-        }
         a.len.store(high.end - low.start, Ordering::Release);
     }
 

@@ -53,7 +53,7 @@ impl Word {
     }
 }
 
-/// What is known of a range beside its word; changed with its claim only.
+/// What is known of a range beside its word; changed with its claim only, unless said.
 pub(crate) mod flag {
     /// A part of the range may be registered with userfaultfd.
     pub const WATCHED: u8 = 1;
@@ -70,4 +70,7 @@ pub(crate) mod flag {
     pub const SUSPECT: u8 = 16;
     /// A part was not inherited from the parent of this process: nothing of it is offered again.
     pub const TORN: u8 = 32;
+    /// Threads have made pages of the offered range again, without a pin, since the kernel was last told of it.
+    /// Set without the claim, too. Says nothing of a range that is not offered.
+    pub const MADE_AGAIN: u8 = 128;
 }

@@ -9,6 +9,7 @@ use crate::range::PageRange;
 use crate::runtime::turn::Attempt;
 use crate::runtime::{budget, worker};
 use crate::tracking::detection::{self, Kind};
+use crate::tracking::touched;
 use rustix::io::Errno;
 use std::time::Instant;
 
@@ -168,13 +169,16 @@ fn put(object: &Object, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
         }
         return Ok(());
     }
-    match place(start, bytes) {
+    let placed = match place(start, bytes) {
         // The background thread has a descriptor that the program cannot close.
         Err(errno) if detection::is_closed(errno) => {
             worker::on_worker(|| place(start, bytes)).unwrap_or(Err(errno))
         }
         other => other,
-    }
+    };
+    // After a failure a part may be in place.
+    touched::made_again(object.memory.tracked(), bytes.len());
+    placed
 }
 
 /// Puts bytes into missing pages of a watched range.
@@ -196,11 +200,10 @@ fn place(start: usize, bytes: &[u8]) -> Result<(), Errno> {
             Ok(()) => {}
             Err(Errno::EXIST) => {
                 let there = PageRange::new(at, at + page);
-                if advise::populate_write(there) == Err(Errno::HWPOISON) {
-                    // Poisoned by a refill that failed before: missing again, and now made.
-                    // SAFETY: a poisoned page holds nothing.
-                    unsafe { advise::drop_pages(there)? };
-                    uffd::copy_page(fd, at, chunk)?;
+                if advise::populate_read_plain(there) == Err(Errno::HWPOISON) {
+                    // Poisoned by a refill that failed before. A handler of touches may be about to replace
+                    // it, too: the one of the two that comes first does.
+                    touched::fill_page(at, chunk)?;
                 }
                 uffd::wake(fd, there)?;
             }

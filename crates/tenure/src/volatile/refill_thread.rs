@@ -9,6 +9,7 @@ use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::services::Service;
 use crate::runtime::turn::Attempt;
 use crate::runtime::worker;
+use crate::tracking::backpressure;
 use crate::tracking::detection::{self, Detection, Kind};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::BorrowedFd;
@@ -126,6 +127,8 @@ fn serve() {
         let read = std::iter::from_fn(|| uffd::read_fault(fd).ok().flatten());
         let faults: Vec<_> = again.into_iter().chain(read).collect();
         put_off.extend(faults.into_iter().filter_map(|fault| answer(fd, fault)));
+        // Here, without a turn: touchers that are faster than the background thread wait for it.
+        backpressure::hold_back();
     }
 }
 

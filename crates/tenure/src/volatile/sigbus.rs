@@ -3,7 +3,9 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::{advise, page_size, signal};
 use crate::range::PageRange;
-use crate::tracking::{self, Standing};
+use crate::tracking::backpressure;
+use crate::tracking::touched::{self, look_at, Standing};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A touch of a purged page.
@@ -21,7 +23,9 @@ pub struct Purged {
 
 impl Purged {
     /// Makes the touched page's contents, in one step: other threads find the page purged, or these bytes,
-    /// and never zeros in between. The range stays volatile, and the page counts as intact from then on.
+    /// and never zeros in between. The range stays volatile, and the page counts as intact from then on; the
+    /// kernel may take it again after the wait of [`super::Settings::offer_after`]. Like an unmark, this waits
+    /// where pages are made faster than the kernel is told of them.
     /// A page that is there by now, because another thread was faster, stays as it is.
     ///
     /// ```
@@ -35,15 +39,18 @@ impl Purged {
     /// ```
     ///
     /// # Errors
-    /// `EINVAL`: `bytes` is not as long as a page. `ENOMEM`: there is no memory for it.
+    /// `EINVAL`: `bytes` is not as long as a page. `ENOMEM`: there is no memory for it. `EFAULT`: the page
+    /// cannot be read, for a reason that is not tenure's. After `Ok` the page was there.
     pub fn fill(&self, bytes: &[u8]) -> Result<()> {
         let call = "Purged::fill";
         if bytes.len() != page_size() {
             let why = format!("{} bytes are not a page of {}", bytes.len(), page_size());
             return Err(Error::new(ErrorKind::BadRange, call, why, "pass the whole page's bytes"));
         }
-        tracking::fill_page(self.page, bytes)
-            .map_err(|errno| Error::system(call, "putting a page in place", errno))
+        touched::fill_page(self.page, bytes)
+            .map_err(|errno| Error::system(call, "putting a page in place", errno))?;
+        backpressure::hold_back();
+        Ok(())
     }
 }
 
@@ -70,29 +77,78 @@ pub fn on_purged_access(handler: fn(Purged) -> bool) -> Result<()> {
         .map_err(|errno| Error::system("on_purged_access", "sigaction(SIGBUS)", errno))
 }
 
-/// How often a page is looked for that its range says is there and that the kernel says is not: an end for a page
-/// whose memory has failed, which stays so.
+/// How often a page is looked for that its range says is there and that the kernel says is not, and how often an
+/// access is tried again although nothing has changed: an end for a page whose memory has failed, which stays so.
 const LOOKS: u32 = 10;
+
+/// How often in a row the access of one page is tried again in any case. Each time it was taken back between the
+/// touch and the look, so the end is for a page that raises SIGBUS for a reason of its own while other threads
+/// change ranges all the time: after some tenths of a second.
+const TRIES: u32 = 100_000;
+
+/// The access that this thread has tried again last.
+#[derive(Clone, Copy)]
+struct Tried {
+    page: usize,
+    /// What [`look_at`] returned with it.
+    changes: u64,
+    /// How often since then, and in all.
+    unchanged: u32,
+    in_a_row: u32,
+}
+
+impl Tried {
+    const NOTHING: Tried = Tried { page: 0, changes: 0, unchanged: 0, in_a_row: 0 };
+}
+
+thread_local! {
+    static TRIED: Cell<Tried> = const { Cell::new(Tried::NOTHING) };
+}
+
+/// Whether the access of a page that is there now is to be tried again.
+fn may_try_again(page: usize, changes: u64) -> bool {
+    let mut tried = TRIED.get();
+    if tried.page != page {
+        tried = Tried { page, ..Tried::NOTHING };
+    }
+    if tried.changes != changes {
+        tried = Tried { changes, unchanged: 0, ..tried };
+    }
+    tried.unchanged += 1;
+    tried.in_a_row += 1;
+    let may = tried.unchanged <= LOOKS && tried.in_a_row <= TRIES;
+    TRIED.set(if may { tried } else { Tried::NOTHING });
+    may
+}
 
 fn on_bus(address: usize) -> bool {
     let handler = HANDLER.load(Ordering::Acquire);
     let page = address / page_size() * page_size();
+    let mut is_foreign = false;
     for _ in 0..LOOKS {
-        match tracking::look_at(address) {
+        let look = look_at(address);
+        let taken_back = match look.holder {
             Some((range, Standing::Offered)) if !handler.is_null() => {
+                TRIED.set(Tried::NOTHING);
                 // SAFETY: `HANDLER` only ever holds a pointer made from such a function.
                 let handler: fn(Purged) -> bool = unsafe { std::mem::transmute(handler) };
                 return handler(Purged { address, page, range: (range.start, range.len()) });
             }
-            // Another thread has taken the range back since the touch: the page is there if the kernel says so.
-            // If not, it may have been offered and purged again since the look.
-            Some((_, Standing::TakenBack)) => {
-                if advise::populate_read_plain(PageRange::new(page, page + page_size())).is_ok() {
-                    return true;
-                }
-            }
-            _ => return false,
+            Some((_, Standing::Offered)) => return false,
+            Some((_, Standing::TakenBack)) => true,
+            None => false,
+        };
+        // Another thread has taken the range back since the touch, or has forgotten it as well: the page is there
+        // if the kernel says so.
+        if advise::populate_read(PageRange::new(page, page + page_size())).is_ok() {
+            return may_try_again(page, look.changes);
         }
+        // If not, it may have been offered and purged again since the look. Of a page that no range holds, one
+        // more look tells: it may have been forgotten, marked and purged.
+        if !taken_back && is_foreign {
+            return false;
+        }
+        is_foreign = !taken_back;
     }
     false
 }
