@@ -23,6 +23,7 @@ mod evict;
 mod fork;
 mod growth;
 mod inner;
+mod inside;
 mod life;
 mod link;
 mod lists;

@@ -35,6 +35,9 @@ impl Maker {
     }
 }
 
+/// A waiting thread looks again after this whether the maker exists.
+const LONGEST_SLEEP: futex::Timespec = futex::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
 /// A number of the calling thread's own, in a child the same as in the parent.
 fn this_thread() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -199,8 +202,10 @@ impl<K> Flight<K> {
             next: Cell::new(null()),
         };
         let Some(_listed) = wait.list() else { return false };
-        while self.done.load(Ordering::Acquire) == 0 {
-            let _ = futex::wait(&self.done, futex::Flags::PRIVATE, 0, None);
+        // A handler of a signal that interrupts this may fork: in the child the maker does not exist, and
+        // nobody wakes.
+        while self.done.load(Ordering::Acquire) == 0 && self.maker.is_here() {
+            let _ = futex::wait(&self.done, futex::Flags::PRIVATE, 0, Some(&LONGEST_SLEEP));
         }
         true
     }
