@@ -5,7 +5,7 @@ mod promise_kit;
 
 use promise_kit::stepping::{self, stepped, Stepping};
 use promise_kit::*;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use tenure::Cache;
 use tenure_testkit::this_test;
 
@@ -135,5 +135,31 @@ fn a_child_does_not_wait_for_a_maker_of_the_parents() {
         // SAFETY: waits for the child that the handler made.
         unsafe { libc::waitpid(CHILD.load(Ordering::Acquire), &mut status, 0) };
         assert_eq!(status, 0);
+    });
+}
+
+#[test]
+fn a_child_made_beside_inserts_that_purge_at_every_unpin_can_use_the_cache() {
+    promised_with(this_test!(), &[("TENURE_PURGE", "always")], || {
+        let cache = Cache::<u64>::builder().ceiling(12 << 20).build().unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for first in 0..2 {
+                let (cache, done) = (&cache, &done);
+                scope.spawn(move || {
+                    let keys = (first..).step_by(2).take_while(|_| !done.load(Ordering::Relaxed));
+                    keys.for_each(|key| put(cache, key % 100, 300_000));
+                });
+            }
+            for fork in 0..150 {
+                let ended = forked(|| {
+                    (0..20).for_each(|key| put(&cache, key, 300_000));
+                    check(&cache, 0..100);
+                });
+                assert_eq!(ended, Ended::Well);
+                std::thread::sleep(std::time::Duration::from_micros(300 + fork * 37 % 900));
+            }
+            done.store(true, Ordering::Relaxed);
+        });
     });
 }

@@ -480,7 +480,8 @@ impl Space {
         } else {
             segment.life.expire();
             lists.draining.push(&self.segments, segment);
-            segment.unpin();
+            // Not `unpin`, which may wait for the worker: all locks are held here.
+            segment.range.unpin_unseen();
         }
     }
 
