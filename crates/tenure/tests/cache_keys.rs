@@ -4,9 +4,10 @@
 mod promise_kit;
 
 use promise_kit::*;
+use std::cell::Cell;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Weak};
 use tenure::Cache;
 use tenure_testkit::this_test;
@@ -65,6 +66,56 @@ fn a_key_can_use_the_cache_when_it_is_dropped() {
         assert!(cache.stats().evictions > 0, "nothing was evicted");
         cache.clear();
         asked(1000, "eviction and clear");
+    });
+}
+
+thread_local! {
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+}
+static DEEPEST: AtomicUsize = AtomicUsize::new(0);
+static LOOKING: AtomicUsize = AtomicUsize::new(0);
+
+/// A key that looks another one up when it is dropped.
+struct Looking(u64, Weak<Cache<Looking>>);
+
+impl PartialEq for Looking {
+    fn eq(&self, other: &Looking) -> bool {
+        self.0 == other.0
+    }
+}
+impl Eq for Looking {}
+impl Hash for Looking {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+impl Drop for Looking {
+    fn drop(&mut self) {
+        let Some(cache) = self.1.upgrade() else { return };
+        DEPTH.set(DEPTH.get() + 1);
+        DEEPEST.fetch_max(DEPTH.get(), Ordering::Relaxed);
+        for other in [self.0, self.0 * 31] {
+            let _ = cache.get(&Looking(other, Weak::new()));
+        }
+        DEPTH.set(DEPTH.get() - 1);
+        LOOKING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn keys_that_look_others_up_when_they_are_dropped_do_not_pile_up_on_the_stack() {
+    promised(this_test!(), || {
+        let cache = Arc::new(Cache::<Looking>::builder().ceiling(8 << 20).build().unwrap());
+        // Thousands of keys lie in a segment that is evicted at once.
+        for key in 0..600_000 {
+            LOOKING.fetch_add(1, Ordering::Relaxed);
+            cache.insert(Looking(key, Arc::downgrade(&cache)), &[1; 40]).unwrap();
+        }
+        assert!(cache.stats().evictions > 100_000, "{:?}", cache.stats());
+        let deepest = DEEPEST.load(Ordering::Relaxed);
+        assert!(deepest <= 2, "{deepest} keys are dropped one inside another");
+        cache.clear();
+        assert_eq!(LOOKING.load(Ordering::Relaxed), 0);
     });
 }
 

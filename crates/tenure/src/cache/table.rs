@@ -14,11 +14,13 @@ use super::array::{Array, Hit};
 use super::epoch::{Epoch, Grace};
 use super::place::Place;
 use crate::sync::{sections_open, AtomicPtr, Guard, Lock, Ordering, Rank};
+use removed::{Harvesting, Keys, Retired};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
+#[path = "table/removed.rs"]
+mod removed;
 #[cfg(test)]
 #[cfg(not(loom))]
 #[path = "table/tests.rs"]
@@ -380,7 +382,8 @@ impl<K> Table<K> {
     }
 
     /// Drops removed keys, and frees arrays, that nobody reads any more. Runs the program's code: the
-    /// caller holds no lock.
+    /// caller holds no lock. What a key's drop leaves here, the harvest that dropped it takes: see
+    /// [`Harvesting`].
     #[inline]
     pub fn harvest(&self) {
         if self.epoch.pending() {
@@ -390,6 +393,7 @@ impl<K> Table<K> {
 
     #[cold]
     fn harvest_now(&self) {
+        let Some(_harvesting) = Harvesting::begin() else { return };
         loop {
             let mut keys = Keys::new();
             let mut writer = self.writer.lock();
@@ -527,49 +531,6 @@ fn only_compared<K>(newest: Option<&Array<K>>, hash: u32, compared: &Compared) -
         next += 1;
     }
     true
-}
-
-/// Keys that are out of the table; dropped with it.
-struct Keys<K> {
-    all: [MaybeUninit<K>; 16],
-    len: usize,
-}
-
-impl<K> Keys<K> {
-    fn new() -> Self {
-        Keys { all: [const { MaybeUninit::uninit() }; 16], len: 0 }
-    }
-
-    fn has_room(&self) -> bool {
-        self.len < self.all.len()
-    }
-
-    fn push(&mut self, key: K) {
-        self.all[self.len].write(key);
-        self.len += 1;
-    }
-}
-
-impl<K> Drop for Keys<K> {
-    fn drop(&mut self) {
-        let keys = std::ptr::from_mut(&mut self.all[..self.len]) as *mut [K];
-        // SAFETY: the first `len` were written and are nobody else's.
-        unsafe { std::ptr::drop_in_place(keys) };
-    }
-}
-
-/// A list of arrays that nobody reads; freed with it, and their keys are dropped.
-struct Retired<K>(*mut Array<K>);
-
-impl<K> Drop for Retired<K> {
-    fn drop(&mut self) {
-        while !self.0.is_null() {
-            // SAFETY: it was taken out of the table's lists after all its readers had left.
-            let first = unsafe { Box::from_raw(self.0) };
-            self.0 = first.next.load(Ordering::Relaxed);
-            drop(first);
-        }
-    }
 }
 
 impl<K> Drop for Table<K> {
