@@ -272,3 +272,59 @@ fn a_hasher_that_answers_the_key_itself_is_as_good_as_another() {
         assert!(seconds < 10.0 * usual + 0.05);
     });
 }
+
+/// What `change` does to a key while its value is made stays; the maker has its value all the same.
+fn changed_while_made(change: impl Fn(&Cache<u64>) + Sync, then: Option<&[u8]>) {
+    let cache = Cache::<u64>::new().unwrap();
+    let (making, changed) = (Barrier::new(2), Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let made = cache.get_or_insert_with(&1, || {
+                making.wait();
+                changed.wait();
+                b"old".to_vec()
+            });
+            let made = made.unwrap();
+            assert_eq!(&made[..], b"old");
+            assert!(!made.is_cached());
+        });
+        making.wait();
+        change(&cache);
+        changed.wait();
+    });
+    assert_eq!(cache.get(&1).as_deref(), then);
+    // The next maker is heeded again, and other keys were all the time.
+    cache.remove(&1);
+    assert!(cache.get_or_insert_with(&1, || b"new".to_vec()).unwrap().is_cached());
+    assert_eq!(cache.get(&1).as_deref(), Some(&b"new"[..]));
+}
+
+#[test]
+fn what_an_insert_a_remove_or_a_clear_does_while_a_value_is_made_stays() {
+    promised(this_test!(), || {
+        changed_while_made(|cache| cache.insert(1, b"newer").unwrap(), Some(b"newer"));
+        changed_while_made(|cache| assert!(!cache.remove(&1)), None);
+        changed_while_made(Cache::clear, None);
+        changed_while_made(
+            |cache| {
+                cache.insert(1, b"newer").unwrap();
+                assert!(cache.remove(&1));
+            },
+            None,
+        );
+    });
+}
+
+#[test]
+fn other_keys_than_the_changed_one_are_kept_when_they_are_made() {
+    promised(this_test!(), || {
+        let cache = Cache::<u64>::new().unwrap();
+        let made = cache.get_or_insert_with(&1, || {
+            (2..2000).for_each(|key| cache.insert(key, b"other").unwrap());
+            (2..2000).for_each(|key| assert!(cache.remove(&key)));
+            b"made".to_vec()
+        });
+        assert!(made.unwrap().is_cached());
+        assert_eq!(cache.get(&1).as_deref(), Some(&b"made"[..]));
+    });
+}

@@ -18,6 +18,7 @@
 //! ```
 
 mod array;
+mod change;
 mod epoch;
 mod evict;
 mod fork;
@@ -42,6 +43,7 @@ pub use value::Value;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::tracking::settings::Priority;
+use change::{Clearing, Removing};
 use inner::Inner;
 use segment::SEGMENT;
 use shard::{short, Shards};
@@ -232,7 +234,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// fit. `EINVAL`: longer than 4 GiB.
     pub fn insert(&self, key: K, value: &[u8]) -> Result<()> {
         let hash = short(self.inner.shards.hash(&key));
-        match self.inner.put(hash, key, value) {
+        match self.inner.put(hash, key, value, None) {
             Ok(stored) => {
                 drop(stored);
                 Ok(())
@@ -248,6 +250,11 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// The value under a key; if there is none, `make` makes it, once however many threads ask for
     /// it meanwhile. If the cache has no room for the value it is returned all the same
     /// ([`Value::is_cached`]).
+    ///
+    /// What `make` returns may be out of date: an [`insert`](Cache::insert), a [`remove`](Cache::remove)
+    /// or a [`clear`](Cache::clear) of the key, by any thread, may come while it runs. The newer change
+    /// wins: the value is returned and not kept (`Value::is_cached` is `false`), and threads that waited
+    /// for it look the key up again.
     ///
     /// # Errors
     /// `EDEADLK`: `make` of the same key asks for it, on this thread or by waiting for it. `EINVAL`:
@@ -292,11 +299,13 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
             if let Some(value) = inner.look_up(hash, key) {
                 return Ok(value);
             }
-            let _landing = match inner.flights.board(full, key) {
+            let landing = match inner.flights.board(full, key) {
                 Boarding::Make(landing) => landing,
                 Boarding::Over => continue,
                 Boarding::Deadlock => return Err(own_key().into()),
             };
+            // Writers that did not see this maker have left then: see `Flights::any`.
+            inner.shards.of(hash).table.pass_writers();
             // Another maker may have landed between the look and the boarding.
             if self.contains_key(key) {
                 if let Some(value) = inner.look_up(hash, key) {
@@ -304,8 +313,13 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
                 }
             }
             let bytes = make()?;
-            return match inner.put(hash, key.to_owned(), &bytes) {
-                Ok(stored) => Ok(stored.into_value(bytes)),
+            if landing.is_outdated() {
+                // Seen early, so that nothing is evicted for it.
+                return Ok(Value::own(bytes, false));
+            }
+            return match inner.put(hash, key.to_owned(), &bytes, Some(&landing)) {
+                Ok(Some(stored)) => Ok(stored.into_value(bytes)),
+                Ok(None) => Ok(Value::own(bytes, false)),
                 Err((_, error)) if error.kind() == ErrorKind::OutOfMemory => {
                     Ok(Value::own(bytes, false))
                 }
@@ -323,18 +337,15 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     {
         let inner = &*self.inner;
         let hash = short(inner.shards.hash(key));
-        let removed = inner.shards.of(hash).table.remove(hash, key);
-        if let Some(place) = removed {
-            inner.space.left(place);
-            inner.removals.fetch_add(1, Ordering::Relaxed);
-        }
+        let removed = inner.shards.of(hash).table.remove(hash, key, &Removing { inner, hash });
         removed.is_some_and(|place| !inner.stale(place))
     }
 
     /// Removes everything.
     pub fn clear(&self) {
-        for shard in self.inner.shards.iter() {
-            let keys = shard.table.clear() as u64;
+        for (number, shard) in self.inner.shards.iter().enumerate() {
+            let clearing = Clearing { flights: &self.inner.flights, shard: number };
+            let keys = shard.table.clear(&clearing) as u64;
             self.inner.removals.fetch_add(keys, Ordering::Relaxed);
         }
         self.inner.space.clear(&self.inner.shards);

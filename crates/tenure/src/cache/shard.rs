@@ -30,6 +30,12 @@ pub(super) fn short(hash: u64) -> u32 {
     (hash >> 32) as u32
 }
 
+/// The number of the shard that a hash's key is in.
+#[inline]
+pub(super) fn number(hash: u32) -> usize {
+    hash as usize % SHARDS
+}
+
 /// Spreads what the program's hasher gave over all 64 bits, so that even a hasher that answers the
 /// key itself spreads keys over shards and slots.
 #[inline]
@@ -48,7 +54,7 @@ impl<K, S> Shards<K, S> {
 
     #[inline]
     pub fn of(&self, hash: u32) -> &Shard<K> {
-        &self.shards[hash as usize % SHARDS]
+        &self.shards[number(hash)]
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Shard<K>> {

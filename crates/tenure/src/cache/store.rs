@@ -1,8 +1,10 @@
 //! Reading a value at its place, and putting one there.
 
+use super::change::Putting;
 use super::place::Place;
 use super::segment::{Header, Segment};
-use super::space::{Index, Room, Space};
+use super::single_flight::Landing;
+use super::space::{Index, Room};
 use super::value::Value;
 use super::{pins, Inner};
 use crate::error::{Error, ErrorKind, Result};
@@ -55,15 +57,6 @@ impl<'a> Stored<'a> {
             return Value::own(bytes, true);
         }
         self.pin.into_value(self.at, bytes.len(), shared)
-    }
-}
-
-/// A value that no key leads to yet; it does not count if it stays so.
-struct Unpublished<'a>(&'a Space, Place);
-
-impl Drop for Unpublished<'_> {
-    fn drop(&mut self) {
-        self.0.left(self.1);
     }
 }
 
@@ -215,35 +208,32 @@ where
     K: Hash + Eq,
     S: BuildHasher,
 {
-    /// Stores a value; the key comes back when there is no room.
+    /// Stores a value; the key comes back when there is no room. `landing`: the value was made in this
+    /// flight. `None`: the flight is outdated, so nothing was stored.
     pub(super) fn put(
         &self,
         hash: u32,
         key: K,
         value: &[u8],
-    ) -> std::result::Result<Stored<'_>, (K, Error)> {
+        landing: Option<&Landing<'_, K>>,
+    ) -> std::result::Result<Option<Stored<'_>>, (K, Error)> {
         let room = match self.room(hash, value) {
             Ok(room) => room,
             Err(error) => return Err((key, error)),
         };
         let stored = Stored { pin: Pinned(room.segment), at: room.at };
-        let unpublished = Unpublished(&self.space, room.place);
+        let is_published = Cell::new(false);
+        let putting = Putting { inner: self, hash, place: room.place, landing, is_published };
         let table = &self.shards.of(hash).table;
         let section = table.section(false);
         // It is loaded while the value is copied.
         table.prefetch(&section, hash);
         room.segment.write(room.at, value);
-        let before = table.insert(section, hash, key, room.place, &|place| self.stale(place));
-        std::mem::forget(unpublished);
-        self.insertions.fetch_add(1, Ordering::Relaxed);
-        if let Some(before) = before {
-            self.space.left(before);
-            self.removals.fetch_add(1, Ordering::Relaxed);
-        }
+        table.insert(section, hash, key, room.place, &|place| self.stale(place), &putting);
         if room.evicted {
             self.shards.harvest();
         }
-        Ok(stored)
+        Ok(putting.is_published.get().then_some(stored))
     }
 
     fn room(&self, hash: u32, value: &[u8]) -> Result<Room<'_>> {
