@@ -328,3 +328,58 @@ fn other_keys_than_the_changed_one_are_kept_when_they_are_made() {
         assert_eq!(cache.get(&1).as_deref(), Some(&b"made"[..]));
     });
 }
+
+static BOMBS: AtomicUsize = AtomicUsize::new(0);
+
+/// A key whose drop panics if its second number is not 0.
+#[derive(Clone)]
+struct Bomb(u64, u32);
+
+impl PartialEq for Bomb {
+    fn eq(&self, other: &Bomb) -> bool {
+        self.0 == other.0
+    }
+}
+impl Eq for Bomb {}
+impl Hash for Bomb {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        BOMBS.fetch_add(1, Ordering::Relaxed);
+        assert!(std::mem::take(&mut self.1) == 0, "a bomb");
+    }
+}
+
+#[test]
+fn a_panic_in_one_key_s_drop_leaks_no_other() {
+    promised(this_test!(), || {
+        let cache = Cache::<Bomb>::new().unwrap();
+        (0..5000).for_each(|n| cache.insert(Bomb(n, u32::from(n == 77)), b"v").unwrap());
+        assert_eq!(BOMBS.load(Ordering::Relaxed), 0);
+        assert!(catch_unwind(AssertUnwindSafe(|| cache.clear())).is_err());
+        drop(cache);
+        assert_eq!(BOMBS.load(Ordering::Relaxed), 5000);
+    });
+}
+
+#[test]
+fn a_value_whose_insert_panics_in_a_key_s_drop_is_there() {
+    promised(this_test!(), || {
+        let cache = Cache::<Bomb>::builder().ceiling(32 << 20).build().unwrap();
+        cache.insert(Bomb(0, 0), b"first").unwrap();
+        // The key that was there stays, and this one is dropped.
+        let insert = || cache.insert(Bomb(0, 1), b"second").unwrap();
+        assert!(catch_unwind(AssertUnwindSafe(insert)).is_err());
+        // All other values of its segment go; the segment stays for its sake.
+        let fill = |keys: std::ops::Range<u64>| {
+            keys.for_each(|n| cache.insert(Bomb(n, 0), &[1; 100_000]).unwrap());
+        };
+        fill(1..30);
+        (1..30).for_each(|n| assert!(cache.remove(&Bomb(n, 0))));
+        fill(30..80);
+        assert_eq!(cache.get(&Bomb(0, 0)).as_deref(), Some(&b"second"[..]));
+    });
+}

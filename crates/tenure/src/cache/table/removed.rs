@@ -68,6 +68,19 @@ pub struct Retired<K>(pub *mut Array<K>);
 
 impl<K> Drop for Retired<K> {
     fn drop(&mut self) {
+        /// Frees the others while the panic of a key's drop goes on.
+        struct Rest<'a, K>(&'a mut Retired<K>);
+        impl<K> Drop for Rest<'_, K> {
+            fn drop(&mut self) {
+                self.0.free_all();
+            }
+        }
+        Rest(self).0.free_all();
+    }
+}
+
+impl<K> Retired<K> {
+    fn free_all(&mut self) {
         while !self.0.is_null() {
             // SAFETY: it was taken out of the table's lists after all its readers had left.
             let first = unsafe { Box::from_raw(self.0) };
