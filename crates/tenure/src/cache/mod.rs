@@ -136,7 +136,7 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
         self
     }
 
-    /// How long a value may be returned after it was put in.
+    /// How long a value may be returned after it was put in, in whole milliseconds.
     pub fn time_to_live(mut self, time: Duration) -> Self {
         self.time_to_live = Some(time);
         self
@@ -164,7 +164,9 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
             Some(bytes) if bytes < 32 * SEGMENT as u64 => 1,
             _ => processors.min(8),
         };
-        let ttl = self.time_to_live.map(|time| time.as_millis() as u64);
+        // Longer than a process lives: for ever.
+        let in_ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let ttl = self.time_to_live.map(in_ms);
         let ceiling = self.ceiling.unwrap_or(u64::MAX);
         let inner = Arc::new(Inner {
             shards: Shards::new(self.hasher),
@@ -215,15 +217,15 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     }
 
     /// Whether a key has a value that has not ended. It may have been purged all the same; only a
-    /// get finds out.
+    /// get finds out. With a time to live it looks at the value's end, and takes the pages around it back
+    /// for that as a get does; a value whose end was purged, or cannot be read for want of memory, is not
+    /// there.
     pub fn contains_key<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let hash = short(self.inner.shards.hash(key));
-        let table = &self.inner.shards.of(hash).table;
-        table.find(&table.section(false), hash, key).is_some_and(|place| !self.inner.stale(place))
+        self.inner.contains(short(self.inner.shards.hash(key)), key)
     }
 
     /// Puts a value under a key, in the place of the one before.
@@ -328,7 +330,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         }
     }
 
-    /// Removes a key and its value; `false` if there was none. Its space is free when the last guard
+    /// Removes a key and its value; `false` if there was none. `true` also for a value that had ended or
+    /// was purged, if no get has found that out: `remove` does not look at the value. Its space is free when the last guard
     /// of its segment's values is gone.
     pub fn remove<Q>(&self, key: &Q) -> bool
     where

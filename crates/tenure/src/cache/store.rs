@@ -166,6 +166,41 @@ impl<K, S> Inner<K, S> {
         Some(pin.into_value(at, len, shared))
     }
 
+    /// Whether a key leads to a value that has not ended.
+    pub(super) fn contains<Q>(&self, hash: u32, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        let table = &self.shards.of(hash).table;
+        let mut last: Option<Place> = None;
+        // As in `follow`.
+        for _ in 0..8 {
+            let Some(place) = table.find(&table.section(false), hash, key) else { return false };
+            match self.is_alive(place) {
+                Some(alive) => return alive,
+                None if last.is_some_and(|last| last.same(place)) => return false,
+                None => last = Some(place),
+            }
+        }
+        false
+    }
+
+    /// Whether the value at a place has not ended. `None`: its segment has other contents now.
+    fn is_alive(&self, place: Place) -> Option<bool> {
+        if self.time_to_live_ms.is_none() {
+            return (!self.stale(place)).then_some(true);
+        }
+        let (pin, plain) = self.enter(place)?;
+        let segment = pin.0;
+        Some(
+            (plain || self.take_back(segment))
+                && segment.header(place.offset()).is_some()
+                && segment.whole(place.offset(), self.space.head())
+                && !self.has_ended(segment, place.offset()),
+        )
+    }
+
     #[inline]
     fn has_ended(&self, segment: &Segment, offset: usize) -> bool {
         self.time_to_live_ms.is_some()
