@@ -207,6 +207,9 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// # Cost
     /// One atomic instruction each to enter and to leave the shard, to pin and to unpin; no lock. If
     /// the segment was offered: taking it back, 0.6 µs (huge page) or 70 µs (base pages).
+    ///
+    /// # Panics
+    /// More than 500,000 pins of one segment at once: so many of its values are held, or were leaked.
     #[inline]
     pub fn get<Q>(&self, key: &Q) -> Option<Value<'_>>
     where
