@@ -2,7 +2,7 @@
 //! made for the key are outdated, and the counts follow before any code of the program's runs.
 
 use super::place::Place;
-use super::shard::{number, short};
+use super::shard::short;
 use super::single_flight::{Flights, Landing};
 use super::space::Space;
 use super::table::Change;
@@ -74,25 +74,6 @@ impl<K, S> Change for Removing<'_, K, S> {
         before.into_iter().for_each(|place| space.left(place));
         self.inner.removals.fetch_add(1, Ordering::Relaxed);
     }
-}
-
-/// All keys of the shard of this number are removed.
-pub(super) struct Clearing<'a, K> {
-    pub flights: &'a Flights<K>,
-    pub shard: usize,
-}
-
-impl<K> Change for Clearing<'_, K> {
-    fn heeds_absence(&self) -> bool {
-        true
-    }
-
-    fn may(&self) -> bool {
-        self.flights.outdate(|full| number(short(full)) == self.shard);
-        true
-    }
-
-    fn made(&self, _before: Option<Place>) {}
 }
 
 fn outdate<K>(flights: &Flights<K>, hash: u32) {

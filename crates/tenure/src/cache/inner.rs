@@ -1,6 +1,5 @@
 //! What a cache is made of, and how forks hold all of it.
 
-use super::change::Clearing;
 use super::fork::{Forked, Listed};
 use super::shard::Shards;
 use super::single_flight::Flights;
@@ -57,10 +56,7 @@ unsafe impl<K: Send + Sync, S: Send + Sync> Forked for Inner<K, S> {
         let half = shards.iter().filter(|shard| shard.table.recover()).count() > 0;
         self.flights.recover();
         if self.space.recover() || half {
-            let flights = &self.flights;
-            for (shard, number) in shards.iter().zip(0..) {
-                shard.table.clear(&Clearing { flights, shard: number });
-            }
+            shards.clear(&self.flights);
             self.space.abandon(shards);
         }
     }

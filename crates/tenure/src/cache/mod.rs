@@ -31,6 +31,7 @@ mod lists;
 mod pins;
 mod place;
 mod recycle;
+mod removed;
 mod segment;
 mod shard;
 mod single_flight;
@@ -43,7 +44,7 @@ pub use value::Value;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::tracking::settings::Priority;
-use change::{Clearing, Removing};
+use change::Removing;
 use inner::Inner;
 use segment::SEGMENT;
 use shard::{short, Shards};
@@ -349,11 +350,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
 
     /// Removes everything.
     pub fn clear(&self) {
-        for (number, shard) in self.inner.shards.iter().enumerate() {
-            let clearing = Clearing { flights: &self.inner.flights, shard: number };
-            let keys = shard.table.clear(&clearing) as u64;
-            self.inner.removals.fetch_add(keys, Ordering::Relaxed);
-        }
+        let keys = self.inner.shards.clear(&self.inner.flights);
+        self.inner.removals.fetch_add(keys as u64, Ordering::Relaxed);
         self.inner.space.clear(&self.inner.shards);
         self.inner.shards.harvest();
     }

@@ -1,8 +1,9 @@
 //! The index: keys to places, in shards that do not touch each other.
 
 use super::place::Place;
+use super::single_flight::Flights;
 use super::space::Index;
-use super::table::Table;
+use super::table::{Change, Table};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::AtomicU64;
@@ -61,6 +62,13 @@ impl<K, S> Shards<K, S> {
         self.shards.iter()
     }
 
+    /// Removes every key, and outdates the values that are being made; answers how many keys there were.
+    pub fn clear(&self, flights: &Flights<K>) -> usize {
+        let clear =
+            |(number, shard): (_, &Shard<K>)| shard.table.clear(&Clearing { flights, number });
+        self.shards.iter().enumerate().map(clear).sum()
+    }
+
     /// Drops the keys that were removed; runs the program's code.
     pub fn harvest(&self) {
         self.shards.iter().for_each(|shard| shard.table.harvest());
@@ -70,6 +78,25 @@ impl<K, S> Shards<K, S> {
     pub fn now_ms(&self) -> u64 {
         self.made_at.elapsed().as_millis() as u64
     }
+}
+
+/// All keys of the shard of this number are removed.
+struct Clearing<'a, K> {
+    flights: &'a Flights<K>,
+    number: usize,
+}
+
+impl<K> Change for Clearing<'_, K> {
+    fn heeds_absence(&self) -> bool {
+        true
+    }
+
+    fn may(&self) -> bool {
+        self.flights.outdate(|full| number(short(full)) == self.number);
+        true
+    }
+
+    fn made(&self, _before: Option<Place>) {}
 }
 
 impl<K: Hash + Eq, S: BuildHasher> Shards<K, S> {

@@ -13,14 +13,12 @@
 use super::array::{Array, Hit};
 use super::epoch::{Epoch, Grace};
 use super::place::Place;
+use super::removed::{Harvesting, Keys, Retired};
 use crate::sync::{sections_open, AtomicPtr, Guard, Lock, Ordering, Rank};
-use removed::{Harvesting, Keys, Retired};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
-#[path = "table/removed.rs"]
-mod removed;
 #[cfg(test)]
 #[cfg(not(loom))]
 #[path = "table/tests.rs"]

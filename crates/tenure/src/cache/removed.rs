@@ -1,6 +1,6 @@
 //! What was taken out of a table and that nobody reads any more: it is dropped here, under no lock.
 
-use super::super::array::Array;
+use super::array::Array;
 use crate::sync::{own_harvests, set_own_harvests, Ordering};
 use std::mem::MaybeUninit;
 
@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 const DEEPEST: u32 = 2;
 
 /// The calling thread harvests a table, until this is dropped, by a panic too.
-pub struct Harvesting {
+pub(super) struct Harvesting {
     outer: u32,
 }
 
@@ -35,7 +35,7 @@ impl Drop for Harvesting {
 }
 
 /// Keys that are out of the table; dropped with it.
-pub struct Keys<K> {
+pub(super) struct Keys<K> {
     all: [MaybeUninit<K>; 16],
     pub len: usize,
 }
@@ -64,7 +64,7 @@ impl<K> Drop for Keys<K> {
 }
 
 /// A list of arrays that nobody reads; freed with it, and their keys are dropped.
-pub struct Retired<K>(pub *mut Array<K>);
+pub(super) struct Retired<K>(pub *mut Array<K>);
 
 impl<K> Drop for Retired<K> {
     fn drop(&mut self) {
