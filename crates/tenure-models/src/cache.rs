@@ -8,6 +8,8 @@ mod epoch;
 mod life;
 #[path = "../../tenure/src/cache/place.rs"]
 mod place;
+#[path = "../../tenure/src/cache/removed.rs"]
+mod removed;
 #[path = "../../tenure/src/cache/table.rs"]
 mod table;
 

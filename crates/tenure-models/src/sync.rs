@@ -194,6 +194,7 @@ loom::thread_local! {
     static CLAIMS: Cell<u32> = Cell::new(0);
     static NUMBER: Cell<u32> = Cell::new(0);
     static SECTIONS: Cell<u32> = Cell::new(0);
+    static HARVESTS: Cell<u32> = Cell::new(0);
 }
 
 std::thread_local! {
@@ -241,4 +242,12 @@ pub(crate) fn section_ends() {
 
 pub(crate) fn sections_open() -> u32 {
     SECTIONS.with(Cell::get)
+}
+
+pub(crate) fn own_harvests() -> u32 {
+    HARVESTS.with(Cell::get)
+}
+
+pub(crate) fn set_own_harvests(count: u32) {
+    HARVESTS.with(|harvests| harvests.set(count));
 }

@@ -29,6 +29,7 @@ thread_local! {
     // Constant and without a destructor: no allocation, and usable to a thread's very end.
     static CLAIMS: Cell<u32> = const { Cell::new(0) };
     static SECTIONS: Cell<u32> = const { Cell::new(0) };
+    static HARVESTS: Cell<u32> = const { Cell::new(0) };
 }
 
 /// How many claims the calling thread has.
@@ -102,4 +103,14 @@ pub(crate) fn section_ends() {
 /// How many sections the calling thread is in: more than 0 only if a key's code forks.
 pub(crate) fn sections_open() -> u32 {
     SECTIONS.get()
+}
+
+/// How many harvests of tables the calling thread is in, one inside another.
+pub(crate) fn own_harvests() -> u32 {
+    HARVESTS.get()
+}
+
+/// Sets it.
+pub(crate) fn set_own_harvests(count: u32) {
+    HARVESTS.set(count);
 }

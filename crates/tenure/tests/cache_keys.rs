@@ -4,9 +4,10 @@
 mod promise_kit;
 
 use promise_kit::*;
+use std::cell::Cell;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Weak};
 use tenure::Cache;
 use tenure_testkit::this_test;
@@ -65,6 +66,56 @@ fn a_key_can_use_the_cache_when_it_is_dropped() {
         assert!(cache.stats().evictions > 0, "nothing was evicted");
         cache.clear();
         asked(1000, "eviction and clear");
+    });
+}
+
+thread_local! {
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+}
+static DEEPEST: AtomicUsize = AtomicUsize::new(0);
+static LOOKING: AtomicUsize = AtomicUsize::new(0);
+
+/// A key that looks another one up when it is dropped.
+struct Looking(u64, Weak<Cache<Looking>>);
+
+impl PartialEq for Looking {
+    fn eq(&self, other: &Looking) -> bool {
+        self.0 == other.0
+    }
+}
+impl Eq for Looking {}
+impl Hash for Looking {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+impl Drop for Looking {
+    fn drop(&mut self) {
+        let Some(cache) = self.1.upgrade() else { return };
+        DEPTH.set(DEPTH.get() + 1);
+        DEEPEST.fetch_max(DEPTH.get(), Ordering::Relaxed);
+        for other in [self.0, self.0 * 31] {
+            let _ = cache.get(&Looking(other, Weak::new()));
+        }
+        DEPTH.set(DEPTH.get() - 1);
+        LOOKING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn keys_that_look_others_up_when_they_are_dropped_do_not_pile_up_on_the_stack() {
+    promised(this_test!(), || {
+        let cache = Arc::new(Cache::<Looking>::builder().ceiling(8 << 20).build().unwrap());
+        // Thousands of keys lie in a segment that is evicted at once.
+        for key in 0..600_000 {
+            LOOKING.fetch_add(1, Ordering::Relaxed);
+            cache.insert(Looking(key, Arc::downgrade(&cache)), &[1; 40]).unwrap();
+        }
+        assert!(cache.stats().evictions > 100_000, "{:?}", cache.stats());
+        let deepest = DEEPEST.load(Ordering::Relaxed);
+        assert!(deepest <= 2, "{deepest} keys are dropped one inside another");
+        cache.clear();
+        assert_eq!(LOOKING.load(Ordering::Relaxed), 0);
     });
 }
 
@@ -219,5 +270,116 @@ fn a_hasher_that_answers_the_key_itself_is_as_good_as_another() {
         let seconds = seconds_to_fill(&identity, keys);
         println!("{keys} inserts: {usual} s, and {seconds} s with the key itself as its hash");
         assert!(seconds < 10.0 * usual + 0.05);
+    });
+}
+
+/// What `change` does to a key while its value is made stays; the maker has its value all the same.
+fn changed_while_made(change: impl Fn(&Cache<u64>) + Sync, then: Option<&[u8]>) {
+    let cache = Cache::<u64>::new().unwrap();
+    let (making, changed) = (Barrier::new(2), Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let made = cache.get_or_insert_with(&1, || {
+                making.wait();
+                changed.wait();
+                b"old".to_vec()
+            });
+            let made = made.unwrap();
+            assert_eq!(&made[..], b"old");
+            assert!(!made.is_cached());
+        });
+        making.wait();
+        change(&cache);
+        changed.wait();
+    });
+    assert_eq!(cache.get(&1).as_deref(), then);
+    // The next maker is heeded again, and other keys were all the time.
+    cache.remove(&1);
+    assert!(cache.get_or_insert_with(&1, || b"new".to_vec()).unwrap().is_cached());
+    assert_eq!(cache.get(&1).as_deref(), Some(&b"new"[..]));
+}
+
+#[test]
+fn what_an_insert_a_remove_or_a_clear_does_while_a_value_is_made_stays() {
+    promised(this_test!(), || {
+        changed_while_made(|cache| cache.insert(1, b"newer").unwrap(), Some(b"newer"));
+        changed_while_made(|cache| assert!(!cache.remove(&1)), None);
+        changed_while_made(Cache::clear, None);
+        changed_while_made(
+            |cache| {
+                cache.insert(1, b"newer").unwrap();
+                assert!(cache.remove(&1));
+            },
+            None,
+        );
+    });
+}
+
+#[test]
+fn other_keys_than_the_changed_one_are_kept_when_they_are_made() {
+    promised(this_test!(), || {
+        let cache = Cache::<u64>::new().unwrap();
+        let made = cache.get_or_insert_with(&1, || {
+            (2..2000).for_each(|key| cache.insert(key, b"other").unwrap());
+            (2..2000).for_each(|key| assert!(cache.remove(&key)));
+            b"made".to_vec()
+        });
+        assert!(made.unwrap().is_cached());
+        assert_eq!(cache.get(&1).as_deref(), Some(&b"made"[..]));
+    });
+}
+
+static BOMBS: AtomicUsize = AtomicUsize::new(0);
+
+/// A key whose drop panics if its second number is not 0.
+#[derive(Clone)]
+struct Bomb(u64, u32);
+
+impl PartialEq for Bomb {
+    fn eq(&self, other: &Bomb) -> bool {
+        self.0 == other.0
+    }
+}
+impl Eq for Bomb {}
+impl Hash for Bomb {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        BOMBS.fetch_add(1, Ordering::Relaxed);
+        assert!(std::mem::take(&mut self.1) == 0, "a bomb");
+    }
+}
+
+#[test]
+fn a_panic_in_one_key_s_drop_leaks_no_other() {
+    promised(this_test!(), || {
+        let cache = Cache::<Bomb>::new().unwrap();
+        (0..5000).for_each(|n| cache.insert(Bomb(n, u32::from(n == 77)), b"v").unwrap());
+        assert_eq!(BOMBS.load(Ordering::Relaxed), 0);
+        assert!(catch_unwind(AssertUnwindSafe(|| cache.clear())).is_err());
+        drop(cache);
+        assert_eq!(BOMBS.load(Ordering::Relaxed), 5000);
+    });
+}
+
+#[test]
+fn a_value_whose_insert_panics_in_a_key_s_drop_is_there() {
+    promised(this_test!(), || {
+        let cache = Cache::<Bomb>::builder().ceiling(32 << 20).build().unwrap();
+        cache.insert(Bomb(0, 0), b"first").unwrap();
+        // The key that was there stays, and this one is dropped.
+        let insert = || cache.insert(Bomb(0, 1), b"second").unwrap();
+        assert!(catch_unwind(AssertUnwindSafe(insert)).is_err());
+        // All other values of its segment go; the segment stays for its sake.
+        let fill = |keys: std::ops::Range<u64>| {
+            keys.for_each(|n| cache.insert(Bomb(n, 0), &[1; 100_000]).unwrap());
+        };
+        fill(1..30);
+        (1..30).for_each(|n| assert!(cache.remove(&Bomb(n, 0))));
+        fill(30..80);
+        assert_eq!(cache.get(&Bomb(0, 0)).as_deref(), Some(&b"second"[..]));
     });
 }

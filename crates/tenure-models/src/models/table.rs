@@ -1,9 +1,10 @@
 //! A table from key to place: readers without a lock, writers, and what they take out.
 
 use super::place::{Place, USED};
-use super::table::Table;
+use super::table::{Change, Table};
 use crate::model::{check, lend, together};
 use crate::sync::Order;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A key that knows whether it was dropped. What loom does not see is freed memory, so it says so itself.
@@ -28,6 +29,22 @@ fn unused(place: Place) -> Place {
     Place(place.0 & !USED)
 }
 
+/// Notes where a key led before.
+#[derive(Default)]
+struct Before(Cell<Option<Place>>);
+
+impl Change for Before {
+    fn heeds_absence(&self) -> bool {
+        true
+    }
+    fn may(&self) -> bool {
+        true
+    }
+    fn made(&self, before: Option<Place>) {
+        self.0.set(before);
+    }
+}
+
 struct Shared {
     table: Table<Key>,
     live: &'static AtomicU32,
@@ -50,7 +67,9 @@ impl Shared {
 
     fn insert(&self, key: u32, at: usize) -> Option<Place> {
         let section = self.table.section(false);
-        self.table.insert(section, hash(key), self.key(key), place(at), &|_| false).map(unused)
+        let before = Before::default();
+        self.table.insert(section, hash(key), self.key(key), place(at), &|_| false, &before);
+        before.0.get().map(unused)
     }
 
     fn find(&self, key: u32) -> Option<Place> {
@@ -65,7 +84,7 @@ impl Shared {
 
     fn remove(&self, key: u32) -> Option<Place> {
         let key = self.key(key);
-        self.table.remove(hash(key.0), &key).map(unused)
+        self.table.remove(hash(key.0), &key, &()).map(unused)
     }
 }
 
@@ -158,7 +177,7 @@ fn a_reader_may_be_late_for_a_table_that_was_cleared() {
         table(|shared| {
             shared.insert(1, 1);
             let clear = || {
-                assert_eq!(shared.table.clear(), 1);
+                assert_eq!(shared.table.clear(&()), 1);
                 shared.table.harvest();
                 assert_eq!(shared.insert(1, 2), None);
             };
@@ -212,7 +231,7 @@ fn a_key_is_removed_or_cleared() {
         table(|shared| {
             shared.insert(1, 1);
             let remover = loom::thread::spawn(|| shared.remove(1).is_some());
-            let cleared = shared.table.clear();
+            let cleared = shared.table.clear(&());
             let removed = remover.join().unwrap();
             assert_eq!(cleared + usize::from(removed), 1);
             assert_eq!((shared.find(1), shared.table.len()), (None, 0));

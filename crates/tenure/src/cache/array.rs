@@ -284,12 +284,35 @@ impl<K> Array<K> {
 
 impl<K> Drop for Array<K> {
     fn drop(&mut self) {
-        for at in 0..self.size {
-            if self.place(at).swap(EMPTY, Ordering::Relaxed) >= DEAD {
-                // SAFETY: a live or dead slot has a key, and nobody else has this array.
-                drop(self.key(at).with_mut(|own| unsafe { (*own).assume_init_read() }));
+        let mut rest = Rest { array: self, at: 0 };
+        rest.drop_keys();
+    }
+}
+
+/// The slots of an array that is being freed whose keys are still to be dropped. If a key's drop panics,
+/// the others are dropped while the panic goes on.
+struct Rest<'a, K> {
+    array: &'a Array<K>,
+    at: usize,
+}
+
+impl<K> Rest<'_, K> {
+    fn drop_keys(&mut self) {
+        while self.at < self.array.size {
+            let at = self.at;
+            self.at += 1;
+            if self.array.place(at).swap(EMPTY, Ordering::Relaxed) >= DEAD {
+                // SAFETY: a live or dead slot has a key, nobody else has this array, which is being
+                // freed, and each slot is met once.
+                drop(self.array.key(at).with_mut(|own| unsafe { (*own).assume_init_read() }));
             }
         }
+    }
+}
+
+impl<K> Drop for Rest<'_, K> {
+    fn drop(&mut self) {
+        self.drop_keys();
     }
 }
 

@@ -56,7 +56,7 @@ unsafe impl<K: Send + Sync, S: Send + Sync> Forked for Inner<K, S> {
         let half = shards.iter().filter(|shard| shard.table.recover()).count() > 0;
         self.flights.recover();
         if self.space.recover() || half {
-            shards.iter().for_each(|shard| _ = shard.table.clear());
+            shards.clear(&self.flights);
             self.space.abandon(shards);
         }
     }

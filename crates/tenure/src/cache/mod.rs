@@ -18,17 +18,20 @@
 //! ```
 
 mod array;
+mod change;
 mod epoch;
 mod evict;
 mod fork;
 mod growth;
 mod inner;
+mod inside;
 mod life;
 mod link;
 mod lists;
 mod pins;
 mod place;
 mod recycle;
+mod removed;
 mod segment;
 mod shard;
 mod single_flight;
@@ -41,6 +44,7 @@ pub use value::Value;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::tracking::settings::Priority;
+use change::Removing;
 use inner::Inner;
 use segment::SEGMENT;
 use shard::{short, Shards};
@@ -133,7 +137,7 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
         self
     }
 
-    /// How long a value may be returned after it was put in.
+    /// How long a value may be returned after it was put in, in whole milliseconds.
     pub fn time_to_live(mut self, time: Duration) -> Self {
         self.time_to_live = Some(time);
         self
@@ -161,7 +165,9 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
             Some(bytes) if bytes < 32 * SEGMENT as u64 => 1,
             _ => processors.min(8),
         };
-        let ttl = self.time_to_live.map(|time| time.as_millis() as u64);
+        // Longer than a process lives: for ever.
+        let in_ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let ttl = self.time_to_live.map(in_ms);
         let ceiling = self.ceiling.unwrap_or(u64::MAX);
         let inner = Arc::new(Inner {
             shards: Shards::new(self.hasher),
@@ -202,6 +208,9 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// # Cost
     /// One atomic instruction each to enter and to leave the shard, to pin and to unpin; no lock. If
     /// the segment was offered: taking it back, 0.6 µs (huge page) or 70 µs (base pages).
+    ///
+    /// # Panics
+    /// More than 500,000 pins of one segment at once: so many of its values are held, or were leaked.
     #[inline]
     pub fn get<Q>(&self, key: &Q) -> Option<Value<'_>>
     where
@@ -212,15 +221,15 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     }
 
     /// Whether a key has a value that has not ended. It may have been purged all the same; only a
-    /// get finds out.
+    /// get finds out. With a time to live it looks at the value's end, and takes the pages around it back
+    /// for that as a get does; a value whose end was purged, or cannot be read for want of memory, is not
+    /// there.
     pub fn contains_key<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let hash = short(self.inner.shards.hash(key));
-        let table = &self.inner.shards.of(hash).table;
-        table.find(&table.section(false), hash, key).is_some_and(|place| !self.inner.stale(place))
+        self.inner.contains(short(self.inner.shards.hash(key)), key)
     }
 
     /// Puts a value under a key, in the place of the one before.
@@ -231,7 +240,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// fit. `EINVAL`: longer than 4 GiB.
     pub fn insert(&self, key: K, value: &[u8]) -> Result<()> {
         let hash = short(self.inner.shards.hash(&key));
-        match self.inner.put(hash, key, value) {
+        match self.inner.put(hash, key, value, None) {
             Ok(stored) => {
                 drop(stored);
                 Ok(())
@@ -247,6 +256,11 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// The value under a key; if there is none, `make` makes it, once however many threads ask for
     /// it meanwhile. If the cache has no room for the value it is returned all the same
     /// ([`Value::is_cached`]).
+    ///
+    /// What `make` returns may be out of date: an [`insert`](Cache::insert), a [`remove`](Cache::remove)
+    /// or a [`clear`](Cache::clear) of the key, by any thread, may come while it runs. The newer change
+    /// wins: the value is returned and not kept (`Value::is_cached` is `false`), and threads that waited
+    /// for it look the key up again.
     ///
     /// # Errors
     /// `EDEADLK`: the value is being made by this thread, or by one that waits for this thread, for another
@@ -291,11 +305,13 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
             if let Some(value) = inner.look_up(hash, key) {
                 return Ok(value);
             }
-            let _landing = match inner.flights.board(full, key) {
+            let landing = match inner.flights.board(full, key) {
                 Boarding::Make(landing) => landing,
                 Boarding::Over => continue,
                 Boarding::Deadlock => return Err(own_key().into()),
             };
+            // Writers that did not see this maker have left then: see `Flights::any`.
+            inner.shards.of(hash).table.pass_writers();
             // Another maker may have landed between the look and the boarding.
             if self.contains_key(key) {
                 if let Some(value) = inner.look_up(hash, key) {
@@ -303,8 +319,13 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
                 }
             }
             let bytes = make()?;
-            return match inner.put(hash, key.to_owned(), &bytes) {
-                Ok(stored) => Ok(stored.into_value(bytes)),
+            if landing.is_outdated() {
+                // Seen early, so that nothing is evicted for it.
+                return Ok(Value::own(bytes, false));
+            }
+            return match inner.put(hash, key.to_owned(), &bytes, Some(&landing)) {
+                Ok(Some(stored)) => Ok(stored.into_value(bytes)),
+                Ok(None) => Ok(Value::own(bytes, false)),
                 Err((_, error)) if error.kind() == ErrorKind::OutOfMemory => {
                     Ok(Value::own(bytes, false))
                 }
@@ -313,7 +334,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         }
     }
 
-    /// Removes a key and its value; `false` if there was none. Its space is free when the last guard
+    /// Removes a key and its value; `false` if there was none. `true` also for a value that had ended or
+    /// was purged, if no get has found that out: `remove` does not look at the value. Its space is free when the last guard
     /// of its segment's values is gone.
     pub fn remove<Q>(&self, key: &Q) -> bool
     where
@@ -322,20 +344,14 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     {
         let inner = &*self.inner;
         let hash = short(inner.shards.hash(key));
-        let removed = inner.shards.of(hash).table.remove(hash, key);
-        if let Some(place) = removed {
-            inner.space.left(place);
-            inner.removals.fetch_add(1, Ordering::Relaxed);
-        }
+        let removed = inner.shards.of(hash).table.remove(hash, key, &Removing { inner, hash });
         removed.is_some_and(|place| !inner.stale(place))
     }
 
     /// Removes everything.
     pub fn clear(&self) {
-        for shard in self.inner.shards.iter() {
-            let keys = shard.table.clear() as u64;
-            self.inner.removals.fetch_add(keys, Ordering::Relaxed);
-        }
+        let keys = self.inner.shards.clear(&self.inner.flights);
+        self.inner.removals.fetch_add(keys as u64, Ordering::Relaxed);
         self.inner.space.clear(&self.inner.shards);
         self.inner.shards.harvest();
     }

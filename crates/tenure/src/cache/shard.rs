@@ -1,8 +1,9 @@
 //! The index: keys to places, in shards that do not touch each other.
 
 use super::place::Place;
+use super::single_flight::Flights;
 use super::space::Index;
-use super::table::Table;
+use super::table::{Change, Table};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::AtomicU64;
@@ -30,6 +31,12 @@ pub(super) fn short(hash: u64) -> u32 {
     (hash >> 32) as u32
 }
 
+/// The number of the shard that a hash's key is in.
+#[inline]
+pub(super) fn number(hash: u32) -> usize {
+    hash as usize % SHARDS
+}
+
 /// Spreads what the program's hasher gave over all 64 bits, so that even a hasher that answers the
 /// key itself spreads keys over shards and slots.
 #[inline]
@@ -48,11 +55,18 @@ impl<K, S> Shards<K, S> {
 
     #[inline]
     pub fn of(&self, hash: u32) -> &Shard<K> {
-        &self.shards[hash as usize % SHARDS]
+        &self.shards[number(hash)]
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Shard<K>> {
         self.shards.iter()
+    }
+
+    /// Removes every key, and outdates the values that are being made; answers how many keys there were.
+    pub fn clear(&self, flights: &Flights<K>) -> usize {
+        let clear =
+            |(number, shard): (_, &Shard<K>)| shard.table.clear(&Clearing { flights, number });
+        self.shards.iter().enumerate().map(clear).sum()
     }
 
     /// Drops the keys that were removed; runs the program's code.
@@ -64,6 +78,25 @@ impl<K, S> Shards<K, S> {
     pub fn now_ms(&self) -> u64 {
         self.made_at.elapsed().as_millis() as u64
     }
+}
+
+/// All keys of the shard of this number are removed.
+struct Clearing<'a, K> {
+    flights: &'a Flights<K>,
+    number: usize,
+}
+
+impl<K> Change for Clearing<'_, K> {
+    fn heeds_absence(&self) -> bool {
+        true
+    }
+
+    fn may(&self) -> bool {
+        self.flights.outdate(|full| number(short(full)) == self.number);
+        true
+    }
+
+    fn made(&self, _before: Option<Place>) {}
 }
 
 impl<K: Hash + Eq, S: BuildHasher> Shards<K, S> {

@@ -8,7 +8,7 @@ use crate::os::generation::current as process;
 use crate::runtime::lock::{thread_number, Lock, Rank};
 use crate::runtime::waits;
 use std::borrow::Borrow;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
 
 /// A value being made.
@@ -18,6 +18,8 @@ struct Flight<K> {
     maker: Maker,
     /// 1 when the value was made, or could not be.
     done: Futex,
+    /// The key was changed since the flight began. Set and read under the writers' lock of its shard.
+    outdated: AtomicBool,
 }
 
 /// Which thread makes a value. In a forked child the parent's threads do not exist, but for the one
@@ -38,6 +40,8 @@ impl Maker {
 /// The values of one cache that are being made.
 pub(super) struct Flights<K> {
     all: Lock<List<K>>,
+    /// How many are in the list; in a child, those of makers that do not exist there as well.
+    count: AtomicU32,
 }
 
 struct List<K> {
@@ -64,7 +68,8 @@ pub(super) struct Landing<'a, K> {
 
 impl<K: Eq> Flights<K> {
     pub fn new() -> Flights<K> {
-        Flights { all: Lock::new(Rank::SingleFlight, List { flights: Vec::new(), added: 0 }) }
+        let list = List { flights: Vec::new(), added: 0 };
+        Flights { all: Lock::new(Rank::SingleFlight, list), count: AtomicU32::new(0) }
     }
 
     /// The right to make a value, or a wait until another thread has made it.
@@ -88,7 +93,8 @@ impl<K: Eq> Flights<K> {
                 };
             }
             let flight = mine.take().unwrap_or_else(|| {
-                Arc::new(Flight { key: key.to_owned(), hash, maker, done: Futex::new(0) })
+                let (done, outdated) = (Futex::new(0), AtomicBool::new(false));
+                Arc::new(Flight { key: key.to_owned(), hash, maker, done, outdated })
             });
             let mut all = self.all.lock();
             let full = all.flights.len() == all.flights.capacity();
@@ -105,6 +111,7 @@ impl<K: Eq> Flights<K> {
             let stale = found.and_then(|gone| all.remove(gone));
             all.flights.push(flight.clone());
             all.added += 1;
+            self.count.store(all.flights.len() as u32, Ordering::SeqCst);
             drop(all);
             drop(stale);
             return Boarding::Make(Landing { flights: self, flight });
@@ -141,6 +148,35 @@ impl<K: Eq> Flights<K> {
 }
 
 impl<K> Flights<K> {
+    /// Whether some value is being made. One load.
+    ///
+    /// A maker is counted before it takes its shard's writers' lock for a moment, looks for the key once
+    /// more, and makes the value. So a writer that sees 0 here under that lock had it before the maker,
+    /// which then finds what the writer has done. Without the lock it is for a thread that changes
+    /// nothing: what it did before its section began, a maker that it does not see finds done, because
+    /// both do a sequentially consistent read-modify-write and a full barrier in between.
+    #[inline]
+    pub fn any(&self) -> bool {
+        self.count.load(Ordering::Relaxed) != 0
+    }
+
+    /// Values being made of these hashes are outdated. The caller has their shard's writers' lock.
+    /// Another key of the same hash is outdated with them: its value is made and not kept.
+    #[inline]
+    pub fn outdate(&self, hashes: impl Fn(u64) -> bool) {
+        if self.any() {
+            self.outdate_some(&hashes);
+        }
+    }
+
+    #[cold]
+    fn outdate_some(&self, hashes: &dyn Fn(u64) -> bool) {
+        let all = self.all.lock();
+        let changed = all.flights.iter().filter(|flight| hashes(flight.hash));
+        changed.for_each(|flight| flight.outdated.store(true, Ordering::Relaxed));
+        drop(all);
+    }
+
     /// Takes the lock over a fork.
     pub fn hold(&self) {
         self.all.hold();
@@ -157,6 +193,7 @@ impl<K> Flights<K> {
         let held = self.all.reset_in_child();
         if held {
             std::mem::forget(std::mem::take(&mut self.all.lock().flights));
+            self.count.store(0, Ordering::SeqCst);
         }
         held
     }
@@ -169,10 +206,19 @@ impl<K> List<K> {
     }
 }
 
+impl<K> Landing<'_, K> {
+    /// Whether the key was inserted or removed since the flight began. Certain under the writers' lock
+    /// of its shard.
+    pub fn is_outdated(&self) -> bool {
+        self.flight.outdated.load(Ordering::Relaxed)
+    }
+}
+
 impl<K> Drop for Landing<'_, K> {
     fn drop(&mut self) {
         let mut all = self.flights.all.lock();
         let listed = all.remove(&self.flight);
+        self.flights.count.store(all.flights.len() as u32, Ordering::SeqCst);
         drop(all);
         self.flight.done.word.store(1, Ordering::Release);
         self.flight.done.wake_all();
@@ -184,7 +230,6 @@ impl<K> Drop for Landing<'_, K> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicU32;
     use std::sync::Barrier;
 
     fn make<'a>(flights: &'a Flights<u64>, key: u64) -> Landing<'a, u64> {

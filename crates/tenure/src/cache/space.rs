@@ -6,9 +6,11 @@
 //! waits: it holds pins on old segments, which are reused only when the last pin is gone.
 //!
 //! A thread takes a segment out of the lists under the lock, and is then the only one that moves it
-//! on in its life. What takes system calls it does without the lock.
+//! on in its life. What takes system calls it does without the lock. Every call that locks the lists,
+//! has a segment in its hands or changes the stack of emptied ones is [`Inside`].
 
 use super::growth::Growth;
+use super::inside::{is_inside, Inside};
 use super::lists::{List, Name};
 use super::pins;
 use super::place::{Place, GENERATIONS, UNIT};
@@ -16,7 +18,7 @@ use super::segment::{footprint, map, Header, Segment, Segments, EXPIRY, HEADER, 
 use crate::error::{Error, ErrorKind, Result};
 use crate::runtime::budget;
 use crate::runtime::lock::{Lock, Rank};
-use crate::runtime::turn::Turn;
+use crate::runtime::turn::{Mine, Turn};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -167,6 +169,7 @@ impl Space {
 
     /// A key stopped leading to the place.
     pub fn left(&self, place: Place) {
+        let _inside = Inside::begin();
         let segment = self.segments.must(place.segment());
         if segment.life.leave(place.generation()) {
             self.may_be_empty(segment);
@@ -214,6 +217,7 @@ impl Space {
         head: Header,
         deadline: u64,
     ) -> Result<Room<'_>> {
+        let _inside = Inside::begin();
         let need = footprint(head.len as usize, self.expires);
         if need > LARGE {
             return self.large(index, head, deadline, need);
@@ -264,11 +268,12 @@ impl Space {
 
     /// Closes a lane's segment, if it is still the one seen, and opens another.
     fn open_next(&self, index: &dyn Index, lane: &Lane, seen: u64) -> Result<()> {
-        let Some(_opening) = lane.opening.take() else {
+        let Some(opening) = lane.opening.take() else {
             let why = "the drop of a key that makes room uses the cache that makes it";
             let remedy = "have keys not insert into their cache when they are dropped";
             return Err(Error::new(ErrorKind::Deadlock, "Cache", why, remedy));
         };
+        opening.goes_on_in_child();
         if lane.open.load(Ordering::Acquire) != seen {
             return Ok(());
         }
@@ -394,11 +399,12 @@ impl Space {
 
     /// Forgets all values; the index has forgotten them already.
     pub fn clear(&self, index: &dyn Index) {
+        let _inside = Inside::begin();
         for lane in &self.lanes {
             let opening = lane.opening.take();
+            opening.iter().for_each(Mine::goes_on_in_child);
             let before = lane.open.swap(0, Ordering::AcqRel);
             self.close(before);
-            drop(opening);
         }
         // No more than there are: other threads may fill segments all the time.
         let mut left = self.lists.lock().queue.len();
@@ -415,6 +421,7 @@ impl Space {
 
     /// Footprint, target, and bytes of bookkeeping.
     pub fn sizes(&self) -> (u64, u64, u64) {
+        let _inside = Inside::begin();
         let lists = self.lists.lock();
         let made = u64::from(self.segments.made());
         (lists.footprint, lists.growth.target(), made * Segment::BOOKKEEPING as u64)
@@ -432,10 +439,17 @@ impl Space {
     }
 
     /// In a forked child: nobody opens a segment. With `adopt`, segments in the hands of threads that
-    /// do not exist go back to the lists: the calling thread must have none. The caller holds the
-    /// lists' lock.
+    /// do not exist go back to the lists. The caller holds the lists' lock.
+    ///
+    /// Nothing is done if the calling thread is [`Inside`], here or in another cache: a handler of a
+    /// signal that interrupted it forks, and it goes on with the lists, the segment and the stack that
+    /// it has in its hands. What the other threads had in theirs stays out of use in such a child: a
+    /// few segments each, and emptied segments that only the end of the queue finds.
     pub fn reset_in_child(&self, adopt: bool) {
-        // SAFETY: held over the fork by this thread.
+        if is_inside() {
+            return;
+        }
+        // SAFETY: held over the fork by this thread, which has no guard of it: it is not inside.
         let lists = unsafe { self.lists.held_value() };
         self.emptied.store(0, Ordering::Relaxed);
         let mut footprint = 0;
@@ -466,7 +480,8 @@ impl Space {
         } else {
             segment.life.expire();
             lists.draining.push(&self.segments, segment);
-            segment.unpin();
+            // Not `unpin`, which may wait for the worker: all locks are held here.
+            segment.range.unpin_unseen();
         }
     }
 
@@ -481,7 +496,7 @@ impl Space {
         let held = self.lists.reset_in_child();
         if !held {
             self.lists.hold();
-            // The calling thread may have a segment in its hands: it may just be settling one.
+            // The memory of such a child is of no single moment, so nothing is adopted.
             self.reset_in_child(false);
             self.lists.release();
         }
@@ -491,6 +506,7 @@ impl Space {
     /// Makes the cache empty where the lists cannot be relied on: the segments that were there are
     /// lost.
     pub fn abandon(&self, index: &dyn Index) {
+        let _inside = Inside::begin();
         for lane in &self.lanes {
             lane.open.store(0, Ordering::SeqCst);
         }

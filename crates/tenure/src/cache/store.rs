@@ -1,8 +1,10 @@
 //! Reading a value at its place, and putting one there.
 
+use super::change::Putting;
 use super::place::Place;
 use super::segment::{Header, Segment};
-use super::space::{Index, Room, Space};
+use super::single_flight::Landing;
+use super::space::{Index, Room};
 use super::value::Value;
 use super::{pins, Inner};
 use crate::error::{Error, ErrorKind, Result};
@@ -55,15 +57,6 @@ impl<'a> Stored<'a> {
             return Value::own(bytes, true);
         }
         self.pin.into_value(self.at, bytes.len(), shared)
-    }
-}
-
-/// A value that no key leads to yet; it does not count if it stays so.
-struct Unpublished<'a>(&'a Space, Place);
-
-impl Drop for Unpublished<'_> {
-    fn drop(&mut self) {
-        self.0.left(self.1);
     }
 }
 
@@ -173,6 +166,41 @@ impl<K, S> Inner<K, S> {
         Some(pin.into_value(at, len, shared))
     }
 
+    /// Whether a key leads to a value that has not ended.
+    pub(super) fn contains<Q>(&self, hash: u32, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        let table = &self.shards.of(hash).table;
+        let mut last: Option<Place> = None;
+        // As in `follow`.
+        for _ in 0..8 {
+            let Some(place) = table.find(&table.section(false), hash, key) else { return false };
+            match self.is_alive(place) {
+                Some(alive) => return alive,
+                None if last.is_some_and(|last| last.same(place)) => return false,
+                None => last = Some(place),
+            }
+        }
+        false
+    }
+
+    /// Whether the value at a place has not ended. `None`: its segment has other contents now.
+    fn is_alive(&self, place: Place) -> Option<bool> {
+        if self.time_to_live_ms.is_none() {
+            return (!self.stale(place)).then_some(true);
+        }
+        let (pin, plain) = self.enter(place)?;
+        let segment = pin.0;
+        Some(
+            (plain || self.take_back(segment))
+                && segment.header(place.offset()).is_some()
+                && segment.whole(place.offset(), self.space.head())
+                && !self.has_ended(segment, place.offset()),
+        )
+    }
+
     #[inline]
     fn has_ended(&self, segment: &Segment, offset: usize) -> bool {
         self.time_to_live_ms.is_some()
@@ -215,35 +243,32 @@ where
     K: Hash + Eq,
     S: BuildHasher,
 {
-    /// Stores a value; the key comes back when there is no room.
+    /// Stores a value; the key comes back when there is no room. `landing`: the value was made in this
+    /// flight. `None`: the flight is outdated, so nothing was stored.
     pub(super) fn put(
         &self,
         hash: u32,
         key: K,
         value: &[u8],
-    ) -> std::result::Result<Stored<'_>, (K, Error)> {
+        landing: Option<&Landing<'_, K>>,
+    ) -> std::result::Result<Option<Stored<'_>>, (K, Error)> {
         let room = match self.room(hash, value) {
             Ok(room) => room,
             Err(error) => return Err((key, error)),
         };
         let stored = Stored { pin: Pinned(room.segment), at: room.at };
-        let unpublished = Unpublished(&self.space, room.place);
+        let is_published = Cell::new(false);
+        let putting = Putting { inner: self, hash, place: room.place, landing, is_published };
         let table = &self.shards.of(hash).table;
         let section = table.section(false);
         // It is loaded while the value is copied.
         table.prefetch(&section, hash);
         room.segment.write(room.at, value);
-        let before = table.insert(section, hash, key, room.place, &|place| self.stale(place));
-        std::mem::forget(unpublished);
-        self.insertions.fetch_add(1, Ordering::Relaxed);
-        if let Some(before) = before {
-            self.space.left(before);
-            self.removals.fetch_add(1, Ordering::Relaxed);
-        }
+        table.insert(section, hash, key, room.place, &|place| self.stale(place), &putting);
         if room.evicted {
             self.shards.harvest();
         }
-        Ok(stored)
+        Ok(putting.is_published.get().then_some(stored))
     }
 
     fn room(&self, hash: u32, value: &[u8]) -> Result<Room<'_>> {

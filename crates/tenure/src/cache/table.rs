@@ -13,10 +13,10 @@
 use super::array::{Array, Hit};
 use super::epoch::{Epoch, Grace};
 use super::place::Place;
+use super::removed::{Harvesting, Keys, Retired};
 use crate::sync::{sections_open, AtomicPtr, Guard, Lock, Ordering, Rank};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
 #[cfg(test)]
@@ -31,6 +31,29 @@ pub(super) struct Table<K> {
     newest: AtomicPtr<Array<K>>,
     writer: Lock<Writer<K>>,
     keys: PhantomData<K>,
+}
+
+/// What a writer asks and tells while it has the writers' lock. Runs no code of the program's, waits for
+/// nothing, allocates nothing.
+pub(super) trait Change {
+    /// Whether it is to be asked for an absent key, too. Without the lock.
+    fn heeds_absence(&self) -> bool;
+    /// Whether the change is to be made; it follows at once.
+    fn may(&self) -> bool;
+    /// It was made: the key led to the place `before`. Before any key is dropped.
+    fn made(&self, before: Option<Place>);
+}
+
+/// A change that is made in any case.
+#[cfg(test)]
+impl Change for () {
+    fn heeds_absence(&self) -> bool {
+        true
+    }
+    fn may(&self) -> bool {
+        true
+    }
+    fn made(&self, _before: Option<Place>) {}
 }
 
 /// What only the holder of the lock may use.
@@ -222,20 +245,34 @@ impl<K> Table<K> {
     }
 
     /// Removes a key; answers its place.
-    pub fn remove<Q>(&self, hash: u32, key: &Q) -> Option<Place>
+    pub fn remove<Q>(&self, hash: u32, key: &Q, change: &impl Change) -> Option<Place>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
+        let mut compared = Compared { few: [0; 8], len: 0, more: Vec::new() };
         let place = loop {
             // In this order: the lock is freed before the section ends, and keys are dropped.
             let section = self.section(false);
             let newest = self.newest(&section);
-            let (hit, ()) = locate(newest, hash, key, |_| (), |_| ())?;
+            compared.clear();
+            let found = locate(newest, hash, key, |_| (), |other| compared.push(other));
+            if found.is_none() && !change.heeds_absence() {
+                return None;
+            }
             let mut writer = self.writer.lock();
+            let Some((hit, ())) = found else {
+                if self.is_newest(newest) && only_compared(newest, hash, &compared) {
+                    change.may();
+                    return None;
+                }
+                continue;
+            };
             // Nothing that this section has seen moves before it ends, or is used for another key.
-            if self.is_newest(newest) && hit.array.is_live(hit.at) {
-                break self.remove_hit(&mut writer, &hit);
+            if self.is_newest(newest) && hit.array.is_live(hit.at) && change.may() {
+                let place = self.remove_hit(&mut writer, &hit);
+                change.made(Some(place));
+                break place;
             }
         };
         self.harvest();
@@ -248,8 +285,9 @@ impl<K> Table<K> {
     }
 
     /// Removes every key; answers how many there were. They are dropped by [`Table::harvest`].
-    pub fn clear(&self) -> usize {
+    pub fn clear(&self, change: &impl Change) -> usize {
         let mut writer = self.writer.lock();
+        change.may();
         let mut at = self.newest.swap(null_mut(), Ordering::AcqRel);
         // SAFETY: the table's own; nobody frees them before they were retired.
         while let Some(array) = unsafe { at.as_ref() } {
@@ -270,7 +308,12 @@ impl<K> Table<K> {
         }
     }
 
-    /// Puts a key at a place; answers its place before. Keys whose places are `stale` may go.
+    /// Returns when every writer has left that has the lock now.
+    pub fn pass_writers(&self) {
+        self.wait();
+    }
+
+    /// Puts a key at a place, if `change` allows it. Keys whose places are `stale` may go.
     pub fn insert<'t>(
         &'t self,
         section: Section<'t, K>,
@@ -278,8 +321,8 @@ impl<K> Table<K> {
         key: K,
         place: Place,
         stale: &dyn Fn(Place) -> bool,
-    ) -> Option<Place>
-    where
+        change: &impl Change,
+    ) where
         K: Eq,
     {
         let mut key = Some(key);
@@ -290,7 +333,7 @@ impl<K> Table<K> {
             let section = first.take().unwrap_or_else(|| self.section(false));
             let newest = self.newest(&section);
             compared.clear();
-            let own = key.as_ref()?;
+            let Some(own) = key.as_ref() else { return };
             let found = locate(newest, hash, own, |_| (), |other| compared.push(other));
             let mut writer = self.writer.lock();
             if !self.is_newest(newest) {
@@ -298,16 +341,23 @@ impl<K> Table<K> {
             }
             if let Some((hit, ())) = found {
                 if hit.array.is_live(hit.at) {
-                    return Some(hit.array.set_place(hit.at, place));
+                    if change.may() {
+                        change.made(Some(hit.array.set_place(hit.at, place)));
+                    }
+                    return;
                 }
                 continue;
             }
             if !only_compared(newest, hash, &compared) {
                 continue;
             }
+            if !change.may() {
+                return;
+            }
             if newest.is_some_and(|newest| newest.put(hash, &mut key, place)) {
                 writer.len += 1;
-                return None;
+                change.made(None);
+                return;
             }
             drop(writer);
             drop(section);
@@ -380,7 +430,8 @@ impl<K> Table<K> {
     }
 
     /// Drops removed keys, and frees arrays, that nobody reads any more. Runs the program's code: the
-    /// caller holds no lock.
+    /// caller holds no lock. What a key's drop leaves here, the harvest that dropped it takes: see
+    /// [`Harvesting`].
     #[inline]
     pub fn harvest(&self) {
         if self.epoch.pending() {
@@ -390,6 +441,7 @@ impl<K> Table<K> {
 
     #[cold]
     fn harvest_now(&self) {
+        let Some(_harvesting) = Harvesting::begin() else { return };
         loop {
             let mut keys = Keys::new();
             let mut writer = self.writer.lock();
@@ -527,49 +579,6 @@ fn only_compared<K>(newest: Option<&Array<K>>, hash: u32, compared: &Compared) -
         next += 1;
     }
     true
-}
-
-/// Keys that are out of the table; dropped with it.
-struct Keys<K> {
-    all: [MaybeUninit<K>; 16],
-    len: usize,
-}
-
-impl<K> Keys<K> {
-    fn new() -> Self {
-        Keys { all: [const { MaybeUninit::uninit() }; 16], len: 0 }
-    }
-
-    fn has_room(&self) -> bool {
-        self.len < self.all.len()
-    }
-
-    fn push(&mut self, key: K) {
-        self.all[self.len].write(key);
-        self.len += 1;
-    }
-}
-
-impl<K> Drop for Keys<K> {
-    fn drop(&mut self) {
-        let keys = std::ptr::from_mut(&mut self.all[..self.len]) as *mut [K];
-        // SAFETY: the first `len` were written and are nobody else's.
-        unsafe { std::ptr::drop_in_place(keys) };
-    }
-}
-
-/// A list of arrays that nobody reads; freed with it, and their keys are dropped.
-struct Retired<K>(*mut Array<K>);
-
-impl<K> Drop for Retired<K> {
-    fn drop(&mut self) {
-        while !self.0.is_null() {
-            // SAFETY: it was taken out of the table's lists after all its readers had left.
-            let first = unsafe { Box::from_raw(self.0) };
-            self.0 = first.next.load(Ordering::Relaxed);
-            drop(first);
-        }
-    }
 }
 
 impl<K> Drop for Table<K> {

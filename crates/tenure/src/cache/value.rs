@@ -49,7 +49,8 @@ impl<'a> Value<'a> {
     }
 
     /// Whether the value is in the cache: `false` if it was made by
-    /// [`get_or_insert_with`](super::Cache::get_or_insert_with) and found no room.
+    /// [`get_or_insert_with`](super::Cache::get_or_insert_with) and found no room, or its key was changed
+    /// while it was made.
     pub fn is_cached(&self) -> bool {
         self.kind != Kind::Uncached
     }

@@ -25,6 +25,8 @@ thread_local! {
     static NUMBER: Cell<u32> = const { Cell::new(0) };
     /// The ranks that the thread holds, a bit each. Debug builds only.
     static RANKS: Cell<u64> = const { Cell::new(0) };
+    /// How many locks the thread holds for a fork. Debug builds only.
+    static FOR_FORK: Cell<u32> = const { Cell::new(0) };
 }
 
 /// A number that no other thread of the process has; a forked child's only thread keeps its own.
@@ -219,6 +221,7 @@ impl<T: ?Sized> Lock<T> {
             self.word.word.fetch_or(BY_FORK, Ordering::Relaxed);
             if cfg!(debug_assertions) {
                 RANKS.set(RANKS.get() & !(1 << self.rank as u8));
+                FOR_FORK.set(FOR_FORK.get() + 1);
             }
         }
     }
@@ -227,6 +230,9 @@ impl<T: ?Sized> Lock<T> {
     pub fn release(&self) {
         let word = self.word.word.load(Ordering::Relaxed);
         if word & BY_FORK != 0 && word & OWNER == thread_number() {
+            if cfg!(debug_assertions) {
+                FOR_FORK.set(FOR_FORK.get().saturating_sub(1));
+            }
             self.free();
         }
     }
@@ -292,6 +298,8 @@ pub(crate) fn assert_order(rank: Rank) {
 pub(crate) fn assert_none_held() {
     if cfg!(debug_assertions) {
         assert!(RANKS.get() == 0, "tenure: a wait or a callback under a lock: {:#b}", RANKS.get());
+        let for_fork = FOR_FORK.get();
+        assert!(for_fork == 0, "tenure: a wait or a callback in a fork, under {for_fork} locks");
     }
 }
 

@@ -139,6 +139,12 @@ impl OwnedRange {
         }
     }
 
+    /// Takes a pin away that the caller has added, and no more: in the debug mode the pages are offered later.
+    /// For where nothing may be waited for.
+    pub fn unpin_unseen(&self) {
+        let _ = self.tracked().unpin();
+    }
+
     /// Takes a pin away if there is one. `false`: there is none.
     pub fn unpin_if_pinned(&self) -> bool {
         let before = self.tracked().unpin_if_pinned();

@@ -129,6 +129,9 @@ impl Volatile {
     /// `EIO`: the refill function failed or panicked; the next pin tries again. `EDEADLK`: the object's own
     /// refill function pins it, or waits for this thread. `ENOMEM`: no memory for pages that a fork shares, for what the refill
     /// function makes, or too many mappings. Nothing is lost by an error.
+    ///
+    /// # Panics
+    /// More than 500,000 pins of the buffer at once: so many guards are held, or were leaked.
     #[inline]
     pub fn pin(&self) -> Result<Pinned<'_>> {
         if !self.inner.memory.pin() {
@@ -141,6 +144,9 @@ impl Volatile {
     ///
     /// # Errors
     /// As [`Volatile::pin`].
+    ///
+    /// # Panics
+    /// As [`Volatile::pin`]: guards of [`Volatile::pin`] that were leaked count.
     pub fn pin_mut(&mut self) -> Result<PinnedMut<'_>> {
         if !self.inner.memory.pin() {
             settle(&self.inner)?;

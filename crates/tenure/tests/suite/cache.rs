@@ -110,7 +110,12 @@ pub fn values_end() {
     cache.insert("a".into(), b"x").unwrap();
     assert_eq!(&cache.get("a").unwrap()[..], b"x");
     std::thread::sleep(Duration::from_millis(250));
+    assert!(!cache.contains_key("a"));
     assert!(cache.get("a").is_none());
+    let centuries = Duration::from_secs(1 << 61);
+    let cache = Cache::<String>::builder().time_to_live(centuries).build().unwrap();
+    cache.insert("a".into(), b"x").unwrap();
+    assert!(cache.contains_key("a") && cache.get("a").is_some() && !cache.contains_key("b"));
 }
 
 pub fn a_missing_value_is_made_once() {

@@ -23,10 +23,27 @@ fn place(number: u32) -> Place {
     Place::new(number % 1000, 1 + number / 1000, 8)
 }
 
+/// Notes where a key led before.
+#[derive(Default)]
+struct Before(Cell<Option<Place>>);
+
+impl Change for Before {
+    fn heeds_absence(&self) -> bool {
+        true
+    }
+    fn may(&self) -> bool {
+        true
+    }
+    fn made(&self, before: Option<Place>) {
+        self.0.set(before);
+    }
+}
+
 fn put<K: Eq>(table: &Table<K>, hash: u32, key: K, to: Place) -> Option<Place> {
-    let before = table.insert(table.section(false), hash, key, to, &|_| false);
+    let before = Before::default();
+    table.insert(table.section(false), hash, key, to, &|_| false, &before);
     table.harvest();
-    before
+    before.0.get()
 }
 
 fn get<K: Eq>(table: &Table<K>, hash: u32, key: &K) -> Option<Place> {
@@ -52,7 +69,7 @@ proptest! {
                     prop_assert!(same(before, model.insert(key, place(number))));
                 }
                 5..7 => {
-                    prop_assert!(same(table.remove(hash(&key), &key), model.remove(&key)));
+                    prop_assert!(same(table.remove(hash(&key), &key, &()), model.remove(&key)));
                 }
                 7 => {
                     if let Some(from) = model.get(&key).copied() {
@@ -68,14 +85,14 @@ proptest! {
                             prop_assert!(table.remove_place(hash(&key), at));
                             prop_assert!(!table.remove_place(hash(&key), at));
                         } else {
-                            table.remove(hash(&key), &key);
+                            table.remove(hash(&key), &key, &());
                         }
                     }
                 }
                 9 => reader = Some(table.section(false)),
                 10 => reader = None,
                 _ => if number < 100 {
-                    prop_assert_eq!(table.clear(), model.len());
+                    prop_assert_eq!(table.clear(&()), model.len());
                     model.clear();
                     table.harvest();
                 },
@@ -111,7 +128,7 @@ fn keys_are_dropped_once() {
     assert_eq!(Arc::strong_count(&counted), 1001);
     let section = table.section(false);
     for number in 0..500 {
-        assert!(table.remove(hash(&number), &key(number)).is_some());
+        assert!(table.remove(hash(&number), &key(number), &()).is_some());
     }
     assert_eq!(Arc::strong_count(&counted), 1001, "a reader may still compare with them");
     drop(section);
@@ -120,7 +137,7 @@ fn keys_are_dropped_once() {
         put(&table, hash(&number), key(number), place(1));
     }
     let section = table.section(false);
-    assert_eq!(table.clear(), 900);
+    assert_eq!(table.clear(&()), 900);
     for number in 0..300 {
         put(&table, hash(&number), key(number), place(2));
     }
@@ -138,7 +155,7 @@ fn stale_places_make_room() {
     for key in 0..1000u64 {
         let to = Place::new(0, 1 + u32::from(key % 10 == 0), 0);
         let stale = |at: Place| at.generation() == 1;
-        table.insert(table.section(false), hash(&key), key, to, &stale);
+        table.insert(table.section(false), hash(&key), key, to, &stale, &());
         table.harvest();
     }
     assert!(table.bytes() <= 400 * 20 + 200, "{} bytes", table.bytes());
@@ -187,7 +204,7 @@ fn a_panic_while_comparing_leaves_all_as_before() {
     for key in 0..100 {
         let all = AssertUnwindSafe(|| {
             let _ = catch_unwind(AssertUnwindSafe(|| put(&table, hash(&key), Fuse(key), place(7))));
-            let _ = catch_unwind(AssertUnwindSafe(|| table.remove(hash(&key), &Fuse(key))));
+            let _ = catch_unwind(AssertUnwindSafe(|| table.remove(hash(&key), &Fuse(key), &())));
             let _ = catch_unwind(AssertUnwindSafe(|| get(&table, hash(&key), &Fuse(key))));
         });
         all();
@@ -246,7 +263,7 @@ fn keys_may_use_their_table_while_compared_and_dropped() {
         }),
         Box::new({
             let shared = shared.clone();
-            move |table| _ = table.remove(5, &Busy(1000, shared.clone()))
+            move |table| _ = table.remove(5, &Busy(1000, shared.clone()), &())
         }),
         Box::new({
             let (shared, next) = (shared.clone(), AtomicU64::new(2000));
@@ -258,14 +275,14 @@ fn keys_may_use_their_table_while_compared_and_dropped() {
                 }
             }
         }),
-        Box::new(|table| _ = table.clear()),
+        Box::new(|table| _ = table.clear(&())),
     ];
     for action in actions {
         *shared.0.lock().unwrap() = Some(action);
         for number in 0..64 {
             put(&table, 5, key(number), place(2));
             get(&table, 5, &key(number));
-            table.remove(5, &key(number));
+            table.remove(5, &key(number), &());
         }
         shared.0.lock().unwrap().take();
     }
@@ -276,7 +293,7 @@ fn keys_may_use_their_table_while_compared_and_dropped() {
         numbers.insert(number);
     }
     assert!(table.len() >= numbers.len());
-    table.clear();
+    table.clear(&());
     table.harvest();
     assert_eq!(table.len(), 0);
 }
@@ -317,7 +334,7 @@ fn threads_find_what_is_there_and_never_another_keys_place() {
                     let key = (state >> 33) % 600;
                     let to = own(key, version.fetch_add(1, Ordering::Relaxed));
                     match (state >> 20) % 3 {
-                        0 if key >= 50 => _ = table.remove(spread(key), &Box::new(key)),
+                        0 if key >= 50 => _ = table.remove(spread(key), &Box::new(key), &()),
                         _ => _ = put(table, spread(key), Box::new(key), to),
                     }
                     if round % 5000 == 0 && thread == 0 {

@@ -1,0 +1,81 @@
+//! What the cache does when a table changes, under the writers' lock of its shard: values that are being
+//! made for the key are outdated, and the counts follow before any code of the program's runs.
+
+use super::place::Place;
+use super::shard::short;
+use super::single_flight::{Flights, Landing};
+use super::space::Space;
+use super::table::Change;
+use super::Inner;
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+
+/// A value is put in. Where that comes to nothing, it does not count.
+pub(super) struct Putting<'a, K, S> {
+    pub inner: &'a Inner<K, S>,
+    pub hash: u32,
+    pub place: Place,
+    /// The value was made in this flight; then the flight decides.
+    pub landing: Option<&'a Landing<'a, K>>,
+    pub is_published: Cell<bool>,
+}
+
+impl<K, S> Change for Putting<'_, K, S> {
+    fn heeds_absence(&self) -> bool {
+        true
+    }
+
+    fn may(&self) -> bool {
+        match self.landing {
+            Some(landing) => !landing.is_outdated(),
+            None => {
+                outdate(&self.inner.flights, self.hash);
+                true
+            }
+        }
+    }
+
+    fn made(&self, before: Option<Place>) {
+        self.is_published.set(true);
+        self.inner.insertions.fetch_add(1, Ordering::Relaxed);
+        if let Some(before) = before {
+            self.inner.space.left(before);
+            self.inner.removals.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<K, S> Drop for Putting<'_, K, S> {
+    fn drop(&mut self) {
+        if !self.is_published.get() {
+            self.inner.space.left(self.place);
+        }
+    }
+}
+
+/// A key is removed.
+pub(super) struct Removing<'a, K, S> {
+    pub inner: &'a Inner<K, S>,
+    pub hash: u32,
+}
+
+impl<K, S> Change for Removing<'_, K, S> {
+    fn heeds_absence(&self) -> bool {
+        self.inner.flights.any()
+    }
+
+    fn may(&self) -> bool {
+        outdate(&self.inner.flights, self.hash);
+        true
+    }
+
+    fn made(&self, before: Option<Place>) {
+        let space: &Space = &self.inner.space;
+        before.into_iter().for_each(|place| space.left(place));
+        self.inner.removals.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn outdate<K>(flights: &Flights<K>, hash: u32) {
+    flights.outdate(|full| short(full) == hash);
+}

@@ -1,0 +1,91 @@
+//! What was taken out of a table and that nobody reads any more: it is dropped here, under no lock.
+
+use super::array::Array;
+use crate::sync::{own_harvests, set_own_harvests, Ordering};
+use std::mem::MaybeUninit;
+
+/// How deep harvests of one thread may be inside one another.
+///
+/// A key's drop may use the cache, which harvests, which drops keys: without a bound the stack would
+/// overflow. Each harvest goes on until nothing is left, so the outer one takes what an inner one did
+/// not. Not 1: a drop that does much work, in a child that it forks for instance, has its own keys dropped
+/// meanwhile, those of other tables too.
+const DEEPEST: u32 = 2;
+
+/// The calling thread harvests a table, until this is dropped, by a panic too.
+pub(super) struct Harvesting {
+    outer: u32,
+}
+
+impl Harvesting {
+    /// `None`: the thread is too deep in harvests already.
+    pub fn begin() -> Option<Harvesting> {
+        let outer = own_harvests();
+        (outer < DEEPEST).then(|| {
+            set_own_harvests(outer + 1);
+            Harvesting { outer }
+        })
+    }
+}
+
+impl Drop for Harvesting {
+    fn drop(&mut self) {
+        set_own_harvests(self.outer);
+    }
+}
+
+/// Keys that are out of the table; dropped with it.
+pub(super) struct Keys<K> {
+    all: [MaybeUninit<K>; 16],
+    pub len: usize,
+}
+
+impl<K> Keys<K> {
+    pub fn new() -> Self {
+        Keys { all: [const { MaybeUninit::uninit() }; 16], len: 0 }
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.len < self.all.len()
+    }
+
+    pub fn push(&mut self, key: K) {
+        self.all[self.len].write(key);
+        self.len += 1;
+    }
+}
+
+impl<K> Drop for Keys<K> {
+    fn drop(&mut self) {
+        let keys = std::ptr::from_mut(&mut self.all[..self.len]) as *mut [K];
+        // SAFETY: the first `len` were written and are nobody else's.
+        unsafe { std::ptr::drop_in_place(keys) };
+    }
+}
+
+/// A list of arrays that nobody reads; freed with it, and their keys are dropped.
+pub(super) struct Retired<K>(pub *mut Array<K>);
+
+impl<K> Drop for Retired<K> {
+    fn drop(&mut self) {
+        /// Frees the others while the panic of a key's drop goes on.
+        struct Rest<'a, K>(&'a mut Retired<K>);
+        impl<K> Drop for Rest<'_, K> {
+            fn drop(&mut self) {
+                self.0.free_all();
+            }
+        }
+        Rest(self).0.free_all();
+    }
+}
+
+impl<K> Retired<K> {
+    fn free_all(&mut self) {
+        while !self.0.is_null() {
+            // SAFETY: it was taken out of the table's lists after all its readers had left.
+            let first = unsafe { Box::from_raw(self.0) };
+            self.0 = first.next.load(Ordering::Relaxed);
+            drop(first);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Has the processor raise SIGTRAP after each instruction of a part of a test, and forks in the handler.
+#![cfg(target_arch = "x86_64")]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// At which instructions of the program's own code the handler forks, and how.
+pub struct Stepping {
+    /// At each of so many first ones: these children end at once.
+    pub each: u64,
+    /// At every so many-th: these children go on with what was interrupted.
+    pub stride: u64,
+    /// By a plain system call, which calls no fork handlers.
+    pub raw: bool,
+}
+
+static STEPS: AtomicU64 = AtomicU64::new(0);
+static EACH: AtomicU64 = AtomicU64::new(0);
+static STRIDE: AtomicU64 = AtomicU64::new(1);
+static RAW: AtomicBool = AtomicBool::new(false);
+static IN_CHILD: AtomicBool = AtomicBool::new(false);
+static FORKS: AtomicU64 = AtomicU64::new(0);
+/// Where this program's own code lies: a handler's fork would meet the C library's locks.
+static CODE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+/// The trap flag.
+const TRAP: i64 = 0x100;
+
+extern "C" fn on_trap(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid context to a handler installed with SA_SIGINFO.
+    let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    let at = registers[libc::REG_RIP as usize] as u64;
+    let [low, high] = [0, 1].map(|n| CODE[n].load(Ordering::Relaxed));
+    let step = STEPS.fetch_add(1, Ordering::Relaxed);
+    let near = step < EACH.load(Ordering::Relaxed);
+    if !(low..high).contains(&at) || !(near || step % STRIDE.load(Ordering::Relaxed) == 0) {
+        return;
+    }
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: plain system calls; the child ends at once, or goes on with what the handler interrupted.
+    unsafe {
+        let raw = RAW.load(Ordering::Relaxed);
+        let pid = match raw {
+            true => libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32,
+            false => libc::fork(),
+        };
+        if pid == 0 {
+            if near {
+                libc::_exit(0);
+            }
+            registers[libc::REG_EFL as usize] &= !TRAP;
+            IN_CHILD.store(true, Ordering::Relaxed);
+            libc::alarm(10);
+            return;
+        }
+        let mut status = 0;
+        libc::waitpid(pid, &mut status, 0);
+        if status != 0 {
+            println!("step {step}, {:#x}: the child ended with {status:#x}", at - low);
+            libc::_exit(1);
+        }
+    }
+}
+
+fn find_code() {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let program = std::env::current_exe().unwrap();
+    let ends = maps.lines().filter(|line| line.ends_with(program.to_str().unwrap()));
+    let ends: Vec<u64> = ends
+        .flat_map(|line| line.split(' ').next().unwrap().split('-'))
+        .map(|end| u64::from_str_radix(end, 16).unwrap())
+        .collect();
+    CODE[0].store(*ends.iter().min().unwrap(), Ordering::Relaxed);
+    CODE[1].store(*ends.iter().max().unwrap(), Ordering::Relaxed);
+}
+
+/// Installs the handler.
+pub fn begin(how: Stepping) {
+    EACH.store(how.each, Ordering::Relaxed);
+    STRIDE.store(how.stride, Ordering::Relaxed);
+    RAW.store(how.raw, Ordering::Relaxed);
+    find_code();
+    // A child has one thread, and not the one that would report its panic.
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        before(panic);
+        if in_child() {
+            // SAFETY: ends the process at once.
+            unsafe { libc::_exit(1) };
+        }
+    }));
+    // SAFETY: the handler is a function that lives for ever.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_trap as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO;
+        libc::sigaction(libc::SIGTRAP, &action, std::ptr::null_mut());
+    }
+}
+
+/// Whether this process is a child that a handler made.
+pub fn in_child() -> bool {
+    IN_CHILD.load(Ordering::Relaxed)
+}
+
+pub fn report() {
+    let [steps, forks] = [&STEPS, &FORKS].map(|count| count.load(Ordering::Relaxed));
+    println!("{steps} instructions, {forks} forks");
+}
+
+/// Has a trap raised after each instruction of `act`.
+pub fn stepped(act: impl FnOnce()) {
+    // SAFETY: changes the trap flag, for which there is a handler.
+    unsafe { std::arch::asm!("pushfq", "or qword ptr [rsp], 0x100", "popfq") };
+    act();
+    // SAFETY: as above.
+    unsafe { std::arch::asm!("pushfq", "and qword ptr [rsp], ~0x100", "popfq") };
+}
