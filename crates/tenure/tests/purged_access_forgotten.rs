@@ -142,28 +142,45 @@ fn a_buffer_in_place_of_an_unmapped_range_is_the_one_that_is_touched() {
     needs_userfaultfd!();
     promised(this_test!(), || {
         volatile::on_purged_access(fill).unwrap();
-        const BUFFERS: usize = 64;
-        let len = BUFFERS * MIB;
-        // The range gets a higher number than these, whose numbers are free later: a look at all ranges meets
-        // the buffer first.
-        let others = plain(2 * BUFFERS * PAGE);
-        let each_other = || (0..BUFFERS).map(|i| (others + 2 * i * PAGE) as *mut u8);
-        let at = plain(len);
-        // SAFETY: this test's pages, which are not volatile when they are unmapped.
-        unsafe {
-            each_other().for_each(|page| volatile::mark(page, PAGE).unwrap());
-            volatile::mark(at as *mut u8, len).unwrap();
-            let _ = volatile::unmark(at as *mut u8, len).unwrap();
-            assert_eq!(libc::munmap(at as *mut c_void, len), 0);
-            each_other().for_each(|page| volatile::forget(page, PAGE).unwrap());
+        let mut met = 0;
+        for _ in 0..100 {
+            met += u32::from(touches_a_buffer_in_place_of_a_range());
         }
-        let buffers: Vec<_> = (0..BUFFERS).map(|_| buffer()).collect();
-        let inside = |buffer: &&Volatile| (at..at + len).contains(&(buffer.as_ptr() as usize));
-        let buffer = buffers.iter().find(inside).expect("the addresses are used again");
+        println!("{met} buffers in place of a range");
+        assert!(met > 0, "the addresses are never used again");
+    });
+}
+
+/// `false`: the buffer came to lie elsewhere.
+fn touches_a_buffer_in_place_of_a_range() -> bool {
+    const OTHERS: usize = 16;
+    // The range gets a higher number than these, whose numbers are free later: a look at all ranges meets the
+    // buffer first.
+    let others = plain(2 * OTHERS * PAGE);
+    let each_other = || (0..OTHERS).map(|i| (others + 2 * i * PAGE) as *mut u8);
+    // Where the kernel puts a buffer.
+    let at = buffer().as_ptr();
+    // SAFETY: this test's pages, in a place where nothing is mapped, not volatile when they are unmapped.
+    unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        if libc::mmap(at.cast(), MIB, 3, flags, -1, 0) != at.cast() {
+            return false;
+        }
+        each_other().for_each(|page| volatile::mark(page, PAGE).unwrap());
+        volatile::mark(at, MIB).unwrap();
+        let _ = volatile::unmark(at, MIB).unwrap();
+        assert_eq!(libc::munmap(at.cast(), MIB), 0);
+        each_other().for_each(|page| volatile::forget(page, PAGE).unwrap());
+    }
+    let buffer = buffer();
+    if buffer.as_ptr() == at {
         assert!(waited(|| buffer.purge_now().unwrap() == MIB));
         // SAFETY: mapped; a purged page is the handler's.
         assert_eq!(unsafe { buffer.as_ptr().read_volatile() }, 7);
-    });
+    }
+    // SAFETY: this test's pages, which are not known any more.
+    assert_eq!(unsafe { libc::munmap(others as *mut c_void, 2 * OTHERS * PAGE) }, 0);
+    buffer.as_ptr() == at
 }
 
 fn buffer() -> Volatile {
