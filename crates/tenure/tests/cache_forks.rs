@@ -151,7 +151,7 @@ fn a_child_made_beside_inserts_that_purge_at_every_unpin_can_use_the_cache() {
                     keys.for_each(|key| put(cache, key % 100, 300_000));
                 });
             }
-            for fork in 0..80 {
+            for fork in 0..150 {
                 let ended = forked(|| {
                     (0..20).for_each(|key| put(&cache, key, 300_000));
                     check(&cache, 0..100);
