@@ -9,6 +9,7 @@ use crate::sync::{prefetch, AtomicPtr, AtomicU32, AtomicU64, Ordering, UnsafeCel
 use std::borrow::Borrow;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
+use std::sync::atomic::AtomicUsize;
 
 /// No slot.
 pub(super) const NONE: u32 = u32::MAX;
@@ -44,6 +45,37 @@ pub(super) struct Array<K> {
     removed: AtomicU32,
     waiting: AtomicU32,
     ready: AtomicU32,
+}
+
+/// The slot in which a search begins.
+#[inline]
+fn home(hash: u32, size: usize) -> usize {
+    // Multiply-shift spreads over a size that is no power of two.
+    ((u64::from(hash) * size as u64) >> 32) as usize
+}
+
+/// Where the slots of a table's newest array lie, and how many there are: what a search begins with is loaded
+/// while the thread enters a section. Out of date, it has something else loaded.
+#[derive(Default)]
+pub(super) struct Hint {
+    slots: AtomicUsize,
+    size: AtomicUsize,
+}
+
+impl Hint {
+    /// Points to an array.
+    pub fn set<K>(&self, array: &Array<K>) {
+        self.slots.store(array.pairs.as_ptr() as usize, Ordering::Relaxed);
+        self.size.store(array.size, Ordering::Relaxed);
+    }
+
+    /// Has the first slot for a hash loaded.
+    #[inline]
+    pub fn prefetch<K>(&self, hash: u32) {
+        let pair = home(hash, self.size.load(Ordering::Relaxed)) / 2;
+        let slots = self.slots.load(Ordering::Relaxed);
+        prefetch(slots.wrapping_add(pair * size_of::<Pair<K>>()));
+    }
 }
 
 /// A live entry as it was seen.
@@ -104,8 +136,7 @@ impl<K> Array<K> {
 
     #[inline]
     fn home(&self, hash: u32) -> usize {
-        // Multiply-shift spreads over a size that is no power of two.
-        ((u64::from(hash) * self.size as u64) >> 32) as usize
+        home(hash, self.size)
     }
 
     #[inline]
@@ -115,12 +146,6 @@ impl<K> Array<K> {
         } else {
             at + 1
         }
-    }
-
-    /// Has the first slot for a hash loaded.
-    #[inline]
-    pub fn prefetch(&self, hash: u32) {
-        prefetch(std::ptr::from_ref(&self.pairs[self.home(hash) / 2]) as usize);
     }
 
     /// The live entries of a hash.

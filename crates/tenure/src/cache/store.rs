@@ -68,6 +68,7 @@ impl<K, S> Inner<K, S> {
         Q: Eq + ?Sized,
     {
         let shard = self.shards.of(hash);
+        shard.table.prefetch(hash);
         let found = {
             let section = shard.table.section(true);
             shard.table.find_and_use(&section, hash, key, |place| self.enter(place))
@@ -262,7 +263,7 @@ where
         let table = &self.shards.of(hash).table;
         let section = table.section(false);
         // It is loaded while the value is copied.
-        table.prefetch(&section, hash);
+        table.prefetch(hash);
         room.segment.write(room.at, value);
         table.insert(section, hash, key, room.place, &|place| self.stale(place), &putting);
         if room.evicted {

@@ -10,7 +10,7 @@
 //! array. Keys move there when nobody is in a section; until then both arrays are searched. Nothing
 //! is allocated or freed under the lock.
 
-use super::array::{Array, Hit};
+use super::array::{Array, Hint, Hit};
 use super::epoch::{Epoch, Grace};
 use super::place::Place;
 use super::removed::{Harvesting, Keys, Retired};
@@ -29,6 +29,7 @@ pub(super) struct Table<K> {
     epoch: Epoch,
     /// The newest array; null while the table is empty.
     newest: AtomicPtr<Array<K>>,
+    hint: Hint,
     writer: Lock<Writer<K>>,
     keys: PhantomData<K>,
 }
@@ -136,6 +137,7 @@ impl<K> Table<K> {
         Table {
             epoch: Epoch::new(),
             newest: AtomicPtr::new(null_mut()),
+            hint: Hint::default(),
             writer: Lock::new(Rank::CacheShard, Writer::new()),
             keys: PhantomData,
         }
@@ -302,10 +304,8 @@ impl<K> Table<K> {
 
     /// Has the memory loaded that a search for a hash begins with.
     #[inline]
-    pub fn prefetch(&self, section: &Section<'_, K>, hash: u32) {
-        if let Some(newest) = self.newest(section) {
-            newest.prefetch(hash);
-        }
+    pub fn prefetch(&self, hash: u32) {
+        self.hint.prefetch::<K>(hash);
     }
 
     /// Returns when every writer has left that has the lock now.
@@ -388,6 +388,7 @@ impl<K> Table<K> {
         }
         let newest = self.newest.load(Ordering::Relaxed);
         fresh.older.store(newest, Ordering::Relaxed);
+        self.hint.set(&fresh);
         self.newest.store(Box::into_raw(fresh), Ordering::Release);
         self.unite(&mut writer);
         drop(writer);
