@@ -1114,8 +1114,9 @@ void tenure_volatile_free(struct tenure_volatile *v);
  * Offered: as tenure_mnovolatile.
  *
  * Errors: EINVAL: NULL. EIO: the refill callback failed; the bytes are as before, and the next pin
- * tries again. ENOMEM: no memory for pages that a fork shares. The buffer is not pinned by this call
- * then, and nothing is lost.
+ * tries again. EDEADLK: the refill callback pins the buffer that it makes, or waits for a thread that
+ * does. ENOMEM: no memory for pages that a fork shares. The buffer is not pinned by this call then, and
+ * nothing is lost.
  */
 TENURE_MUST_USE
 int tenure_volatile_pin(struct tenure_volatile *v,
@@ -1238,8 +1239,11 @@ struct tenure_value *tenure_cache_get(struct tenure_cache *c,
  * that waited tries itself.
  *
  * Errors (NULL): EINVAL: NULL with a length, or `make` is NULL; the value made is longer than 4 GiB.
- * EIO: `make` failed. EDEADLK: `make` asks for the key that it is called for, by itself or by waiting
- * for a thread that does.
+ * EIO: `make` failed. EDEADLK: the value is being made by this thread, or by one that waits for this
+ * thread, for another value or for a buffer's refill.
+ *
+ * An insert, a removal or a clear of the key that comes while `make` runs wins: what `make` gave is
+ * returned and not kept.
  */
 TENURE_MUST_USE
 struct tenure_value *tenure_cache_get_or_insert(struct tenure_cache *c,

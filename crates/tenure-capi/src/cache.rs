@@ -244,8 +244,11 @@ pub unsafe extern "C" fn tenure_cache_get(
 /// that waited tries itself.
 ///
 /// Errors (NULL): EINVAL: NULL with a length, or `make` is NULL; the value made is longer than 4 GiB.
-/// EIO: `make` failed. EDEADLK: `make` asks for the key that it is called for, by itself or by waiting
-/// for a thread that does.
+/// EIO: `make` failed. EDEADLK: the value is being made by this thread, or by one that waits for this
+/// thread, for another value or for a buffer's refill.
+///
+/// An insert, a removal or a clear of the key that comes while `make` runs wins: what `make` gave is
+/// returned and not kept.
 #[no_mangle]
 #[must_use]
 pub unsafe extern "C" fn tenure_cache_get_or_insert(

@@ -199,8 +199,9 @@ pub unsafe extern "C" fn tenure_volatile_free(v: *mut tenure_volatile) {
 /// Offered: as tenure_mnovolatile.
 ///
 /// Errors: EINVAL: NULL. EIO: the refill callback failed; the bytes are as before, and the next pin
-/// tries again. ENOMEM: no memory for pages that a fork shares. The buffer is not pinned by this call
-/// then, and nothing is lost.
+/// tries again. EDEADLK: the refill callback pins the buffer that it makes, or waits for a thread that
+/// does. ENOMEM: no memory for pages that a fork shares. The buffer is not pinned by this call then, and
+/// nothing is lost.
 #[no_mangle]
 #[must_use]
 pub unsafe extern "C" fn tenure_volatile_pin(
