@@ -185,9 +185,7 @@ impl Scans {
             let before = tracked.age.load(Ordering::Relaxed);
             let age = if used { 0 } else { before.saturating_add(units) };
             tracked.age.store(age, Ordering::Relaxed);
-            let rest = tracked.rest.load(Ordering::Relaxed);
-            if rest > 0 && !pressed {
-                tracked.rest.store(rest - 1, Ordering::Relaxed);
+            if rests(tracked, units) && !pressed {
                 return;
             }
             seen.marked_bytes += tracked.len() as u64;
@@ -263,7 +261,7 @@ impl Scans {
                 Err(refusal) => {
                     // Each try of a range that waits for mappings costs 4 µs, and there may be a million.
                     let scattered = refusal == Refusal::TooManyMappings;
-                    let scans = if scattered { u8::MAX } else { 16 };
+                    let scans = if scattered { u8::MAX } else { REST };
                     tracked.rest.store(scans, Ordering::Relaxed);
                     left = left.saturating_sub(len);
                 }
@@ -291,9 +289,7 @@ impl Seen {
         self.made_again += 1;
         let age = tracked.age.load(Ordering::Relaxed).saturating_add(units);
         tracked.age.store(age, Ordering::Relaxed);
-        let rest = tracked.rest.load(Ordering::Relaxed);
-        if rest > 0 && !pressed {
-            tracked.rest.store(rest - 1, Ordering::Relaxed);
+        if rests(tracked, units) && !pressed {
             return None;
         }
         self.pending = true;
@@ -307,6 +303,20 @@ impl Seen {
     }
 }
 
+/// How long a range rests that was refused: a page that the kernel is moving counts as shared for a moment.
+const REST: u8 = 16;
+
+/// Whether a range rests still after it was refused; so many units of age have passed. A scan counts as more
+/// than one where scans are far apart, but not for a range that waits for mappings.
+fn rests(tracked: &Tracked, units: u8) -> bool {
+    let rest = tracked.rest.load(Ordering::Relaxed);
+    let passed = if rest > REST { 1 } else { units.clamp(1, REST / 2) };
+    if rest > 0 {
+        tracked.rest.store(rest.saturating_sub(passed), Ordering::Relaxed);
+    }
+    rest > 0
+}
+
 /// Tells the kernel again of an offered range. `true`: nothing of it is to be told for now.
 fn tell_again(id: RangeId) -> bool {
     let tracked = TRACKING.slab.get(id);
@@ -317,7 +327,7 @@ fn tell_again(id: RangeId) -> bool {
         Ok(()) => true,
         Err(Refusal::Wanted) => false,
         Err(_) => {
-            tracked.rest.store(16, Ordering::Relaxed);
+            tracked.rest.store(REST, Ordering::Relaxed);
             true
         }
     }
