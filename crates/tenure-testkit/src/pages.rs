@@ -170,7 +170,22 @@ pub fn present_pages(addr: usize, len: usize) -> Vec<bool> {
 
 /// How many mappings this process has: the number that vm.max_map_count bounds.
 pub fn map_count() -> usize {
-    fs::read("/proc/self/maps").map_or(0, |text| text.iter().filter(|b| **b == b'\n').count())
+    mappings().count()
+}
+
+/// The parts of `[addr, addr + len)` that are mapped, as start and end.
+pub fn mapped(addr: usize, len: usize) -> Vec<(usize, usize)> {
+    let end = addr + len;
+    let overlapping = mappings().filter(|found| found.start < end && found.end > addr);
+    overlapping.map(|found| (found.start.max(addr), found.end.min(end))).collect()
+}
+
+/// Read line by line: the text of 65,000 mappings takes 4 MiB, for which malloc would make a mapping, just
+/// where a test looks whether nothing is mapped.
+fn mappings() -> impl Iterator<Item = Range<usize>> {
+    let file = File::open("/proc/self/maps").expect("/proc/self/maps is readable");
+    let lines = BufReader::new(file).split(b'\n').map(|line| line.expect("the list of mappings"));
+    lines.filter_map(|line| Some(parse_head(&String::from_utf8_lossy(&line))?.range))
 }
 
 /// Resident bytes of this process, counted page by page: the counters behind statm lag behind by

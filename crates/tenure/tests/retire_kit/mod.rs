@@ -5,6 +5,7 @@
 use std::fs;
 use std::time::Duration;
 use tenure::retire::{self, Settings, Way};
+pub use tenure_testkit::pages::mapped;
 
 pub const PAGE: usize = 4096;
 pub const MIB: usize = 1 << 20;
@@ -67,19 +68,6 @@ pub fn status(key: &str) -> u64 {
     let text = fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_default();
     line.split_whitespace().nth(1).map_or(0, |n| n.parse::<u64>().unwrap() << 10)
-}
-
-/// Start and end of what is mapped in a range.
-pub fn mapped(at: usize, len: usize) -> Vec<(usize, usize)> {
-    let text = fs::read_to_string("/proc/self/maps").unwrap();
-    let ranges = text.lines().map(|line| {
-        let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
-        (usize::from_str_radix(start, 16).unwrap(), usize::from_str_radix(end, 16).unwrap())
-    });
-    ranges
-        .filter(|(start, end)| *start < at + len && *end > at)
-        .map(|(start, end)| (start.max(at), end.min(at + len)))
-        .collect()
 }
 
 /// That nothing is mapped there, and a touch would fault: the kernel's own answer.
