@@ -102,24 +102,48 @@ impl<K, S> Inner<K, S> {
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        let table = &self.shards.of(hash).table;
-        let mut last: Option<Place> = None;
-        // A value moves only when its segment is emptied: not often during one get.
-        for _ in 0..8 {
-            let place = table.find(&table.section(false), hash, key)?;
+        let read = self.ask(hash, key, |place| {
             let mut miss = Miss::Gone;
             let value = self.read(hash, place, self.enter(place), &mut miss);
-            if value.is_some() || miss == Miss::Refused {
-                return value;
+            match (&value, miss) {
+                (None, Miss::Stale) => return None,
+                (None, Miss::Gone) => self.forget(hash, place, false),
+                _ => {}
             }
-            let stale = miss == Miss::Stale;
-            if !stale || last.is_some_and(|last| last.same(place)) {
-                self.forget(hash, place, stale);
-                return None;
+            Some(value)
+        });
+        read.unwrap_or_else(|stale| {
+            stale.into_iter().for_each(|place| self.forget(hash, place, true));
+            None
+        })
+    }
+
+    /// Asks about the place that a key leads to. `None` of `about`: its segment has other contents now, so the
+    /// value may have moved on. `Err`: there is no key, or it leads to this place still.
+    fn ask<Q, A>(
+        &self,
+        hash: u32,
+        key: &Q,
+        about: impl Fn(Place) -> Option<A>,
+    ) -> std::result::Result<A, Option<Place>>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        let table = &self.shards.of(hash).table;
+        let mut last: Option<Place> = None;
+        // A value moves only when its segment is emptied: not often during one call.
+        for _ in 0..8 {
+            let place = table.find(&table.section(false), hash, key).ok_or(None)?;
+            if let Some(answer) = about(place) {
+                return Ok(answer);
+            }
+            if last.is_some_and(|last| last.same(place)) {
+                return Err(Some(place));
             }
             last = Some(place);
         }
-        None
+        Err(None)
     }
 
     /// Pins a place's segment, unless it has other contents by now; `true`: the pages are there.
@@ -173,18 +197,7 @@ impl<K, S> Inner<K, S> {
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        let table = &self.shards.of(hash).table;
-        let mut last: Option<Place> = None;
-        // As in `follow`.
-        for _ in 0..8 {
-            let Some(place) = table.find(&table.section(false), hash, key) else { return false };
-            match self.is_alive(place) {
-                Some(alive) => return alive,
-                None if last.is_some_and(|last| last.same(place)) => return false,
-                None => last = Some(place),
-            }
-        }
-        false
+        self.ask(hash, key, |place| self.is_alive(place)).unwrap_or(false)
     }
 
     /// Whether the value at a place has not ended. `None`: its segment has other contents now.

@@ -11,7 +11,8 @@ use std::sync::atomic::AtomicU32;
 
 /// Reads a byte of each page (`process_vm_readv` on ourselves). About 100 ns a page that is there.
 pub(crate) fn read_each_page(range: PageRange) -> Result<(), Stop> {
-    const BATCH: usize = 512;
+    // Small: a signal's handler may come here, on a stack of a few KiB.
+    const BATCH: usize = 64;
     let page = page_size();
     let mut sink = [0u8; BATCH];
     let mut remote = [const { libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 1 } }; BATCH];

@@ -195,7 +195,7 @@ pub(crate) fn epoch() -> u64 {
     generation::current() << 32 | u64::from(OPENED.load(Ordering::Acquire))
 }
 
-/// How often lost descriptors were replaced.
+/// How often descriptors were replaced.
 static OPENED: AtomicU32 = AtomicU32::new(0);
 
 /// Whether purges can have gone unnoticed: the descriptor was closed while the background thread held no
@@ -225,6 +225,7 @@ pub(super) fn reopen() -> std::result::Result<(), Errno> {
         Ok((sigbus, refill)) => {
             put(Kind::Refill, refill);
             put(Kind::Sigbus, sigbus);
+            OPENED.fetch_add(1, Ordering::AcqRel);
             Ok(())
         }
         Err(errno) => {
@@ -247,11 +248,7 @@ pub(crate) fn is_missing() -> bool {
 #[inline]
 pub(super) fn open_missing() {
     if is_missing() && !worker::is_worker() {
-        one_at_a_time(|| {
-            if is_missing() {
-                replace();
-            }
-        });
+        one_at_a_time(replace_missing);
     }
 }
 
@@ -262,27 +259,30 @@ pub(super) fn recover(give_up: impl Fn() + Sync) {
     one_at_a_time(|| {
         // A thread that is starting may turn out to have copies.
         worker::wait_until_started();
-        if is_lost() {
+        if is_missing() {
+            // What is offered has been said to be suspect: see `open_missing`.
+            replace_missing();
+        } else if is_lost() {
             // From here on nothing is offered: what the background thread watched with a copy of its own ends
             // with that.
             REPLACING.store(true, Ordering::SeqCst);
-            // Where they are missing that has been said of what is offered, see `open_missing`.
-            if !is_missing() && (!worker::running() || worker::on_worker(&give_up).is_none()) {
+            if !worker::running() || worker::on_worker(&give_up).is_none() {
                 give_up();
             }
-            replace();
+            // It works with the program's descriptors, too, if no thread can be made.
+            let _ = worker::restart("detection", || {
+                let _ = reopen();
+                REPLACING.store(false, Ordering::SeqCst);
+            });
         }
     });
 }
 
-fn replace() {
-    // It works with the program's descriptors, too, if no thread can be made.
-    let _ = worker::restart("detection", || {
-        if reopen().is_ok() {
-            OPENED.fetch_add(1, Ordering::AcqRel);
-        }
-        REPLACING.store(false, Ordering::SeqCst);
-    });
+/// Nothing is watched, so the background thread need not end first, and goes on if none can be opened.
+fn replace_missing() {
+    if is_missing() && reopen().is_ok() {
+        let _ = worker::restart("detection", || ());
+    }
 }
 
 /// Nothing is registered meanwhile.
