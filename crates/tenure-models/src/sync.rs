@@ -229,9 +229,6 @@ pub(crate) fn barrier_after_rmw() {
     fence(Ordering::SeqCst);
 }
 
-/// Changes nothing that a thread sees.
-pub(crate) fn prefetch(_address: usize) {}
-
 pub(crate) fn section_begins() {
     SECTIONS.with(|sections| sections.set(sections.get() + 1));
 }

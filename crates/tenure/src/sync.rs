@@ -76,18 +76,6 @@ pub(crate) fn barrier_after_rmw() {
     fence(Ordering::SeqCst);
 }
 
-/// Asks the processor to load a cache line soon; any address will do.
-#[inline(always)]
-pub(crate) fn prefetch(address: usize) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch changes nothing that a program sees, and faults on no address.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address as *const i8);
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
-}
-
 /// The thread begins to read shared data in an epoch; a fork asks for it, see [`sections_open`].
 #[inline(always)]
 pub(crate) fn section_begins() {

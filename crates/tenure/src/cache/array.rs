@@ -1,15 +1,16 @@
 //! The memory of a [table](super::table): an open-addressing array whose slots hold everything.
 //!
-//! A slot is a place, a hash and a key: 20 bytes for a `u64` key, since two slots share their
-//! padding. A slot that is in use belongs to its key until no reader can read it any more, so a
-//! reader that finds a key finds its place beside it.
+//! A slot is a place, a hash and a key. Three slots are a group: with `u64` keys it fills one cache
+//! line, in which most searches end. A slot that is in use belongs to its key until no reader can
+//! read it any more, so a reader that finds a key finds its place beside it.
 
 use super::place::{Place, USED};
-use crate::sync::{prefetch, AtomicPtr, AtomicU32, AtomicU64, Ordering, UnsafeCell};
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, UnsafeCell};
+use std::alloc::{alloc, dealloc, handle_alloc_error, Layout};
 use std::borrow::Borrow;
 use std::mem::MaybeUninit;
-use std::ptr::null_mut;
-use std::sync::atomic::AtomicUsize;
+use std::ops::Deref;
+use std::ptr::{null_mut, NonNull};
 
 /// No slot.
 pub(super) const NONE: u32 = u32::MAX;
@@ -21,19 +22,88 @@ const VACANT: u64 = 1;
 /// The entry was removed, but its key is still there.
 const DEAD: u64 = 2;
 
-struct Pair<K> {
-    place: [AtomicU64; 2],
+/// Slots in a group.
+const SLOTS: usize = 3;
+
+struct Group<K> {
+    place: [AtomicU64; SLOTS],
     /// The key's hash. In a dead slot, the next slot of its list.
-    hash: [AtomicU32; 2],
-    key: [UnsafeCell<MaybeUninit<K>>; 2],
+    hash: [AtomicU32; SLOTS],
+    key: [UnsafeCell<MaybeUninit<K>>; SLOTS],
+}
+
+impl<K> Group<K> {
+    fn new() -> Group<K> {
+        Group {
+            place: std::array::from_fn(|_| AtomicU64::new(EMPTY)),
+            hash: std::array::from_fn(|_| AtomicU32::new(0)),
+            key: std::array::from_fn(|_| UnsafeCell::new(MaybeUninit::uninit())),
+        }
+    }
+
+    /// Slots with this hash, one bit each. Without a branch: which of them it is cannot be predicted.
+    #[inline]
+    fn with_hash(&self, hash: u32) -> u32 {
+        let bit = |slot: usize| u32::from(self.hash[slot].load(Ordering::Relaxed) == hash) << slot;
+        (0..SLOTS).map(bit).sum()
+    }
+
+    /// Whether no search goes on behind the group.
+    #[inline]
+    fn ends_search(&self) -> bool {
+        self.place.iter().any(|place| place.load(Ordering::Relaxed) == EMPTY)
+    }
+}
+
+/// A boxed slice that begins at a cache line.
+struct Groups<K> {
+    first: NonNull<Group<K>>,
+    count: usize,
+}
+
+impl<K> Groups<K> {
+    fn new(count: usize) -> Groups<K> {
+        let layout = Self::layout(count);
+        // SAFETY: a group has a size, and there is one at least.
+        let first = unsafe { alloc(layout) }.cast::<Group<K>>();
+        let Some(first) = NonNull::new(first) else { handle_alloc_error(layout) };
+        for at in 0..count {
+            // SAFETY: inside the allocation, which nobody else has.
+            unsafe { first.add(at).write(Group::new()) };
+        }
+        Groups { first, count }
+    }
+
+    fn layout(count: usize) -> Layout {
+        let groups = Layout::array::<Group<K>>(count.max(1)).and_then(|groups| groups.align_to(64));
+        groups.expect("a billion slots, and no key is that large")
+    }
+}
+
+impl<K> Deref for Groups<K> {
+    type Target = [Group<K>];
+    #[inline]
+    fn deref(&self) -> &[Group<K>] {
+        // SAFETY: `new` has made as many, and they stay while `self` does.
+        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
+    }
+}
+
+impl<K> Drop for Groups<K> {
+    fn drop(&mut self) {
+        let groups = NonNull::slice_from_raw_parts(self.first, self.count);
+        // SAFETY: made in `new` with this layout; nobody else has them.
+        unsafe {
+            groups.drop_in_place();
+            dealloc(self.first.as_ptr().cast(), Self::layout(self.count));
+        }
+    }
 }
 
 /// See the module's head. Readers in a section reach it through a pointer; only the holder of the
 /// writers' lock changes it, but for the mark that a place was used.
 pub(super) struct Array<K> {
-    pairs: Box<[Pair<K>]>,
-    /// How many slots there are, which is even.
-    size: usize,
+    groups: Groups<K>,
     /// Slots that are not empty.
     used: AtomicU32,
     /// The array before this one, if it has keys still. Not changed while somebody may read it.
@@ -47,35 +117,11 @@ pub(super) struct Array<K> {
     ready: AtomicU32,
 }
 
-/// The slot in which a search begins.
+/// The group in which a search begins.
 #[inline]
-fn home(hash: u32, size: usize) -> usize {
-    // Multiply-shift spreads over a size that is no power of two.
-    ((u64::from(hash) * size as u64) >> 32) as usize
-}
-
-/// Where the slots of a table's newest array lie, and how many there are: what a search begins with is loaded
-/// while the thread enters a section. Out of date, it has something else loaded.
-#[derive(Default)]
-pub(super) struct Hint {
-    slots: AtomicUsize,
-    size: AtomicUsize,
-}
-
-impl Hint {
-    /// Points to an array.
-    pub fn set<K>(&self, array: &Array<K>) {
-        self.slots.store(array.pairs.as_ptr() as usize, Ordering::Relaxed);
-        self.size.store(array.size, Ordering::Relaxed);
-    }
-
-    /// Has the first slot for a hash loaded.
-    #[inline]
-    pub fn prefetch<K>(&self, hash: u32) {
-        let pair = home(hash, self.size.load(Ordering::Relaxed)) / 2;
-        let slots = self.slots.load(Ordering::Relaxed);
-        prefetch(slots.wrapping_add(pair * size_of::<Pair<K>>()));
-    }
+fn home(hash: u32, groups: usize) -> usize {
+    // Multiply-shift spreads over a number that is no power of two.
+    ((u64::from(hash) * groups as u64) >> 32) as usize
 }
 
 /// A live entry as it was seen.
@@ -83,19 +129,14 @@ pub(super) struct Hit<'a, K> {
     pub array: &'a Array<K>,
     pub at: usize,
     pub place: Place,
+    key: &'a UnsafeCell<MaybeUninit<K>>,
 }
 
 impl<K> Array<K> {
     pub fn new(size: usize) -> Box<Array<K>> {
         assert!(size < 1 << 30, "a shard of the index has a billion keys");
-        let pair = |_| Pair {
-            place: [AtomicU64::new(EMPTY), AtomicU64::new(EMPTY)],
-            hash: [AtomicU32::new(0), AtomicU32::new(0)],
-            key: [UnsafeCell::new(MaybeUninit::uninit()), UnsafeCell::new(MaybeUninit::uninit())],
-        };
         Box::new(Array {
-            pairs: (0..size.div_ceil(2)).map(pair).collect(),
-            size: size.next_multiple_of(2),
+            groups: Groups::new(size.div_ceil(SLOTS)),
             used: AtomicU32::new(0),
             older: AtomicPtr::new(null_mut()),
             next: AtomicPtr::new(null_mut()),
@@ -106,42 +147,36 @@ impl<K> Array<K> {
     }
 
     /// Slots, used or not.
+    #[inline]
     pub fn size(&self) -> usize {
-        self.size
+        self.groups.len() * SLOTS
     }
 
     /// Bytes that the array takes.
     pub fn bytes(&self) -> usize {
-        size_of::<Array<K>>() + size_of_val(&*self.pairs)
+        size_of::<Array<K>>() + size_of_val(&*self.groups)
     }
 
     /// Whether one slot more may be used.
     pub fn has_room(&self, for_more: usize) -> bool {
         // A search ends at an empty slot, so a sixth of them stay so.
-        (self.used.load(Ordering::Relaxed) as usize + for_more) * 6 <= self.size * 5
+        (self.used.load(Ordering::Relaxed) as usize + for_more) * 6 <= self.size() * 5
     }
 
-    #[inline]
     fn place(&self, at: usize) -> &AtomicU64 {
-        &self.pairs[at / 2].place[at % 2]
+        &self.groups[at / SLOTS].place[at % SLOTS]
     }
 
     fn hash(&self, at: usize) -> &AtomicU32 {
-        &self.pairs[at / 2].hash[at % 2]
+        &self.groups[at / SLOTS].hash[at % SLOTS]
     }
 
     fn key(&self, at: usize) -> &UnsafeCell<MaybeUninit<K>> {
-        &self.pairs[at / 2].key[at % 2]
+        &self.groups[at / SLOTS].key[at % SLOTS]
     }
 
-    #[inline]
-    fn home(&self, hash: u32) -> usize {
-        home(hash, self.size)
-    }
-
-    #[inline]
     fn after(&self, at: usize) -> usize {
-        if at + 1 == self.size {
+        if at + 1 == self.size() {
             0
         } else {
             at + 1
@@ -151,7 +186,8 @@ impl<K> Array<K> {
     /// The live entries of a hash.
     #[inline]
     pub fn probe(&self, hash: u32) -> Probe<'_, K> {
-        Probe { array: self, at: self.home(hash), left: self.size, hash }
+        let group = home(hash, self.groups.len());
+        Probe { array: self, group, candidates: None, left: self.groups.len(), hash }
     }
 
     /// The array before this one.
@@ -165,7 +201,7 @@ impl<K> Array<K> {
     /// Puts a key into a vacant slot; `false`: it would take an empty one and has no room. Under the
     /// writers' lock.
     pub fn put(&self, hash: u32, key: &mut Option<K>, place: Place) -> bool {
-        let mut at = self.home(hash);
+        let mut at = home(hash, self.groups.len()) * SLOTS;
         let empty = loop {
             match self.place(at).load(Ordering::Relaxed) {
                 EMPTY => break true,
@@ -222,12 +258,12 @@ impl<K> Array<K> {
     pub fn sweep(&self, gone: &dyn Fn(Place) -> bool) -> usize {
         let of_gone =
             |at: &usize| Place::decode(self.place(*at).load(Ordering::Relaxed)).is_some_and(gone);
-        (0..self.size).filter(of_gone).map(|at| _ = self.remove(at)).count()
+        (0..self.size()).filter(of_gone).map(|at| _ = self.remove(at)).count()
     }
 
     /// Live entries. Under the writers' lock.
     pub fn live(&self) -> usize {
-        (0..self.size).filter(|at| self.is_live(*at)).count()
+        (0..self.size()).filter(|at| self.is_live(*at)).count()
     }
 
     /// Whether any removed key is there. Under the writers' lock.
@@ -281,7 +317,7 @@ impl<K> Array<K> {
         while self.place(at).load(Ordering::Relaxed) == VACANT {
             self.place(at).store(EMPTY, Ordering::Release);
             self.used.fetch_sub(1, Ordering::Relaxed);
-            at = if at == 0 { self.size - 1 } else { at - 1 };
+            at = if at == 0 { self.size() - 1 } else { at - 1 };
         }
     }
 
@@ -291,7 +327,7 @@ impl<K> Array<K> {
     /// The caller holds the writers' lock, and nobody is in a section.
     pub unsafe fn move_to(&self, to: &Array<K>) -> usize {
         let mut moved = 0;
-        for at in 0..self.size {
+        for at in 0..self.size() {
             let Some(place) = Place::decode(self.place(at).load(Ordering::Relaxed)) else {
                 continue;
             };
@@ -323,7 +359,7 @@ struct Rest<'a, K> {
 
 impl<K> Rest<'_, K> {
     fn drop_keys(&mut self) {
-        while self.at < self.array.size {
+        while self.at < self.array.size() {
             let at = self.at;
             self.at += 1;
             if self.array.place(at).swap(EMPTY, Ordering::Relaxed) >= DEAD {
@@ -353,7 +389,7 @@ impl<K> Hit<'_, K> {
     {
         // SAFETY: the slot was seen live, so it has a key, which was written before its place. The
         // key is taken out only when every section is over in which the slot was live.
-        self.array.key(self.at).with(|own| unsafe { (*own).assume_init_ref() }.borrow() == key)
+        self.key.with(|own| unsafe { (*own).assume_init_ref() }.borrow() == key)
     }
 
     /// The slot's address, by which it is told from others.
@@ -365,7 +401,10 @@ impl<K> Hit<'_, K> {
 /// See [`Array::probe`].
 pub(super) struct Probe<'a, K> {
     array: &'a Array<K>,
-    at: usize,
+    group: usize,
+    /// Slots of the group that are still to be looked at, one bit each; `None`: the group was not entered.
+    candidates: Option<u32>,
+    /// Groups that were not searched to their end.
     left: usize,
     hash: u32,
 }
@@ -376,18 +415,28 @@ impl<'a, K> Iterator for Probe<'a, K> {
     #[inline]
     fn next(&mut self) -> Option<Hit<'a, K>> {
         while self.left > 0 {
-            let at = self.at;
-            self.left -= 1;
-            self.at = self.array.after(at);
-            // Acquire: see `put`.
-            let word = self.array.place(at).load(Ordering::Acquire);
-            if word == EMPTY {
-                self.left = 0;
-                return None;
+            let group = &self.array.groups[self.group];
+            let mut candidates = self.candidates.unwrap_or_else(|| group.with_hash(self.hash));
+            while candidates != 0 {
+                let slot = candidates.trailing_zeros() as usize;
+                candidates &= candidates - 1;
+                // Acquire: see `put`. The hash once more, for the slot may have got another key since.
+                let word = group.place[slot].load(Ordering::Acquire);
+                let same = group.hash[slot].load(Ordering::Relaxed) == self.hash;
+                if let Some(place) = Place::decode(word).filter(|_| same) {
+                    self.candidates = Some(candidates);
+                    let (at, key) = (self.group * SLOTS + slot, &group.key[slot]);
+                    return Some(Hit { array: self.array, at, place, key });
+                }
             }
-            let same = self.array.hash(at).load(Ordering::Relaxed) == self.hash;
-            if let Some(place) = Place::decode(word).filter(|_| same) {
-                return Some(Hit { array: self.array, at, place });
+            self.candidates = None;
+            self.left -= 1;
+            if group.ends_search() {
+                self.left = 0;
+            }
+            self.group += 1;
+            if self.group == self.array.groups.len() {
+                self.group = 0;
             }
         }
         None

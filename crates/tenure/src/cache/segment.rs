@@ -7,10 +7,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::{Mapping, PageSize};
 use crate::os;
 use crate::range::PageRange;
-use crate::sync::prefetch;
 use crate::tracking::owned::OwnedRange;
 use crate::tracking::side::joined;
 use rustix::io::Errno;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::OnceLock;
 
@@ -102,12 +102,6 @@ impl Segment {
         self.capacity.load(Ordering::Acquire)
     }
 
-    /// Has the memory at an offset loaded.
-    #[inline]
-    pub fn prefetch(&self, offset: usize) {
-        prefetch(self.base.load(Ordering::Relaxed).wrapping_add(offset));
-    }
-
     /// Whether it is one for many values.
     #[inline]
     pub fn is_shared(&self) -> bool {
@@ -189,25 +183,37 @@ impl Segment {
     /// The header at an offset; `None` if it is gone. The caller has the segment pinned and settled.
     #[inline]
     pub fn header(&self, offset: usize) -> Option<Header> {
-        if offset + HEADER > self.capacity() || !self.whole(offset, HEADER) {
+        let there = offset + HEADER <= self.capacity() && self.whole(offset, HEADER);
+        there.then(|| self.memory().header(offset))
+    }
+
+    /// The bytes of a value that was put at an offset under a key of this hash, behind `head` bytes; `None` if
+    /// any of it is gone. The caller has the segment pinned and settled.
+    #[inline]
+    pub fn value(&self, offset: usize, head: usize, hash: u32) -> Option<&[u8]> {
+        let (memory, at) = (self.memory(), offset + head);
+        let damaged = self.damaged.load(Ordering::Acquire);
+        if at > memory.capacity || damaged && !self.look_whole(offset, head) {
             return None;
         }
-        let bytes = self.bytes(offset, HEADER);
-        let word =
-            |i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
-        Some(Header { len: word(0), hash: word(4) })
+        let header = memory.header(offset);
+        let len = header.len as usize;
+        // Another hash: not what the place was made for. That cannot be, and costs nothing to see.
+        let fits = header.hash == hash && len <= memory.capacity - at;
+        (fits && (!damaged || self.look_whole(at, len))).then(|| memory.bytes(at, len))
     }
 
     /// Bytes of the segment. The caller has it pinned and settled, and nobody writes them: they
     /// belong to a value that has been published, or to its header.
     #[inline]
     pub fn bytes(&self, offset: usize, len: usize) -> &[u8] {
-        assert!(offset.checked_add(len).is_some_and(|end| end <= self.capacity()));
+        self.memory().bytes(offset, len)
+    }
+
+    #[inline]
+    fn memory(&self) -> Memory<'_> {
         let base = self.base.load(Ordering::Acquire);
-        // SAFETY: the bytes are inside the mapping, as asserted. It stays while the caller's pin
-        // does, for it is taken away only by a thread that has the only pin. Nobody writes these
-        // bytes: a part of a segment is written once in a generation, before it is published.
-        unsafe { std::slice::from_raw_parts((base + offset) as *const u8, len) }
+        Memory { base, capacity: self.capacity(), segment: PhantomData }
     }
 
     /// Writes bytes that no place leads to yet. The caller has the segment pinned and was given this
@@ -225,6 +231,33 @@ impl Segment {
 
     /// What the segment takes beside its memory.
     pub const BOOKKEEPING: usize = size_of::<Segment>() + OwnedRange::BOOKKEEPING;
+}
+
+/// Where a pinned segment's memory lies. It stays while it is pinned: both are loaded once for a get.
+struct Memory<'a> {
+    base: usize,
+    capacity: usize,
+    segment: PhantomData<&'a Segment>,
+}
+
+impl<'a> Memory<'a> {
+    /// See [`Segment::bytes`].
+    #[inline]
+    fn bytes(&self, offset: usize, len: usize) -> &'a [u8] {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.capacity));
+        // SAFETY: the bytes are inside the mapping, as asserted. It stays while the caller's pin
+        // does, for it is taken away only by a thread that has the only pin. Nobody writes these
+        // bytes: a part of a segment is written once in a generation, before it is published.
+        unsafe { std::slice::from_raw_parts((self.base + offset) as *const u8, len) }
+    }
+
+    #[inline]
+    fn header(&self, offset: usize) -> Header {
+        let bytes = self.bytes(offset, HEADER);
+        let word =
+            |i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
+        Header { len: word(0), hash: word(4) }
+    }
 }
 
 /// Memory for a segment.

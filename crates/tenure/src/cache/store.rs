@@ -36,10 +36,10 @@ impl Drop for Pinned<'_> {
 
 impl<'a> Pinned<'a> {
     #[inline]
-    fn into_value(self, at: usize, len: usize, token: bool) -> Value<'a> {
+    fn into_value(self, bytes: &'a [u8], token: bool) -> Value<'a> {
         let segment = self.0;
         std::mem::forget(self);
-        Value::pinned(segment, segment.bytes(at, len), token)
+        Value::pinned(segment, bytes, token)
     }
 }
 
@@ -56,7 +56,8 @@ impl<'a> Stored<'a> {
         if shared && !pins::take() {
             return Value::own(bytes, true);
         }
-        self.pin.into_value(self.at, bytes.len(), shared)
+        let stored = self.pin.0.bytes(self.at, bytes.len());
+        self.pin.into_value(stored, shared)
     }
 }
 
@@ -68,7 +69,6 @@ impl<K, S> Inner<K, S> {
         Q: Eq + ?Sized,
     {
         let shard = self.shards.of(hash);
-        shard.table.prefetch(hash);
         let found = {
             let section = shard.table.section(true);
             shard.table.find_and_use(&section, hash, key, |place| self.enter(place))
@@ -151,7 +151,6 @@ impl<K, S> Inner<K, S> {
     fn enter(&self, place: Place) -> Option<(Pinned<'_>, bool)> {
         let segment = self.space.segments.get(place.segment())?;
         let plain = segment.life.enter(&segment.range, place.generation())?;
-        segment.prefetch(place.offset());
         Some((Pinned(segment), plain))
     }
 
@@ -172,23 +171,17 @@ impl<K, S> Inner<K, S> {
             return None;
         }
         *miss = Miss::Gone;
-        let head = segment.header(place.offset())?;
-        let (at, len) = (place.offset() + self.space.head(), head.len as usize);
-        // Another hash: not what the place was made for. That cannot be, and costs nothing to see.
-        if head.hash != hash
-            || len > segment.capacity().saturating_sub(at)
-            || !segment.whole(place.offset(), self.space.head() + len)
-            || self.has_ended(segment, place.offset())
-        {
+        let bytes = segment.value(place.offset(), self.space.head(), hash)?;
+        if self.has_ended(segment, place.offset()) {
             return None;
         }
         // A value in a segment of its own keeps no other memory than its own.
         let shared = segment.is_shared();
         if shared && (self.space.crowded.load(Ordering::Relaxed) || !pins::take()) {
             *miss = Miss::Refused;
-            return copy(segment.bytes(at, len));
+            return copy(bytes);
         }
-        Some(pin.into_value(at, len, shared))
+        Some(pin.into_value(bytes, shared))
     }
 
     /// Whether a key leads to a value that has not ended.
@@ -275,8 +268,6 @@ where
         let putting = Putting { inner: self, hash, place: room.place, landing, is_published };
         let table = &self.shards.of(hash).table;
         let section = table.section(false);
-        // It is loaded while the value is copied.
-        table.prefetch(hash);
         room.segment.write(room.at, value);
         table.insert(section, hash, key, room.place, &|place| self.stale(place), &putting);
         if room.evicted {

@@ -10,7 +10,7 @@
 //! array. Keys move there when nobody is in a section; until then both arrays are searched. Nothing
 //! is allocated or freed under the lock.
 
-use super::array::{Array, Hint, Hit};
+use super::array::{Array, Hit};
 use super::epoch::{Epoch, Grace};
 use super::place::Place;
 use super::removed::{Harvesting, Keys, Retired};
@@ -29,7 +29,6 @@ pub(super) struct Table<K> {
     epoch: Epoch,
     /// The newest array; null while the table is empty.
     newest: AtomicPtr<Array<K>>,
-    hint: Hint,
     writer: Lock<Writer<K>>,
     keys: PhantomData<K>,
 }
@@ -137,7 +136,6 @@ impl<K> Table<K> {
         Table {
             epoch: Epoch::new(),
             newest: AtomicPtr::new(null_mut()),
-            hint: Hint::default(),
             writer: Lock::new(Rank::CacheShard, Writer::new()),
             keys: PhantomData,
         }
@@ -302,12 +300,6 @@ impl<K> Table<K> {
         std::mem::take(&mut writer.len)
     }
 
-    /// Has the memory loaded that a search for a hash begins with.
-    #[inline]
-    pub fn prefetch(&self, hash: u32) {
-        self.hint.prefetch::<K>(hash);
-    }
-
     /// Returns when every writer has left that has the lock now.
     pub fn pass_writers(&self) {
         self.wait();
@@ -374,7 +366,7 @@ impl<K> Table<K> {
         let size = match before {
             // Where a third is free or was removed, a new array of the same size will do.
             size if (writer.len + 1) * 9 <= size * 6 => size,
-            size => (size * 6 / 5).max((writer.len + 1) * 4 / 3).max(16),
+            size => (size * 8 / 7).max((writer.len + 1) * 4 / 3).max(15),
         };
         drop(writer);
         let fresh = Array::new(size);
@@ -388,7 +380,6 @@ impl<K> Table<K> {
         }
         let newest = self.newest.load(Ordering::Relaxed);
         fresh.older.store(newest, Ordering::Relaxed);
-        self.hint.set(&fresh);
         self.newest.store(Box::into_raw(fresh), Ordering::Release);
         self.unite(&mut writer);
         drop(writer);

@@ -9,21 +9,18 @@ use std::ptr::NonNull;
 /// A value's bytes; they stay as they are while it lives, whatever happens to the key meanwhile.
 pub struct Value<'a> {
     bytes: NonNull<[u8]>,
-    /// The segment that the bytes are in and that the value has pinned; `None`: they are a
-    /// `Box<[u8]>` of the value's own.
-    segment: Option<&'a Segment>,
-    kind: Kind,
+    holder: Holder<'a>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// In a segment of its own.
-    Alone,
-    /// In a shared segment, with a token of [`pins`].
-    Token,
-    /// A copy of what is in the cache.
+/// What keeps a value's bytes.
+enum Holder<'a> {
+    /// A pin of the value's own segment.
+    Alone(&'a Segment),
+    /// A pin of a shared segment, with a token of [`pins`].
+    Token(&'a Segment),
+    /// The bytes are a `Box<[u8]>`: a copy of what is in the cache.
     Copy,
-    /// Not in the cache.
+    /// The same, and not in the cache.
     Uncached,
 }
 
@@ -38,27 +35,27 @@ impl<'a> Value<'a> {
     /// the caller has taken one for it.
     #[inline]
     pub(super) fn pinned(segment: &'a Segment, bytes: &'a [u8], token: bool) -> Self {
-        let kind = if token { Kind::Token } else { Kind::Alone };
-        Value { bytes: NonNull::from(bytes), segment: Some(segment), kind }
+        let holder = if token { Holder::Token(segment) } else { Holder::Alone(segment) };
+        Value { bytes: NonNull::from(bytes), holder }
     }
 
     /// A copy of a value; `cached`: the cache has it too.
     pub(super) fn own(bytes: Vec<u8>, cached: bool) -> Self {
         let bytes = NonNull::from(Box::leak(bytes.into_boxed_slice()));
-        Value { bytes, segment: None, kind: if cached { Kind::Copy } else { Kind::Uncached } }
+        Value { bytes, holder: if cached { Holder::Copy } else { Holder::Uncached } }
     }
 
     /// Whether the value is in the cache: `false` if it was made by
     /// [`get_or_insert_with`](super::Cache::get_or_insert_with) and found no room, or its key was changed
     /// while it was made.
     pub fn is_cached(&self) -> bool {
-        self.kind != Kind::Uncached
+        !matches!(self.holder, Holder::Uncached)
     }
 
     /// Whether the bytes are a copy outside the cache: so many values are held that no more of them
     /// may keep the cache's memory from the kernel.
     pub fn is_copy(&self) -> bool {
-        self.segment.is_none()
+        matches!(self.holder, Holder::Copy | Holder::Uncached)
     }
 }
 
@@ -89,14 +86,14 @@ impl fmt::Debug for Value<'_> {
 impl Drop for Value<'_> {
     #[inline]
     fn drop(&mut self) {
-        let Some(segment) = self.segment else {
+        match self.holder {
+            Holder::Token(segment) => {
+                segment.unpin();
+                pins::give();
+            }
+            Holder::Alone(segment) => segment.unpin(),
             // SAFETY: from `Box::leak` in `own`, and nobody else has it.
-            drop(unsafe { Box::from_raw(self.bytes.as_ptr()) });
-            return;
-        };
-        segment.unpin();
-        if self.kind == Kind::Token {
-            pins::give();
+            Holder::Copy | Holder::Uncached => drop(unsafe { Box::from_raw(self.bytes.as_ptr()) }),
         }
     }
 }
