@@ -1,13 +1,13 @@
-//! An unmark that fails takes nothing from another thread's that succeeds.
+//! An unmark that fails takes nothing from another thread's that succeeds, and nothing from the kernel.
 
 mod promise_kit;
 
 use promise_kit::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tenure::volatile::{self, Priority};
+use tenure::volatile::{self, Priority, Settings};
 use tenure_testkit::seccomp::{Call, Errno, Filter};
-use tenure_testkit::this_test;
+use tenure_testkit::{pages, this_test};
 
 /// UFFDIO_UNREGISTER.
 const UNREGISTER: u32 = 2 << 30 | 16 << 16 | 0xAA << 8 | 1;
@@ -58,5 +58,33 @@ fn what_another_thread_has_unmarked_stays_so_when_an_unmark_fails() {
             assert!(rounds > 100, "{rounds} rounds show nothing");
             assert_eq!(taken, 0, "of {rounds} rounds");
         });
+    });
+}
+
+/// What was kept for it is dirty, and so nothing that the kernel may take.
+#[test]
+fn what_a_failed_unmark_has_kept_is_the_kernel_s_again() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        volatile::configure(Settings::default().with_offer_after(Duration::from_millis(20)));
+        let mut map = filled(4096);
+        let (at, len) = (map.as_mut_ptr() as usize, map.len());
+        let offered = || {
+            let smaps = pages::smaps_over(at, len);
+            smaps.iter().map(|mapping| mapping.lazy_free).sum::<u64>() > len as u64 / 2
+        };
+        // SAFETY: this test's own memory.
+        unsafe { volatile::mark(at as *mut u8, len).unwrap() };
+        assert!(waited(offered));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let filter = Filter::new().refuse(Call::Ioctl(UNREGISTER), Errno::NOMEM);
+                filter.install_this_thread().unwrap();
+                // SAFETY: as above.
+                assert!(unsafe { volatile::unmark(at as *mut u8, len) }.is_err());
+            });
+        });
+        assert!(volatile::is_volatile(at as *const u8, len));
+        assert!(waited(offered), "it is volatile, and the kernel cannot take it");
     });
 }

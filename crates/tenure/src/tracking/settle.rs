@@ -5,7 +5,7 @@ use super::detection::Kind;
 use super::offer::{self, Refusal};
 use super::state::{flag, Claim, RangeId, Tracked, Word};
 use super::wake::stir;
-use super::{backpressure, claims, detection, revive, settings, TRACKING};
+use super::{backpressure, claims, detection, revive, settings, touched, TRACKING};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::lock::assert_none_held;
@@ -24,7 +24,7 @@ pub(super) fn settle(
     wanted: &(dyn Fn(Word) -> bool + Sync),
     found: &mut (dyn FnMut(&mut Claim, &[PageRange]) + Send),
 ) -> Result<(), Errno> {
-    before_taking_back();
+    before_claiming();
     // Where the process has too many mappings for the split that this may take, what waits to be unmapped goes
     // first: here, without a claim, because that takes locks for which a fork waits that waits for claims.
     let short = |errno: &Errno| *errno == Errno::NOMEM;
@@ -39,7 +39,7 @@ pub(super) fn settle(
 }
 
 /// What is to be seen to before any claim is taken for it: a fork that went unseen, descriptors that are lost.
-pub(super) fn before_taking_back() {
+pub(super) fn before_claiming() {
     assert_none_held();
     fork::look();
     if detection::is_lost() && !worker::is_worker() {
@@ -72,9 +72,14 @@ fn settle_here(
 ) -> Result<(), Errno> {
     let Some(mut claim) = claims().claim(id, tracked, wanted) else { return Ok(()) };
     let offered = claim.is_offered();
-    let gone = revive::keep_pages(&mut claim)?;
-    revive::complete(&mut claim, &gone, found)?;
     let len = claim.range().len();
+    let gone = revive::keep_pages(&mut claim);
+    if let Err(errno) = gone.and_then(|gone| revive::complete(&mut claim, &gone, found)) {
+        drop(claim);
+        // What was kept is the kernel's again.
+        touched::made_again(tracked, len);
+        return Err(errno);
+    }
     drop(claim);
     if offered {
         stir();
@@ -119,6 +124,7 @@ pub(super) fn offer_or_again(claim: &mut Claim) -> Result<(), Refusal> {
 
 /// Offers a range now, whatever its age, from any thread.
 pub(super) fn offer_now(id: RangeId, tracked: &'static Tracked) -> Result<(), Refusal> {
+    before_claiming();
     let volatile = |word: Word| word.pins() == 0;
     let offer = move || {
         let Some(mut claim) = claims().claim(id, tracked, volatile) else {

@@ -5,7 +5,7 @@ use super::settle;
 use super::shape::{claim_marked, claimed, gaps, overlapping, tracked};
 use super::side::joined;
 use super::state::{Claim, RangeId, Word};
-use super::{backpressure, claims, detection, revive, TRACKING};
+use super::{backpressure, claims, detection, revive, touched, TRACKING};
 use crate::os::maps;
 use crate::range::PageRange;
 use crate::runtime::{services, worker};
@@ -106,7 +106,7 @@ pub(crate) fn unmark(range: PageRange) -> Result<Vec<PageRange>, Failed> {
             return Err(Failed::Hole(at));
         }
     }
-    settle::before_taking_back();
+    settle::before_claiming();
     let mut pinned = Vec::new();
     loop {
         let known = pin_all(range, &mut pinned);
@@ -143,8 +143,17 @@ fn take_back(ids: &[RangeId], bytes: &mut u64) -> Result<(), Errno> {
         word.has(Word::RAW) && word.pins() > 0 && word.has(Word::OFFERED | Word::UNCLEAN)
     };
     let mut claims = claims().claim_all(ids.iter().map(|id| (*id, tracked(*id))), wanted);
+    let taken = take_back_claimed(&mut claims, bytes);
+    if taken.is_err() {
+        // What was kept is the kernel's again.
+        claims.iter().for_each(|claim| touched::made_again(claim.tracked(), claim.range().len()));
+    }
+    taken
+}
+
+fn take_back_claimed(claims: &mut [Claim], bytes: &mut u64) -> Result<(), Errno> {
     let mut gone = Vec::with_capacity(claims.len());
-    for claim in &mut claims {
+    for claim in claims.iter_mut() {
         gone.push(revive::keep_pages(claim)?);
     }
     for number in 0..claims.len() {
