@@ -39,6 +39,10 @@ pub struct tenure_volatile_opts {
     /// thread waits while the callback runs on another. NULL: purged bytes read as zeros when pinned,
     /// and raise SIGBUS when touched without a pin.
     ///
+    /// That thread has the program's descriptors, and all signals blocked but those that it raises
+    /// itself. Where tenure cannot keep descriptors of its own (private_descriptors of `tenure
+    /// doctor`), such a touch raises SIGBUS.
+    ///
     /// It must not touch purged pages of a buffer that has a refill callback without a pin: one
     /// thread serves them all.
     pub refill: tenure_refill_fn,

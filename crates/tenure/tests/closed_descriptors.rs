@@ -314,3 +314,34 @@ fn a_child_that_loses_its_descriptors_one_by_one_hears_of_every_loss() {
         assert_eq!(ended, Ended::Well);
     });
 }
+
+/// Its parent had two, and uses one of them for objects with a refill function.
+#[test]
+fn a_child_that_loses_one_of_two_descriptors_opens_new_ones() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let sevens = || {
+            let refill = Refill::pages(|_, bytes| {
+                bytes.fill(7);
+                Ok(())
+            });
+            let mut buffer = Volatile::builder(16 * PAGE).refill(refill).build().unwrap();
+            buffer.pin_mut().unwrap().fill(7);
+            buffer
+        };
+        let inherited = sevens();
+        for which in 0..2 {
+            let child = || {
+                // SAFETY: nothing in this process uses it but the library.
+                assert_eq!(unsafe { libc::close(userfaultfds()[which]) }, 0);
+                let buffer = sevens();
+                assert!(inherited.pin().unwrap().iter().all(|byte| *byte == 7));
+                for _ in 0..3 {
+                    assert!(waited(|| buffer.purge_now().unwrap() == 16 * PAGE));
+                    assert!(buffer.pin().unwrap().iter().all(|byte| *byte == 7));
+                }
+            };
+            assert_eq!(forked(child), Ended::Well, "the one of number {which}");
+        }
+    });
+}

@@ -7,8 +7,8 @@ mod promise_kit;
 
 use promise_kit::stepping::{self, stepped, Stepping};
 use promise_kit::*;
-use tenure::volatile;
-use tenure::Outcome;
+use tenure::volatile::{self, Priority, Refill};
+use tenure::{Outcome, PageSize, Volatile};
 use tenure_testkit::this_test;
 
 fn check(bytes: &[u8], outcome: Outcome, pages: std::ops::Range<usize>) {
@@ -57,4 +57,56 @@ fn a_handler_may_fork_at_any_instruction_of_an_unmark() {
 #[test]
 fn a_handler_may_fork_past_all_handlers_at_any_instruction_of_an_unmark() {
     promised(this_test!(), || fork_at_instructions(true));
+}
+
+/// Between the end of the watch and what says so, for instance; or while what is gone is looked for in the list
+/// of pages, which is the parent's still.
+#[test]
+fn a_handler_may_fork_at_any_instruction_of_an_unmark_of_what_is_gone_in_part() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let mut map = filled(8);
+        let (at, len) = (map.as_mut_ptr(), map.len());
+        stepping::begin(Stepping { each: 0, stride: 17, raw: false });
+        // SAFETY: this test's own memory.
+        unsafe {
+            // Two ranges, for their priorities differ.
+            volatile::mark(at, len).unwrap();
+            volatile::mark_with_priority(at.add(len / 2), len / 2, Priority::HIGHEST).unwrap();
+            volatile::offer_now(at, len).unwrap();
+            assert!(purge(at.add(len / 2), len / 2));
+            stepped(|| {
+                let outcome = volatile::unmark(at, len).unwrap();
+                assert_eq!(outcome, Outcome::Purged);
+                check(std::slice::from_raw_parts(at, len), outcome, 0..8);
+            });
+            if stepping::in_child() {
+                libc::_exit(0);
+            }
+        }
+        stepping::report();
+    });
+}
+
+#[test]
+fn a_handler_may_fork_at_any_instruction_of_a_refill() {
+    promised(this_test!(), || {
+        let refill = Refill::pages(|_, bytes| {
+            bytes.fill(7);
+            Ok(())
+        });
+        let builder = Volatile::builder(4 * PAGE).pages(PageSize::System).refill(refill);
+        let mut buffer = builder.build().unwrap();
+        buffer.pin_mut().unwrap().fill(7);
+        assert!(waited(|| buffer.purge_now().unwrap() == 4 * PAGE));
+        stepping::begin(Stepping { each: 0, stride: 53, raw: false });
+        let sevens = || assert!(buffer.pin().unwrap().iter().all(|byte| *byte == 7));
+        stepped(sevens);
+        if stepping::in_child() {
+            sevens();
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        stepping::report();
+    });
 }

@@ -1,7 +1,7 @@
 //! Which pages of a range are there: PAGEMAP_SCAN (6.7+), else `/proc/self/pagemap`.
 
 use super::advise::{self, last_errno};
-use super::page_size;
+use super::{generation, page_size};
 use crate::range::PageRange;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{open, Mode, OFlags};
@@ -72,6 +72,8 @@ pub(crate) fn is_guard(page: usize) -> bool {
 /// An open pagemap of the calling process.
 pub(crate) struct Pagemap {
     fd: OwnedFd,
+    /// Whose pages the descriptor shows.
+    process: u64,
 }
 
 // 0 unknown, 1 PAGEMAP_SCAN works, 2 it does not.
@@ -86,8 +88,30 @@ impl Pagemap {
     /// Opens it anew: a descriptor kept open could be closed by the program, or be the parent's
     /// after a fork.
     pub fn open() -> Result<Pagemap, Errno> {
+        let process = generation::current();
         open("/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-            .map(|fd| Pagemap { fd })
+            .map(|fd| Pagemap { fd, process })
+    }
+
+    /// Has `ask` ask the kernel. A signal's handler may fork in the middle of it: the child, where the
+    /// descriptor shows the parent's pages, asks once more.
+    fn asked<R>(&self, mut ask: impl FnMut(&OwnedFd) -> R) -> Result<R, Errno> {
+        let answer = ask(&self.fd);
+        match generation::current() == self.process {
+            true => Ok(answer),
+            false => Pagemap::open()?.asked(ask),
+        }
+    }
+
+    /// PAGEMAP_SCAN: how many regions it found.
+    fn ask_scan(&self, argument: &mut ScanArg) -> Result<usize, Errno> {
+        self.asked(|fd| {
+            // SAFETY: the argument and the vector it names live through the call and have the
+            // layout that the kernel defines; without the write-protect flag the call only reads.
+            let count =
+                unsafe { libc::ioctl(fd.as_raw_fd(), IOC_SCAN as libc::Ioctl, &mut *argument) };
+            usize::try_from(count).map_err(|_| last_errno())
+        })?
     }
 
     /// Calls `each` with the extents of `range` whose pages are of the kind asked for, in order.
@@ -146,17 +170,11 @@ impl Pagemap {
                 return_mask: PRESENT,
                 ..ScanArg::default()
             };
-            // SAFETY: as in `scan`.
-            let count =
-                unsafe { libc::ioctl(self.fd.as_raw_fd(), IOC_SCAN as libc::Ioctl, &mut argument) };
-            match count {
-                1.. => return found.start as usize,
-                0 if argument.walk_end as usize > at => at = argument.walk_end as usize,
-                0 => return at,
-                _ => match last_errno() {
-                    Errno::INTR | Errno::AGAIN => {}
-                    _ => return at,
-                },
+            match self.ask_scan(&mut argument) {
+                Ok(1..) => return found.start as usize,
+                Ok(0) if argument.walk_end as usize > at => at = argument.walk_end as usize,
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Ok(0) | Err(_) => return at,
             }
         }
         at
@@ -190,17 +208,12 @@ impl Pagemap {
                 return_mask: PRESENT,
                 ..ScanArg::default()
             };
-            let fd = self.fd.as_raw_fd();
-            // SAFETY: the argument and the vector it names live through the call and have the
-            // layout that the kernel defines; without the write-protect flag the call only reads.
-            let count = unsafe { libc::ioctl(fd, IOC_SCAN as libc::Ioctl, &mut argument) };
-            if count < 0 {
-                match last_errno() {
-                    Errno::INTR | Errno::AGAIN => continue,
-                    errno => return Err(errno),
-                }
-            }
-            for region in &found[..count as usize] {
+            let count = match self.ask_scan(&mut argument) {
+                Ok(count) => count,
+                Err(Errno::INTR | Errno::AGAIN) => continue,
+                Err(errno) => return Err(errno),
+            };
+            for region in &found[..count] {
                 each(PageRange::new(region.start as usize, region.end as usize));
             }
             let next = argument.walk_end as usize;
@@ -220,7 +233,8 @@ impl Pagemap {
         while at < range.end {
             let want = ((range.end - at) / page * 8).min(buffer.len());
             let offset = (at / page * 8) as u64;
-            let got = match rustix::io::pread(&self.fd, &mut buffer[..want], offset) {
+            let read = |fd: &OwnedFd| rustix::io::pread(fd, &mut buffer[..want], offset);
+            let got = match self.asked(read)? {
                 Ok(got) if got >= 8 => got / 8,
                 Ok(_) => return Err(Errno::IO),
                 Err(Errno::INTR) => continue,

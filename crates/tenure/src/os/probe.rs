@@ -246,7 +246,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
             what: "tenure's descriptors survive a program that closes all (close_range, 5.9+)",
             consequence:
                 "a program that closes descriptors it did not open loses SIGBUS on purged \
-                          pages; ranges offered by then count as purged",
+                          pages; ranges offered by then count as purged; a touch of a purged page \
+                          of an object with a refill function raises SIGBUS (pins refill it)",
             remedy: "allow close_range, or keep such programs from closing what they do not own",
             absent: Status::Degraded,
         },

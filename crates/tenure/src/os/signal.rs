@@ -128,7 +128,12 @@ pub(crate) fn send_sigbus(thread: u32) {
 #[derive(Clone, Copy)]
 pub(crate) struct Mask(libc::sigset_t);
 
-/// Keeps every signal away from the calling thread; returns the mask before. 80 ns.
+/// What a thread raises by what it does itself. Blocked, it kills the process: a sandbox answers refused system
+/// calls by SIGSYS, a language runtime its guard pages by SIGSEGV.
+const OWN: [libc::c_int; 6] =
+    [libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGSEGV, libc::SIGSYS, libc::SIGTRAP];
+
+/// Keeps every signal that is sent away from the calling thread; returns the mask before. 80 ns.
 pub(crate) fn block_all() -> Mask {
     let mut all = MaybeUninit::uninit();
     let mut before = MaybeUninit::uninit();
@@ -136,6 +141,7 @@ pub(crate) fn block_all() -> Mask {
     // writes the second, both local. It cannot fail with these arguments.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
+        OWN.iter().for_each(|signal| _ = libc::sigdelset(all.as_mut_ptr(), *signal));
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
         Mask(before.assume_init())
     }
@@ -147,7 +153,7 @@ pub(crate) fn restore(mask: Mask) {
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &mask.0, std::ptr::null_mut()) };
 }
 
-/// Keeps every signal away from this thread until it is dropped. Two system calls, 80 ns each.
+/// Keeps every signal that is sent away from this thread until it is dropped. Two system calls, 80 ns each.
 pub(crate) struct Blocked {
     before: Mask,
     // A signal mask belongs to its thread.

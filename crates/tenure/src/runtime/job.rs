@@ -1,7 +1,7 @@
 //! One thing to do on the background thread, while its sender waits.
 
 use super::event::Event;
-use super::mailbox::Link;
+use super::mailbox::{Link, Mailbox, JOBS};
 use crate::os::generation;
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -82,6 +82,23 @@ impl<F: FnOnce() -> R + Send, R: Send> Job<F, R> {
         // caller, and clears what says so.
         succeeded.then(|| unsafe { self.result.get_mut().assume_init_read() })
     }
+}
+
+/// Has something done by the thread that takes the mailbox's jobs, and waits for it. `None`: see [`Job::wait`].
+///
+/// The caller holds no lock and no claim: the thread may need it.
+pub(crate) fn send<R: Send>(
+    mailbox: &Mailbox,
+    act: impl FnOnce() -> R + Send,
+    see: impl Fn(),
+) -> Option<R> {
+    let process = generation::current();
+    let mut job = Job::new(act);
+    // SAFETY: the job stays on this stack until it is done: `wait` returns only then, or in a child,
+    // whose list of jobs has been emptied.
+    unsafe { mailbox.push(job.link()) };
+    mailbox.post(JOBS);
+    job.wait(process, see)
 }
 
 /// Ends the waits of the jobs' senders; nothing is done. There is no background thread, and none can be made.

@@ -2,7 +2,7 @@
 //! nothing to do. A second thread hears of memory pressure.
 
 use super::event::Event;
-use super::job::{self, Job};
+use super::job;
 use super::lock::assert_none_held;
 use super::mailbox::{Mailbox, END, JOBS, PRESSURE};
 use super::services::{self, Next, ServiceId, Visit, MOST};
@@ -188,14 +188,8 @@ pub(crate) fn on_worker<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
     }
     assert_none_held();
     start("on_worker").ok()?;
-    let process = generation::current();
-    let mut job = Job::new(act);
-    // SAFETY: the job stays on this stack until it is done: `wait` returns only then, or in a child,
-    // whose list of jobs has been emptied.
-    unsafe { WORKER.mailbox.push(job.link()) };
-    WORKER.mailbox.post(JOBS);
     // A thread that was to take the place of another may have failed to start.
-    job.wait(process, || {
+    job::send(&WORKER.mailbox, act, || {
         if start("on_worker").is_err() {
             job::refuse_all(WORKER.mailbox.take_jobs());
         }

@@ -1,6 +1,7 @@
 //! How purges are noticed: the process's userfaultfds, or one remembered word a page.
 
 use crate::error::{Error, Result};
+use crate::os::signal::Blocked;
 use crate::os::{generation, probe, uffd};
 use crate::range::PageRange;
 use crate::runtime::event::Event;
@@ -41,6 +42,8 @@ pub(crate) enum Kind {
     /// Missing pages wait for the refill thread.
     Refill,
 }
+
+const KINDS: [Kind; 2] = [Kind::Sigbus, Kind::Refill];
 
 impl Kind {
     /// The descriptor's number. The background thread keeps copies in a table of its own.
@@ -91,6 +94,8 @@ pub(crate) fn decide(call: &'static str) -> Result<Detection> {
             }
         }
     }
+    // A signal's handler may fork: in the child what was begun here would act on the parent's memory.
+    let _no_handler = Blocked::all();
     let found = find(call);
     let new = match &found {
         Ok(Detection::Userfaultfd) => USERFAULTFD,
@@ -112,7 +117,7 @@ fn find(call: &'static str) -> Result<Detection> {
         Err(Some(errno)) if is_passing(errno) => return Err(passing(call, errno)),
         Err(_) => return Ok(Detection::Words),
     }
-    for kind in [Kind::Sigbus, Kind::Refill] {
+    for kind in KINDS {
         match open(kind) {
             Ok(()) => {}
             Err(errno) if is_passing(errno) => return Err(passing(call, errno)),
@@ -187,7 +192,7 @@ pub(crate) fn is_closed(errno: Errno) -> bool {
         && worker::is_guarded()
         && !worker::is_worker()
         && by_userfaultfd()
-        && [Kind::Sigbus, Kind::Refill].iter().any(|kind| !uffd::is_userfaultfd(raw(*kind)))
+        && KINDS.iter().any(|kind| !uffd::is_userfaultfd(raw(*kind)))
 }
 
 /// A number that differs between processes, and changes when a process opens new descriptors.
@@ -198,15 +203,16 @@ pub(crate) fn epoch() -> u64 {
 /// How often descriptors were replaced.
 static OPENED: AtomicU32 = AtomicU32::new(0);
 
-/// Whether purges can have gone unnoticed: the descriptor was closed while the background thread held no
+/// Whether purges can have gone unnoticed: a descriptor was closed while the background thread held no
 /// copy (in a child, between fork and its first use of tenure).
 pub(crate) fn is_lost() -> bool {
-    by_userfaultfd() && !worker::is_guarded() && !uffd::is_userfaultfd(raw(Kind::Sigbus))
+    let is_closed = |kind: &Kind| !uffd::is_userfaultfd(raw(*kind));
+    by_userfaultfd() && !worker::is_guarded() && KINDS.iter().any(is_closed)
 }
 
 /// In a child: forgets descriptors that act on the parent's memory.
 pub(super) fn forget_descriptors() {
-    for kind in [Kind::Sigbus, Kind::Refill] {
+    for kind in KINDS {
         let old = kind.place().swap(-1, Ordering::AcqRel);
         if old >= 0 {
             uffd::close_if_ours(old);
@@ -293,6 +299,8 @@ fn one_at_a_time(act: impl FnOnce()) {
     while RECOVERING.swap(true, Ordering::AcqRel) {
         DECISION.changed.wait_until(|| !RECOVERING.load(Ordering::Acquire));
     }
+    // As in `decide`.
+    let _no_handler = Blocked::all();
     act();
     RECOVERING.store(false, Ordering::Release);
     DECISION.changed.ring();

@@ -131,6 +131,13 @@ pub(super) fn reset(missed: bool) {
             tracked.not_watched();
             return;
         }
+        if word.has(Word::CLAIMED) {
+            // By this thread, whose signal handler forks: it goes on here, perhaps behind the end of the watch,
+            // or with what it has found in the parent's pages.
+            tracked.not_watched();
+            tracked.suspect();
+            return;
+        }
         let registered = reopened && fd >= 0 && uffd::register(fd, tracked.range()).is_ok();
         match registered {
             true => tracked.watched_again(),

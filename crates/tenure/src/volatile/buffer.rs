@@ -64,6 +64,10 @@ impl VolatileBuilder {
     /// How purged bytes are made again: at the next pin, or when a thread touches them through
     /// [`Volatile::as_ptr`] without a pin, which then waits while they are made on another thread.
     ///
+    /// That thread has the program's descriptors, the usual stack, and all signals blocked but those that
+    /// it raises itself. Where tenure cannot keep descriptors of its own (`private_descriptors` of `tenure
+    /// doctor`), such a touch raises SIGBUS.
+    ///
     /// The function must not touch purged pages of an object with a refill function without a pin:
     /// one thread serves them all.
     pub fn refill(mut self, refill: Refill) -> Self {

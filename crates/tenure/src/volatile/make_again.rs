@@ -154,31 +154,37 @@ fn not_put(errno: Errno) -> RefillFailure {
 /// is there already stays as it is.
 fn put(object: &Object, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
     let start = object.range().start + offset;
-    if !object.memory.is_refilled() {
-        let end = (start + bytes.len()).next_multiple_of(page_size());
-        let pages = PageRange::new(start, end);
-        if advise::populate_write(pages) == Err(Errno::HWPOISON) {
-            // The parent's refill thread has failed to make one of them.
-            // SAFETY: the pages are lost, and made just below.
-            unsafe { advise::drop_pages(pages)? };
+    if object.memory.is_refilled() {
+        let placed = match place(start, bytes) {
+            // The background thread has a descriptor that the program cannot close.
+            Err(errno) if detection::is_closed(errno) => {
+                worker::on_worker(|| place(start, bytes)).unwrap_or(Err(errno))
+            }
+            other => other,
+        };
+        // After a failure a part may be in place.
+        touched::made_again(object.memory.tracked(), bytes.len());
+        // A signal's handler may have forked: in the child no such thread touches it.
+        if placed != Err(Errno::NOENT) || object.memory.is_refilled() {
+            return placed;
         }
-        // SAFETY: inside the mapping, which is writable while the object lives. These bytes are lost: no
-        // pinner is given them before they are made, and this thread alone makes them.
-        unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), start as *mut u8, bytes.len());
-        }
-        return Ok(());
     }
-    let placed = match place(start, bytes) {
-        // The background thread has a descriptor that the program cannot close.
-        Err(errno) if detection::is_closed(errno) => {
-            worker::on_worker(|| place(start, bytes)).unwrap_or(Err(errno))
-        }
-        other => other,
-    };
-    // After a failure a part may be in place.
-    touched::made_again(object.memory.tracked(), bytes.len());
-    placed
+    let end = (start + bytes.len()).next_multiple_of(page_size());
+    let pages = PageRange::new(start, end);
+    match advise::populate_write(pages) {
+        // The parent's refill thread has failed to make one of them.
+        // SAFETY: the pages are lost, and made just below.
+        Err(Errno::HWPOISON) => unsafe { advise::drop_pages(pages)? },
+        // A function that was called for a touch has forked, and returned in the child: they are watched.
+        Err(Errno::FAULT) => return Err(Errno::FAULT),
+        _ => {}
+    }
+    // SAFETY: inside the mapping, which is writable while the object lives. These bytes are lost: no
+    // pinner is given them before they are made, and this thread alone makes them.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), start as *mut u8, bytes.len());
+    }
+    Ok(())
 }
 
 /// Puts bytes into missing pages of a watched range.

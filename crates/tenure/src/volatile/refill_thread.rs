@@ -1,7 +1,11 @@
-//! The refill thread: a thread that touches a purged page without a pin waits until the page is made.
+//! A thread that touches a purged page without a pin waits until the page is made.
+//!
+//! Two threads do it. One hears of touches: it shares the background thread's descriptor table, where the
+//! program can close nothing. The [other](refill_runner) runs the program's functions: it has the program's
+//! descriptors.
 
-use super::make_again;
 use super::object::Object;
+use super::{make_again, refill_runner};
 use crate::os::{advise, page_size, signal, thread, uffd};
 use crate::range::PageRange;
 use crate::runtime::fork;
@@ -25,8 +29,8 @@ struct Entry {
 
 /// The objects with a refill function, in order of address. Grown outside of its lock.
 static OBJECTS: Lock<Vec<Entry>> = Lock::new(Rank::RefillList, Vec::new());
-/// Whose refill thread runs: the process, and its descriptor. A child has none, and neither has a process that
-/// had to open a new descriptor.
+/// Whose thread hears of touches: the process, and its descriptor. A child has none, and neither has a process
+/// that had to open a new descriptor.
 static THREAD_OF: AtomicU64 = AtomicU64::new(0);
 
 static SERVICE: Service = Service {
@@ -41,8 +45,8 @@ static SERVICE: Service = Service {
     ..Service::named("refill", &[Rank::RefillList])
 };
 
-/// Has touches of the object's purged pages refilled. `false`: this process cannot (no userfaultfd), so such
-/// touches read zeros or raise SIGBUS as without a refill function.
+/// Has touches of the object's purged pages refilled. `false`: this process cannot (no userfaultfd, or
+/// close_range(2) is refused), so such touches read zeros or raise SIGBUS as without a refill function.
 pub(super) fn enrol(object: &Arc<Object>) -> bool {
     fork::register(&SERVICE);
     if detection::detection() != Detection::Userfaultfd || detection::raw(Kind::Refill) < 0 {
@@ -50,16 +54,20 @@ pub(super) fn enrol(object: &Arc<Object>) -> bool {
     }
     let process = detection::epoch();
     if THREAD_OF.load(Ordering::Acquire) != process {
-        // Started by the background thread, so that it shares that thread's descriptor table. The functions
-        // are the program's: they have a thread's usual stack.
+        // Without a table of its own the thread would sleep at a descriptor that the program can close; what
+        // that one watches could not be taken back any more.
         let start = move || {
             THREAD_OF.load(Ordering::Acquire) == process
-                || thread::spawn_quiet_with_stack("tenure-refill", STACK, serve).is_ok()
+                || worker::is_guarded()
+                    && thread::spawn_quiet("tenure-touches", serve).is_ok()
                     && THREAD_OF.swap(process, Ordering::AcqRel) != process
         };
         if worker::on_worker(start) != Some(true) {
             return false;
         }
+    }
+    if !refill_runner::start() {
+        return false;
     }
     let entry = Entry { start: object.range().start, object: Arc::downgrade(object) };
     loop {
@@ -80,9 +88,6 @@ pub(super) fn enrol(object: &Arc<Object>) -> bool {
         drop(objects);
     }
 }
-
-/// What the program's own threads have.
-const STACK: usize = 8 << 20;
 
 /// Ends it.
 pub(super) fn remove(start: usize) {
@@ -119,8 +124,6 @@ fn serve() {
             return;
         }
         if fds[0].revents().intersects(PollFlags::NVAL | PollFlags::ERR) {
-            // Without a table of its own the thread has lost its descriptor to the program: what it watched is
-            // not watched any more.
             return;
         }
         let again = std::mem::take(&mut put_off);
@@ -136,32 +139,46 @@ fn serve() {
 fn answer(fd: i32, fault: uffd::Fault) -> Option<uffd::Fault> {
     let page = fault.address / page_size() * page_size();
     let missing = PageRange::new(page, page + page_size());
-    let Some(object) = find(page) else {
-        fail(fd, missing, fault.thread);
-        return None;
-    };
-    let Attempt::Mine(turn) = object.refilling.attempt() else { return Some(fault) };
+    match refill_runner::run(move || make(missing)) {
+        Some(Made::Now) => {}
+        Some(Made::Before) => {
+            let _ = uffd::wake(fd, missing);
+        }
+        Some(Made::Later) => return Some(fault),
+        Some(Made::Never) | None => fail(fd, missing, fault.thread),
+    }
+    None
+}
+
+/// What became of a touched page.
+enum Made {
+    /// It is there, and its touchers go on.
+    Now,
+    /// It was there already; its touchers are to be woken.
+    Before,
+    /// Another thread is refilling the object.
+    Later,
+    /// It cannot be made.
+    Never,
+}
+
+/// Makes a page. Runs the program's code.
+fn make(missing: PageRange) -> Made {
+    let Some(object) = find(missing.start) else { return Made::Never };
+    let Attempt::Mine(turn) = object.refilling.attempt() else { return Made::Later };
     turn.goes_on_in_child();
     if advise::populate_read_plain(missing).is_ok() {
-        let _ = uffd::wake(fd, missing); // a pin has made it
-        return None;
+        return Made::Before; // by a pin
     }
-    let made = match &object.refill {
-        Some(function) => {
-            let lost = if function.makes_whole() { object.range() } else { missing };
-            make_again::make(&object, function, &[lost]).is_ok()
-        }
-        None => false,
-    };
-    if made {
-        return None;
+    let Some(function) = &object.refill else { return Made::Never };
+    let lost = if function.makes_whole() { object.range() } else { missing };
+    if make_again::make(&object, function, &[lost]).is_ok() {
+        return Made::Now;
     }
-    if object.memory.pins() > 0 {
-        return Some(fault); // a pinner waits for its turn, and may succeed
+    match object.memory.pins() {
+        0 => Made::Never,
+        _ => Made::Later, // a pinner waits for its turn, and may succeed
     }
-    // No other thread makes the page meanwhile: this one has the right to.
-    fail(fd, missing, fault.thread);
-    None
 }
 
 /// Never made-up bytes: the toucher gets SIGBUS, unless the page has been made, or is not watched any more.

@@ -1,0 +1,54 @@
+//! The thread that runs refill functions for touches: the program's code, with the program's descriptors.
+
+use crate::os::{generation, thread};
+use crate::runtime::job;
+use crate::runtime::mailbox::Mailbox;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+static TOUCHES: Mailbox = Mailbox::new();
+/// The [process](generation) whose thread runs, or is being started.
+static RUNS_FOR: AtomicU64 = AtomicU64::new(0);
+const NOBODY: u64 = 0;
+
+/// What the program's own threads have.
+const STACK: usize = 8 << 20;
+
+/// Starts the thread unless it runs, on a thread of the program's, whose descriptor table it shares. `false`:
+/// no thread can be made.
+pub(super) fn start() -> bool {
+    let process = generation::current();
+    let before = RUNS_FOR.load(Ordering::Acquire);
+    let mine = before != process
+        && RUNS_FOR.compare_exchange(before, process, Ordering::AcqRel, Ordering::Acquire).is_ok();
+    if !mine {
+        return true;
+    }
+    // A child finds what its parent's threads had begun.
+    TOUCHES.reset_in_child();
+    let started = thread::spawn_quiet_with_stack("tenure-refill", STACK, serve).is_ok();
+    if !started {
+        RUNS_FOR.store(NOBODY, Ordering::Release);
+    }
+    started
+}
+
+/// Does something on the thread and waits for it. `None`: there is no thread.
+pub(super) fn run<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
+    job::send(&TOUCHES, act, || {
+        if RUNS_FOR.load(Ordering::Acquire) == NOBODY {
+            job::refuse_all(TOUCHES.take_jobs());
+        }
+    })
+}
+
+fn serve() {
+    let process = generation::current();
+    loop {
+        let _ = TOUCHES.take();
+        job::run_all(TOUCHES.take_jobs());
+        if generation::current() != process {
+            return; // a function has forked, and returned in the child
+        }
+        TOUCHES.wait(None);
+    }
+}
