@@ -16,14 +16,15 @@ const READERS: u64 = (1 << 20) - 1;
 const LOOKUP: u64 = 1 << 20;
 
 /// See the module's head.
+#[repr(C)]
 pub(super) struct Epoch {
+    counters: [AtomicU64; 2],
     /// The counter that new readers use: 0 or 1.
     current: AtomicU32,
     /// Something waits for readers to leave.
     pending: AtomicU32,
     /// New readers have to wait: a writer moves things.
     closed: AtomicU32,
-    counters: [AtomicU64; 2],
 }
 
 /// What a batch of unlinked things has seen of the two counters.

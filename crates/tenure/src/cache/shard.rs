@@ -12,7 +12,7 @@ use std::time::Instant;
 const SHARDS: usize = 64;
 
 /// One shard, on cache lines of its own.
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub(super) struct Shard<K> {
     pub table: Table<K>,
     pub misses: AtomicU64,

@@ -24,7 +24,8 @@ use std::ptr::null_mut;
 #[path = "table/tests.rs"]
 mod tests;
 
-/// See the module's head.
+/// See the module's head. In this order a get finds what it needs in one cache line.
+#[repr(C)]
 pub(super) struct Table<K> {
     epoch: Epoch,
     /// The newest array; null while the table is empty.

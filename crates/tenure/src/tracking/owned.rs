@@ -21,9 +21,10 @@ use std::sync::atomic::Ordering;
 /// A thread that has a stale reference to the owner may pin and unpin for a moment whatever the range is at
 /// then: the range stays this owner's for its whole life.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct OwnedRange {
-    id: RangeId,
     tracked: &'static Tracked,
+    id: RangeId,
     /// Changed by the holder of the range's claim only. `None`: the range is bare.
     mapping: UnsafeCell<Option<Mapping>>,
 }
