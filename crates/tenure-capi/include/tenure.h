@@ -313,8 +313,8 @@ struct tenure_volatile_opts {
      * itself. Where tenure cannot keep descriptors of its own (private_descriptors of `tenure
      * doctor`), such a touch raises SIGBUS.
      *
-     * It must not touch purged pages of a buffer that has a refill callback without a pin: one
-     * thread serves them all.
+     * It must not touch purged pages of a buffer that has a refill callback without a pin, nor wait
+     * for a thread that does, for a lock that it holds for instance: one thread serves them all.
      */
     tenure_refill_fn refill;
     /**

@@ -1,14 +1,15 @@
-//! A signal's handler may fork while the process's first use of tenure opens its descriptors. The child must
-//! not work with descriptors that act on its parent's memory.
+//! Forks while the process's first use of tenure opens its descriptors, by another thread or by a signal's
+//! handler. The child must neither wait for a thread that it does not have, nor work with descriptors that act
+//! on its parent's memory.
 
 mod promise_kit;
 
 use promise_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::time::Duration;
-use tenure::{Outcome, PageSize, Volatile};
+use tenure::{volatile, Outcome, PageSize, Volatile};
 use tenure_testkit::seccomp::{Call, Hold};
-use tenure_testkit::{or_skip, this_test};
+use tenure_testkit::{or_skip, skip, this_test};
 
 /// UFFDIO_API: the descriptor is there, and nobody knows of it yet.
 const API: Call = Call::Ioctl(0xC018_AA3F);
@@ -36,8 +37,10 @@ fn first_use() {
     let len = 16 * PAGE;
     let mut buffer = Volatile::builder(len).pages(PageSize::System).build().unwrap();
     buffer.pin_mut().unwrap().fill(7);
-    // The thread that a call waits for does not come along into a child.
-    let purged = (0..100).find_map(|_| buffer.purge_now().ok()).unwrap();
+    // A child does not have the thread that a call waits for, and what the two share is not purged.
+    let purge =
+        |_| buffer.purge_now().inspect_err(|_| std::thread::sleep(Duration::from_millis(5)));
+    let purged = (0..20).find_map(|n| purge(n).ok()).unwrap_or(0);
     let pinned = buffer.pin().unwrap();
     let lost: usize = pinned.lost().iter().map(|extent| extent.len()).sum();
     assert_eq!(pinned.outcome() == Outcome::Intact, pinned.iter().all(|byte| *byte == 7));
@@ -85,5 +88,23 @@ fn a_handler_may_fork_while_descriptors_are_opened() {
         let ended: Vec<Ended> = children.into_iter().filter(|pid| *pid > 0).map(end_of).collect();
         println!("{} forks", ended.len());
         assert!(ended.iter().all(|ended| *ended == Ended::Well), "{ended:?}");
+    });
+}
+
+#[test]
+fn a_child_that_is_made_while_the_detection_is_decided_decides_itself() {
+    promised(this_test!(), || {
+        let hold = or_skip!(Hold::install(&[API]));
+        hold.arm(Duration::from_secs(3));
+        std::thread::scope(|scope| {
+            let deciding = scope.spawn(volatile::detection);
+            if !hold.wait_until_held(Duration::from_secs(2)) {
+                skip!("userfaultfd does not work here");
+            }
+            let decide = || _ = volatile::detection();
+            assert_eq!([forked(decide), raw_forked(decide)], [Ended::Well, Ended::Well]);
+            hold.release();
+            assert_eq!(deciding.join().unwrap(), volatile::Detection::Userfaultfd);
+        });
     });
 }

@@ -1,17 +1,17 @@
 //! A SIGBUS handler that chains the one before it.
 
 use super::advise::last_errno;
-use super::once::RaceOnce;
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 /// Given the faulting address; `true` when the access may be tried again.
 pub(crate) type OnBus = fn(usize) -> bool;
 
 static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
-static PREVIOUS: RaceOnce<libc::sigaction> = RaceOnce::new();
+/// The handler before ours, an [`Action`].
+static PREVIOUS: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -52,38 +52,74 @@ extern "C" fn on_sigbus(
         AT.set(before);
     }
     if !settled {
-        chain(signal, info, context);
+        chain(signal, info, context, code <= 0);
     }
 }
 
-fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    let previous = PREVIOUS.get();
-    match previous.map(|p| p.sa_sigaction) {
-        Some(action) if action != libc::SIG_DFL && action != libc::SIG_IGN => {
-            let flags = previous.map_or(0, |p| p.sa_flags);
+/// A handler, as one word: a swap exchanges all of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Action(usize);
+
+/// No address has this bit.
+const TAKES_INFO: usize = 1 << (usize::BITS - 1);
+
+impl Action {
+    fn of(action: &libc::sigaction) -> Action {
+        let info = if action.sa_flags & libc::SA_SIGINFO != 0 { TAKES_INFO } else { 0 };
+        Action(action.sa_sigaction | info)
+    }
+}
+
+fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void, sent: bool) {
+    let Action(action) = Action(PREVIOUS.load(Ordering::Acquire));
+    match action {
+        // A signal that was sent is as it would be without tenure.
+        libc::SIG_IGN if sent => {}
+        // (A fault's signal cannot be ignored: the kernel kills in that case as well.)
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // The default: die of it, when the access is tried again or at once.
+            // SAFETY: resetting a signal's disposition with a zeroed, valid structure.
+            unsafe {
+                let mut default: libc::sigaction = MaybeUninit::zeroed().assume_init();
+                default.sa_sigaction = libc::SIG_DFL;
+                libc::sigaction(signal, &default, std::ptr::null_mut());
+                if sent {
+                    libc::raise(signal);
+                }
+            }
+        }
+        _ => {
             // SAFETY: `action` is the handler that was installed before ours, called with the
             // arguments that its flags say it expects.
             unsafe {
-                if flags & libc::SA_SIGINFO != 0 {
+                if action & TAKES_INFO != 0 {
                     let f: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
-                        std::mem::transmute(action);
+                        std::mem::transmute(action & !TAKES_INFO);
                     f(signal, info, context);
                 } else {
                     let f: extern "C" fn(libc::c_int) = std::mem::transmute(action);
                     f(signal);
                 }
             }
-        }
-        _ => {
-            // The default: die of it when the access is tried again. (A fault's signal cannot be
-            // ignored: the kernel kills in that case as well.)
-            // SAFETY: resetting a signal's disposition with a zeroed, valid structure.
-            unsafe {
-                let mut default: libc::sigaction = MaybeUninit::zeroed().assume_init();
-                default.sa_sigaction = libc::SIG_DFL;
-                libc::sigaction(signal, &default, std::ptr::null_mut());
+            if sent {
+                stay_installed(signal);
             }
         }
+    }
+}
+
+/// The handler before ours may give way to the default, as that of Rust's runtime does at any signal that is not
+/// its own: then it is the default that ours is put before.
+fn stay_installed(signal: libc::c_int) {
+    // SAFETY: asks for the disposition, into a local.
+    let now = unsafe {
+        let mut now: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        libc::sigaction(signal, std::ptr::null(), &mut now);
+        now
+    };
+    if now.sa_sigaction == libc::SIG_DFL {
+        PREVIOUS.store(libc::SIG_DFL, Ordering::Release);
+        let _ = put_before(None);
     }
 }
 
@@ -94,28 +130,40 @@ pub(crate) fn install(handler: OnBus) -> Result<(), Errno> {
     if INSTALLED.swap(true, Ordering::AcqRel) {
         return Ok(());
     }
+    // SAFETY: asks for the disposition, into a local.
+    let asked = unsafe {
+        let mut previous: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        match libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut previous) {
+            0 => Ok(previous),
+            _ => Err(last_errno()),
+        }
+    };
+    let done = asked.and_then(|previous| put_before(Some(Action::of(&previous))));
+    done.inspect_err(|_| INSTALLED.store(false, Ordering::Release))
+}
+
+/// Puts our handler before another one. `None`: before what is known.
+fn put_before(previous: Option<Action>) -> Result<(), Errno> {
+    if let Some(Action(previous)) = previous {
+        PREVIOUS.store(previous, Ordering::Release);
+    }
     // SAFETY: `on_sigbus` is a valid SA_SIGINFO handler that lives forever. SA_NODEFER: it may touch
     // purged memory of another object, and a blocked SIGBUS would kill instead of being chained. Not
     // SA_ONSTACK: the alternate stack that Rust gives its threads has 8 KiB, too little for a handler
     // that regenerates data (seen: SIGSEGV), and the touch of a data page does not overflow a stack.
-    unsafe {
+    let done = unsafe {
         let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
         action.sa_sigaction = on_sigbus as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
         libc::sigemptyset(&mut action.sa_mask);
         libc::sigaddset(&mut action.sa_mask, inside_mark());
-        let mut previous: libc::sigaction = MaybeUninit::zeroed().assume_init();
-        if libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut previous) != 0 {
-            INSTALLED.store(false, Ordering::Release);
-            return Err(last_errno());
-        }
-        PREVIOUS.get_or_init(|| previous);
-        if libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()) != 0 {
-            INSTALLED.store(false, Ordering::Release);
-            return Err(last_errno());
-        }
+        libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut())
+    };
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(last_errno())
     }
-    Ok(())
 }
 
 /// Sends SIGBUS to a thread of this process.

@@ -5,7 +5,7 @@ use crate::os::signal::Blocked;
 use crate::os::{generation, probe, uffd};
 use crate::range::PageRange;
 use crate::runtime::event::Event;
-use crate::runtime::worker;
+use crate::runtime::{fork, worker};
 use rustix::fd::{IntoRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU8, Ordering};
@@ -81,8 +81,9 @@ pub(crate) fn by_userfaultfd() -> bool {
 /// # Errors
 /// `EMFILE`, `ENFILE`, `ENOMEM`: it cannot be decided now. The next call tries again.
 pub(crate) fn decide(call: &'static str) -> Result<Detection> {
-    let mode = &DECISION.mode;
+    let (mode, process) = (&DECISION.mode, generation::current());
     loop {
+        fork::look();
         let deciding =
             mode.compare_exchange(UNDECIDED, DECIDING, Ordering::AcqRel, Ordering::Acquire);
         match deciding {
@@ -90,7 +91,10 @@ pub(crate) fn decide(call: &'static str) -> Result<Detection> {
             Err(USERFAULTFD) => return Ok(Detection::Userfaultfd),
             Err(WORDS) => return Ok(Detection::Words),
             Err(_) => {
-                DECISION.changed.wait_until(|| mode.load(Ordering::Acquire) != DECIDING);
+                // A child of a raw clone has no thread that decides.
+                DECISION.changed.wait_until(|| {
+                    mode.load(Ordering::Acquire) != DECIDING || generation::current() != process
+                });
             }
         }
     }

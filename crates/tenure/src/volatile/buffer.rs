@@ -68,8 +68,8 @@ impl VolatileBuilder {
     /// it raises itself. Where tenure cannot keep descriptors of its own (`private_descriptors` of `tenure
     /// doctor`), such a touch raises SIGBUS.
     ///
-    /// The function must not touch purged pages of an object with a refill function without a pin:
-    /// one thread serves them all.
+    /// The function must not touch purged pages of an object with a refill function without a pin, nor
+    /// wait for a thread that does, for a lock that it holds for instance: one thread serves them all.
     pub fn refill(mut self, refill: Refill) -> Self {
         self.refill = Some(refill);
         self

@@ -63,5 +63,7 @@ pub enum Outcome {
 
 /// How purges are noticed in this process: `tenure doctor` shows it with its consequences.
 pub fn detection() -> Detection {
+    // A child that is made meanwhile must not wait for this thread.
+    crate::tracking::watch_forks();
     crate::tracking::detection::detection()
 }

@@ -66,7 +66,11 @@ static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 /// at once: each calls it. Between an unmark in it and the contents' making other threads read zeros;
 /// `Purged::fill` has no such moment.
 ///
-/// Nothing is installed before this is called. A second call replaces the handler.
+/// Nothing is installed before this is called. A second call replaces the function. A signal handler that the
+/// program installs later has precedence, as anywhere; it is to call the one before it.
+///
+/// A SIGBUS that somebody sends, and one that is not tenure's, go to the signal handler that was there before, or do
+/// what they do by default.
 ///
 /// # Errors
 /// `sigaction`'s. Where [`super::detection`] is [`super::Detection::Words`], purged pages raise no
