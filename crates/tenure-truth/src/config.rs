@@ -3,6 +3,7 @@
 use crate::caches::{Plan, Sizes};
 use crate::closures::Wild;
 use crate::faults::{Fault, COPY, MAP, REGISTER, UNREGISTER};
+use crate::pressure::NEED;
 use tenure_testkit::seccomp::{Call, Errno};
 
 /// How often each kind of operation comes, against the others.
@@ -53,8 +54,8 @@ pub struct Config {
     pub plan: Plan,
     /// Which system calls fail.
     pub fault: Option<Fault>,
-    /// In a memory cgroup beside a competitor.
-    pub pressure: bool,
+    /// In a memory cgroup beside a competitor that needs so many bytes at most.
+    pub pressure: Option<u64>,
     /// Children of threads that mark and unmark one range.
     pub crowd_forks: bool,
     /// Each operation is a process's first use of tenure.
@@ -116,7 +117,7 @@ const BASE: Config = Config {
     wild: 0,
     plan: PLAN,
     fault: None,
-    pressure: false,
+    pressure: None,
     crowd_forks: false,
     first_use: false,
     filter: false,
@@ -454,6 +455,14 @@ fn failures() -> Vec<Config> {
             ..BASE
         },
         Config {
+            weights: Weights { closes: 1, ..w },
+            ..kind(
+                "closed-fail",
+                "descriptors closed, and pages that cannot be dropped",
+                fault(&[Call::Madvise(libc::MADV_DONTNEED)], Errno::NOMEM),
+            )
+        },
+        Config {
             name: "closed-forks",
             about: "descriptors closed, and forks",
             weights: Weights { closes: 1, ..ALL_WEIGHTS },
@@ -467,7 +476,7 @@ fn failures() -> Vec<Config> {
 fn together() -> Vec<Config> {
     let mixed = Plan { sizes: Sizes::Mixed, ceiling: None, ..PLAN };
     let everything = wild(&Wild::ALL);
-    let pressure = Config { pressure: true, weights: NO_FORKS, plan: mixed, ..BASE };
+    let pressure = Config { pressure: Some(NEED), weights: NO_FORKS, plan: mixed, ..BASE };
     vec![
         Config { name: "pressure", about: "in a memory cgroup beside a competitor", ..pressure },
         Config {
@@ -490,6 +499,8 @@ fn together() -> Vec<Config> {
             about: "small values held for long, in a memory cgroup",
             weights: Weights { caches: 30, ..NONE },
             plan: Plan { ceiling: None, limits: true, ..PLAN },
+            // More than is left beside what may be held, if held values were not bounded.
+            pressure: Some(160 << 20),
             ..pressure
         },
         Config {

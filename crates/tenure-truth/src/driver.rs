@@ -63,7 +63,7 @@ pub fn run(config: Config, seed: u64, seconds: f64) -> ! {
     // Before the first use no handler can be installed, so nothing purged is touched.
     setting::WORDS.store(config.words || config.first_use, Ordering::Relaxed);
     setting::FORKS.store(config.forks(), Ordering::Relaxed);
-    setting::SHORT.store(config.pressure, Ordering::Relaxed);
+    setting::SHORT.store(config.pressure.is_some(), Ordering::Relaxed);
     setting::CLOSES.store(config.weights.closes > 0, Ordering::Relaxed);
     closures::ENABLED.store(config.wild, Ordering::Relaxed);
     closures::quiet_panics();

@@ -175,7 +175,8 @@ fn become_child(config: Config, seed: u64, slice: f64) -> ! {
 /// One turn: what was counted, what was said, why it could not be run.
 fn take(turn: &Turn, slice: f64, without: &str) -> (tally::Counts, String, Option<String>) {
     let refused = |reason: String| (tally::Counts::default(), String::new(), Some(reason));
-    let pressure = match turn.config.pressure.then(|| Pressure::start(turn.config.name)) {
+    let start = |need| Pressure::start(turn.config.name, need);
+    let pressure = match turn.config.pressure.map(start) {
         None => None,
         Some(Ok(pressure)) => Some(pressure),
         Some(Err(reason)) => return refused(reason.to_string()),

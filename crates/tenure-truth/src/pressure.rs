@@ -8,8 +8,8 @@ use tenure_testkit::{Competitor, MemoryCgroup, Unavailable};
 
 /// What the group may take.
 const LIMIT: u64 = 256 << 20;
-/// What the competitor needs at most, in its two sizes.
-const NEEDS: [u64; 2] = [96 << 20, 48 << 20];
+/// What the competitor needs at most.
+pub const NEED: u64 = 96 << 20;
 
 /// The group, while a configuration runs in it.
 pub struct Pressure {
@@ -19,8 +19,8 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    /// Makes the group, with a competitor in it.
-    pub fn start(name: &str) -> Result<Pressure, Unavailable> {
+    /// Makes the group, with a competitor in it, which needs so much at most.
+    pub fn start(name: &str, need: u64) -> Result<Pressure, Unavailable> {
         let group = Arc::new(MemoryCgroup::create(&format!("truth_{name}"), LIMIT)?);
         let mut competitor = Competitor::spawn(Some(&group))?;
         let over = Arc::new(AtomicBool::new(false));
@@ -29,7 +29,7 @@ impl Pressure {
             let nap = |ms| std::thread::sleep(Duration::from_millis(ms));
             nap(300);
             for n in 0.. {
-                if stop.load(Ordering::Relaxed) || competitor.need(NEEDS[n % 2]).is_err() {
+                if stop.load(Ordering::Relaxed) || competitor.need(need >> (n % 2)).is_err() {
                     break;
                 }
                 nap(150);

@@ -41,9 +41,12 @@ impl Ranges {
         let mut ranges =
             Ranges { base, model: Pages::new(salt, pages), huge, version: 0, failed: false };
         if salt % 3 == 0 {
-            // Two mappings to the kernel.
-            // SAFETY: advice that changes no contents.
-            unsafe { libc::madvise(base as *mut _, pages / 3 * PAGE, libc::MADV_DONTDUMP) };
+            // Six mappings to the kernel: what fails may fail half way.
+            let part = pages / 6 * PAGE;
+            for n in (0..6).step_by(2) {
+                // SAFETY: advice that changes no contents.
+                unsafe { libc::madvise((base + n * part) as *mut _, part, libc::MADV_DONTDUMP) };
+            }
         }
         let most = if huge { pages } else { pages - pages / 16 };
         ranges.write(0, most);
