@@ -173,6 +173,11 @@ fn touched(state: u32) {
 pub(crate) mod advise {
     use super::*;
 
+    /// See [`touch`].
+    pub(crate) fn reads_as_zeros(_: PageRange) -> bool {
+        unreachable!()
+    }
+
     pub(crate) unsafe fn free(range: PageRange) -> Result<(), Errno> {
         KERNEL.each(range, |state| {
             assert_ne!(state & MAPPED, 0, "freed where nothing is mapped");
@@ -319,6 +324,13 @@ pub(crate) mod generation {
 
 pub(crate) mod lru {
     pub(crate) fn drain() {}
+}
+
+/// The page map can be read here.
+pub(crate) mod touch {
+    pub(crate) fn read_each_page(_: super::PageRange) -> Result<(), ()> {
+        unreachable!()
+    }
 }
 
 /// Detection by words is not modelled: nothing calls these.

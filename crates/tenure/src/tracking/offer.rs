@@ -4,6 +4,7 @@ use super::detection::{self, Kind};
 use super::side::Words;
 use super::state::{flag, Claim};
 use crate::os::pagemap::{Pagemap, Pages};
+use crate::os::touch::read_each_page;
 use crate::os::{self, advise, lru, page_size, words};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
@@ -305,7 +306,7 @@ pub(super) const NO_WORD: u16 = u16::MAX;
 /// and for programs that want the memory back now. On the background thread.
 pub(super) fn purge(claim: &mut Claim) -> Result<usize, Errno> {
     let range = claim.range();
-    let pagemap = Pagemap::open()?;
+    let pagemap = Pagemap::open().ok();
     claim.clear(flag::MADE_AGAIN);
     // Only what was told is watched.
     let told = claim.side().as_ref().and_then(|side| side.told.clone());
@@ -323,11 +324,22 @@ pub(super) fn purge(claim: &mut Claim) -> Result<usize, Errno> {
             // SAFETY: the part is offered: the program has given up its contents.
             unsafe { advise::free(*part)? };
             advise::page_out(*part)?;
-            left |= pagemap.count(*part, Pages::Data)? > 0;
+            left |= match &pagemap {
+                Some(pagemap) => pagemap.count(*part, Pages::Data)? > 0,
+                None => true,
+            };
         }
         if !left {
             break;
         }
     }
-    pagemap.count(range, Pages::Missing)
+    match pagemap {
+        Some(pagemap) => pagemap.count(range, Pages::Missing),
+        // A process that has dropped its privileges cannot read its own. What is missing and watched cannot be
+        // read; without a watch it reads as zeros, and is not counted.
+        None => {
+            let pages = range.pieces(page_size());
+            Ok(pages.filter(|page| read_each_page(*page).is_err()).map(|page| page.len()).sum())
+        }
+    }
 }

@@ -28,20 +28,43 @@ pub(super) fn keep_pages(claim: &mut Claim) -> Result<Vec<PageRange>, Errno> {
     if claim.is(flag::SUSPECT) {
         return Ok(vec![range]);
     }
-    let intact = if claim.is(flag::SPARSE) {
-        // Populating the zero pages too would cost a page for each that was never touched.
-        match Pagemap::open() {
-            Ok(pagemap) if pagemap::scan_works() => keep_data(&pagemap, range)?,
-            _ => populated(advise::populate_write(range))?,
-        }
-    } else {
-        populated(advise::populate_write(range))?
+    // Populating the zero pages too would cost a page for each that was never touched.
+    let zeros = match (claim.is(flag::SPARSE), kind(claim)) {
+        (true, Kind::Sigbus) => Zeros::MayGo,
+        _ => Zeros::Stay,
+    };
+    let pagemap = claim.is(flag::SPARSE).then(Pagemap::open).and_then(Result::ok);
+    let intact = match pagemap {
+        Some(pagemap) if pagemap::scan_works() => keep_data(&pagemap, range)?,
+        _ if zeros == Zeros::MayGo => range
+            .pieces(page_size())
+            .try_fold(true, |all, page| Ok::<bool, Errno>(keep_page(page, zeros)? && all))?,
+        _ => populated(advise::populate_write(range))?,
     };
     if intact {
         Ok(Vec::new())
     } else {
-        salvage(range)
+        salvage(range, zeros)
     }
+}
+
+/// What becomes of pages that hold zeros where the kernel does not tell the shared zero page from others: there
+/// is no page map (`/proc/self/pagemap` is root's in a process that has dropped its privileges), or no
+/// PAGEMAP_SCAN.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Zeros {
+    /// The kernel may take them, for the range is not watched any more: that is no loss.
+    MayGo,
+    /// They are kept.
+    Stay,
+}
+
+/// Keeps a page; `false`: it is gone.
+fn keep_page(page: PageRange, zeros: Zeros) -> Result<bool, Errno> {
+    if zeros == Zeros::MayGo && advise::reads_as_zeros(page) {
+        return Ok(true);
+    }
+    populated(advise::populate_write(page))
 }
 
 /// The second half: what [`keep_pages`] found gone reads as zeros (or waits for its refill) and can be
@@ -135,7 +158,7 @@ fn end_if_done(claim: &mut Claim, gone: &[PageRange], suspect: bool) -> Result<(
         claim.clear(NOT_WATCHED);
         return Ok(());
     }
-    if gone.is_empty() && !claim.is_raw() {
+    if gone.is_empty() && !claim.is_raw() && !claim.is(flag::SPARSE) {
         // Owned memory stays registered: the next offer saves 1.1 µs and this one 1.2 µs.
         return Ok(());
     }
@@ -225,8 +248,11 @@ fn keep_data(pagemap: &Pagemap, range: PageRange) -> Result<bool, Errno> {
 /// Keeps what is left of a range of which something is gone, and lists what is gone. A page can go until
 /// the moment it is populated, so the look at the page map is repeated until every page it shows could be
 /// kept.
-fn salvage(range: PageRange) -> Result<Vec<PageRange>, Errno> {
-    let Ok(pagemap) = Pagemap::open() else { return salvage_by_page(range) };
+fn salvage(range: PageRange, zeros: Zeros) -> Result<Vec<PageRange>, Errno> {
+    let tells = |_: &Pagemap| zeros == Zeros::Stay || pagemap::scan_works();
+    let Some(pagemap) = Pagemap::open().ok().filter(tells) else {
+        return salvage_by_page(range, zeros);
+    };
     for _ in 0..MOST_LOOKS {
         let mut data = Vec::new();
         pagemap.extents(range, Pages::Data, |extent| data.push(extent))?;
@@ -246,7 +272,7 @@ fn salvage(range: PageRange) -> Result<Vec<PageRange>, Errno> {
         }
     }
     // A guard that the program has put into the range (MADV_GUARD_INSTALL) is listed as data for ever.
-    salvage_by_page(range)
+    salvage_by_page(range, zeros)
 }
 
 /// Looks at the page map; each takes in what went since the one before.
@@ -264,10 +290,10 @@ fn drop_poisoned(range: PageRange) -> Result<(), Errno> {
 }
 
 /// Without a page map: page by page.
-fn salvage_by_page(range: PageRange) -> Result<Vec<PageRange>, Errno> {
+fn salvage_by_page(range: PageRange, zeros: Zeros) -> Result<Vec<PageRange>, Errno> {
     let mut missing = Vec::new();
     for page in range.pieces(page_size()) {
-        if !populated(advise::populate_write(page))? {
+        if !keep_page(page, zeros)? {
             missing.push(page);
         }
     }
