@@ -5,7 +5,7 @@ use crate::model::{check, lend, together};
 use crate::os::KERNEL;
 use crate::range::PageRange;
 use crate::sync::Order;
-use crate::tracking::owned::OwnedRange;
+use crate::tracking::owned::{Losses, OwnedRange};
 use crate::tracking::{scan, TRACKING};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -15,7 +15,7 @@ const BYTE: u8 = 7;
 /// An owned range of so many pages, written and unpinned.
 fn owned(pages: usize) -> OwnedRange {
     let place = PageRange::new(0, pages);
-    let owned = OwnedRange::new("model", Mapping::map(place), 1).unwrap();
+    let owned = OwnedRange::new("model", Mapping::map(place), 1, Losses::AreZeros).unwrap();
     (place.start..place.end).for_each(|at| KERNEL.write(at, BYTE));
     owned.unpin();
     owned

@@ -3,12 +3,13 @@
 //! Nothing here allocates: the caches are in a list through themselves.
 
 use super::pins;
-use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::services::Service;
+use crate::runtime::{budget, fork};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What a fork asks of a cache.
 ///
@@ -115,6 +116,8 @@ static SERVICE: Service = Service {
             reset_in_child();
         }
     },
+    // Held values keep less, and the next gets return copies.
+    on_pressure: Some(|| pins::follow(budget::room(Instant::now()))),
     ..Service::named(
         "cache",
         &[Rank::CacheList, Rank::CacheSpace, Rank::CacheShard, Rank::SingleFlight],

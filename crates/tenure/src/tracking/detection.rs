@@ -82,24 +82,26 @@ pub(crate) fn by_userfaultfd() -> bool {
 /// `EMFILE`, `ENFILE`, `ENOMEM`: it cannot be decided now. The next call tries again.
 pub(crate) fn decide(call: &'static str) -> Result<Detection> {
     let (mode, process) = (&DECISION.mode, generation::current());
-    loop {
+    let _no_handler = loop {
         fork::look();
+        // A signal's handler may fork: in the child what was begun here would act on the parent's memory. Or it may
+        // come here, too, and wait for the thread that it has interrupted.
+        let no_handler = Blocked::all();
         let deciding =
             mode.compare_exchange(UNDECIDED, DECIDING, Ordering::AcqRel, Ordering::Acquire);
         match deciding {
-            Ok(_) => break,
+            Ok(_) => break no_handler,
             Err(USERFAULTFD) => return Ok(Detection::Userfaultfd),
             Err(WORDS) => return Ok(Detection::Words),
             Err(_) => {
+                drop(no_handler);
                 // A child of a raw clone has no thread that decides.
                 DECISION.changed.wait_until(|| {
                     mode.load(Ordering::Acquire) != DECIDING || generation::current() != process
                 });
             }
         }
-    }
-    // A signal's handler may fork: in the child what was begun here would act on the parent's memory.
-    let _no_handler = Blocked::all();
+    };
     let found = find(call);
     let new = match &found {
         Ok(Detection::Userfaultfd) => USERFAULTFD,
@@ -300,11 +302,13 @@ static REPLACING: AtomicBool = AtomicBool::new(false);
 
 /// One thread replaces descriptors; others that come wait.
 fn one_at_a_time(act: impl FnOnce()) {
-    while RECOVERING.swap(true, Ordering::AcqRel) {
-        DECISION.changed.wait_until(|| !RECOVERING.load(Ordering::Acquire));
-    }
     // As in `decide`.
-    let _no_handler = Blocked::all();
+    let mut no_handler = Blocked::all();
+    while RECOVERING.swap(true, Ordering::AcqRel) {
+        drop(no_handler);
+        DECISION.changed.wait_until(|| !RECOVERING.load(Ordering::Acquire));
+        no_handler = Blocked::all();
+    }
     act();
     RECOVERING.store(false, Ordering::Release);
     DECISION.changed.ring();

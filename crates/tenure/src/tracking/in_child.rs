@@ -125,9 +125,9 @@ pub(super) fn reset(missed: bool) {
     TRACKING.slab.each(|_, tracked, word| {
         tracked.not_refilled();
         let offered = word.has(Word::OFFERED);
-        if !offered {
-            // All of it is there, or a thread of the parent's was making again what is not: that must be
-            // writable here. The next offer watches it anew.
+        let unmade = word.has(Word::LOST) && word.has(Word::REMADE);
+        if !offered && !unmade {
+            // All of it is there, or is zeros that the program may write. The next offer watches it anew.
             tracked.not_watched();
             return;
         }
@@ -144,7 +144,7 @@ pub(super) fn reset(missed: bool) {
             false => tracked.not_watched(),
         }
         // A child whose handlers did not run may have read a purged page as zeros before now.
-        if !registered || (missed && word.has(Word::RAW)) {
+        if offered && (!registered || missed && word.has(Word::RAW)) {
             tracked.suspect();
         }
     });

@@ -2,7 +2,7 @@
 
 use super::detection::{self, Kind};
 use super::side::Words;
-use super::state::{flag, Claim};
+use super::state::{flag, Claim, Word};
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::touch::read_each_page;
 use crate::os::{self, advise, lru, page_size, words};
@@ -209,11 +209,12 @@ fn is_exclusive(claim: &Claim) -> bool {
 /// nothing.
 fn is_shared(claim: &Claim, range: PageRange, pagemap: Option<&Pagemap>) -> bool {
     let now = fork::count().wrapping_add(1);
-    let shared = pagemap.is_some_and(|pagemap| pagemap.any_shared(range).unwrap_or(false));
-    if !shared {
+    let shared = pagemap.and_then(|pagemap| pagemap.any_shared(range).ok());
+    if shared == Some(false) {
         claim.tracked().exclusive_at.store(now, Ordering::Relaxed);
     }
-    shared
+    // Where it cannot be told the kernel leaves shared pages alone.
+    shared == Some(true)
 }
 
 /// Makes holes readable, as the shared zero page.
@@ -233,7 +234,7 @@ fn make_readable(
     for hole in &missing {
         match advise::populate_read(*hole) {
             // A page whose refill has failed: it is lost already, and watched.
-            Err(Errno::FAULT | Errno::HWPOISON) if claim.is(flag::REFILLED) => {}
+            Err(Errno::FAULT | Errno::HWPOISON) if claim.word().has(Word::REMADE) => {}
             done => done?,
         }
     }

@@ -38,6 +38,15 @@ impl OwnedRange {
     pub const BOOKKEEPING: usize = size_of::<Tracked>();
 }
 
+/// What becomes of what is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Losses {
+    /// It reads as zeros, and can be written.
+    AreZeros,
+    /// The owner makes it again; until then it stays missing.
+    AreMadeAgain,
+}
+
 const NOWHERE: PageRange = PageRange { start: 0, end: 0 };
 
 impl OwnedRange {
@@ -45,8 +54,13 @@ impl OwnedRange {
     ///
     /// # Errors
     /// `ENOMEM`: 2^25 ranges are known already.
-    pub fn new(call: &'static str, mapping: Mapping, priority: u8) -> Result<OwnedRange> {
-        let owned = OwnedRange::bare(call, priority)?;
+    pub fn new(
+        call: &'static str,
+        mapping: Mapping,
+        priority: u8,
+        losses: Losses,
+    ) -> Result<OwnedRange> {
+        let owned = OwnedRange::with(call, priority, losses)?;
         owned.put_mapping(mapping);
         Ok(owned)
     }
@@ -56,13 +70,18 @@ impl OwnedRange {
     /// # Errors
     /// As [`OwnedRange::new`].
     pub fn bare(call: &'static str, priority: u8) -> Result<OwnedRange> {
+        OwnedRange::with(call, priority, Losses::AreZeros)
+    }
+
+    fn with(call: &'static str, priority: u8, losses: Losses) -> Result<OwnedRange> {
         let Some(spare) = TRACKING.slab.spare() else {
             let why = "33 million ranges are known already";
             let remedy = "use a Cache for many small values";
             return Err(Error::new(ErrorKind::OutOfMemory, call, why, remedy));
         };
         let slow = if purge_always() { Word::SLOW_UNPIN } else { 0 };
-        let claim = spare.begin(claims(), NOWHERE, 1, slow, priority);
+        let remade = if losses == Losses::AreMadeAgain { Word::REMADE } else { 0 };
+        let claim = spare.begin(claims(), NOWHERE, 1, slow | remade, priority);
         let (id, tracked) = (claim.id(), claim.tracked());
         Ok(OwnedRange { id, tracked, mapping: UnsafeCell::new(None) })
     }

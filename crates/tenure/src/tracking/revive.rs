@@ -1,6 +1,6 @@
 //! Taking offered pages back.
 
-use super::detection::{self, Kind};
+use super::detection;
 use super::offer::{kind, NO_WORD};
 use super::side::joined;
 use super::state::{flag, Claim, Word};
@@ -29,9 +29,9 @@ pub(super) fn keep_pages(claim: &mut Claim) -> Result<Vec<PageRange>, Errno> {
         return Ok(vec![range]);
     }
     // Populating the zero pages too would cost a page for each that was never touched.
-    let zeros = match (claim.is(flag::SPARSE), kind(claim)) {
-        (true, Kind::Sigbus) => Zeros::MayGo,
-        _ => Zeros::Stay,
+    let zeros = match claim.is(flag::SPARSE) && !claim.word().has(Word::REMADE) {
+        true => Zeros::MayGo,
+        false => Zeros::Stay,
     };
     let pagemap = claim.is(flag::SPARSE).then(Pagemap::open).and_then(Result::ok);
     let intact = match pagemap {
@@ -149,6 +149,15 @@ pub(super) fn undo(claim: &mut Claim) -> Result<(), Errno> {
 /// Ends the watch unless the range keeps it.
 fn end_if_done(claim: &mut Claim, gone: &[PageRange], suspect: bool) -> Result<(), Errno> {
     let range = claim.range();
+    let remade = claim.word().has(Word::REMADE);
+    if suspect && remade && detection::register(kind(claim), range).is_ok() {
+        // Before they go: a page that is touched while nothing watches it would be one of zeros.
+        claim.set(flag::WATCHED | flag::WHOLLY_WATCHED);
+        // SAFETY: as below.
+        unsafe { zero(range)? };
+        claim.clear(flag::DENSE);
+        return Ok(());
+    }
     if suspect {
         // Whatever the flags say: a child may have registered a part.
         detection::unregister(kind(claim), range)?;
@@ -162,9 +171,9 @@ fn end_if_done(claim: &mut Claim, gone: &[PageRange], suspect: bool) -> Result<(
         // Owned memory stays registered: the next offer saves 1.1 µs and this one 1.2 µs.
         return Ok(());
     }
-    if kind(claim) == Kind::Refill {
-        // A thread may wait for one of the missing pages; it must get refilled bytes or none, so the range
-        // stays registered until they are there.
+    if remade {
+        // A thread may touch one of the missing pages, or wait for it; it must get refilled bytes or none, so the
+        // range stays registered until they are there.
         claim.clear(flag::DENSE);
         return Ok(());
     }

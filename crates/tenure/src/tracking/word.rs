@@ -25,6 +25,8 @@ impl Word {
     pub const FREE: u64 = 1 << 25;
     /// A raw range: its mapping is the program's, and it may be split and joined.
     pub const RAW: u64 = 1 << 26;
+    /// The owner makes again what is lost: what is missing stays watched until it is there.
+    pub const REMADE: u64 = 1 << 27;
     /// One use.
     pub(super) const USE: u64 = 1 << 32;
     pub(super) const LOW: u64 = Self::USE - 1;

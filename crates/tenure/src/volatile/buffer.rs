@@ -9,7 +9,7 @@ use crate::os;
 use crate::runtime::turn::Turn;
 use crate::tracking;
 use crate::tracking::offer::Refusal;
-use crate::tracking::owned::OwnedRange;
+use crate::tracking::owned::{Losses, OwnedRange};
 use crate::tracking::settings::Priority;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
@@ -87,7 +87,11 @@ impl VolatileBuilder {
         let pages = self.pages.unwrap_or(if huge { PageSize::Huge } else { PageSize::System });
         let mapping = Mapping::anonymous_with(self.len, pages)?;
         // Pinned until it is complete.
-        let memory = OwnedRange::new(call, mapping, self.priority.level())?;
+        let losses = match self.refill {
+            Some(_) => Losses::AreMadeAgain,
+            None => Losses::AreZeros,
+        };
+        let memory = OwnedRange::new(call, mapping, self.priority.level(), losses)?;
         let (len, refilling) = (self.len, Turn::new());
         let inner = Arc::new(Object { memory, len, refill: self.refill, refilling });
         tracking::backpressure::hold_back();

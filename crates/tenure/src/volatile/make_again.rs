@@ -7,7 +7,7 @@ use crate::mapping::Mapping;
 use crate::os::{advise, page_size, uffd};
 use crate::range::PageRange;
 use crate::runtime::turn::Attempt;
-use crate::runtime::{budget, worker};
+use crate::runtime::{budget, fork, worker};
 use crate::tracking::detection::{self, Kind};
 use crate::tracking::touched;
 use rustix::io::Errno;
@@ -153,18 +153,20 @@ fn not_put(errno: Errno) -> RefillFailure {
 /// Puts bytes in place. Where threads may touch the object without a pin, each page comes whole; a page that
 /// is there already stays as it is.
 fn put(object: &Object, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
+    // The program's function may have made a child without fork handlers.
+    fork::look();
     let start = object.range().start + offset;
-    if object.memory.is_refilled() {
-        let placed = match place(start, bytes) {
+    if detection::by_userfaultfd() {
+        let placed = match place(object, start, bytes) {
             // The background thread has a descriptor that the program cannot close.
             Err(errno) if detection::is_closed(errno) => {
-                worker::on_worker(|| place(start, bytes)).unwrap_or(Err(errno))
+                worker::on_worker(|| place(object, start, bytes)).unwrap_or(Err(errno))
             }
             other => other,
         };
         // After a failure a part may be in place.
         touched::made_again(object.memory.tracked(), bytes.len());
-        // A signal's handler may have forked: in the child no such thread touches it.
+        // Not watched: its watch could not be kept, or a signal's handler has forked just now.
         if placed != Err(Errno::NOENT) || object.memory.is_refilled() {
             return placed;
         }
@@ -188,9 +190,10 @@ fn put(object: &Object, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
 }
 
 /// Puts bytes into missing pages of a watched range.
-fn place(start: usize, bytes: &[u8]) -> Result<(), Errno> {
+fn place(object: &Object, start: usize, bytes: &[u8]) -> Result<(), Errno> {
     let page = page_size();
-    let fd = detection::raw(Kind::Refill);
+    let kind = if object.memory.is_refilled() { Kind::Refill } else { Kind::Sigbus };
+    let fd = detection::raw(kind);
     let mut padded = Vec::new();
     for (i, chunk) in bytes.chunks(page).enumerate() {
         let at = start + i * page;

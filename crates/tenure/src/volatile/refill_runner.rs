@@ -23,8 +23,6 @@ pub(super) fn start() -> bool {
     if !mine {
         return true;
     }
-    // A child finds what its parent's threads had begun.
-    TOUCHES.reset_in_child();
     let started = thread::spawn_quiet_with_stack("tenure-refill", STACK, serve).is_ok();
     if !started {
         RUNS_FOR.store(NOBODY, Ordering::Release);
@@ -39,6 +37,11 @@ pub(super) fn run<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
             job::refuse_all(TOUCHES.take_jobs());
         }
     })
+}
+
+/// In a child, where neither the thread nor those that wait for it came along.
+pub(super) fn reset_in_child() {
+    TOUCHES.reset_in_child();
 }
 
 fn serve() {

@@ -42,6 +42,7 @@ static SERVICE: Service = Service {
             std::mem::forget(std::mem::take(unsafe { OBJECTS.held_value() }));
         }
     },
+    reset_in_child: |_| refill_runner::reset_in_child(),
     ..Service::named("refill", &[Rank::RefillList])
 };
 

@@ -1,0 +1,116 @@
+//! What a refill function has not made yet is missing for everybody, in a child too: never zeros.
+
+mod promise_kit;
+
+use promise_kit::*;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::sync::Mutex;
+use tenure::volatile::Refill;
+use tenure::{PageSize, Volatile};
+use tenure_testkit::this_test;
+
+const LEN: usize = 16 * PAGE;
+
+fn purged(refill: Refill) -> Volatile {
+    let builder = Volatile::builder(LEN).pages(PageSize::System).refill(refill);
+    let mut buffer = builder.build().unwrap();
+    buffer.pin_mut().unwrap().fill(7);
+    assert!(waited(|| buffer.purge_now().unwrap() == LEN));
+    buffer
+}
+
+/// A touch without a pin, by which the process dies.
+fn touch(buffer: &Volatile) {
+    // SAFETY: mapped; the default handler ends the process.
+    unsafe {
+        libc::signal(libc::SIGBUS, libc::SIG_DFL);
+        assert_eq!(buffer.as_ptr().add(PAGE).read_volatile(), 7);
+    }
+}
+
+#[test]
+fn a_function_may_make_a_child_past_all_handlers() {
+    promised(this_test!(), || {
+        static CHILD: AtomicI32 = AtomicI32::new(-1);
+        let buffer = purged(Refill::pages(|_, bytes| {
+            if CHILD.load(Ordering::SeqCst) == -1 {
+                // SAFETY: the child returns from here, too, and ends below.
+                let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+                CHILD.store(pid as i32, Ordering::SeqCst);
+            }
+            bytes.fill(if CHILD.load(Ordering::SeqCst) == 0 { 8 } else { 7 });
+            Ok(())
+        }));
+        let pinned = buffer.pin().unwrap();
+        if CHILD.load(Ordering::SeqCst) == 0 {
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!pinned.iter().all(|byte| *byte == 8))) };
+        }
+        assert_eq!(end_of(CHILD.load(Ordering::SeqCst)), Ended::Well);
+        assert!(pinned.iter().all(|byte| *byte == 7), "{}", pinned[0]);
+    });
+}
+
+#[test]
+fn a_child_made_while_another_thread_refills_reads_no_zeros() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let (begin, begun) = mpsc::channel();
+        let (go_on, wait) = mpsc::channel::<()>();
+        let (begin, wait, calls) = (Mutex::new(begin), Mutex::new(wait), AtomicU32::new(0));
+        let buffer = &purged(Refill::pages(move |_, bytes| {
+            if calls.fetch_add(1, Ordering::SeqCst) == 0 {
+                begin.lock().unwrap().send(()).unwrap();
+                let _ = wait.lock().unwrap().recv();
+            }
+            bytes.fill(7);
+            Ok(())
+        }));
+        std::thread::scope(|scope| {
+            let pinned = scope.spawn(|| buffer.pin().unwrap()[0]);
+            begun.recv().unwrap();
+            assert_eq!(forked(|| touch(buffer)), Ended::Signal(libc::SIGBUS));
+            // A pin makes it there, too.
+            assert_eq!(forked(|| assert_eq!(buffer.pin().unwrap()[0], 7)), Ended::Well);
+            go_on.send(()).unwrap();
+            assert_eq!(pinned.join().unwrap(), 7);
+        });
+    });
+}
+
+/// In the process itself, in a child, and in the child of a child, where touches are not refilled.
+#[test]
+fn what_a_failed_refill_has_not_made_reads_no_zeros() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        static FAILS: AtomicBool = AtomicBool::new(true);
+        let buffer = purged(Refill::pages(|_, bytes| {
+            if FAILS.load(Ordering::SeqCst) {
+                return Err("no".into());
+            }
+            bytes.fill(7);
+            Ok(())
+        }));
+        assert!(buffer.pin().is_err());
+        let in_child = || {
+            assert_eq!(forked(|| touch(&buffer)), Ended::Signal(libc::SIGBUS));
+            assert!(buffer.pin().is_err());
+            // Its first call makes up for the handlers.
+            let after_a_call = || {
+                let _ = Volatile::new(PAGE);
+                touch(&buffer);
+            };
+            assert_eq!(raw_forked(after_a_call), Ended::Signal(libc::SIGBUS));
+            FAILS.store(false, Ordering::SeqCst);
+            let pinned = buffer.pin().unwrap();
+            assert!(pinned.iter().all(|byte| *byte == 7));
+            drop(pinned);
+            touch(&buffer);
+        };
+        assert_eq!(forked(in_child), Ended::Well);
+        assert_eq!(raw_forked(in_child), Ended::Well);
+        FAILS.store(false, Ordering::SeqCst);
+        touch(&buffer);
+    });
+}
