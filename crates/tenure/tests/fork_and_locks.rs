@@ -117,7 +117,7 @@ fn in_this_order(first: usize, second: usize) {
                 }
             });
         }
-        for _ in 0..8 {
+        for _ in 0..4 {
             let ended = forked(|| FEATURES.iter().for_each(|feature| feature()));
             assert_eq!(ended, Ended::Well);
         }
