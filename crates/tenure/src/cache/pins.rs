@@ -40,7 +40,8 @@ pub(crate) fn set_limit(bytes: u64) {
     }
 }
 
-/// An eighth of what is free (what is marked and not offered may keep a quarter beside it), and at least 16 MiB or a sixteenth of a small limit.
+/// An eighth of what is free, and at least 16 MiB or a sixteenth of a small limit. (What is marked and not
+/// offered may keep a quarter beside it.)
 pub(super) fn follow(room: Room) {
     let least = (room.limit / 16).clamp(4 << 20, 16 << 20);
     set_limit((room.free / 8).max(least));

@@ -105,11 +105,11 @@ impl Pagemap {
 
     /// PAGEMAP_SCAN: how many regions it found.
     fn ask_scan(&self, argument: &mut ScanArg) -> Result<usize, Errno> {
+        let scan = IOC_SCAN as libc::Ioctl;
         self.asked(|fd| {
             // SAFETY: the argument and the vector it names live through the call and have the
             // layout that the kernel defines; without the write-protect flag the call only reads.
-            let count =
-                unsafe { libc::ioctl(fd.as_raw_fd(), IOC_SCAN as libc::Ioctl, &mut *argument) };
+            let count = unsafe { libc::ioctl(fd.as_raw_fd(), scan, &mut *argument) };
             usize::try_from(count).map_err(|_| last_errno())
         })?
     }

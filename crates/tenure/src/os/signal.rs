@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 pub(crate) type OnBus = fn(usize) -> bool;
 
 static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
-/// The handler before ours, an [`Action`].
+/// The handler before ours: its address, and [`TAKES_INFO`].
 static PREVIOUS: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
@@ -56,23 +56,11 @@ extern "C" fn on_sigbus(
     }
 }
 
-/// A handler, as one word: a swap exchanges all of it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Action(usize);
-
-/// No address has this bit.
+/// A handler that takes a siginfo has this bit, which no address has.
 const TAKES_INFO: usize = 1 << (usize::BITS - 1);
 
-impl Action {
-    fn of(action: &libc::sigaction) -> Action {
-        let info = if action.sa_flags & libc::SA_SIGINFO != 0 { TAKES_INFO } else { 0 };
-        Action(action.sa_sigaction | info)
-    }
-}
-
 fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void, sent: bool) {
-    let Action(action) = Action(PREVIOUS.load(Ordering::Acquire));
-    match action {
+    match PREVIOUS.load(Ordering::Acquire) {
         // A signal that was sent is as it would be without tenure.
         libc::SIG_IGN if sent => {}
         // (A fault's signal cannot be ignored: the kernel kills in that case as well.)
@@ -88,7 +76,7 @@ fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_
                 }
             }
         }
-        _ => {
+        action => {
             // SAFETY: `action` is the handler that was installed before ours, called with the
             // arguments that its flags say it expects.
             unsafe {
@@ -102,7 +90,7 @@ fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_
                 }
             }
             if sent {
-                stay_installed(signal);
+                stay_installed();
             }
         }
     }
@@ -110,16 +98,10 @@ fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_
 
 /// The handler before ours may give way to the default, as that of Rust's runtime does at any signal that is not
 /// its own: then it is the default that ours is put before.
-fn stay_installed(signal: libc::c_int) {
-    // SAFETY: asks for the disposition, into a local.
-    let now = unsafe {
-        let mut now: libc::sigaction = MaybeUninit::zeroed().assume_init();
-        libc::sigaction(signal, std::ptr::null(), &mut now);
-        now
-    };
-    if now.sa_sigaction == libc::SIG_DFL {
+fn stay_installed() {
+    if disposition().is_ok_and(|now| now.sa_sigaction == libc::SIG_DFL) {
         PREVIOUS.store(libc::SIG_DFL, Ordering::Release);
-        let _ = put_before(None);
+        let _ = put_ours();
     }
 }
 
@@ -130,23 +112,28 @@ pub(crate) fn install(handler: OnBus) -> Result<(), Errno> {
     if INSTALLED.swap(true, Ordering::AcqRel) {
         return Ok(());
     }
-    // SAFETY: asks for the disposition, into a local.
-    let asked = unsafe {
-        let mut previous: libc::sigaction = MaybeUninit::zeroed().assume_init();
-        match libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut previous) {
-            0 => Ok(previous),
-            _ => Err(last_errno()),
-        }
-    };
-    let done = asked.and_then(|previous| put_before(Some(Action::of(&previous))));
-    done.inspect_err(|_| INSTALLED.store(false, Ordering::Release))
+    let put = disposition().and_then(|previous| {
+        let info = if previous.sa_flags & libc::SA_SIGINFO != 0 { TAKES_INFO } else { 0 };
+        PREVIOUS.store(previous.sa_sigaction | info, Ordering::Release);
+        put_ours()
+    });
+    put.inspect_err(|_| INSTALLED.store(false, Ordering::Release))
 }
 
-/// Puts our handler before another one. `None`: before what is known.
-fn put_before(previous: Option<Action>) -> Result<(), Errno> {
-    if let Some(Action(previous)) = previous {
-        PREVIOUS.store(previous, Ordering::Release);
+/// What is done at a SIGBUS now.
+fn disposition() -> Result<libc::sigaction, Errno> {
+    // SAFETY: plain data, of which any bits are valid; the kernel writes the local.
+    let (done, now) = unsafe {
+        let mut now: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        (libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut now), now)
+    };
+    match done {
+        0 => Ok(now),
+        _ => Err(last_errno()),
     }
+}
+
+fn put_ours() -> Result<(), Errno> {
     // SAFETY: `on_sigbus` is a valid SA_SIGINFO handler that lives forever. SA_NODEFER: it may touch
     // purged memory of another object, and a blocked SIGBUS would kill instead of being chained. Not
     // SA_ONSTACK: the alternate stack that Rust gives its threads has 8 KiB, too little for a handler
@@ -159,10 +146,9 @@ fn put_before(previous: Option<Action>) -> Result<(), Errno> {
         libc::sigaddset(&mut action.sa_mask, inside_mark());
         libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut())
     };
-    if done == 0 {
-        Ok(())
-    } else {
-        Err(last_errno())
+    match done {
+        0 => Ok(()),
+        _ => Err(last_errno()),
     }
 }
 

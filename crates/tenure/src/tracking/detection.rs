@@ -34,6 +34,25 @@ const DECIDING: u8 = 3;
 
 static DECISION: Decision = Decision { mode: AtomicU8::new(UNDECIDED), changed: Event::new() };
 
+/// How the process's descriptors, whose numbers the background thread [keeps](worker::kept), are replaced.
+struct Replacement {
+    /// How often they were.
+    times: AtomicU32,
+    /// A thread opens new ones in place of lost ones.
+    under_way: AtomicBool,
+    /// It has begun to give up what the old ones watch: nothing is registered meanwhile.
+    giving_up: AtomicBool,
+    /// Why there are none, if they could not be opened.
+    failure: AtomicI32,
+}
+
+static REPLACEMENT: Replacement = Replacement {
+    times: AtomicU32::new(0),
+    under_way: AtomicBool::new(false),
+    giving_up: AtomicBool::new(false),
+    failure: AtomicI32::new(Errno::BADF.raw_os_error()),
+};
+
 /// Which userfaultfd watches a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -174,9 +193,9 @@ pub(crate) fn raw(kind: Kind) -> RawFd {
 /// descriptor, or put another file in its place.
 pub(super) fn register(kind: Kind, range: PageRange) -> std::result::Result<(), Errno> {
     match raw(kind) {
-        _ if REPLACING.load(Ordering::SeqCst) => Err(Errno::AGAIN),
+        _ if REPLACEMENT.giving_up.load(Ordering::SeqCst) => Err(Errno::AGAIN),
         // Why there is none says more than that there is none.
-        ..0 => Err(Errno::from_raw_os_error(NOT_OPENED.load(Ordering::Acquire))),
+        ..0 => Err(Errno::from_raw_os_error(REPLACEMENT.failure.load(Ordering::Acquire))),
         fd => uffd::register(fd, range),
     }
 }
@@ -203,11 +222,8 @@ pub(crate) fn is_closed(errno: Errno) -> bool {
 
 /// A number that differs between processes, and changes when a process opens new descriptors.
 pub(crate) fn epoch() -> u64 {
-    generation::current() << 32 | u64::from(OPENED.load(Ordering::Acquire))
+    generation::current() << 32 | u64::from(REPLACEMENT.times.load(Ordering::Acquire))
 }
-
-/// How often descriptors were replaced.
-static OPENED: AtomicU32 = AtomicU32::new(0);
 
 /// Whether purges can have gone unnoticed: a descriptor was closed while the background thread held no
 /// copy (in a child, between fork and its first use of tenure).
@@ -237,18 +253,15 @@ pub(super) fn reopen() -> std::result::Result<(), Errno> {
         Ok((sigbus, refill)) => {
             put(Kind::Refill, refill);
             put(Kind::Sigbus, sigbus);
-            OPENED.fetch_add(1, Ordering::AcqRel);
+            REPLACEMENT.times.fetch_add(1, Ordering::AcqRel);
             Ok(())
         }
         Err(errno) => {
-            NOT_OPENED.store(errno.raw_os_error(), Ordering::Release);
+            REPLACEMENT.failure.store(errno.raw_os_error(), Ordering::Release);
             Err(errno)
         }
     }
 }
-
-/// Why there are no descriptors, if they could not be opened.
-static NOT_OPENED: AtomicI32 = AtomicI32::new(Errno::BADF.raw_os_error());
 
 /// Whether this process uses userfaultfd and has no descriptor. Two loads.
 pub(crate) fn is_missing() -> bool {
@@ -277,14 +290,14 @@ pub(super) fn recover(give_up: impl Fn() + Sync) {
         } else if is_lost() {
             // From here on nothing is offered: what the background thread watched with a copy of its own ends
             // with that.
-            REPLACING.store(true, Ordering::SeqCst);
+            REPLACEMENT.giving_up.store(true, Ordering::SeqCst);
             if !worker::running() || worker::on_worker(&give_up).is_none() {
                 give_up();
             }
             // It works with the program's descriptors, too, if no thread can be made.
             let _ = worker::restart("detection", || {
                 let _ = reopen();
-                REPLACING.store(false, Ordering::SeqCst);
+                REPLACEMENT.giving_up.store(false, Ordering::SeqCst);
             });
         }
     });
@@ -297,31 +310,25 @@ fn replace_missing() {
     }
 }
 
-/// Nothing is registered meanwhile.
-static REPLACING: AtomicBool = AtomicBool::new(false);
-
 /// One thread replaces descriptors; others that come wait.
 fn one_at_a_time(act: impl FnOnce()) {
     // As in `decide`.
     let mut no_handler = Blocked::all();
-    while RECOVERING.swap(true, Ordering::AcqRel) {
+    while REPLACEMENT.under_way.swap(true, Ordering::AcqRel) {
         drop(no_handler);
-        DECISION.changed.wait_until(|| !RECOVERING.load(Ordering::Acquire));
+        DECISION.changed.wait_until(|| !REPLACEMENT.under_way.load(Ordering::Acquire));
         no_handler = Blocked::all();
     }
     act();
-    RECOVERING.store(false, Ordering::Release);
+    REPLACEMENT.under_way.store(false, Ordering::Release);
     DECISION.changed.ring();
 }
-
-/// A thread opens new descriptors in place of lost ones.
-static RECOVERING: AtomicBool = AtomicBool::new(false);
 
 /// In a child: a thread of the parent's that was deciding is not here.
 pub(super) fn reset_in_child() {
     let mode = &DECISION.mode;
     let _ = mode.compare_exchange(DECIDING, UNDECIDED, Ordering::AcqRel, Ordering::Acquire);
-    RECOVERING.store(false, Ordering::Release);
-    REPLACING.store(false, Ordering::Release);
+    REPLACEMENT.under_way.store(false, Ordering::Release);
+    REPLACEMENT.giving_up.store(false, Ordering::Release);
     DECISION.changed.reset_in_child();
 }

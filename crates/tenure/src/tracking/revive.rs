@@ -36,9 +36,7 @@ pub(super) fn keep_pages(claim: &mut Claim) -> Result<Vec<PageRange>, Errno> {
     let pagemap = claim.is(flag::SPARSE).then(Pagemap::open).and_then(Result::ok);
     let intact = match pagemap {
         Some(pagemap) if pagemap::scan_works() => keep_data(&pagemap, range)?,
-        _ if zeros == Zeros::MayGo => range
-            .pieces(page_size())
-            .try_fold(true, |all, page| Ok::<bool, Errno>(keep_page(page, zeros)? && all))?,
+        _ if zeros == Zeros::MayGo => return salvage_by_page(range, zeros),
         _ => populated(advise::populate_write(range))?,
     };
     if intact {
@@ -57,14 +55,6 @@ enum Zeros {
     MayGo,
     /// They are kept.
     Stay,
-}
-
-/// Keeps a page; `false`: it is gone.
-fn keep_page(page: PageRange, zeros: Zeros) -> Result<bool, Errno> {
-    if zeros == Zeros::MayGo && advise::reads_as_zeros(page) {
-        return Ok(true);
-    }
-    populated(advise::populate_write(page))
 }
 
 /// The second half: what [`keep_pages`] found gone reads as zeros (or waits for its refill) and can be
@@ -302,7 +292,8 @@ fn drop_poisoned(range: PageRange) -> Result<(), Errno> {
 fn salvage_by_page(range: PageRange, zeros: Zeros) -> Result<Vec<PageRange>, Errno> {
     let mut missing = Vec::new();
     for page in range.pieces(page_size()) {
-        if !keep_page(page, zeros)? {
+        let may_go = zeros == Zeros::MayGo && advise::reads_as_zeros(page);
+        if !may_go && !populated(advise::populate_write(page))? {
             missing.push(page);
         }
     }

@@ -5,9 +5,14 @@ use crate::runtime::job;
 use crate::runtime::mailbox::Mailbox;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-static TOUCHES: Mailbox = Mailbox::new();
-/// The [process](generation) whose thread runs, or is being started.
-static RUNS_FOR: AtomicU64 = AtomicU64::new(0);
+/// The thread, and how it is reached.
+struct Runner {
+    touches: Mailbox,
+    /// The [process](generation) whose thread runs, or is being started.
+    process: AtomicU64,
+}
+
+static RUNNER: Runner = Runner { touches: Mailbox::new(), process: AtomicU64::new(NOBODY) };
 const NOBODY: u64 = 0;
 
 /// What the program's own threads have.
@@ -17,41 +22,38 @@ const STACK: usize = 8 << 20;
 /// no thread can be made.
 pub(super) fn start() -> bool {
     let process = generation::current();
-    let before = RUNS_FOR.load(Ordering::Acquire);
-    let mine = before != process
-        && RUNS_FOR.compare_exchange(before, process, Ordering::AcqRel, Ordering::Acquire).is_ok();
-    if !mine {
+    if RUNNER.process.swap(process, Ordering::AcqRel) == process {
         return true;
     }
     let started = thread::spawn_quiet_with_stack("tenure-refill", STACK, serve).is_ok();
     if !started {
-        RUNS_FOR.store(NOBODY, Ordering::Release);
+        RUNNER.process.store(NOBODY, Ordering::Release);
     }
     started
 }
 
 /// Does something on the thread and waits for it. `None`: there is no thread.
 pub(super) fn run<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
-    job::send(&TOUCHES, act, || {
-        if RUNS_FOR.load(Ordering::Acquire) == NOBODY {
-            job::refuse_all(TOUCHES.take_jobs());
+    job::send(&RUNNER.touches, act, || {
+        if RUNNER.process.load(Ordering::Acquire) == NOBODY {
+            job::refuse_all(RUNNER.touches.take_jobs());
         }
     })
 }
 
 /// In a child, where neither the thread nor those that wait for it came along.
 pub(super) fn reset_in_child() {
-    TOUCHES.reset_in_child();
+    RUNNER.touches.reset_in_child();
 }
 
 fn serve() {
     let process = generation::current();
     loop {
-        let _ = TOUCHES.take();
-        job::run_all(TOUCHES.take_jobs());
+        let _ = RUNNER.touches.take();
+        job::run_all(RUNNER.touches.take_jobs());
         if generation::current() != process {
             return; // a function has forked, and returned in the child
         }
-        TOUCHES.wait(None);
+        RUNNER.touches.wait(None);
     }
 }
