@@ -20,7 +20,7 @@ pub struct Refill {
 
 impl Refill {
     /// `function(offset, bytes)` makes the bytes from `offset` on; it is called for single pages and for
-    /// longer extents of up to 1 MiB, always page-aligned.
+    /// longer extents of up to 1 MiB (cut where an address is a multiple of 1 MiB), always page-aligned.
     pub fn pages(
         function: impl Fn(usize, &mut [u8]) -> Result<(), RefillError> + Send + Sync + 'static,
     ) -> Refill {
