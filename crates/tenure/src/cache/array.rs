@@ -412,7 +412,7 @@ pub(super) struct Probe<'a, K> {
 impl<'a, K> Iterator for Probe<'a, K> {
     type Item = Hit<'a, K>;
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<Hit<'a, K>> {
         while self.left > 0 {
             let group = &self.array.groups[self.group];

@@ -155,7 +155,9 @@ impl<K, S> Inner<K, S> {
     }
 
     /// The value at a place whose segment was entered; if it is not there, `miss` says why.
-    #[inline]
+    // Always: a value that is handed on through memory is copied there 16 bytes at a time from stores of 8, which
+    // waits until the header has come from memory; the reader's own loads of the value then begin that late.
+    #[inline(always)]
     fn read<'a>(
         &self,
         hash: u32,
