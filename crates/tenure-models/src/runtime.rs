@@ -11,4 +11,4 @@ pub(crate) mod turn;
 #[path = "../../tenure/src/runtime/waits.rs"]
 pub(crate) mod waits;
 
-pub(crate) use crate::fakes::{fork, lock, mapping_room, services, worker};
+pub(crate) use crate::fakes::{budget, fork, lock, mapping_room, services, worker};

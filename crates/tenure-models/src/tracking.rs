@@ -22,8 +22,12 @@ pub(crate) mod side;
 pub(crate) mod slab;
 #[path = "../../tenure/src/tracking/state.rs"]
 pub(crate) mod state;
+#[path = "../../tenure/src/tracking/unmade.rs"]
+pub(crate) mod unmade;
 #[path = "../../tenure/src/tracking/unmark.rs"]
 pub(crate) mod unmark;
+#[path = "../../tenure/src/tracking/watch_again.rs"]
+pub(crate) mod watch_again;
 #[path = "../../tenure/src/tracking/word.rs"]
 pub(crate) mod word;
 

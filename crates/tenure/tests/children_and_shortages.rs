@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tenure::volatile::{self, Refill};
 use tenure::{Outcome, PageSize, Volatile};
 use tenure_testkit::seccomp::{Call, Errno, Filter};
-use tenure_testkit::this_test;
+use tenure_testkit::{in_child, skip, this_test};
 
 fn purged(len: usize, refill: Option<Refill>) -> Volatile {
     let builder = Volatile::builder(len).pages(PageSize::System);
@@ -191,5 +191,42 @@ fn what_is_lost_again_is_listed_once() {
         buffer.pin_mut().unwrap().fill(8);
         assert!(waited(|| buffer.purge_now().unwrap() == 4 * PAGE));
         assert_eq!(buffer.pin().unwrap().lost(), [0..4 * PAGE]);
+    });
+}
+
+/// The kernel keeps page tables for what was never touched, too, once it can be read.
+#[test]
+fn a_range_whose_holes_need_too_many_page_tables_is_not_offered() {
+    fn amount(file: &str, name: &str) -> usize {
+        let text = std::fs::read_to_string(file).unwrap();
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+    }
+    needs_userfaultfd!();
+    in_child(this_test!(), &[], || {
+        // Page tables take a 512th. Twice a sixteenth of all memory.
+        let total = amount("/proc/meminfo", "MemTotal:");
+        let len = (total / 8 * 512).next_multiple_of(1 << 30).min(32 << 40);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping of this test's own, where the kernel chooses.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
+        if at == libc::MAP_FAILED {
+            skip!("{} GiB of addresses are not to be had", len >> 30);
+        }
+        let at = at.cast::<u8>();
+        // SAFETY: the mapping above, in which nothing else is.
+        unsafe {
+            at.add(5 * MIB).write(7);
+            volatile::mark(at, len).unwrap();
+            let before = amount("/proc/self/status", "VmPTE:");
+            let error = volatile::offer_now(at, len).unwrap_err();
+            assert_eq!(error.kind(), tenure::ErrorKind::OutOfMemory, "{error}");
+            std::thread::sleep(Duration::from_secs(2));
+            let after = amount("/proc/self/status", "VmPTE:");
+            assert!(after < before + MIB, "{before} {after}");
+            assert_eq!(volatile::unmark(at, len).unwrap(), Outcome::Intact);
+            assert_eq!(at.add(5 * MIB).read(), 7);
+        }
     });
 }

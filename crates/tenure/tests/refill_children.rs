@@ -114,3 +114,49 @@ fn what_a_failed_refill_has_not_made_reads_no_zeros() {
         touch(&buffer);
     });
 }
+
+/// The watch of what is lost ends with the descriptors. Zeros that come to lie there are not taken for bytes that
+/// were made.
+#[test]
+fn what_was_lost_before_the_descriptors_were_is_made_all_the_same() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        static FAILS: AtomicBool = AtomicBool::new(true);
+        let buffer = purged(Refill::pages(|_, bytes| {
+            if FAILS.load(Ordering::SeqCst) {
+                return Err("no".into());
+            }
+            bytes.fill(7);
+            Ok(())
+        }));
+        assert!(buffer.pin().is_err());
+        let close_all = || {
+            // SAFETY: a number; the child ends soon.
+            assert_eq!(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) }, 0);
+        };
+        let offered_and_made = || {
+            close_all();
+            FAILS.store(false, Ordering::SeqCst);
+            buffer.offer_now().unwrap();
+            let pinned = buffer.pin().unwrap();
+            assert!(pinned.iter().all(|byte| *byte == 7));
+        };
+        assert_eq!(forked(offered_and_made), Ended::Well);
+        let touched_after_a_call = || {
+            close_all();
+            let _ = Volatile::new(PAGE).unwrap().offer_now();
+            touch(&buffer);
+        };
+        assert_eq!(forked(touched_after_a_call), Ended::Signal(libc::SIGBUS));
+        let touched_and_made = || {
+            close_all();
+            // Nothing watches it now: what is read, and written, is nobody's.
+            // SAFETY: mapped.
+            unsafe { buffer.as_ptr().write_volatile(1) };
+            FAILS.store(false, Ordering::SeqCst);
+            let pinned = buffer.pin().unwrap();
+            assert!(pinned.iter().all(|byte| *byte == 7));
+        };
+        assert_eq!(forked(touched_and_made), Ended::Well);
+    });
+}

@@ -101,22 +101,34 @@ fn a_range_that_is_gone_in_part_is_taken_back_in_part() {
     });
 }
 
+fn pins_take_what_it_had(refill: Option<Refill>) {
+    drop_privileges();
+    let mut builder = Volatile::builder(LEN).pages(PageSize::System);
+    if let Some(refill) = refill {
+        builder = builder.refill(refill);
+    }
+    let mut buffer = builder.build().unwrap();
+    write(&mut buffer.pin_mut().unwrap());
+    let before = resident();
+    for _ in 0..2 {
+        buffer.offer_now().unwrap();
+        let mut pinned = buffer.pin_mut().unwrap();
+        assert_eq!(pinned.outcome(), Outcome::Intact);
+        check_twice(&mut pinned, before);
+        pinned[PAGE] = 0;
+        pinned[3 * PAGE] = 0;
+    }
+}
+
 #[test]
 fn an_object_that_is_pinned_takes_what_it_had() {
-    in_child(this_test!(), &[], || {
-        drop_privileges();
-        let mut buffer = Volatile::builder(LEN).pages(PageSize::System).build().unwrap();
-        write(&mut buffer.pin_mut().unwrap());
-        let before = resident();
-        for _ in 0..2 {
-            buffer.offer_now().unwrap();
-            let mut pinned = buffer.pin_mut().unwrap();
-            assert_eq!(pinned.outcome(), Outcome::Intact);
-            check_twice(&mut pinned, before);
-            pinned[PAGE] = 0;
-            pinned[3 * PAGE] = 0;
-        }
-    });
+    in_child(this_test!(), &[], || pins_take_what_it_had(None));
+}
+
+#[test]
+fn an_object_with_a_refill_function_takes_what_it_had() {
+    let none = || Refill::pages(|_, _| Err("nothing is lost".into()));
+    in_child(this_test!(), &[], || pins_take_what_it_had(Some(none())));
 }
 
 /// What a program has written there are zeros, and not what the function would make.

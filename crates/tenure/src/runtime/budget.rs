@@ -5,6 +5,7 @@ use super::fork_state;
 use super::lock::{Lock, Rank};
 use super::services::Service;
 use crate::os::memory_limit::{self, MemoryGroup, Room};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const FRESH: Duration = Duration::from_millis(100);
@@ -20,6 +21,9 @@ struct Known {
 }
 
 static KNOWN: Lock<Option<Known>> = Lock::new(Rank::Budget, None);
+
+/// What the last look found free. For who must take no lock.
+static FREE: AtomicU64 = AtomicU64::new(u64::MAX);
 
 static SERVICE: Service = Service {
     hold: || KNOWN.hold(),
@@ -48,9 +52,15 @@ pub(crate) fn room(now: Instant) -> Room {
         _ => (memory_limit::own_group(), now),
     };
     let room = memory_limit::room(group.as_ref());
+    FREE.store(room.free, Ordering::Relaxed);
     let new = Known { group, group_at, room, room_at: now };
     // What another thread found meanwhile is dropped outside of the lock.
     let other = KNOWN.lock().replace(new);
     drop(other);
     room
+}
+
+/// The bytes that were free at the last call of [`room`], whenever that was. One load.
+pub(crate) fn free_at_last_look() -> u64 {
+    FREE.load(Ordering::Relaxed)
 }

@@ -269,12 +269,14 @@ pub(crate) fn is_missing() -> bool {
 }
 
 /// Opens the descriptors where they are [missing](is_missing), if they can be opened by now. What the failure
-/// found offered is suspect since, and nothing could be offered in the meantime.
+/// found offered is suspect since, and nothing could be offered in the meantime. Answers whether it has.
 #[inline]
-pub(super) fn open_missing() {
-    if is_missing() && !worker::is_worker() {
+pub(super) fn open_missing() -> bool {
+    let missing = is_missing() && !worker::is_worker();
+    if missing {
         one_at_a_time(replace_missing);
     }
+    missing && !is_missing()
 }
 
 /// The descriptors are [lost](is_lost), so what is offered can have been discarded unseen: has `give_up` say

@@ -5,7 +5,8 @@
 //! - [`mod@offer`], [`revive`], [`detection`]: telling the kernel, taking back, and noticing what is gone.
 //! - [`scan`], [`backpressure`]: when the background thread offers, and who waits for it.
 //! - [`service`], [`wake`]: forks, and how the background thread comes here.
-//! - [`settle`]: the ways of a range, made of these; [`touched`]: touches of pages that are gone.
+//! - [`settle`]: the ways of a range, made of these; [`touched`]: touches of pages that are gone; [`unmade`],
+//!   [`watch_again`]: what is lost until its owner has made it again.
 //! - [`owned`], [`raw`]: the two kinds of ranges, as the promises use them; [`shape`] and [`unmark`] belong to
 //!   raw ones.
 
@@ -27,8 +28,10 @@ pub(crate) mod side;
 mod slab;
 pub(crate) mod state;
 pub(crate) mod touched;
+mod unmade;
 pub(crate) mod unmark;
 mod wake;
+mod watch_again;
 mod word;
 
 pub(crate) use service::{ready, watch_forks};

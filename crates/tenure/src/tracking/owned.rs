@@ -5,7 +5,7 @@ use super::revive;
 use super::settings::purge_always;
 use super::settle::{self, needs_settling};
 use super::state::{flag, Claim, RangeId, Tracked, Word};
-use super::{backpressure, claims, raw, TRACKING};
+use super::{backpressure, claims, raw, watch_again, TRACKING};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::Mapping;
 use crate::os::pagemap::Pagemap;
@@ -139,6 +139,15 @@ impl OwnedRange {
             losses if losses.is_empty() => vec![range],
             losses => losses.clone(),
         }
+    }
+
+    /// Before what is lost is made, by a thread that has the range pinned and the right to: what was lost under
+    /// descriptors that are not there any more is missing and watched again.
+    ///
+    /// # Errors
+    /// `ENOMEM`: too many mappings. Nothing can be put in place now.
+    pub fn watch_losses(&self) -> std::result::Result<(), Errno> {
+        watch_again::for_maker(self.id, self.tracked())
     }
 
     /// Nothing counts as lost any more.

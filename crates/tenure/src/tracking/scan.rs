@@ -260,8 +260,9 @@ impl Scans {
                 Err(Refusal::Wanted) => {}
                 Err(refusal) => {
                     // Each try of a range that waits for mappings costs 4 µs, and there may be a million.
-                    let scattered = refusal == Refusal::TooManyMappings;
-                    let scans = if scattered { u8::MAX } else { REST };
+                    // A look at the holes of a large range costs as much as ten thousand such tries.
+                    let costly = matches!(refusal, Refusal::TooManyMappings | Refusal::TooSparse);
+                    let scans = if costly { u8::MAX } else { REST };
                     tracked.rest.store(scans, Ordering::Relaxed);
                     left = left.saturating_sub(len);
                 }
@@ -345,10 +346,11 @@ fn wait(priority: u8, pressed: bool) -> u64 {
 
 /// How many bytes may be marked and not offered.
 fn bound(now: Instant, set: Option<u64>, pressed: bool) -> u64 {
+    // Also where the program has set a bound: an offer takes the last look's word for what is free.
+    let room = budget::room(now);
     if let Some(bytes) = set {
         return bytes;
     }
-    let room = budget::room(now);
     let least = backpressure::set_least(room.limit);
     if pressed {
         least

@@ -1,6 +1,6 @@
 //! What tracking does over forks and in the background, and what has to be ready before the first range.
 
-use super::{backpressure, detection, in_child, raw, scan, settings, wake, TRACKING};
+use super::{backpressure, detection, in_child, raw, scan, settings, wake, watch_again, TRACKING};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::probe;
 use crate::runtime::lock::Rank;
@@ -37,7 +37,9 @@ pub(crate) fn ready(call: &'static str) -> Result<()> {
         get_ready(call)?;
     }
     // A child that could open no descriptors may be able to by now. Until then nothing is offered in it.
-    detection::open_missing();
+    if detection::open_missing() {
+        watch_again::all();
+    }
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use super::detection::Kind;
 use super::offer::{self, Refusal};
 use super::state::{flag, Claim, RangeId, Tracked, Word};
 use super::wake::stir;
-use super::{backpressure, claims, detection, revive, settings, touched, TRACKING};
+use super::{backpressure, claims, detection, revive, settings, touched, watch_again, TRACKING};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::lock::assert_none_held;
@@ -61,6 +61,7 @@ pub(super) fn before_claiming() {
                 }
             });
         });
+        watch_again::all();
     }
 }
 
@@ -125,6 +126,7 @@ pub(super) fn offer_or_again(claim: &mut Claim) -> Result<(), Refusal> {
 /// Offers a range now, whatever its age, from any thread.
 pub(super) fn offer_now(id: RangeId, tracked: &'static Tracked) -> Result<(), Refusal> {
     before_claiming();
+    offer::before_claiming(tracked.len());
     let volatile = |word: Word| word.pins() == 0;
     let offer = move || {
         let Some(mut claim) = claims().claim(id, tracked, volatile) else {

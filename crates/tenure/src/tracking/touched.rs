@@ -4,9 +4,10 @@ use super::side::without;
 use super::state::{flag, Claim, Tracked, Word};
 use super::wake::stir;
 use super::{backpressure, claims, detection, offer, TRACKING};
-use crate::os::{advise, page_size, uffd};
+use crate::os::{advise, page_size, signal, uffd};
 use crate::range::PageRange;
 use crate::runtime::worker;
+use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
@@ -90,6 +91,20 @@ pub(crate) fn made_again(tracked: &Tracked, bytes: usize) {
     }
     backpressure::made_again(bytes as u64);
     stir();
+}
+
+/// Makes every touch of a missing page raise SIGBUS, `toucher`'s too, because it cannot be made. Not where its range
+/// was taken back meanwhile: then it is there.
+///
+/// The caller holds no lock and no claim.
+pub(crate) fn fail_page(fd: RawFd, page: PageRange, toucher: u32) {
+    // With the claim no other thread takes the range back, which would find the page neither there nor missing.
+    let Some(_claim) = claim_holder(page) else { return };
+    let not_known = |errno| matches!(errno, Errno::INVAL | Errno::NOTTY | Errno::OPNOTSUPP);
+    // Before 6.6 there is no poison.
+    if uffd::poison(fd, page).is_err_and(not_known) && advise::populate_read_plain(page).is_err() {
+        signal::send_sigbus(toucher);
+    }
 }
 
 /// Claims the range that holds the page, if pages of it may be gone: it is offered, its losses were not restored,

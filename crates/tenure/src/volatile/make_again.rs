@@ -88,6 +88,7 @@ impl From<RefillError> for RefillFailure {
 fn make_lost(object: &Object, refill: &Refill) -> Result<(), RefillFailure> {
     // Another thread may have been through before this one began.
     if object.memory.has_losses() {
+        object.memory.watch_losses().map_err(not_put)?;
         make(object, refill, &object.memory.losses())?;
         object.memory.restored();
     }

@@ -6,7 +6,7 @@
 
 use super::object::Object;
 use super::{make_again, refill_runner};
-use crate::os::{advise, page_size, signal, thread, uffd};
+use crate::os::{advise, page_size, thread, uffd};
 use crate::range::PageRange;
 use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
@@ -15,6 +15,7 @@ use crate::runtime::turn::Attempt;
 use crate::runtime::worker;
 use crate::tracking::backpressure;
 use crate::tracking::detection::{self, Detection, Kind};
+use crate::tracking::touched;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -184,12 +185,6 @@ fn make(missing: PageRange) -> Made {
 
 /// Never made-up bytes: the toucher gets SIGBUS, unless the page has been made, or is not watched any more.
 fn fail(fd: i32, missing: PageRange, toucher: u32) {
-    let not_known = |errno| matches!(errno, Errno::INVAL | Errno::NOTTY | Errno::OPNOTSUPP);
-    // Before 6.6 there is no poison.
-    if uffd::poison(fd, missing).is_err_and(not_known)
-        && advise::populate_read_plain(missing).is_err()
-    {
-        signal::send_sigbus(toucher);
-    }
+    touched::fail_page(fd, missing, toucher);
     let _ = uffd::wake(fd, missing);
 }

@@ -24,6 +24,12 @@ pub(super) fn error(
             "it would make more mappings of one, and the process has half of vm.max_map_count already",
             "keep volatile memory together, or raise vm.max_map_count (sysctl)",
         ),
+        Refusal::TooSparse => (
+            ErrorKind::OutOfMemory,
+            "the page tables of what was never touched of it, 2 MiB for each GiB, would take more than a \
+             sixteenth of what is free",
+            "mark the parts that have data, or touch all of it",
+        ),
         Refusal::Shared => {
             let why = "not tried: a process made by fork still shares the pages; the call";
             return Error::system(call, why, Errno::BUSY).on(range.start, range.len());

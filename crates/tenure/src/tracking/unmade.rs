@@ -1,0 +1,39 @@
+//! Lost pages that their owner is still to make again. They stay missing and watched until then: whoever
+//! touches one has it made, or gets SIGBUS, and never zeros.
+//!
+//! Where the descriptors are replaced the watch ends, and a touch makes a page of zeros that would count as
+//! made. So what is lost is discarded again before it is [watched anew](super::watch_again).
+
+use super::side::without;
+use super::state::{Claim, Word};
+use crate::os::advise;
+use crate::range::PageRange;
+use rustix::io::Errno;
+
+/// What is lost of a range whose owner makes it again.
+pub(super) fn of(claim: &mut Claim) -> Vec<PageRange> {
+    if !is_unmade(claim.word()) {
+        return Vec::new();
+    }
+    let range = claim.range();
+    match &claim.side_mut().losses {
+        losses if losses.is_empty() => vec![range],
+        losses => losses.clone(),
+    }
+}
+
+pub(super) fn is_unmade(word: Word) -> bool {
+    word.has(Word::LOST) && word.has(Word::REMADE)
+}
+
+/// Discards what may have come to lie in lost pages while nothing watched them.
+pub(super) fn discard(lost: &[PageRange]) -> Result<(), Errno> {
+    // SAFETY: lost pages hold nothing until their owner has made them. It does so with a pin, and takes the
+    // range's claim before: the caller, who has the claim, is its thread, or has seen no pin.
+    lost.iter().try_for_each(|extent| unsafe { advise::drop_pages(*extent) })
+}
+
+/// What of `extents` is not lost.
+pub(super) fn leave_out(lost: &[PageRange], extents: Vec<PageRange>) -> Vec<PageRange> {
+    lost.iter().fold(extents, |rest, part| without(rest, *part))
+}
