@@ -1,5 +1,6 @@
 /* A handler of purged touches that is left by siglongjmp, as language runtimes do: the next touch
- * finds everything as the first one did. */
+ * finds everything as the first one did, also on a thread that blocks the signals it does not raise
+ * itself. */
 #include "check.h"
 
 #include <setjmp.h>
@@ -30,16 +31,32 @@ static int put_back(void *address, void *range, size_t len)
     return 1;
 }
 
+/* Further down the stack than the handler that was left. */
+static __attribute__((noinline)) unsigned char touch_from_below(void)
+{
+    volatile unsigned char below[64 * 1024];
+    below[0] = TOUCH(PAGE);
+    return below[0];
+}
+
 int main(void)
 {
     NEED_SIGBUS();
     p = map(LEN);
     CHECK(tenure_on_purged_access(leave) == 0);
-    for (int round = 1; round <= 3; round++) {
+    for (int round = 1; round <= 6; round++) {
+        if (round == 4) {
+            sigset_t others;
+            sigfillset(&others);
+            sigdelset(&others, SIGBUS);
+            CHECK(sigprocmask(SIG_BLOCK, &others, NULL) == 0);
+        }
         fill(p, 0, PAGES);
         CHECK(tenure_mvolatile(p, LEN) == 0);
         CHECK(tenure_purge_now(p, LEN) == 0);
         if (sigsetjmp(out, 1) == 0) {
+            if (round == 2)
+                (void)touch_from_below();
             (void)TOUCH(PAGE);
             CHECK(!"the handler was due");
         }
@@ -56,7 +73,7 @@ int main(void)
     CHECK(tenure_purge_now(p, LEN) == 0);
     CHECK(tenure_on_purged_access(put_back) == 0);
     CHECK(TOUCH(2 * PAGE) == 'R');
-    CHECK(calls == 4);
+    CHECK(calls == 7);
     CHECK(tenure_forget(p, LEN) == 0);
     return 0;
 }

@@ -4,26 +4,77 @@ use super::advise::last_errno;
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// Given the faulting address; `true` when the access may be tried again.
 pub(crate) type OnBus = fn(usize) -> bool;
 
 static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
-/// The handler before ours: its address, and [`TAKES_INFO`].
-static PREVIOUS: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
+/// What was done at a SIGBUS before ours was installed; null is the default. It is never freed: a thread may be in
+/// it.
+static PREVIOUS: AtomicPtr<Previous> = AtomicPtr::new(std::ptr::null_mut());
+/// Ours was installed, and has not given way to the default since.
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
-thread_local! {
-    /// The page whose touch the handler is at. A touch of the same page by the handler itself must reach
-    /// the previous handler, not recurse.
-    static AT: Cell<usize> = const { Cell::new(0) };
+struct Previous {
+    action: libc::sigaction,
+    /// It was to be called once (SA_RESETHAND), and has been.
+    is_spent: AtomicBool,
 }
 
-/// Blocked while the handler runs: whether the interrupted code was the handler itself is told by the mask
-/// that the kernel saved, which siglongjmp out of the handler restores.
+/// A touch that the handler is at.
+#[derive(Clone, Copy)]
+struct At {
+    page: usize,
+    /// The address of what the kernel saved on the stack. The handler's own frames lie below it.
+    frame: usize,
+}
+
+impl At {
+    const NOTHING: At = At { page: usize::MAX, frame: 0 };
+}
+
+thread_local! {
+    /// A touch of the same page by the handler itself must reach the previous handler, not recurse. A handler
+    /// that is left by siglongjmp leaves its touch here: see [`touch_around`].
+    static AT: Cell<At> = const { Cell::new(At::NOTHING) };
+}
+
+/// Blocked while the handler runs, so that the mask that the kernel saves tells whether it interrupted the handler.
 fn inside_mark() -> libc::c_int {
     libc::SIGRTMAX()
+}
+
+/// The touch whose handler was interrupted. siglongjmp out of the handler restores the mask, and the stack pointer to
+/// above the handler's frames. Only a thread that blocks the mark itself, and touches the page again from further
+/// down the stack than the handler was, cannot be told from the handler.
+fn touch_around(context: &libc::ucontext_t) -> At {
+    let at = AT.get();
+    // SAFETY: reads a valid set.
+    let is_marked = unsafe { libc::sigismember(&context.uc_sigmask, inside_mark()) == 1 };
+    if is_marked && stack_pointer(context) < at.frame {
+        at
+    } else {
+        At::NOTHING
+    }
+}
+
+/// The stack pointer of the interrupted code.
+#[cfg(target_arch = "x86_64")]
+fn stack_pointer(context: &libc::ucontext_t) -> usize {
+    context.uc_mcontext.gregs[libc::REG_RSP as usize] as usize
+}
+
+/// The stack pointer of the interrupted code.
+#[cfg(target_arch = "aarch64")]
+fn stack_pointer(context: &libc::ucontext_t) -> usize {
+    context.uc_mcontext.sp as usize
+}
+
+/// Below every frame: the mark alone decides.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn stack_pointer(_: &libc::ucontext_t) -> usize {
+    0
 }
 
 extern "C" fn on_sigbus(
@@ -37,87 +88,140 @@ extern "C" fn on_sigbus(
     let mut settled = false;
     // SAFETY: the kernel passes a valid siginfo and ucontext to a handler installed with SA_SIGINFO;
     // si_addr is set for a SIGBUS that a fault raised (si_code > 0).
-    let (code, address, nested) = unsafe {
-        let mask = &(*context.cast::<libc::ucontext_t>()).uc_sigmask;
-        let nested = libc::sigismember(mask, inside_mark()) == 1;
-        ((*info).si_code, (*info).si_addr() as usize, nested)
+    let (code, address, around) = unsafe {
+        let around = touch_around(&*context.cast::<libc::ucontext_t>());
+        ((*info).si_code, (*info).si_addr() as usize, around)
     };
-    let page = address / super::page_size() + 1;
-    let before = AT.get();
-    if !handler.is_null() && code > 0 && !(nested && before == page) {
-        AT.set(page);
+    let page = address / super::page_size();
+    if !handler.is_null() && code > 0 && around.page != page {
+        AT.set(At { page, frame: context as usize });
         // SAFETY: `HANDLER` only ever holds a pointer made from an `OnBus`.
         let handler: OnBus = unsafe { std::mem::transmute(handler) };
         settled = handler(address);
-        AT.set(before);
+        AT.set(around);
     }
     if !settled {
         chain(signal, info, context, code <= 0);
     }
 }
 
-/// A handler that takes a siginfo has this bit, which no address has.
-const TAKES_INFO: usize = 1 << (usize::BITS - 1);
+fn previous() -> Option<&'static Previous> {
+    // SAFETY: null, or a box that `put_before` has leaked. Nothing writes to it but through its atomic.
+    unsafe { PREVIOUS.load(Ordering::Acquire).as_ref() }
+}
+
+/// What the signal is to do now. This makes it the default for the next one where the kernel would (SA_RESETHAND).
+fn take_previous() -> Option<&'static libc::sigaction> {
+    let Previous { action, is_spent } = previous()?;
+    let once = action.sa_flags & libc::SA_RESETHAND != 0 && action.sa_sigaction != libc::SIG_IGN;
+    (!once || !is_spent.swap(true, Ordering::AcqRel)).then_some(action)
+}
 
 fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void, sent: bool) {
-    match PREVIOUS.load(Ordering::Acquire) {
-        // A signal that was sent is as it would be without tenure.
-        libc::SIG_IGN if sent => {}
-        // (A fault's signal cannot be ignored: the kernel kills in that case as well.)
-        libc::SIG_DFL | libc::SIG_IGN => {
-            // The default: die of it, when the access is tried again or at once.
-            // SAFETY: resetting a signal's disposition with a zeroed, valid structure.
+    match take_previous() {
+        Some(action) if action.sa_sigaction != libc::SIG_IGN => {
+            let before = block_as_for(action, signal);
+            // SAFETY: `action` was installed before ours, and is neither the default, which is not remembered,
+            // nor SIG_IGN: a handler. It is called with the arguments that its flags say it expects.
             unsafe {
-                let mut default: libc::sigaction = MaybeUninit::zeroed().assume_init();
-                default.sa_sigaction = libc::SIG_DFL;
-                libc::sigaction(signal, &default, std::ptr::null_mut());
-                if sent {
-                    libc::raise(signal);
-                }
-            }
-        }
-        action => {
-            // SAFETY: `action` is the handler that was installed before ours, called with the
-            // arguments that its flags say it expects.
-            unsafe {
-                if action & TAKES_INFO != 0 {
+                if action.sa_flags & libc::SA_SIGINFO != 0 {
                     let f: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
-                        std::mem::transmute(action & !TAKES_INFO);
+                        std::mem::transmute(action.sa_sigaction);
                     f(signal, info, context);
                 } else {
-                    let f: extern "C" fn(libc::c_int) = std::mem::transmute(action);
+                    let f: extern "C" fn(libc::c_int) = std::mem::transmute(action.sa_sigaction);
                     f(signal);
                 }
             }
-            if sent {
-                stay_installed();
-            }
+            // Not left to the kernel: ours may have been called by a handler that the program put before it.
+            restore(before);
+            after_previous(sent);
+        }
+        // A signal that was sent is as it would be without tenure.
+        Some(_) if sent => {}
+        // (A fault's signal cannot be ignored: the kernel kills in that case as well.)
+        _ => give_way(signal, sent),
+    }
+}
+
+/// The default: die of it, when the access is tried again or at once.
+fn give_way(signal: libc::c_int, sent: bool) {
+    INSTALLED.store(false, Ordering::Release);
+    // SAFETY: resetting a signal's disposition with a zeroed, valid structure.
+    unsafe {
+        let mut default: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        default.sa_sigaction = libc::SIG_DFL;
+        libc::sigaction(signal, &default, std::ptr::null_mut());
+        if sent {
+            libc::raise(signal);
         }
     }
 }
 
+/// Blocks what the kernel blocks while this handler runs; returns the mask before.
+fn block_as_for(action: &libc::sigaction, signal: libc::c_int) -> Mask {
+    let mut more = action.sa_mask;
+    let mut before = MaybeUninit::uninit();
+    // SAFETY: sigaddset changes a valid local set; pthread_sigmask reads it and writes the other, which is local
+    // as well. It cannot fail with these arguments.
+    unsafe {
+        if action.sa_flags & libc::SA_NODEFER == 0 {
+            libc::sigaddset(&mut more, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &more, before.as_mut_ptr());
+        Mask(before.assume_init())
+    }
+}
+
 /// The handler before ours may give way to the default, as that of Rust's runtime does at any signal that is not
-/// its own: then it is the default that ours is put before.
-fn stay_installed() {
+/// its own. After a signal that was sent, it is the default that ours is put before.
+fn after_previous(sent: bool) {
     if disposition().is_ok_and(|now| now.sa_sigaction == libc::SIG_DFL) {
-        PREVIOUS.store(libc::SIG_DFL, Ordering::Release);
-        let _ = put_ours();
+        INSTALLED.store(false, Ordering::Release);
+        if sent {
+            let _ = put_before(None);
+        }
     }
 }
 
 /// Calls `handler` for every SIGBUS that a fault raises; where it answers `false` the handler that
 /// was installed before gets the signal. A second call replaces the function, not the chain.
+///
+/// After `Ok` a SIGBUS reaches ours, so each call asks the kernel. Threads that install it at once each do all of
+/// it, with the same result: none relies on what another has not done yet, and a child that is forked in between
+/// does its own part.
 pub(crate) fn install(handler: OnBus) -> Result<(), Errno> {
     HANDLER.store(handler as *mut (), Ordering::Release);
-    if INSTALLED.swap(true, Ordering::AcqRel) {
+    let now = disposition()?;
+    if now.sa_sigaction == on_sigbus as *const () as usize {
+        // Also for another thread that has put it and has not said so yet.
+        INSTALLED.store(true, Ordering::Release);
         return Ok(());
     }
-    let put = disposition().and_then(|previous| {
-        let info = if previous.sa_flags & libc::SA_SIGINFO != 0 { TAKES_INFO } else { 0 };
-        PREVIOUS.store(previous.sa_sigaction | info, Ordering::Release);
-        put_ours()
+    if is_later(&now) {
+        return Ok(());
+    }
+    put_before((now.sa_sigaction != libc::SIG_DFL).then_some(now))
+}
+
+/// Whether this is a handler that the program has put before ours. It calls ours; ours before it again would make
+/// a chain without an end. The handler that was there before ours is not: the program has put it back, or this
+/// is a child that has its parent's dispositions from before its memory, and ours was installed in between.
+fn is_later(now: &libc::sigaction) -> bool {
+    let is_handler = !matches!(now.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
+    let is_previous = |before: &Previous| before.action.sa_sigaction == now.sa_sigaction;
+    INSTALLED.load(Ordering::Acquire) && is_handler && !previous().is_some_and(is_previous)
+}
+
+/// Puts ours before this (`None`: the default), which is remembered first: a SIGBUS may come at once.
+fn put_before(action: Option<libc::sigaction>) -> Result<(), Errno> {
+    let previous = action.map_or(std::ptr::null_mut(), |action| {
+        Box::into_raw(Box::new(Previous { action, is_spent: AtomicBool::new(false) }))
     });
-    put.inspect_err(|_| INSTALLED.store(false, Ordering::Release))
+    PREVIOUS.store(previous, Ordering::Release);
+    put_ours()?;
+    INSTALLED.store(true, Ordering::Release);
+    Ok(())
 }
 
 /// What is done at a SIGBUS now.
