@@ -455,12 +455,20 @@ fn failures() -> Vec<Config> {
             ..BASE
         },
         Config {
-            weights: Weights { closes: 1, ..w },
+            weights: Weights { closes: 1, ..ALL_WEIGHTS },
+            refill: true,
             ..kind(
                 "closed-fail",
-                "descriptors closed, and pages that cannot be dropped",
+                "descriptors closed, forks, and pages that cannot be dropped",
                 fault(&[Call::Madvise(libc::MADV_DONTNEED)], Errno::NOMEM),
             )
+        },
+        Config {
+            name: "closed-refill",
+            about: "descriptors closed in children, and objects whose refill fails",
+            weights: Weights { objects: 20, shared: 20, forks: 2, closes: 2, ..NONE },
+            refill: true,
+            ..BASE
         },
         Config {
             name: "closed-forks",

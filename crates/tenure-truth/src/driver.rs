@@ -272,7 +272,13 @@ impl Worker {
 
     /// A child's life: it goes on with what its thread had, and checks all of it.
     fn child(&mut self, rng: &mut Rng) {
+        let closes = self.world.config.weights.closes > 0;
         for n in 0..24 {
+            // As one does that becomes a daemon: before its first use of tenure, or later.
+            if closes && rng.once_in(24) {
+                setting::UNWATCHED.store(true, Ordering::Relaxed);
+                faults::close_descriptors();
+            }
             let what = rng.below(4);
             if what < 2 && !self.ranges.is_empty() {
                 let which = rng.below(self.ranges.len());

@@ -155,7 +155,7 @@ pub fn make(kind: Kind, body: impl FnOnce()) {
             watchdog::enlist_child(number);
             doing!("the child's start");
             if kind == Kind::Clone {
-                setting::CLONED.store(true, Ordering::Relaxed);
+                setting::UNWATCHED.store(true, Ordering::Relaxed);
             }
             let done = crate::closures::catching(body);
             sys::exit_now(if done.is_some() { 0 } else { 70 });

@@ -233,7 +233,8 @@ impl Ranges {
             let page = start + page;
             let verdict = self.model.take_back(page, *reported);
             // A child of a raw clone cannot know what was touched while nothing watched.
-            if !(is(&setting::CLONED) && matches!(verdict, Err(model::Wrong::ReportedUntouched(_))))
+            if !(is(&setting::UNWATCHED)
+                && matches!(verdict, Err(model::Wrong::ReportedUntouched(_))))
             {
                 self.settle(verdict);
             }
@@ -311,7 +312,7 @@ impl Ranges {
                         wrong!("unmark answered Intact, and {zeros} pages read zeros");
                     }
                     // A child of a raw clone cannot know what was touched while nothing watched.
-                    Outcome::Purged if zeros == 0 && excused == 0 && !is(&setting::CLONED) => {
+                    Outcome::Purged if zeros == 0 && excused == 0 && !is(&setting::UNWATCHED) => {
                         wrong!("unmark answered Purged, and every page is as it was");
                     }
                     _ => {}
@@ -426,7 +427,7 @@ impl Ranges {
     fn read(&mut self, page: usize) {
         doing!("read through the kernel");
         // Where a failed unmark could not watch a part again, what it had lost reads zeros until it is told.
-        if is(&setting::CLONED) || self.failed {
+        if is(&setting::UNWATCHED) || self.failed {
             return;
         }
         let mut bytes = [0u64; model::WORDS];

@@ -15,8 +15,9 @@ pub static FORKS: AtomicBool = AtomicBool::new(false);
 pub static SHORT: AtomicBool = AtomicBool::new(false);
 /// Descriptors are closed.
 pub static CLOSES: AtomicBool = AtomicBool::new(false);
-/// This process is the child of a raw clone.
-pub static CLONED: AtomicBool = AtomicBool::new(false);
+/// What is offered was not watched for a time, so it counts as lost as a whole: in the child of a raw clone, and in
+/// one that has closed its descriptors.
+pub static UNWATCHED: AtomicBool = AtomicBool::new(false);
 /// When the run ends, in the clock of `sys::now_ms`.
 pub static END_MS: AtomicU64 = AtomicU64::new(0);
 
@@ -27,7 +28,7 @@ pub fn is(setting: &AtomicBool) -> bool {
 
 /// Whether a touch of a purged page raises SIGBUS at this moment.
 pub fn touches_raise() -> bool {
-    !is(&WORDS) && !is(&CLONED)
+    !is(&WORDS) && !is(&UNWATCHED)
 }
 
 /// Tries until it works, where calls are made to fail; once elsewhere.
