@@ -345,3 +345,26 @@ fn a_child_that_loses_one_of_two_descriptors_opens_new_ones() {
         }
     });
 }
+
+#[test]
+fn a_child_that_has_closed_them_offers_ranges_at_once() {
+    promised(this_test!(), || {
+        let mut map = filled(4);
+        let (at, len) = (map.as_mut_ptr(), map.len());
+        // SAFETY: `map` owns the range and outlives the calls.
+        unsafe { volatile::mark(at, len).unwrap() };
+        let offered = || {
+            // SAFETY: as above, for the child's copy, which is written while it is not marked.
+            unsafe {
+                assert_eq!(volatile::unmark(at, len).unwrap(), Outcome::Intact);
+                at.write_bytes(7, len);
+                close_everything();
+                volatile::mark(at, len).unwrap();
+                volatile::offer_now(at, len).unwrap();
+                assert_eq!(volatile::unmark(at, len).unwrap(), Outcome::Intact);
+                assert_eq!(at.read(), 7);
+            }
+        };
+        assert_eq!(forked(offered), Ended::Well);
+    });
+}

@@ -232,7 +232,7 @@ fn is_large(len: usize) -> bool {
 }
 
 /// Before a claim is taken, for the question takes a lock: has [`holes_fit`] know what is free.
-pub(super) fn before_claiming(len: usize) {
+pub(super) fn look_at_room(len: usize) {
     if is_large(len) {
         let _ = budget::room(Instant::now());
     }

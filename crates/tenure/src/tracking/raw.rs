@@ -122,7 +122,8 @@ pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<Rang
 /// All of it on the background thread and with the claims held from the cut on: nothing is joined to what
 /// lies beside the range meanwhile.
 pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize, Refusal>> {
-    offer::before_claiming(range.len());
+    settle::before_claiming();
+    offer::look_at_room(range.len());
     let offer_all = move || {
         let marked = claim_marked(range).unwrap_or_default();
         if marked.is_empty() {

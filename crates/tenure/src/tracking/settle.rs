@@ -126,7 +126,7 @@ pub(super) fn offer_or_again(claim: &mut Claim) -> Result<(), Refusal> {
 /// Offers a range now, whatever its age, from any thread.
 pub(super) fn offer_now(id: RangeId, tracked: &'static Tracked) -> Result<(), Refusal> {
     before_claiming();
-    offer::before_claiming(tracked.len());
+    offer::look_at_room(tracked.len());
     let volatile = |word: Word| word.pins() == 0;
     let offer = move || {
         let Some(mut claim) = claims().claim(id, tracked, volatile) else {
