@@ -70,7 +70,8 @@ static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 /// program installs later has precedence, as anywhere; it is to call the one before it.
 ///
 /// A SIGBUS that somebody sends, and one that is not tenure's, go to the signal handler that was there before, or do
-/// what they do by default.
+/// what they do by default. Where that handler answers a signal by giving way to the default, as that of Rust's runtime
+/// does, a purged page that another thread touches in these microseconds kills.
 ///
 /// # Errors
 /// `sigaction`'s. Where [`super::detection`] is [`super::Detection::Words`], purged pages raise no
