@@ -2,6 +2,8 @@
 
 #[path = "../../tenure/src/tracking/gate.rs"]
 pub(crate) mod gate;
+#[path = "../../tenure/src/tracking/holes.rs"]
+pub(crate) mod holes;
 #[path = "../../tenure/src/tracking/map.rs"]
 pub(crate) mod map;
 #[path = "../../tenure/src/tracking/offer.rs"]

@@ -160,3 +160,65 @@ fn what_was_lost_before_the_descriptors_were_is_made_all_the_same() {
         assert_eq!(forked(touched_and_made), Ended::Well);
     });
 }
+
+/// What was lost is watched again while another thread looks at it: no page of zeros is taken for made.
+#[test]
+fn what_was_lost_is_made_beside_a_thread_that_looks_at_it() {
+    needs_userfaultfd!();
+    const LEN: usize = 4 * MIB;
+    promised(this_test!(), || {
+        static FAILS: AtomicBool = AtomicBool::new(true);
+        let refill = Refill::pages(|_, bytes| {
+            if FAILS.load(Ordering::SeqCst) {
+                return Err("no".into());
+            }
+            bytes.fill(7);
+            Ok(())
+        });
+        let mut buffer =
+            Volatile::builder(LEN).pages(PageSize::System).refill(refill).build().unwrap();
+        buffer.pin_mut().unwrap().fill(7);
+        assert!(waited(|| buffer.purge_now().unwrap() == LEN));
+        assert!(buffer.pin().is_err());
+        let pinned_beside_a_look = || {
+            // SAFETY: numbers; the child ends soon.
+            unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+            FAILS.store(false, Ordering::SeqCst);
+            let (at, looks, ends) =
+                (buffer.as_ptr() as usize, AtomicU32::new(0), AtomicBool::new(false));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for page in (0..LEN / PAGE).cycle() {
+                        if ends.load(Ordering::SeqCst) {
+                            return;
+                        }
+                        let _ = peek(at + page * PAGE);
+                        looks.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+                while looks.load(Ordering::SeqCst) < 50 {
+                    std::thread::yield_now();
+                }
+                let pinned = buffer.pin();
+                ends.store(true, Ordering::SeqCst);
+                let pinned = pinned.unwrap();
+                let wrong = pinned.iter().step_by(PAGE).filter(|byte| **byte != 7).count();
+                assert_eq!(wrong, 0, "pages");
+            });
+        };
+        for _ in 0..15 {
+            assert_eq!(forked(pinned_beside_a_look), Ended::Well);
+        }
+        let pinned_and_locked = || {
+            // SAFETY: as above.
+            unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+            // SAFETY: locks the child's memory.
+            if unsafe { libc::mlockall(libc::MCL_CURRENT) } != 0 {
+                return; // not allowed to
+            }
+            FAILS.store(false, Ordering::SeqCst);
+            assert!(buffer.pin().unwrap().iter().all(|byte| *byte == 7));
+        };
+        assert_eq!(forked(pinned_and_locked), Ended::Well);
+    });
+}

@@ -5,6 +5,7 @@ mod promise_kit;
 
 use promise_kit::*;
 use std::fs::{self, File};
+use std::sync::atomic::{AtomicBool, Ordering};
 use tenure::volatile::{self, Refill};
 use tenure::{Mapping, Outcome, PageSize, Volatile};
 use tenure_testkit::{as_nobody, in_child, or_skip, skip, this_test};
@@ -161,5 +162,40 @@ fn what_is_purged_is_counted() {
         let pinned = buffer.pin().unwrap();
         assert_eq!(pinned.iter().filter(|byte| **byte == 0).count(), purged);
         assert!(purged > 0, "nothing went in four tries");
+    });
+}
+
+/// A loss that was made up for by a touch is still a loss to the next pin: the watch goes on, and zeros are kept.
+#[test]
+fn zeros_beside_a_loss_stay() {
+    needs_userfaultfd!();
+    static FAILS: AtomicBool = AtomicBool::new(true);
+    in_child(this_test!(), &[], || {
+        drop_privileges();
+        let refill = Refill::pages(|_, bytes| {
+            bytes.fill(7);
+            if FAILS.load(Ordering::SeqCst) {
+                Err("no".into())
+            } else {
+                Ok(())
+            }
+        });
+        let builder = Volatile::builder(16 * PAGE).pages(PageSize::System).refill(refill);
+        let mut buffer = builder.build().unwrap();
+        let at = buffer.as_ptr();
+        buffer.pin_mut().unwrap()[..PAGE].fill(7);
+        buffer.pin_mut().unwrap()[PAGE..2 * PAGE].fill(0);
+        buffer.offer_now().unwrap();
+        reclaim(at as usize, PAGE);
+        if buffer.pin().is_ok() {
+            skip!("the kernel did not take the page");
+        }
+        FAILS.store(false, Ordering::SeqCst);
+        // SAFETY: mapped; it is refilled.
+        assert_eq!(unsafe { at.read_volatile() }, 7);
+        buffer.offer_now().unwrap();
+        let pinned = buffer.pin().unwrap();
+        reclaim(at as usize + PAGE, PAGE);
+        assert!(pinned[PAGE..].iter().all(|byte| *byte == 0));
     });
 }

@@ -221,11 +221,7 @@ pub(crate) mod mapping_room {
 
 /// Everything fits.
 pub(crate) mod budget {
-    pub(crate) fn room(_: std::time::Instant) -> u64 {
-        u64::MAX
-    }
-
-    pub(crate) fn free_at_last_look() -> u64 {
+    pub(crate) fn limit_at_last_look() -> u64 {
         u64::MAX
     }
 }

@@ -195,6 +195,11 @@ pub(crate) mod advise {
         Ok(())
     }
 
+    /// Nothing is locked here.
+    pub(crate) unsafe fn drop_locked_pages(_: PageRange) -> Result<(), Errno> {
+        unreachable!()
+    }
+
     pub(crate) unsafe fn drop_pages(range: PageRange) -> Result<(), Errno> {
         KERNEL.each(range, |state| {
             assert_ne!(state & MAPPED, 0, "dropped where nothing is mapped");
@@ -341,5 +346,11 @@ pub(crate) mod words {
 
     pub(crate) unsafe fn redirty(_page: usize, _word: u16, _value: u64) -> bool {
         unreachable!()
+    }
+}
+
+pub(crate) mod memory_limit {
+    pub(crate) fn page_tables() -> Option<u64> {
+        None
     }
 }

@@ -21,6 +21,13 @@ pub(crate) struct Room {
     pub free: u64,
 }
 
+/// Bytes of page tables that this process has.
+pub(crate) fn page_tables() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPTE:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
 /// Finds the memory cgroup from `/proc/self/cgroup` and `/proc/self/mountinfo`.
 pub(crate) fn own_group() -> Option<MemoryGroup> {
     let cgroup = fs::read_to_string("/proc/self/cgroup").ok()?;

@@ -22,8 +22,8 @@ struct Known {
 
 static KNOWN: Lock<Option<Known>> = Lock::new(Rank::Budget, None);
 
-/// What the last look found free. For who must take no lock.
-static FREE: AtomicU64 = AtomicU64::new(u64::MAX);
+/// The limit that the last look found. For who must take no lock.
+static LIMIT: AtomicU64 = AtomicU64::new(u64::MAX);
 
 static SERVICE: Service = Service {
     hold: || KNOWN.hold(),
@@ -52,7 +52,7 @@ pub(crate) fn room(now: Instant) -> Room {
         _ => (memory_limit::own_group(), now),
     };
     let room = memory_limit::room(group.as_ref());
-    FREE.store(room.free, Ordering::Relaxed);
+    LIMIT.store(room.limit, Ordering::Relaxed);
     let new = Known { group, group_at, room, room_at: now };
     // What another thread found meanwhile is dropped outside of the lock.
     let other = KNOWN.lock().replace(new);
@@ -60,7 +60,7 @@ pub(crate) fn room(now: Instant) -> Room {
     room
 }
 
-/// The bytes that were free at the last call of [`room`], whenever that was. One load.
-pub(crate) fn free_at_last_look() -> u64 {
-    FREE.load(Ordering::Relaxed)
+/// The memory limit at the last call of [`room`], whenever that was. One load.
+pub(crate) fn limit_at_last_look() -> u64 {
+    LIMIT.load(Ordering::Relaxed)
 }

@@ -2,7 +2,8 @@
 //!
 //! - [`state`]: the state machine. A pin changes one word; [`state::Claim`] is the right to do the rest.
 //! - [`slab`], [`map`], [`side`]: where ranges live, the raw ones in order of address, and their side data.
-//! - [`mod@offer`], [`revive`], [`detection`]: telling the kernel, taking back, and noticing what is gone.
+//! - [`mod@offer`], [`revive`], [`detection`]: telling the kernel, taking back, and noticing what is gone; [`holes`]:
+//!   what was never touched.
 //! - [`scan`], [`backpressure`]: when the background thread offers, and who waits for it.
 //! - [`service`], [`wake`]: forks, and how the background thread comes here.
 //! - [`settle`]: the ways of a range, made of these; [`touched`]: touches of pages that are gone; [`unmade`],
@@ -13,6 +14,7 @@
 pub(crate) mod backpressure;
 pub(crate) mod detection;
 mod gate;
+mod holes;
 mod in_child;
 mod map;
 pub(crate) mod offer;

@@ -3,17 +3,16 @@
 use super::detection::{self, Kind};
 use super::side::Words;
 use super::state::{flag, Claim, Word};
-use super::unmade;
+use super::{holes, unmade};
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::touch::read_each_page;
 use crate::os::{self, advise, lru, page_size, words};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
+use crate::runtime::fork;
 use crate::runtime::mapping_room::MappingRoom;
-use crate::runtime::{budget, fork};
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 /// The worker looks up after this many bytes whether a thread wants the range back: 8 MiB of base pages
 /// take it about 1 ms.
@@ -39,7 +38,7 @@ pub(crate) enum Refusal {
     Shared,
     /// It would cut mappings, of which the program has few left.
     TooManyMappings,
-    /// The page tables of its holes would take too much of what is free.
+    /// The page tables of its holes would take too much.
     TooSparse,
     /// The kernel refused.
     Kernel(Errno),
@@ -77,18 +76,16 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
     if by_words {
         remember_words(claim, range).map_err(Refusal::Kernel)?;
     } else if !claim.is(flag::DENSE | flag::WHOLLY_WATCHED) {
-        if !holes_fit(range, pagemap.as_ref()) {
+        if !holes::fit(range, pagemap.as_ref()) {
             return Err(Refusal::TooSparse);
         }
-        let lost = unmade::of(claim);
-        unmade::discard(&lost).map_err(Refusal::Kernel)?;
         // All of the range before any of it is told: an offer may be cut short, and a hole in the part
         // that was left out would count as purged with the rest.
         for piece in range.pieces(STEP) {
             if claim.is_wanted() {
                 return Err(Refusal::Wanted);
             }
-            make_readable(claim, piece, &lost, pagemap.as_ref()).map_err(Refusal::Kernel)?;
+            make_readable(claim, piece, &[], pagemap.as_ref()).map_err(Refusal::Kernel)?;
         }
     }
     let told = tell(claim, &parts, by_words);
@@ -226,30 +223,6 @@ fn is_shared(claim: &Claim, range: PageRange, pagemap: Option<&Pagemap>) -> bool
     shared == Some(true)
 }
 
-/// Whether a range is so large that the page tables of its holes, 2 MiB for each GiB, are worth a look.
-fn is_large(len: usize) -> bool {
-    len >= 256 << 20
-}
-
-/// Before a claim is taken, for the question takes a lock: has [`holes_fit`] know what is free.
-pub(super) fn look_at_room(len: usize) {
-    if is_large(len) {
-        let _ = budget::room(Instant::now());
-    }
-}
-
-/// Whether the page tables of a large range's holes fit: they count as the program's memory, and the kernel keeps
-/// them until the range is unmapped. Seen without this: 64 GiB of which one page was touched ended its program in a
-/// group of 64 MiB.
-fn holes_fit(range: PageRange, pagemap: Option<&Pagemap>) -> bool {
-    if !is_large(range.len()) {
-        return true;
-    }
-    let holes = pagemap.and_then(|pagemap| pagemap.count(range, Pages::Missing).ok());
-    let tables = holes.unwrap_or(range.len()) / page_size() * size_of::<u64>();
-    tables as u64 <= budget::free_at_last_look() / 16
-}
-
 /// Makes holes readable, as the shared zero page.
 ///
 /// Holes must show it before the range is watched, or a page that was never touched would count as
@@ -272,6 +245,7 @@ pub(super) fn make_readable(
             Err(Errno::FAULT | Errno::HWPOISON) if claim.word().has(Word::REMADE) => {}
             done => done?,
         }
+        holes::made_readable(hole.len());
         claim.set(flag::SPARSE);
     }
     Ok(())

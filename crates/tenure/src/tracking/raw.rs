@@ -123,7 +123,6 @@ pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<Rang
 /// lies beside the range meanwhile.
 pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize, Refusal>> {
     settle::before_claiming();
-    offer::look_at_room(range.len());
     let offer_all = move || {
         let marked = claim_marked(range).unwrap_or_default();
         if marked.is_empty() {

@@ -28,9 +28,8 @@ pub(super) fn keep_pages(claim: &mut Claim) -> Result<Vec<PageRange>, Errno> {
     if claim.is(flag::SUSPECT) {
         return Ok(vec![range]);
     }
-    let remade = claim.word().has(Word::REMADE);
     // Populating the zero pages too would cost a page for each that was never touched.
-    let zeros = match claim.is(flag::SPARSE) && !remade {
+    let zeros = match claim.is(flag::SPARSE) && !claim.word().has(Word::REMADE) {
         true => Zeros::MayGo,
         false => Zeros::Stay,
     };
@@ -39,12 +38,8 @@ pub(super) fn keep_pages(claim: &mut Claim) -> Result<Vec<PageRange>, Errno> {
         Some(pagemap) if pagemap::scan_works() => keep_data(&pagemap, range)?,
         _ if claim.is(flag::SPARSE) => {
             let gone = salvage_by_page(range, Zeros::MayGo)?;
-            // While something is missing the watch goes on, and a page of zeros that goes would be missed, too.
-            return if gone.is_empty() || !remade {
-                Ok(gone)
-            } else {
-                salvage_by_page(range, zeros)
-            };
+            // Under a watch that goes on a page of zeros that goes would be missed, too.
+            return if goes_on(claim, &gone) { salvage_by_page(range, zeros) } else { Ok(gone) };
         }
         _ => populated(advise::populate_write(range))?,
     };
@@ -145,6 +140,12 @@ pub(super) fn undo(claim: &mut Claim) -> Result<(), Errno> {
     })
 }
 
+/// Whether the watch goes on because something is to be made again.
+fn goes_on(claim: &Claim, gone: &[PageRange]) -> bool {
+    let word = claim.word();
+    word.has(Word::REMADE) && (!gone.is_empty() || word.has(Word::LOST))
+}
+
 /// Ends the watch unless the range keeps it.
 fn end_if_done(claim: &mut Claim, gone: &[PageRange], suspect: bool) -> Result<(), Errno> {
     let range = claim.range();
@@ -170,7 +171,7 @@ fn end_if_done(claim: &mut Claim, gone: &[PageRange], suspect: bool) -> Result<(
         // Owned memory stays registered: the next offer saves 1.1 µs and this one 1.2 µs.
         return Ok(());
     }
-    if remade && (!gone.is_empty() || claim.word().has(Word::LOST)) {
+    if goes_on(claim, gone) {
         // A thread may touch one of the missing pages, or wait for it; it must get refilled bytes or none, so the
         // range stays registered until they are there.
         claim.clear(flag::DENSE);

@@ -5,9 +5,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::os::probe;
 use crate::runtime::lock::Rank;
 use crate::runtime::services::Service;
-use crate::runtime::{fork, worker};
+use crate::runtime::{budget, fork, worker};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Instant;
 
 static SERVICE: Service = Service {
     hold: || {
@@ -65,6 +66,8 @@ fn get_ready(call: &'static str) -> Result<()> {
             }
         }
         let _ = detection::decide(call)?;
+        // An offer takes the last look's word for the limit.
+        let _ = budget::room(Instant::now());
         READY.store(1, Ordering::Release);
     }
     worker::start(call)

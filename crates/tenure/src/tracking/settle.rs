@@ -100,7 +100,8 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
     if claim.is_wanted() || claim.is_offered() {
         return Err(Refusal::Wanted);
     }
-    let offered = offer::offer(claim, split_huge);
+    let watched = watch_again::before_offer(claim).map_err(Refusal::Kernel);
+    let offered = watched.and_then(|()| offer::offer(claim, split_huge));
     match offered {
         Ok(()) if settings::purge_always() => {
             let _ = offer::purge(claim);
@@ -126,7 +127,6 @@ pub(super) fn offer_or_again(claim: &mut Claim) -> Result<(), Refusal> {
 /// Offers a range now, whatever its age, from any thread.
 pub(super) fn offer_now(id: RangeId, tracked: &'static Tracked) -> Result<(), Refusal> {
     before_claiming();
-    offer::look_at_room(tracked.len());
     let volatile = |word: Word| word.pins() == 0;
     let offer = move || {
         let Some(mut claim) = claims().claim(id, tracked, volatile) else {

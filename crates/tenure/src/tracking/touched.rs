@@ -94,12 +94,15 @@ pub(crate) fn made_again(tracked: &Tracked, bytes: usize) {
 }
 
 /// Makes every touch of a missing page raise SIGBUS, `toucher`'s too, because it cannot be made. Not where its range
-/// was taken back meanwhile: then it is there.
+/// was taken back meanwhile, and it is there.
 ///
 /// The caller holds no lock and no claim.
 pub(crate) fn fail_page(fd: RawFd, page: PageRange, toucher: u32) {
     // With the claim no other thread takes the range back, which would find the page neither there nor missing.
-    let Some(_claim) = claim_holder(page) else { return };
+    let claim = claim_holder(page);
+    if claim.is_none() && advise::populate_read_plain(page).is_ok() {
+        return;
+    }
     let not_known = |errno| matches!(errno, Errno::INVAL | Errno::NOTTY | Errno::OPNOTSUPP);
     // Before 6.6 there is no poison.
     if uffd::poison(fd, page).is_err_and(not_known) && advise::populate_read_plain(page).is_err() {

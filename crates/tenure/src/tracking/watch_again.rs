@@ -12,35 +12,54 @@ use rustix::io::Errno;
 /// one that has seen no pin.
 ///
 /// # Errors
-/// The pages may be watched in part: nothing can be put in place.
+/// It is not wholly watched. If its flag says so it may be in part: then nothing can be put in place.
 fn watch(claim: &mut Claim) -> Result<(), Errno> {
-    let wholly = flag::WHOLLY_WATCHED | flag::TORN;
-    if claim.is(wholly) || claim.is_offered() || detection::is_missing() {
-        return Ok(());
+    let (range, lost) = (claim.range(), unmade::of(claim));
+    if claim.is(flag::TORN) || detection::is_missing() {
+        return Err(Errno::AGAIN);
     }
-    let lost = unmade::of(claim);
-    unmade::discard(&lost)?;
-    let range = claim.range();
     make_readable(claim, range, &lost, Pagemap::open().ok().as_ref())?;
     claim.set(flag::WATCHED);
-    if let Err(errno) = detection::register(kind(claim), range) {
-        end_failed_watch(claim);
-        // Without any watch the owner writes them in place.
-        return if claim.is(flag::WATCHED) { Err(errno) } else { Ok(()) };
+    // In this order: a touch makes a page of zeros until the watch begins.
+    let watched = detection::register(kind(claim), range).and_then(|()| unmade::discard(&lost));
+    match watched {
+        Ok(()) => claim.set(flag::WHOLLY_WATCHED),
+        Err(_) => end_failed_watch(claim),
     }
-    claim.set(flag::WHOLLY_WATCHED);
-    Ok(())
+    watched
+}
+
+/// Before a range is offered: after `Ok` what is lost of it is watched.
+pub(super) fn before_offer(claim: &mut Claim) -> Result<(), Errno> {
+    match is_unwatched(claim.tracked()) {
+        true => watch(claim),
+        false => Ok(()),
+    }
+}
+
+fn is_unwatched(tracked: &Tracked) -> bool {
+    let word = tracked.load();
+    detection::by_userfaultfd()
+        && is_unmade(word)
+        && !word.has(Word::OFFERED)
+        && !tracked.is(flag::WHOLLY_WATCHED)
 }
 
 /// [`watch`], on the background thread, which has the descriptors. The caller has the range pinned, and the
 /// right to make what is lost.
 pub(super) fn for_maker(id: RangeId, tracked: &'static Tracked) -> Result<(), Errno> {
-    if !is_unmade(tracked.load()) || tracked.is(flag::WHOLLY_WATCHED) {
+    if !is_unwatched(tracked) {
         return Ok(());
     }
-    let watch =
-        || claims().claim(id, tracked, is_unmade).map_or(Ok(()), |mut claim| watch(&mut claim));
-    // Without a thread nothing is watched, and the owner writes in place.
+    let watch = || match claims().claim(id, tracked, is_unmade) {
+        // Without any watch the owner writes them in place.
+        Some(mut claim) => watch(&mut claim).or_else(|errno| match claim.is(flag::WATCHED) {
+            true => Err(errno),
+            false => Ok(()),
+        }),
+        None => Ok(()),
+    };
+    // Nor is anything watched without a thread.
     worker::on_worker(watch).unwrap_or(Ok(()))
 }
 
@@ -49,7 +68,7 @@ pub(super) fn all() {
     let unpinned = |word: Word| is_unmade(word) && word.pins() == 0;
     let watch_each = || {
         TRACKING.slab.each(|id, tracked, word| {
-            if unpinned(word) && !tracked.is(flag::WHOLLY_WATCHED) {
+            if unpinned(word) && is_unwatched(tracked) {
                 if let Some(mut claim) = claims().claim(id, tracked, unpinned) {
                     // What cannot be watched now is watched by its next offer, or when it is made.
                     let _ = watch(&mut claim);

@@ -17,7 +17,7 @@ use std::ops::Range;
 ///
 /// # Cost
 /// A range with parts that were never touched gets page tables for them when it is offered: 2 MiB for each GiB,
-/// until it is unmapped. Where that would be more than a sixteenth of what is free, it is not offered.
+/// until it is unmapped. Where all such tables would take more than a sixteenth of the memory limit, it is not offered.
 ///
 /// No system call for a range marked before (about 30 ns, whatever its size); about 3 µs the first
 /// time, which checks it.

@@ -26,9 +26,9 @@ pub(super) fn error(
         ),
         Refusal::TooSparse => (
             ErrorKind::OutOfMemory,
-            "the page tables of what was never touched of it, 2 MiB for each GiB, would take more than a \
-             sixteenth of what is free",
-            "mark the parts that have data, or touch all of it",
+            "the page tables of what was never touched, 2 MiB for each GiB, would take more than a sixteenth \
+             of the memory limit",
+            "mark the parts that have data, or unmap what is not used",
         ),
         Refusal::Shared => {
             let why = "not tried: a process made by fork still shares the pages; the call";
