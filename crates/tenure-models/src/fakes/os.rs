@@ -196,8 +196,9 @@ pub(crate) mod advise {
     }
 
     /// Nothing is locked here.
-    pub(crate) unsafe fn drop_locked_pages(_: PageRange) -> Result<(), Errno> {
-        unreachable!()
+    pub(crate) unsafe fn drop_pages_though_locked(range: PageRange) -> Result<(), Errno> {
+        // SAFETY: no memory is touched.
+        unsafe { drop_pages(range) }
     }
 
     pub(crate) unsafe fn drop_pages(range: PageRange) -> Result<(), Errno> {

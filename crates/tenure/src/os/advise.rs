@@ -48,6 +48,20 @@ pub(crate) unsafe fn drop_locked_pages(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxDontneedLocked)
 }
 
+/// Either of the two, as the pages are locked or not (`mlockall`).
+///
+/// # Safety
+/// As [`drop_pages`].
+pub(crate) unsafe fn drop_pages_though_locked(range: PageRange) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match drop_pages(range) {
+            Err(Errno::INVAL) => drop_locked_pages(range),
+            done => done,
+        }
+    }
+}
+
 /// Whether there is such a call: asked of nothing, at this address.
 pub(crate) fn knows_locked_drop(range: PageRange) -> bool {
     advise(PageRange { start: range.start, end: range.start }, Advice::LinuxDontneedLocked).is_ok()

@@ -192,7 +192,7 @@ fn end_if_done(claim: &mut Claim, gone: &[PageRange], suspect: bool) -> Result<(
 /// The pages' contents are nobody's any more.
 unsafe fn zero(range: PageRange) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
-    unsafe { advise::drop_pages(range) }
+    unsafe { advise::drop_pages_though_locked(range) }
 }
 
 /// [`zero`], also where the kernel refuses, for pages that were locked meanwhile, for instance.

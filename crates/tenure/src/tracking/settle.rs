@@ -28,13 +28,18 @@ pub(super) fn settle(
     // Where the process has too many mappings for the split that this may take, what waits to be unmapped goes
     // first: here, without a claim, because that takes locks for which a fork waits that waits for claims.
     let short = |errno: &Errno| *errno == Errno::NOMEM;
-    match services::retry(|| settle_here(id, tracked, wanted, found), short) {
+    let settled = match services::retry(|| settle_here(id, tracked, wanted, found), short) {
         // The background thread has a descriptor that the program cannot close.
         Err(errno) if detection::is_closed(errno) => {
             let there = worker::on_worker(|| settle_here(id, tracked, wanted, found));
             there.unwrap_or(Err(errno))
         }
         other => other,
+    };
+    match settled {
+        // All of it is there. What is left of a watch is the next pinner's to end.
+        Err(_) if !tracked.load().has(Word::OFFERED) => Ok(()),
+        settled => settled,
     }
 }
 

@@ -30,10 +30,7 @@ pub(super) fn is_unmade(word: Word) -> bool {
 pub(super) fn discard(lost: &[PageRange]) -> Result<(), Errno> {
     // SAFETY: lost pages hold nothing until their owner has made them. It does so with a pin, and takes the
     // range's claim before: the caller, who has the claim, is its thread, or has seen no pin.
-    // They may be locked by now (mlockall).
-    lost.iter().try_for_each(|extent| unsafe {
-        advise::drop_pages(*extent).or_else(|_| advise::drop_locked_pages(*extent))
-    })
+    lost.iter().try_for_each(|extent| unsafe { advise::drop_pages_though_locked(*extent) })
 }
 
 /// What of `extents` is not lost.
