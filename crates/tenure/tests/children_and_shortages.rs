@@ -204,9 +204,9 @@ fn a_range_whose_holes_need_too_many_page_tables_is_not_offered() {
     }
     needs_userfaultfd!();
     in_child(this_test!(), &[], || {
-        // Page tables take a 512th. Twice a sixteenth of all memory.
+        // Page tables take a 512th: a twelfth of all memory, where a sixteenth is allowed.
         let total = amount("/proc/meminfo", "MemTotal:");
-        let len = (total / 8 * 512).next_multiple_of(1 << 30).min(32 << 40);
+        let len = (total / 12 * 512).next_multiple_of(1 << 30);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping of this test's own, where the kernel chooses.

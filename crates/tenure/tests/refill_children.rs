@@ -20,6 +20,17 @@ fn purged(refill: Refill) -> Volatile {
     buffer
 }
 
+/// Makes sevens, or fails.
+fn made_unless(fails: &'static AtomicBool) -> Refill {
+    Refill::pages(|_, bytes| {
+        if fails.load(Ordering::SeqCst) {
+            return Err("no".into());
+        }
+        bytes.fill(7);
+        Ok(())
+    })
+}
+
 /// A touch without a pin, by which the process dies.
 fn touch(buffer: &Volatile) {
     // SAFETY: mapped; the default handler ends the process.
@@ -85,13 +96,7 @@ fn what_a_failed_refill_has_not_made_reads_no_zeros() {
     needs_userfaultfd!();
     promised(this_test!(), || {
         static FAILS: AtomicBool = AtomicBool::new(true);
-        let buffer = purged(Refill::pages(|_, bytes| {
-            if FAILS.load(Ordering::SeqCst) {
-                return Err("no".into());
-            }
-            bytes.fill(7);
-            Ok(())
-        }));
+        let buffer = purged(made_unless(&FAILS));
         assert!(buffer.pin().is_err());
         let in_child = || {
             assert_eq!(forked(|| touch(&buffer)), Ended::Signal(libc::SIGBUS));
@@ -122,13 +127,7 @@ fn what_was_lost_before_the_descriptors_were_is_made_all_the_same() {
     needs_userfaultfd!();
     promised(this_test!(), || {
         static FAILS: AtomicBool = AtomicBool::new(true);
-        let buffer = purged(Refill::pages(|_, bytes| {
-            if FAILS.load(Ordering::SeqCst) {
-                return Err("no".into());
-            }
-            bytes.fill(7);
-            Ok(())
-        }));
+        let buffer = purged(made_unless(&FAILS));
         assert!(buffer.pin().is_err());
         let close_all = || {
             // SAFETY: a number; the child ends soon.
@@ -168,13 +167,7 @@ fn what_was_lost_is_made_beside_a_thread_that_looks_at_it() {
     const LEN: usize = 4 * MIB;
     promised(this_test!(), || {
         static FAILS: AtomicBool = AtomicBool::new(true);
-        let refill = Refill::pages(|_, bytes| {
-            if FAILS.load(Ordering::SeqCst) {
-                return Err("no".into());
-            }
-            bytes.fill(7);
-            Ok(())
-        });
+        let refill = made_unless(&FAILS);
         let mut buffer =
             Volatile::builder(LEN).pages(PageSize::System).refill(refill).build().unwrap();
         buffer.pin_mut().unwrap().fill(7);
