@@ -1,9 +1,9 @@
 //! Telling the kernel that it may take a range's pages.
 
 use super::detection::{self, Kind};
-use super::side::Words;
+use super::holes;
+use super::side::{without, Words};
 use super::state::{flag, Claim, Word};
-use super::{holes, unmade};
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::touch::read_each_page;
 use crate::os::{self, advise, lru, page_size, words};
@@ -239,7 +239,7 @@ pub(super) fn make_readable(
         Some(pagemap) => pagemap.extents(piece, Pages::Missing, |hole| missing.push(hole))?,
         None => missing.push(piece),
     }
-    for hole in &unmade::leave_out(lost, missing) {
+    for hole in &without(&missing, lost) {
         match advise::populate_read(*hole) {
             // Found gone by nobody yet, and watched.
             Err(Errno::FAULT | Errno::HWPOISON) if claim.word().has(Word::REMADE) => {}

@@ -135,10 +135,7 @@ impl OwnedRange {
             return Vec::new();
         };
         let range = claim.range();
-        match &claim.side_mut().losses {
-            losses if losses.is_empty() => vec![range],
-            losses => losses.clone(),
-        }
+        claim.side_mut().lost_of(range)
     }
 
     /// Before what is lost is made, by a thread that has the range pinned and the right to: what was lost under

@@ -27,6 +27,14 @@ impl Side {
         !self.losses.is_empty()
     }
 
+    /// What is lost of a range that is marked as having lost something, in order.
+    pub fn lost_of(&self, range: PageRange) -> Vec<PageRange> {
+        match &self.losses {
+            losses if losses.is_empty() => vec![range],
+            losses => losses.clone(),
+        }
+    }
+
     /// Splits off what belongs to addresses from `at` on, which lie `pages` after the range's start.
     fn split_off(&mut self, at: usize, pages: usize) -> Side {
         let words = self.words.as_mut().map(|words| Words {
@@ -70,13 +78,24 @@ pub(crate) fn joined(mut a: Vec<PageRange>, b: Vec<PageRange>) -> Vec<PageRange>
     all
 }
 
-/// The extents without what lies in `part`.
-pub(crate) fn without(extents: Vec<PageRange>, part: PageRange) -> Vec<PageRange> {
+/// The extents without what lies in `parts`; both are in order. In time proportional to both.
+pub(crate) fn without(extents: &[PageRange], parts: &[PageRange]) -> Vec<PageRange> {
     let mut rest = Vec::with_capacity(extents.len() + 1);
+    let mut first = 0;
     for extent in extents {
-        let below = PageRange { start: extent.start, end: extent.end.min(part.start) };
-        let above = PageRange { start: extent.start.max(part.end), end: extent.end };
-        rest.extend([below, above].into_iter().filter(|piece| piece.start < piece.end));
+        let mut start = extent.start;
+        while parts.get(first).is_some_and(|part| part.end <= start) {
+            first += 1;
+        }
+        for part in parts[first..].iter().take_while(|part| part.start < extent.end) {
+            if start < part.start {
+                rest.push(PageRange { start, end: part.start });
+            }
+            start = start.max(part.end);
+        }
+        if start < extent.end {
+            rest.push(PageRange { start, end: extent.end });
+        }
     }
     rest
 }
@@ -93,4 +112,49 @@ fn split(parts: &mut Vec<PageRange>, at: usize) -> Vec<PageRange> {
         part.start < at
     });
     above
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Extents in order from the lengths of gaps and extents in turn.
+    fn extents(lengths: &[usize]) -> Vec<PageRange> {
+        let mut at = 0;
+        let ends = lengths.chunks_exact(2).map(|pair| {
+            let start = at + pair[0];
+            at = start + pair[1];
+            PageRange { start, end: at }
+        });
+        ends.collect()
+    }
+
+    fn holds(extents: &[PageRange], at: usize) -> bool {
+        extents.iter().any(|extent| extent.start <= at && at < extent.end)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_left_is_what_only_the_first_have(
+            a in prop::collection::vec(1usize..5, 0..20),
+            b in prop::collection::vec(1usize..5, 0..20),
+        ) {
+            let (a, b) = (extents(&a), extents(&b));
+            let rest = without(&a, &b);
+            for at in 0..200 {
+                prop_assert_eq!(holds(&rest, at), holds(&a, at) && !holds(&b, at), "{}", at);
+            }
+            prop_assert!(rest.iter().all(|extent| extent.start < extent.end));
+            prop_assert!(rest.windows(2).all(|two| two[0].end <= two[1].start));
+        }
+    }
+
+    /// A range of 4 GiB of which every other page is lost.
+    #[test]
+    fn many_losses_take_time_in_proportion() {
+        let every_other = extents(&[1; 1 << 20]);
+        assert!(without(&every_other, &every_other).is_empty());
+    }
 }

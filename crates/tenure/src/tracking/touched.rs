@@ -174,13 +174,9 @@ fn forget_loss(claim: &mut Claim, page: PageRange) {
         return;
     }
     let range = claim.range();
-    let losses = &mut claim.side_mut().losses;
-    if losses.is_empty() {
-        // All of it counts as lost.
-        losses.push(range);
-    }
-    *losses = without(std::mem::take(losses), page);
-    if losses.is_empty() {
+    let side = claim.side_mut();
+    side.losses = without(&side.lost_of(range), &[page]);
+    if !side.has_losses() {
         claim.not_lost();
     }
 }

@@ -4,7 +4,6 @@
 //! Where the descriptors are replaced the watch ends, and a touch makes a page of zeros that would count as
 //! made. So what is lost is discarded again before it is [watched anew](super::watch_again).
 
-use super::side::without;
 use super::state::{Claim, Word};
 use crate::os::advise;
 use crate::range::PageRange;
@@ -16,10 +15,7 @@ pub(super) fn of(claim: &mut Claim) -> Vec<PageRange> {
         return Vec::new();
     }
     let range = claim.range();
-    match &claim.side_mut().losses {
-        losses if losses.is_empty() => vec![range],
-        losses => losses.clone(),
-    }
+    claim.side_mut().lost_of(range)
 }
 
 pub(super) fn is_unmade(word: Word) -> bool {
@@ -31,9 +27,4 @@ pub(super) fn discard(lost: &[PageRange]) -> Result<(), Errno> {
     // SAFETY: lost pages hold nothing until their owner has made them. It does so with a pin, and takes the
     // range's claim before: the caller, who has the claim, is its thread, or has seen no pin.
     lost.iter().try_for_each(|extent| unsafe { advise::drop_pages_though_locked(*extent) })
-}
-
-/// What of `extents` is not lost.
-pub(super) fn leave_out(lost: &[PageRange], extents: Vec<PageRange>) -> Vec<PageRange> {
-    lost.iter().fold(extents, |rest, part| without(rest, *part))
 }

@@ -3,7 +3,7 @@
 use super::offer::may_cut;
 use super::settle;
 use super::shape::{claim_marked, claimed, gaps, overlapping, tracked};
-use super::side::joined;
+use super::side::{joined, without};
 use super::state::{Claim, RangeId, Word};
 use super::{backpressure, claims, detection, revive, touched, TRACKING};
 use crate::os::maps;
@@ -273,25 +273,14 @@ fn take_recorded(claim: &mut Claim, range: PageRange, lost: &mut Vec<PageRange>)
     if !claim.word().has(Word::LOST) {
         return;
     }
-    let all = match std::mem::take(&mut claim.side_mut().losses) {
-        losses if losses.is_empty() => vec![claim.range()],
-        losses => losses,
-    };
-    let mut kept = Vec::new();
-    for extent in all {
-        let (start, end) = (extent.start.max(range.start), extent.end.min(range.end));
-        if start >= end {
-            kept.push(extent);
-            continue;
-        }
-        lost.push(PageRange::new(start, end));
-        if extent.start < start {
-            kept.push(PageRange::new(extent.start, start));
-        }
-        if end < extent.end {
-            kept.push(PageRange::new(end, extent.end));
-        }
-    }
+    let whole = claim.range();
+    let all = claim.side_mut().lost_of(whole);
+    let inside = all.iter().map(|extent| PageRange {
+        start: extent.start.max(range.start),
+        end: extent.end.min(range.end),
+    });
+    lost.extend(inside.filter(|extent| extent.start < extent.end));
+    let kept = without(&all, &[range]);
     if kept.is_empty() {
         claim.not_lost();
     }
