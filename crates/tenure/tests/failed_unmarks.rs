@@ -38,7 +38,7 @@ fn what_another_thread_has_unmarked_stays_so_when_an_unmark_fails() {
             });
             let p = at as *mut u8;
             let (start, mut rounds, mut taken) = (Instant::now(), 0, 0);
-            while start.elapsed() < Duration::from_secs(2) {
+            while start.elapsed() < Duration::from_secs(2) || rounds <= 100 {
                 // SAFETY: as above.
                 unsafe {
                     volatile::mark(p, half).unwrap();
@@ -55,7 +55,6 @@ fn what_another_thread_has_unmarked_stays_so_when_an_unmark_fails() {
                 }
             }
             done.store(true, Ordering::Relaxed);
-            assert!(rounds > 100, "{rounds} rounds show nothing");
             assert_eq!(taken, 0, "of {rounds} rounds");
         });
     });
