@@ -6,17 +6,16 @@
 //! before this library's. In the constructor: read the environment and engage. Until then
 //! every call passes through.
 
+use crate::allocator::Allocator;
 use crate::hooks::{self, malloc, map};
 use crate::text::{say, Bytes, Text};
 use crate::{heap, keeper, next, report, seen};
-use std::ffi::{c_void, CStr};
+use std::ffi::CStr;
 use std::fmt::{Display, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tenure::retire;
 use tenure_launch::{self as launch, variable, Lock};
 
-/// The program, or a library before this one in the loader's order, defines malloc itself.
-pub static OWN_MALLOC: AtomicBool = AtomicBool::new(false);
 pub static POPULATE_THREADS: AtomicUsize = AtomicUsize::new(0);
 
 /// At the first call of a hook, which may be before the C library is initialised.
@@ -99,6 +98,7 @@ fn disabled() -> bool {
 pub fn constructor() {
     first_call();
     next::look_up();
+    hooks::jemalloc::look_up();
     if disabled() {
         return;
     }
@@ -127,9 +127,9 @@ pub fn constructor() {
     if let Some(lock) = lock {
         lock_everything(lock, is_launched);
     }
-    let used = next::used(c"malloc");
-    let own = !is_of_this_library(used) && is_definition(used);
-    OWN_MALLOC.store(own, Ordering::Relaxed);
+    let allocator = Allocator::find();
+    // Even where the environment asks for it: a block could come back by a way that is not seen.
+    let large_served = large.filter(|_| allocator.can_be_preceded());
     if let Some(bytes) = unmap {
         retire::configure(retire::settings().with_min_bytes(bytes));
         map::UNMAP_LEAST.store(bytes, Ordering::Relaxed);
@@ -141,49 +141,17 @@ pub fn constructor() {
     if let Some(bytes) = mmap {
         map::MMAP_LEAST.store(bytes, Ordering::Relaxed);
     }
-    if let Some(bytes) = large {
+    if let Some(bytes) = large_served {
         malloc::serve_from(bytes);
     }
-    if own && (mmap.is_some() || unmap.is_some()) {
+    if allocator == Allocator::Programs && (mmap.is_some() || unmap.is_some()) {
         // No allocation of the program's comes by, at which the keeper could be started later; and now is
         // too early: a process with a thread cannot enter a user namespace, as sandboxes do.
         hooks::threads::start_keeper_with_them();
     }
     if is_launched && !value(variable::QUIET).is_some_and(launch::is_on) {
-        announce(large, mmap, unmap, populate, lock, own);
+        announce(large, mmap, unmap, populate, lock, allocator);
     }
-}
-
-/// Whether a symbol's definition is one of this library's. (The address of an exported function is no
-/// answer: the loader gives this library the same definition as everybody.)
-fn is_of_this_library(at: *mut c_void) -> bool {
-    let base = |at: *const c_void| {
-        let mut about = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-        // SAFETY: dladdr fills in the structure, or answers 0 and leaves the zeros.
-        unsafe {
-            libc::dladdr(at, about.as_mut_ptr());
-            about.assume_init().dli_fbase
-        }
-    };
-    base(at) == base((&raw const OWN_MALLOC).cast())
-}
-
-/// Whether the address is a function's own. In a program that is not position-independent, and that takes
-/// the address of a library's function, everybody is given that of the program's call stub.
-fn is_definition(at: *const c_void) -> bool {
-    let mut about = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    let mut symbol: *mut c_void = std::ptr::null_mut();
-    // RTLD_DL_SYMENT.
-    const SYMBOL: i32 = 1;
-    // SAFETY: it fills in the structure and the symbol's address, or answers 0 and leaves the zeros.
-    let found = unsafe { libc::dladdr1(at, about.as_mut_ptr(), &mut symbol, SYMBOL) };
-    if found == 0 || symbol.is_null() {
-        return true;
-    }
-    // SAFETY: an entry of a loaded object's symbol table, which stays while the object does.
-    let section = unsafe { (*symbol.cast::<libc::Elf64_Sym>()).st_shndx };
-    const UNDEFINED: u16 = 0;
-    section != UNDEFINED
 }
 
 fn announce(
@@ -192,7 +160,7 @@ fn announce(
     unmap: Option<usize>,
     populate: Option<usize>,
     lock: Option<Lock>,
-    own_malloc: bool,
+    allocator: Allocator,
 ) {
     let mut text = Text::<512>::new();
     let mut part = |what: &dyn Display| {
@@ -200,7 +168,14 @@ fn announce(
         let _ = write!(text, "{comma}{what}");
     };
     match large {
-        Some(_) if own_malloc => part(&"malloc not served (the program brings its own)"),
+        Some(_) if allocator == Allocator::Programs => {
+            part(&"malloc not served (the program brings its own)");
+        }
+        Some(_) if !allocator.can_be_preceded() => {
+            if let Allocator::Other(name) = allocator {
+                part(&format_args!("malloc not served ({name} is in its place)"));
+            }
+        }
         Some(n) => part(&format_args!("malloc from {} on from the pool", Bytes(n as u64))),
         None => {}
     }

@@ -15,6 +15,7 @@
 // Each function has C's documentation: what it does is what the function of that name does.
 #![allow(missing_docs, clippy::missing_safety_doc)]
 
+mod allocator;
 mod contradiction;
 mod early;
 mod engage;

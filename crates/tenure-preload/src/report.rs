@@ -1,8 +1,9 @@
 //! What was done and saved, said once at the end.
 
+use crate::allocator::Allocator;
+use crate::keeper;
 use crate::seen::*;
 use crate::text::{say, Bytes, Text};
-use crate::{engage, keeper};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::CStr;
@@ -231,12 +232,18 @@ fn write(text: &mut Text<4096>) -> std::fmt::Result {
         minor,
         major,
     )?;
-    if engage::OWN_MALLOC.load(Ordering::Relaxed) {
-        writeln!(
+    match Allocator::found() {
+        Some(Allocator::Programs) => writeln!(
             text,
-            "  coverage: malloc is the program's own, linked into it: its calls are not seen, its mmap \
-             and munmap are if they go through the C library"
-        )?;
+            "  coverage: malloc is the program's own, linked into it: its calls are not seen, its mmap and \
+             munmap are if they go through the C library"
+        )?,
+        Some(Allocator::Other(name)) => writeln!(
+            text,
+            "  coverage: malloc is that of {name}, which serves all of it: it has calls of its own that take \
+             blocks back"
+        )?,
+        _ => {}
     }
     writeln!(
         text,

@@ -236,12 +236,6 @@ fn threads_at_any_time() {
     program!("threads.c").same_everywhere();
 }
 
-/// Allocators bring operators new and delete of their own, which do not pass through malloc.
-#[test]
-fn operators_of_other_allocators() {
-    program!("operators.cpp").same_everywhere();
-}
-
 /// Closed descriptors, a file under standard error's number, exec.
 #[test]
 fn a_report_goes_only_where_it_was_to_go() {

@@ -221,15 +221,6 @@ pub unsafe extern "C" fn realloc(at: *mut c_void, size: usize) -> *mut c_void {
     }
 }
 
-#[no_mangle]
-pub unsafe extern "C" fn reallocarray(at: *mut c_void, count: usize, size: usize) -> *mut c_void {
-    match count.checked_mul(size) {
-        // SAFETY: the program's call.
-        Some(total) => unsafe { realloc(at, total) },
-        None => none(),
-    }
-}
-
 /// A run of the pool's gets another size.
 #[cold]
 #[inline(never)]
@@ -320,7 +311,7 @@ unsafe fn grow_into_pool(at: *mut c_void, size: usize) -> Option<*mut c_void> {
 
 #[no_mangle]
 pub unsafe extern "C" fn posix_memalign(to: *mut *mut c_void, align: usize, size: usize) -> c_int {
-    let valid = align.is_power_of_two() && align % size_of::<*mut c_void>() == 0;
+    let valid = align.is_power_of_two() && align.is_multiple_of(size_of::<*mut c_void>());
     if valid && looked_at(size) {
         if let Some(run) = large(size, align, false) {
             // SAFETY: the caller's place for the answer.

@@ -1,11 +1,10 @@
 //! The functions that programs call.
 
-pub mod cxx;
 pub mod exit;
+pub mod jemalloc;
 pub mod malloc;
 pub mod map;
 pub mod moving;
-pub mod others;
 mod program_memory;
 mod remap;
 pub mod rlimit;

@@ -24,6 +24,12 @@ void *realloc(void *at, size_t len) {
 }
 
 int main(void) {
+    /* The C library's, which calls the program's realloc. */
+    char *array = malloc(3 * MIB);
+    memset(array, 7, 3 * MIB);
+    array = reallocarray(array, 5, MIB);
+    CHECK(array && array[0] == 7 && array[3 * MIB - 1] == 7);
+    free(array);
     for (int n = 0; n < 200; n++) {
         char *block = malloc(5 * MIB);
         CHECK(is_zero(block, 5 * MIB));

@@ -25,6 +25,7 @@ pub const POPULATE: (&str, &str) = ("TENURE_POPULATE", "2");
 /// Every mechanism alone, and all at once.
 pub const SETS: [&[(&str, &str)]; 5] =
     [&[LARGE], &[MMAP], &[UNMAP], &[POPULATE], &[LARGE, MMAP, UNMAP, POPULATE]];
+pub const DISABLED: &[(&str, &str)] = &[LARGE, MMAP, UNMAP, ("TENURE_DISABLE", "1")];
 pub const ALL: &[(&str, &str)] = SETS[4];
 
 /// Another allocator's library, if it is installed.
@@ -43,6 +44,7 @@ pub fn allocators() -> Vec<PathBuf> {
 pub struct Program {
     dir: TempDir,
     name: &'static str,
+    arguments: Vec<OsString>,
 }
 
 impl Program {
@@ -64,7 +66,23 @@ impl Program {
         cc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(source)).arg("-ldl");
         let built = cc.output().map_err(|e| e.to_string())?;
         assert!(built.status.success(), "{source}: {}", text(&built));
-        Ok(Program { dir, name: source })
+        Ok(Program { dir, name: source, arguments: Vec::new() })
+    }
+
+    /// A plugin of `tests/c` beside the program: its path.
+    pub fn plugin(&self, source: &str, name: &str, options: &[&str]) -> PathBuf {
+        let (variable, default) = match source.ends_with(".cpp") {
+            true => ("CXX", "c++"),
+            false => ("CC", "cc"),
+        };
+        let compiler = compiler(variable, default).expect("the program was compiled");
+        let path = self.dir.path().join(name);
+        let mut cc = Command::new(compiler);
+        cc.args(["-O0", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o"]).arg(&path);
+        cc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(source)).args(options);
+        let built = cc.output().expect("the compiler starts");
+        assert!(built.status.success(), "{source}: {}", text(&built));
+        path
     }
 
     pub fn path(&self) -> PathBuf {
@@ -79,7 +97,7 @@ impl Program {
     pub fn plain(&self) -> Command {
         let mut command = Command::new(self.path());
         clean(&mut command);
-        command.current_dir(self.dir.path());
+        command.args(&self.arguments).current_dir(self.dir.path());
         command
     }
 
@@ -90,12 +108,24 @@ impl Program {
         command
     }
 
+    /// The program is given these arguments from here on.
+    pub fn with(mut self, arguments: &[&Path]) -> Program {
+        self.arguments = arguments.iter().map(|argument| argument.into()).collect();
+        self
+    }
+
     /// Runs to its end, in good order, with the same output under each set of options as without.
-    pub fn same_everywhere(&self) {
+    pub fn same_under_all_options(&self) -> Output {
         let expected = done(self.name, &mut self.plain());
-        for options in SETS {
+        for options in SETS.into_iter().chain([DISABLED]) {
             self.same(options, None, &expected);
         }
+        expected
+    }
+
+    /// The same, and over other allocators.
+    pub fn same_everywhere(&self) {
+        let expected = self.same_under_all_options();
         for allocator in allocators() {
             // Some do not do what is asked here even alone: mimalloc 2.0.9 aborts where new should throw.
             let mut alone = self.plain();

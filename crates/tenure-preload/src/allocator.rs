@@ -1,0 +1,128 @@
+//! The allocator behind this library's hooks, and whether the pool may serve in front of it.
+//!
+//! The pool may hand a block out only if every call that can take it back comes to this library. An
+//! allocator's own names (`mi_free`, `tc_realloc`), a program's own `free`, and the C++ operators of an
+//! allocator do not come here. So the pool serves malloc only in front of the C library, whose operators
+//! call `malloc` and `free`, and of jemalloc, whose few names are in [`crate::hooks::jemalloc`].
+
+use crate::next;
+use std::ffi::{c_void, CStr};
+use std::sync::OnceLock;
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Allocator {
+    CLibrary,
+    Jemalloc,
+    /// A program, or a library before this one in the loader's order, defines some of malloc's family.
+    Programs,
+    /// Another library behind this one: its file's name.
+    Other(&'static str),
+}
+
+/// What [`Allocator::find`] found.
+static FOUND: OnceLock<Allocator> = OnceLock::new();
+
+impl Allocator {
+    /// Called in the constructor, when the program's libraries are loaded.
+    pub fn find() -> Allocator {
+        *FOUND.get_or_init(Allocator::look)
+    }
+
+    /// `None` before the constructor, and where the library is switched off.
+    pub fn found() -> Option<Allocator> {
+        FOUND.get().copied()
+    }
+
+    fn look() -> Allocator {
+        let programs = [c"malloc", c"free", c"realloc", c"calloc", c"malloc_usable_size"]
+            .into_iter()
+            .any(|name| is_programs(next::used(name)));
+        if programs {
+            return Allocator::Programs;
+        }
+        let malloc = next::by_name(c"malloc".as_ptr());
+        let next_to = |name: &CStr| object_of(malloc) == object_of(next::by_name(name.as_ptr()));
+        if next_to(c"gnu_get_libc_version") {
+            return Allocator::CLibrary;
+        }
+        if next_to(c"sdallocx") && next_to(c"mallctl") {
+            return Allocator::Jemalloc;
+        }
+        Allocator::Other(file_name(malloc))
+    }
+
+    /// Whether the pool may hand out blocks in its place.
+    pub fn can_be_preceded(self) -> bool {
+        matches!(self, Allocator::CLibrary | Allocator::Jemalloc)
+    }
+}
+
+/// (The address of an exported function does not tell: the loader gives this library the same definition
+/// as it gives to all.)
+fn is_programs(at: *mut c_void) -> bool {
+    object_of(at) != object_of((&raw const FOUND).cast()) && is_definition(at)
+}
+
+fn about(at: *const c_void) -> libc::Dl_info {
+    let mut about = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: dladdr fills in the structure, or returns 0 and leaves the zeros.
+    unsafe {
+        libc::dladdr(at, about.as_mut_ptr());
+        about.assume_init()
+    }
+}
+
+/// Where the object (program or library) of an address begins; null if there is none.
+fn object_of(at: *const c_void) -> *mut c_void {
+    about(at).dli_fbase
+}
+
+fn file_name(at: *const c_void) -> &'static str {
+    let path = about(at).dli_fname;
+    if path.is_null() {
+        return "another library";
+    }
+    // SAFETY: the loader's terminated string, of a library loaded at the start: it stays.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+    std::str::from_utf8(name).unwrap_or("another library")
+}
+
+/// Whether the address is a function's own. In a program that is not position-independent, and that takes
+/// the address of a library's function, the loader gives that of the program's call stub to all.
+fn is_definition(at: *const c_void) -> bool {
+    let mut about = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    let mut symbol: *mut c_void = std::ptr::null_mut();
+    // RTLD_DL_SYMENT.
+    const SYMBOL: i32 = 1;
+    // SAFETY: it fills in the structure and the symbol's address, or returns 0 and leaves the zeros.
+    let found = unsafe { libc::dladdr1(at, about.as_mut_ptr(), &mut symbol, SYMBOL) };
+    if found == 0 || symbol.is_null() {
+        return true;
+    }
+    // SAFETY: an entry of a loaded object's symbol table, which stays while the object does.
+    let section = unsafe { (*symbol.cast::<libc::Elf64_Sym>()).st_shndx };
+    const UNDEFINED: u16 = 0;
+    section != UNDEFINED
+}
+
+/// The definition of a symbol that a call from `caller` would be bound to if this library had none: the next
+/// one in the loader's order, else that of the caller's own object and the libraries that it needs
+/// (`dlopen` without RTLD_GLOBAL). Null if there is none.
+pub fn definition_for(caller: *const c_void, name: &CStr) -> *mut c_void {
+    let next = next::by_name(name.as_ptr());
+    if !next.is_null() {
+        return next;
+    }
+    let mut about = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    let mut object: *mut c_void = std::ptr::null_mut();
+    // RTLD_DL_LINKMAP.
+    const OBJECT: i32 = 2;
+    // SAFETY: it fills in the structure and the object's entry, or returns 0 and leaves the zeros.
+    let found = unsafe { libc::dladdr1(caller, about.as_mut_ptr(), &mut object, OBJECT) };
+    if found == 0 || object.is_null() {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: to glibc the object's entry is its handle; the object stays while code of its runs.
+    unsafe { libc::dlsym(object, name.as_ptr()) }
+}
