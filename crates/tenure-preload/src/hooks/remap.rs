@@ -33,21 +33,36 @@ pub unsafe extern "C" fn mremap(
         mapped::taint(to as usize, new_len);
     }
     let cut = old_len.saturating_sub(new_len);
-    if flags & libc::MREMAP_FIXED == 0 && new_len > 0 && reaches(cut, &UNMAP_LEAST) {
-        let errno = Errno::keep();
-        // SAFETY: as above: the program gives the tail up.
-        let gone = unsafe { retire::detach_tail(at.cast(), old_len, new_len) };
-        drop(errno);
-        keeper::ask();
-        if gone {
-            seen::ZAPPED_BEFORE.one();
-            seen::ZAPPED_BEFORE_BYTES.add(cut as u64);
-            // SAFETY: as above; it changes nothing, and answers as the whole call would.
-            return unsafe { raw_mremap(at, new_len, new_len, flags, to) };
-        }
+    let is_plain = flags & !libc::MREMAP_MAYMOVE == 0;
+    // SAFETY: as above.
+    if is_plain
+        && new_len > 0
+        && reaches(cut, &UNMAP_LEAST)
+        && unsafe { shrunk(at, old_len, new_len, flags) }
+    {
+        return at;
     }
     // SAFETY: as above.
     unsafe { raw_mremap(at, old_len, new_len, flags, to) }
+}
+
+/// Whether the tail was cut off, as the call asks. `false`: nothing was done, and the call is the kernel's.
+#[cold]
+#[inline(never)]
+unsafe fn shrunk(at: *mut c_void, old_len: usize, new_len: usize, flags: c_int) -> bool {
+    let errno = Errno::keep();
+    // The kernel is asked first about the part that stays: what it refuses must not have lost its tail.
+    // SAFETY: the program's call with the tail left out, which changes nothing.
+    let is_allowed = unsafe { raw_mremap(at, new_len, new_len, flags, null_mut()) } == at;
+    // SAFETY: the program gives the tail up.
+    let gone = is_allowed && unsafe { retire::detach_tail(at.cast(), old_len, new_len) };
+    drop(errno);
+    keeper::ask();
+    if gone {
+        seen::ZAPPED_BEFORE.one();
+        seen::ZAPPED_BEFORE_BYTES.add((old_len - new_len) as u64);
+    }
+    gone
 }
 
 /// Of a mapping that is a run of the pool's. It shrinks where it is, and grows by moving to another run; what

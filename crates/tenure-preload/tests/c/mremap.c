@@ -39,6 +39,20 @@ static void one(size_t len) {
     CHECK(munmap(old, len) == 0 && munmap(moved, len) == 0);
 }
 
+/* A call that the kernel refuses changes nothing. */
+static void refused_whole(size_t len) {
+    static const int flags[] = {0x80, MREMAP_DONTUNMAP, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, MREMAP_FIXED};
+    char *at = map(len);
+    fill(at, len, 5);
+    for (size_t n = 0; n < sizeof flags / sizeof *flags; n++) {
+        CHECK(mremap(at, len, len / 4, flags[n], at) == MAP_FAILED && errno == EINVAL);
+        CHECK(is_filled(at, len, 5));
+    }
+    CHECK(mremap(at + 1, len, len / 4, MREMAP_MAYMOVE) == MAP_FAILED && errno == EINVAL);
+    CHECK(is_filled(at, len, 5));
+    CHECK(munmap(at, len) == 0);
+}
+
 /* What grows has what the mapping has: its protection, its file. */
 static void grow_with_its_state(size_t len) {
     char *at = map(len);
@@ -101,6 +115,8 @@ int main(void) {
     for (size_t n = 0; n < 4; n++)
         one(sizes[n]);
     for (size_t n = 0; n < 4; n++)
+        refused_whole(sizes[n]);
+    for (size_t n = 0; n < 4; n++)
         grow_with_its_state(sizes[n]);
     grow_step_by_step();
     /* And realloc, by a fixed sequence. */
@@ -119,7 +135,7 @@ int main(void) {
     }
     free(block);
     for (size_t n = 0; n < 4; n++)
-        refused(sizes[n]);
+        refused_whole(sizes[n]);
     puts("moved");
     return 0;
 }
