@@ -4,6 +4,8 @@
 pub(crate) mod gate;
 #[path = "../../tenure/src/tracking/holes.rs"]
 pub(crate) mod holes;
+#[path = "../../tenure/src/tracking/list.rs"]
+pub(crate) mod list;
 #[path = "../../tenure/src/tracking/map.rs"]
 pub(crate) mod map;
 #[path = "../../tenure/src/tracking/offer.rs"]

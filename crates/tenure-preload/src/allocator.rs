@@ -5,7 +5,7 @@
 //! allocator do not come here. So the pool serves malloc only in front of the C library, whose operators
 //! call `malloc` and `free`, and of jemalloc, whose few names are in [`crate::hooks::jemalloc`].
 
-use crate::next;
+use crate::symbol;
 use std::ffi::{c_void, CStr};
 use std::sync::OnceLock;
 
@@ -36,12 +36,12 @@ impl Allocator {
     fn look() -> Allocator {
         let programs = [c"malloc", c"free", c"realloc", c"calloc", c"malloc_usable_size"]
             .into_iter()
-            .any(|name| is_programs(next::used(name)));
+            .any(|name| is_programs(symbol::used(name)));
         if programs {
             return Allocator::Programs;
         }
-        let malloc = next::by_name(c"malloc".as_ptr());
-        let next_to = |name: &CStr| object_of(malloc) == object_of(next::by_name(name.as_ptr()));
+        let malloc = symbol::next(c"malloc");
+        let next_to = |name: &CStr| object_of(malloc) == object_of(symbol::next(name));
         if next_to(c"gnu_get_libc_version") {
             return Allocator::CLibrary;
         }
@@ -110,7 +110,7 @@ fn is_definition(at: *const c_void) -> bool {
 /// one in the loader's order, else that of the caller's own object and the libraries that it needs
 /// (`dlopen` without RTLD_GLOBAL). Null if there is none.
 pub fn definition_for(caller: *const c_void, name: &CStr) -> *mut c_void {
-    let next = next::by_name(name.as_ptr());
+    let next = symbol::next(name);
     if !next.is_null() {
         return next;
     }

@@ -98,7 +98,6 @@ fn disabled() -> bool {
 pub fn constructor() {
     first_call();
     next::look_up();
-    hooks::jemalloc::look_up();
     if disabled() {
         return;
     }

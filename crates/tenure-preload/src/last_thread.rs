@@ -5,7 +5,7 @@
 //! which the C library calls by whatever way a thread ends, and not at `exit`.
 
 use crate::heap::Blocked;
-use crate::{hooks, keeper, next};
+use crate::{hooks, keeper, symbol};
 use std::ffi::{c_uint, c_void, CStr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -79,7 +79,7 @@ fn named_threads() -> Option<usize> {
 
 /// The same by the C library's count, which it keeps for this very purpose and shows to debuggers.
 fn counted_threads() -> Option<usize> {
-    let count = next::used(c"__nptl_nthreads").cast::<c_uint>();
+    let count = symbol::used(c"__nptl_nthreads").cast::<c_uint>();
     if count.is_null() {
         return None;
     }

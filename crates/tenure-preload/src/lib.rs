@@ -26,11 +26,13 @@ mod last_thread;
 mod next;
 mod report;
 mod seen;
+mod symbol;
 mod text;
 mod tls;
 
 /// Called by the loader after the constructors of the libraries that this one needs.
 extern "C" fn constructor() {
+    hooks::jemalloc::look_up();
     engage::constructor();
     contradiction::settle();
     last_thread::watch_main_thread();

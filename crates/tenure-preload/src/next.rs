@@ -1,6 +1,7 @@
 //! The definitions behind this library's: those of the next library in the loader's order.
 
-use std::ffi::{c_char, c_int, c_void, CStr};
+use crate::symbol;
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 static LOOKING: AtomicBool = AtomicBool::new(false);
@@ -44,7 +45,7 @@ macro_rules! next {
         }
 
         fn look_up_each() {
-            $(at::$name.store(symbol($symbol), Ordering::Relaxed);)*
+            $(at::$name.store(symbol::next($symbol), Ordering::Relaxed);)*
         }
     };
 }
@@ -81,7 +82,7 @@ pub fn thread_creation() -> Option<ThreadCreation> {
     static AT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
     let mut at = AT.load(Ordering::Relaxed);
     if at.is_null() {
-        at = symbol(c"pthread_create");
+        at = symbol::next(c"pthread_create");
         AT.store(at, Ordering::Relaxed);
     }
     match at.is_null() {
@@ -89,22 +90,6 @@ pub fn thread_creation() -> Option<ThreadCreation> {
         // SAFETY: the address of that function.
         false => Some(unsafe { std::mem::transmute::<*mut c_void, ThreadCreation>(at) }),
     }
-}
-
-fn symbol(name: &CStr) -> *mut c_void {
-    by_name(name.as_ptr())
-}
-
-/// The next definition of a symbol; null if there is none.
-pub fn by_name(name: *const c_char) -> *mut c_void {
-    // SAFETY: a terminated string. The answer is relative to the library that makes this call.
-    unsafe { libc::dlsym(libc::RTLD_NEXT, name) }
-}
-
-/// The definition that the process uses.
-pub fn used(name: &CStr) -> *mut c_void {
-    // SAFETY: a terminated string.
-    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
 /// Finds all of them. A call that comes from within, or from another thread meanwhile, finds none and

@@ -22,10 +22,10 @@ fn side_data_has_one_user_at_a_time() {
         let use_it = move || {
             let tracked = TRACKING.slab.get(id);
             if let Some(mut claim) = TRACKING.claims.try_claim(id, tracked, |_| true) {
-                claim.side_mut().losses.push(PLACE);
+                claim.side_mut().unwrap().losses.push(PLACE).unwrap();
                 loom::thread::yield_now();
-                claim.side_mut().losses.push(PLACE);
-                assert_eq!(claim.side_mut().losses.len() % 2, 0);
+                claim.side_mut().unwrap().losses.push(PLACE).unwrap();
+                assert_eq!(claim.side_mut().unwrap().losses.len() % 2, 0);
             }
         };
         together!(use_it, use_it; use_it());
@@ -39,11 +39,11 @@ fn each_thread_that_waits_for_a_claim_gets_it() {
         let use_it = move || {
             let tracked = TRACKING.slab.get(id);
             let mut claim = TRACKING.claims.claim(id, tracked, |_| true).unwrap();
-            claim.side_mut().losses.push(PLACE);
+            claim.side_mut().unwrap().losses.push(PLACE).unwrap();
         };
         together!(use_it, use_it; use_it());
         let claim = TRACKING.claims.try_claim(id, TRACKING.slab.get(id), |_| true);
-        assert_eq!(claim.unwrap().side_mut().losses.len(), 3);
+        assert_eq!(claim.unwrap().side_mut().unwrap().losses.len(), 3);
     });
 }
 

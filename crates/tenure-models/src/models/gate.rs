@@ -85,7 +85,7 @@ fn no_range_is_claimed_in_a_fork() {
         let tracked = TRACKING.slab.get(id);
         let change = move || {
             let mut claim = TRACKING.claims.claim(id, tracked, |_| true).unwrap();
-            claim.side_mut().losses.push(place);
+            claim.side_mut().unwrap().losses.push(place).unwrap();
             claim.lost();
         };
         let fork = move || {

@@ -50,7 +50,11 @@ impl Segment {
         let Some(plain) = self.life.enter(&self.range, generation) else { return };
         let mut lost = false;
         if !plain {
-            self.range.settle(&mut |_| lost = true).unwrap();
+            let mut note = |_| {
+                lost = true;
+                Ok(())
+            };
+            self.range.settle(&mut note).unwrap();
         }
         // SAFETY: loom sees that nobody writes meanwhile.
         assert_eq!(self.bytes.with(|bytes| unsafe { *bytes }), generation);

@@ -25,7 +25,11 @@ fn owned(pages: usize) -> OwnedRange {
 fn use_it(owned: &OwnedRange, pages: usize) -> u32 {
     let mut lost = Vec::new();
     if !owned.pin() {
-        owned.settle(&mut |extent| lost.push(extent)).unwrap();
+        let mut note = |extent| {
+            lost.push(extent);
+            Ok(())
+        };
+        owned.settle(&mut note).unwrap();
     }
     for at in 0..pages {
         let is_lost = lost.iter().any(|extent| extent.start <= at && at < extent.end);
@@ -43,7 +47,11 @@ fn use_it(owned: &OwnedRange, pages: usize) -> u32 {
 fn use_it_alone(owned: &OwnedRange, pages: usize) {
     let mut lost = Vec::new();
     if !owned.pin() {
-        owned.settle(&mut |extent| lost.push(extent)).unwrap();
+        let mut note = |extent| {
+            lost.push(extent);
+            Ok(())
+        };
+        owned.settle(&mut note).unwrap();
     }
     for at in 0..pages {
         let is_lost = lost.iter().any(|extent| extent.start <= at && at < extent.end);
@@ -136,7 +144,7 @@ fn discarded_pages_are_zeros_and_stay() {
     check("owned, a discard and the worker", 3, Order::Fences, || {
         lend(owned(1), |owned| {
             let discard = || {
-                assert!(owned.pin() || owned.settle(&mut |_| ()).is_ok());
+                assert!(owned.pin() || owned.settle(&mut |_| Ok(())).is_ok());
                 // SAFETY: nobody wants the contents.
                 unsafe { owned.discard_pages().unwrap() };
                 assert_eq!(KERNEL.read(0), 0);

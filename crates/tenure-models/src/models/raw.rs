@@ -5,6 +5,7 @@ use crate::model::{check, lend, together};
 use crate::os::KERNEL;
 use crate::range::PageRange;
 use crate::sync::Order;
+use crate::tracking::list::List;
 use crate::tracking::state::RangeId;
 use crate::tracking::{raw, scan, unmark, TRACKING};
 use std::sync::Mutex;
@@ -41,7 +42,7 @@ fn unmark(place: PageRange) -> Vec<PageRange> {
             unmark::Fast::Slow => {}
         }
     }
-    unmark::unmark(place).unwrap_or_else(|_| panic!("unmark"))
+    unmark::unmark(place).unwrap_or_else(|_| panic!("unmark")).to_vec()
 }
 
 /// As the promise does.
@@ -263,7 +264,7 @@ fn an_unmark_that_fails_loses_nothing_for_another() {
         KERNEL.reclaim(low);
         KERNEL.refuse_end_after(1);
         lend(Mutex::new(Vec::new()), |heard| {
-            let note = |lost: Result<Vec<PageRange>, unmark::Failed>| {
+            let note = |lost: Result<List<PageRange>, unmark::Failed>| {
                 if let Ok(lost) = &lost {
                     let pages = lost.iter().flat_map(|extent| extent.start..extent.end);
                     heard.lock().unwrap().extend(pages);
@@ -299,7 +300,7 @@ fn an_unmark_that_fails_leaves_what_another_was_told() {
         unmarked_beside_a_failure(unmark);
     });
     check("raw, an unmark that fails and another's part, in full", 3, Order::Fences, || {
-        unmarked_beside_a_failure(|part| unmark::unmark(part).unwrap_or_else(|_| panic!("unmark")));
+        unmarked_beside_a_failure(unmark);
     });
 }
 

@@ -8,7 +8,7 @@
 
 use super::malloc::{self, free_run, owns, realloc_run_with};
 use crate::allocator::{definition_for, Allocator};
-use crate::next;
+use crate::symbol;
 use std::ffi::{c_int, c_void, CStr};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -43,7 +43,7 @@ macro_rules! with_caller {
         pub fn look_up() {
             $(
                 let name = name_of(concat!(stringify!($symbol), "\0"));
-                at_start::$symbol.store(next::by_name(name.as_ptr()), Ordering::Relaxed);
+                at_start::$symbol.store(symbol::next(name), Ordering::Relaxed);
             )*
         }
 

@@ -33,13 +33,9 @@ pub unsafe extern "C" fn mremap(
         mapped::taint(to as usize, new_len);
     }
     let cut = old_len.saturating_sub(new_len);
-    let is_plain = flags & !libc::MREMAP_MAYMOVE == 0;
+    let may_be_cut = flags & !libc::MREMAP_MAYMOVE == 0 && new_len > 0;
     // SAFETY: as above.
-    if is_plain
-        && new_len > 0
-        && reaches(cut, &UNMAP_LEAST)
-        && unsafe { shrunk(at, old_len, new_len, flags) }
-    {
+    if may_be_cut && reaches(cut, &UNMAP_LEAST) && unsafe { shrunk(at, old_len, new_len, flags) } {
         return at;
     }
     // SAFETY: as above.

@@ -135,7 +135,7 @@ int main(void) {
     }
     free(block);
     for (size_t n = 0; n < 4; n++)
-        refused_whole(sizes[n]);
+        refused(sizes[n]);
     puts("moved");
     return 0;
 }

@@ -7,8 +7,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::{Mapping, PageSize};
 use crate::os;
 use crate::range::PageRange;
+use crate::tracking::list::List;
 use crate::tracking::owned::OwnedRange;
-use crate::tracking::side::joined;
+use crate::tracking::side::in_order;
 use rustix::io::Errno;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -123,14 +124,16 @@ impl Segment {
     /// Takes back what the kernel may have taken; answers how many bytes are gone. The caller has
     /// it pinned.
     pub fn settle(&self) -> std::result::Result<usize, Errno> {
-        let mut gone = Vec::new();
+        let mut gone = List::new();
         let base = self.base.load(Ordering::Acquire);
         self.range.settle(&mut |extent| {
-            gone.push(extent);
+            gone.push(extent)?;
             self.lose(extent.start - base, extent.len());
+            Ok(())
         })?;
         // A try that failed first may have told the same.
-        Ok(joined(gone, Vec::new()).iter().map(PageRange::len).sum())
+        in_order(&mut gone);
+        Ok(gone.iter().map(PageRange::len).sum())
     }
 
     /// Takes a pin away.

@@ -1,6 +1,7 @@
 //! What bounds locked memory: `RLIMIT_MEMLOCK`, what is charged against it, and who is exempt.
 
 use super::once::RaceOnce;
+use super::small_file;
 use rustix::io::Errno;
 use rustix::process::{getrlimit, Resource};
 use rustix::thread::{capabilities, CapabilitySet};
@@ -22,8 +23,8 @@ pub(crate) fn memlock() -> Memlock {
 /// A line of `/proc/thread-self/status` in kB, as bytes. The thread's own: the main thread may have
 /// ended, and capabilities belong to threads.
 fn status_bytes(key: &str) -> Result<u64, Errno> {
-    let text = fs::read_to_string("/proc/thread-self/status")
-        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let mut buffer = [0; 4096];
+    let text = small_file::read(c"/proc/thread-self/status", &mut buffer)?;
     let value = text.lines().find_map(|line| line.strip_prefix(key));
     let number = value.and_then(|v| v.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     number.map(|kib| kib << 10).ok_or(Errno::IO)
@@ -54,7 +55,8 @@ pub(crate) fn in_first_user_namespace() -> bool {
 
 /// How many mappings a process may have (`vm.max_map_count`).
 pub(crate) fn max_mappings() -> Option<usize> {
-    fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok()
+    let mut buffer = [0; 32];
+    small_file::read(c"/proc/sys/vm/max_map_count", &mut buffer).ok()?.trim().parse().ok()
 }
 
 /// Whether address space that waits to be torn down could make another mapping fail: `RLIMIT_AS` or

@@ -109,7 +109,12 @@ pub(crate) fn first_hole(range: PageRange) -> Result<Option<usize>, Errno> {
 /// How many mappings the process has: 0.3 µs for each.
 pub(crate) fn count() -> Result<usize, Errno> {
     let maps = open("/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    Ok(read_all(&maps)?.iter().filter(|byte| **byte == b'\n').count())
+    let mut count = 0;
+    each_line(&maps, |_| {
+        count += 1;
+        true
+    })?;
+    Ok(count)
 }
 
 #[repr(C)]
@@ -200,17 +205,14 @@ pub(crate) fn each_mapping(range: PageRange, mut each: impl FnMut(Mapping)) -> R
             Err(_) => QUERY_WORKS.store(2, Ordering::Relaxed),
         }
     }
-    let text = read_all(&maps)?;
-    for line in text.split(|byte| *byte == b'\n') {
-        let Some(mapping) = parse_line(line) else { continue };
-        if mapping.start >= range.end {
-            break;
-        }
-        if mapping.end > range.start {
+    each_line(&maps, |line| {
+        let Some(mapping) = parse_line(line) else { return true };
+        let is_below_the_end = mapping.start < range.end;
+        if is_below_the_end && mapping.end > range.start {
             each(mapping);
         }
-    }
-    Ok(())
+        is_below_the_end
+    })
 }
 
 fn each_by_query(
@@ -304,16 +306,27 @@ fn query_range(
     Ok(())
 }
 
-fn read_all(fd: &OwnedFd) -> Result<Vec<u8>, Errno> {
-    let mut text = Vec::with_capacity(64 << 10);
-    let mut buffer = [0u8; 16 << 10];
+/// Calls `each` with the lines of the file, while it returns `true`. Allocates nothing.
+fn each_line(maps: &OwnedFd, mut each: impl FnMut(&[u8]) -> bool) -> Result<(), Errno> {
+    // A line has a path of 4,096 bytes at most.
+    let mut buffer = [0u8; 8 << 10];
+    let mut filled = 0;
     loop {
-        match rustix::io::read(fd, &mut buffer) {
-            Ok(0) => return Ok(text),
-            Ok(n) => text.extend_from_slice(&buffer[..n]),
-            Err(Errno::INTR) => {}
+        match rustix::io::read(maps, &mut buffer[filled..]) {
+            Ok(0) => return Ok(()),
+            Ok(more) => filled += more,
+            Err(Errno::INTR) => continue,
             Err(errno) => return Err(errno),
         }
+        let mut taken = 0;
+        while let Some(length) = buffer[taken..filled].iter().position(|byte| *byte == b'\n') {
+            if !each(&buffer[taken..taken + length]) {
+                return Ok(());
+            }
+            taken += length + 1;
+        }
+        buffer.copy_within(taken..filled, 0);
+        filled -= taken;
     }
 }
 

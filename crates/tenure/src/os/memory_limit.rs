@@ -23,7 +23,8 @@ pub(crate) struct Room {
 
 /// Bytes of page tables that this process has.
 pub(crate) fn page_tables() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let mut buffer = [0; 4096];
+    let status = super::small_file::read(c"/proc/self/status", &mut buffer).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmPTE:"))?;
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }

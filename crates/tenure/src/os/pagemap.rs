@@ -280,12 +280,13 @@ impl Pagemap {
                 }
             })
         };
-        let mut data = Vec::new();
-        self.extents(range, Pages::Data, |part| data.push(part))?;
-        for part in data {
-            check(part)?;
-        }
-        Ok(shared)
+        let mut checked = Ok(());
+        self.extents(range, Pages::Data, |part| {
+            if checked.is_ok() {
+                checked = check(part);
+            }
+        })?;
+        checked.map(|()| shared)
     }
 
     /// Bytes of the range that are of the kind asked for.

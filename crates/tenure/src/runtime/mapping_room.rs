@@ -2,11 +2,10 @@
 //! three, and once the process has `vm.max_map_count` mappings, 65,530 by default, the program's threads,
 //! files and allocators fail.
 
-use crate::os::once::RaceOnce;
 use crate::os::{limits, maps};
 use crate::range::PageRange;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// After so many cuts the mappings are counted anew, because the program maps too. To count takes 0.3 µs for
 /// each mapping.
@@ -58,10 +57,10 @@ impl MappingRoom {
     }
 }
 
-/// Not 0.
+/// Not 0. Since the machine's start.
 fn now_ms() -> u64 {
-    static START: RaceOnce<Instant> = RaceOnce::new();
-    START.get_or_init(Instant::now).elapsed().as_millis() as u64 + 1
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000 + 1
 }
 
 /// Whether the range is whole mappings. `false` also where that would take a reading of all mappings.

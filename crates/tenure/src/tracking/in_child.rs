@@ -1,5 +1,6 @@
 //! Tracked ranges in a forked child.
 
+use super::list::List;
 use super::map::Supplies;
 use super::state::{flag, Claim, RangeId, Tracked, Word};
 use super::{backpressure, detection, TRACKING};
@@ -43,15 +44,17 @@ fn forget_what_is_not_in_the_map() -> bool {
 
 /// A split or a join that was half done leaves ranges that overlap.
 fn rebuild_map() {
-    let mut raw: Vec<(usize, RangeId, &'static Tracked)> = Vec::new();
+    // As everywhere in a child of a raw clone: the program's allocator may be locked by a thread that is not here.
+    const NO_MEMORY: &str = "tenure: memory to list the ranges of a child";
+    let mut raw: List<(usize, RangeId, &'static Tracked)> = List::new();
     TRACKING.slab.each(|id, tracked, word| {
         if word.has(Word::RAW) && tracked.len() > 0 {
-            raw.push((tracked.range().start, id, tracked));
+            raw.push((tracked.range().start, id, tracked)).expect(NO_MEMORY);
         }
     });
     raw.sort_unstable_by_key(|(start, id, _)| (*start, *id));
     let mut below: Option<(RangeId, &Tracked)> = None;
-    for (start, id, tracked) in &raw {
+    for (start, id, tracked) in raw.iter() {
         let kept = below.is_none_or(|below| settle_overlap(below, (*id, tracked), *start));
         if kept {
             below = Some((*id, tracked));
@@ -64,7 +67,7 @@ fn rebuild_map() {
             continue;
         }
         if !map.has_room(1) {
-            drop(map.supply(Supplies::make(map.wants(1))));
+            drop(map.supply(Supplies::make(map.wants(1)).expect(NO_MEMORY)));
         }
         map.insert(start, id);
         count += 1;

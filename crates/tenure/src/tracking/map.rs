@@ -4,9 +4,11 @@
 //! a list of a few thousand blocks, which stays in the processor's cache. Changes take what memory they
 //! need from spare blocks that were made before the map was locked: nothing is allocated under its lock.
 
+use super::list::{List, Own};
 use super::state::RangeId;
 use crate::os::page_size;
 use crate::range::PageRange;
+use rustix::io::Errno;
 
 const BLOCK: usize = 512;
 
@@ -19,12 +21,12 @@ pub(super) struct Block {
     offsets: [u32; BLOCK],
     ids: [u32; BLOCK],
     /// The next spare or empty block.
-    next: Option<Box<Block>>,
+    next: Option<Own<Block>>,
 }
 
 impl Block {
-    pub fn new() -> Box<Block> {
-        Box::new(Block { base: 0, len: 0, offsets: [0; BLOCK], ids: [0; BLOCK], next: None })
+    pub fn new() -> Result<Own<Block>, Errno> {
+        Own::new(Block { base: 0, len: 0, offsets: [0; BLOCK], ids: [0; BLOCK], next: None })
     }
 
     fn full(&self) -> bool {
@@ -78,18 +80,18 @@ impl Block {
 /// Blocks that are not in use, as a list.
 #[derive(Default)]
 pub(super) struct Blocks {
-    first: Option<Box<Block>>,
+    first: Option<Own<Block>>,
     count: usize,
 }
 
 impl Blocks {
-    pub fn push(&mut self, mut block: Box<Block>) {
+    pub fn push(&mut self, mut block: Own<Block>) {
         block.next = self.first.take();
         self.first = Some(block);
         self.count += 1;
     }
 
-    fn pop(&mut self) -> Option<Box<Block>> {
+    fn pop(&mut self) -> Option<Own<Block>> {
         let mut block = self.first.take()?;
         self.first = block.next.take();
         self.count -= 1;
@@ -108,12 +110,12 @@ impl Drop for Blocks {
 #[derive(Default)]
 pub(super) struct Supplies {
     blocks: Blocks,
-    list: Vec<Box<Block>>,
+    list: List<Own<Block>>,
 }
 
 /// See the module's head.
 pub(super) struct IntervalMap {
-    blocks: Vec<Box<Block>>,
+    blocks: List<Own<Block>>,
     spare: Blocks,
     len: usize,
 }
@@ -126,7 +128,7 @@ const SPARE: usize = 2;
 
 impl IntervalMap {
     pub const fn new() -> IntervalMap {
-        IntervalMap { blocks: Vec::new(), spare: Blocks { first: None, count: 0 }, len: 0 }
+        IntervalMap { blocks: List::new(), spare: Blocks { first: None, count: 0 }, len: 0 }
     }
 
     /// How many ranges there are.
@@ -160,8 +162,12 @@ impl IntervalMap {
             self.spare.push(block);
         }
         if supplies.list.capacity() > self.blocks.capacity() {
-            supplies.list.append(&mut self.blocks);
             std::mem::swap(&mut supplies.list, &mut self.blocks);
+            // There is room: the larger list was made for it.
+            while let Some(block) = supplies.list.pop() {
+                let _ = self.blocks.push(block);
+            }
+            self.blocks.reverse();
         }
         supplies
     }
@@ -247,7 +253,7 @@ impl IntervalMap {
             }
             self.blocks[block].split_off(BLOCK / 2, &mut upper);
             let base = upper.base;
-            self.blocks.insert(block + 1, upper);
+            self.put(block + 1, upper);
             if page >= base {
                 block += 1;
                 offset = (page - base) as u32;
@@ -274,7 +280,13 @@ impl IntervalMap {
         let mut block = self.spare.pop().expect("the map was supplied before it was locked");
         (block.base, block.len) = (page, 0);
         block.insert(0, 0, id.0);
-        self.blocks.insert(at, block);
+        self.put(at, block);
+    }
+
+    /// There [is room](IntervalMap::has_room) in the list.
+    fn put(&mut self, at: usize, block: Own<Block>) {
+        let put = self.blocks.insert(at, block);
+        assert!(put.is_ok(), "tenure: the map was supplied before it was locked");
     }
 
     /// Takes out the range that starts at the address, if it is this one.
@@ -300,11 +312,16 @@ impl IntervalMap {
 
 impl Supplies {
     /// What the map [wants](IntervalMap::wants).
-    pub fn make((blocks, capacity): (usize, usize)) -> Supplies {
-        let mut supplies =
-            Supplies { blocks: Blocks::default(), list: Vec::with_capacity(capacity) };
-        (0..blocks).for_each(|_| supplies.blocks.push(Block::new()));
-        supplies
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn make((blocks, capacity): (usize, usize)) -> Result<Supplies, Errno> {
+        let list = List::with_room(capacity)?;
+        let mut supplies = Supplies { blocks: Blocks::default(), list };
+        for _ in 0..blocks {
+            supplies.blocks.push(Block::new()?);
+        }
+        Ok(supplies)
     }
 }
 
@@ -316,7 +333,7 @@ mod tests {
     fn insert(map: &mut IntervalMap, page: usize, id: u32) {
         if !map.has_room(1) {
             let wanted = map.wants(1);
-            drop(map.supply(Supplies::make(wanted)));
+            drop(map.supply(Supplies::make(wanted).unwrap()));
         }
         assert!(map.has_room(1));
         map.insert(page * page_size(), RangeId(id));

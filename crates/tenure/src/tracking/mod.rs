@@ -16,6 +16,7 @@ pub(crate) mod detection;
 mod gate;
 mod holes;
 mod in_child;
+pub(crate) mod list;
 mod map;
 pub(crate) mod offer;
 pub(crate) mod owned;

@@ -2,6 +2,7 @@
 
 use super::detection::{self, Kind};
 use super::holes;
+use super::list::{listed, List};
 use super::side::{without, Words};
 use super::state::{flag, Claim, Word};
 use crate::os::pagemap::{Pagemap, Pages};
@@ -115,13 +116,18 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
 fn tell(claim: &mut Claim, parts: &[PageRange], by_words: bool) -> Result<(), Refusal> {
     let range = claim.range();
     let whole = parts == [range];
-    let mut told: Vec<PageRange> = Vec::new();
+    // What is told must be known, so its list comes first.
+    let mut told = List::new();
+    let pieces = || parts.iter().flat_map(|part| part.pieces(STEP));
+    told.reserve(pieces().count()).map_err(Refusal::Kernel)?;
+    let had_side = claim.known_side().is_some();
+    claim.side_mut().map_err(Refusal::Kernel)?;
     let mut result = Ok(());
     // What is made again from here on the kernel has perhaps been told of already.
     claim.clear(flag::MADE_AGAIN);
     // Owned memory stays registered as a whole from its first offer on.
     let watched = claim.is(flag::WHOLLY_WATCHED);
-    for piece in parts.iter().flat_map(|part| part.pieces(STEP)) {
+    for piece in pieces() {
         if claim.is_wanted() {
             result = Err(Refusal::Wanted);
             break;
@@ -140,7 +146,7 @@ fn tell(claim: &mut Claim, parts: &[PageRange], by_words: bool) -> Result<(), Re
             result = Err(Refusal::Wanted);
             break;
         }
-        told.push(piece);
+        told.push(piece).map_err(Refusal::Kernel)?;
         // SAFETY: a part of a range that is marked volatile or owned and not pinned, so its contents may go;
         // the claim keeps it from being unmapped meanwhile.
         if let Err(errno) = unsafe { advise::free(piece) } {
@@ -151,10 +157,11 @@ fn tell(claim: &mut Claim, parts: &[PageRange], by_words: bool) -> Result<(), Re
             break;
         }
     }
-    if claim.is_offered() && (!whole || result.is_err()) {
-        claim.side_mut().told = Some(told);
-    } else if let Some(side) = claim.side() {
-        side.told = None;
+    let told = (claim.is_offered() && (!whole || result.is_err())).then_some(told);
+    match claim.side() {
+        side if told.is_none() && !had_side => *side = None,
+        Some(side) => side.told = told,
+        None => {}
     }
     if !claim.is_offered() && claim.is(flag::WATCHED) && !watched {
         end_failed_watch(claim);
@@ -182,8 +189,8 @@ pub(super) fn tell_again(claim: &mut Claim) -> Result<(), Refusal> {
     }
     // Before the kernel is told: a page that is made meanwhile sets it again.
     claim.clear(flag::MADE_AGAIN);
-    let told = claim.known_side().and_then(|side| side.told.clone());
-    for piece in told.unwrap_or_else(|| vec![range]).iter().flat_map(|part| part.pieces(STEP)) {
+    let told = told_of(claim).map_err(Refusal::Kernel)?;
+    for piece in told.iter().flat_map(|part| part.pieces(STEP)) {
         if claim.is_wanted() {
             claim.set(flag::MADE_AGAIN);
             return Err(Refusal::Wanted);
@@ -196,6 +203,14 @@ pub(super) fn tell_again(claim: &mut Claim) -> Result<(), Refusal> {
         }
     }
     Ok(())
+}
+
+/// The parts of an offered range that the kernel was told of.
+fn told_of(claim: &Claim) -> Result<List<PageRange>, Errno> {
+    match claim.known_side().and_then(|side| side.told.as_ref()) {
+        Some(told) => List::of(told),
+        None => List::of(&[claim.range()]),
+    }
 }
 
 /// Ends a registration that failed half way. What cannot be ended now is the next pinner's to end.
@@ -234,12 +249,11 @@ pub(super) fn make_readable(
     lost: &[PageRange],
     pagemap: Option<&Pagemap>,
 ) -> Result<(), Errno> {
-    let mut missing = Vec::new();
-    match pagemap {
-        Some(pagemap) => pagemap.extents(piece, Pages::Missing, |hole| missing.push(hole))?,
-        None => missing.push(piece),
-    }
-    for hole in &without(&missing, lost) {
+    let missing = match pagemap {
+        Some(pagemap) => listed(pagemap, piece, Pages::Missing)?,
+        None => List::of(&[piece])?,
+    };
+    for hole in without(&missing, lost)?.iter() {
         match advise::populate_read(*hole) {
             // Found gone by nobody yet, and watched.
             Err(Errno::FAULT | Errno::HWPOISON) if claim.word().has(Word::REMADE) => {}
@@ -258,10 +272,10 @@ fn offerable_parts(
     range: PageRange,
     pagemap: Option<&Pagemap>,
     split_huge: bool,
-) -> Result<Vec<PageRange>, Refusal> {
+) -> Result<List<PageRange>, Refusal> {
     let aligned = range.start % os::HUGE_PAGE == 0 && range.end % os::HUGE_PAGE == 0;
     if !claim.is_raw() || aligned || split_huge {
-        return Ok(vec![range]);
+        return List::of(&[range]).map_err(Refusal::Kernel);
     }
     let (low, high) = match range.huge_part() {
         None => (range.end, range.end),
@@ -274,11 +288,11 @@ fn offerable_parts(
     };
     let middle = (low < high).then(|| PageRange::new(low, high));
     let ends = (free_end(range.start, low), free_end(high, range.end));
-    let mut parts: Vec<PageRange> = Vec::new();
+    let mut parts: List<PageRange> = List::new();
     for part in [ends.0, middle, ends.1].into_iter().flatten() {
         match parts.last_mut() {
             Some(last) if last.end == part.start => last.end = part.end,
-            _ => parts.push(part),
+            _ => parts.push(part).map_err(Refusal::Kernel)?,
         }
     }
     if parts.is_empty() {
@@ -294,16 +308,16 @@ fn remember_words(claim: &mut Claim, range: PageRange) -> Result<(), Errno> {
     // A range that became unreadable since its check must not kill the background thread.
     os::maps::check_volatile(range).map_err(|_| Errno::INVAL)?;
     let mut words = Words::default();
-    words.place.reserve_exact(range.len() / page);
-    words.value.reserve_exact(range.len() / page);
+    words.place.reserve(range.len() / page)?;
+    words.value.reserve(range.len() / page)?;
     for at in (range.start..range.end).step_by(page) {
         // SAFETY: mapped and readable, as checked just above; the program promises not to unmap a marked
         // range, and an owned one is not unmapped while it is claimed.
         let (place, value) = unsafe { words::first_nonzero(at, page) }.unwrap_or((NO_WORD, 0));
-        words.place.push(place);
-        words.value.push(value);
+        words.place.push(place)?;
+        words.value.push(value)?;
     }
-    claim.side_mut().words = Some(words);
+    claim.side_mut()?.words = Some(words);
     Ok(())
 }
 
@@ -317,8 +331,7 @@ pub(super) fn purge(claim: &mut Claim) -> Result<usize, Errno> {
     let pagemap = Pagemap::open().ok();
     claim.clear(flag::MADE_AGAIN);
     // Only what was told is watched.
-    let told = claim.side().as_ref().and_then(|side| side.told.clone());
-    let told = told.unwrap_or_else(|| vec![range]);
+    let told = told_of(claim)?;
     for attempt in 0..4u64 {
         if attempt > 0 {
             // A page that another processor faulted in last waits on that one's list, and until it has
@@ -328,7 +341,7 @@ pub(super) fn purge(claim: &mut Claim) -> Result<usize, Errno> {
             lru::drain();
         }
         let mut left = false;
-        for part in &told {
+        for part in told.iter() {
             // SAFETY: the part is offered: the program has given up its contents.
             unsafe { advise::free(*part)? };
             advise::page_out(*part)?;

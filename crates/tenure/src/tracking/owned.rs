@@ -1,5 +1,6 @@
 //! A range that tenure owns together with its mapping: an object, or a segment of a cache.
 
+use super::list::List;
 use super::offer::Refusal;
 use super::revive;
 use super::settings::purge_always;
@@ -106,10 +107,10 @@ impl OwnedRange {
     /// is the caller's to take away.
     pub fn settle(
         &self,
-        lost: &mut (dyn FnMut(PageRange) + Send),
+        lost: &mut (dyn FnMut(PageRange) -> std::result::Result<(), Errno> + Send),
     ) -> std::result::Result<(), Errno> {
         let mut found =
-            |_: &mut Claim, gone: &[PageRange]| gone.iter().copied().for_each(&mut *lost);
+            |_: &mut Claim, gone: &[PageRange]| gone.iter().copied().try_for_each(&mut *lost);
         settle::settle(self.id, self.tracked(), &needs_settling, &mut found)
     }
 
@@ -129,13 +130,19 @@ impl OwnedRange {
     }
 
     /// What was lost and not restored.
-    pub fn losses(&self) -> Vec<PageRange> {
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn losses(&self) -> std::result::Result<List<PageRange>, Errno> {
         let lost = |word: Word| word.has(Word::LOST);
-        let Some(mut claim) = claims().claim(self.id, self.tracked(), lost) else {
-            return Vec::new();
+        let Some(claim) = claims().claim(self.id, self.tracked(), lost) else {
+            return Ok(List::new());
         };
         let range = claim.range();
-        claim.side_mut().lost_of(range)
+        match claim.known_side() {
+            Some(side) => side.lost_of(range),
+            None => List::of(&[range]),
+        }
     }
 
     /// Before what is lost is made, by a thread that has the range pinned and the right to: what was lost under
@@ -151,7 +158,9 @@ impl OwnedRange {
     pub fn restored(&self) {
         let lost = |word: Word| word.has(Word::LOST);
         if let Some(mut claim) = claims().claim(self.id, self.tracked(), lost) {
-            claim.side_mut().losses = Vec::new();
+            if let Some(side) = claim.side() {
+                side.losses = List::new();
+            }
             claim.not_lost();
         }
     }

@@ -11,7 +11,7 @@ use super::state::{flag, Claim, RangeId, Word};
 use super::{backpressure, settings, TRACKING};
 use crate::os::maps::{self, Unfit};
 use crate::range::PageRange;
-use crate::runtime::worker;
+use crate::runtime::{services, worker};
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
@@ -20,6 +20,11 @@ pub(crate) enum Unmarkable {
     Unfit(Unfit),
     /// 2^25 ranges are known.
     Full,
+    NoMemory,
+}
+
+fn no_memory(_: Errno) -> Unmarkable {
+    Unmarkable::NoMemory
 }
 
 /// Whether any raw range is known. One load.
@@ -64,20 +69,19 @@ pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<Rang
         }
     }
     loop {
-        let unknown = gaps(range);
-        for gap in &unknown {
+        let unknown = gaps(range).map_err(no_memory)?;
+        for gap in unknown.iter() {
             maps::check_volatile(*gap).map_err(Unmarkable::Unfit)?;
         }
-        let known = overlapping(range).len();
-        let Some(mut change) = Change::new(known, unknown.len() + 2) else {
-            return Err(Unmarkable::Full);
-        };
-        let map = lock_with_room(unknown.len() + 2);
+        let known = overlapping(range).map_err(no_memory)?.len();
+        let change = Change::new(known, unknown.len() + 2).map_err(no_memory)?;
+        let mut change = change.ok_or(Unmarkable::Full)?;
+        let map = lock_with_room(unknown.len() + 2).map_err(no_memory)?;
         let mut map = match change.claim_to_cut(map, unknown.len() + 2, range) {
             Ok(map) => map,
             Err(waiting) => {
                 drop(change);
-                waiting.wait();
+                waiting.wait().map_err(no_memory)?;
                 continue;
             }
         };
@@ -90,16 +94,17 @@ pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<Rang
         // What is marked beyond the range already stays one with it; what is not is cut off.
         change.cut_ends(&mut map, range, |claim| claim.word().pins() > 0);
         let level = priority.unwrap_or(settings::Priority::DEFAULT.level());
-        for gap in &unknown {
+        for gap in unknown.iter() {
             let spare = change.spares.pop().expect("a spare number for each gap");
             let claim = spare.begin(&TRACKING.claims, *gap, 0, Word::RAW, level);
             map.insert(gap.start, claim.id());
             TRACKING.raw.fetch_add(1, Ordering::AcqRel);
             backpressure::count(gap.len() as u64);
-            change.claims.push(claim);
+            // There is room.
+            let _ = change.claims.push(claim);
         }
         change.claims.sort_unstable_by_key(|claim| claim.range().start);
-        for claim in &mut change.claims {
+        for claim in change.claims.iter_mut() {
             claim.mark();
             if let Some(priority) = priority {
                 claim.tracked().priority.store(priority, Ordering::Relaxed);
@@ -124,7 +129,10 @@ pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<Rang
 pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize, Refusal>> {
     settle::before_claiming();
     let offer_all = move || {
-        let marked = claim_marked(range).unwrap_or_default();
+        let marked = match claim_marked(range) {
+            Ok(marked) => marked.unwrap_or_default(),
+            Err(errno) => return Some(Err(Refusal::Kernel(errno))),
+        };
         if marked.is_empty() {
             return None;
         }
@@ -171,7 +179,9 @@ pub(crate) fn forget(range: PageRange) -> bool {
 /// Drops all that is known of a range, whose pages stay as they are, if `may_go` holds of each part. `true`: a
 /// part of it is watched.
 fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Option<bool> {
-    let (mut map, mut change) = claimed_to_cut(range);
+    let claimed = services::retry(|| claimed_to_cut(range), |errno| *errno == Errno::NOMEM);
+    // What is not forgotten would be offered when another mapping has come to lie there.
+    let (mut map, mut change) = claimed.expect("tenure: memory to forget a range");
     // Where no more ranges can be known, more than was asked for is forgotten.
     if change.can_cut_ends() {
         // Before the look: a loss that lies beyond the range is not the caller's to hear of.

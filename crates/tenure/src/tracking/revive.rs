@@ -1,8 +1,9 @@
 //! Taking offered pages back.
 
 use super::detection;
+use super::list::{listed, List};
 use super::offer::{kind, NO_WORD};
-use super::side::joined;
+use super::side::in_order;
 use super::state::{flag, Claim, Word};
 use crate::os::pagemap::{self, Pagemap, Pages};
 use crate::os::{self, advise, page_size, words};
@@ -18,15 +19,15 @@ const NOT_WATCHED: u8 = flag::WATCHED | flag::WHOLLY_WATCHED | flag::DENSE | fla
 /// touches it, if [`complete`] does not follow.
 ///
 /// # Errors
-/// `ENOMEM`: no memory for a copy of a page that a fork shares. `EINVAL`: the program took away the write
+/// `ENOMEM`: no memory for a copy of a page that a fork shares, or for the list. `EINVAL`: the program took away the write
 /// permission. Other errors: [`detection::is_closed`].
-pub(super) fn keep_pages(claim: &mut Claim) -> Result<Vec<PageRange>, Errno> {
+pub(super) fn keep_pages(claim: &mut Claim) -> Result<List<PageRange>, Errno> {
     let range = claim.range();
     if !claim.is_offered() || !detection::by_userfaultfd() {
-        return Ok(Vec::new());
+        return Ok(List::new());
     }
     if claim.is(flag::SUSPECT) {
-        return Ok(vec![range]);
+        return List::of(&[range]);
     }
     // Populating the zero pages too would cost a page for each that was never touched.
     let zeros = match claim.is(flag::SPARSE) && !claim.word().has(Word::REMADE) {
@@ -44,7 +45,7 @@ pub(super) fn keep_pages(claim: &mut Claim) -> Result<Vec<PageRange>, Errno> {
         _ => populated(advise::populate_write(range))?,
     };
     if intact {
-        Ok(Vec::new())
+        Ok(List::new())
     } else {
         salvage(range, zeros)
     }
@@ -61,6 +62,9 @@ enum Zeros {
     Stay,
 }
 
+/// Is told what is gone, under the claim, and notes it.
+pub(super) type Found<'a> = dyn FnMut(&mut Claim, &[PageRange]) -> Result<(), Errno> + Send + 'a;
+
 /// The second half: what [`keep_pages`] found gone reads as zeros (or waits for its refill) and can be
 /// written, and the range is not offered any more. Also ends what is left of a watch of a range that is not
 /// offered.
@@ -70,11 +74,12 @@ enum Zeros {
 /// else who would tell it.
 ///
 /// # Errors
-/// `ENOMEM`: too many mappings. Other errors: [`detection::is_closed`]. The range is still offered then.
+/// `ENOMEM`: too many mappings, or no memory for the note. Other errors: [`detection::is_closed`]. The range is
+/// still offered then.
 pub(super) fn complete(
     claim: &mut Claim,
     gone: &[PageRange],
-    found: &mut dyn FnMut(&mut Claim, &[PageRange]),
+    found: &mut Found<'_>,
 ) -> Result<(), Errno> {
     if !claim.is_offered() {
         return end_watch(claim);
@@ -88,15 +93,20 @@ pub(super) fn complete(
         (true, false) => gone,
         (true, true) => &[range],
         (false, _) => {
-            found_now = take_back_by_words(claim, suspect);
+            found_now = take_back_by_words(claim, suspect)?;
             &found_now[..]
         }
     };
     if !gone.is_empty() {
-        found(claim, gone);
+        found(claim, gone)?;
     }
     if detection::by_userfaultfd() {
         end_if_done(claim, gone, suspect)?;
+    } else {
+        // A page that was written after its purge may hold a part of something.
+        // SAFETY: the pages are reported as lost; mapped and writable: the program promises not to unmap or
+        // protect a marked range, and an owned one is not unmapped while it is claimed.
+        gone.iter().for_each(|extent| unsafe { make_zero(*extent) });
     }
     // Also where it came after that: the pages have been kept.
     claim.clear(flag::SUSPECT);
@@ -115,14 +125,19 @@ pub(super) fn complete(
 }
 
 /// Adds to the range's losses.
-pub(super) fn record(claim: &mut Claim, gone: &[PageRange]) {
+///
+/// # Errors
+/// `ENOMEM`: nothing was added.
+pub(super) fn record(claim: &mut Claim, gone: &[PageRange]) -> Result<(), Errno> {
+    let lost_some = claim.word().has(Word::LOST);
+    let losses = &mut claim.side_mut()?.losses;
     // A list that was lost as a whole stands for the whole range.
-    let whole = claim.word().has(Word::LOST) && claim.side_mut().losses.is_empty();
-    if !whole {
-        let side = claim.side_mut();
-        side.losses = joined(std::mem::take(&mut side.losses), gone.to_vec());
+    if !lost_some || !losses.is_empty() {
+        losses.extend(gone)?;
+        in_order(losses);
     }
     claim.lost();
+    Ok(())
 }
 
 /// Undoes [`complete`] right after it, where a range that belongs to the same call could not be completed:
@@ -244,11 +259,9 @@ fn populated(result: Result<(), Errno>) -> Result<bool, Errno> {
 
 /// Keeps the pages that hold data. `true`: none of them went meanwhile (others may be missing).
 fn keep_data(pagemap: &Pagemap, range: PageRange) -> Result<bool, Errno> {
-    let mut data = Vec::new();
-    pagemap.extents(range, Pages::Data, |extent| data.push(extent))?;
     let mut all = true;
-    for extent in data {
-        all &= populated(advise::populate_write(extent))?;
+    for extent in listed(pagemap, range, Pages::Data)?.iter() {
+        all &= populated(advise::populate_write(*extent))?;
     }
     // A page that was discarded before the scan is not in `data`.
     Ok(all && pagemap.count(range, Pages::Missing)? == 0)
@@ -257,27 +270,23 @@ fn keep_data(pagemap: &Pagemap, range: PageRange) -> Result<bool, Errno> {
 /// Keeps what is left of a range of which something is gone, and lists what is gone. A page can go until
 /// the moment it is populated, so the look at the page map is repeated until every page it shows could be
 /// kept.
-fn salvage(range: PageRange, zeros: Zeros) -> Result<Vec<PageRange>, Errno> {
+fn salvage(range: PageRange, zeros: Zeros) -> Result<List<PageRange>, Errno> {
     let tells = |_: &Pagemap| zeros == Zeros::Stay || pagemap::scan_works();
     let Some(pagemap) = Pagemap::open().ok().filter(tells) else {
         return salvage_by_page(range, zeros);
     };
     for _ in 0..MOST_LOOKS {
-        let mut data = Vec::new();
-        pagemap.extents(range, Pages::Data, |extent| data.push(extent))?;
         let mut all = true;
-        for extent in data {
-            match advise::populate_write(extent) {
+        for extent in listed(&pagemap, range, Pages::Data)?.iter() {
+            match advise::populate_write(*extent) {
                 Ok(()) => {}
                 Err(Errno::FAULT) => all = false,
-                Err(Errno::HWPOISON) => drop_poisoned(extent)?,
+                Err(Errno::HWPOISON) => drop_poisoned(*extent)?,
                 Err(errno) => return Err(errno),
             }
         }
         if all {
-            let mut missing = Vec::new();
-            pagemap.extents(range, Pages::Missing, |extent| missing.push(extent))?;
-            return Ok(missing);
+            return listed(&pagemap, range, Pages::Missing);
         }
     }
     // A guard that the program has put into the range (MADV_GUARD_INSTALL) is listed as data for ever.
@@ -292,7 +301,7 @@ fn drop_poisoned(range: PageRange) -> Result<(), Errno> {
     for page in range.pieces(page_size()) {
         match advise::populate_write(page) {
             // SAFETY: a poisoned page holds nothing.
-            Err(Errno::HWPOISON) => unsafe { advise::drop_pages(page)? },
+            Err(Errno::HWPOISON) => unsafe { advise::drop_pages_though_locked(page)? },
             // The others are kept, or missing.
             Ok(()) | Err(Errno::FAULT) => {}
             Err(errno) => return Err(errno),
@@ -302,47 +311,49 @@ fn drop_poisoned(range: PageRange) -> Result<(), Errno> {
 }
 
 /// Without a page map: page by page.
-fn salvage_by_page(range: PageRange, zeros: Zeros) -> Result<Vec<PageRange>, Errno> {
-    let mut missing = Vec::new();
+fn salvage_by_page(range: PageRange, zeros: Zeros) -> Result<List<PageRange>, Errno> {
+    let mut missing = List::new();
     for page in range.pieces(page_size()) {
         let may_go = zeros == Zeros::MayGo && advise::reads_as_zeros(page);
         if !may_go && !populated(advise::populate_write(page))? {
-            missing.push(page);
+            add_page(&mut missing, page)?;
         }
     }
     Ok(missing)
 }
 
+/// Adds a page, which comes after all others.
+fn add_page(extents: &mut List<PageRange>, page: PageRange) -> Result<(), Errno> {
+    match extents.last_mut() {
+        Some(last) if last.end == page.start => last.end = page.end,
+        _ => extents.push(page)?,
+    }
+    Ok(())
+}
+
 /// Detection by words: a purged page reads as zeros, so a page whose remembered word is still there was not
 /// purged. A page whose word changed counts as lost: a write after a purge cannot be told from a write
 /// before it.
-fn take_back_by_words(claim: &mut Claim, suspect: bool) -> Vec<PageRange> {
+///
+/// # Errors
+/// `ENOMEM`: the words are as they were.
+fn take_back_by_words(claim: &mut Claim, suspect: bool) -> Result<List<PageRange>, Errno> {
     let (range, page) = (claim.range(), page_size());
-    let words = claim.side().as_mut().and_then(|side| side.words.take());
     // In a child of a raw clone whose parent had the claim there are none.
-    let Some(words) = words.filter(|_| !suspect) else {
-        // SAFETY: the pages are reported as lost.
-        unsafe { make_zero(range) };
-        return vec![range];
+    let Some(words) = claim.known_side().and_then(|side| side.words.as_ref()).filter(|_| !suspect)
+    else {
+        return List::of(&[range]);
     };
-    let mut gone: Vec<PageRange> = Vec::new();
+    let mut gone = List::new();
     for (i, at) in (range.start..range.end).step_by(page).enumerate() {
         let place = words.place.get(i).copied().unwrap_or(NO_WORD);
         // SAFETY: mapped and writable: the program promises not to unmap or protect a marked range, and
         // an owned one is not unmapped while it is claimed.
-        if place == NO_WORD || unsafe { words::redirty(at, place, words.value[i]) } {
-            continue;
-        }
-        let lost = PageRange::new(at, at + page);
-        // A page that was written after its purge may hold a part of something.
-        // SAFETY: the page is reported as lost; mapped and writable, as above.
-        unsafe { make_zero(lost) };
-        match gone.last_mut() {
-            Some(last) if last.end == at => last.end = at + page,
-            _ => gone.push(lost),
+        if place != NO_WORD && !unsafe { words::redirty(at, place, words.value[i]) } {
+            add_page(&mut gone, PageRange::new(at, at + page))?;
         }
     }
-    gone
+    Ok(gone)
 }
 
 /// Drops a range's pages, offered or not: it is ordinary memory that was never touched then.
@@ -356,7 +367,7 @@ pub(super) unsafe fn discard(claim: &mut Claim) -> Result<(), Errno> {
     // Still watched, its pages must stay, or writing the next contents would raise SIGBUS.
     end_watch(claim)?;
     // SAFETY: the caller's promise.
-    unsafe { advise::drop_pages(claim.range())? };
+    unsafe { advise::drop_pages_though_locked(claim.range())? };
     if let Some(side) = claim.side() {
         (side.words, side.told) = (None, None);
     }

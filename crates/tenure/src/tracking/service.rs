@@ -2,7 +2,7 @@
 
 use super::{backpressure, detection, in_child, raw, scan, settings, wake, watch_again, TRACKING};
 use crate::error::{Error, ErrorKind, Result};
-use crate::os::probe;
+use crate::os::{heap, probe};
 use crate::runtime::lock::Rank;
 use crate::runtime::services::Service;
 use crate::runtime::{budget, fork, worker};
@@ -50,6 +50,7 @@ static READY: AtomicU8 = AtomicU8::new(0);
 #[cold]
 fn get_ready(call: &'static str) -> Result<()> {
     if READY.load(Ordering::Acquire) == 0 {
+        heap::prepare();
         match probe::lazy_free() {
             Ok(()) => {}
             Err(Some(errno @ (Errno::NOMEM | Errno::AGAIN))) => {

@@ -3,10 +3,10 @@
 
 use super::detection::Kind;
 use super::offer::{self, Refusal};
+use super::revive::Found;
 use super::state::{flag, Claim, RangeId, Tracked, Word};
 use super::wake::stir;
 use super::{backpressure, claims, detection, revive, settings, touched, watch_again, TRACKING};
-use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::lock::assert_none_held;
 use crate::runtime::{fork, services, worker};
@@ -22,7 +22,7 @@ pub(super) fn settle(
     id: RangeId,
     tracked: &'static Tracked,
     wanted: &(dyn Fn(Word) -> bool + Sync),
-    found: &mut (dyn FnMut(&mut Claim, &[PageRange]) + Send),
+    found: &mut Found<'_>,
 ) -> Result<(), Errno> {
     before_claiming();
     // Where the process has too many mappings for the split that this may take, what waits to be unmapped goes
@@ -74,7 +74,7 @@ fn settle_here(
     id: RangeId,
     tracked: &'static Tracked,
     wanted: &dyn Fn(Word) -> bool,
-    found: &mut dyn FnMut(&mut Claim, &[PageRange]),
+    found: &mut Found<'_>,
 ) -> Result<(), Errno> {
     let Some(mut claim) = claims().claim(id, tracked, wanted) else { return Ok(()) };
     let offered = claim.is_offered();

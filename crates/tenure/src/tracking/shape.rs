@@ -4,6 +4,7 @@
 //! for under the lock: a thread that does not get one releases everything, waits, and begins again. Nothing is
 //! allocated or freed under the lock: numbers, claims' places and the map's memory are there before.
 
+use super::list::List;
 use super::map::{IntervalMap, Supplies};
 use super::side::{Halves, Side};
 use super::slab::Spare;
@@ -13,6 +14,7 @@ use crate::os::page_size;
 use crate::range::PageRange;
 use crate::runtime::lock::Guard;
 use crate::sync::yield_now;
+use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
 pub(super) fn tracked(id: RangeId) -> &'static Tracked {
@@ -36,15 +38,18 @@ impl IntervalMap {
 }
 
 /// The locked map, with room for so many more ranges.
-pub(super) fn lock_with_room(insertions: usize) -> Guard<'static, IntervalMap> {
+///
+/// # Errors
+/// `ENOMEM`, here and below.
+pub(super) fn lock_with_room(insertions: usize) -> Result<Guard<'static, IntervalMap>, Errno> {
     loop {
         let mut map = TRACKING.map.lock();
         if map.has_room(insertions) {
-            return map;
+            return Ok(map);
         }
         let wanted = map.wants(insertions);
         drop(map);
-        let supplies = Supplies::make(wanted);
+        let supplies = Supplies::make(wanted)?;
         map = TRACKING.map.lock();
         let leftover = map.supply(supplies);
         drop(map);
@@ -53,32 +58,33 @@ pub(super) fn lock_with_room(insertions: usize) -> Guard<'static, IntervalMap> {
 }
 
 /// The ranges that overlap `range`. Collected without allocating under the lock.
-pub(super) fn overlapping(range: PageRange) -> Vec<RangeId> {
-    let mut ids = Vec::with_capacity(8);
+pub(super) fn overlapping(range: PageRange) -> Result<List<RangeId>, Errno> {
+    let mut ids = List::with_room(8)?;
     loop {
         let map = TRACKING.map.lock();
         let wanted = map.overlapping(range).count();
         if wanted <= ids.capacity() {
-            ids.extend(map.overlapping(range));
-            return ids;
+            map.overlapping(range).try_for_each(|id| ids.push(id))?;
+            return Ok(ids);
         }
         drop(map);
-        ids.reserve(wanted + wanted / 8);
+        ids.reserve(wanted + wanted / 8)?;
     }
 }
 
 /// The parts of `range` that belong to no tracked range.
-pub(super) fn gaps(range: PageRange) -> Vec<PageRange> {
-    let mut gaps = Vec::new();
+pub(super) fn gaps(range: PageRange) -> Result<List<PageRange>, Errno> {
+    let mut gaps = List::new();
     loop {
         let map = TRACKING.map.lock();
         let most = map.overlapping(range).count() + 1;
         if most <= gaps.capacity() {
-            each_gap(&map, range, |gap| gaps.push(gap));
-            return gaps;
+            // There is room.
+            each_gap(&map, range, |gap| _ = gaps.push(gap));
+            return Ok(gaps);
         }
         drop(map);
-        gaps.reserve(most + most / 8);
+        gaps.reserve(most + most / 8)?;
     }
 }
 
@@ -98,36 +104,46 @@ pub(super) fn each_gap(map: &IntervalMap, range: PageRange, mut each: impl FnMut
 
 /// The locked map, with the claims of all ranges that overlap, and, unless too many ranges are known, all that
 /// [`cut_ends`](Change::cut_ends) needs.
-pub(super) fn claimed_to_cut(range: PageRange) -> (Guard<'static, IntervalMap>, Change) {
+///
+/// # Errors
+/// `ENOMEM`, here and below: there are no claims then.
+pub(super) fn claimed_to_cut(
+    range: PageRange,
+) -> Result<(Guard<'static, IntervalMap>, Change), Errno> {
     claimed_with(2, range)
 }
 
-fn claimed_with(spares: usize, range: PageRange) -> (Guard<'static, IntervalMap>, Change) {
+fn claimed_with(
+    spares: usize,
+    range: PageRange,
+) -> Result<(Guard<'static, IntervalMap>, Change), Errno> {
     loop {
-        let known = overlapping(range).len();
-        let change = Change::new(known, spares).or_else(|| Change::new(known, 0));
-        let mut change = change.expect("a change that needs no numbers");
-        match change.claim_to_cut(lock_with_room(spares), spares, range) {
-            Ok(map) => return (map, change),
+        let known = overlapping(range)?.len();
+        let mut change = match Change::new(known, spares)? {
+            Some(change) => change,
+            None => Change::new(known, 0)?.expect("a change that needs no numbers"),
+        };
+        match change.claim_to_cut(lock_with_room(spares)?, spares, range) {
+            Ok(map) => return Ok((map, change)),
             Err(waiting) => {
                 drop(change);
-                waiting.wait();
+                waiting.wait()?;
             }
         }
     }
 }
 
 /// The claims of all ranges that overlap.
-pub(super) fn claimed(range: PageRange) -> Vec<Claim> {
-    let (map, change) = claimed_with(0, range);
+pub(super) fn claimed(range: PageRange) -> Result<List<Claim>, Errno> {
+    let (map, change) = claimed_with(0, range)?;
     drop(map);
-    change.claims
+    Ok(change.claims)
 }
 
 /// The claims of the marked ranges inside `range`, cut at its ends. `None`: no more ranges can be known.
-pub(super) fn claim_marked(range: PageRange) -> Option<Vec<Claim>> {
+pub(super) fn claim_marked(range: PageRange) -> Result<Option<List<Claim>>, Errno> {
     let marked = |claim: &Claim| claim.word().pins() == 0;
-    let (mut map, mut change) = claimed_to_cut(range);
+    let (mut map, mut change) = claimed_to_cut(range)?;
     let can_cut = change.can_cut_ends();
     if can_cut {
         change.cut_ends(&mut map, range, marked);
@@ -136,7 +152,7 @@ pub(super) fn claim_marked(range: PageRange) -> Option<Vec<Claim>> {
     drop(map);
     drop(surplus);
     change.claims.retain(marked);
-    can_cut.then_some(change.claims)
+    Ok(can_cut.then_some(change.claims))
 }
 
 /// The cut at the start of a part of memory, and the one at its end.
@@ -145,27 +161,29 @@ const UPPER: usize = 1;
 
 /// Claims and numbers that one change uses, with room made beforehand.
 pub(super) struct Change {
-    pub claims: Vec<Claim>,
+    pub claims: List<Claim>,
     /// Claims of ranges that were joined to others or forgotten: freed outside of the lock.
-    pub done: Vec<Claim>,
-    pub spares: Vec<Spare>,
+    pub done: List<Claim>,
+    pub spares: List<Spare>,
     /// For the cuts at the start and at the end; after the cuts, what is to be freed.
     halves: [Halves; 2],
 }
 
 impl Change {
-    pub fn new(ranges: usize, spares: usize) -> Option<Change> {
+    /// `None`: there are no more numbers.
+    pub fn new(ranges: usize, spares: usize) -> Result<Option<Change>, Errno> {
         let most = ranges + spares;
         let mut change = Change {
-            claims: Vec::with_capacity(most),
-            done: Vec::with_capacity(most),
-            spares: Vec::with_capacity(spares),
+            claims: List::with_room(most)?,
+            done: List::with_room(most)?,
+            spares: List::with_room(spares)?,
             halves: Default::default(),
         };
         for _ in 0..spares {
-            change.spares.push(TRACKING.slab.spare()?);
+            let Some(spare) = TRACKING.slab.spare() else { return Ok(None) };
+            change.spares.push(spare)?;
         }
-        Some(change)
+        Ok(Some(change))
     }
 
     /// Claims all ranges that overlap, and has ready what [`cut_ends`](Change::cut_ends) needs of their side
@@ -183,7 +201,7 @@ impl Change {
             return Ok(map);
         }
         drop(map);
-        self.halve_ends(range);
+        self.halve_ends(range).map_err(|_| Waiting::Memory)?;
         // With claims in hand the map is not waited for: a fork holds it while it waits for claims.
         let same = |map: &Guard<'static, IntervalMap>| {
             map.has_room(insertions) && map.overlapping(range).eq(self.claims.iter().map(Claim::id))
@@ -193,22 +211,23 @@ impl Change {
 
     /// For the upper cut, and for the lower one, which cuts what the upper one leaves where both are of one
     /// range.
-    fn halve_ends(&mut self, range: PageRange) {
+    fn halve_ends(&mut self, range: PageRange) -> Result<(), Errno> {
         let [lower, upper] = &mut self.halves;
         let halved = |claim: &Claim, side: &Side, at: usize| {
             Halves::of(side, at, (at - claim.range().start) / page_size())
         };
         let last = self.claims.last().filter(|last| last.range().end > range.end);
         if let Some((last, side)) = last.and_then(|last| Some((last, last.known_side()?))) {
-            *upper = halved(last, side, range.end);
+            *upper = halved(last, side, range.end)?;
         }
         let first = self.claims.first().filter(|first| first.range().start < range.start);
         if let Some(first) = first {
             let left = upper.lower.as_deref().filter(|_| self.claims.len() == 1);
             if let Some(side) = left.or(first.known_side()) {
-                *lower = halved(first, side, range.start);
+                *lower = halved(first, side, range.start)?;
             }
         }
+        Ok(())
     }
 
     fn claim_overlapping(&mut self, map: &IntervalMap, range: PageRange) -> Result<(), Waiting> {
@@ -217,7 +236,8 @@ impl Change {
                 return Err(Waiting::Other);
             }
             match TRACKING.claims.try_claim(id, tracked(id), |_| true) {
-                Some(claim) => self.claims.push(claim),
+                // There is room.
+                Some(claim) => _ = self.claims.push(claim),
                 None => return Err(Waiting::Claim(id)),
             }
         }
@@ -233,7 +253,8 @@ impl Change {
         self.claims[number].shorten(at);
         map.insert(at, upper.id());
         TRACKING.raw.fetch_add(1, Ordering::AcqRel);
-        self.claims.insert(number + 1, upper);
+        // There is room.
+        let _ = self.claims.insert(number + 1, upper);
     }
 
     /// Whether there are numbers for [`cut_ends`](Change::cut_ends).
@@ -265,7 +286,7 @@ impl Change {
 
     /// Takes the claimed ranges out of the map; they are freed later.
     pub fn forget_all(&mut self, map: &mut IntervalMap) {
-        for claim in &self.claims {
+        for claim in self.claims.iter() {
             map.remove(claim.range().start, claim.id());
             TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
         }
@@ -288,8 +309,10 @@ impl Change {
                 self.claims.swap(kept, at);
             }
         }
-        if kept + 1 < self.claims.len() {
-            self.done.extend(self.claims.drain(kept + 1..));
+        while kept + 1 < self.claims.len() {
+            // There is room.
+            let Some(absorbed) = self.claims.pop() else { break };
+            let _ = self.done.push(absorbed);
         }
     }
 
@@ -306,14 +329,20 @@ pub(super) enum Waiting {
     Claim(RangeId),
     /// There are other ranges by now, or the map is locked: nothing is to be waited for.
     Other,
+    /// It cannot be had: there is no memory.
+    Memory,
 }
 
 impl Waiting {
-    pub fn wait(self) {
+    /// # Errors
+    /// `ENOMEM`: waiting does not help.
+    pub fn wait(self) -> Result<(), Errno> {
         match self {
             Waiting::Claim(id) => TRACKING.claims.wait(id, tracked(id)),
             Waiting::Other => yield_now(),
+            Waiting::Memory => return Err(Errno::NOMEM),
         }
+        Ok(())
     }
 }
 
@@ -342,7 +371,7 @@ const MOST_JOINED: usize = 4096;
 pub(super) fn claim_with_neighbours(id: RangeId, word: Word) -> Option<Claim> {
     let seen = tracked(id);
     let age = seen.age.load(Ordering::Relaxed) / 2;
-    let mut change = Change::new(0, 0)?;
+    let mut change = Change::new(0, 0).ok()??;
     let mut map = TRACKING.map.lock();
     let alone = {
         let range = seen.range();
@@ -357,7 +386,7 @@ pub(super) fn claim_with_neighbours(id: RangeId, word: Word) -> Option<Claim> {
         return TRACKING.claims.try_claim_from(id, seen, word);
     }
     drop(map);
-    change.done.reserve(MOST_JOINED);
+    change.done.reserve(MOST_JOINED).ok()?;
     map = TRACKING.map.lock();
     let mut claim = TRACKING.claims.try_claim_from(id, seen, word)?;
     while change.done.len() < MOST_JOINED {
@@ -370,7 +399,8 @@ pub(super) fn claim_with_neighbours(id: RangeId, word: Word) -> Option<Claim> {
         map.remove(range.start, claim.id());
         lower.absorb(&mut claim);
         TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
-        change.done.push(std::mem::replace(&mut claim, lower));
+        // There is room, here and below.
+        let _ = change.done.push(std::mem::replace(&mut claim, lower));
     }
     while change.done.len() < MOST_JOINED {
         let range = claim.range();
@@ -382,7 +412,7 @@ pub(super) fn claim_with_neighbours(id: RangeId, word: Word) -> Option<Claim> {
         map.remove(range.end, upper.id());
         claim.absorb(&mut upper);
         TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
-        change.done.push(upper);
+        let _ = change.done.push(upper);
     }
     let surplus = map.surplus();
     drop(map);

@@ -1,25 +1,27 @@
 //! What a tracked range needs beside its state, while it needs it. Only the holder of the range's claim
 //! reaches it.
 
+use super::list::{List, Own};
 use crate::range::PageRange;
+use rustix::io::Errno;
 
 /// See the module's head.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Side {
     /// Detection by words: what the pages held when they were offered.
     pub words: Option<Words>,
-    /// What was found purged and has not been reported. Empty although the range is marked as having lost
-    /// something: all of it counts as lost.
-    pub losses: Vec<PageRange>,
+    /// What was found purged and has not been reported, in order. Empty although the range is marked as having
+    /// lost something: all of it counts as lost.
+    pub losses: List<PageRange>,
     /// The parts that the kernel was told of. `None`: all of the range.
-    pub told: Option<Vec<PageRange>>,
+    pub told: Option<List<PageRange>>,
 }
 
 /// One non-zero word of each page, and its place in the page.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Words {
-    pub place: Vec<u16>,
-    pub value: Vec<u64>,
+    pub place: List<u16>,
+    pub value: List<u64>,
 }
 
 impl Side {
@@ -28,59 +30,120 @@ impl Side {
     }
 
     /// What is lost of a range that is marked as having lost something, in order.
-    pub fn lost_of(&self, range: PageRange) -> Vec<PageRange> {
+    pub fn lost_of(&self, range: PageRange) -> Result<List<PageRange>, Errno> {
         match &self.losses {
-            losses if losses.is_empty() => vec![range],
-            losses => losses.clone(),
+            losses if losses.is_empty() => List::of(&[range]),
+            losses => List::of(losses),
         }
     }
 
-    /// Splits off what belongs to addresses from `at` on, which lie `pages` after the range's start.
-    fn split_off(&mut self, at: usize, pages: usize) -> Side {
-        let words = self.words.as_mut().map(|words| Words {
-            place: words.place.split_off(pages.min(words.place.len())),
-            value: words.value.split_off(pages.min(words.value.len())),
-        });
-        let losses = split(&mut self.losses, at);
-        let told = self.told.as_mut().map(|told| split(told, at));
-        Side { words, losses, told }
+    /// Makes the list of a range that is marked as having lost something say so, with room for
+    /// [`found_again`](Side::found_again).
+    pub fn list_losses(&mut self, range: PageRange) -> Result<(), Errno> {
+        self.losses.reserve(2)?;
+        match self.has_losses() {
+            true => Ok(()),
+            false => self.losses.push(range),
+        }
+    }
+
+    /// Takes a part out of the list, after [`list_losses`](Side::list_losses).
+    pub fn found_again(&mut self, part: PageRange) {
+        let (mut kept, mut upper) = (0, None);
+        for at in 0..self.losses.len() {
+            let extent = self.losses[at];
+            let below = PageRange { start: extent.start, end: extent.end.min(part.start) };
+            let above = PageRange { start: extent.start.max(part.end), end: extent.end };
+            let two = [below, above].map(|half| Some(half).filter(|half| half.start < half.end));
+            let first = match two {
+                [Some(below), above] => {
+                    upper = above.or(upper);
+                    below
+                }
+                [None, Some(above)] => above,
+                [None, None] => continue,
+            };
+            self.losses[kept] = first;
+            kept += 1;
+        }
+        self.losses.truncate(kept);
+        // An extent that the part lies in the middle of is the only one that grows to two.
+        if let Some(above) = upper {
+            let _ = self.losses.push(above);
+            self.losses.sort_unstable_by_key(|extent| extent.start);
+        }
+    }
+
+    /// A copy of the part below `at`, which lies `pages` after the range's start, and one of the part above.
+    fn cut(&self, at: usize, pages: usize) -> Result<(Side, Side), Errno> {
+        let words = match &self.words {
+            Some(words) => {
+                let ((place, place_above), (value, value_above)) =
+                    (halves(&words.place, pages)?, halves(&words.value, pages)?);
+                let above = Words { place: place_above, value: value_above };
+                (Some(Words { place, value }), Some(above))
+            }
+            None => (None, None),
+        };
+        let losses = split(&self.losses, at)?;
+        let told = match &self.told {
+            Some(told) => {
+                let (below, above) = split(told, at)?;
+                (Some(below), Some(above))
+            }
+            None => (None, None),
+        };
+        let below = Side { words: words.0, losses: losses.0, told: told.0 };
+        Ok((below, Side { words: words.1, losses: losses.1, told: told.1 }))
     }
 }
 
-/// What the parts of a range get of its side data when it is cut. Made before the map is locked: under the lock
-/// nothing is allocated.
+/// What the parts of a range get of its side data when it is cut. Made before the map is locked.
 #[derive(Default)]
 pub(crate) struct Halves {
-    pub lower: Option<Box<Side>>,
-    pub upper: Option<Box<Side>>,
+    pub lower: Option<Own<Side>>,
+    pub upper: Option<Own<Side>>,
 }
 
 impl Halves {
     /// For a cut at `at`, which lies `pages` after the range's start.
-    pub fn of(side: &Side, at: usize, pages: usize) -> Halves {
-        let mut lower = Box::new(side.clone());
-        let upper = Box::new(lower.split_off(at, pages));
-        Halves { lower: Some(lower), upper: Some(upper) }
+    pub fn of(side: &Side, at: usize, pages: usize) -> Result<Halves, Errno> {
+        let (lower, upper) = side.cut(at, pages)?;
+        Ok(Halves { lower: Some(Own::new(lower)?), upper: Some(Own::new(upper)?) })
     }
 }
 
-/// Two lists of extents as one, in order, without overlaps.
-pub(crate) fn joined(mut a: Vec<PageRange>, b: Vec<PageRange>) -> Vec<PageRange> {
-    a.extend(b);
-    a.sort_unstable_by_key(|extent| extent.start);
-    let mut all: Vec<PageRange> = Vec::with_capacity(a.len());
-    for extent in a {
-        match all.last_mut() {
-            Some(last) if last.end >= extent.start => last.end = last.end.max(extent.end),
-            _ => all.push(extent),
+fn halves<T: Copy>(values: &[T], at: usize) -> Result<(List<T>, List<T>), Errno> {
+    let (below, above) = values.split_at(at.min(values.len()));
+    Ok((List::of(below)?, List::of(above)?))
+}
+
+/// Puts extents in order, and joins those that touch or overlap.
+pub(crate) fn in_order(extents: &mut List<PageRange>) {
+    extents.sort_unstable_by_key(|extent| extent.start);
+    let mut kept = 0;
+    for at in 0..extents.len() {
+        let extent = extents[at];
+        match kept {
+            0 => {}
+            _ if extents[kept - 1].end >= extent.start => {
+                extents[kept - 1].end = extents[kept - 1].end.max(extent.end);
+                continue;
+            }
+            _ => {}
         }
+        extents[kept] = extent;
+        kept += 1;
     }
-    all
+    extents.truncate(kept);
 }
 
 /// The extents without what lies in `parts`; both are in order. In time proportional to both.
-pub(crate) fn without(extents: &[PageRange], parts: &[PageRange]) -> Vec<PageRange> {
-    let mut rest = Vec::with_capacity(extents.len() + 1);
+pub(crate) fn without(
+    extents: &[PageRange],
+    parts: &[PageRange],
+) -> Result<List<PageRange>, Errno> {
+    let mut rest = List::new();
     let mut first = 0;
     for extent in extents {
         let mut start = extent.start;
@@ -89,29 +152,29 @@ pub(crate) fn without(extents: &[PageRange], parts: &[PageRange]) -> Vec<PageRan
         }
         for part in parts[first..].iter().take_while(|part| part.start < extent.end) {
             if start < part.start {
-                rest.push(PageRange { start, end: part.start });
+                rest.push(PageRange { start, end: part.start })?;
             }
             start = start.max(part.end);
         }
         if start < extent.end {
-            rest.push(PageRange { start, end: extent.end });
+            rest.push(PageRange { start, end: extent.end })?;
         }
     }
-    rest
+    Ok(rest)
 }
 
-/// Leaves the parts below `at` and returns those above.
-fn split(parts: &mut Vec<PageRange>, at: usize) -> Vec<PageRange> {
-    let mut above = Vec::new();
-    parts.retain_mut(|part| {
-        if part.end <= at {
-            return true;
+/// The parts below `at` and those above.
+fn split(parts: &[PageRange], at: usize) -> Result<(List<PageRange>, List<PageRange>), Errno> {
+    let (mut below, mut above) = (List::new(), List::new());
+    for part in parts {
+        if part.start < at {
+            below.push(PageRange { start: part.start, end: part.end.min(at) })?;
         }
-        above.push(PageRange { start: part.start.max(at), end: part.end });
-        part.end = at;
-        part.start < at
-    });
-    above
+        if part.end > at {
+            above.push(PageRange { start: part.start.max(at), end: part.end })?;
+        }
+    }
+    Ok((below, above))
 }
 
 #[cfg(test)]
@@ -142,7 +205,7 @@ mod tests {
             b in prop::collection::vec(1usize..5, 0..20),
         ) {
             let (a, b) = (extents(&a), extents(&b));
-            let rest = without(&a, &b);
+            let rest = without(&a, &b).unwrap();
             for at in 0..200 {
                 prop_assert_eq!(holds(&rest, at), holds(&a, at) && !holds(&b, at), "{}", at);
             }
@@ -151,10 +214,43 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn what_is_found_again_is_not_in_the_list(
+            a in prop::collection::vec(1usize..5, 0..20),
+            part in (0usize..100, 1usize..50),
+        ) {
+            let (a, part) = (extents(&a), PageRange { start: part.0, end: part.0 + part.1 });
+            let mut side = Side { losses: List::of(&a).unwrap(), ..Side::default() };
+            let whole = PageRange { start: 0, end: 200 };
+            side.list_losses(whole).unwrap();
+            side.found_again(part);
+            let before = if a.is_empty() { vec![whole] } else { a };
+            for at in 0..200 {
+                let expected = holds(&before, at) && !holds(&[part], at);
+                prop_assert_eq!(holds(&side.losses, at), expected, "{}", at);
+            }
+            prop_assert!(side.losses.windows(2).all(|two| two[0].end <= two[1].start));
+        }
+
+        #[test]
+        fn extents_in_order_hold_the_same(
+            a in prop::collection::vec((0usize..100, 1usize..9), 0..20),
+        ) {
+            let a: Vec<_> = a.iter().map(|(at, len)| PageRange { start: *at, end: at + len }).collect();
+            let mut ordered = List::of(&a).unwrap();
+            in_order(&mut ordered);
+            for at in 0..200 {
+                prop_assert_eq!(holds(&ordered, at), holds(&a, at), "{}", at);
+            }
+            prop_assert!(ordered.windows(2).all(|two| two[0].end < two[1].start));
+        }
+    }
+
     /// A range of 4 GiB of which every other page is lost.
     #[test]
     fn many_losses_take_time_in_proportion() {
         let every_other = extents(&[1; 1 << 20]);
-        assert!(without(&every_other, &every_other).is_empty());
+        assert!(without(&every_other, &every_other).unwrap().is_empty());
     }
 }

@@ -19,12 +19,14 @@
 //! from a stale word fails.
 
 use super::gate::Gate;
+use super::list::{List, Own};
 use super::side::{Halves, Side};
 pub(crate) use super::word::{flag, RangeId, Word};
 use crate::range::PageRange;
 use crate::runtime::event::Event;
 use crate::sync::{own_claims, thread_number, AtomicU32, AtomicU64, AtomicU8, AtomicUsize};
 use crate::sync::{Ordering, UnsafeCell};
+use rustix::io::Errno;
 
 /// One tracked range.
 #[repr(C)]
@@ -34,7 +36,7 @@ pub(crate) struct Tracked {
     start: AtomicUsize,
     len: AtomicUsize,
     /// The claim's holder reaches it alone.
-    side: UnsafeCell<Option<Box<Side>>>,
+    side: UnsafeCell<Option<Own<Side>>>,
     /// The thread that has the claim; while the range is free, the next one of the slab's free list.
     pub claimant_or_next_free: AtomicU32,
     /// The use counter that the last scan saw.
@@ -307,25 +309,28 @@ impl Claims {
     /// safe: while a thread waits, the range behind a number can become another one, at another address.
     ///
     /// The caller holds no lock and no claim.
+    ///
+    /// # Errors
+    /// `ENOMEM`: it has none of them.
     pub fn claim_all(
         &'static self,
         ranges: impl Iterator<Item = (RangeId, &'static Tracked)> + Clone,
         wanted: impl Fn(Word) -> bool,
-    ) -> Vec<Claim> {
-        let mut claims = Vec::with_capacity(ranges.size_hint().0);
+    ) -> Result<List<Claim>, Errno> {
+        let mut claims = List::with_room(ranges.clone().count())?;
         'all: loop {
             for (id, tracked) in ranges.clone() {
                 match self.attempt(id, tracked, &wanted) {
-                    Attempt::Claimed(claim) => claims.push(claim),
+                    Attempt::Claimed(claim) => claims.push(claim)?,
                     Attempt::Busy => {
-                        claims.clear();
+                        claims.truncate(0);
                         self.wait(id, tracked);
                         continue 'all;
                     }
                     Attempt::Unwanted => {}
                 }
             }
-            return claims;
+            return Ok(claims);
         }
     }
 
@@ -493,7 +498,7 @@ impl Claim {
     }
 
     /// What the range needs beside its state.
-    pub fn side(&mut self) -> &mut Option<Box<Side>> {
+    pub fn side(&mut self) -> &mut Option<Own<Side>> {
         // SAFETY: this claim is the only one of the range, and it is borrowed exclusively.
         self.tracked.side.with_mut(|side| unsafe { &mut *side })
     }
@@ -505,8 +510,15 @@ impl Claim {
     }
 
     /// [`side`](Claim::side), made if there is none.
-    pub fn side_mut(&mut self) -> &mut Side {
-        self.side().get_or_insert_default()
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn side_mut(&mut self) -> Result<&mut Side, Errno> {
+        let side = self.side();
+        match side {
+            Some(side) => Ok(side),
+            none => Ok(none.insert(Own::new(Side::default())?)),
+        }
     }
 
     /// Moves the range. The caller has seen to the pages of both places.

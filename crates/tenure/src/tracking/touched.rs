@@ -1,6 +1,5 @@
 //! Touches of pages that are gone: what a signal's handler asks, and pages that are made again without a pin.
 
-use super::side::without;
 use super::state::{flag, Claim, Tracked, Word};
 use super::wake::stir;
 use super::{backpressure, claims, detection, offer, TRACKING};
@@ -136,7 +135,7 @@ fn fill_claimed(claim: &mut Claim, page: PageRange, bytes: &[u8]) -> Result<(), 
         match advise::populate_read(page) {
             Err(Errno::HWPOISON) if is_watched => {
                 // SAFETY: a poisoned page holds nothing. Under the claim no other thread replaces it.
-                unsafe { advise::drop_pages(page)? };
+                unsafe { advise::drop_pages_though_locked(page)? };
             }
             Err(Errno::HWPOISON) => return replace_unwatched(claim, page, bytes),
             // The kernel has taken it since.
@@ -156,7 +155,7 @@ fn replace_unwatched(claim: &mut Claim, page: PageRange, bytes: &[u8]) -> Result
     claim.set(flag::WATCHED);
     detection::register(kind, page)?;
     // SAFETY: a poisoned page holds nothing.
-    let dropped = unsafe { advise::drop_pages(page) };
+    let dropped = unsafe { advise::drop_pages_though_locked(page) };
     let copied = dropped
         .and_then(|()| uffd::copy_page(detection::raw(kind), page.start, bytes))
         .inspect(|()| forget_loss(claim, page));
@@ -174,9 +173,12 @@ fn forget_loss(claim: &mut Claim, page: PageRange) {
         return;
     }
     let range = claim.range();
-    let side = claim.side_mut();
-    side.losses = without(&side.lost_of(range), &[page]);
-    if !side.has_losses() {
-        claim.not_lost();
+    // For want of memory it is reported, and made once more.
+    let Ok(side) = claim.side_mut() else { return };
+    if side.list_losses(range).is_ok() {
+        side.found_again(page);
+        if !side.has_losses() {
+            claim.not_lost();
+        }
     }
 }

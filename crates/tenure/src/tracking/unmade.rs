@@ -4,18 +4,22 @@
 //! Where the descriptors are replaced the watch ends, and a touch makes a page of zeros that would count as
 //! made. So what is lost is discarded again before it is [watched anew](super::watch_again).
 
+use super::list::List;
 use super::state::{Claim, Word};
 use crate::os::advise;
 use crate::range::PageRange;
 use rustix::io::Errno;
 
 /// What is lost of a range whose owner makes it again.
-pub(super) fn of(claim: &mut Claim) -> Vec<PageRange> {
+///
+/// # Errors
+/// `ENOMEM`.
+pub(super) fn of(claim: &mut Claim) -> Result<List<PageRange>, Errno> {
     if !is_unmade(claim.word()) {
-        return Vec::new();
+        return Ok(List::new());
     }
     let range = claim.range();
-    claim.side_mut().lost_of(range)
+    claim.side_mut()?.lost_of(range)
 }
 
 pub(super) fn is_unmade(word: Word) -> bool {

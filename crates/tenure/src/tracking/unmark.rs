@@ -1,9 +1,10 @@
 //! Making raw ranges non-volatile: their pages are taken back, and each loss is reported to one caller.
 
+use super::list::List;
 use super::offer::may_cut;
 use super::settle;
 use super::shape::{claim_marked, claimed, gaps, overlapping, tracked};
-use super::side::{joined, without};
+use super::side::in_order;
 use super::state::{Claim, RangeId, Word};
 use super::{backpressure, claims, detection, revive, touched, TRACKING};
 use crate::os::maps;
@@ -99,17 +100,25 @@ fn remark(pinned: &[Pinned]) {
 /// Makes the range non-volatile: when it returns, all pages of it are there, whichever thread took them
 /// back. Returns what was lost of it and had not been reported. On an error the range is as volatile as
 /// before, and what was found lost is kept for the next call.
-pub(crate) fn unmark(range: PageRange) -> Result<Vec<PageRange>, Failed> {
-    let unknown = gaps(range);
-    for gap in &unknown {
+pub(crate) fn unmark(range: PageRange) -> Result<List<PageRange>, Failed> {
+    let unknown = gaps(range).map_err(Failed::Kernel)?;
+    for gap in unknown.iter() {
         if let Ok(Some(at)) = maps::first_hole(*gap) {
             return Err(Failed::Hole(at));
         }
     }
     settle::before_claiming();
-    let mut pinned = Vec::new();
+    let mut pinned = List::new();
+    unmark_pinning(range, &mut pinned).map_err(|errno| {
+        remark(&pinned);
+        Failed::Kernel(errno)
+    })
+}
+
+/// The same. Adds to `pinned` what it has pinned, which is to be marked again after an error.
+fn unmark_pinning(range: PageRange, pinned: &mut List<Pinned>) -> Result<List<PageRange>, Errno> {
     loop {
-        let known = pin_all(range, &mut pinned);
+        let known = pin_all(range, pinned)?;
         let mut bytes = 0;
         // As in `settle`: without a claim, what waits to be unmapped goes first.
         let short = |errno: &Errno| *errno == Errno::NOMEM;
@@ -122,14 +131,11 @@ pub(crate) fn unmark(range: PageRange) -> Result<Vec<PageRange>, Failed> {
             super::wake::stir();
             backpressure::exposed(bytes);
         }
-        if let Err(errno) = taken {
-            remark(&pinned);
-            return Err(Failed::Kernel(errno));
-        }
+        taken?;
         // What was lost is taken when nothing is left to do: another thread that unmarks meanwhile either
         // hears of it or waits for it. Another thread may have cut or marked a range meanwhile: once more.
         if bytes == 0 && all_there(range) {
-            if let Some(lost) = take_losses(range) {
+            if let Some(lost) = take_losses(range)? {
                 return Ok(lost);
             }
         }
@@ -142,8 +148,9 @@ fn take_back(ids: &[RangeId], bytes: &mut u64) -> Result<(), Errno> {
     let wanted = |word: Word| {
         word.has(Word::RAW) && word.pins() > 0 && word.has(Word::OFFERED | Word::UNCLEAN)
     };
-    let mut claims = claims().claim_all(ids.iter().map(|id| (*id, tracked(*id))), wanted);
-    let taken = take_back_claimed(&mut claims, bytes);
+    let mut gone = List::with_room(ids.len())?;
+    let mut claims = claims().claim_all(ids.iter().map(|id| (*id, tracked(*id))), wanted)?;
+    let taken = take_back_claimed(&mut claims, &mut gone, bytes);
     if taken.is_err() {
         // What was kept is the kernel's again.
         claims.iter().for_each(|claim| touched::made_again(claim.tracked(), claim.range().len()));
@@ -151,10 +158,14 @@ fn take_back(ids: &[RangeId], bytes: &mut u64) -> Result<(), Errno> {
     taken
 }
 
-fn take_back_claimed(claims: &mut [Claim], bytes: &mut u64) -> Result<(), Errno> {
-    let mut gone = Vec::with_capacity(claims.len());
+/// `gone` takes the extents of each range.
+fn take_back_claimed(
+    claims: &mut [Claim],
+    gone: &mut List<List<PageRange>>,
+    bytes: &mut u64,
+) -> Result<(), Errno> {
     for claim in claims.iter_mut() {
-        gone.push(revive::keep_pages(claim)?);
+        gone.push(revive::keep_pages(claim)?)?;
     }
     for number in 0..claims.len() {
         let claim = &mut claims[number];
@@ -164,7 +175,7 @@ fn take_back_claimed(claims: &mut [Claim], bytes: &mut u64) -> Result<(), Errno>
             Ok(()) => {}
             Err(errno) => {
                 // What is gone is recorded, whether or not it can be watched again.
-                let done = claims.iter_mut().zip(&gone).take(number);
+                let done = claims.iter_mut().zip(gone.iter()).take(number);
                 done.filter(|(_, gone)| !gone.is_empty()).for_each(|(claim, _)| {
                     let _ = revive::undo(claim);
                 });
@@ -193,17 +204,22 @@ fn all_there(range: PageRange) -> bool {
 
 /// Takes what is recorded as lost inside `range`: each loss goes to one caller. `None`: a part is not there any
 /// more.
-fn take_losses(range: PageRange) -> Option<Vec<PageRange>> {
-    let mut lost = Vec::new();
+fn take_losses(range: PageRange) -> Result<Option<List<PageRange>>, Errno> {
+    let mut lost = List::new();
     if is_lost(range) {
         // All claims at once: a range that is cut meanwhile would take a part of its losses along.
-        let mut claims = claimed(range);
+        let mut claims = claimed(range)?;
         if !claims.iter().all(|claim| is_there(claim.word())) {
-            return None;
+            return Ok(None);
         }
-        claims.iter_mut().for_each(|claim| take_recorded(claim, range, &mut lost));
+        // All lists first: what was taken out of one could not be put back for want of memory.
+        for claim in claims.iter_mut() {
+            list_recorded(claim, range, &mut lost)?;
+        }
+        claims.iter_mut().for_each(|claim| take_recorded(claim, range));
     }
-    Some(joined(lost, Vec::new()))
+    in_order(&mut lost);
+    Ok(Some(lost))
 }
 
 fn is_lost(range: PageRange) -> bool {
@@ -213,11 +229,11 @@ fn is_lost(range: PageRange) -> bool {
 }
 
 /// Pins every marked range that overlaps, cut to `range`; returns all that overlap.
-fn pin_all(range: PageRange, pinned: &mut Vec<Pinned>) -> Vec<RangeId> {
+fn pin_all(range: PageRange, pinned: &mut List<Pinned>) -> Result<List<RangeId>, Errno> {
     let mut may_pin_more = false;
     loop {
-        let known = overlapping(range);
-        pinned.reserve(known.len() + 2);
+        let known = overlapping(range)?;
+        pinned.reserve(known.len() + 2)?;
         let crosses = |id: &RangeId| {
             let part = tracked(*id).range();
             tracked(*id).load().pins() == 0 && (part.start < range.start || part.end > range.end)
@@ -229,7 +245,7 @@ fn pin_all(range: PageRange, pinned: &mut Vec<Pinned>) -> Vec<RangeId> {
             // Where mappings are short, or no more ranges can be known, more than was asked for becomes
             // non-volatile: harmless.
             may_pin_more = ends.clone().any(|id| watched(&id)) && !may_cut(range);
-            may_pin_more |= !may_pin_more && claim_marked(range).is_none();
+            may_pin_more |= !may_pin_more && claim_marked(range)?.is_none();
             // The cut made new ranges: they are looked up anew.
             continue;
         }
@@ -238,15 +254,16 @@ fn pin_all(range: PageRange, pinned: &mut Vec<Pinned>) -> Vec<RangeId> {
         if !same || (!may_pin_more && ends.clone().any(|id| crosses(&id))) {
             continue;
         }
-        for id in &known {
+        for id in known.iter() {
             pin_marked(*id, pinned);
         }
         drop(map);
-        return known;
+        return Ok(known);
     }
 }
 
-fn pin_marked(id: RangeId, pinned: &mut Vec<Pinned>) {
+/// There is room in `pinned`.
+fn pin_marked(id: RangeId, pinned: &mut List<Pinned>) {
     let tracked = tracked(id);
     loop {
         let word = tracked.load();
@@ -262,27 +279,39 @@ fn pin_marked(id: RangeId, pinned: &mut Vec<Pinned>) {
             }
         } else if tracked.try_unmark(word) {
             let uses = Some(word.uses().wrapping_add(1));
-            pinned.push(Pinned { id, range: tracked.range(), uses });
+            let _ = pinned.push(Pinned { id, range: tracked.range(), uses });
             return;
         }
     }
 }
 
-/// Takes what is recorded as lost inside `range`: each loss goes to one caller.
-fn take_recorded(claim: &mut Claim, range: PageRange, lost: &mut Vec<PageRange>) {
+/// Adds what is recorded as lost inside `range`, and makes room for [`take_recorded`].
+fn list_recorded(
+    claim: &mut Claim,
+    range: PageRange,
+    lost: &mut List<PageRange>,
+) -> Result<(), Errno> {
     if !claim.word().has(Word::LOST) {
-        return;
+        return Ok(());
     }
     let whole = claim.range();
-    let all = claim.side_mut().lost_of(whole);
-    let inside = all.iter().map(|extent| PageRange {
-        start: extent.start.max(range.start),
-        end: extent.end.min(range.end),
-    });
-    lost.extend(inside.filter(|extent| extent.start < extent.end));
-    let kept = without(&all, &[range]);
-    if kept.is_empty() {
+    let side = claim.side_mut()?;
+    side.list_losses(whole)?;
+    for extent in side.losses.iter() {
+        let inside =
+            PageRange { start: extent.start.max(range.start), end: extent.end.min(range.end) };
+        if inside.start < inside.end {
+            lost.push(inside)?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes what is recorded as lost inside `range`: each loss goes to one caller.
+fn take_recorded(claim: &mut Claim, range: PageRange) {
+    let Some(side) = claim.side() else { return };
+    side.found_again(range);
+    if !side.has_losses() {
         claim.not_lost();
     }
-    claim.side_mut().losses = kept;
 }

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 /// # Errors
 /// It is not wholly watched. If its flag says so it may be in part: then nothing can be put in place.
 fn watch(claim: &mut Claim) -> Result<(), Errno> {
-    let (range, lost) = (claim.range(), unmade::of(claim));
+    let (range, lost) = (claim.range(), unmade::of(claim)?);
     if claim.is(flag::TORN) || detection::is_missing() {
         return Err(Errno::AGAIN);
     }

@@ -89,7 +89,7 @@ fn make_lost(object: &Object, refill: &Refill) -> Result<(), RefillFailure> {
     // Another thread may have been through before this one began.
     if object.memory.has_losses() {
         object.memory.watch_losses().map_err(not_put)?;
-        make(object, refill, &object.memory.losses())?;
+        make(object, refill, &object.memory.losses().map_err(not_put)?)?;
         object.memory.restored();
     }
     Ok(())

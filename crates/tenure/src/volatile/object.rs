@@ -25,7 +25,10 @@ impl Object {
     /// What is lost, as byte offsets, in order.
     pub fn lost_offsets(&self) -> Vec<Range<usize>> {
         let base = self.range().start;
-        let losses = self.memory.losses();
+        // Without memory for the list all of it counts.
+        let Ok(losses) = self.memory.losses() else {
+            return std::iter::once(0..self.len).collect();
+        };
         let mut all: Vec<_> =
             losses.iter().map(|e| e.start - base..(e.end - base).min(self.len)).collect();
         all.sort_unstable_by_key(|range| range.start);

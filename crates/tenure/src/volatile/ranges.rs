@@ -4,6 +4,7 @@ use super::{recent_ranges, refused, Outcome};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::maps::Unfit;
 use crate::range::PageRange;
+use crate::tracking::list::List;
 use crate::tracking::raw::{self, Unmarkable};
 use crate::tracking::settings::{purge_always, Priority};
 use crate::tracking::state::RangeId;
@@ -115,6 +116,10 @@ fn mark_range(
             )
             .on(range.start, range.len()));
         }
+        Err(Unmarkable::NoMemory) => {
+            let error = Error::system(call, "noting the range", rustix::io::Errno::NOMEM);
+            return Err(error.on(range.start, range.len()));
+        }
     }
     backpressure::hold_back();
     if purge_always() {
@@ -131,11 +136,11 @@ fn outcome(lost: &[PageRange]) -> Outcome {
 }
 
 /// Unmarks a range; returns what was lost.
-fn unmark_range(call: &'static str, addr: *mut u8, len: usize) -> Result<Vec<PageRange>> {
+fn unmark_range(call: &'static str, addr: *mut u8, len: usize) -> Result<List<PageRange>> {
     let range = PageRange::check(call, addr, len)?;
     if let Some(id) = recent_ranges::find(range) {
         match unmark::try_unmark(id, range) {
-            Fast::Done => return Ok(Vec::new()),
+            Fast::Done => return Ok(List::new()),
             Fast::Settle => return settle(call, id, range),
             Fast::Slow => {}
         }
@@ -144,7 +149,7 @@ fn unmark_range(call: &'static str, addr: *mut u8, len: usize) -> Result<Vec<Pag
     if let Some(id) = raw::exact(range) {
         recent_ranges::remember(range, id);
         match unmark::try_unmark(id, range) {
-            Fast::Done => return Ok(Vec::new()),
+            Fast::Done => return Ok(List::new()),
             Fast::Settle => return settle(call, id, range),
             Fast::Slow => {}
         }
@@ -152,9 +157,9 @@ fn unmark_range(call: &'static str, addr: *mut u8, len: usize) -> Result<Vec<Pag
     unmark::unmark(range).map_err(|failed| not_unmarked(call, range, failed))
 }
 
-fn settle(call: &'static str, id: RangeId, range: PageRange) -> Result<Vec<PageRange>> {
+fn settle(call: &'static str, id: RangeId, range: PageRange) -> Result<List<PageRange>> {
     match unmark::settle_exact(id, range) {
-        Ok(true) => Ok(Vec::new()),
+        Ok(true) => Ok(List::new()),
         Ok(false) => unmark::unmark(range).map_err(|failed| not_unmarked(call, range, failed)),
         Err(failed) => Err(not_unmarked(call, range, failed)),
     }

@@ -1,0 +1,261 @@
+//! Lists and boxes for what is noted under a claim: in tenure's own memory, and a want of it is an error.
+
+use crate::os::heap;
+use crate::os::pagemap::{Pagemap, Pages};
+use crate::range::PageRange;
+use rustix::io::Errno;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+/// A growing list.
+pub(crate) struct List<T> {
+    /// Dangling while the capacity is 0.
+    at: NonNull<T>,
+    len: usize,
+    capacity: usize,
+    owned: PhantomData<T>,
+}
+
+// SAFETY: the list owns its values, and shares them as a reference to it does.
+unsafe impl<T: Send> Send for List<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for List<T> {}
+
+impl<T> List<T> {
+    pub const fn new() -> List<T> {
+        List { at: NonNull::dangling(), len: 0, capacity: 0, owned: PhantomData }
+    }
+
+    /// An empty list with room for so many values.
+    ///
+    /// # Errors
+    /// `ENOMEM`, here and below. The list is as it was then.
+    pub fn with_room(values: usize) -> Result<List<T>, Errno> {
+        let mut list = List::new();
+        list.reserve(values)?;
+        Ok(list)
+    }
+
+    /// Makes room for so many values more.
+    pub fn reserve(&mut self, more: usize) -> Result<(), Errno> {
+        let wanted = self.len.checked_add(more).ok_or(Errno::NOMEM)?;
+        if wanted <= self.capacity {
+            return Ok(());
+        }
+        let wanted = wanted.max(self.capacity * 2);
+        let bytes = heap::usable(wanted.checked_mul(size_of::<T>()).ok_or(Errno::NOMEM)?);
+        const { assert!(align_of::<T>() <= 64 && size_of::<T>() > 0) };
+        let new = heap::allocate(bytes)?.cast::<T>();
+        // SAFETY: both blocks hold so many values, and are different ones. The old block's are not used again.
+        unsafe { std::ptr::copy_nonoverlapping(self.at.as_ptr(), new.as_ptr(), self.len) };
+        self.give_back();
+        (self.at, self.capacity) = (new, bytes / size_of::<T>());
+        Ok(())
+    }
+
+    /// How many values there is room for.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    pub fn push(&mut self, value: T) -> Result<(), Errno> {
+        self.insert(self.len, value)
+    }
+
+    pub fn insert(&mut self, at: usize, value: T) -> Result<(), Errno> {
+        assert!(at <= self.len, "tenure: place {at} of a list of {}", self.len);
+        self.reserve(1)?;
+        // SAFETY: there is room for one more; what lies behind the place moves up.
+        unsafe {
+            let place = self.at.add(at);
+            std::ptr::copy(place.as_ptr(), place.as_ptr().add(1), self.len - at);
+            place.write(value);
+        }
+        self.len += 1;
+        Ok(())
+    }
+
+    pub fn remove(&mut self, at: usize) -> T {
+        assert!(at < self.len, "tenure: place {at} of a list of {}", self.len);
+        self.len -= 1;
+        // SAFETY: a value of the list, which gives it up; what lies behind it moves down.
+        unsafe {
+            let place = self.at.as_ptr().add(at);
+            let value = place.read();
+            std::ptr::copy(place.add(1), place, self.len - at);
+            value
+        }
+    }
+
+    pub fn pop(&mut self) -> Option<T> {
+        self.len.checked_sub(1).map(|last| self.remove(last))
+    }
+
+    /// Keeps the first `len` values.
+    pub fn truncate(&mut self, len: usize) {
+        while self.len > len {
+            drop(self.pop());
+        }
+    }
+
+    /// Keeps the values of which `wanted` holds.
+    pub fn retain(&mut self, wanted: impl Fn(&T) -> bool) {
+        let mut kept = 0;
+        for at in 0..self.len {
+            if wanted(&self[at]) {
+                self.swap(kept, at);
+                kept += 1;
+            }
+        }
+        self.truncate(kept);
+    }
+
+    fn give_back(&mut self) {
+        if self.capacity > 0 {
+            let bytes = self.capacity * size_of::<T>();
+            // SAFETY: the block of this list. So many values fill more than half of it, so a block of that many
+            // bytes has its size.
+            unsafe { heap::free(self.at.cast(), bytes) };
+        }
+    }
+}
+
+impl<T: Copy> List<T> {
+    /// A list of these values.
+    ///
+    /// # Errors
+    /// `ENOMEM`, here and below.
+    pub fn of(values: &[T]) -> Result<List<T>, Errno> {
+        let mut list = List::new();
+        list.extend(values)?;
+        Ok(list)
+    }
+
+    pub fn extend(&mut self, values: &[T]) -> Result<(), Errno> {
+        self.reserve(values.len())?;
+        values.iter().try_for_each(|value| self.push(*value))
+    }
+}
+
+impl<T> Drop for List<T> {
+    fn drop(&mut self) {
+        self.truncate(0);
+        self.give_back();
+    }
+}
+
+impl<T> Default for List<T> {
+    fn default() -> List<T> {
+        List::new()
+    }
+}
+
+impl<T> Deref for List<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        // SAFETY: so many values were written, or none at a dangling address.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl<T> DerefMut for List<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+    }
+}
+
+/// Its values one by one, the first first.
+impl<T> IntoIterator for List<T> {
+    type Item = T;
+    type IntoIter = Values<T>;
+    fn into_iter(self) -> Values<T> {
+        let mut list = self;
+        list.reverse();
+        Values(list)
+    }
+}
+
+/// See [`List::into_iter`].
+pub(crate) struct Values<T>(List<T>);
+
+impl<T> Iterator for Values<T> {
+    type Item = T;
+    fn next(&mut self) -> Option<T> {
+        self.0.pop()
+    }
+}
+
+impl<T: std::fmt::Debug> std::fmt::Debug for List<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self[..].fmt(f)
+    }
+}
+
+/// One value in memory of its own.
+pub(crate) struct Own<T> {
+    at: NonNull<T>,
+    owned: PhantomData<T>,
+}
+
+// SAFETY: it owns its value.
+unsafe impl<T: Send> Send for Own<T> {}
+
+impl<T> Own<T> {
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn new(value: T) -> Result<Own<T>, Errno> {
+        const { assert!(align_of::<T>() <= 64) };
+        let at = heap::allocate(size_of::<T>())?.cast::<T>();
+        // SAFETY: a block of that size of its own.
+        unsafe { at.write(value) };
+        Ok(Own { at, owned: PhantomData })
+    }
+}
+
+impl<T: std::fmt::Debug> std::fmt::Debug for Own<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T> Drop for Own<T> {
+    fn drop(&mut self) {
+        // SAFETY: written by `new`, and used by nobody from here on.
+        unsafe {
+            self.at.drop_in_place();
+            heap::free(self.at.cast(), size_of::<T>());
+        }
+    }
+}
+
+impl<T> Deref for Own<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: written by `new`; owned.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+impl<T> DerefMut for Own<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above, and borrowed mutably.
+        unsafe { self.at.as_mut() }
+    }
+}
+
+/// The extents of a range that hold such pages.
+pub(crate) fn listed(
+    pagemap: &Pagemap,
+    range: PageRange,
+    pages: Pages,
+) -> Result<List<PageRange>, Errno> {
+    let (mut list, mut noted) = (List::new(), Ok(()));
+    pagemap.extents(range, pages, |extent| {
+        if noted.is_ok() {
+            noted = list.push(extent);
+        }
+    })?;
+    noted.map(|()| list)
+}
