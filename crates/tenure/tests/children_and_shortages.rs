@@ -230,3 +230,114 @@ fn a_range_whose_holes_need_too_many_page_tables_is_not_offered() {
         }
     });
 }
+
+/// Memory of several mappings, of which nobody has written any, or the first: it lies apart from all other memory,
+/// with which the kernel would join it.
+fn untouched_mappings(write_first: bool) -> (*mut u8, usize) {
+    let (len, kind) = (64 * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let both = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping, and then the middle of it; advice that leaves all contents as they are.
+    unsafe {
+        let around = libc::mmap(std::ptr::null_mut(), 3 * len, libc::PROT_NONE, kind, -1, 0);
+        assert_ne!(around, libc::MAP_FAILED);
+        let at = around.cast::<u8>().add(len);
+        assert_eq!(libc::mprotect(at.cast(), len, both), 0);
+        assert_eq!(libc::madvise(at.cast(), len / 2, libc::MADV_DONTDUMP), 0);
+        if write_first {
+            at.write(7);
+        }
+        (at, len)
+    }
+}
+
+/// The kernel leaves the page tables of mappings that were never written out of a fork's copy.
+#[test]
+fn what_was_never_touched_is_intact_in_a_child() {
+    promised(this_test!(), || {
+        for write_first in [false, true] {
+            let (at, len) = untouched_mappings(write_first);
+            // SAFETY: this test's own memory, here and in the children, which have copies.
+            unsafe {
+                volatile::mark(at, len).unwrap();
+                volatile::offer_now(at, len).unwrap();
+                let read = || {
+                    for page in 0..len / PAGE {
+                        let expected = u8::from(write_first && page == 0) * 7;
+                        assert_eq!(at.add(page * PAGE).read_volatile(), expected, "page {page}");
+                    }
+                };
+                assert_eq!(forked(read), Ended::Well);
+                assert_eq!(raw_forked(read), Ended::Well);
+                let unmark = || {
+                    assert_eq!(volatile::unmark(at, len).unwrap(), Outcome::Intact);
+                    read();
+                };
+                assert_eq!(forked(unmark), Ended::Well);
+                assert_eq!(volatile::unmark(at, len).unwrap(), Outcome::Intact);
+                volatile::forget(at, len).unwrap();
+            }
+        }
+        let sevens = Refill::pages(|_, bytes| {
+            bytes.fill(7);
+            Ok(())
+        });
+        for refill in [None, Some(sevens)] {
+            let builder = Volatile::builder(64 * PAGE).pages(PageSize::System);
+            let builder = match refill {
+                Some(refill) => builder.refill(refill),
+                None => builder,
+            };
+            let buffer = builder.build().unwrap();
+            buffer.offer_now().unwrap();
+            let look = || {
+                let pin = buffer.pin().unwrap();
+                assert_eq!(pin.outcome(), Outcome::Intact);
+                assert!(pin.iter().all(|byte| *byte == 0));
+            };
+            assert_eq!(forked(look), Ended::Well);
+            look();
+        }
+    });
+}
+
+/// The list of what is lost of a scattered range takes memory, and there is none.
+#[test]
+fn an_unmark_without_memory_for_its_list_fails_and_loses_nothing() {
+    promised(this_test!(), || {
+        let pages = 32 << 10;
+        let mut map = filled(pages);
+        let (at, len) = (map.as_mut_ptr(), map.len());
+        // SAFETY: this test's own memory, which is marked meanwhile.
+        unsafe {
+            volatile::mark(at, len).unwrap();
+            volatile::offer_now(at, len).unwrap();
+        }
+        for page in (0..pages).step_by(2) {
+            reclaim(at as usize + page * PAGE, PAGE);
+        }
+        let mapped = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let mapped: u64 = mapped.split(' ').next().unwrap().parse().unwrap();
+        let limit = |bytes| libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: a limit of this process's own.
+        let set = |limit| assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+        set(limit(mapped * PAGE as u64));
+        // SAFETY: as above.
+        let error = unsafe { volatile::unmark(at, len) }.unwrap_err();
+        set(limit(libc::RLIM_INFINITY));
+        assert_eq!(error.errno(), libc::ENOMEM, "{error}");
+        let mut lost = Vec::new();
+        // SAFETY: as above.
+        let _ = unsafe { volatile::unmark_with_map(at, len, |part| lost.push(part)) }.unwrap();
+        let bytes: usize = lost.iter().map(|part| part.len()).sum();
+        assert!(bytes >= len / 2 - 32 * PAGE, "{bytes} bytes were lost");
+        let mut parts = lost.iter().peekable();
+        for (page, bytes) in map.as_slice().chunks(PAGE).enumerate() {
+            while parts.peek().is_some_and(|part| part.end <= page * PAGE) {
+                parts.next();
+            }
+            let is_lost = parts.peek().is_some_and(|part| part.start <= page * PAGE);
+            let expected = if is_lost { 0 } else { byte(page) };
+            assert!(bytes.iter().all(|byte| *byte == expected), "page {page}");
+        }
+    });
+}

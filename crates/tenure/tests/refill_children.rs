@@ -215,3 +215,22 @@ fn what_was_lost_is_made_beside_a_thread_that_looks_at_it() {
         assert_eq!(forked(pinned_and_locked), Ended::Well);
     });
 }
+
+/// A page whose refill failed at a touch holds a mark of the kernel's, which must go although the page is locked.
+#[test]
+fn what_a_touch_could_not_make_is_made_although_it_is_locked() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        static FAILS: AtomicBool = AtomicBool::new(true);
+        let buffer = purged(made_unless(&FAILS));
+        // The child dies of the touch; the next touch is the kernel's, which gets an error.
+        assert_eq!(forked(|| touch(&buffer)), Ended::Signal(libc::SIGBUS));
+        assert_eq!(peek(buffer.as_ptr() as usize), None);
+        FAILS.store(false, Ordering::SeqCst);
+        // SAFETY: this process's own pages.
+        if unsafe { libc::syscall(libc::SYS_mlock2, buffer.as_ptr(), LEN, 1) } != 0 {
+            return println!("no right to lock: not shown");
+        }
+        assert!(buffer.pin().unwrap().iter().all(|byte| *byte == 7));
+    });
+}

@@ -344,6 +344,11 @@ pub(crate) mod maps {
     pub(crate) fn first_hole(_range: PageRange) -> Result<Option<usize>, Errno> {
         Ok(None)
     }
+
+    /// Nothing forks here, and nothing asks which mappings a range is made of but for a fork's sake.
+    pub(crate) fn each_mapping(_: PageRange, _: impl FnMut(PageRange)) -> Result<(), Errno> {
+        Ok(())
+    }
 }
 
 /// There is one process.

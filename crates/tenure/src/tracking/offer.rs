@@ -88,6 +88,9 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
             }
             make_readable(claim, piece, &[], pagemap.as_ref()).map_err(Refusal::Kernel)?;
         }
+        if claim.is(flag::SPARSE) {
+            holes::have_forks_copy(range, pagemap.as_ref()).map_err(Refusal::Kernel)?;
+        }
     }
     let told = tell(claim, &parts, by_words);
     if !claim.is_offered() {

@@ -98,8 +98,17 @@ pub(crate) fn made_again(tracked: &Tracked, bytes: usize) {
 /// The caller holds no lock and no claim.
 pub(crate) fn fail_page(fd: RawFd, page: PageRange, toucher: u32) {
     // With the claim no other thread takes the range back, which would find the page neither there nor missing.
-    let claim = claim_holder(page);
-    if claim.is_none() && advise::populate_read_plain(page).is_ok() {
+    let mut is_there = false;
+    let mut look = |_| match claim_holder(page) {
+        None if TRACKING.slab.holder_of(page.start).is_some() => {
+            // Where it is missing it may have been offered, and taken, since the look for its claim.
+            is_there = advise::populate_read_plain(page).is_ok();
+            is_there.then_some(None)
+        }
+        claim => Some(claim),
+    };
+    let _claim = (0..TRIES).find_map(&mut look).flatten();
+    if is_there {
         return;
     }
     let not_known = |errno| matches!(errno, Errno::INVAL | Errno::NOTTY | Errno::OPNOTSUPP);

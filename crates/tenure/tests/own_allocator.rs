@@ -1,0 +1,158 @@
+//! A program whose allocator holds its locks over forks, and registers that at its first use, as jemalloc does: a
+//! fork has the allocator's lock while it waits for tenure, so tenure must not want it with a claim in hand.
+
+mod promise_kit;
+
+use promise_kit::*;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tenure::volatile::{self, Refill};
+use tenure::{Cache, Volatile};
+use tenure_testkit::this_test;
+
+struct Locked;
+
+#[global_allocator]
+static ALLOCATOR: Locked = Locked;
+
+static HELD: AtomicBool = AtomicBool::new(false);
+static REGISTERED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn lock() {
+    while HELD.swap(true, Ordering::Acquire) {
+        std::thread::yield_now();
+    }
+}
+
+extern "C" fn unlock() {
+    HELD.store(false, Ordering::Release);
+}
+
+fn locked<R>(call: impl FnOnce() -> R) -> R {
+    lock();
+    // Not before tenure's: theirs are registered when the program is loaded.
+    if STARTED.load(Ordering::Relaxed) && !REGISTERED.swap(true, Ordering::Relaxed) {
+        // SAFETY: functions that live forever and do not unwind.
+        unsafe { libc::pthread_atfork(Some(lock), Some(unlock), Some(unlock)) };
+    }
+    let result = call();
+    unlock();
+    result
+}
+
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+// SAFETY: the system's allocator, under a lock.
+unsafe impl GlobalAlloc for Locked {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise, here and below.
+        locked(|| unsafe { System.alloc(layout) })
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        locked(|| unsafe { System.dealloc(block, layout) });
+    }
+}
+
+/// Takes back what was purged here and there, again and again.
+fn objects(until: Instant) -> usize {
+    let (len, page) = (64 * PAGE, PAGE);
+    let mut plain = Volatile::new(len).unwrap();
+    let refill = Refill::pages(|_, bytes| {
+        bytes.fill(7);
+        Ok(())
+    });
+    let mut refilled = Volatile::builder(len).refill(refill).build().unwrap();
+    let mut rounds = 0;
+    while Instant::now() < until {
+        for object in [&mut plain, &mut refilled] {
+            object.pin_mut().unwrap().fill(7);
+            let _ = object.offer_now();
+            for at in (0..len).step_by(2 * page) {
+                // SAFETY: has the kernel take pages of this thread's own object, as it may.
+                unsafe {
+                    libc::madvise(object.as_ptr().add(at) as *mut _, page, libc::MADV_PAGEOUT)
+                };
+            }
+            let pinned = object.pin().unwrap();
+            let lost: usize = pinned.lost().iter().map(|extent| extent.len()).sum();
+            assert!(pinned.iter().filter(|byte| **byte != 7).count() <= lost);
+            pinned.restored();
+        }
+        rounds += 1;
+    }
+    rounds
+}
+
+fn ranges(until: Instant) {
+    let mut map = filled(64);
+    let (at, len) = (map.as_mut_ptr(), map.len());
+    let mut first = 0;
+    while Instant::now() < until {
+        first = (first + 7) % 60;
+        // SAFETY: this thread's own memory, which is read by nobody.
+        unsafe {
+            volatile::mark(at, len).unwrap();
+            let _ = volatile::offer_now(at.add(first * PAGE), 3 * PAGE);
+            let _ = volatile::purge_now(at, len / 2);
+            let _ = volatile::unmark(at.add(PAGE), len - 2 * PAGE).unwrap();
+            let _ = volatile::unmark(at, len).unwrap();
+            at.write_bytes(1, len);
+        }
+    }
+    // SAFETY: it is unmarked.
+    unsafe { volatile::forget(at, len).unwrap() };
+}
+
+fn a_cache(until: Instant) {
+    let cache = Cache::<usize>::builder().ceiling(8 << 20).build().unwrap();
+    let mut key = 0;
+    while Instant::now() < until {
+        key += 1;
+        let len = [100, 5000, 70_000, 700_000][key % 4];
+        let _ = cache.insert(key, &vec![key as u8; len]);
+        if let Some(value) = cache.get(&(key / 2)) {
+            assert!(value.iter().all(|byte| *byte == (key / 2) as u8));
+        }
+    }
+}
+
+fn forks_beside_everything() {
+    STARTED.store(true, Ordering::Relaxed);
+    drop(std::hint::black_box(Box::new(7)));
+    assert!(REGISTERED.load(Ordering::Relaxed));
+    let until = Instant::now() + Duration::from_secs(4);
+    static ROUNDS: AtomicUsize = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| ROUNDS.fetch_add(objects(until), Ordering::Relaxed));
+        }
+        scope.spawn(|| ranges(until));
+        scope.spawn(|| a_cache(until));
+        let mut forks = 0;
+        // The test's watchdog ends what hangs.
+        while Instant::now() < until || forks < 20 {
+            // SAFETY: the child ends at once.
+            match unsafe { libc::fork() } {
+                // SAFETY: ends the child.
+                0 => unsafe { libc::_exit(0) },
+                pid => {
+                    let mut status = 0;
+                    // SAFETY: waits for the child made above.
+                    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+                    assert_eq!(status, 0);
+                }
+            }
+            forks += 1;
+        }
+        println!("{forks} forks");
+    });
+    println!("{ROUNDS:?} rounds");
+}
+
+#[test]
+fn a_fork_that_holds_the_allocator_hangs_nothing() {
+    promised(this_test!(), forks_beside_everything);
+}
