@@ -139,6 +139,11 @@ pub(crate) mod detection {
         Ok(())
     }
 
+    /// There is one process.
+    pub(crate) fn have_forks_copy(_kind: Kind, _page: usize) -> Result<(), Errno> {
+        Ok(())
+    }
+
     pub(crate) fn unregister(_kind: Kind, range: PageRange) -> Result<(), Errno> {
         KERNEL.end_watch(range)
     }

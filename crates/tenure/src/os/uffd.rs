@@ -53,7 +53,7 @@ struct Copy {
     copied: i64,
 }
 
-/// `uffdio_poison`.
+/// `uffdio_poison` and `uffdio_zeropage`.
 #[repr(C)]
 struct Fill {
     range: RangeArg,
@@ -84,6 +84,7 @@ const IOC_REGISTER: u64 = iowr(0x00, size_of::<Register>());
 const IOC_UNREGISTER: u64 = ior(0x01, size_of::<RangeArg>());
 const IOC_WAKE: u64 = ior(0x02, size_of::<RangeArg>());
 const IOC_COPY: u64 = iowr(0x03, size_of::<Copy>());
+const IOC_ZEROPAGE: u64 = iowr(0x04, size_of::<Fill>());
 const IOC_POISON: u64 = iowr(0x08, size_of::<Fill>());
 
 /// Opens a userfaultfd for faults of user code only and agrees on the features.
@@ -175,6 +176,17 @@ pub(crate) fn copy_page(fd: RawFd, page: usize, bytes: &[u8]) -> Result<(), Errn
         copied: 0,
     };
     ioctl(fd, IOC_COPY, &mut argument)
+}
+
+/// Asks for a page of zeros in the place of a page that is there, which the kernel refuses. The mapping, watched,
+/// counts as written from then on, and a fork copies its page tables.
+pub(crate) fn count_as_written(fd: RawFd, page: usize) -> Result<(), Errno> {
+    let range = PageRange::new(page, page + super::page_size());
+    let mut argument = Fill { range: range_arg(range), mode: 0, done: 0 };
+    match ioctl(fd, IOC_ZEROPAGE, &mut argument) {
+        Err(Errno::EXIST) => Ok(()),
+        other => other,
+    }
 }
 
 /// A toucher that waits for a page.

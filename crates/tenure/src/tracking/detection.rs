@@ -200,6 +200,11 @@ pub(super) fn register(kind: Kind, range: PageRange) -> std::result::Result<(), 
     }
 }
 
+/// Has forks copy the page tables of a watched mapping of which this page is there.
+pub(super) fn have_forks_copy(kind: Kind, page: usize) -> std::result::Result<(), Errno> {
+    uffd::count_as_written(raw(kind), page)
+}
+
 /// Ends a registration. [`is_closed`] tells of the error whether the background thread has to do it.
 pub(super) fn unregister(kind: Kind, range: PageRange) -> std::result::Result<(), Errno> {
     match raw(kind) {

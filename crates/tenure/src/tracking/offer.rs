@@ -88,9 +88,6 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
             }
             make_readable(claim, piece, &[], pagemap.as_ref()).map_err(Refusal::Kernel)?;
         }
-        if claim.is(flag::SPARSE) {
-            holes::have_forks_copy(range, pagemap.as_ref()).map_err(Refusal::Kernel)?;
-        }
     }
     let told = tell(claim, &parts, by_words);
     if !claim.is_offered() {
@@ -139,7 +136,8 @@ fn tell(claim: &mut Claim, parts: &[PageRange], by_words: bool) -> Result<(), Re
             // Said first, so that a registration that fails half way is ended by the next to take the
             // range back.
             claim.set(flag::WATCHED);
-            if let Err(errno) = detection::register(kind(claim), piece) {
+            let registered = detection::register(kind(claim), piece);
+            if let Err(errno) = registered.and_then(|()| have_forks_copy(claim, piece)) {
                 claim.clear(flag::DENSE);
                 result = Err(Refusal::Kernel(errno));
                 break;
@@ -264,6 +262,38 @@ pub(super) fn make_readable(
         }
         holes::made_readable(hole.len());
         claim.set(flag::SPARSE);
+    }
+    Ok(())
+}
+
+/// Has forks copy the page tables of holes that were made readable, in memory that is watched already.
+///
+/// The kernel leaves those of a mapping out that was never written, for touches in the child would make the pages;
+/// but the child watches the range, and a page of zeros that is missing there counts as purged. A request to fill a
+/// page that is there changes nothing, but that the mapping counts as written.
+fn have_forks_copy(claim: &Claim, piece: PageRange) -> Result<(), Errno> {
+    if !claim.is(flag::SPARSE) {
+        return Ok(());
+    }
+    let (mut parts, mut noted) = (List::new(), Ok(()));
+    os::maps::each_mapping(piece, |mapping| {
+        let (start, end) = (mapping.start.max(piece.start), mapping.end.min(piece.end));
+        if noted.is_ok() {
+            noted = parts.push(PageRange { start, end });
+        }
+    })?;
+    noted?;
+    let pagemap = Pagemap::open().ok();
+    for part in parts.iter() {
+        // What is missing still is lost, and the program's to make again.
+        let missing = match &pagemap {
+            Some(pagemap) => listed(pagemap, *part, Pages::Missing)?,
+            None if claim.word().has(Word::LOST) => continue,
+            None => List::new(),
+        };
+        if let Some(there) = without(&[*part], &missing)?.first() {
+            detection::have_forks_copy(kind(claim), there.start)?;
+        }
     }
     Ok(())
 }
