@@ -632,9 +632,10 @@ struct tenure_pool_opts {
      */
     uint32_t never_huge;
     /**
-     * 0.
+     * Not 0: pages of freed blocks go back to the kernel at once. For a program that frees memory which the kernel
+     * still reads or writes for it (vmsplice, MSG_ZEROCOPY, io_uring or AIO in flight).
      */
-    uint32_t reserved;
+    uint32_t never_reuse;
 };
 
 /**

@@ -21,8 +21,9 @@ pub struct tenure_pool_opts {
     pub warm_max: u64,
     /// Not 0: no block gets huge pages. Takes effect for sizes that were not used before.
     pub never_huge: u32,
-    /// 0.
-    pub reserved: u32,
+    /// Not 0: pages of freed blocks go back to the kernel at once. For a program that frees memory which the kernel
+    /// still reads or writes for it (vmsplice, MSG_ZEROCOPY, io_uring or AIO in flight).
+    pub never_reuse: u32,
 }
 
 // SAFETY: repr(C), starts with its size, integers only.
@@ -217,16 +218,10 @@ pub unsafe extern "C" fn tenure_pool_configure(opts: *const tenure_pool_opts) ->
             return_after_ms: 10_000,
             warm_max: 0,
             never_huge: 0,
-            reserved: 0,
+            never_reuse: 0,
         };
         // SAFETY: what the header asks of the caller.
         let opts = unsafe { sized::read(opts, defaults) }?;
-        if opts.reserved != 0 {
-            return Err(Failure::invalid(
-                "the field `reserved` is not 0; start from \
-                TENURE_POOL_OPTS_INIT",
-            ));
-        }
         let mut settings = pool::Settings::default()
             .with_offer_after(Duration::from_millis(opts.offer_after_ms))
             .with_return_after(Duration::from_millis(opts.return_after_ms));
@@ -236,7 +231,7 @@ pub unsafe extern "C" fn tenure_pool_configure(opts: *const tenure_pool_opts) ->
         if opts.never_huge != 0 {
             settings = settings.with_huge_pages(pool::HugePages::Never);
         }
-        pool::configure(settings);
+        pool::configure(settings.with_reuse(opts.never_reuse == 0));
         Ok(0)
     })
 }

@@ -126,6 +126,7 @@ pub fn constructor() {
     if let Some(lock) = lock {
         lock_everything(lock, is_launched);
     }
+    hooks::in_flight::look_for_libraries();
     let allocator = Allocator::find();
     // Even where the environment asks for it: a block could come back by a way that is not seen.
     let large_served = large.filter(|_| allocator.can_be_preceded());

@@ -84,11 +84,6 @@ pub fn is_starting_here() -> bool {
     starter != 0 && starter == tls::thread_pointer()
 }
 
-/// Threads of this library's own that are starting the keeper: 1 or 0.
-pub fn starters() -> usize {
-    usize::from(is_starting())
-}
-
 extern "C" fn starter(_: *mut c_void) -> *mut c_void {
     STARTER.store(tls::thread_pointer(), Ordering::Relaxed);
     hooks::malloc::notice_next();

@@ -1,12 +1,12 @@
 //! The end of a process whose main thread has ended by itself (pthread_exit, thrd_exit, a cancellation).
 //!
-//! The C library then ends the process with its last thread. This library's never end, so somebody has to look
-//! for the last of the program's. That the main thread ends is told by the destructor of a value of its own,
+//! The C library then ends the process with its last thread, and tenure's threads take themselves out of its count.
+//! Where they cannot (before glibc 2.34), a thread of this library's looks for the last of the program's. That the main thread ends is told by the destructor of a value of its own,
 //! which the C library calls by whatever way a thread ends, and not at `exit`.
 
 use crate::heap::Blocked;
-use crate::{hooks, keeper, symbol};
-use std::ffi::{c_uint, c_void, CStr};
+use crate::{hooks, keeper};
+use std::ffi::{c_void, CStr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -16,6 +16,9 @@ static LOOKED_FOR: AtomicBool = AtomicBool::new(false);
 
 /// Called by the main thread before the program runs.
 pub fn watch_main_thread() {
+    if tenure::ends_with_the_last_thread() {
+        return;
+    }
     let mut key = 0;
     // SAFETY: the destructor lives forever and does not unwind; the key is written before it is used.
     let made = unsafe { libc::pthread_key_create(&mut key, Some(main_thread_ends)) };
@@ -53,7 +56,7 @@ extern "C" fn end_after_the_last(_: *mut c_void) -> *mut c_void {
     const NAME: &CStr = c"tenure-end";
     // SAFETY: names the calling thread; the kernel copies the string.
     unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
-    while named_threads().or_else(counted_threads) != Some(0) {
+    while named_threads() != Some(0) {
         std::thread::sleep(Duration::from_millis(20));
     }
     // SAFETY: what the C library does when its last thread ends.
@@ -75,16 +78,4 @@ fn named_threads() -> Option<usize> {
         count += usize::from(!name.is_empty() && !name.starts_with(b"tenure-"));
     }
     Some(count)
-}
-
-/// The same by the C library's count, which it keeps for this very purpose and shows to debuggers.
-fn counted_threads() -> Option<usize> {
-    let count = symbol::used(c"__nptl_nthreads").cast::<c_uint>();
-    if count.is_null() {
-        return None;
-    }
-    // SAFETY: the C library's variable, an unsigned number that it changes atomically.
-    let count = unsafe { AtomicU32::from_ptr(count) }.load(Ordering::SeqCst) as usize;
-    // And this one. A thread of the library's own counts there before it does here, and longer.
-    Some(count.saturating_sub(tenure::background_threads() + keeper::starters() + 1))
 }

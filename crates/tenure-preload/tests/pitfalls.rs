@@ -23,7 +23,7 @@ macro_rules! program {
 fn the_last_thread_ends_the_process() {
     let program = program!("ends.c");
     program.same_everywhere();
-    for way in ["thrd_exit", "cancelled", "in a child"] {
+    for way in ["thrd_exit", "cancelled", "in a child", "destructor", "no thread"] {
         let output = done(way, program.under(ALL, None).arg(way));
         assert_eq!(output.stdout, b"the last thread is done\n", "{way}: {}", text(&output));
     }
@@ -319,4 +319,10 @@ fn a_lock_leaves_the_pool_off() {
     assert!(errors.contains("the pool is left off"), "{errors}");
     // A process that was not launched reports when it has something to say.
     assert!(!report.exists(), "{:?}", std::fs::read_to_string(&report));
+}
+
+/// The kernel reads pages that a pipe has taken over; what a program frees meanwhile is not its next owner's.
+#[test]
+fn what_the_kernel_still_reads_is_not_used_again() {
+    program!("in_flight.c").same_everywhere();
 }

@@ -67,5 +67,12 @@ pub fn background_threads() -> usize {
     os::thread::running()
 }
 
+/// Whether a process ends with the last of the program's own threads where its main thread has ended by itself
+/// (`pthread_exit`): tenure's threads take themselves out of the C library's count. `false`: this C library does
+/// not show its count (before glibc 2.34, musl), and tenure's threads keep such a process alive.
+pub fn ends_with_the_last_thread() -> bool {
+    os::thread::find_count()
+}
+
 /// The version of this crate.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

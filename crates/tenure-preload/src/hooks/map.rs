@@ -59,6 +59,9 @@ pub unsafe extern "C" fn mmap(
     engage::first_mapping();
     seen::MMAPS.one();
     seen::MMAP_BYTES.add(len as u64);
+    if fd >= 0 {
+        super::in_flight::mapped_file(flags, offset);
+    }
     if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 || !at.is_null() {
         // SAFETY: the program's call, here and below.
         if let Some(answer) = unsafe { mmap_somewhere(at, len, protection, flags, fd, offset) } {

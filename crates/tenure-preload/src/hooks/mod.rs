@@ -1,6 +1,7 @@
 //! The functions that programs call.
 
 pub mod exit;
+pub mod in_flight;
 pub mod jemalloc;
 pub mod malloc;
 pub mod map;

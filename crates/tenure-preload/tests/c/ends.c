@@ -1,6 +1,9 @@
 /* The process ends with the last of the program's threads, also when the main one went first: by pthread_exit (and
    so in a child that another thread forked), thrd_exit, or a cancellation. */
 #include "check.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
 #include <sys/mount.h>
 #include <threads.h>
 
@@ -12,6 +15,29 @@ static void use(int n) {
     fill(at, 4096, n);
     CHECK(is_filled(at, 4096, n));
     free(at);
+}
+
+/* Takes its time: the process goes on until the main thread's own values are destroyed. */
+static void destroy(void *value) {
+    (void)value;
+    for (int n = 0; n < 10; n++)
+        usleep(30000);
+    puts("the last thread is done");
+    fflush(stdout);
+}
+
+/* No thread can be made from here on. */
+static void allow_no_thread(void) {
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {5, filter};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
 }
 
 static void *last(void *cancelled) {
@@ -57,6 +83,14 @@ int main(int count, char **arguments) {
         CHECK(pthread_create(&thread, NULL, forks, NULL) == 0);
         CHECK(pthread_join(thread, NULL) == 0);
         return 0;
+    }
+    if (!strcmp(way, "destructor") || !strcmp(way, "no thread")) {
+        pthread_key_t key;
+        CHECK(pthread_key_create(&key, destroy) == 0);
+        CHECK(pthread_setspecific(key, &key) == 0);
+        if (!strcmp(way, "no thread"))
+            allow_no_thread();
+        pthread_exit(NULL);
     }
     int cancelled = !strcmp(way, "cancelled");
     CHECK(pthread_create(&thread, NULL, last, cancelled ? &main_thread : NULL) == 0);

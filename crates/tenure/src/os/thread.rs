@@ -13,7 +13,7 @@ use std::ffi::{c_void, CString};
 use std::io;
 use std::mem::MaybeUninit;
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// Threads that [`spawn_quiet`] has started and that run.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
@@ -32,6 +32,40 @@ struct Counted;
 impl Drop for Counted {
     fn drop(&mut self) {
         RUNNING.fetch_sub(1, Ordering::SeqCst);
+        if let Some(threads) = threads_of_the_c_library() {
+            threads.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// glibc's count of threads, by which it ends the process with the last one. It shows the count to debuggers.
+///
+/// tenure's threads take themselves out, so that they keep no process alive whose main thread has ended by itself
+/// (pthread_exit, thrd_exit, a cancellation).
+fn threads_of_the_c_library() -> Option<&'static AtomicU32> {
+    // SAFETY: null, or the C library's variable, an unsigned number that it changes atomically and never frees.
+    unsafe { THREADS.load(Ordering::Acquire).as_ref() }
+}
+
+static THREADS: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Before the first thread is started. Not by the thread itself: the loader's lock may be held by one that waits
+/// for it. `false`: this C library does not show its count.
+pub(crate) fn find_count() -> bool {
+    if THREADS.load(Ordering::Acquire).is_null() {
+        // SAFETY: a terminated string.
+        let at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__nptl_nthreads".as_ptr()) };
+        THREADS.store(at.cast(), Ordering::Release);
+    }
+    threads_of_the_c_library().is_some()
+}
+
+/// Takes the calling thread out of the count. Where it is the last already, the process is over.
+fn take_out() {
+    let before = threads_of_the_c_library().map(|threads| threads.fetch_sub(1, Ordering::SeqCst));
+    if before == Some(1) {
+        // SAFETY: what the C library does when its last thread ends.
+        unsafe { libc::exit(0) };
     }
 }
 
@@ -70,6 +104,7 @@ struct Start {
 extern "C" fn run(start: *mut c_void) -> *mut c_void {
     // SAFETY: `spawn_quiet` made the pointer from such a box, for this call alone.
     let start = unsafe { Box::from_raw(start.cast::<Start>()) };
+    take_out();
     RUNNING.fetch_add(1, Ordering::SeqCst);
     let _counted = Counted;
     // SAFETY: the name ends with a zero and lives through the call; only this thread's name changes.
@@ -93,6 +128,7 @@ pub(crate) fn spawn_quiet_with_stack(
 ) -> io::Result<Thread> {
     let name = CString::new(name)?;
     let start: *mut Start = Box::into_raw(Box::new(Start { name, body: Box::new(body) }));
+    find_count();
     // A new thread inherits the mask.
     let before = super::signal::block_all();
     let started = create(start, stack_bytes);

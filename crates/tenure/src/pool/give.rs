@@ -3,7 +3,7 @@
 use super::counters::{self, Counter};
 use super::run::{flag, state, Run};
 use super::territory::{self, Spot, Territory};
-use super::{cache, depot, fault, keep, mapped, resize, take};
+use super::{cache, depot, fault, keep, mapped, resize, settings, take};
 use crate::os::page_size;
 use std::sync::atomic::Ordering;
 
@@ -52,7 +52,7 @@ pub(super) fn give(territory: &Territory, spot: Spot) {
     if mapped {
         run.clear(flag::MAPPED);
     }
-    if run.is(flag::TAINTED) {
+    if run.is(flag::TAINTED) || !settings::reuses() {
         // munmap promises data or SIGSEGV to whoever reads meanwhile; free promises nothing.
         map_anew(territory, spot, !mapped);
         return;

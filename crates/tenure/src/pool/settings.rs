@@ -1,6 +1,6 @@
 //! What a program may set about the pool.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicU8, Ordering};
 use std::time::Duration;
 
 /// When runs get huge pages.
@@ -12,6 +12,9 @@ pub enum HugePages {
     /// of which a part is offered would be split.
     #[default]
     Auto,
+    /// As the system's setting says (`/sys/kernel/mm/transparent_hugepage/enabled`), without any advice of the
+    /// pool's: memory that is used here and there takes no more than with another allocator.
+    System,
     /// No run.
     Never,
 }
@@ -31,6 +34,11 @@ pub struct Settings {
     pub warm_max: Option<u64>,
     /// When runs get huge pages. Takes effect for sizes that were not used before.
     pub huge_pages: HugePages,
+    /// Whether the pages of freed runs are used again (default true). `false`: each goes back to the kernel when
+    /// its run is freed, and the next run has fresh ones. For a program that frees memory which the kernel
+    /// still reads or writes for it: `vmsplice`, `MSG_ZEROCOPY`, io_uring or AIO in flight. `munmap` is safe then,
+    /// because the kernel keeps such pages for itself. Takes effect for what is freed from then on.
+    pub reuse: bool,
 }
 
 impl Default for Settings {
@@ -40,6 +48,7 @@ impl Default for Settings {
             return_after: Duration::from_secs(10),
             warm_max: None,
             huge_pages: HugePages::Auto,
+            reuse: true,
         }
     }
 }
@@ -68,13 +77,27 @@ impl Settings {
         self.huge_pages = huge_pages;
         self
     }
+
+    /// Sets whether pages are used again.
+    pub fn with_reuse(mut self, reuse: bool) -> Self {
+        self.reuse = reuse;
+        self
+    }
 }
 
 const NONE: u64 = u64::MAX;
 static OFFER_AFTER_US: AtomicU64 = AtomicU64::new(500_000);
 static RETURN_AFTER_US: AtomicU64 = AtomicU64::new(10_000_000);
 static WARM_MAX: AtomicU64 = AtomicU64::new(NONE);
-static NEVER_HUGE: AtomicBool = AtomicBool::new(false);
+/// The number of a [`HugePages`].
+static HUGE: AtomicU8 = AtomicU8::new(0);
+static NO_REUSE: AtomicBool = AtomicBool::new(false);
+
+/// Whether freed runs keep their pages. One load.
+#[inline]
+pub(super) fn reuses() -> bool {
+    !NO_REUSE.load(Ordering::Relaxed)
+}
 
 /// Takes effect at the keeper's next look, which this brings about. Neither allocates nor creates a
 /// thread.
@@ -83,7 +106,8 @@ pub fn configure(settings: Settings) {
     OFFER_AFTER_US.store(us(settings.offer_after), Ordering::Relaxed);
     RETURN_AFTER_US.store(us(settings.return_after), Ordering::Relaxed);
     WARM_MAX.store(settings.warm_max.unwrap_or(NONE), Ordering::Relaxed);
-    NEVER_HUGE.store(settings.huge_pages == HugePages::Never, Ordering::Relaxed);
+    HUGE.store(settings.huge_pages as u8, Ordering::Relaxed);
+    NO_REUSE.store(!settings.reuse, Ordering::Relaxed);
     super::keep::call();
 }
 
@@ -94,9 +118,8 @@ pub fn settings() -> Settings {
         offer_after: Duration::from_micros(OFFER_AFTER_US.load(Ordering::Relaxed)),
         return_after: Duration::from_micros(RETURN_AFTER_US.load(Ordering::Relaxed)),
         warm_max: (max != NONE).then_some(max),
-        huge_pages: match NEVER_HUGE.load(Ordering::Relaxed) {
-            true => HugePages::Never,
-            false => HugePages::Auto,
-        },
+        huge_pages: [HugePages::Auto, HugePages::System, HugePages::Never]
+            [usize::from(HUGE.load(Ordering::Relaxed))],
+        reuse: reuses(),
     }
 }

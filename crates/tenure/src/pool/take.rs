@@ -197,7 +197,7 @@ fn prepare_empty(territory: &Territory, spot: Spot) {
     let (area, run) = (territory.area(spot.class), territory.run(spot));
     run.forks.store(crate::runtime::fork::count(), Ordering::Relaxed);
     let parted = area.huge != 0 && area.huge != area.stride;
-    if !parted || run.is(flag::ADVISED) || settings().huge_pages == HugePages::Never {
+    if !parted || run.is(flag::ADVISED) || settings().huge_pages != HugePages::Auto {
         return;
     }
     if PARTED.fetch_add(1, Ordering::Relaxed) >= MOST_PARTED {

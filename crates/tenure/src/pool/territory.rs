@@ -398,12 +398,12 @@ impl Area {
 
     /// Says which pages the range gets. Before they are touched: the other order gives no huge page.
     fn advise(&self, range: PageRange) {
-        let huge = settings().huge_pages == HugePages::Auto && self.huge == self.stride;
         // Advice: refused (no huge pages in this kernel), nothing is lost.
-        let _ = match huge {
-            true => advise::want_huge_pages(range),
+        let _ = match settings().huge_pages {
+            HugePages::Auto if self.huge == self.stride => advise::want_huge_pages(range),
+            HugePages::System => Ok(()),
             // With the system's setting at "always" small runs would share huge pages.
-            false => advise::want_base_pages(range),
+            _ => advise::want_base_pages(range),
         };
     }
 

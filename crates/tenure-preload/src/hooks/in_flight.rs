@@ -1,0 +1,77 @@
+//! Calls after which the kernel may still read or write memory that the program has unmapped or freed: vmsplice,
+//! MSG_ZEROCOPY, io_uring, AIO. The kernel keeps such pages for itself, so munmap is safe; another owner's
+//! bytes in them are not. From the first such call on no page of the pool's is used again.
+//!
+//! A program that makes these calls by itself, past the C library, is not seen.
+
+use super::Errno;
+use crate::{next, symbol};
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+use tenure::pool;
+
+static SEEN: AtomicBool = AtomicBool::new(false);
+
+fn seen() {
+    if !SEEN.swap(true, Ordering::Relaxed) {
+        let _errno = Errno::keep();
+        pool::configure(pool::settings().with_reuse(false));
+    }
+}
+
+/// Called in the constructor. The libraries for io_uring and AIO make their calls by themselves; a program needs
+/// them to use these.
+pub fn look_for_libraries() {
+    let of_libraries = [c"io_uring_queue_init_params", c"io_uring_queue_init", c"io_queue_init"];
+    if of_libraries.into_iter().any(|name| !symbol::used(name).is_null()) {
+        seen();
+    }
+}
+
+/// A mapping of a file: perhaps of an io_uring's queues, by one of its offsets.
+pub fn mapped_file(flags: c_int, offset: i64) {
+    const QUEUES: [i64; 2] = [0x0800_0000, 0x1000_0000];
+    if flags & libc::MAP_SHARED != 0 && QUEUES.contains(&offset) {
+        seen();
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn vmsplice(
+    fd: c_int,
+    vector: *const libc::iovec,
+    count: usize,
+    flags: c_uint,
+) -> isize {
+    seen();
+    match next::vmsplice() {
+        // SAFETY: the program's call.
+        Some(vmsplice) => unsafe { vmsplice(fd, vector, count, flags) },
+        None => missing() as isize,
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: libc::socklen_t,
+) -> c_int {
+    if level == libc::SOL_SOCKET && name == libc::SO_ZEROCOPY {
+        seen();
+    }
+    match next::setsockopt() {
+        // SAFETY: the program's call.
+        Some(setsockopt) => unsafe { setsockopt(fd, level, name, value, len) },
+        None => missing(),
+    }
+}
+
+/// While the C library's definitions are looked up.
+#[cold]
+fn missing() -> c_int {
+    Errno::set(libc::ENOSYS);
+    -1
+}
