@@ -142,6 +142,9 @@ pub fn constructor() {
         map::MMAP_LEAST.store(bytes, Ordering::Relaxed);
     }
     if let Some(bytes) = large_served {
+        if allocator == Allocator::CLibrary {
+            malloc::teach_glibc();
+        }
         malloc::serve_from(bytes);
     }
     if allocator == Allocator::Programs && (mmap.is_some() || unmap.is_some()) {

@@ -326,3 +326,9 @@ fn a_lock_leaves_the_pool_off() {
 fn what_the_kernel_still_reads_is_not_used_again() {
     program!("in_flight.c").same_everywhere();
 }
+
+/// glibc's heap trims itself as much as without the library, and no block says that it is larger than it is.
+#[test]
+fn what_a_program_learns_of_malloc() {
+    program!("as_glibc.c").same_under_all_options();
+}

@@ -4,7 +4,7 @@ use super::Errno;
 use crate::{early, keeper, next, seen};
 use std::ffi::{c_int, c_void};
 use std::ptr::{null_mut, NonNull};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tenure::pool;
 
 /// malloc's promise on this library's platforms.
@@ -70,12 +70,47 @@ pub fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
     run.map(|run| run.as_ptr().cast())
 }
 
+/// Whether the next allocator is glibc's, which learns from the large blocks that are freed: each raises the size
+/// from which on it maps blocks, and twice that may stay free at the top of its heap. Without them a heap that
+/// breathes by a few MiB asks the kernel each time: perl took 35 calls of brk, and 13,510.
+static TEACHES: AtomicBool = AtomicBool::new(false);
+/// The largest block that glibc has been shown.
+static TAUGHT: AtomicUsize = AtomicUsize::new(0);
+/// glibc learns from no larger block (DEFAULT_MMAP_THRESHOLD_MAX).
+const MOST_TAUGHT: usize = 32 << 20;
+
+/// Called in the constructor.
+pub fn teach_glibc() {
+    TEACHES.store(true, Ordering::Relaxed);
+}
+
+/// Has glibc free a block of this size, which nobody has touched.
+fn teach(size: usize) {
+    let taught = TAUGHT.load(Ordering::Relaxed);
+    let is_news = size <= MOST_TAUGHT && size > taught + taught / 8;
+    if !is_news || TAUGHT.swap(size, Ordering::Relaxed) >= size {
+        return;
+    }
+    if size > MOST_TAUGHT / 9 * 8 {
+        TEACHES.store(false, Ordering::Relaxed);
+    }
+    if let (Some(malloc), Some(free)) = (next::malloc(), next::free()) {
+        let _errno = Errno::keep();
+        // What the heap adds to a block's size would take the largest past the bound.
+        // SAFETY: a plain allocation, given back at once.
+        unsafe { free(malloc(size - 64)) };
+    }
+}
+
 /// Frees a run of the pool's.
 #[cold]
 #[inline(never)]
 pub unsafe fn free_run(at: *mut c_void) {
     seen::FREES_SERVED.one();
     if let Some(at) = NonNull::new(at.cast()) {
+        if TEACHES.load(Ordering::Relaxed) {
+            teach(pool::usable_size(at).unwrap_or(0));
+        }
         // SAFETY: the program frees it.
         unsafe { pool::free(at) };
     }

@@ -118,15 +118,18 @@ pub unsafe fn realloc(
     unsafe { resize::realloc(p.as_ptr() as usize, new_size, align, zeroed) }
 }
 
-/// How many bytes the run at `p` has room for, as `malloc_usable_size(3)`: all of them may be used from
-/// then on. `None`: not a pointer that [`alloc`] gave.
+/// How many bytes of the run at `p` may be used from then on, as `malloc_usable_size(3)`: what was asked for, in
+/// whole pages. `None`: not a pointer that [`alloc`] gave.
+///
+/// Not all that the run has room for: a program that adds these numbers up, to hold to a limit of its own, would
+/// count memory that it does not use.
 pub fn usable_size(p: NonNull<u8>) -> Option<usize> {
-    let (run, room, stride) = room(p)?;
+    let (run, room, _) = room(p)?;
+    let usable = run.size().next_multiple_of(crate::os::page_size()).min(room);
     // Granted: what is written there is kept by a reallocation like the rest.
-    counters::add(counters::Counter::AllocatedBytes, (room - run.size()) as u64);
-    run.size.store(room as u64, std::sync::atomic::Ordering::Relaxed);
-    run.set_touched(stride / crate::os::page_size());
-    Some(room)
+    counters::add(counters::Counter::AllocatedBytes, (usable - run.size()) as u64);
+    run.size.store(usable as u64, std::sync::atomic::Ordering::Relaxed);
+    Some(usable)
 }
 
 /// The run at `p`, the bytes from there to its end, and its whole length. `None`: not an allocation's
