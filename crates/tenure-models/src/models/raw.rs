@@ -48,7 +48,7 @@ fn unmark(place: PageRange) -> Vec<PageRange> {
 /// As the promise does.
 fn forget(place: PageRange) {
     unmark(place);
-    while !raw::forget(place) {
+    while !raw::forget(place).unwrap() {
         unmark(place);
     }
 }

@@ -169,26 +169,27 @@ pub(crate) fn is_marked(range: PageRange) -> bool {
 /// Drops all that is known of a range that was unmarked. `false`, and nothing is dropped: another thread has
 /// marked a part since, or has not reported its losses yet. To forget that would leave pages watched that no
 /// unmark takes back.
-#[must_use]
-pub(crate) fn forget(range: PageRange) -> bool {
+///
+/// # Errors
+/// `ENOMEM`: nothing is dropped.
+pub(crate) fn forget(range: PageRange) -> Result<bool, Errno> {
     let unfinished = Word::OFFERED | Word::UNCLEAN | Word::LOST;
     let settled = |word: Word| word.pins() > 0 && !word.has(unfinished);
-    drop_known(range, |claim| settled(claim.word())).is_some()
+    Ok(drop_known(range, |claim| settled(claim.word()))?.is_some())
 }
 
 /// Drops all that is known of a range, whose pages stay as they are, if `may_go` holds of each part. `true`: a
 /// part of it is watched.
-fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Option<bool> {
-    let claimed = services::retry(|| claimed_to_cut(range), |errno| *errno == Errno::NOMEM);
-    // What is not forgotten would be offered when another mapping has come to lie there.
-    let (mut map, mut change) = claimed.expect("tenure: memory to forget a range");
+fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Result<Option<bool>, Errno> {
+    let (mut map, mut change) =
+        services::retry(|| claimed_to_cut(range), |errno| *errno == Errno::NOMEM)?;
     // Where no more ranges can be known, more than was asked for is forgotten.
     if change.can_cut_ends() {
         // Before the look: a loss that lies beyond the range is not the caller's to hear of.
         change.cut_ends(&mut map, range, |_| true);
         if !change.claims.iter().all(may_go) {
             drop(map);
-            return None;
+            return Ok(None);
         }
     }
     let watched = change.claims.iter().any(|claim| claim.is(flag::WATCHED));
@@ -197,12 +198,36 @@ fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Option<bool>
     drop(map);
     drop(surplus);
     change.finish();
-    Some(watched)
+    Ok(Some(watched))
 }
 
 /// Drops all that is known of a range that is being unmapped, or in which a mapping of tenure's own has come to
-/// lie, without taking its pages back. Waits for a thread that is at them. `true`: a part is watched by tenure's own userfaultfd, which no event of the
-/// kernel's goes to.
+/// lie, without taking its pages back. Waits for a thread that is at them. `true`: a part is watched by tenure's
+/// own userfaultfd, which no event of the kernel's goes to.
 pub(super) fn forget_unmapped(range: PageRange) -> bool {
-    any() && drop_known(range, |_| true) == Some(true)
+    any()
+        && match drop_known(range, |_| true) {
+            Ok(watched) => watched == Some(true),
+            Err(_) => drop_each(range),
+        }
+}
+
+/// The same without memory for it: one range after the other, whole. What was not forgotten would be offered when
+/// another mapping has come to lie there; more than was asked for may be.
+fn drop_each(range: PageRange) -> bool {
+    let mut watched = false;
+    loop {
+        let mut map = TRACKING.map.lock();
+        let Some(id) = map.overlapping(range).next() else { return watched };
+        let Some(claim) = TRACKING.claims.try_claim(id, tracked(id), |_| true) else {
+            drop(map);
+            TRACKING.claims.wait(id, tracked(id));
+            continue;
+        };
+        watched |= claim.is(flag::WATCHED);
+        map.remove(claim.range().start, id);
+        TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
+        drop(map);
+        TRACKING.slab.free(claim);
+    }
 }

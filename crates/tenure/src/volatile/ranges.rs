@@ -230,7 +230,10 @@ pub unsafe fn forget(addr: *mut u8, len: usize) -> Result<()> {
     let range = PageRange::check("forget", addr, len)?;
     loop {
         let _ = unmark_range("forget", addr, len)?;
-        if raw::forget(range) {
+        let forgotten = raw::forget(range).map_err(|errno| {
+            Error::system("forget", "noting it", errno).on(range.start, range.len())
+        });
+        if forgotten? {
             return Ok(());
         }
     }
