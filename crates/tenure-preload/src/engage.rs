@@ -13,7 +13,7 @@ use crate::{heap, keeper, next, report, seen};
 use std::ffi::CStr;
 use std::fmt::{Display, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use tenure::retire;
+use tenure::{pool, retire};
 use tenure_launch::{self as launch, variable, Lock};
 
 pub static POPULATE_THREADS: AtomicUsize = AtomicUsize::new(0);
@@ -126,6 +126,8 @@ pub fn constructor() {
     if let Some(lock) = lock {
         lock_everything(lock, is_launched);
     }
+    // A program that touches a large block here and there takes no more memory than alone.
+    pool::configure(pool::settings().with_huge_pages(pool::HugePages::System));
     hooks::in_flight::look_for_libraries();
     let allocator = Allocator::find();
     // Even where the environment asks for it: a block could come back by a way that is not seen.

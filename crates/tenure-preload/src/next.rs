@@ -1,7 +1,7 @@
 //! The definitions behind this library's: those of the next library in the loader's order.
 
 use crate::symbol;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 static LOOKING: AtomicBool = AtomicBool::new(false);
@@ -64,10 +64,6 @@ next! {
     malloc_usable_size = c"malloc_usable_size": unsafe extern "C" fn(*mut c_void) -> usize;
     free_sized = c"free_sized": unsafe extern "C" fn(*mut c_void, usize);
     free_aligned_sized = c"free_aligned_sized": unsafe extern "C" fn(*mut c_void, usize, usize);
-    vmsplice = c"vmsplice":
-        unsafe extern "C" fn(c_int, *const libc::iovec, usize, c_uint) -> isize;
-    setsockopt = c"setsockopt":
-        unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;
     exit_now = c"_exit": unsafe extern "C" fn(c_int) -> !;
     quick_exit = c"quick_exit": unsafe extern "C" fn(c_int) -> !;
 }

@@ -1,6 +1,7 @@
 //! Where a symbol is defined.
 
 use std::ffi::{c_void, CStr};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// The next definition in the loader's order; null if there is none.
 pub fn next(name: &CStr) -> *mut c_void {
@@ -12,4 +13,26 @@ pub fn next(name: &CStr) -> *mut c_void {
 pub fn used(name: &CStr) -> *mut c_void {
     // SAFETY: a terminated string.
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
+}
+
+/// The C library's definition of a function, looked up at its first use.
+pub struct OfTheLibrary {
+    name: &'static CStr,
+    at: AtomicPtr<c_void>,
+}
+
+impl OfTheLibrary {
+    pub const fn new(name: &'static CStr) -> OfTheLibrary {
+        OfTheLibrary { name, at: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// Null if there is none.
+    pub fn get(&self) -> *mut c_void {
+        let mut at = self.at.load(Ordering::Relaxed);
+        if at.is_null() {
+            at = next(self.name);
+            self.at.store(at, Ordering::Relaxed);
+        }
+        at
+    }
 }

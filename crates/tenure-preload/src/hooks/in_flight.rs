@@ -5,7 +5,7 @@
 //! A program that makes these calls by itself, past the C library, is not seen.
 
 use super::Errno;
-use crate::{next, symbol};
+use crate::symbol::{self, OfTheLibrary};
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tenure::pool;
@@ -44,10 +44,14 @@ pub unsafe extern "C" fn vmsplice(
     flags: c_uint,
 ) -> isize {
     seen();
-    match next::vmsplice() {
-        // SAFETY: the program's call.
-        Some(vmsplice) => unsafe { vmsplice(fd, vector, count, flags) },
-        None => missing() as isize,
+    static NEXT: OfTheLibrary = OfTheLibrary::new(c"vmsplice");
+    type Function = unsafe extern "C" fn(c_int, *const libc::iovec, usize, c_uint) -> isize;
+    match NEXT.get() {
+        next if next.is_null() => missing() as isize,
+        // SAFETY: the C library's function of that name; the program's call.
+        next => unsafe {
+            std::mem::transmute::<*mut c_void, Function>(next)(fd, vector, count, flags)
+        },
     }
 }
 
@@ -62,14 +66,19 @@ pub unsafe extern "C" fn setsockopt(
     if level == libc::SOL_SOCKET && name == libc::SO_ZEROCOPY {
         seen();
     }
-    match next::setsockopt() {
-        // SAFETY: the program's call.
-        Some(setsockopt) => unsafe { setsockopt(fd, level, name, value, len) },
-        None => missing(),
+    static NEXT: OfTheLibrary = OfTheLibrary::new(c"setsockopt");
+    type Function =
+        unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;
+    match NEXT.get() {
+        next if next.is_null() => missing(),
+        // SAFETY: as above.
+        next => unsafe {
+            std::mem::transmute::<*mut c_void, Function>(next)(fd, level, name, value, len)
+        },
     }
 }
 
-/// While the C library's definitions are looked up.
+/// The C library has no such function.
 #[cold]
 fn missing() -> c_int {
     Errno::set(libc::ENOSYS);

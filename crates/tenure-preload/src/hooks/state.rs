@@ -47,12 +47,11 @@ fn lasts(advice: c_int) -> bool {
 pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int {
     seen::MADVISES.one();
     if touches_pool(at as usize, len) && lasts(advice) {
-        if advice == libc::MADV_HUGEPAGE {
-            // The pool decides about huge pages by the size of a run; heeding this would take every
-            // large array of numpy's out of it.
-            return 0;
+        // Every large array of numpy's asks for huge pages: that takes none out of the pool.
+        let huge = advice == libc::MADV_HUGEPAGE && mapped::may_have_huge_pages(at as usize, len);
+        if !huge {
+            taint(at, len);
         }
-        taint(at, len);
     }
     // SAFETY: the program's call.
     unsafe { raw_madvise(at, len, advice) as c_int }

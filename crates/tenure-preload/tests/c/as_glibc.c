@@ -3,6 +3,47 @@
 
 static char *blocks[100];
 
+static size_t resident(void) {
+    size_t pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    CHECK(file && fscanf(file, "%*u %zu", &pages) == 1);
+    fclose(file);
+    return pages * 4096;
+}
+
+/* Whether every mapping gets huge pages, as the system is set. */
+static int huge_pages_are_for_all(void) {
+    char text[100] = "";
+    FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "r");
+    if (file) {
+        CHECK(fgets(text, sizeof text, file));
+        fclose(file);
+    }
+    return strstr(text, "[always]") != NULL;
+}
+
+/* A large block of which a byte here and there is used takes that many pages, and huge ones where the program asks
+   for them. */
+static void use_here_and_there(void) {
+    size_t before = resident(), len = 512 * MIB;
+    for (int round = 0; round < 3; round++) {
+        char *at = malloc(len);
+        for (size_t n = 0; n < len; n += 2 * MIB)
+            at[n] = 1;
+        CHECK(huge_pages_are_for_all() || resident() < before + 16 * MIB);
+        free(at);
+    }
+    for (int round = 0; round < 3; round++) {
+        char *at = malloc(8 * MIB);
+        char *inner = (char *)(((uintptr_t)at + 2 * MIB - 1) & ~(2 * MIB - 1));
+        CHECK(madvise(inner, 4 * MIB, MADV_HUGEPAGE) == 0 || errno == EINVAL);
+        memset(at, 3, 8 * MIB);
+        CHECK(at[0] == 3 && inner[4 * MIB - 1] == 3 && at[8 * MIB - 1] == 3);
+        free(at);
+    }
+    CHECK(madvise((char *)4096, 4096, MADV_HUGEPAGE) == -1 && errno == ENOMEM);
+}
+
 int main(void) {
     /* A large block that is freed lets the heap keep more. */
     char *large = malloc(30 * MIB);
@@ -35,6 +76,7 @@ int main(void) {
         CHECK(usable >= size / 2 && usable <= size / 2 + 12 * KIB);
         free(at);
     }
+    use_here_and_there();
     puts("as glibc");
     return 0;
 }

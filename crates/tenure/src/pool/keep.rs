@@ -3,7 +3,7 @@
 
 use super::counters::{self, Counter};
 use super::run::{flag, state};
-use super::settings::settings;
+use super::settings::{settings, HugePages};
 use super::territory::{self, Spot, Territory};
 use super::{cache, depot, give};
 use crate::os::{advise, errno, page_size};
@@ -356,7 +356,9 @@ impl Item {
             depot::put(territory, self.spot, state::OFFERED);
         } else {
             counters::add(Counter::ReturnedBytes, bytes);
-            if run.is(flag::MOVED) {
+            // The program's advice is not the next owner's.
+            let asked = run.is(flag::ADVISED) && settings().huge_pages == HugePages::System;
+            if run.is(flag::MOVED) || asked {
                 give::map_anew(territory, self.spot, true);
                 return;
             }

@@ -18,8 +18,9 @@ mod missing;
 pub use missing::drop_zeros;
 
 use super::run::{flag, state, Run};
+use super::settings::{settings, HugePages};
 use super::territory::{self, Spot, Territory};
-use super::{fault, give, release};
+use super::{fault, give, release, take};
 use crate::os::mapping_list::Lister;
 use crate::os::{arena, page_size};
 use crate::range::PageRange;
@@ -164,6 +165,26 @@ pub fn taint(addr: usize, len: usize) -> bool {
         }
     });
     any
+}
+
+/// The program is about to ask for huge pages in a part of its run: the advice stays while the run has pages.
+/// `false`: it is no run's part, or there are too many such runs.
+pub fn may_have_huge_pages(start: usize, len: usize) -> bool {
+    let Some((territory, spot)) = give::find(start) else { return false };
+    let (area, run) = (territory.area(spot.class), territory.run(spot));
+    let inside =
+        start.checked_add(len).is_some_and(|end| end <= territory.start(spot) + area.stride);
+    if !inside || run.state() != state::IN_USE {
+        return false;
+    }
+    if run.is(flag::ADVISED) || area.huge > 0 && settings().huge_pages == HugePages::Auto {
+        return true;
+    }
+    let counted = take::count_parted();
+    if counted {
+        run.set(flag::ADVISED);
+    }
+    counted
 }
 
 /// Whether all of the range is the program's own to map: parts of runs that it has unmapped. Where

@@ -200,14 +200,22 @@ fn prepare_empty(territory: &Territory, spot: Spot) {
     if !parted || run.is(flag::ADVISED) || settings().huge_pages != HugePages::Auto {
         return;
     }
-    if PARTED.fetch_add(1, Ordering::Relaxed) >= MOST_PARTED {
-        PARTED.fetch_sub(1, Ordering::Relaxed);
+    if !count_parted() {
         return;
     }
     let start = area.start_of(spot.index);
     if advise::want_huge_pages(PageRange::new(start, start + area.huge)).is_ok() {
         run.set(flag::ADVISED);
     }
+}
+
+/// One more run is of two mappings because of advice. `false`: there are too many.
+pub(super) fn count_parted() -> bool {
+    let there_is_room = PARTED.fetch_add(1, Ordering::Relaxed) < MOST_PARTED;
+    if !there_is_room {
+        PARTED.fetch_sub(1, Ordering::Relaxed);
+    }
+    there_is_room
 }
 
 /// A run with huge pages in part was mapped anew.
