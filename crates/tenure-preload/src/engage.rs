@@ -9,7 +9,7 @@
 use crate::allocator::Allocator;
 use crate::hooks::{self, malloc, map};
 use crate::text::{say, Bytes, Text};
-use crate::{heap, keeper, next, report, seen};
+use crate::{commit, heap, keeper, next, report, seen};
 use std::ffi::CStr;
 use std::fmt::{Display, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -130,8 +130,12 @@ pub fn constructor() {
     pool::configure(pool::settings().with_huge_pages(pool::HugePages::System));
     hooks::in_flight::look_for_libraries();
     let allocator = Allocator::find();
+    let is_counted = commit::is_counted();
     // Even where the environment asks for it: a block could come back by a way that is not seen.
-    let large_served = large.filter(|_| allocator.can_be_preceded());
+    let large_served = large.filter(|_| allocator.can_be_preceded() && !is_counted);
+    let mmap = mmap.filter(|_| !is_counted);
+    malloc::serve_up_to(commit::largest_served());
+    map::MMAP_MOST.store(commit::largest_served(), Ordering::Relaxed);
     if let Some(bytes) = unmap {
         retire::configure(retire::settings().with_min_bytes(bytes));
         map::UNMAP_LEAST.store(bytes, Ordering::Relaxed);
@@ -155,7 +159,7 @@ pub fn constructor() {
         hooks::threads::start_keeper_with_them();
     }
     if is_launched && !value(variable::QUIET).is_some_and(launch::is_on) {
-        announce(large, mmap, unmap, populate, lock, allocator);
+        announce(large, mmap, unmap, populate, lock, allocator, is_counted);
     }
 }
 
@@ -166,6 +170,7 @@ fn announce(
     populate: Option<usize>,
     lock: Option<Lock>,
     allocator: Allocator,
+    is_counted: bool,
 ) {
     let mut text = Text::<512>::new();
     let mut part = |what: &dyn Display| {
@@ -173,6 +178,11 @@ fn announce(
         let _ = write!(text, "{comma}{what}");
     };
     match large {
+        Some(_) if is_counted => {
+            part(
+                &"malloc and mmap not served (vm.overcommit_memory is 2: what is kept would count)",
+            );
+        }
         Some(_) if allocator == Allocator::Programs => {
             part(&"malloc not served (the program brings its own)");
         }

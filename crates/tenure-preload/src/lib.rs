@@ -16,6 +16,7 @@
 #![allow(missing_docs, clippy::missing_safety_doc)]
 
 mod allocator;
+mod commit;
 mod contradiction;
 mod early;
 mod engage;

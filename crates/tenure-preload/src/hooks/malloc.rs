@@ -16,6 +16,18 @@ const NEVER: usize = usize::MAX;
 static LOOK_FROM: AtomicUsize = AtomicUsize::new(NEVER);
 static SERVE_FROM: AtomicUsize = AtomicUsize::new(NEVER);
 
+/// Larger requests are the next allocator's.
+static SERVE_UP_TO: AtomicUsize = AtomicUsize::new(isize::MAX as usize);
+
+/// Bounds what is served.
+pub fn serve_up_to(bytes: usize) {
+    SERVE_UP_TO.store(bytes.min(isize::MAX as usize), Ordering::Relaxed);
+}
+
+fn is_served_at_all(size: usize) -> bool {
+    size <= SERVE_UP_TO.load(Ordering::Relaxed)
+}
+
 /// Serves requests from so many bytes on.
 pub fn serve_from(bytes: usize) {
     SERVE_FROM.store(bytes, Ordering::Relaxed);
@@ -49,7 +61,7 @@ fn served(size: usize) -> bool {
         LOOK_FROM.store(from, Ordering::Relaxed);
     }
     keeper::start_if_wanted();
-    size >= from && size <= isize::MAX as usize
+    size >= from && is_served_at_all(size)
 }
 
 /// A run of the pool's for a request that is looked at; `None`: the next allocator's.
@@ -283,7 +295,7 @@ pub unsafe fn realloc_run_with(
     // Half of it: a block that grows and shrinks about the bound is not to move each time.
     // What has special wishes stays the pool's, which can fulfil them.
     let special = zeroed || align > ALIGN;
-    if (special || size >= from / 2) && size <= isize::MAX as usize {
+    if (special || size >= from / 2) && is_served_at_all(size) {
         // SAFETY: as above.
         let moved = unsafe { pool::realloc(run, size, align, zeroed) };
         keeper::start_if_wanted();

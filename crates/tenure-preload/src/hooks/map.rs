@@ -18,6 +18,9 @@ pub static MMAP_LEAST: AtomicUsize = AtomicUsize::new(NEVER);
 pub static UNMAP_LEAST: AtomicUsize = AtomicUsize::new(NEVER);
 pub static POPULATE_LEAST: AtomicUsize = AtomicUsize::new(NEVER);
 
+/// Larger mappings are the kernel's, to make or to refuse.
+pub static MMAP_MOST: AtomicUsize = AtomicUsize::new(NEVER);
+
 pub fn is_served() -> bool {
     MMAP_LEAST.load(Ordering::Relaxed) != NEVER
 }
@@ -67,7 +70,7 @@ pub unsafe extern "C" fn mmap(
         if let Some(answer) = unsafe { mmap_somewhere(at, len, protection, flags, fd, offset) } {
             return answer;
         }
-    } else if reaches(len, &MMAP_LEAST) {
+    } else if reaches(len, &MMAP_LEAST) && len <= MMAP_MOST.load(Ordering::Relaxed) {
         if let Some(run) = from_pool(at, len, protection, flags) {
             return run;
         }

@@ -1,5 +1,6 @@
 /* What programs learn of glibc's malloc by asking: sizes, and how its heap grows and shrinks. */
 #include "check.h"
+#include <sys/sysinfo.h>
 
 static char *blocks[100];
 
@@ -44,6 +45,24 @@ static void use_here_and_there(void) {
     CHECK(madvise((char *)4096, 4096, MADV_HUGEPAGE) == -1 && errno == ENOMEM);
 }
 
+/* The kernel refuses what is larger than all memory and swap, if it is set to. */
+static void refuse_the_absurd(void) {
+    char mode = '1';
+    FILE *file = fopen("/proc/sys/vm/overcommit_memory", "r");
+    CHECK(file && fread(&mode, 1, 1, file) == 1);
+    fclose(file);
+    struct sysinfo about;
+    CHECK(sysinfo(&about) == 0);
+    size_t all = (about.totalram + about.totalswap) * about.mem_unit;
+    void *volatile at = malloc(all + all / 4);
+    CHECK(mode == '1' ? at != NULL : at == NULL && errno == ENOMEM);
+    free(at);
+    at = malloc(4 * MIB);
+    void *volatile large = realloc(at, all + all / 4);
+    CHECK(mode == '1' || !large);
+    free(large ? large : at);
+}
+
 int main(void) {
     /* A large block that is freed lets the heap keep more. */
     char *large = malloc(30 * MIB);
@@ -77,6 +96,7 @@ int main(void) {
         free(at);
     }
     use_here_and_there();
+    refuse_the_absurd();
     puts("as glibc");
     return 0;
 }

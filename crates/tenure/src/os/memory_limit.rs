@@ -11,6 +11,10 @@ pub(crate) struct MemoryGroup {
     pub v2: bool,
 }
 
+/// What is assumed of a memory cgroup whose files cannot be seen (a container without `/sys/fs/cgroup`): it may have
+/// any limit, and memory that is kept beyond it has the process killed.
+pub(crate) const UNSEEN: Room = Room { limit: 256 << 20, free: 64 << 20 };
+
 /// What is left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Room {
@@ -29,11 +33,22 @@ pub(crate) fn page_tables() -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Finds the memory cgroup from `/proc/self/cgroup` and `/proc/self/mountinfo`.
+/// The memory cgroup whose files can be seen.
 pub(crate) fn own_group() -> Option<MemoryGroup> {
+    governing_group().filter(|group| !group.is_unseen())
+}
+
+/// Finds the memory cgroup from `/proc/self/cgroup` and `/proc/self/mountinfo`. It may be
+/// [unseen](MemoryGroup::is_unseen); `None`: there is none.
+pub(crate) fn governing_group() -> Option<MemoryGroup> {
     let cgroup = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let mounts = super::mounts::table()?;
-    find_group(&cgroup, &mounts)
+    let mounts = super::mounts::table().unwrap_or_default();
+    let mut group = find_group(&cgroup, &mounts)?;
+    // Every group has this file; it may be covered by another mount, or forbidden.
+    if !group.path.join("cgroup.procs").exists() {
+        group.path = PathBuf::new();
+    }
+    Some(group)
 }
 
 fn find_group(cgroup: &str, mounts: &str) -> Option<MemoryGroup> {
@@ -49,7 +64,7 @@ fn find_group(cgroup: &str, mounts: &str) -> Option<MemoryGroup> {
     let v2 = v1.is_none();
     let path = v1.or_else(|| line(str::is_empty))?;
     // mountinfo: id parent dev root mountpoint options - type source superoptions
-    mounts.lines().find_map(|line| {
+    let seen = mounts.lines().find_map(|line| {
         let (before, after) = line.split_once(" - ")?;
         let fields: Vec<&str> = before.split(' ').collect();
         let (mount_root, point) = (*fields.get(3)?, *fields.get(4)?);
@@ -68,7 +83,8 @@ fn find_group(cgroup: &str, mounts: &str) -> Option<MemoryGroup> {
         let full = root.join(below.trim_start_matches('/'));
         let path = if full.is_dir() { full } else { root.clone() };
         Some(MemoryGroup { path, root, v2 })
-    })
+    });
+    Some(seen.unwrap_or(MemoryGroup { path: PathBuf::new(), root: PathBuf::new(), v2 }))
 }
 
 fn number(path: &Path) -> Option<u64> {
@@ -81,6 +97,11 @@ fn stat(path: &Path, key: &str) -> Option<u64> {
 }
 
 impl MemoryGroup {
+    /// Whether its files cannot be seen.
+    pub fn is_unseen(&self) -> bool {
+        self.path.as_os_str().is_empty()
+    }
+
     fn room_of(&self, path: &Path) -> Option<Room> {
         let (limit, usage, inactive) = if self.v2 {
             // "max" does not parse: no limit at this level.
@@ -104,6 +125,10 @@ impl MemoryGroup {
 pub(crate) fn room(group: Option<&MemoryGroup>) -> Room {
     let mut room = machine_room().unwrap_or(Room { limit: u64::MAX, free: u64::MAX });
     if let Some(group) = group {
+        if group.is_unseen() {
+            room.limit = room.limit.min(UNSEEN.limit);
+            room.free = room.free.min(UNSEEN.free);
+        }
         for path in group.path.ancestors() {
             if let Some(level) = group.room_of(path) {
                 room.limit = room.limit.min(level.limit);
@@ -144,6 +169,12 @@ mod tests {
         let v2 = find_group("0::/x\n", "31 20 0:27 / /nowhere rw - cgroup2 cgroup2 rw\n").unwrap();
         assert!(v2.v2);
         assert_eq!(find_group("1:cpu:/\n", ""), None);
+        // Neither is mounted.
+        for cgroup in ["4:memory:/a/b\n0::/\n", "0::/\n"] {
+            let unseen = find_group(cgroup, "30 20 0:26 / /nowhere rw - tmpfs none rw\n").unwrap();
+            assert!(unseen.is_unseen());
+            assert!(room(Some(&unseen)).free <= UNSEEN.free);
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! The same figures as `memory_limit::room`, from the same files.
 
-use super::memory_limit::{MemoryGroup, Room};
+use super::memory_limit::{MemoryGroup, Room, UNSEEN};
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::{CStr, CString};
@@ -21,6 +21,8 @@ struct Level {
 /// Where to read. Making it allocates, reading does not.
 pub(crate) struct Files {
     levels: Vec<Level>,
+    /// There may be a limit, and there are no files that tell.
+    unseen: bool,
 }
 
 /// What is left, under the nearest memory cgroup's limit and on the machine.
@@ -34,7 +36,7 @@ const NO_LIMIT: Room = Room { limit: u64::MAX, free: u64::MAX };
 
 impl Files {
     pub const fn none() -> Files {
-        Files { levels: Vec::new() }
+        Files { levels: Vec::new(), unseen: false }
     }
 
     pub fn of(group: Option<&MemoryGroup>) -> Files {
@@ -46,11 +48,11 @@ impl Files {
                 break;
             }
         }
-        Files { levels }
+        Files { levels, unseen: group.is_unseen() }
     }
 
     pub fn read(&self) -> RoomNow {
-        let mut group = NO_LIMIT;
+        let mut group = if self.unseen { UNSEEN } else { NO_LIMIT };
         for level in &self.levels {
             if let Some(room) = level.read() {
                 group.limit = group.limit.min(room.limit);

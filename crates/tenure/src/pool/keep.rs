@@ -27,8 +27,8 @@ const QUEUE: usize = 128;
 
 /// Counts periods while anything is warm or offered.
 static CLOCK: AtomicU32 = AtomicU32::new(0);
-/// What may be warm.
-static BOUND: AtomicU64 = AtomicU64::new(256 << 20);
+/// What may be warm. Until the keeper has looked how much is free: little, for the limit may be any.
+static BOUND: AtomicU64 = AtomicU64::new(32 << 20);
 /// The keeper was called before its time.
 static CALLED: AtomicBool = AtomicBool::new(false);
 /// Runs in the queue.
@@ -120,7 +120,9 @@ fn past_bound(keeper_may_do: bool) {
     // Somebody else at it is enough.
     if let Some(mut work) = WORK.try_lock() {
         let until = Instant::now() + BUDGET;
-        while depot::warm_bytes() > BOUND.load(Ordering::Relaxed) {
+        // What is in the queue is not through.
+        let too_much = || depot::warm_bytes() + queued().1 > BOUND.load(Ordering::Relaxed);
+        while too_much() {
             if !work.go_on(territory, until, Duration::MAX, Duration::MAX) {
                 return;
             }

@@ -5,7 +5,7 @@
 //! is kept below what is free, by the caller if need be.
 
 use super::{records, settings, teardown};
-use crate::os::memory_limit::own_group;
+use crate::os::memory_limit::governing_group;
 use crate::os::room_now::{resident_bytes, Files, RoomNow};
 use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::worker;
@@ -36,7 +36,7 @@ pub(super) fn look_around() {
     let now = Instant::now();
     let stale = KNOWN.lock_signals_blocked().files_at.is_none_or(|at| now - at >= GROUP_FRESH);
     if stale {
-        let files = Files::of(own_group().as_ref());
+        let files = Files::of(governing_group().as_ref());
         let room = files.read();
         let mut known = KNOWN.lock_signals_blocked();
         let old = std::mem::replace(&mut known.files, files);

@@ -49,7 +49,7 @@ pub(crate) fn room(now: Instant) -> Room {
     drop(known);
     let (group, group_at) = match before {
         Some(known) if !stale(known.group_at, GROUP_FRESH) => (known.group, known.group_at),
-        _ => (memory_limit::own_group(), now),
+        _ => (memory_limit::governing_group(), now),
     };
     let room = memory_limit::room(group.as_ref());
     LIMIT.store(room.limit, Ordering::Relaxed);
