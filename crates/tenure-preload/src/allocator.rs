@@ -1,9 +1,9 @@
 //! The allocator behind this library's hooks, and whether the pool may serve in front of it.
 //!
 //! The pool may hand a block out only if every call that can take it back comes to this library. An
-//! allocator's own names (`mi_free`, `tc_realloc`), a program's own `free`, and the C++ operators of an
-//! allocator do not come here. So the pool serves malloc only in front of the C library, whose operators
-//! call `malloc` and `free`, and of jemalloc, whose few names are in [`crate::hooks::jemalloc`].
+//! allocator's own names (`sdallocx`, `mi_free`, `tc_realloc`), a program's own `free`, and the C++ operators of
+//! an allocator do not come here, and a library that defined such names would be in the way of a plugin's own.
+//! So the pool serves malloc only in front of the C library; C++'s operators call `malloc` and `free` there.
 
 use crate::symbol;
 use std::ffi::{c_void, CStr};
@@ -12,7 +12,6 @@ use std::sync::OnceLock;
 #[derive(Clone, Copy, PartialEq)]
 pub enum Allocator {
     CLibrary,
-    Jemalloc,
     /// A program, or a library before this one in the loader's order, defines some of malloc's family.
     Programs,
     /// Another library behind this one: its file's name.
@@ -41,19 +40,15 @@ impl Allocator {
             return Allocator::Programs;
         }
         let malloc = symbol::next(c"malloc");
-        let next_to = |name: &CStr| object_of(malloc) == object_of(symbol::next(name));
-        if next_to(c"gnu_get_libc_version") {
-            return Allocator::CLibrary;
+        match object_of(malloc) == object_of(symbol::next(c"gnu_get_libc_version")) {
+            true => Allocator::CLibrary,
+            false => Allocator::Other(file_name(malloc)),
         }
-        if next_to(c"sdallocx") && next_to(c"mallctl") {
-            return Allocator::Jemalloc;
-        }
-        Allocator::Other(file_name(malloc))
     }
 
     /// Whether the pool may hand out blocks in its place.
     pub fn can_be_preceded(self) -> bool {
-        matches!(self, Allocator::CLibrary | Allocator::Jemalloc)
+        self == Allocator::CLibrary
     }
 }
 
@@ -104,25 +99,4 @@ fn is_definition(at: *const c_void) -> bool {
     let section = unsafe { (*symbol.cast::<libc::Elf64_Sym>()).st_shndx };
     const UNDEFINED: u16 = 0;
     section != UNDEFINED
-}
-
-/// The definition of a symbol that a call from `caller` would be bound to if this library had none: the next
-/// one in the loader's order, else that of the caller's own object and the libraries that it needs
-/// (`dlopen` without RTLD_GLOBAL). Null if there is none.
-pub fn definition_for(caller: *const c_void, name: &CStr) -> *mut c_void {
-    let next = symbol::next(name);
-    if !next.is_null() {
-        return next;
-    }
-    let mut about = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    let mut object: *mut c_void = std::ptr::null_mut();
-    // RTLD_DL_LINKMAP.
-    const OBJECT: i32 = 2;
-    // SAFETY: it fills in the structure and the object's entry, or returns 0 and leaves the zeros.
-    let found = unsafe { libc::dladdr1(caller, about.as_mut_ptr(), &mut object, OBJECT) };
-    if found == 0 || object.is_null() {
-        return std::ptr::null_mut();
-    }
-    // SAFETY: to glibc the object's entry is its handle; the object stays while code of its runs.
-    unsafe { libc::dlsym(object, name.as_ptr()) }
 }

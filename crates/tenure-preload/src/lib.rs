@@ -33,7 +33,6 @@ mod tls;
 
 /// Called by the loader after the constructors of the libraries that this one needs.
 extern "C" fn constructor() {
-    hooks::jemalloc::look_up();
     engage::constructor();
     contradiction::settle();
     last_thread::watch_main_thread();

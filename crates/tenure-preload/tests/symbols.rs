@@ -55,7 +55,6 @@ fn an_allocator_with_names_of_its_own_keeps_malloc() {
     let report = program.dir().join("report");
     let name = report.to_str().expect("a plain name");
     for allocator in allocators() {
-        let is_jemalloc = allocator.ends_with("libjemalloc.so.2");
         let mut alone = program.plain();
         alone.env("LD_PRELOAD", &allocator);
         if !kit::attempt(&mut alone).status.success() {
@@ -64,7 +63,7 @@ fn an_allocator_with_names_of_its_own_keeps_malloc() {
         let options = [LARGE, UNMAP, ("TENURE_REPORT", name)];
         done("reported", &mut program.under(&options, Some(&allocator)));
         let told = std::fs::read_to_string(&report).expect("there is a report");
-        assert_eq!(told.contains("malloc is that of"), !is_jemalloc, "{allocator:?}: {told}");
+        assert!(told.contains("malloc is that of"), "{allocator:?}: {told}");
         std::fs::remove_file(&report).expect("it was there");
     }
 }

@@ -231,9 +231,18 @@ fn a_range_whose_holes_need_too_many_page_tables_is_not_offered() {
     });
 }
 
-/// Memory of several mappings, of which nobody has written any, or the first: it lies apart from all other memory,
-/// with which the kernel would join it.
-fn untouched_mappings(write_first: bool) -> (*mut u8, usize) {
+/// How memory was used before.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Used {
+    Never,
+    /// Its pages were read, and are the kernel's page of zeros.
+    Read,
+    /// Its first page was written.
+    WrittenOnce,
+}
+
+/// Memory of several mappings, which lies apart from all other memory: the kernel would join it with that.
+fn hardly_used_mappings(used: Used) -> (*mut u8, usize) {
     let (len, kind) = (64 * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     let both = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping, and then the middle of it; advice that leaves all contents as they are.
@@ -243,8 +252,12 @@ fn untouched_mappings(write_first: bool) -> (*mut u8, usize) {
         let at = around.cast::<u8>().add(len);
         assert_eq!(libc::mprotect(at.cast(), len, both), 0);
         assert_eq!(libc::madvise(at.cast(), len / 2, libc::MADV_DONTDUMP), 0);
-        if write_first {
-            at.write(7);
+        match used {
+            Used::Never => {}
+            Used::Read => {
+                (0..len).step_by(PAGE).for_each(|page| assert_eq!(at.add(page).read_volatile(), 0));
+            }
+            Used::WrittenOnce => at.write(7),
         }
         (at, len)
     }
@@ -254,15 +267,15 @@ fn untouched_mappings(write_first: bool) -> (*mut u8, usize) {
 #[test]
 fn what_was_never_touched_is_intact_in_a_child() {
     promised(this_test!(), || {
-        for write_first in [false, true] {
-            let (at, len) = untouched_mappings(write_first);
+        for used in [Used::Never, Used::Read, Used::WrittenOnce] {
+            let (at, len) = hardly_used_mappings(used);
             // SAFETY: this test's own memory, here and in the children, which have copies.
             unsafe {
                 volatile::mark(at, len).unwrap();
                 volatile::offer_now(at, len).unwrap();
                 let read = || {
                     for page in 0..len / PAGE {
-                        let expected = u8::from(write_first && page == 0) * 7;
+                        let expected = u8::from(used == Used::WrittenOnce && page == 0) * 7;
                         assert_eq!(at.add(page * PAGE).read_volatile(), expected, "page {page}");
                     }
                 };

@@ -358,7 +358,7 @@ unsafe fn grow_into_pool(at: *mut c_void, size: usize) -> Option<*mut c_void> {
 
 #[no_mangle]
 pub unsafe extern "C" fn posix_memalign(to: *mut *mut c_void, align: usize, size: usize) -> c_int {
-    let valid = align.is_power_of_two() && align.is_multiple_of(size_of::<*mut c_void>());
+    let valid = align.is_power_of_two() && align % size_of::<*mut c_void>() == 0;
     if valid && looked_at(size) {
         if let Some(run) = large(size, align, false) {
             // SAFETY: the caller's place for the answer.

@@ -186,7 +186,7 @@ unsafe fn mmap_somewhere(
 /// Whether a hint is there for its alignment: mimalloc's are, from 2 TiB up to 30 TiB.
 fn is_aligned_wish(hint: usize) -> bool {
     const TIB: usize = 1 << 40;
-    hint.is_multiple_of(4 << 20) && (2 * TIB..32 * TIB).contains(&hint)
+    hint % (4 << 20) == 0 && (2 * TIB..32 * TIB).contains(&hint)
 }
 
 fn is_private_anonymous(flags: c_int) -> bool {

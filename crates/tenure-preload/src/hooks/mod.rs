@@ -2,7 +2,6 @@
 
 pub mod exit;
 pub mod in_flight;
-pub mod jemalloc;
 pub mod malloc;
 pub mod map;
 pub mod moving;

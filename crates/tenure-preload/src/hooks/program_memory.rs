@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 /// `T` is made of whole words, and any bytes are a `T`. Nobody unmaps it meanwhile.
 pub unsafe fn read<T: Copy>(at: *const T) -> Option<T> {
     const WORD: usize = size_of::<u64>();
-    const { assert!(size_of::<T>().is_multiple_of(WORD)) };
+    const { assert!(size_of::<T>() % WORD == 0) };
     let errno = Errno::keep();
     let readable = (0..size_of::<T>())
         .step_by(WORD)

@@ -83,13 +83,13 @@ unsafe fn mremap_of_pool(
     let fixed = flags & libc::MREMAP_FIXED != 0;
     let keeps_old = flags & libc::MREMAP_DONTUNMAP != 0;
     let overlap = fixed && (to as usize) < at as usize + old && (at as usize) < to as usize + new;
-    if !(at as usize).is_multiple_of(page)
+    if at as usize % page != 0
         || old == 0
         || new == 0
         || flags & !known != 0
         || (fixed || keeps_old) && !may_move
         || keeps_old && old != new
-        || fixed && !(to as usize).is_multiple_of(page)
+        || fixed && to as usize % page != 0
         || overlap
     {
         return failed(libc::EINVAL);

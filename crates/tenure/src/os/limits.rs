@@ -23,11 +23,7 @@ pub(crate) fn memlock() -> Memlock {
 /// A line of `/proc/thread-self/status` in kB, as bytes. The thread's own: the main thread may have
 /// ended, and capabilities belong to threads.
 fn status_bytes(key: &str) -> Result<u64, Errno> {
-    let mut buffer = [0; 4096];
-    let text = small_file::read(c"/proc/thread-self/status", &mut buffer)?;
-    let value = text.lines().find_map(|line| line.strip_prefix(key));
-    let number = value.and_then(|v| v.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    number.map(|kib| kib << 10).ok_or(Errno::IO)
+    small_file::kib_of(c"/proc/thread-self/status", key)
 }
 
 /// Bytes charged against the limit (`VmLck`).

@@ -1,6 +1,7 @@
 //! What kind of memory a range is: mapped, private anonymous, writable, not locked.
 
 use super::advise::last_errno;
+use super::small_file;
 use crate::range::PageRange;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{open, Mode, OFlags};
@@ -110,7 +111,7 @@ pub(crate) fn first_hole(range: PageRange) -> Result<Option<usize>, Errno> {
 pub(crate) fn count() -> Result<usize, Errno> {
     let maps = open("/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut count = 0;
-    each_line(&maps, |_| {
+    small_file::each_line(&maps, |_| {
         count += 1;
         true
     })?;
@@ -205,7 +206,7 @@ pub(crate) fn each_mapping(range: PageRange, mut each: impl FnMut(Mapping)) -> R
             Err(_) => QUERY_WORKS.store(2, Ordering::Relaxed),
         }
     }
-    each_line(&maps, |line| {
+    small_file::each_line(&maps, |line| {
         let Some(mapping) = parse_line(line) else { return true };
         let is_below_the_end = mapping.start < range.end;
         if is_below_the_end && mapping.end > range.start {
@@ -304,30 +305,6 @@ fn query_range(
         at = query.vma_end as usize;
     }
     Ok(())
-}
-
-/// Calls `each` with the lines of the file, while it returns `true`. Allocates nothing.
-fn each_line(maps: &OwnedFd, mut each: impl FnMut(&[u8]) -> bool) -> Result<(), Errno> {
-    // A line has a path of 4,096 bytes at most.
-    let mut buffer = [0u8; 8 << 10];
-    let mut filled = 0;
-    loop {
-        match rustix::io::read(maps, &mut buffer[filled..]) {
-            Ok(0) => return Ok(()),
-            Ok(more) => filled += more,
-            Err(Errno::INTR) => continue,
-            Err(errno) => return Err(errno),
-        }
-        let mut taken = 0;
-        while let Some(length) = buffer[taken..filled].iter().position(|byte| *byte == b'\n') {
-            if !each(&buffer[taken..taken + length]) {
-                return Ok(());
-            }
-            taken += length + 1;
-        }
-        buffer.copy_within(taken..filled, 0);
-        filled -= taken;
-    }
 }
 
 /// What stands after address, protection, offset, device and inode in a line of `/proc/self/maps`.

@@ -27,10 +27,7 @@ pub(crate) struct Room {
 
 /// Bytes of page tables that this process has.
 pub(crate) fn page_tables() -> Option<u64> {
-    let mut buffer = [0; 4096];
-    let status = super::small_file::read(c"/proc/self/status", &mut buffer).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmPTE:"))?;
-    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
+    super::small_file::kib_of(c"/proc/self/status", "VmPTE:").ok()
 }
 
 /// The memory cgroup whose files can be seen.

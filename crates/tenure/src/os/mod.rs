@@ -13,7 +13,6 @@ pub(crate) mod files;
 pub(crate) mod fork;
 pub(crate) mod futex;
 pub(crate) mod generation;
-pub(crate) mod heap;
 pub(crate) mod hugetlb;
 pub(crate) mod internal;
 pub(crate) mod limits;

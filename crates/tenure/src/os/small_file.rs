@@ -1,5 +1,6 @@
 //! Small files of the kernel's, read without allocating: for code that has a claim, or runs inside an allocator.
 
+use rustix::fd::AsFd;
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::CStr;
@@ -22,6 +23,49 @@ pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a str, Err
     }
 }
 
+/// Calls `each` with the lines of an open file, while it returns `true`. Of a line that is longer than the window
+/// it gets the beginning.
+pub(crate) fn each_line(file: impl AsFd, mut each: impl FnMut(&[u8]) -> bool) -> Result<(), Errno> {
+    let mut window = [0u8; 4 << 10];
+    let (mut filled, mut skips) = (0, false);
+    loop {
+        match rustix::io::read(&file, &mut window[filled..]) {
+            Ok(0) => return Ok(()),
+            Ok(more) => filled += more,
+            Err(Errno::INTR) => continue,
+            Err(errno) => return Err(errno),
+        }
+        let mut taken = 0;
+        while let Some(length) = window[taken..filled].iter().position(|byte| *byte == b'\n') {
+            if !skips && !each(&window[taken..taken + length]) {
+                return Ok(());
+            }
+            skips = false;
+            taken += length + 1;
+        }
+        window.copy_within(taken..filled, 0);
+        filled -= taken;
+        if filled == window.len() {
+            if !skips && !each(&window) {
+                return Ok(());
+            }
+            (filled, skips) = (0, true);
+        }
+    }
+}
+
+/// The number of a line such as `VmPTE:  40 kB`, in bytes.
+pub(crate) fn kib_of(path: &CStr, key: &str) -> Result<u64, Errno> {
+    let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut found = None;
+    each_line(file, |line| {
+        let value = line.strip_prefix(key.as_bytes()).and_then(|v| std::str::from_utf8(v).ok());
+        found = value.and_then(|v| v.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+        value.is_none()
+    })?;
+    found.map(|kib| kib << 10).ok_or(Errno::IO)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -31,6 +75,24 @@ mod tests {
         let mut buffer = [0; 4096];
         assert!(read(c"/proc/self/status", &mut buffer).unwrap().contains("VmPTE:"));
         assert_eq!(read(c"/proc/self/status", &mut buffer[..5]).unwrap(), "Name:");
+        assert!(kib_of(c"/proc/self/status", "VmSize:").unwrap() > 0);
+        assert_eq!(kib_of(c"/proc/self/status", "Nothing:").unwrap_err(), Errno::IO);
         assert_eq!(read(c"/proc/self/nothing", &mut buffer).unwrap_err(), Errno::NOENT);
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_cut_off_and_the_next_is_whole() {
+        let (file, end) = rustix::pipe::pipe().unwrap();
+        let long = "x".repeat(10_000);
+        let text = format!("one\n{long}\ntwo\n{}\nthree\n", &long[..4095]);
+        assert_eq!(rustix::io::write(&end, text.as_bytes()).unwrap(), text.len());
+        drop(end);
+        let mut lengths = Vec::new();
+        each_line(&file, |line| {
+            lengths.push(line.len());
+            true
+        })
+        .unwrap();
+        assert_eq!(lengths, [3, 4096, 3, 4095, 5]);
     }
 }

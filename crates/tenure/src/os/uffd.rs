@@ -185,7 +185,10 @@ pub(crate) fn count_as_written(fd: RawFd, page: usize) -> Result<(), Errno> {
     let mut argument = Fill { range: range_arg(range), mode: 0, done: 0 };
     match ioctl(fd, IOC_ZEROPAGE, &mut argument) {
         Err(Errno::EXIST) => Ok(()),
-        other => other,
+        // It was missing, and is to be.
+        // SAFETY: a page of zeros that the call has just made, in memory that nobody may use meanwhile.
+        Ok(()) => unsafe { super::advise::drop_pages(range) },
+        Err(errno) => Err(errno),
     }
 }
 

@@ -7,7 +7,7 @@ use super::lock::{Lock, Rank};
 use super::services::{self, Service};
 use super::{turn, worker};
 use crate::os::fork::{self, marker, word};
-use crate::os::{heap, signal};
+use crate::os::signal;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -80,7 +80,6 @@ extern "C" fn on_child() {
     // It began before the first use: the first lock makes up for it.
     let Some(mask) = PREPARED.take() else { return };
     word().store(marker::SETTLED, Ordering::Release);
-    heap::reset_in_child();
     FORKS.fetch_add(1, Ordering::Relaxed);
     // Other threads that were forking are not here.
     UNDER_WAY.store(0, Ordering::SeqCst);

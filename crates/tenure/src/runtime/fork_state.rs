@@ -3,7 +3,6 @@
 
 use super::services::{self, Service, ServiceId};
 use crate::os::fork::{marker, word};
-use crate::os::heap;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -57,7 +56,6 @@ fn make_up() {
     MAKING_UP.set(true);
     FORKS.fetch_add(1, Ordering::Relaxed);
     UNDER_WAY.store(0, Ordering::SeqCst);
-    heap::reset_in_child();
     services::recover_all(|_| true);
     services::reset_in_child(true);
     MAKING_UP.set(false);

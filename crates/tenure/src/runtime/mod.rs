@@ -6,6 +6,7 @@ pub(crate) mod counters;
 pub(crate) mod event;
 pub(crate) mod fork;
 mod fork_state;
+pub(crate) mod heap;
 pub(crate) mod job;
 pub(crate) mod lock;
 pub(crate) mod mailbox;

@@ -42,4 +42,6 @@ pub(crate) enum Rank {
     PoolThreadCache,
     /// The pool's free blocks of one class.
     PoolCentral,
+    /// The memory of what is noted under a claim.
+    Heap,
 }

@@ -1,8 +1,8 @@
 //! Lists and boxes for what is noted under a claim: in tenure's own memory, and a want of it is an error.
 
-use crate::os::heap;
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::range::PageRange;
+use crate::runtime::heap;
 use rustix::io::Errno;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};

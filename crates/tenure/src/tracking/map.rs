@@ -10,7 +10,8 @@ use crate::os::page_size;
 use crate::range::PageRange;
 use rustix::io::Errno;
 
-const BLOCK: usize = 512;
+/// A block of them fills 4 KiB.
+const BLOCK: usize = 508;
 
 /// Entries that lie within 2^32 pages of the first.
 pub(super) struct Block {

@@ -188,9 +188,9 @@ pub(super) fn tell_again(claim: &mut Claim) -> Result<(), Refusal> {
     if !is_exclusive(claim) && is_shared(claim, range, Pagemap::open().ok().as_ref()) {
         return Err(Refusal::Shared);
     }
+    let told = told_of(claim).map_err(Refusal::Kernel)?;
     // Before the kernel is told: a page that is made meanwhile sets it again.
     claim.clear(flag::MADE_AGAIN);
-    let told = told_of(claim).map_err(Refusal::Kernel)?;
     for piece in told.iter().flat_map(|part| part.pieces(STEP)) {
         if claim.is_wanted() {
             claim.set(flag::MADE_AGAIN);
@@ -272,7 +272,9 @@ pub(super) fn make_readable(
 /// but the child watches the range, and a page of zeros that is missing there counts as purged. A request to fill a
 /// page that is there changes nothing, but that the mapping counts as written.
 fn have_forks_copy(claim: &Claim, piece: PageRange) -> Result<(), Errno> {
-    if !claim.is(flag::SPARSE) {
+    let pagemap = Pagemap::open().ok();
+    let data = pagemap.as_ref().and_then(|pagemap| pagemap.count(piece, Pages::Data).ok());
+    if claim.is(flag::DENSE) || data == Some(piece.len()) {
         return Ok(());
     }
     let (mut parts, mut noted) = (List::new(), Ok(()));
@@ -283,7 +285,6 @@ fn have_forks_copy(claim: &Claim, piece: PageRange) -> Result<(), Errno> {
         }
     })?;
     noted?;
-    let pagemap = Pagemap::open().ok();
     for part in parts.iter() {
         // What is missing still is lost, and the program's to make again.
         let missing = match &pagemap {
@@ -362,9 +363,9 @@ pub(super) const NO_WORD: u16 = u16::MAX;
 pub(super) fn purge(claim: &mut Claim) -> Result<usize, Errno> {
     let range = claim.range();
     let pagemap = Pagemap::open().ok();
-    claim.clear(flag::MADE_AGAIN);
     // Only what was told is watched.
     let told = told_of(claim)?;
+    claim.clear(flag::MADE_AGAIN);
     for attempt in 0..4u64 {
         if attempt > 0 {
             // A page that another processor faulted in last waits on that one's list, and until it has

@@ -2,7 +2,8 @@
 
 use super::{backpressure, detection, in_child, raw, scan, settings, wake, watch_again, TRACKING};
 use crate::error::{Error, ErrorKind, Result};
-use crate::os::{heap, probe};
+use crate::os::probe;
+use crate::runtime::heap;
 use crate::runtime::lock::Rank;
 use crate::runtime::services::Service;
 use crate::runtime::{budget, fork, worker};

@@ -1,17 +1,19 @@
 //! Memory for what tenure notes while it has a claim on a range.
 //!
 //! Not the program's allocator: a fork may hold that one's locks while it waits for the claim (jemalloc registers
-//! its fork handlers at its first use), and a want of memory there ends the process. Here nothing is locked, and
-//! a want of memory is an error.
+//! its fork handlers at its first use), and a want of memory there ends the process. Here a want of memory is an
+//! error, and the lock comes after all others.
 //!
 //! Blocks have sizes of powers of two, cut from chunks that are never given back; each size has a list of free
 //! blocks. A block above the largest size is a mapping of its own.
 
-use super::reserve;
+use super::fork_state;
+use super::lock::{Lock, Rank};
+use super::services::Service;
+use crate::os::{page_size, reserve};
 use crate::range::PageRange;
 use rustix::io::Errno;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 const SMALLEST: usize = 64;
 const SIZES: usize = 10;
@@ -19,21 +21,28 @@ const LARGEST: usize = SMALLEST << (SIZES - 1);
 /// A multiple of every size.
 const CHUNK: usize = 64 << 10;
 
-/// The first free block's address in the low bits, and above it a count that changes with each exchange: the
-/// address alone may be the same although the list is another.
-static FREE: [AtomicU64; SIZES] = [const { AtomicU64::new(0) }; SIZES];
-/// Where the next block of a chunk begins. A multiple of a chunk's size: there is none.
-static UNCUT: [AtomicUsize; SIZES] = [const { AtomicUsize::new(0) }; SIZES];
-const ADDRESS: u32 = 48;
-
-fn address(head: u64) -> usize {
-    (head & ((1 << ADDRESS) - 1)) as usize
+/// Of each size.
+#[derive(Clone, Copy)]
+struct Blocks {
+    /// The first free block's address, which holds the next one's; 0: there is none.
+    free: usize,
+    /// Where the next block of a chunk begins. A multiple of a chunk's size: there is none.
+    uncut: usize,
 }
 
-/// The head after `before`, with another first block.
-fn next_head(before: u64, block: usize) -> u64 {
-    ((before >> ADDRESS).wrapping_add(1) << ADDRESS) | block as u64
-}
+static HEAP: Lock<[Blocks; SIZES]> = Lock::new(Rank::Heap, [Blocks { free: 0, uncut: 0 }; SIZES]);
+
+static SERVICE: Service = Service {
+    hold: || HEAP.hold(),
+    release: || HEAP.release(),
+    // What is not the memory of one moment is not used again; blocks that are in use are as they were.
+    recover: || {
+        HEAP.reset_in_child();
+        // SAFETY: this child has one thread, which has no guard of it.
+        *unsafe { HEAP.held_value() } = [Blocks { free: 0, uncut: 0 }; SIZES];
+    },
+    ..Service::named("heap", &[Rank::Heap])
+};
 
 /// The number of the size that holds so many bytes; `None`: a mapping of its own.
 fn size_of_block(bytes: usize) -> Option<usize> {
@@ -44,56 +53,41 @@ fn size_of_block(bytes: usize) -> Option<usize> {
 pub(crate) fn usable(bytes: usize) -> usize {
     match size_of_block(bytes) {
         Some(size) => SMALLEST << size,
-        None => bytes.next_multiple_of(super::page_size()),
+        None => bytes.next_multiple_of(page_size()),
     }
 }
 
-/// A block of at least so many bytes, aligned to 64. About 20 ns; above 32 KiB a mapping.
+/// A block of at least so many bytes, aligned to 64. About 0.3 µs; above 32 KiB a mapping.
 ///
 /// # Errors
-/// `ENOMEM`.
+/// `ENOMEM`. So it is for a signal's handler that would have to wait for a fork.
 pub(crate) fn allocate(bytes: usize) -> Result<NonNull<u8>, Errno> {
+    let map = |len, align| reserve::map_anonymous(len, align).map_err(|_| Errno::NOMEM);
     let Some(size) = size_of_block(bytes) else {
-        let page = super::page_size();
-        let len = bytes.checked_next_multiple_of(page).ok_or(Errno::NOMEM)?;
-        let mapping = reserve::map_anonymous(len, page)?;
-        return NonNull::new(mapping.start as *mut u8).ok_or(Errno::NOMEM);
+        let len = bytes.checked_next_multiple_of(page_size()).ok_or(Errno::NOMEM)?;
+        return NonNull::new(map(len, page_size())?.start as *mut u8).ok_or(Errno::NOMEM);
     };
-    loop {
-        let head = FREE[size].load(Ordering::Acquire);
-        let block = address(head);
-        if block == 0 {
-            return cut(size);
-        }
-        // SAFETY: chunks stay mapped. Another thread may have taken the block and write to it: the count in
-        // the head differs then, and the word is not used.
-        let next = unsafe { &*(block as *const AtomicUsize) }.load(Ordering::Relaxed);
-        let new = next_head(head, next);
-        if FREE[size].compare_exchange(head, new, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            return NonNull::new(block as *mut u8).ok_or(Errno::NOMEM);
-        }
-    }
-}
-
-/// A block that never was in use.
-#[cold]
-fn cut(size: usize) -> Result<NonNull<u8>, Errno> {
-    let bytes = SMALLEST << size;
-    loop {
-        let at = UNCUT[size].load(Ordering::Relaxed);
-        let (block, fresh) = match at % CHUNK {
-            0 => (reserve::map_anonymous(CHUNK, CHUNK)?.start, true),
-            _ => (at, false),
+    fork_state::register(&SERVICE);
+    HEAP.with_also_in_forks(|heap| {
+        let blocks = &mut heap[size];
+        let block = match blocks.free {
+            0 => {
+                if blocks.uncut % CHUNK == 0 {
+                    blocks.uncut = map(CHUNK, CHUNK)?.start;
+                }
+                let block = blocks.uncut;
+                blocks.uncut += SMALLEST << size;
+                block
+            }
+            block => {
+                // SAFETY: a free block, in which `free` has put the next one's address.
+                blocks.free = unsafe { *(block as *const usize) };
+                block
+            }
         };
-        let after = block + bytes;
-        if UNCUT[size].compare_exchange(at, after, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            return NonNull::new(block as *mut u8).ok_or(Errno::NOMEM);
-        }
-        if fresh {
-            // SAFETY: mapped above, and known to no other thread.
-            let _ = unsafe { reserve::unmap(PageRange::new(block, block + CHUNK)) };
-        }
-    }
+        NonNull::new(block as *mut u8).ok_or(Errno::NOMEM)
+    })
+    .unwrap_or(Err(Errno::NOMEM))
 }
 
 /// Makes it likely that small blocks can be had also where the program's addresses are used up later.
@@ -113,29 +107,17 @@ pub(crate) fn prepare() {
 pub(crate) unsafe fn free(block: NonNull<u8>, bytes: usize) {
     let at = block.as_ptr() as usize;
     let Some(size) = size_of_block(bytes) else {
-        let len = bytes.next_multiple_of(super::page_size());
+        let len = bytes.next_multiple_of(page_size());
         // SAFETY: a mapping of its own, by the caller's promise in use no more.
         let _ = unsafe { reserve::unmap(PageRange::new(at, at + len)) };
         return;
     };
-    loop {
-        let head = FREE[size].load(Ordering::Relaxed);
+    // In a signal's handler that must not wait for a fork the block is lost: 64 bytes.
+    let _ = HEAP.with_also_in_forks(|heap| {
         // SAFETY: the caller's block, aligned to 64.
-        unsafe { &*(at as *const AtomicUsize) }.store(address(head), Ordering::Relaxed);
-        let new = next_head(head, at);
-        if FREE[size].compare_exchange(head, new, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            return;
-        }
-    }
-}
-
-/// In a child: what the parent's threads were about to change while it was made is not used. The free blocks are
-/// never seen again; those in use are as they were.
-pub(crate) fn reset_in_child() {
-    for size in 0..SIZES {
-        FREE[size].store(0, Ordering::Relaxed);
-        UNCUT[size].store(0, Ordering::Relaxed);
-    }
+        unsafe { *(at as *mut usize) = heap[size].free };
+        heap[size].free = at;
+    });
 }
 
 #[cfg(test)]
