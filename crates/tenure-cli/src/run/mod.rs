@@ -25,7 +25,8 @@ What the program does is as it was: its output, its exit status, its memory's co
 lasting state on memory (mprotect, mlock, mbind, MADV_DONTDUMP and the like) take that memory out of the pool.
 
 Not seen: raw system calls (Go's runtime), a malloc linked into the program itself, and what the C library
-maps for its own use. `--report` tells what was seen. A program cannot be run so that is linked statically,
+maps for its own use. Another allocator (jemalloc, mimalloc, tcmalloc) serves all of malloc itself, for it has
+calls of its own that take blocks back; --mmap serves its mmap. `--report` tells what was seen. A program cannot be run so that is linked statically,
 gains rights when it starts (setuid, file capabilities), is built with gcc's address or leak sanitizer, or is
 of another architecture or C library.
 
@@ -35,7 +36,7 @@ tenure's: setns of a mount or user namespace fails with EINVAL, of a time namesp
 3.12 and later warn at os.fork(). RLIMIT_DATA counts the sizes of the pool's runs.
 
 Examples:
-  tenure run -- redis-server                         large values from the pool, large unmaps without stalls
+  tenure run -- ./server                             large blocks from the pool, large unmaps without stalls
   tenure run --large=pool:1M --report -- python3 train.py
   LD_PRELOAD=libjemalloc.so.2 tenure run --mmap -- ./server         the pool beneath another allocator
   tenure run --lock=on-fault -- ./latency-critical   mlockall in the program's own process
