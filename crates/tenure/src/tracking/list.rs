@@ -5,17 +5,22 @@ use crate::range::PageRange;
 use crate::runtime::heap;
 use rustix::io::Errno;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// A growing list.
+/// A growing list. The first few values lie in the list itself: most lists take no memory.
 pub(crate) struct List<T> {
-    /// Dangling while the capacity is 0.
+    few: [MaybeUninit<T>; FEW],
+    /// All values, once they are more than a few.
     at: NonNull<T>,
     len: usize,
+    /// For how many values there is room at `at`; 0: they are in `few`.
     capacity: usize,
     owned: PhantomData<T>,
 }
+
+const FEW: usize = 4;
 
 // SAFETY: the list owns its values, and shares them as a reference to it does.
 unsafe impl<T: Send> Send for List<T> {}
@@ -24,7 +29,8 @@ unsafe impl<T: Sync> Sync for List<T> {}
 
 impl<T> List<T> {
     pub const fn new() -> List<T> {
-        List { at: NonNull::dangling(), len: 0, capacity: 0, owned: PhantomData }
+        let few = [const { MaybeUninit::uninit() }; FEW];
+        List { few, at: NonNull::dangling(), len: 0, capacity: 0, owned: PhantomData }
     }
 
     /// An empty list with room for so many values.
@@ -40,15 +46,15 @@ impl<T> List<T> {
     /// Makes room for so many values more.
     pub fn reserve(&mut self, more: usize) -> Result<(), Errno> {
         let wanted = self.len.checked_add(more).ok_or(Errno::NOMEM)?;
-        if wanted <= self.capacity {
+        if wanted <= self.capacity() {
             return Ok(());
         }
-        let wanted = wanted.max(self.capacity * 2);
+        let wanted = wanted.max(self.capacity() * 2);
         let bytes = heap::usable(wanted.checked_mul(size_of::<T>()).ok_or(Errno::NOMEM)?);
         const { assert!(align_of::<T>() <= 64 && size_of::<T>() > 0) };
         let new = heap::allocate(bytes)?.cast::<T>();
         // SAFETY: both blocks hold so many values, and are different ones. The old block's are not used again.
-        unsafe { std::ptr::copy_nonoverlapping(self.at.as_ptr(), new.as_ptr(), self.len) };
+        unsafe { std::ptr::copy_nonoverlapping(self.values(), new.as_ptr(), self.len) };
         self.give_back();
         (self.at, self.capacity) = (new, bytes / size_of::<T>());
         Ok(())
@@ -56,7 +62,21 @@ impl<T> List<T> {
 
     /// How many values there is room for.
     pub fn capacity(&self) -> usize {
-        self.capacity
+        self.capacity.max(FEW)
+    }
+
+    fn values(&self) -> *const T {
+        match self.capacity {
+            0 => self.few.as_ptr().cast(),
+            _ => self.at.as_ptr(),
+        }
+    }
+
+    fn values_mut(&mut self) -> *mut T {
+        match self.capacity {
+            0 => self.few.as_mut_ptr().cast(),
+            _ => self.at.as_ptr(),
+        }
     }
 
     pub fn push(&mut self, value: T) -> Result<(), Errno> {
@@ -68,8 +88,8 @@ impl<T> List<T> {
         self.reserve(1)?;
         // SAFETY: there is room for one more; what lies behind the place moves up.
         unsafe {
-            let place = self.at.add(at);
-            std::ptr::copy(place.as_ptr(), place.as_ptr().add(1), self.len - at);
+            let place = self.values_mut().add(at);
+            std::ptr::copy(place, place.add(1), self.len - at);
             place.write(value);
         }
         self.len += 1;
@@ -81,7 +101,7 @@ impl<T> List<T> {
         self.len -= 1;
         // SAFETY: a value of the list, which gives it up; what lies behind it moves down.
         unsafe {
-            let place = self.at.as_ptr().add(at);
+            let place = self.values_mut().add(at);
             let value = place.read();
             std::ptr::copy(place.add(1), place, self.len - at);
             value
@@ -154,15 +174,15 @@ impl<T> Default for List<T> {
 impl<T> Deref for List<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // SAFETY: so many values were written, or none at a dangling address.
-        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+        // SAFETY: so many values were written there.
+        unsafe { std::slice::from_raw_parts(self.values(), self.len) }
     }
 }
 
 impl<T> DerefMut for List<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as above, and borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.values_mut(), self.len) }
     }
 }
 
@@ -258,4 +278,81 @@ pub(crate) fn listed(
         }
     })?;
     noted.map(|()| list)
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::rc::Rc;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Push(u8),
+        Insert(u8, usize),
+        Remove(usize),
+        Truncate(usize),
+        RetainEven,
+        Reverse,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            4 => any::<u8>().prop_map(Step::Push),
+            2 => (any::<u8>(), any::<usize>()).prop_map(|(value, at)| Step::Insert(value, at)),
+            2 => any::<usize>().prop_map(Step::Remove),
+            1 => any::<usize>().prop_map(Step::Truncate),
+            1 => Just(Step::RetainEven),
+            1 => Just(Step::Reverse),
+        ];
+        prop::collection::vec(step, 0..60)
+    }
+
+    proptest! {
+        #[test]
+        fn behaves_as_a_vec_and_drops_each_value_once(steps in steps()) {
+            let alive = Rc::new(());
+            let made = |value: u8| (value, Rc::clone(&alive));
+            let (mut list, mut model) = (List::new(), Vec::new());
+            for step in steps {
+                match step {
+                    Step::Push(value) => {
+                        list.push(made(value)).unwrap();
+                        model.push(value);
+                    }
+                    Step::Insert(value, at) => {
+                        let at = at % (model.len() + 1);
+                        list.insert(at, made(value)).unwrap();
+                        model.insert(at, value);
+                    }
+                    Step::Remove(at) if !model.is_empty() => {
+                        let at = at % model.len();
+                        prop_assert_eq!(list.remove(at).0, model.remove(at));
+                    }
+                    Step::Remove(_) => prop_assert!(list.pop().is_none()),
+                    Step::Truncate(len) => {
+                        let len = len % (model.len() + 1);
+                        list.truncate(len);
+                        model.truncate(len);
+                    }
+                    Step::RetainEven => {
+                        list.retain(|value| value.0 % 2 == 0);
+                        model.retain(|value| value % 2 == 0);
+                    }
+                    Step::Reverse => {
+                        list.reverse();
+                        model.reverse();
+                    }
+                }
+                let values: Vec<u8> = list.iter().map(|value| value.0).collect();
+                prop_assert_eq!(&values, &model);
+                prop_assert_eq!(Rc::strong_count(&alive), model.len() + 1);
+            }
+            let moved = list;
+            let values: Vec<u8> = moved.into_iter().map(|value| value.0).collect();
+            prop_assert_eq!(values, model);
+            prop_assert_eq!(Rc::strong_count(&alive), 1);
+        }
+    }
 }

@@ -59,7 +59,7 @@ pub(super) fn lock_with_room(insertions: usize) -> Result<Guard<'static, Interva
 
 /// The ranges that overlap `range`. Collected without allocating under the lock.
 pub(super) fn overlapping(range: PageRange) -> Result<List<RangeId>, Errno> {
-    let mut ids = List::with_room(8)?;
+    let mut ids = List::new();
     loop {
         let map = TRACKING.map.lock();
         let wanted = map.overlapping(range).count();
