@@ -140,20 +140,20 @@ impl<T: ?Sized> Lock<T> {
         Some(act(&mut *self.lock_unless_mine()?))
     }
 
-    /// Does something to the value and keeps signals away meanwhile, also in a fork's handlers, which hold the lock.
-    /// It takes no other lock. `None`: a fork is under way for which the thread [must not
-    /// wait](fork::must_not_wait).
+    /// Does something to the value, also in a fork's handlers, which hold the lock. It takes no other lock. `None`: a
+    /// signal's handler has interrupted this very function on its thread, or a fork is under way for which the
+    /// thread [must not wait](fork::must_not_wait).
     ///
     /// For a lock that is only taken in this way.
     pub fn with_also_in_forks<R>(&self, act: impl FnOnce(&mut T) -> R) -> Option<R> {
-        let _blocked = Blocked::all();
         self.check_order();
         match self.acquire(fork::may_not_wait_long()) {
             Ok(mut guard) => Some(act(&mut guard)),
-            // SAFETY: a fork of this thread's holds it: a guard of this function's ends before a signal comes, and
-            // before the function is called again.
-            Err(Refused::Mine) => Some(act(unsafe { self.held_value() })),
-            Err(Refused::Forking) => None,
+            Err(Refused::Mine) if self.word.word.load(Ordering::Relaxed) & BY_FORK != 0 => {
+                // SAFETY: a fork of this thread's holds it, with signals blocked, and its handlers make no guard.
+                Some(act(unsafe { self.held_value() }))
+            }
+            Err(_) => None,
         }
     }
 
