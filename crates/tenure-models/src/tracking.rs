@@ -24,7 +24,7 @@ pub(crate) mod shape;
 pub(crate) mod side;
 #[path = "../../tenure/src/tracking/slab.rs"]
 pub(crate) mod slab;
-#[path = "../../tenure/src/tracking/state.rs"]
+#[path = "../../tenure/src/tracking/state/mod.rs"]
 pub(crate) mod state;
 #[path = "../../tenure/src/tracking/unmade.rs"]
 pub(crate) mod unmade;

@@ -7,6 +7,7 @@
 
 use crate::symbol;
 use std::ffi::{c_void, CStr};
+use std::fmt;
 use std::sync::OnceLock;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -46,9 +47,33 @@ impl Allocator {
         }
     }
 
-    /// Whether the pool may hand out blocks in its place.
-    pub fn can_be_preceded(self) -> bool {
-        self == Allocator::CLibrary
+    /// Why the pool may not hand out blocks in its place.
+    pub fn why_not(self) -> Option<WhyNot> {
+        match self {
+            Allocator::CLibrary => None,
+            Allocator::Programs => Some(WhyNot::Programs),
+            Allocator::Other(name) => Some(WhyNot::Other(name)),
+        }
+    }
+}
+
+/// Why the pool does not serve what it was asked to.
+#[derive(Clone, Copy)]
+pub enum WhyNot {
+    /// What it keeps would count against the machine's limit.
+    Charged,
+    /// See [`Allocator`].
+    Programs,
+    Other(&'static str),
+}
+
+impl fmt::Display for WhyNot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WhyNot::Charged => f.write_str("vm.overcommit_memory is 2: what is kept would count"),
+            WhyNot::Programs => f.write_str("the program brings its own"),
+            WhyNot::Other(name) => write!(f, "{name} is in its place"),
+        }
     }
 }
 

@@ -1,8 +1,6 @@
 //! What the kernel promises a program of memory (`vm.overcommit_memory`), which the pool must not change: it maps its
 //! memory without having it counted.
 
-use rustix::fs::{Mode, OFlags};
-
 /// Requests up to so many bytes are the pool's to serve; larger ones are the kernel's to refuse. It refuses what is
 /// larger than all memory and swap (0, the heuristic), or nothing (1).
 pub fn largest_served() -> usize {
@@ -10,12 +8,4 @@ pub fn largest_served() -> usize {
     let unit = u64::from(about.mem_unit);
     let all = (about.totalram as u64 + about.totalswap as u64).saturating_mul(unit);
     usize::try_from(all).unwrap_or(usize::MAX)
-}
-
-/// Whether the kernel counts all that is mapped (2): what the pool keeps would count against the program's limit.
-pub fn is_counted() -> bool {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let file = rustix::fs::open(c"/proc/sys/vm/overcommit_memory", flags, Mode::empty());
-    let mut text = [0; 4];
-    file.is_ok_and(|file| rustix::io::read(file, &mut text).is_ok()) && text[0] == b'2'
 }

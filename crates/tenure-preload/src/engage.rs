@@ -6,7 +6,7 @@
 //! before this library's. In the constructor: read the environment and engage. Until then
 //! every call passes through.
 
-use crate::allocator::Allocator;
+use crate::allocator::{Allocator, WhyNot};
 use crate::hooks::{self, malloc, map};
 use crate::text::{say, Bytes, Text};
 use crate::{commit, heap, keeper, next, report, seen};
@@ -126,16 +126,14 @@ pub fn constructor() {
     if let Some(lock) = lock {
         lock_everything(lock, is_launched);
     }
-    // A program that touches a large block here and there takes no more memory than alone.
-    pool::configure(pool::settings().with_huge_pages(pool::HugePages::System));
-    hooks::in_flight::look_for_libraries();
     let allocator = Allocator::find();
-    let is_counted = commit::is_counted();
-    // Even where the environment asks for it: a block could come back by a way that is not seen.
-    let large_served = large.filter(|_| allocator.can_be_preceded() && !is_counted);
-    let mmap = mmap.filter(|_| !is_counted);
-    malloc::serve_up_to(commit::largest_served());
-    map::MMAP_MOST.store(commit::largest_served(), Ordering::Relaxed);
+    let charged = (large.is_some() || mmap.is_some()) && pool::free_runs_are_charged();
+    let why_not =
+        |served: Option<usize>, why: Option<WhyNot>| served.map(|bytes| why.map_or(Ok(bytes), Err));
+    let counted = charged.then_some(WhyNot::Charged);
+    let large = why_not(large, counted.or(allocator.why_not()));
+    let mmap = why_not(mmap, counted);
+    serve(large.and_then(Result::ok), mmap.and_then(Result::ok));
     if let Some(bytes) = unmap {
         retire::configure(retire::settings().with_min_bytes(bytes));
         map::UNMAP_LEAST.store(bytes, Ordering::Relaxed);
@@ -144,58 +142,57 @@ pub fn constructor() {
         POPULATE_THREADS.store(threads, Ordering::Relaxed);
         map::POPULATE_LEAST.store(launch::POPULATE_LEAST, Ordering::Relaxed);
     }
-    if let Some(bytes) = mmap {
-        map::MMAP_LEAST.store(bytes, Ordering::Relaxed);
-    }
-    if let Some(bytes) = large_served {
-        if allocator == Allocator::CLibrary {
-            malloc::teach_glibc();
-        }
-        malloc::serve_from(bytes);
-    }
     if allocator == Allocator::Programs && (mmap.is_some() || unmap.is_some()) {
         // No allocation of the program's comes by, at which the keeper could be started later; and now is
         // too early: a process with a thread cannot enter a user namespace, as sandboxes do.
         hooks::threads::start_keeper_with_them();
     }
     if is_launched && !value(variable::QUIET).is_some_and(launch::is_on) {
-        announce(large, mmap, unmap, populate, lock, allocator, is_counted);
+        announce(large, mmap, unmap, populate, lock);
+    }
+}
+
+/// The sizes from which on malloc and mmap are served from the pool.
+fn serve(large: Option<usize>, mmap: Option<usize>) {
+    if large.is_none() && mmap.is_none() {
+        return;
+    }
+    // A program that touches a large block here and there takes no more memory than alone.
+    pool::configure(pool::settings().with_huge_pages(pool::HugePages::System));
+    hooks::in_flight::look_for_libraries();
+    let most = commit::largest_served();
+    if let Some(bytes) = mmap {
+        map::MMAP_MOST.store(most, Ordering::Relaxed);
+        map::MMAP_LEAST.store(bytes, Ordering::Relaxed);
+    }
+    if let Some(bytes) = large {
+        // The next allocator is glibc's then.
+        malloc::teach_glibc();
+        malloc::serve_up_to(most);
+        malloc::serve_from(bytes);
     }
 }
 
 fn announce(
-    large: Option<usize>,
-    mmap: Option<usize>,
+    large: Option<Result<usize, WhyNot>>,
+    mmap: Option<Result<usize, WhyNot>>,
     unmap: Option<usize>,
     populate: Option<usize>,
     lock: Option<Lock>,
-    allocator: Allocator,
-    is_counted: bool,
 ) {
     let mut text = Text::<512>::new();
     let mut part = |what: &dyn Display| {
         let comma = if text.is_empty() { "" } else { ", " };
         let _ = write!(text, "{comma}{what}");
     };
-    match large {
-        Some(_) if is_counted => {
-            part(
-                &"malloc and mmap not served (vm.overcommit_memory is 2: what is kept would count)",
-            );
-        }
-        Some(_) if allocator == Allocator::Programs => {
-            part(&"malloc not served (the program brings its own)");
-        }
-        Some(_) if !allocator.can_be_preceded() => {
-            if let Allocator::Other(name) = allocator {
-                part(&format_args!("malloc not served ({name} is in its place)"));
+    for (call, served) in [("malloc", large), ("mmap", mmap)] {
+        match served {
+            Some(Ok(n)) => {
+                part(&format_args!("{call} from {} on from the pool", Bytes(n as u64)));
             }
+            Some(Err(why)) => part(&format_args!("{call} not served ({why})")),
+            None => {}
         }
-        Some(n) => part(&format_args!("malloc from {} on from the pool", Bytes(n as u64))),
-        None => {}
-    }
-    if let Some(n) = mmap {
-        part(&format_args!("mmap from {} on from the pool", Bytes(n as u64)));
     }
     if let Some(n) = unmap {
         part(&format_args!("munmap from {} on retired", Bytes(n as u64)));

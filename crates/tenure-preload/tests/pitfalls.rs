@@ -4,19 +4,10 @@
 
 mod kit;
 
-use kit::{allocators, done, Program, ALL, LARGE, MMAP, UNMAP};
+use kit::{allocators, done, program, ALL, LARGE, MMAP, UNMAP};
 use std::process::Command;
 use tenure_testkit::build::{compiler, text};
 use tenure_testkit::skip;
-
-macro_rules! program {
-    ($source:literal) => {
-        match Program::new($source) {
-            Ok(program) => program,
-            Err(reason) => skip!("{reason}"),
-        }
-    };
-}
 
 /// The library's threads keep no process alive.
 #[test]

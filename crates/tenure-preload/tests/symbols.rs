@@ -2,17 +2,7 @@
 
 mod kit;
 
-use kit::{allocators, done, Program, LARGE, UNMAP};
-use tenure_testkit::skip;
-
-macro_rules! program {
-    ($source:literal) => {
-        match Program::new($source) {
-            Ok(program) => program,
-            Err(reason) => skip!("{reason}"),
-        }
-    };
-}
+use kit::{allocators, done, program, LARGE, UNMAP};
 
 /// The C++ library comes with the plugin, and only the plugin sees it. A second plugin brings operators of its
 /// own.

@@ -61,12 +61,6 @@ pub fn watch_forks() {
     retire::watch_forks();
 }
 
-/// Threads of tenure's own that run in this process: the keeper and its helpers. They end with the process, and
-/// take no signals.
-pub fn background_threads() -> usize {
-    os::thread::running()
-}
-
 /// Whether a process ends with the last of the program's own threads where its main thread has ended by itself
 /// (`pthread_exit`): tenure's threads take themselves out of the C library's count. `false`: this C library does
 /// not show its count (before glibc 2.34, musl), and tenure's threads keep such a process alive.

@@ -134,17 +134,7 @@ fn forks_beside_everything() {
         let mut forks = 0;
         // The test's watchdog ends what hangs.
         while Instant::now() < until || forks < 20 {
-            // SAFETY: the child ends at once.
-            match unsafe { libc::fork() } {
-                // SAFETY: ends the child.
-                0 => unsafe { libc::_exit(0) },
-                pid => {
-                    let mut status = 0;
-                    // SAFETY: waits for the child made above.
-                    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
-                    assert_eq!(status, 0);
-                }
-            }
+            assert_eq!(forked(|| ()), Ended::Well);
             forks += 1;
         }
         println!("{forks} forks");

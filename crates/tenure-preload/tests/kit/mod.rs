@@ -9,6 +9,20 @@ use std::sync::OnceLock;
 use tempfile::TempDir;
 use tenure_testkit::build::{compiler, libraries_of, text};
 
+/// A compiled program of `tests/c`; without a compiler the test is skipped.
+#[allow(unused_macros)]
+macro_rules! program {
+    ($source:literal) => {
+        match crate::kit::Program::new($source) {
+            Ok(program) => program,
+            Err(reason) => tenure_testkit::skip!("{reason}"),
+        }
+    };
+}
+// Not every test binary compiles programs.
+#[allow(unused_imports)]
+pub(crate) use program;
+
 const LIBRARY: &str = "libtenure_preload.so";
 
 pub fn library() -> &'static Path {

@@ -3,8 +3,7 @@
 //! The same figures as `memory_limit::room`, from the same files.
 
 use super::memory_limit::{MemoryGroup, Room, UNSEEN};
-use rustix::fs::{open, Mode, OFlags};
-use rustix::io::Errno;
+use super::small_file::read;
 use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -15,7 +14,7 @@ struct Level {
     limits: Vec<CString>,
     usage: CString,
     stat: CString,
-    inactive: &'static [u8],
+    inactive: &'static str,
 }
 
 /// Where to read. Making it allocates, reading does not.
@@ -72,13 +71,13 @@ impl Level {
                 limits: vec![file("memory.high")?, file("memory.max")?],
                 usage: file("memory.current")?,
                 stat,
-                inactive: b"inactive_file ",
+                inactive: "inactive_file ",
             },
             false => Level {
                 limits: vec![file("memory.limit_in_bytes")?],
                 usage: file("memory.usage_in_bytes")?,
                 stat,
-                inactive: b"total_inactive_file ",
+                inactive: "total_inactive_file ",
             },
         })
     }
@@ -100,8 +99,8 @@ impl Level {
 fn machine() -> Option<Room> {
     let mut buffer = [0u8; 4 << 10];
     let text = read(c"/proc/meminfo", &mut buffer).ok()?;
-    let kib = |key: &[u8]| number_after(text, key).map(|kib| kib << 10);
-    Some(Room { limit: kib(b"MemTotal:")?, free: kib(b"MemAvailable:")? })
+    let kib = |key: &str| number_after(text, key).map(|kib| kib << 10);
+    Some(Room { limit: kib("MemTotal:")?, free: kib("MemAvailable:")? })
 }
 
 /// Resident bytes of this process, from `/proc/self/statm`: 2 µs. Off by a batch of pages for each
@@ -109,7 +108,7 @@ fn machine() -> Option<Room> {
 pub(crate) fn resident_bytes() -> Option<u64> {
     let mut buffer = [0u8; 128];
     let text = read(c"/proc/self/statm", &mut buffer).ok()?;
-    let mut fields = text.split(|byte| *byte == b' ');
+    let mut fields = text.split(' ');
     number(fields.nth(1)?).filter(|pages| *pages > 0).map(|pages| pages * super::page_size() as u64)
 }
 
@@ -117,21 +116,7 @@ pub(crate) fn resident_bytes() -> Option<u64> {
 /// (`vm.overcommit_memory` 2).
 pub(crate) fn commit_is_limited() -> bool {
     let mut buffer = [0u8; 16];
-    read(c"/proc/sys/vm/overcommit_memory", &mut buffer).is_ok_and(|text| text.starts_with(b"2"))
-}
-
-fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8], Errno> {
-    let fd = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match rustix::io::read(&fd, &mut buffer[filled..]) {
-            Ok(0) => break,
-            Ok(got) => filled += got,
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(&buffer[..filled])
+    read(c"/proc/sys/vm/overcommit_memory", &mut buffer).is_ok_and(|text| text.starts_with('2'))
 }
 
 fn number_in(path: &CStr) -> Option<u64> {
@@ -140,14 +125,14 @@ fn number_in(path: &CStr) -> Option<u64> {
 }
 
 /// The number after a key at the beginning of a line.
-fn number_after(text: &[u8], key: &[u8]) -> Option<u64> {
-    let line = text.split(|byte| *byte == b'\n').find(|line| line.starts_with(key))?;
-    number(line[key.len()..].trim_ascii_start())
+fn number_after(text: &str, key: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
+    number(rest.trim_ascii_start())
 }
 
-fn number(text: &[u8]) -> Option<u64> {
-    let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
-    std::str::from_utf8(&text[..end]).ok()?.parse().ok()
+fn number(text: &str) -> Option<u64> {
+    let end = text.find(|char: char| !char.is_ascii_digit()).unwrap_or(text.len());
+    text[..end].parse().ok()
 }
 
 #[cfg(test)]

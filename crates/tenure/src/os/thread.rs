@@ -13,30 +13,7 @@ use std::ffi::{c_void, CString};
 use std::io;
 use std::mem::MaybeUninit;
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
-
-/// Threads that [`spawn_quiet`] has started and that run.
-static RUNNING: AtomicUsize = AtomicUsize::new(0);
-
-pub(crate) fn running() -> usize {
-    RUNNING.load(Ordering::SeqCst)
-}
-
-/// In a forked child: none came along.
-pub(crate) fn reset_in_child() {
-    RUNNING.store(0, Ordering::SeqCst);
-}
-
-struct Counted;
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        RUNNING.fetch_sub(1, Ordering::SeqCst);
-        if let Some(threads) = threads_of_the_c_library() {
-            threads.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-}
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// glibc's count of threads, by which it ends the process with the last one. It shows the count to debuggers.
 ///
@@ -60,12 +37,26 @@ pub(crate) fn find_count() -> bool {
     threads_of_the_c_library().is_some()
 }
 
-/// Takes the calling thread out of the count. Where it is the last already, the process is over.
-fn take_out() {
-    let before = threads_of_the_c_library().map(|threads| threads.fetch_sub(1, Ordering::SeqCst));
-    if before == Some(1) {
-        // SAFETY: what the C library does when its last thread ends.
-        unsafe { libc::exit(0) };
+/// The calling thread is not in the count. It goes back when this is dropped, for glibc takes a thread out that ends.
+struct TakenOut;
+
+impl TakenOut {
+    /// Where the thread is the last already, the process is over.
+    fn new() -> TakenOut {
+        let threads = threads_of_the_c_library();
+        if threads.is_some_and(|threads| threads.fetch_sub(1, Ordering::SeqCst) == 1) {
+            // SAFETY: what the C library does when its last thread ends.
+            unsafe { libc::exit(0) };
+        }
+        TakenOut
+    }
+}
+
+impl Drop for TakenOut {
+    fn drop(&mut self) {
+        if let Some(threads) = threads_of_the_c_library() {
+            threads.fetch_add(1, Ordering::SeqCst);
+        }
     }
 }
 
@@ -104,9 +95,7 @@ struct Start {
 extern "C" fn run(start: *mut c_void) -> *mut c_void {
     // SAFETY: `spawn_quiet` made the pointer from such a box, for this call alone.
     let start = unsafe { Box::from_raw(start.cast::<Start>()) };
-    take_out();
-    RUNNING.fetch_add(1, Ordering::SeqCst);
-    let _counted = Counted;
+    let _taken_out = TakenOut::new();
     // SAFETY: the name ends with a zero and lives through the call; only this thread's name changes.
     unsafe { libc::prctl(libc::PR_SET_NAME, start.name.as_ptr()) };
     let _ = catch_unwind(AssertUnwindSafe(start.body));

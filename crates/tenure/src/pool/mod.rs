@@ -145,6 +145,12 @@ fn room(p: NonNull<u8>) -> Option<(&'static run::Run, usize, usize)> {
     Some((run, territory.start(spot) + stride - at, stride))
 }
 
+/// Whether what the pool keeps counts against a limit of the machine's, as all that could be written does
+/// (`vm.overcommit_memory` 2). Reads one small file.
+pub fn free_runs_are_charged() -> bool {
+    crate::os::room_now::commit_is_limited()
+}
+
 /// Whether the address is the pool's. Two loads and a comparison, and a look-up where addresses were given
 /// up.
 #[inline]

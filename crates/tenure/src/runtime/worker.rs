@@ -198,7 +198,6 @@ pub(crate) fn on_worker<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
 
 /// In a child, where the thread did not come along; the next use starts one.
 pub(crate) fn reset_in_child() {
-    crate::os::thread::reset_in_child();
     WORKER.mailbox.reset_in_child();
     WORKER.changed.reset_in_child();
     WORKER.state.store(NONE, Ordering::Release);

@@ -45,6 +45,12 @@ pub(crate) enum Refusal {
     Kernel(Errno),
 }
 
+impl From<Errno> for Refusal {
+    fn from(errno: Errno) -> Refusal {
+        Refusal::Kernel(errno)
+    }
+}
+
 /// Which userfaultfd watches the range.
 pub(super) fn kind(claim: &Claim) -> Kind {
     if claim.is(flag::REFILLED) {
@@ -75,7 +81,7 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
     }
     let parts = offerable_parts(claim, range, pagemap.as_ref(), split_huge)?;
     if by_words {
-        remember_words(claim, range).map_err(Refusal::Kernel)?;
+        remember_words(claim, range)?;
     } else if !claim.is(flag::DENSE | flag::WHOLLY_WATCHED) {
         if !holes::fit(range, pagemap.as_ref()) {
             return Err(Refusal::TooSparse);
@@ -86,10 +92,10 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
             if claim.is_wanted() {
                 return Err(Refusal::Wanted);
             }
-            make_readable(claim, piece, &[], pagemap.as_ref()).map_err(Refusal::Kernel)?;
+            make_readable(claim, piece, &[], pagemap.as_ref())?;
         }
     }
-    let told = tell(claim, &parts, by_words);
+    let told = tell(claim, &parts, by_words, pagemap.as_ref());
     if !claim.is_offered() {
         if let Some(side) = claim.side() {
             side.words = None;
@@ -113,15 +119,20 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
 
 /// Watches the parts and frees them lazily, piece by piece. `Err`: it was cut short; the range's word says
 /// whether anything was told, and its side data what.
-fn tell(claim: &mut Claim, parts: &[PageRange], by_words: bool) -> Result<(), Refusal> {
+fn tell(
+    claim: &mut Claim,
+    parts: &[PageRange],
+    by_words: bool,
+    pagemap: Option<&Pagemap>,
+) -> Result<(), Refusal> {
     let range = claim.range();
     let whole = parts == [range];
     // What is told must be known, so its list comes first.
     let mut told = List::new();
     let pieces = || parts.iter().flat_map(|part| part.pieces(STEP));
-    told.reserve(pieces().count()).map_err(Refusal::Kernel)?;
+    told.reserve(pieces().count())?;
     let had_side = claim.known_side().is_some();
-    claim.side_mut().map_err(Refusal::Kernel)?;
+    claim.side_mut()?;
     let mut result = Ok(());
     // What is made again from here on the kernel has perhaps been told of already.
     claim.clear(flag::MADE_AGAIN);
@@ -137,7 +148,7 @@ fn tell(claim: &mut Claim, parts: &[PageRange], by_words: bool) -> Result<(), Re
             // range back.
             claim.set(flag::WATCHED);
             let registered = detection::register(kind(claim), piece);
-            if let Err(errno) = registered.and_then(|()| have_forks_copy(claim, piece)) {
+            if let Err(errno) = registered.and_then(|()| have_forks_copy(claim, piece, pagemap)) {
                 claim.clear(flag::DENSE);
                 result = Err(Refusal::Kernel(errno));
                 break;
@@ -147,7 +158,7 @@ fn tell(claim: &mut Claim, parts: &[PageRange], by_words: bool) -> Result<(), Re
             result = Err(Refusal::Wanted);
             break;
         }
-        told.push(piece).map_err(Refusal::Kernel)?;
+        told.push(piece)?;
         // SAFETY: a part of a range that is marked volatile or owned and not pinned, so its contents may go;
         // the claim keeps it from being unmapped meanwhile.
         if let Err(errno) = unsafe { advise::free(piece) } {
@@ -188,7 +199,7 @@ pub(super) fn tell_again(claim: &mut Claim) -> Result<(), Refusal> {
     if !is_exclusive(claim) && is_shared(claim, range, Pagemap::open().ok().as_ref()) {
         return Err(Refusal::Shared);
     }
-    let told = told_of(claim).map_err(Refusal::Kernel)?;
+    let told = told_of(claim)?;
     // Before the kernel is told: a page that is made meanwhile sets it again.
     claim.clear(flag::MADE_AGAIN);
     for piece in told.iter().flat_map(|part| part.pieces(STEP)) {
@@ -271,9 +282,12 @@ pub(super) fn make_readable(
 /// The kernel leaves those of a mapping out that was never written, for touches in the child would make the pages;
 /// but the child watches the range, and a page of zeros that is missing there counts as purged. A request to fill a
 /// page that is there changes nothing, but that the mapping counts as written.
-fn have_forks_copy(claim: &Claim, piece: PageRange) -> Result<(), Errno> {
-    let pagemap = Pagemap::open().ok();
-    let data = pagemap.as_ref().and_then(|pagemap| pagemap.count(piece, Pages::Data).ok());
+fn have_forks_copy(
+    claim: &Claim,
+    piece: PageRange,
+    pagemap: Option<&Pagemap>,
+) -> Result<(), Errno> {
+    let data = pagemap.and_then(|pagemap| pagemap.count(piece, Pages::Data).ok());
     if claim.is(flag::DENSE) || data == Some(piece.len()) {
         return Ok(());
     }
@@ -287,7 +301,7 @@ fn have_forks_copy(claim: &Claim, piece: PageRange) -> Result<(), Errno> {
     noted?;
     for part in parts.iter() {
         // What is missing still is lost, and the program's to make again.
-        let missing = match &pagemap {
+        let missing = match pagemap {
             Some(pagemap) => listed(pagemap, *part, Pages::Missing)?,
             None if claim.word().has(Word::LOST) => continue,
             None => List::new(),
@@ -309,7 +323,7 @@ fn offerable_parts(
 ) -> Result<List<PageRange>, Refusal> {
     let aligned = range.start % os::HUGE_PAGE == 0 && range.end % os::HUGE_PAGE == 0;
     if !claim.is_raw() || aligned || split_huge {
-        return List::of(&[range]).map_err(Refusal::Kernel);
+        return Ok(List::of(&[range])?);
     }
     let (low, high) = match range.huge_part() {
         None => (range.end, range.end),
@@ -326,7 +340,7 @@ fn offerable_parts(
     for part in [ends.0, middle, ends.1].into_iter().flatten() {
         match parts.last_mut() {
             Some(last) if last.end == part.start => last.end = part.end,
-            _ => parts.push(part).map_err(Refusal::Kernel)?,
+            _ => parts.push(part)?,
         }
     }
     if parts.is_empty() {

@@ -1,0 +1,215 @@
+//! The claim of a range, and all that may be done with it alone.
+
+use super::{Claims, RangeId, Tracked, Word};
+use crate::range::PageRange;
+use crate::sync::{AtomicU8, Ordering};
+use crate::tracking::list::Own;
+use crate::tracking::side::{Halves, Side};
+use rustix::io::Errno;
+
+/// The exclusive right to change a range: see the module's head. It ends when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub(super) claims: &'static Claims,
+    pub(super) id: RangeId,
+    pub(super) tracked: &'static Tracked,
+}
+
+impl Claim {
+    pub fn id(&self) -> RangeId {
+        self.id
+    }
+
+    /// What anybody may know of the range.
+    pub fn tracked(&self) -> &'static Tracked {
+        self.tracked
+    }
+
+    pub fn range(&self) -> PageRange {
+        self.tracked.range()
+    }
+
+    /// The word by now: pins may come and go under a claim.
+    pub fn word(&self) -> Word {
+        self.tracked.load()
+    }
+
+    /// Whether a thread waits for the pages.
+    pub fn is_wanted(&self) -> bool {
+        self.word().pins() > 0
+    }
+
+    pub fn is_offered(&self) -> bool {
+        self.word().has(Word::OFFERED)
+    }
+
+    pub fn is_raw(&self) -> bool {
+        self.word().has(Word::RAW)
+    }
+
+    pub fn is(&self, flag: u8) -> bool {
+        self.tracked.is(flag)
+    }
+
+    pub fn set(&mut self, flags: u8) {
+        self.tracked.set(flags);
+    }
+
+    pub fn clear(&mut self, flags: u8) {
+        self.tracked.flags.fetch_and(!flags, Ordering::AcqRel);
+    }
+
+    /// From here on pages may go: before the kernel is told the first of them. `false`: a thread has pinned
+    /// the range since the last look, so it is not offered; that thread does not wait for this claim.
+    #[must_use]
+    pub fn begin_offer(&mut self) -> bool {
+        let unwanted = |word: Word| word.pins() == 0 || word.has(Word::OFFERED);
+        self.tracked.change(|word| unwanted(word).then(|| word.with(Word::OFFERED))).is_some()
+    }
+
+    /// Undoes [`taken_back`](Claim::taken_back) under the same claim, also of a range that is pinned: pages that
+    /// are gone still count as such.
+    pub fn offered_again(&mut self) {
+        self.tracked.word.fetch_or(Word::OFFERED, Ordering::AcqRel);
+    }
+
+    /// All pages are there again, or zeros, and none of them can go.
+    pub fn taken_back(&mut self) {
+        self.tracked.word.fetch_and(!Word::OFFERED, Ordering::AcqRel);
+    }
+
+    /// Something was lost, which is to be reported.
+    pub fn lost(&mut self) {
+        self.tracked.word.fetch_or(Word::LOST, Ordering::AcqRel);
+    }
+
+    /// The losses are reported, or restored.
+    pub fn not_lost(&mut self) {
+        self.tracked.word.fetch_and(!Word::LOST, Ordering::AcqRel);
+    }
+
+    /// Sets whether a part may be watched although the range is not offered.
+    pub fn set_unclean(&mut self, unclean: bool) {
+        match unclean {
+            true => self.tracked.word.fetch_or(Word::UNCLEAN, Ordering::AcqRel),
+            false => self.tracked.word.fetch_and(!Word::UNCLEAN, Ordering::AcqRel),
+        };
+    }
+
+    /// Takes the pin of a raw range away, if it has one.
+    pub fn mark(&mut self) {
+        let _ = self.tracked.unpin_if_pinned();
+    }
+
+    /// What the range needs beside its state.
+    pub fn side(&mut self) -> &mut Option<Own<Side>> {
+        // SAFETY: this claim is the only one of the range, and it is borrowed exclusively.
+        self.tracked.side.with_mut(|side| unsafe { &mut *side })
+    }
+
+    /// The same, to look at.
+    pub fn known_side(&self) -> Option<&Side> {
+        // SAFETY: this claim is the only one of the range, and it is borrowed as long as the reference lives.
+        self.tracked.side.with(|side| unsafe { &*side }).as_deref()
+    }
+
+    /// [`side`](Claim::side), made if there is none.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn side_mut(&mut self) -> Result<&mut Side, Errno> {
+        let side = self.side();
+        match side {
+            Some(side) => Ok(side),
+            none => Ok(none.insert(Own::new(Side::default())?)),
+        }
+    }
+
+    /// Moves the range. The caller has seen to the pages of both places.
+    pub fn move_to(&mut self, range: PageRange) {
+        // The length first where it shrinks to nothing, and last where it grows: a reader that looks in
+        // between sees a part of either place at most.
+        self.tracked.len.store(0, Ordering::Release);
+        self.tracked.start.store(range.start, Ordering::Release);
+        self.tracked.len.store(range.end - range.start, Ordering::Release);
+    }
+
+    /// Makes the part above `at` the range of `spare`, claimed too and in the same state. The caller
+    /// [shortens](Claim::shorten) this one then: until then both hold that part. Leaves in `halves` what is
+    /// to be freed outside of the lock.
+    pub fn split(
+        &mut self,
+        at: usize,
+        spare: (RangeId, &'static Tracked),
+        halves: &mut Halves,
+    ) -> Claim {
+        let range = self.range();
+        debug_assert!(range.start < at && at < range.end);
+        let word = self.word();
+        let upper = PageRange { start: at, end: range.end };
+        let flags = word.0 & (Word::OFFERED | Word::LOST | Word::UNCLEAN | Word::RAW);
+        let old = self.tracked;
+        let priority = old.priority.load(Ordering::Relaxed);
+        let mut right = self.claims.begin(spare.0, spare.1, upper, word.pins(), flags, priority);
+        let new = right.tracked;
+        new.flags.store(old.flags.load(Ordering::Relaxed), Ordering::Relaxed);
+        new.age.store(old.age.load(Ordering::Relaxed), Ordering::Relaxed);
+        new.rest.store(old.rest.load(Ordering::Relaxed), Ordering::Relaxed);
+        new.exclusive_at.store(old.exclusive_at.load(Ordering::Relaxed), Ordering::Relaxed);
+        new.seen_uses.store(new.load().uses(), Ordering::Relaxed);
+        debug_assert!(self.known_side().is_none() || halves.lower.is_some(), "not halved");
+        *right.side() = halves.upper.take();
+        std::mem::swap(self.side(), &mut halves.lower);
+        if word.has(Word::LOST) {
+            // A part that has nothing in its list has lost nothing, unless the list was lost as a whole.
+            let listed = |part: &Claim| part.known_side().is_some_and(Side::has_losses);
+            match (listed(self), listed(&right)) {
+                (true, false) => right.not_lost(),
+                (false, true) => self.not_lost(),
+                _ => {}
+            }
+        }
+        right
+    }
+
+    /// Lets the part above `end` go, which [`split`](Claim::split) has made another range.
+    pub fn shorten(&mut self, end: usize) {
+        self.tracked.len.store(end - self.range().start, Ordering::Release);
+    }
+
+    /// Joins the range right above to this one, which the caller [frees](Claim::free) then. Both are in the same
+    /// state, and have nothing offered, lost or unclean: neither needs side data.
+    pub fn absorb(&mut self, right: &mut Claim) {
+        let (low, high) = (self.range(), right.range());
+        debug_assert!(low.end == high.start);
+        debug_assert!(!Word(self.word().0 | right.word().0).has(Word::OFFERED | Word::LOST));
+        let (a, b) = (self.tracked, right.tracked);
+        let least = |x: &AtomicU8, y: &AtomicU8| {
+            x.store(x.load(Ordering::Relaxed).min(y.load(Ordering::Relaxed)), Ordering::Relaxed);
+        };
+        least(&a.age, &b.age);
+        least(&a.rest, &b.rest);
+        if a.exclusive_at.load(Ordering::Relaxed) != b.exclusive_at.load(Ordering::Relaxed) {
+            a.exclusive_at.store(0, Ordering::Relaxed);
+        }
+        self.set(right.tracked.flags.load(Ordering::Relaxed));
+        a.len.store(high.end - low.start, Ordering::Release);
+    }
+
+    /// Takes the range out of use; returns its number, for the slab.
+    pub fn free(mut self) -> RangeId {
+        *self.side() = None;
+        let low = Word::FREE | Word::CLAIMED;
+        let _ = self.tracked.change(|word| Some(Word(word.used().0 & !Word::LOW | low)));
+        self.tracked.len.store(0, Ordering::Release);
+        self.id
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let _ = self.tracked.change(|word| Some(word.used().without(Word::CLAIMED)));
+        self.claims.ended(self.id).ring();
+        self.claims.gate.leave();
+    }
+}
