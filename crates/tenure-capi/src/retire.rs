@@ -56,16 +56,30 @@ fn in_force() -> tenure_retire_settings {
 /// other threads from mapping, unmapping or faulting. Any mappings, holes allowed, lengths rounded up to
 /// pages, as munmap has it.
 ///
-/// It neither allocates nor creates a thread, so an allocator may call it. Without tenure_munmap_prepare it
-/// works in slices: other threads do not wait, the caller does. Memory that waits counts as the process's:
-/// see tenure_munmap_drain.
+/// The first call of a process (or of a forked child) for a large range creates the background thread, which allocates:
+/// tenure_munmap_raw is for allocators. Where no thread can be created the range is unmapped in slices: other
+/// threads do not wait, the caller does. Memory that waits counts as the process's: see tenure_munmap_drain.
 ///
 /// Errors: munmap's, with nothing changed. EINVAL: empty, unaligned, past the end of the address space, or
 /// its ends cut a huge page of hugetlbfs. EPERM: sealed. ENOMEM: it would make two of a mapping, and there
-/// are vm.max_map_count already. tenure_last_error() has nothing to add, for that would take memory.
+/// are vm.max_map_count already.
 #[no_mangle]
 pub unsafe extern "C" fn tenure_munmap(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_munmap", || {
+        // SAFETY: what the header asks of the caller.
+        unsafe { retire::munmap(addr.cast(), len)? };
+        Ok(0)
+    })
+}
+
+/// tenure_munmap for an allocator's own use: it neither allocates nor creates a thread, and a signal handler may
+/// call it. Until tenure_munmap_prepare (or tenure_munmap of a large range) was called in the process it works in
+/// slices, which take the caller as long as munmap takes or longer.
+///
+/// Errors: as tenure_munmap. tenure_last_error() has nothing to add, for that would take memory.
+#[no_mangle]
+pub unsafe extern "C" fn tenure_munmap_raw(addr: *mut c_void, len: usize) -> c_int {
+    status("tenure_munmap_raw", || {
         // SAFETY: what the header asks of the caller.
         match unsafe { retire::munmap_raw(addr.cast(), len) } {
             Ok(_) => Ok(0),
@@ -74,8 +88,9 @@ pub unsafe extern "C" fn tenure_munmap(addr: *mut c_void, len: usize) -> c_int {
     })
 }
 
-/// Starts the background thread and watches forks, for tenure_munmap. To be called once in a process, and
-/// again in a forked child, wherever memory may be allocated; later calls cost a few loads.
+/// Starts the background thread and watches forks, for tenure_munmap_raw. To be called once in a process, and
+/// again in a forked child, wherever memory may be allocated; later calls cost a few loads. tenure_munmap does
+/// it by itself.
 ///
 /// Errors: EAGAIN: no thread could be created.
 #[no_mangle]

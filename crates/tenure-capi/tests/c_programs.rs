@@ -131,7 +131,7 @@ fn refuse_userfaultfd() -> Result<(), String> {
 
 programs!(
     ranges, sigbus, leaving, buffer, refill, cache, cancel, sizes, errors, fork, threads, lock,
-    lock_guard, lock_more, populate, pool, retire, unpins
+    lock_guard, lock_more, no_main, populate, pool, retire, unpins
 );
 
 #[test]

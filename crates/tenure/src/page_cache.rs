@@ -117,7 +117,7 @@ fn mincore_is_truthful(fd: BorrowedFd<'_>) -> bool {
     let capable =
         || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::FOWNER));
     let writable = || {
-        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let path = format!("/proc/thread-self/fd/{}", fd.as_raw_fd());
         accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS).is_ok()
     };
     owner || capable() || writable()

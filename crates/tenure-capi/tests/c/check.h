@@ -93,7 +93,7 @@ static inline int page_is(const unsigned char *page, unsigned char byte)
 /* How many pages of [at, at + len) are in memory, by their page-table entries. */
 static inline size_t present(const void *at, size_t len)
 {
-    int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    int fd = open("/proc/thread-self/pagemap", O_RDONLY | O_CLOEXEC);
     CHECK(fd >= 0);
     size_t count = 0;
     for (size_t page = (uintptr_t)at / PAGE; page < ((uintptr_t)at + len) / PAGE; page++) {

@@ -37,10 +37,20 @@ int main(void)
     settings.min_bytes = MIB;
     CHECK(tenure_retire_configure(&settings) == 0);
     unsigned char *at = filled();
-    CHECK(tenure_munmap(at, LEN) == 0);
+    CHECK(tenure_munmap_raw(at, LEN) == 0);
     CHECK(!is_mapped(at) && !is_mapped(at + LEN - PAGE));
     CHECK(now().total_retired_in_slices_bytes == LEN && now().total_retired_moved == 0);
 
+    /* The plain call prepares itself; so does the first in a child. */
+    pid_t first = fork();
+    if (first == 0) {
+        at = filled();
+        CHECK(tenure_munmap(at, LEN) == 0 && !is_mapped(at));
+        CHECK(now().total_retired_moved_bytes == LEN);
+        CHECK(tenure_munmap_drain(10000) == 0);
+        _exit(0);
+    }
+    CHECK(ending(first) == 0);
     CHECK(tenure_munmap_prepare() == 0);
     at = filled();
     unsigned char *other = filled();
@@ -57,7 +67,8 @@ int main(void)
 
     /* munmap's own errors, and nothing changed by them. */
     errno = 0;
-    CHECK(tenure_munmap(other + 1, LEN) == -1 && errno == EINVAL);
+    CHECK(tenure_munmap_raw(other + 1, LEN) == -1 && errno == EINVAL);
+    FAILS(tenure_munmap(other + 1, LEN), EINVAL, "does not start at a page");
     errno = 0;
     CHECK(tenure_munmap(other, 0) == -1 && errno == EINVAL);
     errno = 0;
@@ -71,8 +82,9 @@ int main(void)
     pid_t child = fork();
     if (child == 0) {
         CHECK(now().retiring_bytes == 0 || tenure_munmap_drain(0) == 0);
-        CHECK(tenure_munmap_prepare() == 0);
+        const uint64_t moved = now().total_retired_moved_bytes;
         CHECK(tenure_munmap(other, LEN) == 0 && !is_mapped(other));
+        CHECK(now().total_retired_moved_bytes == moved + LEN);
         CHECK(tenure_munmap_drain(10000) == 0);
         _exit(0);
     }

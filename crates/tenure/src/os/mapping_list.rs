@@ -56,7 +56,7 @@ const EMPTY: Text = Text { buffer: [0; BUFFER], filled: 0, taken: 0, ended: fals
 impl Lister {
     pub fn open() -> Result<Lister, Errno> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let maps = open("/proc/self/maps", flags, Mode::empty())?;
+        let maps = open("/proc/thread-self/maps", flags, Mode::empty())?;
         Ok(Lister { maps, text: None })
     }
 

@@ -27,7 +27,7 @@ pub(crate) struct Room {
 
 /// Bytes of page tables that this process has.
 pub(crate) fn page_tables() -> Option<u64> {
-    super::small_file::kib_of(c"/proc/self/status", "VmPTE:").ok()
+    super::small_file::kib_of(c"/proc/thread-self/status", "VmPTE:").ok()
 }
 
 /// The memory cgroup whose files can be seen.

@@ -16,7 +16,7 @@ pub(super) fn is_unmounted(device: (u32, u32)) -> bool {
 
 /// The mounts of this namespace. A mount point may be called anything; its numbers stay readable.
 pub(super) fn table() -> Option<String> {
-    let table = fs::read("/proc/self/mountinfo").ok()?;
+    let table = fs::read("/proc/thread-self/mountinfo").ok()?;
     Some(String::from_utf8_lossy(&table).into_owned())
 }
 

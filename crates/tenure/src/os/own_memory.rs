@@ -11,7 +11,9 @@ pub(crate) struct OwnMemory(Option<OwnedFd>);
 impl OwnMemory {
     /// Where the file cannot be opened, protected pages cannot be read.
     pub fn open() -> OwnMemory {
-        OwnMemory(open("/proc/self/mem", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok())
+        OwnMemory(
+            open("/proc/thread-self/mem", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok(),
+        )
     }
 
     /// Whether a page is all zeros; what cannot be read is not.

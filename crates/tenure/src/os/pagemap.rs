@@ -89,7 +89,7 @@ impl Pagemap {
     /// after a fork.
     pub fn open() -> Result<Pagemap, Errno> {
         let process = generation::current();
-        open("/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        open("/proc/thread-self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
             .map(|fd| Pagemap { fd, process })
     }
 

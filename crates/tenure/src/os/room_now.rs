@@ -107,7 +107,7 @@ fn machine() -> Option<Room> {
 /// processor. `None`: not known, as when the main thread has ended.
 pub(crate) fn resident_bytes() -> Option<u64> {
     let mut buffer = [0u8; 128];
-    let text = read(c"/proc/self/statm", &mut buffer).ok()?;
+    let text = read(c"/proc/thread-self/statm", &mut buffer).ok()?;
     let mut fields = text.split(' ');
     number(fields.nth(1)?).filter(|pages| *pages > 0).map(|pages| pages * super::page_size() as u64)
 }

@@ -73,10 +73,10 @@ mod tests {
     #[test]
     fn the_beginning_is_read() {
         let mut buffer = [0; 4096];
-        assert!(read(c"/proc/self/status", &mut buffer).unwrap().contains("VmPTE:"));
-        assert_eq!(read(c"/proc/self/status", &mut buffer[..5]).unwrap(), "Name:");
-        assert!(kib_of(c"/proc/self/status", "VmSize:").unwrap() > 0);
-        assert_eq!(kib_of(c"/proc/self/status", "Nothing:").unwrap_err(), Errno::IO);
+        assert!(read(c"/proc/thread-self/status", &mut buffer).unwrap().contains("VmPTE:"));
+        assert_eq!(read(c"/proc/thread-self/status", &mut buffer[..5]).unwrap(), "Name:");
+        assert!(kib_of(c"/proc/thread-self/status", "VmSize:").unwrap() > 0);
+        assert_eq!(kib_of(c"/proc/thread-self/status", "Nothing:").unwrap_err(), Errno::IO);
         assert_eq!(read(c"/proc/self/nothing", &mut buffer).unwrap_err(), Errno::NOENT);
     }
 

@@ -54,7 +54,7 @@ impl Entry {
 
 /// Calls `each` with the mappings that overlap the range, in order of address.
 pub(crate) fn each_entry(range: PageRange, mut each: impl FnMut(Entry)) -> Result<(), Errno> {
-    let fd = open("/proc/self/smaps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let fd = open("/proc/thread-self/smaps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut buffer = vec![0u8; 64 << 10];
     let mut filled = 0;
     let mut current: Option<Entry> = None;

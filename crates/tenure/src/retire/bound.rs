@@ -120,18 +120,18 @@ pub(super) fn hold_back() {
 fn within_bound() -> Option<()> {
     // One lock at a time: forks take them in another order.
     let bytes = records::lock_unless_forking()?.bytes();
-    if worker::running() && is_small(bytes) {
+    if worker::is_coming() && is_small(bytes) {
         return Some(());
     }
     loop {
         let waits = waiting()?;
-        if waits == 0 || (worker::running() && waits <= allowance()?) {
+        if waits == 0 || (worker::is_coming() && waits <= allowance()?) {
             return Some(());
         }
         match teardown::help() {
             teardown::Chunk::Done(_) => {}
             // Others are at it: what they have in hand is a few chunks, and goes soon.
-            teardown::Chunk::None if worker::running() => return Some(()),
+            teardown::Chunk::None if worker::is_coming() => return Some(()),
             teardown::Chunk::None => {
                 if records::lock_unless_forking()?.is_empty() {
                     return Some(());

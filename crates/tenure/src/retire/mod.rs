@@ -125,6 +125,10 @@ pub struct Pending {
 /// Unmaps `[addr, addr + len)` with the meaning of munmap(2): any mappings, holes allowed, lengths rounded
 /// up to pages. When it returns, the addresses are free, and a touch raises SIGSEGV.
 ///
+/// The first call for [`Settings::min_bytes`] or more in a process does what [`prepare`] does, which allocates and
+/// starts the background thread: [`munmap_raw`] is for code that may not. Where no thread can be started the range
+/// is unmapped in slices.
+///
 /// # Errors
 /// munmap's. `EINVAL`: empty, unaligned or past the end of the address space, or its ends cut a huge page
 /// of hugetlbfs. `EPERM`: sealed (`mseal`). `ENOMEM`: the range lies inside a mapping that would have to be
@@ -133,6 +137,10 @@ pub struct Pending {
 /// # Safety
 /// As munmap(2): nothing refers to the range any more.
 pub unsafe fn munmap(addr: *mut u8, len: usize) -> Result<Way> {
+    if len >= least() {
+        // Without the background thread it goes in slices.
+        let _ = prepare();
+    }
     // SAFETY: the caller's promise.
     unsafe { munmap_raw(addr, len) }.map_err(|errno| explain(errno, addr as usize, len))
 }
@@ -207,7 +215,7 @@ pub fn retire(mapping: Mapping) -> Result<Way> {
 /// Unmaps what a [`Mapping`] owns.
 pub(crate) fn drop_own(range: PageRange, least: usize) -> std::result::Result<Way, Errno> {
     if range.len() >= least {
-        // Without a keeper it goes in slices.
+        // Without the background thread it goes in slices.
         let _ = prepare();
     }
     unmap::unmap(range, unmap::Known::Own, least)
@@ -218,15 +226,15 @@ pub(crate) fn least() -> usize {
     settings::min_bytes()
 }
 
-/// Gets everything ready: the fork handlers, the keeper's thread. It allocates, so an allocator's munmap
-/// must not call it; [`wants_keeper`] says when somebody should. Before it was called in a process,
-/// [`munmap`] works in slices. 0.1 ms the first time, a few loads later on.
+/// Gets everything ready: the fork handlers, the background thread. It allocates, so an allocator's munmap
+/// must not call it; [`wants_keeper`] says when the program should. Before it was called in a process,
+/// [`munmap_raw`] works in slices; [`munmap`] calls it. 0.1 ms the first time, a few loads later on.
 ///
 /// # Errors
 /// `EAGAIN`: no thread could be created.
 pub fn prepare() -> Result<()> {
     watch_forks();
-    worker::start("retire::prepare")?;
+    worker::create("retire::prepare")?;
     detach::learn_whether_seals_are_seen();
     unmap::set_ready();
     unmap::no_longer_wants_keeper();

@@ -203,7 +203,7 @@ fn overlap(found: &Listed, range: PageRange, at: usize) -> Option<PageRange> {
 /// Whether memory may be given back later at all: there is somebody to do it, and nothing that the
 /// program may do meanwhile fails for it.
 fn quick_is_possible() -> bool {
-    let served = is_ready() && worker::running();
+    let served = is_ready() && worker::is_coming();
     WANTED.store(!served, Ordering::Relaxed);
     served && !fork::missed() && !limits::address_space_is_limited() && !bound::commit_is_limited()
 }

@@ -70,6 +70,11 @@ pub(crate) fn running() -> bool {
     WORKER.state.load(Ordering::Acquire) == RUNNING && !fork::missed()
 }
 
+/// Whether this process has a background thread, or is about to.
+pub(crate) fn is_coming() -> bool {
+    running() || (WORKER.state.load(Ordering::Acquire) == STARTING && !fork::missed())
+}
+
 /// The places for descriptors that the thread is to keep copies of; they are read when it starts.
 pub(crate) fn kept(number: usize) -> &'static AtomicI32 {
     &WORKER.kept[number]
@@ -80,11 +85,21 @@ pub(crate) fn is_guarded() -> bool {
     WORKER.guarded.load(Ordering::Acquire)
 }
 
-/// Starts the thread unless it runs.
+/// Starts the thread unless it runs, and waits until it does.
 ///
 /// # Errors
 /// `EAGAIN`: no thread could be created.
 pub(crate) fn start(call: &'static str) -> Result<()> {
+    create(call)?;
+    wait_until_started();
+    Ok(())
+}
+
+/// Starts the thread unless there is one. On a busy machine it may run only milliseconds later.
+///
+/// # Errors
+/// `EAGAIN`: no thread could be created.
+pub(crate) fn create(call: &'static str) -> Result<()> {
     fork::look();
     if running() {
         return Ok(());
@@ -93,8 +108,8 @@ pub(crate) fn start(call: &'static str) -> Result<()> {
     let state = &WORKER.state;
     loop {
         match state.compare_exchange(NONE, STARTING, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => return start_new(call),
-            Err(RUNNING) => return Ok(()),
+            Ok(_) => return create_new(call),
+            Err(STARTING | RUNNING) => return Ok(()),
             Err(there) => WORKER.changed.wait_until(|| state.load(Ordering::Acquire) != there),
         }
     }
@@ -102,7 +117,10 @@ pub(crate) fn start(call: &'static str) -> Result<()> {
 
 /// Waits while the thread is starting: whether it [is guarded](is_guarded) is known then.
 pub(crate) fn wait_until_started() {
-    WORKER.changed.wait_until(|| WORKER.state.load(Ordering::Acquire) != STARTING);
+    let process = generation::current();
+    let state = || WORKER.state.load(Ordering::Acquire);
+    // A child of a raw clone has no such thread.
+    WORKER.changed.wait_until(|| state() != STARTING || generation::current() != process);
 }
 
 /// Ends the thread, does something while there is none, and starts another, which keeps copies of the
@@ -142,11 +160,13 @@ pub(crate) fn restart(call: &'static str, between: impl FnOnce()) -> Result<()> 
         }
     }
     between();
-    start_new(call)
+    create_new(call)?;
+    wait_until_started();
+    Ok(())
 }
 
 /// The caller has set the state to [`STARTING`].
-fn start_new(call: &'static str) -> Result<()> {
+fn create_new(call: &'static str) -> Result<()> {
     let number = WORKER.starts.fetch_add(1, Ordering::AcqRel) + 1;
     let started = spawn_quiet("tenure-keeper", move || run(number));
     if let Err(error) = started {
@@ -155,10 +175,6 @@ fn start_new(call: &'static str) -> Result<()> {
         let errno = errno.unwrap_or(rustix::io::Errno::AGAIN);
         return Err(Error::system(call, "starting the background thread", errno));
     }
-    // A child of a raw clone has no such thread.
-    let process = generation::current();
-    let state = || WORKER.state.load(Ordering::Acquire);
-    WORKER.changed.wait_until(|| state() != STARTING || generation::current() != process);
     Ok(())
 }
 
