@@ -15,6 +15,7 @@ pub(crate) mod futex;
 pub(crate) mod generation;
 pub(crate) mod hugetlb;
 pub(crate) mod internal;
+pub(crate) mod kept_maps;
 pub(crate) mod limits;
 pub(crate) mod lru;
 pub(crate) mod mapping_list;

@@ -3,9 +3,10 @@
 use super::advise::{self, last_errno};
 use super::{generation, page_size};
 use crate::range::PageRange;
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 #[repr(C)]
@@ -71,9 +72,43 @@ pub(crate) fn is_guard(page: usize) -> bool {
 
 /// An open pagemap of the calling process.
 pub(crate) struct Pagemap {
-    fd: OwnedFd,
+    fd: Descriptor,
     /// Whose pages the descriptor shows.
     process: u64,
+}
+
+enum Descriptor {
+    /// Closed with the pagemap.
+    Brief(OwnedFd),
+    /// The thread's, which stays open. See [`stays_open_on_this_thread`].
+    Threads(BorrowedFd<'static>),
+}
+
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Descriptor::Brief(fd) => fd.as_fd(),
+            Descriptor::Threads(fd) => *fd,
+        }
+    }
+}
+
+thread_local! {
+    static THREADS: Cell<Option<BorrowedFd<'static>>> = const { Cell::new(None) };
+}
+
+/// The calling thread has a descriptor table of its own and runs no code of the program's, so that no other code can
+/// close what it opens: it opens one pagemap for all its looks. To open it takes 0.9 µs, a look at a small range less.
+pub(crate) fn stays_open_on_this_thread() {
+    if let Ok(fd) = open_own() {
+        // SAFETY: nothing closes the descriptor before the thread's table goes with the thread.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd.into_raw_fd()) };
+        THREADS.set(Some(fd));
+    }
+}
+
+fn open_own() -> Result<OwnedFd, Errno> {
+    open("/proc/thread-self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
 // 0 unknown, 1 PAGEMAP_SCAN works, 2 it does not.
@@ -85,18 +120,21 @@ pub(crate) fn scan_works() -> bool {
 }
 
 impl Pagemap {
-    /// Opens it anew: a descriptor kept open could be closed by the program, or be the parent's
-    /// after a fork.
+    /// Opens it anew: a descriptor kept open could be closed by the program, or be the parent's after a fork. Neither
+    /// can befall the background thread's.
     pub fn open() -> Result<Pagemap, Errno> {
         let process = generation::current();
-        open("/proc/thread-self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-            .map(|fd| Pagemap { fd, process })
+        let fd = match THREADS.get() {
+            Some(fd) => Descriptor::Threads(fd),
+            None => Descriptor::Brief(open_own()?),
+        };
+        Ok(Pagemap { fd, process })
     }
 
     /// Has `ask` ask the kernel. A signal's handler may fork in the middle of it: the child, where the
     /// descriptor shows the parent's pages, asks once more.
-    fn asked<R>(&self, mut ask: impl FnMut(&OwnedFd) -> R) -> Result<R, Errno> {
-        let answer = ask(&self.fd);
+    fn asked<R>(&self, mut ask: impl FnMut(BorrowedFd<'_>) -> R) -> Result<R, Errno> {
+        let answer = ask(self.fd.as_fd());
         match generation::current() == self.process {
             true => Ok(answer),
             false => Pagemap::open()?.asked(ask),
@@ -233,7 +271,7 @@ impl Pagemap {
         while at < range.end {
             let want = ((range.end - at) / page * 8).min(buffer.len());
             let offset = (at / page * 8) as u64;
-            let read = |fd: &OwnedFd| rustix::io::pread(fd, &mut buffer[..want], offset);
+            let read = |fd: BorrowedFd<'_>| rustix::io::pread(fd, &mut buffer[..want], offset);
             let got = match self.asked(read)? {
                 Ok(got) if got >= 8 => got / 8,
                 Ok(_) => return Err(Errno::IO),

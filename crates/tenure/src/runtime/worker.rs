@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::os::memory_limit;
 use crate::os::pressure::{Heard, PressureWatch};
 use crate::os::thread::spawn_quiet;
-use crate::os::{generation, uffd};
+use crate::os::{generation, pagemap, uffd};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -248,6 +248,9 @@ fn run(number: u64) {
         }
     }
     let private = uffd::private_descriptor_table(&mut keep[..count]).is_ok();
+    if private {
+        pagemap::stays_open_on_this_thread();
+    }
     // There may be none yet, or the program may have closed them before.
     let there = count > 0 && keep[..count].iter().all(|fd| uffd::is_userfaultfd(*fd));
     WORKER.guarded.store(private && there, Ordering::Release);

@@ -73,11 +73,16 @@ pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<Rang
         for gap in unknown.iter() {
             maps::check_volatile(*gap).map_err(Unmarkable::Unfit)?;
         }
-        let known = overlapping(range).map_err(no_memory)?.len();
-        let change = Change::new(known, unknown.len() + 2).map_err(no_memory)?;
+        let known = match *unknown == [range] {
+            true => 0,
+            false => overlapping(range).map_err(no_memory)?.len(),
+        };
+        // Where nothing is known there are no ends to cut.
+        let numbers = unknown.len() + if known > 0 { 2 } else { 0 };
+        let change = Change::new(known, numbers).map_err(no_memory)?;
         let mut change = change.ok_or(Unmarkable::Full)?;
-        let map = lock_with_room(unknown.len() + 2).map_err(no_memory)?;
-        let mut map = match change.claim_to_cut(map, unknown.len() + 2, range) {
+        let map = lock_with_room(numbers).map_err(no_memory)?;
+        let mut map = match change.claim_to_cut(map, numbers, range) {
             Ok(map) => map,
             Err(waiting) => {
                 drop(change);

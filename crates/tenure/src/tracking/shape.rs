@@ -57,35 +57,36 @@ pub(super) fn lock_with_room(insertions: usize) -> Result<Guard<'static, Interva
     }
 }
 
-/// The ranges that overlap `range`. Collected without allocating under the lock.
-pub(super) fn overlapping(range: PageRange) -> Result<List<RangeId>, Errno> {
-    let mut ids = List::new();
+/// What `visit` finds in the map. Collected without allocating under the lock.
+fn collected<T>(visit: impl Fn(&IntervalMap, &mut dyn FnMut(T))) -> Result<List<T>, Errno> {
+    let mut list = List::new();
     loop {
+        let mut found = 0;
         let map = TRACKING.map.lock();
-        let wanted = map.overlapping(range).count();
-        if wanted <= ids.capacity() {
-            map.overlapping(range).try_for_each(|id| ids.push(id))?;
-            return Ok(ids);
-        }
+        visit(&map, &mut |item| {
+            found += 1;
+            if list.len() < list.capacity() {
+                // There is room.
+                let _ = list.push(item);
+            }
+        });
         drop(map);
-        ids.reserve(wanted + wanted / 8)?;
+        if found == list.len() {
+            return Ok(list);
+        }
+        list.truncate(0);
+        list.reserve(found + found / 8)?;
     }
+}
+
+/// The ranges that overlap `range`.
+pub(super) fn overlapping(range: PageRange) -> Result<List<RangeId>, Errno> {
+    collected(|map, each| map.overlapping(range).for_each(each))
 }
 
 /// The parts of `range` that belong to no tracked range.
 pub(super) fn gaps(range: PageRange) -> Result<List<PageRange>, Errno> {
-    let mut gaps = List::new();
-    loop {
-        let map = TRACKING.map.lock();
-        let most = map.overlapping(range).count() + 1;
-        if most <= gaps.capacity() {
-            // There is room.
-            each_gap(&map, range, |gap| _ = gaps.push(gap));
-            return Ok(gaps);
-        }
-        drop(map);
-        gaps.reserve(most + most / 8)?;
-    }
+    collected(|map, each| each_gap(map, range, each))
 }
 
 pub(super) fn each_gap(map: &IntervalMap, range: PageRange, mut each: impl FnMut(PageRange)) {
