@@ -1753,6 +1753,16 @@ int tenure_settings(struct tenure_settings *out, size_t size);
 int tenure_configure(const struct tenure_settings *settings);
 
 /**
+ * Ends tenure's background threads, gives back what tenure_munmap left to them, and waits until the kernel counts
+ * them no more: before unshare, setns, capset, a seccomp filter, Landlock, and other calls for a process with one
+ * thread, or for the calling thread only. The next call that needs a thread starts it anew, with the rights of its
+ * caller. Until then marked ranges stay marked.
+ *
+ * 0: they have ended; 1: not within a second (Linux before 5.9, or close_range is refused).
+ */
+int tenure_end_background_threads(void);
+
+/**
  * The sentence behind this thread's last failure: which call, on which range, why, and what to do
  * about it. Never NULL; empty if no call of this thread has failed. Valid until the thread's next
  * call that fails, or its end.

@@ -75,3 +75,16 @@ pub unsafe extern "C" fn tenure_configure(settings: *const tenure_settings) -> c
         Ok(0)
     })
 }
+
+/// Ends tenure's background threads, gives back what tenure_munmap left to them, and waits until the kernel counts
+/// them no more: before unshare, setns, capset, a seccomp filter, Landlock, and other calls for a process with one
+/// thread, or for the calling thread only. The next call that needs a thread starts it anew, with the rights of its
+/// caller. Until then marked ranges stay marked.
+///
+/// 0: they have ended; 1: not within a second (Linux before 5.9, or close_range is refused).
+#[no_mangle]
+pub extern "C" fn tenure_end_background_threads() -> c_int {
+    status("tenure_end_background_threads", || {
+        Ok(c_int::from(!tenure_core::end_background_threads()))
+    })
+}

@@ -130,8 +130,26 @@ fn refuse_userfaultfd() -> Result<(), String> {
 }
 
 programs!(
-    ranges, sigbus, leaving, buffer, refill, cache, cancel, sizes, errors, fork, threads, lock,
-    lock_guard, lock_more, no_main, populate, pool, retire, unpins
+    ranges,
+    sigbus,
+    leaving,
+    buffer,
+    refill,
+    cache,
+    cancel,
+    sizes,
+    errors,
+    fork,
+    threads,
+    threads_end,
+    lock,
+    lock_guard,
+    lock_more,
+    no_main,
+    populate,
+    pool,
+    retire,
+    unpins
 );
 
 #[test]

@@ -68,5 +68,26 @@ pub fn ends_with_the_last_thread() -> bool {
     os::thread::find_count()
 }
 
+/// Ends tenure's background threads, gives back what they had left to do, and waits until the kernel counts them no
+/// more: for a process that enters a namespace, gives up rights or installs a filter, which are calls for one thread
+/// or of the calling thread only. The next call that needs a thread starts it anew, with the rights of its caller.
+///
+/// Until then marked ranges stay marked, and what is freed to the [`pool`] is given back by later calls of the
+/// program's. 0.1 ms, and the teardown of what [`retire`] has waiting.
+///
+/// `false`: a thread has not ended within a second. It is at a long call of the kernel's, or its descriptor table is
+/// the program's (Linux before 5.9, `close_range` refused): then the thread that hears of memory pressure stays.
+///
+/// ```
+/// let buffer = tenure::Volatile::new(1 << 20)?; // starts them
+/// assert!(tenure::end_background_threads());
+/// # drop(buffer); Ok::<(), tenure::Error>(())
+/// ```
+pub fn end_background_threads() -> bool {
+    // A child of a fork has none, and has nothing of what waits.
+    let given_back = retire::drain(None);
+    runtime::worker::stop() && given_back
+}
+
 /// The version of this crate.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

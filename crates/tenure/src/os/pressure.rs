@@ -2,13 +2,37 @@
 
 use super::memory_limit::MemoryGroup;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::fs::{open, Mode, OFlags};
 use std::path::Path;
 
 /// Where pressure is heard of.
 pub(crate) struct PressureWatch {
     sources: Vec<Source>,
+}
+
+/// Ends a thread's wait. It is in the descriptor table that the threads of tenure's share, where the program cannot
+/// close it.
+#[derive(Clone, Copy)]
+pub(crate) struct Bell(RawFd);
+
+impl Bell {
+    /// Made by a thread with a table of its own, for a thread that inherits it.
+    pub fn new() -> Option<Bell> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
+        Some(Bell(event.into_raw_fd()))
+    }
+
+    pub fn descriptor(self) -> RawFd {
+        self.0
+    }
+
+    /// By the thread that made it, which has it no longer.
+    pub fn ring_and_close(self) {
+        // SAFETY: this thread's table is its own, and the descriptor was made in it and not closed.
+        let event = unsafe { OwnedFd::from_raw_fd(self.0) };
+        let _ = rustix::io::write(&event, &1u64.to_ne_bytes());
+    }
 }
 
 /// What the sources said, the weightiest last.
@@ -20,6 +44,8 @@ pub(crate) enum Heard {
     /// The group of a source was removed, after the process had been moved to another: that source
     /// is always ready from then on and says nothing any more. All are to be opened anew.
     Gone,
+    /// The bell was rung.
+    Bell,
 }
 
 struct Source {
@@ -59,11 +85,19 @@ impl PressureWatch {
     }
 
     /// Waits, for as long as it takes, until one of the sources has something to say.
-    pub fn wait(&self) -> Heard {
+    pub fn wait(&self, bell: Option<Bell>) -> Heard {
         let mut fds: Vec<PollFd<'_>> =
             self.sources.iter().map(|s| PollFd::from_borrowed_fd(s.fd.as_fd(), s.flags)).collect();
+        if let Some(bell) = bell {
+            // SAFETY: the calling thread's table has it until the thread ends.
+            let event = unsafe { BorrowedFd::borrow_raw(bell.0) };
+            fds.push(PollFd::from_borrowed_fd(event, PollFlags::IN));
+        }
         if poll(&mut fds, None).is_err() {
             return Heard::Nothing;
+        }
+        if bell.is_some() && fds.pop().is_some_and(|event| !event.revents().is_empty()) {
+            return Heard::Bell;
         }
         let mut heard = Heard::Nothing;
         for (fd, source) in fds.iter().zip(&self.sources) {

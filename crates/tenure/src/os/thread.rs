@@ -152,6 +152,20 @@ fn create(start: *mut Start, stack_bytes: usize) -> io::Result<Thread> {
 
 const STACK: usize = 256 << 10;
 
+/// The kernel's number of the calling thread.
+pub(crate) fn own_number() -> i32 {
+    rustix::thread::gettid().as_raw_nonzero().get()
+}
+
+/// Whether the kernel has no thread of this number in the process: it is not counted any more by calls that
+/// only a process with one thread may make (unshare, setns).
+pub(crate) fn has_ended(number: i32) -> bool {
+    let process = rustix::process::getpid().as_raw_nonzero().get();
+    // SAFETY: signal 0 is sent to nobody; the kernel only looks for the thread.
+    let found = unsafe { libc::syscall(libc::SYS_tgkill, process, number, 0) };
+    found < 0 && super::advise::last_errno() == rustix::io::Errno::SRCH
+}
+
 /// Blocks that the calling thread has had read from disks so far; always 0 where the kernel does not
 /// count them (CONFIG_TASK_IO_ACCOUNTING).
 pub(crate) fn disk_reads() -> u64 {

@@ -9,8 +9,8 @@ use super::services::{self, Next, ServiceId, Visit, MOST};
 use super::{counters, fork_state as fork};
 use crate::error::{Error, Result};
 use crate::os::memory_limit;
-use crate::os::pressure::{Heard, PressureWatch};
-use crate::os::thread::spawn_quiet;
+use crate::os::pressure::{Bell, Heard, PressureWatch};
+use crate::os::thread::{self, spawn_quiet};
 use crate::os::{generation, pagemap, uffd};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -29,8 +29,10 @@ struct Worker {
     end: AtomicU64,
     /// Whether the thread has a descriptor table of its own.
     guarded: AtomicBool,
-    /// Whether a thread listens for pressure.
+    /// Whether a thread listens for pressure. It ends with the background thread.
     listening: AtomicBool,
+    /// The kernel's numbers of both threads; 0: none yet.
+    numbers: [AtomicI32; 2],
     /// Descriptors of which the thread keeps copies in its own table, where the program cannot close them;
     /// -1: none.
     kept: [AtomicI32; KEPT],
@@ -43,6 +45,9 @@ const RUNNING: u32 = 2;
 /// which no other caller starts one.
 const ENDED: u32 = 3;
 const KEPT: usize = 2;
+/// In `numbers`.
+const KEEPER: usize = 0;
+const LISTENER: usize = 1;
 
 static WORKER: Worker = Worker {
     mailbox: Mailbox::new(),
@@ -52,6 +57,7 @@ static WORKER: Worker = Worker {
     end: AtomicU64::new(0),
     guarded: AtomicBool::new(false),
     listening: AtomicBool::new(false),
+    numbers: [const { AtomicI32::new(0) }; 2],
     kept: [const { AtomicI32::new(-1) }; KEPT],
 };
 
@@ -165,6 +171,47 @@ pub(crate) fn restart(call: &'static str, between: impl FnOnce()) -> Result<()> 
     Ok(())
 }
 
+/// Ends both threads, and waits until the kernel counts them no more. The next [`start`] starts them again.
+/// `false`: they have not ended within a second.
+pub(crate) fn stop() -> bool {
+    fork::look();
+    assert_none_held();
+    let state = &WORKER.state;
+    let until = Instant::now() + Duration::from_secs(1);
+    loop {
+        match state.load(Ordering::Acquire) {
+            NONE => break,
+            // A restart whose caller has not gone on yet starts none any more before it is called again.
+            ENDED => {
+                let _ = state.compare_exchange(ENDED, NONE, Ordering::AcqRel, Ordering::Relaxed);
+            }
+            there => {
+                if there == RUNNING {
+                    let number = WORKER.starts.load(Ordering::Acquire);
+                    WORKER.end.fetch_max(number, Ordering::AcqRel);
+                    WORKER.mailbox.post(END);
+                }
+                let left = until.saturating_duration_since(Instant::now());
+                let changed = || state.load(Ordering::Acquire) != there;
+                WORKER.changed.wait_until_timeout(changed, left);
+                if !changed() {
+                    return false;
+                }
+            }
+        }
+    }
+    let numbers = WORKER.numbers.iter().map(|number| number.load(Ordering::Acquire));
+    numbers.filter(|number| *number != 0).all(|number| {
+        while !thread::has_ended(number) {
+            if Instant::now() > until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        true
+    })
+}
+
 /// The caller has set the state to [`STARTING`].
 fn create_new(call: &'static str) -> Result<()> {
     let number = WORKER.starts.fetch_add(1, Ordering::AcqRel) + 1;
@@ -219,6 +266,7 @@ pub(crate) fn reset_in_child() {
     WORKER.state.store(NONE, Ordering::Release);
     WORKER.guarded.store(false, Ordering::Release);
     WORKER.listening.store(false, Ordering::Release);
+    WORKER.numbers.iter().for_each(|number| number.store(0, Ordering::Release));
     job::reset_in_child();
     IS_WORKER.set(false);
 }
@@ -236,6 +284,7 @@ enum Due {
 
 fn run(number: u64) {
     IS_WORKER.set(true);
+    WORKER.numbers[KEEPER].store(thread::own_number(), Ordering::Release);
     // Where the table cannot be unshared (before 5.9, or refused) the program's own is used: all works as
     // long as the program closes no descriptor that is not its own.
     let mut keep = [0; KEPT];
@@ -254,7 +303,9 @@ fn run(number: u64) {
     // There may be none yet, or the program may have closed them before.
     let there = count > 0 && keep[..count].iter().all(|fd| uffd::is_userfaultfd(*fd));
     WORKER.guarded.store(private && there, Ordering::Release);
-    listen();
+    // In the program's table another file could have its number.
+    let bell = private.then(Bell::new).flatten();
+    listen(bell);
     set_state(RUNNING);
     // A child's thread finds its parent's services, and what they left to do.
     let mut schedule = Schedule { due: [Due::At(Instant::now()); MOST] };
@@ -271,6 +322,10 @@ fn run(number: u64) {
                 keep[..count].iter().for_each(|fd| uffd::close_if_ours(*fd));
             }
             WORKER.guarded.store(false, Ordering::Release);
+            if let Some(bell) = bell {
+                bell.ring_and_close();
+                WORKER.listening.store(false, Ordering::Release);
+            }
             set_state(ENDED);
             return;
         }
@@ -323,8 +378,8 @@ fn visit_one(task: fn(&Visit) -> Next, visit: &Visit, bit: u32) -> Due {
     }
 }
 
-/// Hears of pressure on a thread of its own. It wakes only when the kernel reports something.
-fn listen() {
+/// Hears of pressure on a thread of its own. It wakes only when the kernel reports something, or to end.
+fn listen(bell: Option<Bell>) {
     if WORKER.listening.swap(true, Ordering::AcqRel) {
         return;
     }
@@ -332,22 +387,30 @@ fn listen() {
     if open().is_empty() {
         return;
     }
+    let number = &WORKER.numbers[LISTENER];
+    number.store(0, Ordering::Release);
     let hear = move || {
-        // It outlives the background thread, and copies of the descriptors in its table would keep ranges
-        // watched that nobody can take back any more.
-        let _ = uffd::private_descriptor_table(&mut []);
-        hear_of_pressure(open);
+        // Copies of the descriptors in its table would keep ranges watched that nobody can take back any more.
+        let mut keep = bell.map(Bell::descriptor);
+        let _ = uffd::private_descriptor_table(keep.as_mut_slice());
+        number.store(thread::own_number(), Ordering::Release);
+        WORKER.changed.ring();
+        hear_of_pressure(open, bell);
     };
     // Without that thread pressure is noticed at the next visit.
     let started = spawn_quiet("tenure-pressure", hear);
+    if started.is_ok() {
+        // `stop` is to know it, and the bell to be in its table.
+        WORKER.changed.wait_until(|| number.load(Ordering::Acquire) != 0);
+    }
     WORKER.listening.store(started.is_ok(), Ordering::Release);
 }
 
-/// Until there is nothing that reports any more.
-fn hear_of_pressure(open: impl Fn() -> PressureWatch) {
+/// Until the bell is rung, or there is nothing that reports any more.
+fn hear_of_pressure(open: impl Fn() -> PressureWatch, bell: Option<Bell>) {
     let mut sources = open();
     while !sources.is_empty() {
-        match sources.wait() {
+        match sources.wait(bell) {
             Heard::Pressure => {
                 // Before anything is given up for it.
                 counters::add(&counters::COUNTERS.pressure_events, 1);
@@ -356,6 +419,7 @@ fn hear_of_pressure(open: impl Fn() -> PressureWatch) {
             }
             Heard::Nothing => {}
             Heard::Gone => sources = open(),
+            Heard::Bell => return,
         }
         // The kernel reports at every reclaim; acting more often gains nothing.
         std::thread::sleep(Duration::from_millis(5));

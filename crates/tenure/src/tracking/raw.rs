@@ -32,9 +32,13 @@ pub(crate) fn any() -> bool {
     TRACKING.raw.load(Ordering::Acquire) > 0
 }
 
-/// Marks a range that is known as exactly this, if its state allows it without waiting.
+/// Marks a range that is known as exactly this, if its state allows it without waiting, and if there is a background
+/// thread to offer it: not in a new child, or after the thread was ended.
 #[inline]
 pub(crate) fn try_mark(id: RangeId, range: PageRange) -> bool {
+    if !worker::running() {
+        return false;
+    }
     let tracked = tracked(id);
     loop {
         // The word first: if the range became another one since, the exchange below fails.
