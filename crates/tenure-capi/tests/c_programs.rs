@@ -140,6 +140,7 @@ programs!(
     sizes,
     errors,
     fork,
+    shortage,
     threads,
     threads_end,
     lock,

@@ -96,6 +96,10 @@ pub(crate) mod worker {
     pub(crate) fn is_worker() -> bool {
         true
     }
+
+    pub(crate) fn running() -> bool {
+        true
+    }
 }
 
 pub(crate) mod backpressure {

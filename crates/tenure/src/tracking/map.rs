@@ -305,6 +305,31 @@ impl IntervalMap {
         }
     }
 
+    /// The range that starts at `from`, if it is this one, starts at `to`, which is above it and below the next
+    /// range's start. Takes no memory. `false`: it lies too far from the others of its block.
+    pub fn move_up(&mut self, from: usize, to: usize, id: RangeId) -> bool {
+        let (from, to) = (from / page_size(), to / page_size());
+        let Some(place) = self.place_before(from) else { return false };
+        if self.page_at(place) != from || self.at(place) != id {
+            return false;
+        }
+        let block = &mut self.blocks[place.0];
+        if place.1 > 0 {
+            let offset = u32::try_from(to - block.base);
+            offset.is_ok_and(|offset| {
+                block.offsets[place.1] = offset;
+                true
+            })
+        } else {
+            // The block's base is its first entry.
+            let up = (to - from) as u32;
+            let len = block.len;
+            block.offsets[1..len].iter_mut().for_each(|offset| *offset -= up);
+            block.base = to;
+            true
+        }
+    }
+
     /// Forgets everything, for a child that finds the map half changed. Nothing is dropped.
     pub fn abandon(&mut self) {
         std::mem::forget(std::mem::replace(self, IntervalMap::new()));

@@ -8,12 +8,13 @@ use super::shape::{
     claim_marked, claimed_to_cut, each_gap, gaps, lock_with_room, overlapping, tracked, Change,
 };
 use super::state::{flag, Claim, RangeId, Word};
-use super::{backpressure, settings, TRACKING};
+use super::{backpressure, detection, settings, TRACKING};
 use crate::os::maps::{self, Unfit};
+use crate::os::page_size;
 use crate::range::PageRange;
 use crate::runtime::{services, worker};
 use rustix::io::Errno;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Why a range could not be marked.
 pub(crate) enum Unmarkable {
@@ -189,17 +190,23 @@ pub(crate) fn forget(range: PageRange) -> Result<bool, Errno> {
 
 /// Drops all that is known of a range, whose pages stay as they are, if `may_go` holds of each part. `true`: a
 /// part of it is watched.
+///
+/// # Errors
+/// `ENOMEM`: nothing is dropped; there is no memory, or no number, to cut its ends off.
 fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Result<Option<bool>, Errno> {
     let (mut map, mut change) =
         services::retry(|| claimed_to_cut(range), |errno| *errno == Errno::NOMEM)?;
-    // Where no more ranges can be known, more than was asked for is forgotten.
+    let reaches_out = |claim: &Claim| outside(claim, range) != [None, None];
+    if !change.can_cut_ends() && change.claims.iter().any(reaches_out) {
+        return Err(Errno::NOMEM);
+    }
     if change.can_cut_ends() {
         // Before the look: a loss that lies beyond the range is not the caller's to hear of.
         change.cut_ends(&mut map, range, |_| true);
-        if !change.claims.iter().all(may_go) {
-            drop(map);
-            return Ok(None);
-        }
+    }
+    if !change.claims.iter().all(may_go) {
+        drop(map);
+        return Ok(None);
     }
     let watched = change.claims.iter().any(|claim| claim.is(flag::WATCHED));
     change.forget_all(&mut map);
@@ -208,6 +215,35 @@ fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Result<Optio
     drop(surplus);
     change.finish();
     Ok(Some(watched))
+}
+
+/// The parts of a claimed range that lie below and above `range`.
+fn outside(claim: &Claim, range: PageRange) -> [Option<PageRange>; 2] {
+    let whole = claim.range();
+    let below = PageRange { start: whole.start, end: range.start };
+    let above = PageRange { start: range.end, end: whole.end };
+    [below, above].map(|part| Some(part).filter(|part| part.start < part.end))
+}
+
+/// What the program was told to be lost, and then was not told by the call's own answer, is lost again: the next
+/// unmark says so. Takes no memory, so it may say it of more than that.
+pub(crate) fn lost_again(range: PageRange) {
+    let mut at = range.start;
+    while at < range.end {
+        let map = TRACKING.map.lock();
+        let rest = PageRange::new(at, range.end);
+        let Some(id) = map.overlapping(rest).next() else { return };
+        match TRACKING.claims.try_claim(id, tracked(id), |_| true) {
+            Some(mut claim) => {
+                claim.lost_as_a_whole();
+                at = claim.range().end;
+            }
+            None => {
+                drop(map);
+                TRACKING.claims.wait(id, tracked(id));
+            }
+        }
+    }
 }
 
 /// Drops all that is known of a range that is being unmapped, or in which a mapping of tenure's own has come to
@@ -221,22 +257,65 @@ pub(super) fn forget_unmapped(range: PageRange) -> bool {
         }
 }
 
-/// The same without memory for it: one range after the other, whole. What was not forgotten would be offered when
-/// another mapping has come to lie there; more than was asked for may be.
+/// The same without memory for it: one range after the other. Were one not dropped, it would be offered when
+/// another mapping has come to lie there. Of a range that reaches out, what lies outside stays known.
 fn drop_each(range: PageRange) -> bool {
     let mut watched = false;
+    // For the one range that can reach out at both ends. Before the map is locked.
+    let mut number = TRACKING.slab.spare();
     loop {
         let mut map = TRACKING.map.lock();
         let Some(id) = map.overlapping(range).next() else { return watched };
-        let Some(claim) = TRACKING.claims.try_claim(id, tracked(id), |_| true) else {
+        let Some(mut claim) = TRACKING.claims.try_claim(id, tracked(id), |_| true) else {
             drop(map);
             TRACKING.claims.wait(id, tracked(id));
             continue;
         };
         watched |= claim.is(flag::WATCHED);
-        map.remove(claim.range().start, id);
-        TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
-        drop(map);
-        TRACKING.slab.free(claim);
+        let from = claim.range().start;
+        let page = page_size();
+        match outside(&claim, range) {
+            [Some(below), None] => claim.clip_to(below, page),
+            [None, Some(above)] if map.move_up(from, above.start, id) => {
+                TRACKING.slab.moved();
+                claim.clip_to(above, page);
+            }
+            [Some(below), Some(above)] => {
+                match number.take().filter(|_| map.has_room(1)) {
+                    Some(number) => {
+                        let part = claim.part_above(above.start, number.take());
+                        map.insert(above.start, part.id());
+                        TRACKING.raw.fetch_add(1, Ordering::AcqRel);
+                    }
+                    None => unknown_is_lost(&claim, above),
+                }
+                TRACKING.slab.moved();
+                claim.clip_to(below, page);
+            }
+            [None, above] => {
+                above.into_iter().for_each(|above| unknown_is_lost(&claim, above));
+                map.remove(from, id);
+                TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
+                drop(map);
+                TRACKING.slab.free(claim);
+            }
+        }
     }
+}
+
+/// A part that is marked can be known no longer. From here on all memory that is not known counts as lost
+/// when it is unmarked: that is too much, and the only answer that is never wrong.
+fn unknown_is_lost(claim: &Claim, part: PageRange) {
+    UNKNOWN_IS_LOST.store(true, Ordering::Release);
+    if claim.is(flag::WATCHED) {
+        // A touch would raise SIGBUS for ever.
+        let _ = detection::unregister(offer::kind(claim), part);
+    }
+}
+
+static UNKNOWN_IS_LOST: AtomicBool = AtomicBool::new(false);
+
+/// See [`unknown_is_lost`].
+pub(super) fn is_unknown_lost() -> bool {
+    UNKNOWN_IS_LOST.load(Ordering::Acquire)
 }

@@ -74,6 +74,20 @@ impl Side {
         }
     }
 
+    /// Forgets what does not lie in `to`, a part of `whole`, whose side data this is. Takes no memory.
+    pub fn clip(&mut self, whole: PageRange, to: PageRange, page_size: usize) {
+        clip(&mut self.losses, to);
+        if let Some(told) = &mut self.told {
+            clip(told, to);
+        }
+        if let Some(words) = &mut self.words {
+            let below = (to.start - whole.start) / page_size;
+            let pages = (to.end - to.start) / page_size;
+            keep(&mut words.place, below, pages);
+            keep(&mut words.value, below, pages);
+        }
+    }
+
     /// A copy of the part below `at`, which lies `pages` after the range's start, and one of the part above.
     fn cut(&self, at: usize, pages: usize) -> Result<(Side, Side), Errno> {
         let words = match &self.words {
@@ -111,6 +125,28 @@ impl Halves {
         let (lower, upper) = side.cut(at, pages)?;
         Ok(Halves { lower: Some(Own::new(lower)?), upper: Some(Own::new(upper)?) })
     }
+}
+
+/// Cuts extents to what lies in `to`.
+fn clip(extents: &mut List<PageRange>, to: PageRange) {
+    let mut kept = 0;
+    for at in 0..extents.len() {
+        let extent = extents[at];
+        let inside = PageRange { start: extent.start.max(to.start), end: extent.end.min(to.end) };
+        if inside.start < inside.end {
+            extents[kept] = inside;
+            kept += 1;
+        }
+    }
+    extents.truncate(kept);
+}
+
+/// Keeps so many values from the one with the number `first` on.
+fn keep<T: Copy>(values: &mut List<T>, first: usize, count: usize) {
+    let end = (first + count).min(values.len());
+    let first = first.min(end);
+    values.copy_within(first..end, 0);
+    values.truncate(end - first);
 }
 
 fn halves<T: Copy>(values: &[T], at: usize) -> Result<(List<T>, List<T>), Errno> {
@@ -231,6 +267,31 @@ mod tests {
                 prop_assert_eq!(holds(&side.losses, at), expected, "{}", at);
             }
             prop_assert!(side.losses.windows(2).all(|two| two[0].end <= two[1].start));
+        }
+
+        #[test]
+        fn what_is_clipped_is_what_lies_inside(
+            a in prop::collection::vec(1usize..5, 0..20),
+            to in (0usize..100, 1usize..100),
+        ) {
+            let extents = extents(&a);
+            let (whole, to) = (PageRange { start: 0, end: 200 }, PageRange { start: to.0, end: to.0 + to.1 });
+            let words = Words {
+                place: List::of(&(0..200).collect::<Vec<u16>>()).unwrap(),
+                value: List::of(&(0..200).collect::<Vec<u64>>()).unwrap(),
+            };
+            let told = Some(List::of(&extents).unwrap());
+            let mut side = Side { words: Some(words), losses: List::of(&extents).unwrap(), told };
+            side.clip(whole, to, 1);
+            for at in 0..200 {
+                let expected = holds(&extents, at) && holds(&[to], at);
+                prop_assert_eq!(holds(&side.losses, at), expected, "{}", at);
+                prop_assert_eq!(holds(side.told.as_ref().unwrap(), at), expected, "{}", at);
+            }
+            let words = side.words.unwrap();
+            prop_assert_eq!(words.place.len(), to.end - to.start);
+            prop_assert!(words.value.iter().enumerate().all(|(i, value)| *value == (to.start + i) as u64));
+            prop_assert!(words.place.iter().enumerate().all(|(i, place)| usize::from(*place) == to.start + i));
         }
 
         #[test]

@@ -6,7 +6,7 @@ use super::settle;
 use super::shape::{claim_marked, claimed, gaps, overlapping, tracked};
 use super::side::in_order;
 use super::state::{Claim, RangeId, Word};
-use super::{backpressure, claims, detection, revive, touched, TRACKING};
+use super::{backpressure, claims, detection, raw, revive, touched, TRACKING};
 use crate::os::maps;
 use crate::range::PageRange;
 use crate::runtime::{services, worker};
@@ -109,10 +109,17 @@ pub(crate) fn unmark(range: PageRange) -> Result<List<PageRange>, Failed> {
     }
     settle::before_claiming();
     let mut pinned = List::new();
-    unmark_pinning(range, &mut pinned).map_err(|errno| {
+    let lost = unmark_pinning(range, &mut pinned).map_err(|errno| {
         remark(&pinned);
         Failed::Kernel(errno)
-    })
+    })?;
+    match raw::is_unknown_lost() && !unknown.is_empty() {
+        true => List::of(&[range]).map_err(|errno| {
+            raw::lost_again(range);
+            Failed::Kernel(errno)
+        }),
+        false => Ok(lost),
+    }
 }
 
 /// The same. Adds to `pinned` what it has pinned, which is to be marked again after an error.

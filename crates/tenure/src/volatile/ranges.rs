@@ -228,8 +228,19 @@ fn offer_range(call: &'static str, addr: *mut u8, len: usize, purge: bool) -> Re
 /// As [`mark`].
 pub unsafe fn forget(addr: *mut u8, len: usize) -> Result<()> {
     let range = PageRange::check("forget", addr, len)?;
+    let mut has_lost = false;
+    let forgotten = unmark_and_forget(range, &mut has_lost);
+    if forgotten.is_err() && has_lost {
+        // The next unmark tells it.
+        raw::lost_again(range);
+    }
+    forgotten
+}
+
+fn unmark_and_forget(range: PageRange, has_lost: &mut bool) -> Result<()> {
     loop {
-        let _ = unmark_range("forget", addr, len)?;
+        let lost = unmark_range("forget", range.start as *mut u8, range.len())?;
+        *has_lost |= !lost.is_empty();
         let forgotten = raw::forget(range).map_err(|errno| {
             Error::system("forget", "noting it", errno).on(range.start, range.len())
         });

@@ -143,20 +143,8 @@ impl Claim {
         spare: (RangeId, &'static Tracked),
         halves: &mut Halves,
     ) -> Claim {
-        let range = self.range();
-        debug_assert!(range.start < at && at < range.end);
         let word = self.word();
-        let upper = PageRange { start: at, end: range.end };
-        let flags = word.0 & (Word::OFFERED | Word::LOST | Word::UNCLEAN | Word::RAW);
-        let old = self.tracked;
-        let priority = old.priority.load(Ordering::Relaxed);
-        let mut right = self.claims.begin(spare.0, spare.1, upper, word.pins(), flags, priority);
-        let new = right.tracked;
-        new.flags.store(old.flags.load(Ordering::Relaxed), Ordering::Relaxed);
-        new.age.store(old.age.load(Ordering::Relaxed), Ordering::Relaxed);
-        new.rest.store(old.rest.load(Ordering::Relaxed), Ordering::Relaxed);
-        new.exclusive_at.store(old.exclusive_at.load(Ordering::Relaxed), Ordering::Relaxed);
-        new.seen_uses.store(new.load().uses(), Ordering::Relaxed);
+        let mut right = self.part_above(at, spare);
         debug_assert!(self.known_side().is_none() || halves.lower.is_some(), "not halved");
         *right.side() = halves.upper.take();
         std::mem::swap(self.side(), &mut halves.lower);
@@ -170,6 +158,51 @@ impl Claim {
             }
         }
         right
+    }
+
+    /// The part above `at` as a range of its own, claimed too and in the same state, without side data: of what is
+    /// lost or offered of it, all counts as lost or told to the kernel. Takes no memory.
+    pub fn part_above(&self, at: usize, spare: (RangeId, &'static Tracked)) -> Claim {
+        let range = self.range();
+        debug_assert!(range.start < at && at < range.end);
+        let word = self.word();
+        let upper = PageRange { start: at, end: range.end };
+        let flags = word.0 & (Word::OFFERED | Word::LOST | Word::UNCLEAN | Word::RAW);
+        let old = self.tracked;
+        let priority = old.priority.load(Ordering::Relaxed);
+        let right = self.claims.begin(spare.0, spare.1, upper, word.pins(), flags, priority);
+        let new = right.tracked;
+        new.flags.store(old.flags.load(Ordering::Relaxed), Ordering::Relaxed);
+        new.age.store(old.age.load(Ordering::Relaxed), Ordering::Relaxed);
+        new.rest.store(old.rest.load(Ordering::Relaxed), Ordering::Relaxed);
+        new.exclusive_at.store(old.exclusive_at.load(Ordering::Relaxed), Ordering::Relaxed);
+        new.seen_uses.store(new.load().uses(), Ordering::Relaxed);
+        right
+    }
+
+    /// Cuts the range to a part of it; what lies outside of that is not known any more. Takes no memory.
+    pub fn clip_to(&mut self, part: PageRange, page_size: usize) {
+        let whole = self.range();
+        let had_list = self.known_side().is_some_and(Side::has_losses);
+        if let Some(side) = self.side() {
+            side.clip(whole, part, page_size);
+        }
+        // An empty list would stand for all of it.
+        if had_list && !self.known_side().is_some_and(Side::has_losses) {
+            self.not_lost();
+        }
+        match part.start == whole.start {
+            true => self.shorten(part.end),
+            false => self.move_to(part),
+        }
+    }
+
+    /// All of the range counts as lost. Takes no memory.
+    pub fn lost_as_a_whole(&mut self) {
+        if let Some(side) = self.side() {
+            side.losses.truncate(0);
+        }
+        self.lost();
     }
 
     /// Lets the part above `end` go, which [`split`](Claim::split) has made another range.
