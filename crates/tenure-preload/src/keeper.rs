@@ -10,6 +10,7 @@ use crate::heap::Blocked;
 use crate::{hooks, last_thread, tls};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 use tenure::{pool, retire};
 
 static STARTING: AtomicBool = AtomicBool::new(false);
@@ -56,7 +57,11 @@ pub fn start_if_wanted() {
 #[cold]
 pub fn start() {
     let given_up = FAILED.load(Ordering::Relaxed) >= ATTEMPTS;
-    if given_up || !is_own_process() || STARTING.swap(true, Ordering::AcqRel) {
+    if given_up
+        || NEVER.load(Ordering::Relaxed)
+        || !is_own_process()
+        || STARTING.swap(true, Ordering::AcqRel)
+    {
         return;
     }
     let _errno = hooks::Errno::keep();
@@ -86,6 +91,7 @@ pub fn is_starting_here() -> bool {
 
 extern "C" fn starter(_: *mut c_void) -> *mut c_void {
     STARTER.store(tls::thread_pointer(), Ordering::Relaxed);
+    STARTER_NUMBER.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
     hooks::malloc::notice_next();
     let started = pool::prepare().is_ok() && retire::prepare().is_ok();
     if !started {
@@ -116,11 +122,53 @@ pub fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
     }
 }
 
+/// What becomes of tenure's threads after they were ended.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Threads {
+    /// The next call that wants them starts them.
+    Later,
+    /// None is started in this process any more, nor in its children.
+    Never,
+}
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+/// The kernel's number of the last starter.
+static STARTER_NUMBER: AtomicI32 = AtomicI32::new(0);
+/// A thread that does not end within this is at a long call of the kernel's.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Ends tenure's threads: when this returns the kernel counts them no more.
+#[cold]
+pub fn end(threads: Threads) {
+    if !is_own_process() {
+        return;
+    }
+    if threads == Threads::Never {
+        NEVER.store(true, Ordering::Relaxed);
+    }
+    let _errno = hooks::Errno::keep();
+    let _signals = Blocked::all();
+    let until = Instant::now() + PATIENCE;
+    let wait = |done: &dyn Fn() -> bool| {
+        while !done() && Instant::now() < until {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    };
+    wait(&|| !STARTING.load(Ordering::Acquire));
+    tenure::end_background_threads();
+    let starter = STARTER_NUMBER.swap(0, Ordering::Relaxed);
+    if starter != 0 {
+        // SAFETY: signal 0 is sent to nobody.
+        wait(&|| unsafe { libc::syscall(libc::SYS_tgkill, pid(), starter, 0) } < 0);
+    }
+}
+
 /// In a child after fork: it has no keeper yet.
 pub fn restart_in_child() {
     own_process();
     last_thread::restart_in_child();
     STARTER.store(0, Ordering::Relaxed);
+    STARTER_NUMBER.store(0, Ordering::Relaxed);
     STARTING.store(false, Ordering::Relaxed);
     FAILED.store(0, Ordering::Relaxed);
 }

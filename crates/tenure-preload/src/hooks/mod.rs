@@ -1,5 +1,6 @@
 //! The functions that programs call.
 
+pub mod confine;
 pub mod exit;
 pub mod in_flight;
 pub mod malloc;
@@ -34,4 +35,11 @@ impl Drop for Errno {
     fn drop(&mut self) {
         Errno::set(self.0);
     }
+}
+
+/// The C library has no such function.
+#[cold]
+fn missing() -> std::ffi::c_int {
+    Errno::set(libc::ENOSYS);
+    -1
 }

@@ -154,6 +154,7 @@ pub unsafe extern "C" fn prctl(
     c: c_ulong,
     d: c_ulong,
 ) -> c_int {
+    super::confine::prctl_comes(option);
     if option == libc::PR_SET_VMA {
         lasting(b as *const c_void, c as usize);
     }

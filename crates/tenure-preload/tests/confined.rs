@@ -1,0 +1,23 @@
+//! Programs that confine themselves: no thread of tenure's stays behind with rights that the program gave up.
+
+mod kit;
+
+use kit::{done, program, LARGE};
+use tenure_testkit::build::text;
+
+/// The same output as plain, with tenure's threads there before and gone after.
+#[test]
+fn no_thread_is_left_outside_of_a_sandbox() {
+    let program = program!("confine.c");
+    for way in ["capset", "prctl", "seccomp", "user", "thread"] {
+        let mut plain = program.plain();
+        let expected = done(way, plain.arg(way));
+        let output = done(way, program.under(kit::ALL, None).arg(way));
+        assert_eq!(output.stdout, expected.stdout, "{way}: {}", text(&output));
+        for options in [&[LARGE][..], kit::ALL] {
+            let mut command = program.under(options, None);
+            let output = done(way, command.env("THREADS_FIRST", "1").arg(way));
+            assert_eq!(output.stdout, expected.stdout, "{way}, {options:?}: {}", text(&output));
+        }
+    }
+}
