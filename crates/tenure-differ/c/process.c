@@ -7,6 +7,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -41,8 +42,11 @@ static void op_fork(size_t index, const unsigned long *a) {
 struct part {
     size_t from, to;
 };
+static sem_t recorded;
 static void *in_thread(void *argument) {
     struct part *part = argument;
+    /* The record of its making comes first. */
+    sem_wait(&recorded);
     run(part->from, part->to);
     return 0;
 }
@@ -58,9 +62,11 @@ static void op_thread(size_t index, const unsigned long *a) {
         pthread_attr_setstacksize(&how, PTHREAD_STACK_MIN);
     part = (struct part){index + 1, index + 1 + a[0]};
     generation++;
+    sem_init(&recorded, 0, 0);
     int made = pthread_create(&thread, &how, in_thread, &part);
     put("made", made);
     finish();
+    sem_post(&recorded);
     if (made == 0)
         pthread_join(thread, 0);
     generation++;
@@ -119,7 +125,7 @@ static void *racer(void *argument) {
         } else
             free(block[n].at);
         block[n].at = 0;
-        if (draw >> 53 % 16 == 0 && depth == 0) {
+        if ((draw >> 53) % 16 == 0 && depth == 0) {
             int child = fork();
             if (child == 0)
                 _exit(3);
@@ -155,13 +161,14 @@ static volatile int handled, handler_wrong, handler_way;
 static void handler(int number) {
     (void)number;
     int error = errno;
-    size_t size = 300000 + handled % 7 * 200000;
+    size_t size = 70000 + handled % 7 * 100000;
     char *at = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED)
         handler_wrong++;
     else {
         handler_wrong += at[0] != 0 || at[size - 1] != 0 || at[size / 2] != 0;
-        memset(at, 0x77, size);
+        for (size_t n = 5; n < size; n += PAGE)
+            at[n] = 0x77;
         if (handler_way == 1) {
             int child = fork();
             if (child == 0)
@@ -187,7 +194,7 @@ static void op_signal(size_t index, const unsigned long *a) {
     if (handler_way < 2)
         raise(SIGUSR1);
     else {
-        struct itimerval often = {{0, 150}, {0, 150}}, off = {{0, 0}, {0, 0}};
+        struct itimerval often = {{0, 500}, {0, 500}}, off = {{0, 0}, {0, 0}};
         setitimer(ITIMER_REAL, &often, 0);
         for (int n = 0; n < 60; n++) {
             size_t size = 70000 + mix(a[1], n) % 600000;

@@ -157,7 +157,7 @@ impl Generator {
         }
         let slot = self.free_slot();
         let size = if self.rng.once_in(30) { self.absurd() } else { self.size() };
-        let sparse = u64::from(!self.limited && self.rng.once_in(25));
+        let sparse = u64::from(!self.limited && !self.locked_all && self.rng.once_in(25));
         let size = if sparse == 1 { self.rng.below(900 * MIB) + 40 * MIB } else { size };
         match self.rng.below(10) {
             0..=3 => self.push("malloc", &[slot, size, sparse]),

@@ -6,7 +6,7 @@ use crate::options::{Set, SETS};
 use crate::plan::Call;
 use crate::program::{Kind, Programs};
 use crate::report::{self, Sum};
-use crate::{generate, known, minimise};
+use crate::{generate, known, minimise, plan};
 use clap::Parser;
 use std::fs::File;
 use std::io::Write;
@@ -52,6 +52,9 @@ pub struct Options {
     /// Print the records of the first seed, plain and under each set.
     #[arg(long)]
     pub show: bool,
+    /// Print the first seed's calls as the child reads them.
+    #[arg(long)]
+    pub plan: bool,
 }
 
 /// What all jobs share.
@@ -97,6 +100,10 @@ fn library(options: &Options) -> Result<PathBuf, String> {
 /// # Errors
 /// What is missing, and wrong options.
 pub fn run(options: &Options) -> Result<bool, String> {
+    if options.plan {
+        print!("{}", plan::text(&generate::plan(options.seed, options.calls).1));
+        return Ok(true);
+    }
     let sets = chosen(&options.options)?;
     let library = library(options)?;
     let programs = Programs::build()?;
