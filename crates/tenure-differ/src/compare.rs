@@ -32,23 +32,38 @@ fn fields(record: &str) -> impl Iterator<Item = (&str, &str)> {
 
 /// The first difference.
 pub fn compare(plain: &Run, other: &Run) -> Option<Difference> {
+    compare_from(plain, other, 0).map(|(_, found)| found)
+}
+
+/// The first difference from a record on, and that record's place.
+pub fn compare_from(plain: &Run, other: &Run, from: usize) -> Option<(usize, Difference)> {
     let longest = plain.records.len().max(other.records.len());
-    for n in 0..longest {
+    for n in from..longest {
         let records = (plain.records.get(n), other.records.get(n));
         let (Some(one), Some(two)) = records else {
             let there = records.0.or(records.1).map_or("", String::as_str);
             let lost = if records.1.is_none() { "ends" } else { "goes-on" };
-            return Some(Difference {
+            let found = Difference {
                 index: index(there),
                 kind: format!("{lost}:{} instead of {} at {}", other.end, plain.end, name(there)),
                 plain: records.0.cloned().unwrap_or_else(|| plain.end.clone()),
-                other: records.1.cloned().unwrap_or_else(|| format!("{} {}", other.end, other.said)),
-            });
+                other: records
+                    .1
+                    .cloned()
+                    .unwrap_or_else(|| format!("{} {}", other.end, other.said)),
+            };
+            // Nothing can be compared any more.
+            return Some((longest, found));
         };
         if let Some(keys) = differing(one, two) {
             let kind = format!("{}:{keys}", name(one));
-            return Some(Difference { index: index(one), kind, plain: one.clone(), other: two.clone() });
+            let found =
+                Difference { index: index(one), kind, plain: one.clone(), other: two.clone() };
+            return Some((n, found));
         }
+    }
+    if from > longest {
+        return None;
     }
     let said = !other.said.is_empty() && other.said != plain.said;
     if plain.end == other.end && !said {
@@ -59,17 +74,23 @@ pub fn compare(plain: &Run, other: &Run) -> Option<Difference> {
     } else {
         format!("end:{} instead of {}", other.end, plain.end)
     };
-    Some(Difference {
+    let found = Difference {
         index: usize::MAX,
         kind,
         plain: plain.end.clone(),
         other: format!("{} {}", other.end, other.said),
-    })
+    };
+    Some((longest, found))
 }
 
 /// The first number of a record, after the marks of children.
 fn index(record: &str) -> usize {
-    record.trim_start_matches("f.").split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(usize::MAX)
+    record
+        .trim_start_matches("f.")
+        .split(' ')
+        .next()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(usize::MAX)
 }
 
 fn name(record: &str) -> &str {
@@ -90,7 +111,8 @@ fn differing(one: &str, two: &str) -> Option<String> {
         let other = Difference::field(two, key);
         if !agrees(key, value, other, two) {
             // Contents have a field for each object: one kind.
-            let is_object = key.len() > 1 && key.starts_with('h') && key[1..].parse::<u32>().is_ok();
+            let is_object =
+                key.len() > 1 && key.starts_with('h') && key[1..].parse::<u32>().is_ok();
             keys.push(if is_object { "h" } else { key });
         }
     }
@@ -110,6 +132,7 @@ fn agrees(key: &str, plain: &str, other: Option<&str>, record: &str) -> bool {
     }
     let (Ok(plain), Ok(other)) = (plain.parse::<u64>(), other.parse::<u64>()) else { return false };
     match key {
+        "~wrong" => other <= plain,
         "~usable" => other <= plain + plain / 8 + 64,
         "~rss" => {
             let kept = Difference::field(record, "~kept").and_then(|kib| kib.parse::<u64>().ok());
@@ -130,9 +153,11 @@ mod tests {
 
     #[test]
     fn the_first_record_that_differs_is_named_with_its_fields() {
-        let plain = run(&["0 mmap e=77 r=new", "1 munmap r=0 e=77", "2 sweep h03=5 all=9"], "exit 0");
+        let plain =
+            run(&["0 mmap e=77 r=new", "1 munmap r=0 e=77", "2 sweep h03=5 all=9"], "exit 0");
         assert_eq!(compare(&plain, &plain), None);
-        let other = run(&["0 mmap e=77 r=new", "1 munmap r=-1 e=12", "2 sweep h03=6 all=8"], "exit 0");
+        let other =
+            run(&["0 mmap e=77 r=new", "1 munmap r=-1 e=12", "2 sweep h03=6 all=8"], "exit 0");
         let found = compare(&plain, &other).expect("it differs");
         assert_eq!((found.index, found.kind.as_str()), (1, "munmap:r,e"));
         let other = run(&[&plain.records[0], &plain.records[1], "2 sweep h03=6 all=8"], "exit 0");
@@ -144,7 +169,10 @@ mod tests {
         let plain = run(&["0 free e=77", "1 free e=77"], "exit 0");
         let other = run(&["0 free e=77"], "signal 11");
         let found = compare(&plain, &other).expect("it ends early");
-        assert_eq!((found.index, found.kind.as_str()), (1, "ends:signal 11 instead of exit 0 at free"));
+        assert_eq!(
+            (found.index, found.kind.as_str()),
+            (1, "ends:signal 11 instead of exit 0 at free")
+        );
         let other = run(&["0 free e=77", "1 free e=77"], "hang");
         assert!(compare(&plain, &other).is_some());
     }

@@ -145,7 +145,16 @@ impl Generator {
     }
 
     fn absurd(&mut self) -> u64 {
-        self.rng.pick(&[1 << 40, 1 << 46, 1 << 47, 1 << 62, 1 << 63, u64::MAX, u64::MAX - 5000, 1 << 50])
+        self.rng.pick(&[
+            1 << 40,
+            1 << 46,
+            1 << 47,
+            1 << 62,
+            1 << 63,
+            u64::MAX,
+            u64::MAX - 5000,
+            1 << 50,
+        ])
     }
 
     fn heap(&mut self) {
@@ -306,7 +315,8 @@ impl Generator {
 
     fn range_call(&mut self, slot: u64, from: u64, len: u64) {
         const ADVICES: &[u64] = &[
-            0, 1, 2, 3, 4, 4, 4, 8, 8, 9, 10, 11, 12, 13, 14, 14, 15, 16, 17, 18, 18, 19, 20, 21, 22, 23, 24, 99, 5000,
+            0, 1, 2, 3, 4, 4, 4, 8, 8, 9, 10, 11, 12, 13, 14, 14, 15, 16, 17, 18, 18, 19, 20, 21,
+            22, 23, 24, 99, 5000,
         ];
         let which = self.rng.pick(&[0, 0, 0, 1, 1, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9]);
         let more = match which {
@@ -344,7 +354,8 @@ impl Generator {
     }
 
     fn file(&mut self) -> (u64, u64) {
-        let offset = self.rng.pick(&[0, 0, PAGE, 16 * PAGE, 200 * PAGE, 255 * PAGE, 100, 4097, 1 << 40]);
+        let offset =
+            self.rng.pick(&[0, 0, PAGE, 16 * PAGE, 200 * PAGE, 255 * PAGE, 100, 4097, 1 << 40]);
         (self.rng.pick(&[1, 1, 1, 2, 3]), offset)
     }
 

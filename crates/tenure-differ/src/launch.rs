@@ -1,7 +1,7 @@
 //! Takes seed after seed until the time is over.
 
 use crate::child::{self, Place};
-use crate::compare::{compare, Difference};
+use crate::compare::{compare, compare_from, Difference};
 use crate::options::{Set, SETS};
 use crate::plan::Call;
 use crate::program::{Kind, Programs};
@@ -40,6 +40,13 @@ pub struct Options {
     /// Go on after a difference.
     #[arg(long)]
     pub keep_going: bool,
+    /// Kinds of differences to pass over, with semicolons between them, for what is being mended: the
+    /// comparison goes on with the next record.
+    #[arg(long, default_value = "")]
+    pub pass: String,
+    /// Calls to leave out, by their names with commas between them.
+    #[arg(long, default_value = "")]
+    pub without: String,
     /// Do not look for the shortest sequence that shows a difference.
     #[arg(long)]
     pub as_found: bool,
@@ -55,6 +62,12 @@ pub struct Options {
     /// Print the first seed's calls as the child reads them.
     #[arg(long)]
     pub plan: bool,
+}
+
+fn plan_of(options: &Options, seed: u64) -> (Kind, Vec<Call>) {
+    let (kind, mut calls) = generate::plan(seed, options.calls);
+    calls.retain(|call| !options.without.split(',').any(|name| name == call.name));
+    (kind, calls)
 }
 
 /// What all jobs share.
@@ -101,7 +114,7 @@ fn library(options: &Options) -> Result<PathBuf, String> {
 /// What is missing, and wrong options.
 pub fn run(options: &Options) -> Result<bool, String> {
     if options.plan {
-        print!("{}", plan::text(&generate::plan(options.seed, options.calls).1));
+        print!("{}", plan::text(&plan_of(options, options.seed).1));
         return Ok(true);
     }
     let sets = chosen(&options.options)?;
@@ -157,7 +170,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
 
 impl Shared<'_> {
     fn show(&self) -> Result<(), String> {
-        let (kind, calls) = generate::plan(self.options.seed, self.options.calls);
+        let (kind, calls) = plan_of(self.options, self.options.seed);
         let plain = child::run(&self.place, kind, &calls, None)?;
         println!("{kind:?}, plain: {}\n{}", plain.end, plain.records.join("\n"));
         for set in &self.sets {
@@ -169,18 +182,33 @@ impl Shared<'_> {
 
     /// One plan, plain and under each set.
     fn sequence(&self, seed: u64) -> Result<(), String> {
-        let (kind, calls) = generate::plan(seed, self.options.calls);
+        let (kind, calls) = plan_of(self.options, seed);
         let plain = child::run(&self.place, kind, &calls, None)?;
         self.sum.lock().expect("no job panics").sequences += 1;
         for set in &self.sets {
             let other = child::run(&self.place, kind, &calls, Some(set))?;
-            let found = compare(&plain, &other);
             self.sum.lock().expect("no job panics").calls += other.records.len() as u64;
-            if let Some(found) = found {
-                self.judge(seed, kind, &calls, set, &plain, found)?;
+            let mut from = 0;
+            while let Some((at, found)) = compare_from(&plain, &other, from) {
+                if !self.is_known(&found, set) {
+                    self.judge(seed, kind, &calls, set, &plain, found)?;
+                    break;
+                }
+                from = at + 1;
             }
         }
         Ok(())
+    }
+
+    fn is_known(&self, found: &Difference, set: &Set) -> bool {
+        let passed = self.options.pass.split(';').any(|kind| kind == found.kind);
+        let name = match known::explain(found, set) {
+            Some(known) => known.name,
+            None if passed => "passed over",
+            None => return false,
+        };
+        *self.sum.lock().expect("no job panics").known.entry(name).or_default() += 1;
+        true
     }
 
     fn judge(
@@ -192,10 +220,6 @@ impl Shared<'_> {
         plain: &child::Run,
         found: Difference,
     ) -> Result<(), String> {
-        if let Some(known) = known::explain(&found, set) {
-            *self.sum.lock().expect("no job panics").known.entry(known.name).or_default() += 1;
-            return Ok(());
-        }
         let again = child::run(&self.place, program, calls, None)?;
         if let Some(own) = compare(plain, &again) {
             let mut sum = self.sum.lock().expect("no job panics");
@@ -204,15 +228,20 @@ impl Shared<'_> {
         }
         let is_first = {
             let mut sum = self.sum.lock().expect("no job panics");
-            let entry = sum.found.entry(found.kind.clone()).or_insert((0, seed, set.name));
-            entry.0 += 1;
-            entry.0 == 1
+            // The same kind under other options is counted, and not said again.
+            let is_first = !sum.found.keys().any(|(kind, _)| *kind == found.kind);
+            sum.found.entry((found.kind.clone(), set.name)).or_insert((0, seed)).0 += 1;
+            is_first
         };
         if !self.options.keep_going {
             self.stop.store(true, Ordering::Relaxed);
         }
         let shortest = match is_first && !self.options.as_found {
-            true => minimise::minimise(&self.place, program, calls, set, found.index, &found.kind),
+            true => {
+                let passed: Vec<&str> = self.options.pass.split(';').collect();
+                let (index, kind) = (found.index, &found.kind);
+                minimise::minimise(&self.place, program, calls, set, index, kind, &passed)
+            }
             false => Vec::new(),
         };
         if let Some(json) = &self.json {
@@ -220,7 +249,7 @@ impl Shared<'_> {
             let _ = json.lock().expect("no job panics").write_all(line.as_bytes());
         }
         if is_first {
-            let said = report::difference(seed, self.options.calls, set.name, &found, calls, &shortest);
+            let said = report::difference(seed, self.options, set.name, &found, calls, &shortest);
             print!("{program:?} {said}");
         }
         Ok(())

@@ -52,7 +52,9 @@ pub fn line(call: &Call) -> String {
     for number in &numbers[..used] {
         let _ = match *number {
             number if number >= 1 << 63 => write!(text, " -{}", number.wrapping_neg()),
-            number if number >= 4096 && number % 4096 == 0 => write!(text, " {}*4096", number / 4096),
+            number if number >= 4096 && number % 4096 == 0 => {
+                write!(text, " {}*4096", number / 4096)
+            }
             number => write!(text, " {number}"),
         };
     }

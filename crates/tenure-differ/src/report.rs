@@ -1,6 +1,7 @@
 //! What was found, for people and as JSON.
 
 use crate::compare::Difference;
+use crate::launch::Options;
 use crate::plan::{line, Call};
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ pub struct Sum {
     /// Records that were compared.
     pub calls: u64,
     /// Differences by their kind: how many, and the first one's seed and options.
-    pub found: BTreeMap<String, (u64, u64, &'static str)>,
+    pub found: BTreeMap<(String, &'static str), (u64, u64)>,
     /// Known ones by their name.
     pub known: BTreeMap<&'static str, u64>,
     /// Plans that the plain program itself answered differently the second time, by kind.
@@ -26,8 +27,9 @@ impl Sum {
             "{} sequences, {} calls compared, {seconds:.1} s\n",
             self.sequences, self.calls
         );
-        for (kind, (count, seed, set)) in &self.found {
-            text += &format!("  {count:>6} differ in {kind} (first: --seed {seed} --options {set})\n");
+        for ((kind, set), (count, seed)) in &self.found {
+            text +=
+                &format!("  {count:>6} differ in {kind} (first: --seed {seed} --options {set})\n");
         }
         for (name, count) in &self.known {
             text += &format!("  {count:>6} known: {name}\n");
@@ -44,16 +46,28 @@ impl Sum {
 /// One difference for a reader.
 pub fn difference(
     seed: u64,
-    calls: usize,
+    options: &Options,
     set: &str,
     found: &Difference,
     plan: &[Call],
     shortest: &[Call],
 ) -> String {
     let call = plan.get(found.index).map_or("the end".to_owned(), line);
+    let Options { calls, without, .. } = options;
     let mut text = format!("DIFFERENCE {}: call {} of {calls}: {call}\n", found.kind, found.index);
     text += &format!("  plain: {}\n  other: {}\n", found.plain, found.other.trim_end());
-    text += &format!("  repeat: tenure-differ --seed {seed} --calls {calls} --options {set} --once\n");
+    text +=
+        &format!("  repeat: tenure-differ --seed {seed} --calls {calls} --options {set} --once");
+    text += &if without.is_empty() {
+        "
+"
+        .into()
+    } else {
+        format!(
+            " --without {without}
+"
+        )
+    };
     if !shortest.is_empty() {
         text += &format!("  {} calls show it:\n", shortest.len());
         for call in shortest {
