@@ -216,7 +216,7 @@ static void op_write(size_t index, const unsigned long *a) {
         fill(slot, 0, o->size);
         return put_contents(slot);
     }
-    if (!is_ours(slot, a[1], a[2]))
+    if (a[2] > o->size || !is_ours(slot, a[1], a[2]))
         return not_applicable("range");
     put("faults", write_pages(slot, a[1], a[1] + a[2]));
     put_contents(slot);

@@ -184,6 +184,9 @@ impl Shared<'_> {
     fn sequence(&self, seed: u64) -> Result<(), String> {
         let (kind, calls) = plan_of(self.options, seed);
         let plain = child::run(&self.place, kind, &calls, None)?;
+        if plain.end == "hang" {
+            return Err(format!("seed {seed}: the plain program does not end"));
+        }
         self.sum.lock().expect("no job panics").sequences += 1;
         for set in &self.sets {
             let other = child::run(&self.place, kind, &calls, Some(set))?;
