@@ -59,7 +59,7 @@ void run(size_t from, size_t to) {
             not_applicable("unknown");
         finish();
         /* A thread or a child has made these. */
-        if (!strcmp(calls[n].name, "thread"))
+        if (!strcmp(calls[n].name, "thread") || !strcmp(calls[n].name, "narrow"))
             n += calls[n].a[0];
     }
 }

@@ -266,7 +266,8 @@ static void op_mremap(size_t index, const unsigned long *a) {
         put_text("r", "ok");
         if (from + new_len > o->size)
             o->size = from + new_len;
-        set_pages(slot, from, new_len, MAPPED);
+        if (new_len > old_len)
+            set_pages(slot, from + old_len, new_len - old_len, MAPPED);
         if (new_len < old_len)
             set_pages(slot, from + new_len, old_len - new_len, HOLE);
         if (whole && new_len < old_len)

@@ -50,15 +50,14 @@ static void *in_thread(void *argument) {
     run(part->from, part->to);
     return 0;
 }
-/* The next calls in a thread; 1: with the smallest stack there is. */
-static void op_thread(size_t index, const unsigned long *a) {
+static void make_thread(size_t index, const unsigned long *a, int is_narrow) {
     static struct part part;
     if (depth > 1)
         return not_applicable("depth");
     pthread_attr_t how;
     pthread_t thread;
     pthread_attr_init(&how);
-    if (a[1] & 1)
+    if (is_narrow)
         pthread_attr_setstacksize(&how, PTHREAD_STACK_MIN);
     part = (struct part){index + 1, index + 1 + a[0]};
     generation++;
@@ -72,6 +71,9 @@ static void op_thread(size_t index, const unsigned long *a) {
     generation++;
     pthread_attr_destroy(&how);
 }
+/* The next calls in a thread; in one with the smallest stack there is. */
+static void op_thread(size_t index, const unsigned long *a) { make_thread(index, a, 0); }
+static void op_narrow(size_t index, const unsigned long *a) { make_thread(index, a, 1); }
 
 /* Threads at once: only the bytes are looked at. */
 static int wrong_bytes;
@@ -314,6 +316,6 @@ static void op_end(size_t index, const unsigned long *a) {
 }
 
 const struct named process_operations[] = {
-    {"fork", op_fork},   {"thread", op_thread}, {"race", op_race},       {"signal", op_signal}, {"limit", op_limit},
+    {"fork", op_fork},   {"thread", op_thread}, {"narrow", op_narrow}, {"race", op_race},       {"signal", op_signal}, {"limit", op_limit},
     {"filter", op_filter}, {"descriptors", op_descriptors}, {"end", op_end}, {0, 0},
 };

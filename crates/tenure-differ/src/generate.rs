@@ -430,8 +430,9 @@ impl Generator {
                 self.push("fork", &numbers);
             }
             3..=7 => {
-                let numbers = [1 + self.rng.below(10), u64::from(!self.rng.once_in(3))];
-                self.push("thread", &numbers);
+                let numbers = [1 + self.rng.below(10)];
+                let name = if self.rng.once_in(3) { "thread" } else { "narrow" };
+                self.push(name, &numbers);
             }
             8 => {
                 let seed = self.rng.draw() >> 8;
