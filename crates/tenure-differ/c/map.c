@@ -112,7 +112,7 @@ static void op_mmap(size_t index, const unsigned long *a) {
         new_object(slot, made, len);
     }
     if (objects[slot].kind == MAP) {
-        put_mapping(slot, flags & (MAP_LOCKED | MAP_GROWSDOWN) ? 1 : 0);
+        put_mapping(slot, peek || flags & (MAP_LOCKED | MAP_GROWSDOWN));
         if (peek)
             put_contents(slot);
     }
@@ -189,7 +189,26 @@ static int make(unsigned long which, char *at, size_t len, int more) {
     }
     }
 }
-/* slot, offset, length, which call, its last argument */
+/* Past the C library, which a library that is preloaded does not see. */
+static int make_raw(unsigned long which, char *at, size_t len, int more) {
+    switch (which) {
+    case PROTECT:
+    case PROTECT_KEY:
+        return syscall(SYS_mprotect, at, len, more);
+    case ADVISE:
+    case PROCESS_ADVISE:
+        return syscall(SYS_madvise, at, len, more);
+    case LOCK:
+        return syscall(SYS_mlock, at, len);
+    case LOCK2:
+        return syscall(SYS_mlock2, at, len, more);
+    case UNLOCK:
+        return syscall(SYS_munlock, at, len);
+    default:
+        return make(which, at, len, more);
+    }
+}
+/* slot, offset, length, which call, its last argument, whether it is made past the C library */
 static void op_range(size_t index, const unsigned long *a) {
     (void)index;
     int slot = a[0] % SLOTS;
@@ -199,7 +218,7 @@ static void op_range(size_t index, const unsigned long *a) {
         return not_applicable("range");
     char *at = objects[slot].at + a[1];
     errno = 77;
-    int done = make(which, at, len, a[4]);
+    int done = a[5] ? make_raw(which, at, len, a[4]) : make(which, at, len, a[4]);
     put_result(done, errno);
     /* When the kernel takes lazily freed pages is its own affair. */
     if ((which == ADVISE || which == PROCESS_ADVISE) && a[4] == 8)

@@ -214,12 +214,29 @@ static void op_signal(size_t index, const unsigned long *a) {
     put("wrong", handler_wrong);
 }
 
+/* Without this right RLIMIT_MEMLOCK holds for root, too. */
+static void drop_right_to_lock(void) {
+    struct {
+        unsigned version;
+        int thread;
+    } head = {0x20080522, 0};
+    struct {
+        unsigned effective, permitted, inheritable;
+    } sets[2];
+    if (syscall(SYS_capget, &head, sets))
+        return;
+    sets[0].effective &= ~(1u << 14);
+    syscall(SYS_capset, &head, sets);
+}
+
 static void op_limit(size_t index, const unsigned long *a) {
     (void)index;
     static const int which[] = {RLIMIT_AS, RLIMIT_DATA, RLIMIT_MEMLOCK, RLIMIT_STACK, RLIMIT_NOFILE};
     struct rlimit limit, after;
     getrlimit(which[a[0] % 5], &limit);
     limit.rlim_cur = a[1] < limit.rlim_max ? a[1] : limit.rlim_max;
+    if (a[0] % 5 == 2)
+        drop_right_to_lock();
     errno = 77;
     int done = setrlimit(which[a[0] % 5], &limit);
     put_result(done, errno);
@@ -261,7 +278,12 @@ static void op_descriptors(size_t index, const unsigned long *a) {
 
 static pthread_key_t keys;
 static int key_made;
+/* Main's destructor, or the last thread: which of them comes second. */
+static sem_t turn;
+static int thread_first, have_thread;
 static void at_thread_end(void *value) {
+    if (have_thread && thread_first)
+        sem_wait(&turn);
     /* Takes its time, and uses memory: the process must not end meanwhile. */
     usleep(30000);
     char *at = malloc((size_t)value);
@@ -270,12 +292,19 @@ static void at_thread_end(void *value) {
     begin(call_count, "destructor");
     put("r", (long)value);
     finish();
+    if (have_thread && !thread_first)
+        sem_post(&turn);
 }
 static void *last(void *argument) {
-    usleep((long)argument);
+    (void)argument;
+    if (!thread_first)
+        sem_wait(&turn);
+    usleep(30000);
     begin(call_count, "last-thread");
     sweep();
     finish();
+    if (thread_first)
+        sem_post(&turn);
     return 0;
 }
 static void at_exit(void) {
@@ -304,7 +333,10 @@ static void op_end(size_t index, const unsigned long *a) {
         pthread_exit(0);
     case 3:
         pthread_setspecific(keys, (void *)500001);
-        if (!pthread_create(&thread, 0, last, (void *)(long)(a[1] % 60000)))
+        sem_init(&turn, 0, 0);
+        thread_first = a[1] & 1;
+        have_thread = !pthread_create(&thread, 0, last, 0);
+        if (have_thread)
             pthread_detach(thread);
         pthread_exit(0);
     case 4:

@@ -28,6 +28,7 @@ pub struct Generator {
     objects: [Object; SLOTS as usize],
     calls: Vec<Call>,
     limited: bool,
+    lock_limited: bool,
     locked_all: bool,
     filtered: bool,
 }
@@ -61,6 +62,7 @@ pub fn plan(seed: u64, calls: usize) -> (Kind, Vec<Call>) {
         objects: [Object::None; SLOTS as usize],
         calls: Vec::new(),
         limited: false,
+        lock_limited: false,
         locked_all: false,
         filtered: false,
     };
@@ -328,7 +330,8 @@ impl Generator {
             9 => self.rng.pick(&[3, 20, 21, 4, 99]),
             _ => 0,
         };
-        self.push("range", &[slot, from, len, which, more]);
+        let raw = u64::from(self.rng.once_in(12));
+        self.push("range", &[slot, from, len, which, more, raw]);
     }
 
     fn protection(&mut self) -> u64 {
@@ -446,11 +449,16 @@ impl Generator {
                 let (which, value) = self.rng.pick(&[
                     (0, 4 << 30),
                     (1, 2 << 30),
-                    (2, 64 << 10),
+                    (2, 1 << 20),
                     (3, 64 << 20),
                     (4, 256),
                 ]);
                 self.limited |= which < 2;
+                // What locks all memory under a limit refuses what the limit is too small for.
+                if which == 2 && self.locked_all {
+                    return;
+                }
+                self.lock_limited |= which == 2;
                 self.push("limit", &[which, value]);
             }
             12 if !self.filtered && self.rng.once_in(3) => {
@@ -458,7 +466,7 @@ impl Generator {
                 let numbers = [self.rng.below(12), self.rng.below(2)];
                 self.push("filter", &numbers);
             }
-            13 if self.rng.once_in(4) => {
+            13 if !self.lock_limited && self.rng.once_in(4) => {
                 self.locked_all = true;
                 let flags = self.rng.pick(&[1, 2, 3, 4, 5, 6, 7, 0, 8]);
                 self.push("lockall", &[flags]);
