@@ -1,0 +1,16 @@
+//! The differential driver's command line.
+
+use clap::Parser;
+use std::process::ExitCode;
+use tenure_differ::launch::{run, Options};
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(text) => {
+            eprintln!("tenure-differ: {text}");
+            ExitCode::from(2)
+        }
+    }
+}
