@@ -4,10 +4,10 @@ pub mod exit;
 pub mod in_flight;
 pub mod malloc;
 pub mod map;
-pub mod moving;
 mod program_memory;
 mod remap;
 pub mod rlimit;
+mod rules;
 mod state;
 pub mod threads;
 
