@@ -3,6 +3,7 @@
 //! All of it by raw system calls. Whoever calls may hold an allocator's locks, or be a signal handler:
 //! nothing here allocates or starts a thread, but for a populate in parallel, which the caller asked for.
 
+use super::by_number::kernel;
 use super::rules::{is_plain_memory, let_go_of_pool, touches_pool};
 use super::Errno;
 use crate::{engage, keeper, seen};
@@ -48,7 +49,7 @@ pub unsafe fn raw_mmap(
     offset: i64,
 ) -> *mut c_void {
     // SAFETY: the caller's call; it sets errno.
-    unsafe { libc::syscall(libc::SYS_mmap, at, len, protection, flags, fd, offset) as *mut c_void }
+    unsafe { kernel!(libc::SYS_mmap, at, len, protection, flags, fd, offset) as *mut c_void }
 }
 
 #[no_mangle]
@@ -257,7 +258,7 @@ pub unsafe extern "C" fn munmap(at: *mut c_void, len: usize) -> c_int {
         return unsafe { munmap_retired(at, len) };
     }
     // SAFETY: as above.
-    unsafe { libc::syscall(libc::SYS_munmap, at, len) as c_int }
+    unsafe { kernel!(libc::SYS_munmap, at, len) as c_int }
 }
 
 #[cold]
@@ -309,5 +310,5 @@ unsafe fn munmap_retired(at: *mut c_void, len: usize) -> c_int {
 /// A raw call of `advice`.
 pub unsafe fn raw_madvise(at: *mut c_void, len: usize, advice: c_int) -> c_long {
     // SAFETY: the caller's call; it sets errno.
-    unsafe { libc::syscall(libc::SYS_madvise, at, len, advice) }
+    unsafe { kernel!(libc::SYS_madvise, at, len, advice) }
 }

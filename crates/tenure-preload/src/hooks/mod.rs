@@ -1,5 +1,6 @@
 //! The functions that programs call.
 
+pub mod by_number;
 pub mod exit;
 pub mod in_flight;
 pub mod malloc;

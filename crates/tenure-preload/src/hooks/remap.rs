@@ -1,5 +1,6 @@
 //! mremap.
 
+use super::by_number::kernel;
 use super::map::{reaches, UNMAP_LEAST};
 use super::rules::{is_plain_growth, let_go_of_pool, touches_pool};
 use super::Errno;
@@ -17,7 +18,7 @@ unsafe fn raw_mremap(
     to: *mut c_void,
 ) -> *mut c_void {
     // SAFETY: the caller's call; it sets errno.
-    unsafe { libc::syscall(libc::SYS_mremap, at, old_len, new_len, flags, to) as *mut c_void }
+    unsafe { kernel!(libc::SYS_mremap, at, old_len, new_len, flags, to) as *mut c_void }
 }
 
 /// C declares it with a variable argument; the fifth is where that would be.

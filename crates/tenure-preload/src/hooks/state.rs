@@ -1,6 +1,7 @@
 //! Calls that name mappings, and change their state or look at them. The calls themselves are made as they are, after
 //! the pool has let go of what [`super::rules`] says.
 
+use super::by_number::kernel;
 use super::map::raw_madvise;
 use super::rules::{let_go, let_go_of_pool, of_advice, touches_pool};
 use super::{program_memory, Errno};
@@ -40,6 +41,17 @@ pub unsafe extern "C" fn posix_madvise(at: *mut c_void, len: usize, advice: c_in
     }
 }
 
+/// Of what a vector names, perhaps of another process, whose addresses then take a run out of the pool for
+/// nothing. Before the call, for one that fails may have changed some of them.
+pub fn let_go_of_each(vector: *const libc::iovec, count: usize, advice: c_int) {
+    for at in 0..count.min(libc::UIO_MAXIOV as usize) {
+        let part = vector.wrapping_add(at);
+        // SAFETY: the program passes so many, or the kernel refuses the vector.
+        let Some(part) = (unsafe { program_memory::read(part) }) else { break };
+        let_go(part.iov_base, part.iov_len, of_advice(advice));
+    }
+}
+
 #[no_mangle]
 pub unsafe extern "C" fn process_madvise(
     pidfd: c_int,
@@ -48,18 +60,9 @@ pub unsafe extern "C" fn process_madvise(
     advice: c_int,
     flags: c_uint,
 ) -> isize {
-    // Perhaps of another process, whose addresses then take a run out of the pool for nothing. Before the call,
-    // for one that fails may have changed some of them.
-    for at in 0..count.min(libc::UIO_MAXIOV as usize) {
-        let part = vector.wrapping_add(at);
-        // SAFETY: the program passes so many, or the kernel refuses the vector.
-        let Some(part) = (unsafe { program_memory::read(part) }) else { break };
-        let_go(part.iov_base, part.iov_len, of_advice(advice));
-    }
+    let_go_of_each(vector, count, advice);
     // SAFETY: the program's call.
-    unsafe {
-        libc::syscall(libc::SYS_process_madvise, pidfd, vector, count, advice, flags) as isize
-    }
+    unsafe { kernel!(libc::SYS_process_madvise, pidfd, vector, count, advice, flags) as isize }
 }
 
 /// Calls `(address, length, …)`, and what they do there.
@@ -70,7 +73,7 @@ macro_rules! calls {
             pub unsafe extern "C" fn $name(at: *mut c_void, len: usize $(, $more: $kind)*) -> c_int {
                 let_go(at, len, Call::$call);
                 // SAFETY: the program's call.
-                unsafe { libc::syscall(libc::$number, at, len $(, $more)*) as c_int }
+                unsafe { kernel!(libc::$number, at, len $(, $more)*) as c_int }
             }
         )*
     };
@@ -99,7 +102,7 @@ pub unsafe extern "C-unwind" fn msync(at: *mut c_void, len: usize, flags: c_int)
     type Function = unsafe extern "C-unwind" fn(*mut c_void, usize, c_int) -> c_int;
     match NEXT.get() {
         // SAFETY: the program's call.
-        next if next.is_null() => unsafe { libc::syscall(libc::SYS_msync, at, len, flags) as c_int },
+        next if next.is_null() => unsafe { kernel!(libc::SYS_msync, at, len, flags) as c_int },
         // SAFETY: the C library's function of that name; the program's call.
         next => unsafe { std::mem::transmute::<*mut c_void, Function>(next)(at, len, flags) },
     }
@@ -117,9 +120,9 @@ pub unsafe extern "C" fn pkey_mprotect(
     // SAFETY: the program's call.
     unsafe {
         if key == -1 {
-            libc::syscall(libc::SYS_mprotect, at, len, protection) as c_int
+            kernel!(libc::SYS_mprotect, at, len, protection) as c_int
         } else {
-            libc::syscall(libc::SYS_pkey_mprotect, at, len, protection, key) as c_int
+            kernel!(libc::SYS_pkey_mprotect, at, len, protection, key) as c_int
         }
     }
 }
@@ -137,7 +140,7 @@ pub unsafe extern "C" fn prctl(
         let_go(b as *const c_void, c as usize, Call::Changes);
     }
     // SAFETY: the program's call.
-    unsafe { libc::syscall(libc::SYS_prctl, option, a, b, c, d) as c_int }
+    unsafe { kernel!(libc::SYS_prctl, option, a, b, c, d) as c_int }
 }
 
 /// Watched by userfaultfd, a run would wait for a handler that knows nothing of its next owner; and the
@@ -162,7 +165,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
         }
     }
     // SAFETY: the program's call.
-    let done = unsafe { libc::syscall(libc::SYS_ioctl, fd, request as c_long, argument) as c_int };
+    let done = unsafe { kernel!(libc::SYS_ioctl, fd, request as c_long, argument) as c_int };
     if done == 0 && request == UFFDIO_API {
         // What it maps from here on it may want to be asked for, page by page.
         super::map::serve_no_more();
@@ -182,21 +185,21 @@ pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *m
         };
         let_go_of_pool(at as usize, size, Call::Replaces);
         // SAFETY: the program's call.
-        let attached = unsafe { libc::syscall(libc::SYS_shmat, id, at, flags) as *mut c_void };
+        let attached = unsafe { kernel!(libc::SYS_shmat, id, at, flags) as *mut c_void };
         if attached == libc::MAP_FAILED {
             mapped::was_refused(at as usize, size);
         }
         return attached;
     }
     // SAFETY: the program's call.
-    unsafe { libc::syscall(libc::SYS_shmat, id, at, flags) as *mut c_void }
+    unsafe { kernel!(libc::SYS_shmat, id, at, flags) as *mut c_void }
 }
 
 /// What is locked cannot be offered: from here on requests go to the next allocator.
 #[no_mangle]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     // SAFETY: the program's call.
-    let call = || unsafe { libc::syscall(libc::SYS_mlockall, flags) as c_int };
+    let call = || unsafe { kernel!(libc::SYS_mlockall, flags) as c_int };
     let mut done = call();
     if done != 0 && without_the_pool_it_is_allowed() {
         done = call();

@@ -28,6 +28,38 @@ fn setting_of(word: &str) -> Setting {
     }
 }
 
+/// The setting for anonymous memory, read at the first call, without allocating.
+pub(crate) fn anonymous_setting() -> Setting {
+    const UNKNOWN: u8 = 3;
+    static FOUND: AtomicU8 = AtomicU8::new(UNKNOWN);
+    let all = [Setting::Never, Setting::Advised, Setting::Always];
+    if let Some(found) = all.get(usize::from(FOUND.load(Ordering::Relaxed))) {
+        return *found;
+    }
+    let (by_size, general) = (
+        short(c"/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled"),
+        short(c"/sys/kernel/mm/transparent_hugepage/enabled"),
+    );
+    let text = |bytes: &'_ [u8; 64]| -> Setting {
+        setting_of(chosen(std::str::from_utf8(bytes).unwrap_or_default()))
+    };
+    let inherits =
+        matches!(chosen(std::str::from_utf8(&by_size).unwrap_or_default()), "" | "inherit");
+    let found = text(if inherits { &general } else { &by_size });
+    FOUND.store(found as u8, Ordering::Relaxed);
+    found
+}
+
+/// A short file's text, and zeros; or zeros alone.
+fn short(name: &std::ffi::CStr) -> [u8; 64] {
+    use rustix::fs::{Mode, OFlags};
+    let mut bytes = [0; 64];
+    if let Ok(file) = rustix::fs::open(name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+        let _ = rustix::io::read(&file, &mut bytes);
+    }
+    bytes
+}
+
 /// Since 6.8 each size has a setting of its own, "inherit" by default.
 fn read(own: &str, general: &str) -> Setting {
     let text = |name: &str| fs::read_to_string(format!("{DIRECTORY}/{name}")).unwrap_or_default();

@@ -23,12 +23,7 @@ static LISTS: Service = Service {
     recover: recover_lists,
     ..Service::named(
         "pool",
-        &[
-            Rank::PoolReservation,
-            Rank::PoolAllowance,
-            Rank::PoolThreadCache,
-            Rank::PoolCentral,
-        ],
+        &[Rank::PoolReservation, Rank::PoolAllowance, Rank::PoolThreadCache, Rank::PoolCentral],
     )
 };
 

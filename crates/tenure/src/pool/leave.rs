@@ -134,8 +134,7 @@ pub(super) fn close(territory: &Territory, spot: Spot) -> bool {
 /// Whether the program's part of a run in use is as it was handed out, as far as that can be told cheaply: a
 /// program may lock or seal it, or unmap parts of it, by system calls of its own.
 pub(super) fn is_as_it_was(territory: &Territory, spot: Spot) -> bool {
-    ACCESSIBLE.load(Ordering::Relaxed)
-        || arena::is_whole_and_not_locked(live(territory, spot))
+    ACCESSIBLE.load(Ordering::Relaxed) || arena::is_whole_and_not_locked(live(territory, spot))
 }
 
 /// Makes a run of state `MOVING` accessible again. `false`: that was refused, and it has left the pool.
