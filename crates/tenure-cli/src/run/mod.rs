@@ -61,8 +61,8 @@ pub struct Args {
           require_equals = true, default_missing_value = "pool", value_parser = mmap)]
     mmap: Option<String>,
     /// With --mmap: whether what is unmapped may not be accessed (closed), as without the pool, or stays accessible
-    /// until somebody else has it (open) [default: closed]. Closing and opening takes 4 us at 64K, 10 us at 1M,
-    /// 200 to 350 us at 16M (8 us with huge pages).
+    /// until somebody else has it (open) [default: closed]. Closing and opening takes 7 us at 64K, 26 us at 1M,
+    /// 600 us at 16M (100 us with huge pages); a munmap costs about as much as the kernel's.
     #[arg(long, env = variable::UNMAPPED, value_name = "closed|open", require_equals = true,
           value_parser = unmapped)]
     unmapped: Option<String>,

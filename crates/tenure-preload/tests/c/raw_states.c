@@ -30,6 +30,12 @@ static void next_are_new(const char *what) {
         CHECK(status_kib("VmLck:") == 0);
         CHECK(madvise(at, len, MADV_DONTNEED) == 0 && is_zero(at, len));
         memset(at, 1, len);
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (!child)
+            _exit(touch(at) || touch(at + len - 1) || at[0] != 1 || at[len - 1] != 1);
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
         CHECK(munmap(at, len) == 0);
     }
     printf("%zu: as new after %s\n", len, what);
@@ -53,6 +59,13 @@ int main(void) {
         AFTER("mlock2 of a page", raw(SYS_mlock2, (long)at + PAGE, PAGE, 0, 0));
         AFTER("mprotect", raw(SYS_mprotect, (long)at, len, PROT_READ, 0));
         AFTER("mprotect of a page", raw(SYS_mprotect, (long)at + 2 * PAGE, PAGE, PROT_NONE, 0));
+        /* Through the C library, by number. */
+        AFTER("MADV_DONTFORK", syscall(SYS_madvise, at, len, MADV_DONTFORK));
+        AFTER("MADV_WIPEONFORK", syscall(SYS_madvise, at, PAGE, MADV_WIPEONFORK));
+        AFTER("mremap", syscall(SYS_mremap, at, len, len / 2, 0) != (long)at);
+        AFTER("a mapping over it", syscall(SYS_mmap, at, PAGE, PROT_NONE, ANON | MAP_FIXED, -1, 0L) != (long)at);
+        AFTER("a refused mapping", syscall(SYS_mmap, at, PAGE, RW, MAP_PRIVATE | MAP_FIXED, 12345, 0L) != -1 || errno != EBADF);
+        AFTER("munmap by number", syscall(SYS_munmap, at, len));
         AFTER("munmap of a part", raw(SYS_munmap, (long)at + 2 * PAGE, PAGE, 0, 0));
         char *at = map(len);
         memset(at, 3, len);

@@ -28,26 +28,28 @@ fn setting_of(word: &str) -> Setting {
     }
 }
 
-/// The setting for anonymous memory, read at the first call, without allocating.
-pub(crate) fn anonymous_setting() -> Setting {
+/// The setting for anonymous memory as it was at the first call.
+pub(crate) fn first_anonymous() -> Setting {
     const UNKNOWN: u8 = 3;
     static FOUND: AtomicU8 = AtomicU8::new(UNKNOWN);
     let all = [Setting::Never, Setting::Advised, Setting::Always];
     if let Some(found) = all.get(usize::from(FOUND.load(Ordering::Relaxed))) {
         return *found;
     }
-    let (by_size, general) = (
-        short(c"/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled"),
-        short(c"/sys/kernel/mm/transparent_hugepage/enabled"),
-    );
-    let text = |bytes: &'_ [u8; 64]| -> Setting {
-        setting_of(chosen(std::str::from_utf8(bytes).unwrap_or_default()))
-    };
-    let inherits =
-        matches!(chosen(std::str::from_utf8(&by_size).unwrap_or_default()), "" | "inherit");
-    let found = text(if inherits { &general } else { &by_size });
+    let found = anonymous_now();
     FOUND.store(found as u8, Ordering::Relaxed);
     found
+}
+
+/// As it is now, read without allocating: two small files, some microseconds.
+pub(crate) fn anonymous_now() -> Setting {
+    let by_size = short(c"/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled");
+    let general = short(c"/sys/kernel/mm/transparent_hugepage/enabled");
+    let text = |bytes| std::str::from_utf8(bytes).unwrap_or_default();
+    match chosen(text(&by_size)) {
+        "" | "inherit" => setting_of(chosen(text(&general))),
+        word => setting_of(word),
+    }
 }
 
 /// A short file's text, and zeros; or zeros alone.

@@ -50,33 +50,57 @@ pub(super) fn run(territory: &Territory, spot: Spot, touched: usize, at: usize, 
 /// Drops what the former user's huge pages were split into, where the next one is to have huge pages again: else
 /// the run would have base pages for as long as it is used. A huge page takes the kernel as long to zero as its base
 /// pages take here.
+///
+/// So with smaller folios where they were advised: a run that has lost pages since has lost the folios, and would
+/// get single pages in their place.
 fn drop_split(territory: &Territory, spot: Spot, pagemap: &Pagemap, range: PageRange) {
     let advised = territory.run(spot).is(flag::ADVISED);
-    let from = range.start.next_multiple_of(HUGE_PAGE);
-    let to = range.end / HUGE_PAGE * HUGE_PAGE;
-    let wanted = match thp::anonymous_setting() {
-        thp::Setting::Never => false,
-        thp::Setting::Advised => advised,
-        thp::Setting::Always => settings().huge_pages != HugePages::Never,
+    let always = || {
+        settings().huge_pages != HugePages::Never
+            && range.len() >= HUGE_PAGE
+            && thp::first_anonymous() == thp::Setting::Always
     };
-    if from >= to || !wanted {
+    if !advised && !always() {
         return;
     }
-    let mut at = from;
-    let mut drop_to = |next: usize, resume: usize| {
-        let end = next / HUGE_PAGE * HUGE_PAGE;
-        if at < end {
-            // Refused where it is locked.
-            // SAFETY: inside a run that this thread has just taken, and whose contents nobody wants.
-            let _ = unsafe { advise::drop_pages(PageRange::new(at, end)) };
+    let from = range.start.next_multiple_of(HUGE_PAGE);
+    let to = range.end / HUGE_PAGE * HUGE_PAGE;
+    if from >= to {
+        let whole = PageRange::new(range.start, range.end / page_size() * page_size());
+        if whole.start == whole.end {
+            return;
         }
-        at = resume;
-    };
-    let whole = PageRange::new(from, to);
-    let told = pagemap.extents(whole, Pages::Huge, |huge| drop_to(huge.start, huge.end));
-    if told.is_ok() && pagemap::scan_works() {
-        drop_to(to, to);
+        let mut is_missing = false;
+        let told = pagemap.extents(whole, Pages::Missing, |_| is_missing = true);
+        if told.is_ok() && is_missing {
+            drop_pages(whole);
+        }
+        return;
     }
+    let mut split = [PageRange { start: 0, end: 0 }; 8];
+    let (mut at, mut count) = (from, 0);
+    let mut note = |huge_from: usize, huge_to: usize| {
+        let end = huge_from / HUGE_PAGE * HUGE_PAGE;
+        if at < end && count < split.len() {
+            split[count] = PageRange { start: at, end };
+            count += 1;
+        }
+        at = huge_to;
+    };
+    let told = pagemap.extents(PageRange::new(from, to), Pages::Huge, |huge| {
+        note(huge.start, huge.end);
+    });
+    note(to, to);
+    let is_known = told.is_ok() && pagemap::scan_works();
+    if count > 0 && is_known && thp::anonymous_now() != thp::Setting::Never {
+        split[..count].iter().for_each(|part| drop_pages(*part));
+    }
+}
+
+/// Refused where they are locked.
+fn drop_pages(range: PageRange) {
+    // SAFETY: inside a run that this thread has just taken, and whose contents nobody wants.
+    let _ = unsafe { advise::drop_pages(range) };
 }
 
 fn write(from: usize, to: usize) {
