@@ -15,6 +15,7 @@
 //! | `msync`, `mincore` | nothing | what is free in the range |
 //! | `prctl(PR_SET_VMA)`, `ioctl(UFFDIO_REGISTER)` | nothing | the range |
 //! | `shmat` with `SHM_REMAP` | nothing | what it replaces |
+//! | `syscall`, of these calls' numbers | nothing | as above (not for `ioctl` and `shmat`) |
 //!
 //! A range is let go of before the call, also of one that the kernel then refuses: its addresses are the pool's
 //! again once the program has unmapped them.

@@ -36,7 +36,7 @@ pub(super) fn run(territory: &Territory, spot: Spot, touched: usize, at: usize, 
     let mut written = first;
     let asked = errno::kept(|| {
         let pagemap = Pagemap::open()?;
-        drop_split(territory, spot, &pagemap, PageRange::new(first, end.max(first)));
+        drop_split(territory, spot, &pagemap, first, end);
         pagemap.extents(whole, Pages::Data, |part| {
             write(part.start, part.end.min(end));
             written = part.end;
@@ -53,23 +53,24 @@ pub(super) fn run(territory: &Territory, spot: Spot, touched: usize, at: usize, 
 ///
 /// So with smaller folios where they were advised: a run that has lost pages since has lost the folios, and would
 /// get single pages in their place.
-fn drop_split(territory: &Territory, spot: Spot, pagemap: &Pagemap, range: PageRange) {
+fn drop_split(territory: &Territory, spot: Spot, pagemap: &Pagemap, start: usize, end: usize) {
     let advised = territory.run(spot).is(flag::ADVISED);
     let always = || {
         settings().huge_pages != HugePages::Never
-            && range.len() >= HUGE_PAGE
+            && end - start >= HUGE_PAGE
             && thp::first_anonymous() == thp::Setting::Always
     };
     if !advised && !always() {
         return;
     }
-    let from = range.start.next_multiple_of(HUGE_PAGE);
-    let to = range.end / HUGE_PAGE * HUGE_PAGE;
+    let from = start.next_multiple_of(HUGE_PAGE);
+    let to = end / HUGE_PAGE * HUGE_PAGE;
     if from >= to {
-        let whole = PageRange::new(range.start, range.end / page_size() * page_size());
-        if whole.start == whole.end {
+        let end = end / page_size() * page_size();
+        if start >= end {
             return;
         }
+        let whole = PageRange::new(start, end);
         let mut is_missing = false;
         let told = pagemap.extents(whole, Pages::Missing, |_| is_missing = true);
         if told.is_ok() && is_missing {
