@@ -75,7 +75,7 @@ pub struct tenure_pool_stats {
     pub total_realloc_moved: u64,
     /// Their bytes.
     pub total_realloc_moved_bytes: u64,
-    /// Blocks mapped anew because the program had changed their mapping's state.
+    /// Blocks mapped anew because the program had changed their mapping's state or unmapped part of it.
     pub total_remapped: u64,
     /// Requests that could not be served.
     pub total_refused: u64,

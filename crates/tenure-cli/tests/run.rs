@@ -71,8 +71,14 @@ fn each_flag_is_a_variable() {
     let mut by_variable = tenure(&["-q", "--", "sh", "-c", script]);
     by_variable.env("TENURE_MMAP", "pool:2M");
     assert_eq!(text(&by_variable.output().expect("it starts").stdout), ",pool:2M,,,\n");
-    for wrong in ["--large=tool", "--mmap=pool:1", "--unmap=retire:", "--populate=0", "--lock=some"]
-    {
+    for wrong in [
+        "--large=tool",
+        "--mmap=pool:1",
+        "--unmap=retire:",
+        "--unmapped=half",
+        "--populate=0",
+        "--lock=some",
+    ] {
         let done = output(&[wrong, "--", "true"]);
         assert_eq!(done.status.code(), Some(2), "{wrong}");
         assert!(text(&done.stderr).contains(wrong.split('=').next().unwrap_or("")), "{wrong}");

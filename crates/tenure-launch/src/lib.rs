@@ -14,6 +14,8 @@ pub mod variable {
     pub const LARGE: &str = "TENURE_LARGE";
     /// `pool[:SIZE]` or `off`: large private anonymous mmap.
     pub const MMAP: &str = "TENURE_MMAP";
+    /// `closed` or `open`: what the pool's mmap was unmapped from.
+    pub const UNMAPPED: &str = "TENURE_UNMAPPED";
     /// `retire[:SIZE]` or `off`: large munmap.
     pub const UNMAP: &str = "TENURE_UNMAP";
     /// A number of threads, `auto`, or `off`: MAP_POPULATE.
@@ -125,6 +127,18 @@ pub fn lock(text: &[u8]) -> Result<Option<Lock>, Wrong> {
         b"all" => Ok(Some(Lock::All)),
         b"off" => Ok(None),
         _ => Err(Wrong("expected on-fault, all or off")),
+    }
+}
+
+/// `closed` is true, `open` false.
+///
+/// # Errors
+/// Anything else.
+pub fn unmapped(text: &[u8]) -> Result<bool, Wrong> {
+    match text {
+        b"closed" => Ok(true),
+        b"open" => Ok(false),
+        _ => Err(Wrong("expected closed or open")),
     }
 }
 

@@ -112,6 +112,8 @@ pub fn constructor() {
     let unmap = option(variable::UNMAP, launch::retire).flatten();
     let populate = option(variable::POPULATE, launch::threads).flatten();
     let lock = option(variable::LOCK, launch::lock).flatten();
+    let closed = option(variable::UNMAPPED, launch::unmapped).unwrap_or(true);
+    pool::mapped::keep_accessible(!closed);
     let inherit = option(variable::CHILDREN, launch::children).unwrap_or(true);
     let launched = value(variable::LAUNCHED).and_then(launch::size);
     let is_launched = launched == Some(keeper::pid() as usize);

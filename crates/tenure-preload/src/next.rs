@@ -1,7 +1,7 @@
 //! The definitions behind this library's: those of the next library in the loader's order.
 
 use crate::symbol;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 static LOOKING: AtomicBool = AtomicBool::new(false);
@@ -64,8 +64,21 @@ next! {
     malloc_usable_size = c"malloc_usable_size": unsafe extern "C" fn(*mut c_void) -> usize;
     free_sized = c"free_sized": unsafe extern "C" fn(*mut c_void, usize);
     free_aligned_sized = c"free_aligned_sized": unsafe extern "C" fn(*mut c_void, usize, usize);
+    syscall = c"syscall": SystemCall;
     exit_now = c"_exit": unsafe extern "C" fn(c_int) -> !;
     quick_exit = c"quick_exit": unsafe extern "C" fn(c_int) -> !;
+}
+
+type SystemCall =
+    unsafe extern "C" fn(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long;
+
+/// `syscall`, if it was looked up already: it is called from everywhere.
+#[inline]
+pub fn known_syscall() -> Option<SystemCall> {
+    match at::syscall.load(Ordering::Relaxed).is_null() {
+        true => None,
+        false => syscall(),
+    }
 }
 
 /// What a thread runs.

@@ -61,6 +61,7 @@ const CIRCLES: &[(&str, &[&str])] = &[
             "pool::forks",
             "pool::give",
             "pool::keep",
+            "pool::leave",
             "pool::list",
             "pool::mapped",
             "pool::release",

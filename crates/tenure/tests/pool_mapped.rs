@@ -6,7 +6,7 @@ use pool_kit::*;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tenure::pool::mapped::{self, Unmapped};
+use tenure::pool::mapped::{self, Call, Unmapped};
 use tenure::pool::{self, Settings};
 use tenure_testkit::pages::{map_count, smaps_of};
 use tenure_testkit::{in_child, run_child, this_test};
@@ -42,6 +42,33 @@ fn pairs_are_reused_and_read_zeros() {
     assert_eq!(unmap(b, 0, 3 * MIB - 1), Unmapped::Done, "lengths are rounded up, as munmap does");
 }
 
+/// Whether nothing is mapped there, asked of the kernel.
+fn is_free(at: usize, len: usize) -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: a new mapping that replaces nothing, and is unmapped again.
+    unsafe {
+        let at = libc::mmap(at as *mut _, len, libc::PROT_READ, flags, -1, 0);
+        at != libc::MAP_FAILED && libc::munmap(at, len) == 0
+    }
+}
+
+/// Maps, over whatever is there.
+fn map_at(at: usize, len: usize, kind: i32) -> NonNull<u8> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: over what the test has unmapped, or never had.
+    let made = unsafe {
+        let flags = kind | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        libc::mmap(at as *mut _, len, access, flags, -1, 0)
+    };
+    assert_eq!(made as usize, at);
+    NonNull::new(made.cast()).unwrap()
+}
+
+/// Maps until a run comes at that address.
+fn map_until(at: usize, len: usize) -> bool {
+    (0..200).any(|_| map(len).as_ptr() as usize == at)
+}
+
 #[test]
 fn parts_are_unmapped_and_the_rest_stays() {
     in_child(this_test!(), &[], || {
@@ -49,12 +76,12 @@ fn parts_are_unmapped_and_the_rest_stays() {
         let p = map(4 * MIB);
         let at = p.as_ptr() as usize;
         sign(p, 4 * MIB, 5);
-        assert!(!mapped::is_free(at, 4 * MIB));
+        assert!(!is_free(at, PAGE) && pool::owns(p.as_ptr()));
         // Head, a hole, tail; each twice: munmap of what is unmapped succeeds.
         for _ in 0..2 {
-            assert_eq!(unmap(p, 0, MIB), Unmapped::Done);
-            assert_eq!(unmap(p, 2 * MIB, PAGE), Unmapped::Done);
-            assert_eq!(unmap(p, 3 * MIB, MIB), Unmapped::Done);
+            for (offset, len) in [(0, MIB), (2 * MIB, PAGE), (3 * MIB, MIB)] {
+                assert_eq!(unmap(p, offset, len), Unmapped::Done);
+            }
         }
         for (offset, there) in [
             (0, false),
@@ -73,23 +100,18 @@ fn parts_are_unmapped_and_the_rest_stays() {
         for page in (MIB / PAGE..3 * MIB / PAGE).filter(|page| *page != 2 * MIB / PAGE) {
             assert_ne!(bytes(p, 4 * MIB)[page * PAGE + PAGE - 8], 0, "page {page}");
         }
-        assert!(mapped::is_free(at, MIB) && mapped::is_free(at + 2 * MIB, PAGE));
-        assert!(!mapped::is_free(at, MIB + 1) && !mapped::is_free(at + MIB, PAGE));
-        assert_eq!(pool::stats().in_use, 1);
-        // Nothing else may land there: the kernel refuses the addresses to others.
-        // SAFETY: a new mapping that replaces nothing.
-        let other = unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-            libc::mmap(at as *mut _, MIB, libc::PROT_READ, flags, -1, 0)
-        };
-        assert_eq!(other, libc::MAP_FAILED);
-        // All of the rest at once, over the holes.
+        // The addresses are free, and the run is not the pool's any more.
+        assert!(is_free(at, MIB) && is_free(at + 2 * MIB, PAGE) && is_free(at + 3 * MIB, MIB));
+        assert!(!pool::owns(p.as_ptr()) && !pool::touches(at, 4 * MIB) && !mapped::holds(at));
+        assert_eq!(pool::stats().in_use, 0);
+        for _ in 0..20 {
+            let other = map(4 * MIB).as_ptr() as usize;
+            assert!(other + 4 * MIB <= at || at + 4 * MIB <= other, "{other:#x} is the program's");
+        }
+        // All of the rest at once, over the holes: then the pool may have the addresses again.
         assert_eq!(unmap(p, 0, 4 * MIB), Unmapped::Done);
-        let stats = pool::stats();
-        assert_eq!((stats.in_use, stats.returned, stats.remapped), (0, 1, 1), "{stats:?}");
-        let again = map(4 * MIB);
-        assert_eq!(again, p);
-        assert!(bytes(again, 4 * MIB).iter().all(|byte| *byte == 0));
+        assert!(map_until(at, 4 * MIB));
+        assert!(bytes(p, 4 * MIB).iter().all(|byte| *byte == 0) && pool::owns(p.as_ptr()));
     });
 }
 
@@ -99,24 +121,16 @@ fn the_program_maps_over_what_it_unmapped() {
         let p = map(4 * MIB);
         let at = p.as_ptr() as usize;
         assert_eq!(unmap(p, MIB, MIB), Unmapped::Done);
-        assert!(mapped::is_free(at + MIB, MIB) && mapped::place(at + MIB, MIB));
-        // SAFETY: over a part that was unmapped.
-        let q = unsafe {
-            let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-            libc::mmap((at + MIB) as *mut _, MIB, libc::PROT_READ, flags, -1, 0)
-        };
-        assert_eq!(q as usize, at + MIB);
-        assert!(!mapped::is_free(at + MIB, MIB));
+        map_at(at + MIB, MIB, libc::MAP_SHARED);
         assert_eq!(unmap(p, 0, MIB), Unmapped::Done);
         assert_eq!(unmap(p, 2 * MIB, 2 * MIB), Unmapped::Done);
-        assert_eq!(pool::stats().in_use, 1, "the mapping placed there is still the program's");
+        assert!(readable(at + MIB), "the mapping placed there is still the program's");
+        assert!(!map_until(at, 4 * MIB));
         assert_eq!(unmap(p, MIB, MIB), Unmapped::Done);
-        assert_eq!(pool::stats().in_use, 0);
-        let again = map(4 * MIB);
-        assert_eq!(again, p);
+        assert!(map_until(at, 4 * MIB));
         let state = smaps_of(at + MIB).unwrap();
         assert_eq!(state.perms, "rw-p");
-        assert!(bytes(again, 4 * MIB).iter().all(|byte| *byte == 0));
+        assert!(bytes(p, 4 * MIB).iter().all(|byte| *byte == 0));
     });
 }
 
@@ -126,13 +140,8 @@ fn a_mapping_placed_over_a_free_run_stays_the_programs() {
         let p = map(3 * MIB);
         let at = p.as_ptr() as usize;
         assert_eq!(unmap(p, 0, 3 * MIB), Unmapped::Done);
-        assert!(mapped::place(at, MIB));
-        // SAFETY: what a program does that maps again where it had unmapped.
-        let q = unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-            libc::mmap(at as *mut _, MIB, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
-        };
-        assert_eq!(q as usize, at);
+        assert!(mapped::let_go(at, MIB, Call::Replaces));
+        map_at(at, MIB, libc::MAP_PRIVATE);
         sign(p, MIB, 3);
         for _ in 0..4 {
             let other = map(3 * MIB);
@@ -145,20 +154,114 @@ fn a_mapping_placed_over_a_free_run_stays_the_programs() {
     });
 }
 
+/// Whatever state a free run is in: its addresses are free before the call that names them.
+#[test]
+fn a_free_run_that_is_named_leaves_the_pool() {
+    let slow = Duration::from_secs(3600);
+    let quick = Duration::from_millis(10);
+    for (offer, give_back) in [(slow, slow), (quick, slow), (quick, quick)] {
+        in_child(this_test!(), &[], || {
+            let settings = Settings::default().with_offer_after(offer).with_return_after(give_back);
+            pool::configure(settings);
+            pool::prepare().unwrap();
+            for (round, call) in [Call::Uses, Call::Changes, Call::Replaces].into_iter().enumerate()
+            {
+                let len = 4 * MIB;
+                let p = map(len);
+                let at = p.as_ptr() as usize;
+                sign(p, len, 1);
+                assert_eq!(unmap(p, 0, len), Unmapped::Done);
+                wait_for("its state", Duration::from_secs(5), |s| match (offer, give_back) {
+                    (a, _) if a == slow => s.warm > 0,
+                    (_, b) if b == slow => s.offered > 0,
+                    _ => s.returned > 0,
+                });
+                assert!(!is_free(at, PAGE) && !readable(at), "round {round}");
+                assert!(mapped::let_go(at + MIB, PAGE, call));
+                assert!(is_free(at, len) && !pool::owns(p.as_ptr()));
+                assert!(!mapped::let_go(at + MIB, PAGE, call), "it has left");
+                assert!(map_until(at, len));
+                assert!(bytes(p, len).iter().all(|byte| *byte == 0));
+            }
+        });
+    }
+}
+
+/// What was locked or sealed by a system call that nobody saw is not handed to the next owner.
+#[test]
+fn states_that_nobody_saw_are_not_inherited() {
+    in_child(this_test!(), &[], || {
+        let p = map(MIB);
+        let at = p.as_ptr() as usize;
+        // SAFETY: the test's own run.
+        let locked = unsafe { libc::syscall(libc::SYS_mlock2, at + PAGE, PAGE, 1) };
+        assert_eq!(locked, 0);
+        assert_eq!(unmap(p, 0, MIB), Unmapped::Done);
+        assert!(is_free(at, MIB));
+        // Protected, and unmapped in part.
+        for call in [libc::SYS_mprotect, libc::SYS_munmap] {
+            let p = map(MIB);
+            let at = p.as_ptr() as usize;
+            // SAFETY: as above.
+            assert_eq!(unsafe { libc::syscall(call, at + PAGE, PAGE, libc::PROT_NONE) }, 0);
+            assert_eq!(unmap(p, 0, MIB), Unmapped::Done);
+            let again = map(MIB);
+            sign(again, MIB, 2);
+        }
+        let p = map(MIB);
+        let at = p.as_ptr() as usize;
+        bytes(p, MIB).fill(9);
+        // SAFETY: as above.
+        let sealed = unsafe { libc::syscall(libc::SYS_mseal, at + 8 * PAGE, PAGE, 0) };
+        if sealed != 0 {
+            tenure_testkit::skip!("this kernel cannot seal");
+        }
+        assert_eq!(unmap(p, 0, MIB), Unmapped::Failed(libc::EPERM), "as munmap has it");
+        assert!(bytes(p, MIB).iter().all(|byte| *byte == 9));
+        assert!(!map_until(at, MIB));
+    });
+}
+
+/// Unmapped memory may not be accessed, in whatever state the run is, unless that is wanted.
+#[test]
+fn what_is_unmapped_is_closed() {
+    in_child(this_test!(), &[], || {
+        for (open, len) in [(false, 64 << 10), (false, 40 * MIB), (true, MIB)] {
+            mapped::keep_accessible(open);
+            let p = map(len);
+            let at = p.as_ptr() as usize;
+            sign(p, len, 1);
+            assert_eq!(unmap(p, 0, len), Unmapped::Done);
+            assert_eq!((readable(at), readable(at + len - PAGE)), (open, open));
+            let again = map(len);
+            assert_eq!(again, p, "it is used again");
+            assert!(bytes(again, len).iter().all(|byte| *byte == 0));
+            sign(again, len, 2);
+            assert_eq!(unmap(again, 0, len), Unmapped::Done);
+            // An allocation of that size opens it, too.
+            let block = pool::alloc(len, PAGE, false).unwrap();
+            sign(block, len, 3);
+            // SAFETY: allocated above.
+            unsafe { pool::free(block) };
+        }
+    });
+}
+
 /// An address that no run had yet, but would have had next.
 #[test]
 fn a_mapping_at_a_made_up_address_is_not_handed_out() {
     in_child(this_test!(), &[], || {
         let p = map(3 * MIB);
-        let (far, len) = (p.as_ptr() as usize + 70 * MIB, 5 * MIB);
-        assert!(mapped::place(far, len));
-        // SAFETY: addresses that nobody has.
-        let q = unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-            libc::mmap(far as *mut _, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
-        };
-        assert_eq!(q as usize, far);
-        let q = NonNull::new(q.cast()).unwrap();
+        let (far, len) = (p.as_ptr() as usize + 700 * MIB, 5 * MIB);
+        // A call that fails closes nothing.
+        for _ in 0..3 {
+            assert!(mapped::let_go(far, len, Call::Replaces));
+            mapped::was_refused(far, len);
+        }
+        let before = map(3 * MIB);
+        assert!((p.as_ptr() as usize..far).contains(&(before.as_ptr() as usize)));
+        assert!(mapped::let_go(far, len, Call::Replaces));
+        let q = map_at(far, len, libc::MAP_PRIVATE);
         sign(q, len, 3);
         let others: Vec<_> = (0..60).filter_map(|_| mapped::map(3 * MIB, PAGE)).collect();
         for other in &others {
@@ -183,7 +286,7 @@ fn states_that_last_are_gone_for_the_next_user() {
         let p = map(4 * MIB);
         let at = p.as_ptr() as usize;
         let before = map_count();
-        assert!(mapped::taint(at + MIB, MIB));
+        assert!(mapped::let_go(at + MIB, MIB, Call::Changes));
         // SAFETY: the test's own run.
         unsafe {
             assert_eq!(libc::mprotect((at + MIB) as *mut _, MIB, libc::PROT_READ), 0);
@@ -192,16 +295,16 @@ fn states_that_last_are_gone_for_the_next_user() {
         }
         assert!(map_count() > before);
         assert_eq!(unmap(p, 0, 4 * MIB), Unmapped::Done);
-        assert_eq!(map_count(), before, "its mappings are one again");
-        let again = map(4 * MIB);
-        assert_eq!(again, p);
+        assert!(is_free(at, 4 * MIB));
+        assert!(map_until(at, 4 * MIB));
+        let again = p;
         for offset in [0, MIB, 3 * MIB] {
             let state = smaps_of(at + offset).unwrap();
             assert_eq!(state.perms, "rw-p");
             assert!(!state.has_flag("dd") && !state.has_flag("lo"), "{state:?}");
         }
+        assert!(map_count() <= before + 2, "its mappings are one again");
         sign(again, 4 * MIB, 1);
-        assert!(!mapped::taint(at + (64 << 20), 1), "no run of anybody's");
     });
 }
 
@@ -228,8 +331,6 @@ fn read_while_unmapped(part: std::ops::Range<usize>) {
     let p = map(64 * MIB);
     bytes(p, 64 * MIB).fill(0x77);
     let at = p.as_ptr() as usize;
-    // Or the whole run would stay as it is until somebody else has it.
-    assert!(mapped::taint(at, PAGE));
     static TURNS: AtomicUsize = AtomicUsize::new(0);
     let (first, last) = (part.start, part.end - 1);
     std::thread::spawn(move || loop {
@@ -325,12 +426,8 @@ fn a_mapping_over_a_free_run_keeps_its_contents() {
             sign(p, len, 1);
             assert_eq!(unmap(p, 0, len), Unmapped::Done);
             let at = p.as_ptr() as usize;
-            assert!(mapped::place(at, len));
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-            let access = libc::PROT_READ | libc::PROT_WRITE;
-            // SAFETY: over a run that nobody uses.
-            let again = unsafe { libc::mmap(p.as_ptr().cast(), len, access, flags, -1, 0) };
-            assert_eq!(again as usize, at);
+            assert!(mapped::let_go(at, len, Call::Replaces));
+            map_at(at, len, libc::MAP_PRIVATE);
             sign(p, len, 2);
             if fork {
                 // Runs from before a fork are returned, not offered.

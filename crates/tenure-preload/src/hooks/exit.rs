@@ -1,5 +1,6 @@
 //! Ends of the process at which the destructors do not run.
 
+use super::by_number::kernel;
 use crate::{next, report};
 use std::ffi::c_int;
 
@@ -7,7 +8,7 @@ use std::ffi::c_int;
 pub fn leave(status: c_int) -> ! {
     loop {
         // SAFETY: ends the process.
-        unsafe { libc::syscall(libc::SYS_exit_group, status) };
+        unsafe { kernel!(libc::SYS_exit_group, status) };
     }
 }
 

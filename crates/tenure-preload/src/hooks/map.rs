@@ -3,14 +3,16 @@
 //! All of it by raw system calls. Whoever calls may hold an allocator's locks, or be a signal handler:
 //! nothing here allocates or starts a thread, but for a populate in parallel, which the caller asked for.
 
+use super::by_number::kernel;
+use super::rules::{is_plain_memory, let_go_of_pool, touches_pool};
 use super::Errno;
 use crate::{engage, keeper, seen};
 use std::ffi::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
-use tenure::pool::mapped::{self, Unmapped};
+use tenure::pool::mapped::{self, Call, Unmapped};
 use tenure::populate::{Access, Populate};
-use tenure::{pool, retire};
+use tenure::retire;
 
 const NEVER: usize = usize::MAX;
 /// From how many bytes on mmap is served from the pool, munmap retired, MAP_POPULATE done in parallel.
@@ -47,7 +49,7 @@ pub unsafe fn raw_mmap(
     offset: i64,
 ) -> *mut c_void {
     // SAFETY: the caller's call; it sets errno.
-    unsafe { libc::syscall(libc::SYS_mmap, at, len, protection, flags, fd, offset) as *mut c_void }
+    unsafe { kernel!(libc::SYS_mmap, at, len, protection, flags, fd, offset) as *mut c_void }
 }
 
 #[no_mangle]
@@ -71,7 +73,7 @@ pub unsafe extern "C" fn mmap(
             return answer;
         }
     } else if reaches(len, &MMAP_LEAST) && len <= MMAP_MOST.load(Ordering::Relaxed) {
-        if let Some(run) = from_pool(at, len, protection, flags) {
+        if let Some(run) = from_pool(at, len, protection, flags, offset) {
             return run;
         }
     }
@@ -96,18 +98,14 @@ pub unsafe extern "C" fn mmap64(
     unsafe { mmap(at, len, protection, flags, fd, offset) }
 }
 
-/// What the pool can stand in for: memory to read and write, private and anonymous, and nothing asked
-/// of it that lasts.
 fn from_pool(
     hint: *mut c_void,
     len: usize,
     protection: c_int,
     flags: c_int,
+    offset: i64,
 ) -> Option<*mut c_void> {
-    let plain = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // MAP_STACK means nothing to the kernel; and nothing of the pool's is reserved in any case.
-    let harmless = libc::MAP_NORESERVE | libc::MAP_STACK;
-    if protection != libc::PROT_READ | libc::PROT_WRITE || flags & !harmless != plain {
+    if !is_plain_memory(protection, flags, offset) {
         return None;
     }
     // An allocator that wants its segments aligned passes such addresses as hints.
@@ -143,8 +141,9 @@ unsafe fn mmap_somewhere(
     let fixed = flags & libc::MAP_FIXED != 0 && !no_replace;
     if fixed {
         if in_pool {
-            mapped::place(start, len);
-            mapped::taint(start, len);
+            drop(errno);
+            // SAFETY: the program's call.
+            return Some(unsafe { mmap_over_pool(at, len, protection, flags, fd, offset) });
         } else if reaches(len, &UNMAP_LEAST) && is_private_anonymous(flags) {
             // SAFETY: the program replaces what is there.
             if let Some(answer) = unsafe { retire::map_over(at.cast(), len, protection, flags) } {
@@ -163,21 +162,17 @@ unsafe fn mmap_somewhere(
         }
         return None;
     }
-    if in_pool && mapped::is_free(start, len) {
-        // To the program these addresses are free, to the kernel they are not.
-        mapped::place(start, len);
-        mapped::taint(start, len);
-        let flags = flags & !libc::MAP_FIXED_NOREPLACE | libc::MAP_FIXED;
-        drop(errno);
-        // SAFETY: the program has nothing there.
-        return Some(unsafe { raw_mmap(at, len, protection, flags, fd, offset) });
-    }
     drop(errno);
+    if in_pool {
+        // What is free there is to be free for the kernel, too.
+        let_go_of_pool(start, len, Call::Uses);
+        return None;
+    }
     if !no_replace && reaches(len, &MMAP_LEAST) {
         // A hint is a wish. Granted where the kernel would grant it, it would keep a program that
         // relies on it (a sanitizer's shadow) right.
         if is_aligned_wish(start) {
-            return from_pool(at, len, protection, flags);
+            return from_pool(at, len, protection, flags, offset);
         }
     }
     None
@@ -194,9 +189,22 @@ fn is_private_anonymous(flags: c_int) -> bool {
     flags & kind == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS
 }
 
-#[inline]
-pub fn touches_pool(start: usize, len: usize) -> bool {
-    pool::touches(start, len)
+/// With MAP_FIXED.
+unsafe fn mmap_over_pool(
+    at: *mut c_void,
+    len: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    let_go_of_pool(at as usize, len, Call::Replaces);
+    // SAFETY: the program's call.
+    let made = unsafe { raw_mmap(at, len, protection, flags, fd, offset) };
+    if made == libc::MAP_FAILED {
+        mapped::was_refused(at as usize, len);
+    }
+    made
 }
 
 /// Maps without MAP_POPULATE and populates by several threads. As with the kernel's own, a populate
@@ -250,7 +258,7 @@ pub unsafe extern "C" fn munmap(at: *mut c_void, len: usize) -> c_int {
         return unsafe { munmap_retired(at, len) };
     }
     // SAFETY: as above.
-    unsafe { libc::syscall(libc::SYS_munmap, at, len) as c_int }
+    unsafe { kernel!(libc::SYS_munmap, at, len) as c_int }
 }
 
 #[cold]
@@ -302,5 +310,5 @@ unsafe fn munmap_retired(at: *mut c_void, len: usize) -> c_int {
 /// A raw call of `advice`.
 pub unsafe fn raw_madvise(at: *mut c_void, len: usize, advice: c_int) -> c_long {
     // SAFETY: the caller's call; it sets errno.
-    unsafe { libc::syscall(libc::SYS_madvise, at, len, advice) }
+    unsafe { kernel!(libc::SYS_madvise, at, len, advice) }
 }

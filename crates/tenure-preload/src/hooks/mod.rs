@@ -1,14 +1,15 @@
 //! The functions that programs call.
 
+pub mod by_number;
 pub mod confine;
 pub mod exit;
 pub mod in_flight;
 pub mod malloc;
 pub mod map;
-pub mod moving;
 mod program_memory;
 mod remap;
 pub mod rlimit;
+mod rules;
 mod state;
 pub mod threads;
 

@@ -1,5 +1,6 @@
 //! Reading what the program passes a pointer to: a bad one is the kernel's to refuse.
 
+use super::by_number::kernel;
 use super::Errno;
 use std::ffi::{c_int, c_void};
 
@@ -26,7 +27,7 @@ fn is_readable(word: *const c_void) -> bool {
     const SET: usize = size_of::<u64>();
     let none = std::ptr::null_mut::<c_void>();
     // SAFETY: changes nothing: there is no such way to set the mask.
-    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, NOTHING, word, none, SET) };
+    unsafe { kernel!(libc::SYS_rt_sigprocmask, NOTHING, word, none, SET) };
     // SAFETY: this thread's errno.
     unsafe { *libc::__errno_location() == libc::EINVAL }
 }

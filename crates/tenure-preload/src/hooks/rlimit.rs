@@ -1,5 +1,6 @@
 //! A program that limits its own addresses gets those of the pool's reservation.
 
+use super::by_number::kernel;
 use super::{program_memory, Errno};
 use std::ffi::{c_int, c_uint};
 use tenure::pool;
@@ -29,7 +30,7 @@ unsafe fn call(
         }
     }
     // SAFETY: the program's call; it sets errno.
-    unsafe { libc::syscall(libc::SYS_prlimit64, pid, resource, new, old) as c_int }
+    unsafe { kernel!(libc::SYS_prlimit64, pid, resource, new, old) as c_int }
 }
 
 #[no_mangle]

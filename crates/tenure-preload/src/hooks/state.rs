@@ -1,56 +1,23 @@
-//! Calls that leave a lasting state on a mapping. A run of the pool's that one of them touches is
-//! mapped anew before anybody else gets it. The calls themselves are made as they are.
+//! Calls that name mappings, and change their state or look at them. The calls themselves are made as they are, after
+//! the pool has let go of what [`super::rules`] says.
 
-use super::map::{raw_madvise, touches_pool};
+use super::by_number::kernel;
+use super::map::raw_madvise;
+use super::rules::{let_go, let_go_of_pool, of_advice, touches_pool};
 use super::{program_memory, Errno};
 use crate::seen;
+use crate::symbol::OfTheLibrary;
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
-use tenure::pool::{self, mapped};
-
-#[inline]
-fn lasting(at: *const c_void, len: usize) {
-    if touches_pool(at as usize, len) {
-        taint(at, len);
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn taint(at: *const c_void, len: usize) {
-    let _errno = Errno::keep();
-    if mapped::taint(at as usize, len) {
-        seen::TAINTED.one();
-    }
-}
-
-/// Whether an advice changes the mapping rather than its pages. What is not known is taken to.
-fn lasts(advice: c_int) -> bool {
-    const POPULATE_READ: c_int = 22;
-    const POPULATE_WRITE: c_int = 23;
-    const DONTNEED_LOCKED: c_int = 24;
-    const COLLAPSE: c_int = 25;
-    !matches!(
-        advice,
-        libc::MADV_WILLNEED
-            | libc::MADV_DONTNEED
-            | libc::MADV_FREE
-            | libc::MADV_COLD
-            | libc::MADV_PAGEOUT
-            | POPULATE_READ
-            | POPULATE_WRITE
-            | DONTNEED_LOCKED
-            | COLLAPSE
-    )
-}
+use tenure::pool::{self, mapped, mapped::Call};
 
 #[no_mangle]
 pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int {
     seen::MADVISES.one();
-    if touches_pool(at as usize, len) && lasts(advice) {
+    if touches_pool(at as usize, len) {
         // Every large array of numpy's asks for huge pages: that takes none out of the pool.
         let huge = advice == libc::MADV_HUGEPAGE && mapped::may_have_huge_pages(at as usize, len);
         if !huge {
-            taint(at, len);
+            let_go_of_pool(at as usize, len, of_advice(advice));
         }
     }
     // SAFETY: the program's call.
@@ -64,15 +31,24 @@ pub unsafe extern "C" fn posix_madvise(at: *mut c_void, len: usize, advice: c_in
     if advice == libc::POSIX_MADV_DONTNEED {
         return 0;
     }
-    if lasts(advice) {
-        lasting(at, len);
-    }
+    let_go(at, len, of_advice(advice));
     let _errno = Errno::keep();
     // SAFETY: the program's call.
     match unsafe { raw_madvise(at, len, advice) } {
         0 => 0,
         // SAFETY: this thread's errno.
         _ => unsafe { *libc::__errno_location() },
+    }
+}
+
+/// Of what a vector names, perhaps of another process, whose addresses then take a run out of the pool for
+/// nothing. Before the call, for one that fails may have changed some of them.
+pub fn let_go_of_each(vector: *const libc::iovec, count: usize, advice: c_int) {
+    for at in 0..count.min(libc::UIO_MAXIOV as usize) {
+        let part = vector.wrapping_add(at);
+        // SAFETY: the program passes so many, or the kernel refuses the vector.
+        let Some(part) = (unsafe { program_memory::read(part) }) else { break };
+        let_go(part.iov_base, part.iov_len, of_advice(advice));
     }
 }
 
@@ -84,46 +60,52 @@ pub unsafe extern "C" fn process_madvise(
     advice: c_int,
     flags: c_uint,
 ) -> isize {
-    if lasts(advice) {
-        // Perhaps of another process, whose addresses then take a run out of the pool for nothing. Before the
-        // call, for one that fails may have changed some of them.
-        for at in 0..count.min(libc::UIO_MAXIOV as usize) {
-            let part = vector.wrapping_add(at);
-            // SAFETY: the program passes so many, or the kernel refuses the vector.
-            let Some(part) = (unsafe { program_memory::read(part) }) else { break };
-            lasting(part.iov_base, part.iov_len);
-        }
-    }
+    let_go_of_each(vector, count, advice);
     // SAFETY: the program's call.
-    unsafe {
-        libc::syscall(libc::SYS_process_madvise, pidfd, vector, count, advice, flags) as isize
-    }
+    unsafe { kernel!(libc::SYS_process_madvise, pidfd, vector, count, advice, flags) as isize }
 }
 
-/// Calls `(address, length, …)` that leave a state.
-macro_rules! lasting {
-    ($($name:ident = $number:ident ($($more:ident: $kind:ty),*);)*) => {
+/// Calls `(address, length, …)`, and what they do there.
+macro_rules! calls {
+    ($($name:ident $call:ident = $number:ident ($($more:ident: $kind:ty),*);)*) => {
         $(
             #[no_mangle]
             pub unsafe extern "C" fn $name(at: *mut c_void, len: usize $(, $more: $kind)*) -> c_int {
-                lasting(at, len);
+                let_go(at, len, Call::$call);
                 // SAFETY: the program's call.
-                unsafe { libc::syscall(libc::$number, at, len $(, $more)*) as c_int }
+                unsafe { kernel!(libc::$number, at, len $(, $more)*) as c_int }
             }
         )*
     };
 }
 
-lasting! {
-    mprotect = SYS_mprotect(protection: c_int);
-    mlock = SYS_mlock();
-    mlock2 = SYS_mlock2(flags: c_uint);
-    munlock = SYS_munlock();
-    mbind = SYS_mbind(
+calls! {
+    mprotect Changes = SYS_mprotect(protection: c_int);
+    mlock Changes = SYS_mlock();
+    mlock2 Changes = SYS_mlock2(flags: c_uint);
+    munlock Changes = SYS_munlock();
+    mbind Changes = SYS_mbind(
         mode: c_int, nodes: *const c_ulong, most: c_ulong, flags: c_uint
     );
-    mseal = SYS_mseal(flags: c_ulong);
-    remap_file_pages = SYS_remap_file_pages(protection: c_int, offset: usize, flags: c_int);
+    mseal Changes = SYS_mseal(flags: c_ulong);
+    remap_file_pages Changes = SYS_remap_file_pages(
+        protection: c_int, offset: usize, flags: c_int
+    );
+    mincore Uses = SYS_mincore(pages: *mut u8);
+}
+
+/// A cancellation point: the C library's own, through which a thread's end may unwind.
+#[no_mangle]
+pub unsafe extern "C-unwind" fn msync(at: *mut c_void, len: usize, flags: c_int) -> c_int {
+    let_go(at, len, Call::Uses);
+    static NEXT: OfTheLibrary = OfTheLibrary::new(c"msync");
+    type Function = unsafe extern "C-unwind" fn(*mut c_void, usize, c_int) -> c_int;
+    match NEXT.get() {
+        // SAFETY: the program's call.
+        next if next.is_null() => unsafe { kernel!(libc::SYS_msync, at, len, flags) as c_int },
+        // SAFETY: the C library's function of that name; the program's call.
+        next => unsafe { std::mem::transmute::<*mut c_void, Function>(next)(at, len, flags) },
+    }
 }
 
 #[no_mangle]
@@ -133,14 +115,14 @@ pub unsafe extern "C" fn pkey_mprotect(
     protection: c_int,
     key: c_int,
 ) -> c_int {
-    lasting(at, len);
+    let_go(at, len, Call::Changes);
     // The kernel may lack keys; without one the C library makes the plain call.
     // SAFETY: the program's call.
     unsafe {
         if key == -1 {
-            libc::syscall(libc::SYS_mprotect, at, len, protection) as c_int
+            kernel!(libc::SYS_mprotect, at, len, protection) as c_int
         } else {
-            libc::syscall(libc::SYS_pkey_mprotect, at, len, protection, key) as c_int
+            kernel!(libc::SYS_pkey_mprotect, at, len, protection, key) as c_int
         }
     }
 }
@@ -156,10 +138,10 @@ pub unsafe extern "C" fn prctl(
 ) -> c_int {
     super::confine::prctl_comes(option);
     if option == libc::PR_SET_VMA {
-        lasting(b as *const c_void, c as usize);
+        let_go(b as *const c_void, c as usize, Call::Changes);
     }
     // SAFETY: the program's call.
-    unsafe { libc::syscall(libc::SYS_prctl, option, a, b, c, d) as c_int }
+    unsafe { kernel!(libc::SYS_prctl, option, a, b, c, d) as c_int }
 }
 
 /// Watched by userfaultfd, a run would wait for a handler that knows nothing of its next owner; and the
@@ -171,31 +153,23 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     const UFFDIO_API: c_ulong = 0xc018_aa3f;
     const UFFDIO_REGISTER: c_ulong = 0xc020_aa00;
     const MODE_MISSING: u64 = 1;
-    let mut registered = None;
     if request == UFFDIO_REGISTER {
         // A range's start and length, and what is to be told.
         // SAFETY: whole words; the program's structure, if it is one.
         let about = unsafe { program_memory::read(argument.cast::<[u64; 3]>()) };
         if let Some([start, len, mode]) = about {
             let (start, len) = (start as usize, len as usize);
-            if touches_pool(start, len) {
-                registered = Some((start, len));
-                if mode & MODE_MISSING != 0 {
-                    mapped::drop_zeros(start, len);
-                }
+            if mode & MODE_MISSING != 0 {
+                mapped::drop_zeros(start, len);
             }
+            let_go(start as *const c_void, len, Call::Changes);
         }
     }
     // SAFETY: the program's call.
-    let done = unsafe { libc::syscall(libc::SYS_ioctl, fd, request as c_long, argument) as c_int };
-    if done == 0 {
-        if let Some((start, len)) = registered {
-            taint(start as *const c_void, len);
-        }
-        if request == UFFDIO_API {
-            // What it maps from here on it may want to be asked for, page by page.
-            super::map::serve_no_more();
-        }
+    let done = unsafe { kernel!(libc::SYS_ioctl, fd, request as c_long, argument) as c_int };
+    if done == 0 && request == UFFDIO_API {
+        // What it maps from here on it may want to be asked for, page by page.
+        super::map::serve_no_more();
     }
     done
 }
@@ -210,18 +184,23 @@ pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *m
             libc::shmctl(id, libc::IPC_STAT, about.as_mut_ptr());
             about.assume_init().shm_segsz
         };
-        mapped::place(at as usize, size);
-        taint(at, size);
+        let_go_of_pool(at as usize, size, Call::Replaces);
+        // SAFETY: the program's call.
+        let attached = unsafe { kernel!(libc::SYS_shmat, id, at, flags) as *mut c_void };
+        if attached == libc::MAP_FAILED {
+            mapped::was_refused(at as usize, size);
+        }
+        return attached;
     }
     // SAFETY: the program's call.
-    unsafe { libc::syscall(libc::SYS_shmat, id, at, flags) as *mut c_void }
+    unsafe { kernel!(libc::SYS_shmat, id, at, flags) as *mut c_void }
 }
 
 /// What is locked cannot be offered: from here on requests go to the next allocator.
 #[no_mangle]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     // SAFETY: the program's call.
-    let call = || unsafe { libc::syscall(libc::SYS_mlockall, flags) as c_int };
+    let call = || unsafe { kernel!(libc::SYS_mlockall, flags) as c_int };
     let mut done = call();
     if done != 0 && without_the_pool_it_is_allowed() {
         done = call();

@@ -4,7 +4,7 @@
 use super::mapping_list::Lister;
 use crate::range::PageRange;
 use rustix::io::Errno;
-use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
+use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, MsyncFlags, ProtFlags};
 use std::ffi::c_void;
 
 /// Reserves addresses: nothing may be accessed, nothing is charged. The start is a multiple of `align`.
@@ -67,6 +67,55 @@ pub(crate) unsafe fn reserve_anew(range: PageRange) -> Result<(), Errno> {
     .map(drop)
 }
 
+/// Reserves the addresses of the range, if none of them is mapped.
+///
+/// `EEXIST`: one is. `ENOMEM`: too many mappings.
+pub(crate) fn reserve_free(range: PageRange) -> Result<(), Errno> {
+    // SAFETY: replaces nothing.
+    let at = unsafe {
+        mm::mmap_anonymous(
+            range.start as *mut c_void,
+            range.len(),
+            ProtFlags::empty(),
+            MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE,
+        )
+    }? as usize;
+    // SAFETY: advice for the mapping just made.
+    let _ = unsafe { mm::madvise(at as *mut c_void, range.len(), Advice::LinuxDontDump) };
+    Ok(())
+}
+
+/// Takes access away; contents stay.
+///
+/// `EPERM`: part of it is sealed. `ENOMEM`: part of it is not mapped, or there are too many mappings. It may have
+/// been done in part then.
+///
+/// # Safety
+/// Nothing uses the range any more.
+pub(crate) unsafe fn close(range: PageRange) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { mm::mprotect(range.start as *mut c_void, range.len(), MprotectFlags::empty()) }
+}
+
+/// Gives the access back that [`close`] took.
+///
+/// `ENOMEM`: too many mappings, or over a limit.
+///
+/// # Safety
+/// The range is part of a reservation of the caller's.
+pub(crate) unsafe fn open(range: PageRange) -> Result<(), Errno> {
+    let access = MprotectFlags::READ | MprotectFlags::WRITE;
+    // SAFETY: the caller's promise; access is only added.
+    unsafe { mm::mprotect(range.start as *mut c_void, range.len(), access) }
+}
+
+/// Whether all of the range is mapped and none of it locked. 200 ns.
+pub(crate) fn is_whole_and_not_locked(range: PageRange) -> bool {
+    let flags = MsyncFlags::ASYNC | MsyncFlags::INVALIDATE;
+    // SAFETY: starts no writing back: memory that is private and anonymous has no file.
+    unsafe { mm::msync(range.start as *mut c_void, range.len(), flags) }.is_ok()
+}
+
 /// Why pages were not moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotMoved {
@@ -117,20 +166,6 @@ pub(crate) unsafe fn move_pages(from: PageRange, to: usize) -> Result<(), NotMov
 pub(crate) unsafe fn unmap(addr: usize, len: usize) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
     unsafe { mm::munmap(addr as *mut c_void, len) }
-}
-
-/// A small mapping of zeros, readable and writable.
-pub(crate) fn map(len: usize) -> Result<usize, Errno> {
-    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-    let at = unsafe {
-        mm::mmap_anonymous(
-            std::ptr::null_mut(),
-            len,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::PRIVATE | MapFlags::NORESERVE,
-        )
-    }?;
-    Ok(at as usize)
 }
 
 /// How many processors this thread may run on.

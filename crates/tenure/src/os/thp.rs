@@ -28,6 +28,40 @@ fn setting_of(word: &str) -> Setting {
     }
 }
 
+/// The setting for anonymous memory as it was at the first call.
+pub(crate) fn first_anonymous() -> Setting {
+    const UNKNOWN: u8 = 3;
+    static FOUND: AtomicU8 = AtomicU8::new(UNKNOWN);
+    let all = [Setting::Never, Setting::Advised, Setting::Always];
+    if let Some(found) = all.get(usize::from(FOUND.load(Ordering::Relaxed))) {
+        return *found;
+    }
+    let found = anonymous_now();
+    FOUND.store(found as u8, Ordering::Relaxed);
+    found
+}
+
+/// As it is now, read without allocating: two small files, some microseconds.
+pub(crate) fn anonymous_now() -> Setting {
+    let by_size = short(c"/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled");
+    let general = short(c"/sys/kernel/mm/transparent_hugepage/enabled");
+    let text = |bytes| std::str::from_utf8(bytes).unwrap_or_default();
+    match chosen(text(&by_size)) {
+        "" | "inherit" => setting_of(chosen(text(&general))),
+        word => setting_of(word),
+    }
+}
+
+/// A short file's text, and zeros; or zeros alone.
+fn short(name: &std::ffi::CStr) -> [u8; 64] {
+    use rustix::fs::{Mode, OFlags};
+    let mut bytes = [0; 64];
+    if let Ok(file) = rustix::fs::open(name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+        let _ = rustix::io::read(&file, &mut bytes);
+    }
+    bytes
+}
+
 /// Since 6.8 each size has a setting of its own, "inherit" by default.
 fn read(own: &str, general: &str) -> Setting {
     let text = |name: &str| fs::read_to_string(format!("{DIRECTORY}/{name}")).unwrap_or_default();

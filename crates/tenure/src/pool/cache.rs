@@ -4,10 +4,10 @@
 //! straight to the depot: touching them takes so long that a shared lock costs nothing, and no
 //! processor's cache holds them.
 
-use super::class;
 use super::list::List;
 use super::run::state;
-use super::territory::{Area, Spot, Territory};
+use super::territory::{Spot, Territory};
+use super::{class, depot};
 use crate::os::arena;
 use crate::runtime::lock::{thread_number, Lock, Rank};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -109,14 +109,20 @@ pub(super) fn overflow(territory: &Territory) -> Option<Spot> {
     SLOTS[slot()].0.with(over)?
 }
 
-/// Takes runs out of a slot that were freed before `freed_before`, oldest first, for as long as `each`
-/// has room for another.
+/// Takes runs that are `old` out of a slot, oldest first, for `each`, which has room for `room` of them. They are
+/// `QUEUED` then.
 pub(super) fn take_old(
     territory: &Territory,
     slot: usize,
     old: impl Fn(u32) -> bool,
-    mut each: impl FnMut(Spot) -> bool,
+    mut room: usize,
+    mut each: impl FnMut(Spot),
 ) {
+    let mut has_room = || {
+        let there_is = room > 0;
+        room = room.saturating_sub(1);
+        there_is
+    };
     SLOTS[slot].0.with(|cache| {
         let mut left = cache.filled;
         while left != 0 {
@@ -127,11 +133,14 @@ pub(super) fn take_old(
                 if !old(area.run(index).freed_at.load(Ordering::Relaxed)) {
                     break;
                 }
-                if !each(Spot { class, index }) {
+                if !has_room() {
                     return;
                 }
                 cache.lists[class].pop_oldest(area);
-                cache.out(area, class, index);
+                let spot = Spot { class, index };
+                if cache.out(territory, spot, state::QUEUED) {
+                    each(spot);
+                }
             }
         }
     });
@@ -177,21 +186,28 @@ impl Cache {
             if fits(spot) {
                 let area = territory.area(class);
                 self.lists[class].pop_newest(area);
-                self.out(area, class, index);
-                return Some(spot);
+                if self.out(territory, spot, state::MOVING) {
+                    return Some(spot);
+                }
+                // It has left the pool: this class is looked at again.
+                near |= (self.filled >> class & 1) << step;
             }
         }
         None
     }
 
-    /// Bookkeeping after a run has left its list.
-    fn out(&mut self, area: &Area, class: usize, index: u32) {
-        if self.lists[class].is_empty() {
-            self.filled &= !(1 << class);
+    /// Bookkeeping after a run was taken out of its list. `false`: it has left the pool meanwhile.
+    fn out(&mut self, territory: &Territory, spot: Spot, to: u32) -> bool {
+        if self.lists[spot.class].is_empty() {
+            self.filled &= !(1 << spot.class);
         }
-        let run = area.run(index);
+        let run = territory.run(spot);
         self.bytes -= bytes_of(run.touched());
-        run.set_state(state::MOVING);
+        let is_there = run.claim(state::WARM, to).is_ok();
+        if !is_there {
+            depot::put_left(territory, spot);
+        }
+        is_there
     }
 
     fn put(&mut self, territory: &Territory, spot: Spot, most: u64) -> Option<Spot> {
@@ -214,15 +230,18 @@ impl Cache {
 
     /// Of the classes that are not in use just now the largest: few runs make much room.
     fn give_up_one(&mut self, territory: &Territory) -> Option<Spot> {
-        let others = self.filled & !(1 << self.last);
-        let class = match others {
-            0 => self.last,
-            others => others.ilog2() as usize,
-        };
-        let area = territory.area(class);
-        let index = self.lists[class].pop_oldest(area)?;
-        self.out(area, class, index);
-        Some(Spot { class, index })
+        loop {
+            let others = self.filled & !(1 << self.last);
+            let class = match others {
+                0 => self.last,
+                others => others.ilog2() as usize,
+            };
+            let index = self.lists[class].pop_oldest(territory.area(class))?;
+            let spot = Spot { class, index };
+            if self.out(territory, spot, state::MOVING) {
+                return Some(spot);
+            }
+        }
     }
 }
 

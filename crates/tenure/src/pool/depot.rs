@@ -2,7 +2,7 @@
 
 use super::class;
 use super::list::List;
-use super::run::state;
+use super::run::{state, Run};
 use super::territory::{Spot, Territory};
 use crate::runtime::lock::{Lock, Rank};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -15,21 +15,31 @@ pub(super) struct Lists {
     pub warm: List,
     pub offered: List,
     pub returned: List,
+    /// What has left the pool, and is nobody's list's otherwise.
+    left: List,
 }
 
 struct Depot {
     lists: Lock<Lists>,
     /// Runs that were freed while their thread held the lock: a stack of numbers + 1.
     pending: AtomicU32,
+    /// Runs that have left the pool: another such stack, for that is told under any lock.
+    left: AtomicU32,
 }
 
 static DEPOTS: [Depot; class::MOST] = [const {
     Depot {
         lists: Lock::new(
             Rank::PoolCentral,
-            Lists { warm: List::new(), offered: List::new(), returned: List::new() },
+            Lists {
+                warm: List::new(),
+                offered: List::new(),
+                returned: List::new(),
+                left: List::new(),
+            },
         ),
         pending: AtomicU32::new(0),
+        left: AtomicU32::new(0),
     }
 }; class::MOST];
 
@@ -85,17 +95,21 @@ pub(super) fn take(
                 Wanted::Pages if lists.warm.is_empty() => (&mut lists.offered, state::OFFERED),
                 Wanted::Pages => (&mut lists.warm, state::WARM),
             };
-            let index = list.newest()?;
-            let spot = Spot { class, index };
-            if !fits(spot) {
-                return None;
+            loop {
+                let index = list.newest()?;
+                let spot = Spot { class, index };
+                if !fits(spot) {
+                    return None;
+                }
+                list.pop_newest(area);
+                if from == state::WARM {
+                    count_warm(territory, spot, false);
+                }
+                if area.run(index).claim(from, state::MOVING).is_ok() {
+                    return Some((spot, from));
+                }
+                lists.left.push(area, index);
             }
-            list.pop_newest(area);
-            area.run(index).set_state(state::MOVING);
-            if from == state::WARM {
-                count_warm(territory, spot, false);
-            }
-            Some((spot, from))
         });
         if let Some(Some(taken)) = taken {
             return Some(taken);
@@ -120,21 +134,37 @@ pub(super) fn put(territory: &Territory, spot: Spot, to: u32) {
     });
     if put.is_none() {
         // This thread holds the lock, further up: whoever comes next puts it in its list.
-        let pending = &DEPOTS[spot.class].pending;
-        let mut head = pending.load(Ordering::Relaxed);
-        loop {
-            run.next.store(head, Ordering::Relaxed);
-            match pending.compare_exchange_weak(
-                head,
-                spot.index + 1,
-                Ordering::Release,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return,
-                Err(other) => head = other,
-            }
+        push(&DEPOTS[spot.class].pending, run, spot.index);
+    }
+}
+
+fn push(stack: &AtomicU32, run: &Run, index: u32) {
+    let mut head = stack.load(Ordering::Relaxed);
+    loop {
+        run.next.store(head, Ordering::Relaxed);
+        match stack.compare_exchange_weak(head, index + 1, Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(other) => head = other,
         }
     }
+}
+
+/// Notes a run of state `LEFT`, which is in no list. Takes no lock.
+pub(super) fn put_left(territory: &Territory, spot: Spot) {
+    push(&DEPOTS[spot.class].left, territory.run(spot), spot.index);
+}
+
+/// The run that has left the pool, and was looked at, longest ago.
+pub(super) fn take_left(territory: &Territory, class: usize) -> Option<Spot> {
+    with(territory, class, |lists| {
+        let area = territory.area(class);
+        let mut next = DEPOTS[class].left.swap(0, Ordering::Acquire);
+        while let Some(index) = next.checked_sub(1) {
+            next = area.run(index).next.load(Ordering::Relaxed);
+            lists.left.push(area, index);
+        }
+        lists.left.pop_oldest(area).map(|index| Spot { class, index })
+    })?
 }
 
 /// Does something to a class's lists; first, what is pending goes into them. `None`: this thread is at
@@ -161,7 +191,7 @@ pub(super) fn with<R>(
     })
 }
 
-/// Takes the oldest warm run if its time `is_old`.
+/// Takes the oldest run of the state `from` if its time `is_old`; it is `QUEUED` then.
 pub(super) fn take_old(
     territory: &Territory,
     class: usize,
@@ -171,17 +201,21 @@ pub(super) fn take_old(
     with(territory, class, |lists| {
         let area = territory.area(class);
         let list = if from == state::WARM { &mut lists.warm } else { &mut lists.offered };
-        let index = list.oldest()?;
-        if !is_old(area.run(index).freed_at.load(Ordering::Relaxed)) {
-            return None;
+        loop {
+            let index = list.oldest()?;
+            if !is_old(area.run(index).freed_at.load(Ordering::Relaxed)) {
+                return None;
+            }
+            list.pop_oldest(area);
+            let spot = Spot { class, index };
+            if from == state::WARM {
+                count_warm(territory, spot, false);
+            }
+            if area.run(index).claim(from, state::QUEUED).is_ok() {
+                return Some(spot);
+            }
+            lists.left.push(area, index);
         }
-        list.pop_oldest(area);
-        area.run(index).set_state(state::MOVING);
-        let spot = Spot { class, index };
-        if from == state::WARM {
-            count_warm(territory, spot, false);
-        }
-        Some(spot)
     })?
 }
 

@@ -36,7 +36,7 @@ pub(super) fn freed_before(call: &str, at: usize, territory: &Territory, spot: S
         state::WARM => "warm",
         state::OFFERED => "offered to the kernel",
         state::RETURNED => "returned to the kernel",
-        state::DEAD => "unusable",
+        state::LEFT => "not the pool's any more",
         _ => "on its way between two states, in another thread perhaps",
     };
     let start = super::give::start_of(territory, spot, run);

@@ -1,7 +1,7 @@
 //! Forks: no list is half changed, and no run on its way out of sight, when a child is made.
 
 use super::territory::{self, Territory};
-use super::{cache, class, depot, keep, mapped};
+use super::{cache, class, depot, keep};
 use crate::runtime::fork;
 use crate::runtime::lock::Rank;
 use crate::runtime::services::{Service, ServiceId};
@@ -23,13 +23,7 @@ static LISTS: Service = Service {
     recover: recover_lists,
     ..Service::named(
         "pool",
-        &[
-            Rank::PoolReservation,
-            Rank::PoolMapped,
-            Rank::PoolAllowance,
-            Rank::PoolThreadCache,
-            Rank::PoolCentral,
-        ],
+        &[Rank::PoolReservation, Rank::PoolAllowance, Rank::PoolThreadCache, Rank::PoolCentral],
     )
 };
 
@@ -55,7 +49,6 @@ fn hold_lists() {
     // child is spared the page faults of writing to all of them.
     Territory::lock().hold();
     if territory::known().is_some() {
-        mapped::lock().hold();
         Territory::allowing().hold();
         SLOTS.for_each(|slot| cache::lock(slot).hold());
         CLASSES.for_each(|class| depot::lock(class).hold());
@@ -67,7 +60,6 @@ fn release_lists() {
         CLASSES.for_each(|class| depot::lock(class).release());
         SLOTS.for_each(|slot| cache::lock(slot).release());
         Territory::allowing().release();
-        mapped::lock().release();
     }
     Territory::lock().release();
 }
@@ -82,6 +74,5 @@ fn recover_lists() {
         cache::lock(slot).reset_in_child();
     });
     Territory::allowing().reset_in_child();
-    mapped::lock().reset_in_child();
     Territory::lock().reset_in_child();
 }

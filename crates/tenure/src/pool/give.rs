@@ -3,7 +3,7 @@
 use super::counters::{self, Counter};
 use super::run::{flag, state, Run};
 use super::territory::{self, Spot, Territory};
-use super::{cache, depot, fault, keep, mapped, resize, settings, take};
+use super::{cache, depot, fault, keep, leave, resize, settings, take};
 use crate::os::page_size;
 use std::sync::atomic::Ordering;
 
@@ -17,14 +17,14 @@ pub(super) unsafe fn free(at: usize) {
     };
     let run = territory.run(spot);
     claim("free", at, territory, spot, run);
-    mapped::forget_parts(run);
     give(territory, spot);
 }
 
-/// The run that an address lies in.
+/// The pool's run that an address lies in.
 pub(super) fn find(at: usize) -> Option<(&'static Territory, Spot)> {
     let territory = territory::known()?;
-    Some((territory, territory.find(at)?))
+    let spot = territory.find(at)?;
+    (territory.run(spot).state() != state::LEFT).then_some((territory, spot))
 }
 
 /// Where the program's part of a run starts.
@@ -48,13 +48,15 @@ pub(super) fn give(territory: &Territory, spot: Spot) {
     let run = territory.run(spot);
     counters::add(Counter::Frees, 1);
     counters::add(Counter::FreedBytes, run.size() as u64);
-    let mapped = run.is(flag::MAPPED);
-    if mapped {
+    if run.is(flag::MAPPED) {
         run.clear(flag::MAPPED);
-    }
-    if run.is(flag::TAINTED) || !settings::reuses() {
-        // munmap promises data or SIGSEGV to whoever reads meanwhile; free promises nothing.
-        map_anew(territory, spot, !mapped);
+        // What is unmapped raises SIGSEGV.
+        if !settings::reuses() || !leave::close(territory, spot) {
+            leave::whole(territory, spot);
+            return;
+        }
+    } else if run.is(flag::TAINTED) || !settings::reuses() {
+        map_anew(territory, spot);
         return;
     }
     if run.touched() == 0 {
@@ -71,23 +73,28 @@ pub(super) fn give(territory: &Territory, spot: Spot) {
     keep::freed();
 }
 
-/// Maps a run of state `MOVING` anew, and puts it among the returned ones.
-pub(super) fn map_anew(territory: &Territory, spot: Spot, drop_first: bool) {
-    let (area, run) = (territory.area(spot.class), territory.run(spot));
-    counters::add(Counter::Remapped, 1);
-    // SAFETY: the run is this thread's, and the program is done with it.
-    if !unsafe { area.map_anew(spot.index, drop_first) } {
-        // Too many mappings. What is there now cannot be told, so it is nobody's.
-        run.set_state(state::DEAD);
-        return;
-    }
+/// Its mapping is fresh, or not the pool's any more.
+pub(super) fn forget_state(run: &Run) {
     if run.is(flag::ADVISED) {
         take::count_out_parted();
     }
     if run.is(flag::MOVED) {
         resize::forget_moved(run);
     }
-    run.clear(flag::TAINTED | flag::MOVED | flag::ADVISED);
+    run.clear(flag::TAINTED | flag::MOVED | flag::ADVISED | flag::CLOSED | flag::MAPPED);
+}
+
+/// Maps a run of state `MOVING` anew, and puts it among the returned ones.
+pub(super) fn map_anew(territory: &Territory, spot: Spot) {
+    let (area, run) = (territory.area(spot.class), territory.run(spot));
+    counters::add(Counter::Remapped, 1);
+    // SAFETY: the run is this thread's, and the program is done with it.
+    if !unsafe { area.map_anew(spot.index) } {
+        // Too many mappings. What is there now cannot be told.
+        leave::whole(territory, spot);
+        return;
+    }
+    forget_state(run);
     run.set_touched(0);
     depot::put(territory, spot, state::RETURNED);
 }

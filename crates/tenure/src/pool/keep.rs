@@ -71,8 +71,8 @@ pub(super) fn clock() -> u32 {
     CLOCK.load(Ordering::Relaxed)
 }
 
-/// Waits until a slice that may have begun before is through: the caller has tainted free runs and is
-/// about to hand their addresses to the program.
+/// Waits until a slice that may have begun before is through: the caller has taken a run out of the queue, and
+/// is about to leave its addresses to the program.
 pub(super) fn wait_for_slice() {
     drop(WORK.lock_unless_mine());
 }
@@ -239,8 +239,9 @@ impl Work {
         let due = |at: u32| move |freed: u32| pressed || now.wrapping_sub(freed) >= at;
         let offer = !pressed;
         for slot in cache::slots() {
-            cache::take_old(territory, slot, due(offer_at), |spot| {
-                self.add(territory, spot, offer)
+            let room = QUEUE - self.len;
+            cache::take_old(territory, slot, due(offer_at), room, |spot| {
+                self.add(territory, spot, offer);
             });
         }
         for class in depot::filled(territory.classes) {
@@ -271,24 +272,15 @@ impl Work {
         }
     }
 
-    /// Puts a run whose state is `MOVING` into the queue; `false`: it is full, and the run is not in it.
-    fn add(&mut self, territory: &Territory, spot: Spot, offer: bool) -> bool {
-        if self.len == QUEUE {
-            return false;
-        }
+    /// Puts a run whose state is `QUEUED` into the queue, which has room for it.
+    fn add(&mut self, territory: &Territory, spot: Spot, offer: bool) {
         let run = territory.run(spot);
-        if run.is(flag::TAINTED) {
-            // The program has mapped something over a run that was free: it is the program's.
-            run.set_state(state::DEAD);
-            return true;
-        }
         // MADV_FREE passes over pages that another process maps too, without a word.
         let offer = offer && run.forks.load(Ordering::Relaxed) == fork::count();
         self.queue[self.len] = Item { spot, offer, done: 0 };
         self.len += 1;
         QUEUED.fetch_add(1, Ordering::Relaxed);
         QUEUED_BYTES.fetch_add(bytes(territory, spot), Ordering::Relaxed);
-        true
     }
 }
 
@@ -310,7 +302,7 @@ impl Item {
     /// One slice. Answers whether it was the last.
     fn step(&mut self, territory: &Territory) -> bool {
         // Before every slice: see `wait_for_slice`.
-        if territory.run(self.spot).is(flag::TAINTED) {
+        if territory.run(self.spot).state() != state::QUEUED {
             return true;
         }
         let area = territory.area(self.spot.class);
@@ -346,9 +338,9 @@ impl Item {
         let run = territory.run(self.spot);
         let bytes = bytes(territory, self.spot);
         QUEUED_BYTES.fetch_sub(bytes, Ordering::Relaxed);
-        if run.is(flag::TAINTED) {
-            // The program mapped something over a run that was free.
-            run.set_state(state::DEAD);
+        if run.claim(state::QUEUED, state::MOVING).is_err() {
+            // It has left the pool.
+            depot::put_left(territory, self.spot);
         } else if self.done == usize::MAX {
             // Locked, before 5.18: tried again later.
             run.freed_at.store(clock(), Ordering::Relaxed);
@@ -361,7 +353,7 @@ impl Item {
             // The program's advice is not the next owner's.
             let asked = run.is(flag::ADVISED) && settings().huge_pages == HugePages::System;
             if run.is(flag::MOVED) || asked {
-                give::map_anew(territory, self.spot, true);
+                give::map_anew(territory, self.spot);
                 return;
             }
             run.set_touched(0);

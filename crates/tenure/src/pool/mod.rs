@@ -48,6 +48,7 @@ mod fault;
 mod forks;
 mod give;
 mod keep;
+mod leave;
 mod list;
 pub mod mapped;
 mod release;
@@ -155,7 +156,7 @@ pub fn free_runs_are_charged() -> bool {
 /// up.
 #[inline]
 pub fn owns(p: *const u8) -> bool {
-    territory::holds(p as usize) && (!release::is_done() || give::find(p as usize).is_some())
+    territory::holds(p as usize) && (!release::has_holes() || give::find(p as usize).is_some())
 }
 
 /// Whether any of the range may be the pool's: [`owns`] for a range that may begin or end elsewhere.
@@ -164,7 +165,7 @@ pub fn touches(start: usize, len: usize) -> bool {
     // The pool's range is one piece: a range that touches it begins or ends in it, or holds it all.
     let last = start.saturating_add(len.max(1) - 1);
     (territory::holds(start) || territory::holds(last))
-        && (!release::is_done() || mapped::touches(start, len))
+        && (!release::has_holes() || mapped::touches(start, len))
 }
 
 /// The largest size that [`alloc`] serves: a hundred-and-twenty-eighth of the reserved range, 128 GiB

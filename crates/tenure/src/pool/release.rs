@@ -7,11 +7,25 @@ use super::territory;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static GIVEN_UP: AtomicBool = AtomicBool::new(false);
+static HOLES: AtomicBool = AtomicBool::new(false);
 
-/// Whether addresses of the pool's range may have become somebody else's.
+/// Whether the addresses that no run has had were given up.
 #[inline]
 pub(super) fn is_done() -> bool {
     GIVEN_UP.load(Ordering::Relaxed)
+}
+
+/// Whether an address in the pool's range may be another's.
+#[inline]
+pub(super) fn has_holes() -> bool {
+    HOLES.load(Ordering::Relaxed)
+}
+
+/// From now on it may be: a run is about to leave the pool.
+pub(super) fn expect_holes() {
+    if !has_holes() {
+        HOLES.store(true, Ordering::SeqCst);
+    }
 }
 
 /// How many bytes of addresses [`give_up_addresses`] would give back.
@@ -34,6 +48,7 @@ pub fn give_up_addresses() -> bool {
         return false;
     }
     // Before the first address can be anybody's: who looks one up must not take it for the pool's.
+    expect_holes();
     if GIVEN_UP.swap(true, Ordering::SeqCst) {
         return false;
     }

@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// From here on pages are moved: 256 KiB take 4 to 8 µs to move, 5 µs to copy into a warm run, and 65
 /// to 95 µs into a fresh one.
 const MOVE_FROM: usize = 512 << 10;
+/// Up to here pages are copied.
+pub(super) const COPY_UP_TO: usize = MOVE_FROM - 1;
 /// Into a warm run only from here on: its own pages go where others are moved to, and are missing later.
 const MOVE_OVER_FROM: usize = 32 << 20;
 /// What a smaller size leaves over is given back from here on.
@@ -187,7 +189,7 @@ fn move_back(territory: &Territory, at: usize, to: Spot, new: usize, bytes: usiz
     let run = territory.run(to);
     counters::add(Counter::Frees, 1);
     counters::add(Counter::FreedBytes, run.size() as u64);
-    run.set_state(state::DEAD);
+    run.set_state(state::LEFT);
 }
 
 /// Moves the pages of `[at, at + len)` to `new`, and answers how many bytes are there now: all, or less

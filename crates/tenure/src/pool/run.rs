@@ -1,6 +1,6 @@
 //! What the pool knows of each run.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Where a run is in its life. Zero is what fresh bookkeeping reads.
 pub(super) mod state {
@@ -13,13 +13,16 @@ pub(super) mod state {
     pub const WARM: u32 = 3;
     pub const OFFERED: u32 = 4;
     pub const RETURNED: u32 = 5;
-    /// Its mapping could not be put in order: never handed out again.
-    pub const DEAD: u32 = 6;
+    /// Its addresses are not the pool's: the program or the kernel has them, until all of them are free.
+    pub const LEFT: u32 = 6;
+    /// In the queue of what is offered or returned.
+    pub const QUEUED: u32 = 7;
 }
 
 /// Facts about a run, set and cleared by whoever has it.
 pub(super) mod flag {
-    /// The program has changed its mapping's state, or unmapped part of it.
+    /// The program has changed its mapping's state, or unmapped part of it: an allocation, for a mapping
+    /// leaves the pool then.
     pub const TAINTED: u32 = 1;
     /// Pages came to it by mremap: they are mappings of their own until it is mapped anew.
     pub const MOVED: u32 = 2;
@@ -27,6 +30,8 @@ pub(super) mod flag {
     pub const ADVISED: u32 = 4;
     /// It was handed out as a mapping, not as an allocation.
     pub const MAPPED: u32 = 8;
+    /// It may not be accessed, for its last owner has unmapped it.
+    pub const CLOSED: u32 = 16;
 }
 
 /// Borders that a run remembers: a run that grew by moving has one for each time.
@@ -51,8 +56,6 @@ pub(super) struct Run {
     pub offset: AtomicU32,
     /// Bytes that were asked for; kept after the run is freed, for messages.
     pub size: AtomicU64,
-    /// Of a run with parts unmapped: see `mapped`.
-    pub parts: AtomicUsize,
     /// Where in the run a mapping ends and the next begins, in pages, ascending; 0: no more.
     pub borders: [AtomicU32; BORDERS],
 }

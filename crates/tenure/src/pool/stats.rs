@@ -49,7 +49,7 @@ pub struct PoolStats {
     pub realloc_moved: u64,
     /// Their bytes.
     pub realloc_moved_bytes: u64,
-    /// Runs mapped anew because the program had changed their mapping's state.
+    /// Runs mapped anew because the program had changed their mapping's state or unmapped part of it.
     pub remapped: u64,
     /// Requests that could not be served.
     pub refused: u64,

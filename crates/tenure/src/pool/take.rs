@@ -5,7 +5,7 @@ use super::depot::{self, Wanted};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
 use super::territory::{self, Spot, Territory};
-use super::{cache, class, zero};
+use super::{cache, class, leave, zero};
 use crate::os::{advise, page_size};
 use crate::range::PageRange;
 use std::ptr::NonNull;
@@ -98,24 +98,12 @@ impl Request {
 /// Takes a run, whose state is then `MOVING`; answers it with the state it was in. Runs with pages are
 /// looked for first.
 pub(super) fn take(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
-    untainted(territory, || with_pages(territory, request).or_else(|| empty(territory, request)))
+    with_pages(territory, request).or_else(|| empty(territory, request))
 }
 
 /// Takes a run with pages, if there is one.
 pub(super) fn take_warm(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
-    untainted(territory, || with_pages(territory, request))
-}
-
-fn untainted(territory: &Territory, take: impl Fn() -> Option<(Spot, u32)>) -> Option<(Spot, u32)> {
-    loop {
-        let taken = take()?;
-        let run = territory.run(taken.0);
-        if !run.is(flag::TAINTED) {
-            return Some(taken);
-        }
-        // The program has mapped something over a run that was free.
-        run.set_state(state::DEAD);
-    }
+    with_pages(territory, request)
 }
 
 fn with_pages(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
@@ -131,6 +119,7 @@ fn empty(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
         let last = (request.class + REACH).min(territory.classes - 1);
         let spot = (request.class..=last).find_map(|class| {
             depot::take(territory, class, Wanted::Empty, fits)
+                .or_else(|| leave::take_back(territory, class).map(|spot| (spot, state::FRESH)))
                 .or_else(|| territory.fresh(class).map(|spot| (spot, state::FRESH)))
         })?;
         if fits(spot.0) {
@@ -170,6 +159,9 @@ pub(super) fn hand_out(
     let page = page_size();
     let run = territory.run(spot);
     let offset = request.offset(territory, spot)?;
+    if run.is(flag::CLOSED) && !leave::open(territory, spot) {
+        return None;
+    }
     let touched = run.touched();
     if touched == 0 {
         prepare_empty(territory, spot);

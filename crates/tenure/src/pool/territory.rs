@@ -40,8 +40,8 @@ pub(super) struct Area {
     /// May be accessed, from the first on.
     allowed: AtomicU32,
     advised: AtomicBool,
-    /// The program has mapped something over runs that nobody had yet: there are no more fresh ones.
-    closed: AtomicBool,
+    /// How often the program has mapped something over runs that nobody had yet: there are no more fresh ones.
+    closed: AtomicU32,
 }
 
 /// The reserved range.
@@ -147,7 +147,7 @@ fn lay_out(size: usize) -> Option<usize> {
             used: AtomicU32::new(0),
             allowed: AtomicU32::new(0),
             advised: AtomicBool::new(false),
-            closed: AtomicBool::new(false),
+            closed: AtomicU32::new(0),
         });
         bookkeeping += (count as usize * size_of::<Run>()).next_multiple_of(page);
         at += units;
@@ -196,7 +196,7 @@ impl Territory {
         class::bytes(self.classes - 1)
     }
 
-    /// The run in which the address lies, if it was ever used.
+    /// The run in which the address lies, if it was ever used. It may have left the pool since.
     #[inline]
     pub fn find(&self, addr: usize) -> Option<Spot> {
         let offset = addr.wrapping_sub(self.range.start);
@@ -237,26 +237,12 @@ impl Territory {
         }
     }
 
-    /// Calls `each` for every part of the range, inside the territory, that is no run's so far.
-    pub fn gaps(&self, range: PageRange, mut each: impl FnMut(PageRange)) {
-        let mut at = range.start;
-        self.over(range, |_, part| {
-            if at < part.start {
-                each(PageRange { start: at, end: part.start });
-            }
-            at = part.end;
-        });
-        if at < range.end {
-            each(PageRange { start: at, end: range.end });
-        }
-    }
-
     /// Unmaps the addresses and the bookkeeping that no run needs that may be handed out.
     pub fn give_up(&self) {
         let Some(_held) = ALLOWING.lock_unless_mine() else { return };
         for area in (0..self.classes).map(|class| self.area(class)) {
             // Under the lock: nothing is allowed any more that is unmapped below.
-            area.closed.store(true, Ordering::Relaxed);
+            area.closed.fetch_add(1, Ordering::Relaxed);
             for part in area.spare() {
                 // SAFETY: reserved by `lay_out`, and never accessible so far.
                 let _ = unsafe { arena::unmap(part.start, part.len()) };
@@ -283,14 +269,35 @@ impl Territory {
         areas.flat_map(Area::spare).map(|part| part.len() as u64).sum()
     }
 
-    /// Nobody gets a fresh run of the classes that the range touches any more.
+    /// Nobody gets a fresh run of the classes that the range touches, until [`reopen`](Self::reopen).
     pub fn close(&self, range: PageRange) {
+        self.areas_of(range).for_each(|area| {
+            area.closed.fetch_add(1, Ordering::SeqCst);
+        });
+    }
+
+    /// Takes one [`close`](Self::close) of this range back.
+    pub fn reopen(&self, range: PageRange) {
+        self.areas_of(range).for_each(|area| {
+            area.closed.fetch_sub(1, Ordering::SeqCst);
+        });
+    }
+
+    /// The areas that the range touches.
+    fn areas_of(&self, range: PageRange) -> impl Iterator<Item = &Area> {
         let unit = |addr: usize| (addr - self.range.start) >> self.unit_shift;
-        for class in &self.class_of_unit[unit(range.start)..=unit(range.end - 1)] {
-            if (*class as usize) < self.classes {
-                self.area(*class as usize).closed.store(true, Ordering::Relaxed);
-            }
-        }
+        let classes = &self.class_of_unit[unit(range.start)..=unit(range.end - 1)];
+        let last = classes[classes.len() - 1].min((self.classes - 1) as u8);
+        (classes[0]..=last).map(|class| self.area(class as usize))
+    }
+
+    /// Whether the run at the address, which nobody had yet, is among the next `runs` of its class.
+    pub fn is_next(&self, addr: usize, runs: u32) -> Option<usize> {
+        let class = self.class_of_unit[(addr - self.range.start) >> self.unit_shift] as usize;
+        let area = (class < self.classes).then(|| self.area(class))?;
+        let index = ((addr - area.start) / area.stride) as u32;
+        let used = area.used.load(Ordering::Acquire);
+        (index < area.count && index < used.saturating_add(runs)).then_some(class)
     }
 
     #[inline]
@@ -308,7 +315,7 @@ impl Territory {
         let area = self.area(class);
         loop {
             let index = area.used.load(Ordering::Acquire);
-            if area.closed.load(Ordering::Relaxed) || index >= area.count || !area.allow(index) {
+            if area.is_closed() || index >= area.count || !area.allow(index) {
                 return None;
             }
             let taken =
@@ -321,6 +328,16 @@ impl Territory {
 }
 
 impl Area {
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed) > 0
+    }
+
+    /// The addresses of one run.
+    pub fn range_of(&self, index: u32) -> PageRange {
+        let start = self.start_of(index);
+        PageRange::new(start, start + self.stride)
+    }
+
     #[inline]
     pub fn run(&self, index: u32) -> &Run {
         debug_assert!(index < self.allowed.load(Ordering::Relaxed));
@@ -369,7 +386,7 @@ impl Area {
         if index < from {
             return true;
         }
-        if self.closed.load(Ordering::Relaxed) {
+        if self.is_closed() {
             return false;
         }
         if !self.advised.swap(true, Ordering::Relaxed) {
@@ -407,20 +424,16 @@ impl Area {
         };
     }
 
-    /// Maps a run anew: empty, accessible, and with no state of its own. In one step, or with the pages
-    /// dropped first: that spares others a wait for the lock of all mappings, but who reads in between
-    /// sees zeros where data was.
+    /// Maps a run anew: empty, accessible, and with no state of its own. Its pages are dropped first: that
+    /// spares other threads a wait for the lock of all mappings.
     ///
     /// # Safety
     /// The run is the caller's, and nothing uses it any more.
-    pub unsafe fn map_anew(&self, index: u32, drop_first: bool) -> bool {
-        let start = self.start_of(index);
-        let range = PageRange::new(start, start + self.stride);
-        if drop_first {
-            // Refused where it is locked; then below.
-            // SAFETY: the caller's promise: nothing uses the run any more.
-            let _ = unsafe { advise::drop_pages(range) };
-        }
+    pub unsafe fn map_anew(&self, index: u32) -> bool {
+        let range = self.range_of(index);
+        // Refused where it is locked; then below.
+        // SAFETY: the caller's promise: nothing uses the run any more.
+        let _ = unsafe { advise::drop_pages(range) };
         // SAFETY: the caller's promise; part of the reserved range.
         if unsafe { arena::reserve_anew(range) }.is_err() {
             return false;
@@ -428,5 +441,22 @@ impl Area {
         self.advise(range);
         // SAFETY: as above.
         unsafe { arena::allow(range) }.is_ok()
+    }
+
+    /// Reserves the addresses of a run again that had left the pool, if they are free, and makes them
+    /// accessible.
+    pub fn take_back(&self, index: u32) -> bool {
+        let range = self.range_of(index);
+        if arena::reserve_free(range).is_err() {
+            return false;
+        }
+        self.advise(range);
+        // SAFETY: reserved just now, and nobody knows of it.
+        let allowed = unsafe { arena::allow(range) }.is_ok();
+        if !allowed {
+            // SAFETY: as above.
+            let _ = unsafe { arena::unmap(range.start, range.len()) };
+        }
+        allowed
     }
 }

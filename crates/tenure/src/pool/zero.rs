@@ -1,9 +1,11 @@
 //! Zeroing a run that has pages: only those that are there, so that the resident set does not grow.
 
 use super::counters::{self, Counter};
+use super::run::flag;
+use super::settings::{settings, HugePages};
 use super::territory::{Spot, Territory};
-use crate::os::pagemap::{Pagemap, Pages};
-use crate::os::{errno, page_size};
+use crate::os::pagemap::{self, Pagemap, Pages};
+use crate::os::{advise, errno, page_size, thp, HUGE_PAGE};
 use crate::range::PageRange;
 
 /// Up to here all is written: asking the kernel which pages are there takes 1.5 µs, zeroing 128 KiB
@@ -33,7 +35,9 @@ pub(super) fn run(territory: &Territory, spot: Spot, touched: usize, at: usize, 
     // if it were there.
     let mut written = first;
     let asked = errno::kept(|| {
-        Pagemap::open()?.extents(whole, Pages::Data, |part| {
+        let pagemap = Pagemap::open()?;
+        drop_split(territory, spot, &pagemap, first, end);
+        pagemap.extents(whole, Pages::Data, |part| {
             write(part.start, part.end.min(end));
             written = part.end;
         })
@@ -41,6 +45,63 @@ pub(super) fn run(territory: &Territory, spot: Spot, touched: usize, at: usize, 
     if asked.is_err() && written < end {
         write(written, end);
     }
+}
+
+/// Drops what the former user's huge pages were split into, where the next one is to have huge pages again: else
+/// the run would have base pages for as long as it is used. A huge page takes the kernel as long to zero as its base
+/// pages take here.
+///
+/// So with smaller folios where they were advised: a run that has lost pages since has lost the folios, and would
+/// get single pages in their place.
+fn drop_split(territory: &Territory, spot: Spot, pagemap: &Pagemap, start: usize, end: usize) {
+    let advised = territory.run(spot).is(flag::ADVISED);
+    let always = || {
+        settings().huge_pages != HugePages::Never
+            && end - start >= HUGE_PAGE
+            && thp::first_anonymous() == thp::Setting::Always
+    };
+    if !advised && !always() {
+        return;
+    }
+    let from = start.next_multiple_of(HUGE_PAGE);
+    let to = end / HUGE_PAGE * HUGE_PAGE;
+    if from >= to {
+        let end = end / page_size() * page_size();
+        if start >= end {
+            return;
+        }
+        let whole = PageRange::new(start, end);
+        let mut is_missing = false;
+        let told = pagemap.extents(whole, Pages::Missing, |_| is_missing = true);
+        if told.is_ok() && is_missing {
+            drop_pages(whole);
+        }
+        return;
+    }
+    let mut split = [PageRange { start: 0, end: 0 }; 8];
+    let (mut at, mut count) = (from, 0);
+    let mut note = |huge_from: usize, huge_to: usize| {
+        let end = huge_from / HUGE_PAGE * HUGE_PAGE;
+        if at < end && count < split.len() {
+            split[count] = PageRange { start: at, end };
+            count += 1;
+        }
+        at = huge_to;
+    };
+    let told = pagemap.extents(PageRange::new(from, to), Pages::Huge, |huge| {
+        note(huge.start, huge.end);
+    });
+    note(to, to);
+    let is_known = told.is_ok() && pagemap::scan_works();
+    if count > 0 && is_known && thp::anonymous_now() != thp::Setting::Never {
+        split[..count].iter().for_each(|part| drop_pages(*part));
+    }
+}
+
+/// Refused where they are locked.
+fn drop_pages(range: PageRange) {
+    // SAFETY: inside a run that this thread has just taken, and whose contents nobody wants.
+    let _ = unsafe { advise::drop_pages(range) };
 }
 
 fn write(from: usize, to: usize) {

@@ -34,8 +34,6 @@ pub(crate) enum Rank {
     Budget,
     /// The pool's reserved addresses.
     PoolReservation,
-    /// The pool's list of single mappings.
-    PoolMapped,
     /// Who may reserve addresses.
     PoolAllowance,
     /// One cache of a processor's free blocks.

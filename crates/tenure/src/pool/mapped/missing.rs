@@ -1,10 +1,11 @@
 //! Pages that are there, and that the program takes to be missing: it is about to have a userfaultfd told
 //! of each page that is touched for the first time.
 
+use crate::os::mapping_list::Lister;
 use crate::os::own_memory::OwnMemory;
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::{advise, errno, page_size};
-use crate::pool::give;
+use crate::pool::leave;
 use crate::pool::run::{flag, state};
 use crate::range::PageRange;
 
@@ -23,16 +24,37 @@ pub fn drop_zeros(addr: usize, len: usize) {
     let Some((territory, range)) = super::inside(addr, len) else { return };
     territory.over(range, |spot, part| {
         let run = territory.run(spot);
-        if run.state() != state::IN_USE {
-            return;
-        }
-        let start = give::start_of(territory, spot, run);
-        let end = start + run.size().next_multiple_of(page_size());
-        let (from, to) = (part.start.max(start), part.end.min(end));
-        if from < to {
-            errno::kept(|| drop_zeros_of_run(PageRange::new(from, to), run.is(flag::TAINTED)));
+        match run.state() {
+            state::IN_USE => {
+                let live = leave::live(territory, spot);
+                let (from, to) = (part.start.max(live.start), part.end.min(live.end));
+                if from < to {
+                    let range = PageRange::new(from, to);
+                    errno::kept(|| drop_zeros_of_run(range, run.is(flag::TAINTED)));
+                }
+            }
+            // Perhaps a run that the program has, and has changed since.
+            state::LEFT => errno::kept(|| drop_zeros_of_mappings(part)),
+            _ => {}
         }
     });
+}
+
+/// Of what lies where a run was: of memory that is no file's.
+fn drop_zeros_of_mappings(range: PageRange) {
+    let Ok(mut lister) = Lister::open() else { return };
+    let mut at = range.start;
+    while at < range.end {
+        let Ok(Some(listed)) = lister.at_or_after(at) else { return };
+        let (from, to) = (listed.mapping.start.max(at), listed.mapping.end.min(range.end));
+        if from >= to {
+            return;
+        }
+        if listed.mapping.inode == 0 && !listed.mapping.shared {
+            drop_zeros_of_run(PageRange::new(from, to), true);
+        }
+        at = to;
+    }
 }
 
 /// A run that the program has changed (protected, unmapped in parts, registered before) is read through the

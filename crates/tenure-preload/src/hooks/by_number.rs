@@ -1,0 +1,164 @@
+//! `syscall(2)`: calls that a program makes by their number. Those that name mappings are the kernel's like all
+//! others, after the pool has let go of what they name. None is served.
+//!
+//! This library's own calls go past it (`kernel!`).
+
+use super::rules::{let_go, of_advice};
+use super::state;
+use crate::next;
+use std::ffi::{c_int, c_long, c_void};
+use tenure::pool::mapped::{self, Call};
+
+/// The kernel's call of that number; sets errno.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
+    let result: c_long;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's call, as the kernel takes it; it changes no other register.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            inlateout("x0") a => result,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f, in("x8") number,
+            options(nostack),
+        );
+    }
+    const LAST_ERRNO: c_long = 4095;
+    if (-LAST_ERRNO..0).contains(&result) {
+        super::Errno::set(-result as c_int);
+        return -1;
+    }
+    result
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
+    // SAFETY: the caller's call.
+    unsafe { libc::syscall(number, a, b, c, d, e, f) }
+}
+
+/// A call of the kernel's by number and up to six arguments, of any kind that fits a register.
+macro_rules! kernel {
+    ($number:expr $(, $argument:expr)* $(,)?) => {{
+        let given: &[std::ffi::c_long] = &[$($argument as std::ffi::c_long),*];
+        let mut all = [0; 6];
+        all[..given.len()].copy_from_slice(given);
+        $crate::hooks::by_number::call($number, all)
+    }};
+}
+pub(crate) use kernel;
+
+/// Before a call by number.
+fn before(number: c_long, [a, b, c, d, e, _]: [c_long; 6]) {
+    let at = a as *const c_void;
+    let len = b as usize;
+    match number {
+        libc::SYS_mprotect
+        | libc::SYS_pkey_mprotect
+        | libc::SYS_mlock
+        | libc::SYS_mlock2
+        | libc::SYS_munlock
+        | libc::SYS_mbind
+        | libc::SYS_mseal
+        | libc::SYS_remap_file_pages
+        | libc::SYS_munmap => let_go(at, len, Call::Changes),
+        libc::SYS_msync | libc::SYS_mincore => let_go(at, len, Call::Uses),
+        libc::SYS_madvise => let_go(at, len, of_advice(c as c_int)),
+        libc::SYS_process_madvise => {
+            state::let_go_of_each(b as *const libc::iovec, c as usize, d as c_int);
+        }
+        libc::SYS_mmap if is_fixed(d as c_int) => let_go(at, len, Call::Replaces),
+        libc::SYS_mmap if a != 0 => let_go(at, len, Call::Uses),
+        libc::SYS_mremap => {
+            let_go(at, len, Call::Changes);
+            if d as c_int & libc::MREMAP_FIXED != 0 {
+                let_go(e as *const c_void, c as usize, Call::Replaces);
+            }
+        }
+        libc::SYS_prctl if a as c_int == libc::PR_SET_VMA => {
+            let_go(c as *const c_void, d as usize, Call::Changes);
+        }
+        _ => {}
+    }
+}
+
+fn is_fixed(flags: c_int) -> bool {
+    let no_replace = flags & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE;
+    flags & libc::MAP_FIXED != 0 && !no_replace
+}
+
+/// After one that failed.
+fn refused(number: c_long, [a, b, c, d, e, _]: [c_long; 6]) {
+    match number {
+        libc::SYS_mmap if is_fixed(d as c_int) => mapped::was_refused(a as usize, b as usize),
+        libc::SYS_mremap if d as c_int & libc::MREMAP_FIXED != 0 => {
+            mapped::was_refused(e as usize, c as usize);
+        }
+        _ => {}
+    }
+}
+
+fn names_mappings(number: c_long) -> bool {
+    matches!(
+        number,
+        libc::SYS_mmap
+            | libc::SYS_mprotect
+            | libc::SYS_munmap
+            | libc::SYS_mremap
+            | libc::SYS_msync
+            | libc::SYS_mincore
+            | libc::SYS_madvise
+            | libc::SYS_mlock
+            | libc::SYS_mlock2
+            | libc::SYS_munlock
+            | libc::SYS_mbind
+            | libc::SYS_mseal
+            | libc::SYS_pkey_mprotect
+            | libc::SYS_remap_file_pages
+            | libc::SYS_process_madvise
+            | libc::SYS_prctl
+    )
+}
+
+/// C declares variable arguments; they are where these six are.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[no_mangle]
+pub unsafe extern "C" fn syscall(
+    number: c_long,
+    a: c_long,
+    b: c_long,
+    c: c_long,
+    d: c_long,
+    e: c_long,
+    f: c_long,
+) -> c_long {
+    super::confine::call_comes(number, a);
+    if !names_mappings(number) {
+        return match next::known_syscall() {
+            // SAFETY: the program's call.
+            Some(next) => unsafe { next(number, a, b, c, d, e, f) },
+            // Before the next definition is known, which is not to be looked up here.
+            // SAFETY: as above.
+            None => unsafe { call(number, [a, b, c, d, e, f]) },
+        };
+    }
+    let arguments = [a, b, c, d, e, f];
+    before(number, arguments);
+    // SAFETY: as above.
+    let result = unsafe { call(number, arguments) };
+    if result == -1 {
+        refused(number, arguments);
+    }
+    result
+}

@@ -1,0 +1,85 @@
+//! Which calls on mappings this library takes over, and in which cases. Everything else is the kernel's, with
+//! all its arguments as they are, after the pool has let go of what the call names ([`let_go`]).
+//!
+//! | symbol | taken over | all else: the pool lets go of |
+//! | --- | --- | --- |
+//! | `mmap`, `mmap64` | `--mmap`: no address or a hint for its alignment, to read and write, private and anonymous, `MAP_NORESERVE` and `MAP_STACK` at most, an offset of whole pages: a run | what it replaces (`MAP_FIXED`); what is free there (`MAP_FIXED_NOREPLACE`, a hint) |
+//! | | `--unmap`: `MAP_FIXED` of private anonymous memory: what it replaces is retired | |
+//! | | `--populate`: `MAP_POPULATE` in parallel | |
+//! | `munmap` | a whole run: it goes back to the pool | the run of which a part goes |
+//! | | `--unmap`: memory that is not the pool's, retired | |
+//! | `mremap` | a whole run that may move and grows, of up to 512 KiB or within its run: stays in the pool | the range, and what is to be replaced |
+//! | | `--unmap`: a tail that is cut off, retired | |
+//! | `mprotect`, `pkey_mprotect`, `mlock`, `mlock2`, `munlock`, `mbind`, `mseal`, `remap_file_pages` | nothing | the range |
+//! | `madvise`, `posix_madvise`, `process_madvise` | nothing. `MADV_HUGEPAGE` leaves a run in the pool, for numpy asks for it at every array | the range; of an advice to pages alone, only what is free |
+//! | `msync`, `mincore` | nothing | what is free in the range |
+//! | `prctl(PR_SET_VMA)`, `ioctl(UFFDIO_REGISTER)` | nothing | the range |
+//! | `shmat` with `SHM_REMAP` | nothing | what it replaces |
+//! | `syscall`, of these calls' numbers | nothing | as above (not for `ioctl` and `shmat`) |
+//!
+//! A range is let go of before the call, also of one that the kernel then refuses: its addresses are the pool's
+//! again once the program has unmapped them.
+
+use super::Errno;
+use crate::seen;
+use std::ffi::{c_int, c_void};
+use tenure::pool;
+use tenure::pool::mapped::{self, Call};
+
+/// Whether the pool can stand in for what `mmap` is asked for: memory to read and write, private and anonymous,
+/// and nothing asked of it that lasts.
+pub fn is_plain_memory(protection: c_int, flags: c_int, offset: i64) -> bool {
+    let plain = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // MAP_STACK means nothing to the kernel; and nothing of the pool's is reserved in any case.
+    let harmless = libc::MAP_NORESERVE | libc::MAP_STACK;
+    protection == libc::PROT_READ | libc::PROT_WRITE
+        && flags & !harmless == plain
+        && offset % rustix::param::page_size() as i64 == 0
+}
+
+/// Whether an `mremap` asks for no more than that a mapping grows, at any place.
+pub fn is_plain_growth(at: usize, old_len: usize, new_len: usize, flags: c_int) -> bool {
+    flags == libc::MREMAP_MAYMOVE && at % rustix::param::page_size() == 0 && old_len < new_len
+}
+
+/// Whether an advice changes the mapping, or its pages alone. What is not known is taken to change it.
+pub fn of_advice(advice: c_int) -> Call {
+    const POPULATE_READ: c_int = 22;
+    const POPULATE_WRITE: c_int = 23;
+    const DONTNEED_LOCKED: c_int = 24;
+    const COLLAPSE: c_int = 25;
+    match advice {
+        libc::MADV_WILLNEED
+        | libc::MADV_DONTNEED
+        | libc::MADV_FREE
+        | libc::MADV_COLD
+        | libc::MADV_PAGEOUT
+        | POPULATE_READ
+        | POPULATE_WRITE
+        | DONTNEED_LOCKED
+        | COLLAPSE => Call::Uses,
+        _ => Call::Changes,
+    }
+}
+
+#[inline]
+pub fn touches_pool(start: usize, len: usize) -> bool {
+    pool::touches(start, len.max(1))
+}
+
+/// Before a call that names the range.
+#[inline]
+pub fn let_go(at: *const c_void, len: usize, call: Call) {
+    if touches_pool(at as usize, len) {
+        let_go_of_pool(at as usize, len, call);
+    }
+}
+
+#[cold]
+#[inline(never)]
+pub fn let_go_of_pool(at: usize, len: usize, call: Call) {
+    let _errno = Errno::keep();
+    if mapped::let_go(at, len, call) {
+        seen::TAINTED.one();
+    }
+}

@@ -1,0 +1,150 @@
+//! Runs that leave the pool, and come back.
+//!
+//! The program may do with a mapping what it likes. Where it does more than to use it and to unmap it whole, or
+//! names addresses that the pool holds free, the run leaves the pool: what the program does not have of it is
+//! unmapped, and its addresses are the kernel's business from then on, as if there were no pool. When all of
+//! them are free the pool may reserve them again: the kernel says so (`MAP_FIXED_NOREPLACE`).
+
+use super::counters::{self, Counter};
+use super::run::{flag, state};
+use super::territory::{Spot, Territory};
+use super::{depot, give, keep, release};
+use crate::os::{arena, page_size};
+use crate::range::PageRange;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Runs that have left are looked at one after the other, so many for each fresh one.
+const TRIES: usize = 2;
+/// How often a run is looked at that is in another thread's hands, for some nanoseconds.
+const TURNS: usize = 100;
+
+static ACCESSIBLE: AtomicBool = AtomicBool::new(false);
+
+/// See [`keep_accessible`](super::mapped::keep_accessible).
+pub(super) fn keep_accessible(yes: bool) {
+    ACCESSIBLE.store(yes, Ordering::Relaxed);
+}
+
+/// The program's part of a run in use, in whole pages.
+pub(super) fn live(territory: &Territory, spot: Spot) -> PageRange {
+    let run = territory.run(spot);
+    let start = give::start_of(territory, spot, run);
+    PageRange { start, end: start + run.size().next_multiple_of(page_size()) }
+}
+
+fn unmap(start: usize, end: usize) {
+    if start < end {
+        // Too many mappings: then it stays reserved, and is nobody's.
+        // SAFETY: a part of a run that is the pool's no more, and that the program does not have.
+        let _ = unsafe { arena::unmap(start, end - start) };
+    }
+}
+
+/// A run in use leaves the pool: the program keeps its part. `false`: it is not in use.
+pub(super) fn in_use(territory: &Territory, spot: Spot) -> bool {
+    let run = territory.run(spot);
+    // Before the first address can be another's.
+    release::expect_holes();
+    if run.claim(state::IN_USE, state::MOVING).is_err() {
+        return false;
+    }
+    let (all, live) = (territory.area(spot.class).range_of(spot.index), live(territory, spot));
+    counters::add(Counter::Frees, 1);
+    counters::add(Counter::FreedBytes, run.size() as u64);
+    give::forget_state(run);
+    run.set_state(state::LEFT);
+    unmap(all.start, live.start);
+    unmap(live.end, all.end);
+    depot::put_left(territory, spot);
+    true
+}
+
+/// A run of state `MOVING`, which nobody uses any more, leaves the pool.
+pub(super) fn whole(territory: &Territory, spot: Spot) {
+    release::expect_holes();
+    let (all, run) = (territory.area(spot.class).range_of(spot.index), territory.run(spot));
+    give::forget_state(run);
+    run.set_state(state::LEFT);
+    unmap(all.start, all.end);
+    depot::put_left(territory, spot);
+}
+
+/// A run leaves the pool, in use or free. On return its addresses are the kernel's business.
+pub(super) fn any(territory: &Territory, spot: Spot) {
+    let run = territory.run(spot);
+    release::expect_holes();
+    for _ in 0..TURNS {
+        let from = run.state();
+        match from {
+            state::LEFT => return,
+            state::IN_USE => {
+                if in_use(territory, spot) {
+                    return;
+                }
+            }
+            state::WARM | state::OFFERED | state::RETURNED | state::QUEUED => {
+                if run.claim(from, state::LEFT).is_ok() {
+                    if from == state::QUEUED {
+                        // Or the program's next pages there would be offered in the place of the run's.
+                        keep::wait_for_slice();
+                    }
+                    // It is noted when its list, or the queue, comes upon it.
+                    give::forget_state(run);
+                    let all = territory.area(spot.class).range_of(spot.index);
+                    unmap(all.start, all.end);
+                    return;
+                }
+            }
+            // In another thread's hands. It may be this thread's own, further up: then not for ever.
+            _ => std::thread::yield_now(),
+        }
+    }
+}
+
+/// A run of the class that had left the pool, and whose addresses are free again; its state is `MOVING`.
+pub(super) fn take_back(territory: &Territory, class: usize) -> Option<Spot> {
+    for _ in 0..TRIES {
+        let spot = depot::take_left(territory, class)?;
+        let run = territory.run(spot);
+        if territory.area(class).take_back(spot.index) {
+            counters::add(Counter::Remapped, 1);
+            run.set_touched(0);
+            run.set_state(state::MOVING);
+            return Some(spot);
+        }
+        depot::put_left(territory, spot);
+    }
+    None
+}
+
+/// Takes access to a run of state `MOVING` away, if that is wanted. `false`: it was refused.
+pub(super) fn close(territory: &Territory, spot: Spot) -> bool {
+    let run = territory.run(spot);
+    if ACCESSIBLE.load(Ordering::Relaxed) || run.is(flag::CLOSED) {
+        return true;
+    }
+    // SAFETY: the run is this thread's, and the program has given it up.
+    let closed = unsafe { arena::close(territory.area(spot.class).range_of(spot.index)) }.is_ok();
+    if closed {
+        run.set(flag::CLOSED);
+    }
+    closed
+}
+
+/// Whether the program's part of a run in use is as it was handed out, as far as that can be told cheaply: a
+/// program may lock or seal it, or unmap parts of it, by system calls of its own.
+pub(super) fn is_as_it_was(territory: &Territory, spot: Spot) -> bool {
+    ACCESSIBLE.load(Ordering::Relaxed) || arena::is_whole_and_not_locked(live(territory, spot))
+}
+
+/// Makes a run of state `MOVING` accessible again. `false`: that was refused, and it has left the pool.
+pub(super) fn open(territory: &Territory, spot: Spot) -> bool {
+    let run = territory.run(spot);
+    // SAFETY: the run is this thread's.
+    let opened = unsafe { arena::open(territory.area(spot.class).range_of(spot.index)) }.is_ok();
+    match opened {
+        true => run.clear(flag::CLOSED),
+        false => whole(territory, spot),
+    }
+    opened
+}
