@@ -8,7 +8,10 @@ use rustix::io::Errno;
 
 /// As much of a mapping's name as is looked at.
 const NAME: usize = 64;
-const BUFFER: usize = 8 << 10;
+/// In place of a name of over 255 bytes: none of the kernel's own names is as long.
+const LONG: &[u8] = b"/...";
+/// On the caller's stack, of which a thread may have 16 KiB. Of a longer line the beginning is looked at.
+const BUFFER: usize = 512;
 
 /// One mapping, with the beginning of its name.
 #[derive(Clone, Copy, Debug)]
@@ -48,10 +51,12 @@ struct Text {
     buffer: [u8; BUFFER],
     filled: usize,
     taken: usize,
+    /// What comes up to the next line's end belongs to a line that was looked at.
+    skips: bool,
     ended: bool,
 }
 
-const EMPTY: Text = Text { buffer: [0; BUFFER], filled: 0, taken: 0, ended: false };
+const EMPTY: Text = Text { buffer: [0; BUFFER], filled: 0, taken: 0, skips: false, ended: false };
 
 impl Lister {
     pub fn open() -> Result<Lister, Errno> {
@@ -64,7 +69,7 @@ impl Lister {
     pub fn restart(&mut self) -> Result<(), Errno> {
         if let Some(text) = &mut self.text {
             rustix::fs::seek(&self.maps, rustix::fs::SeekFrom::Start(0))?;
-            (text.filled, text.taken, text.ended) = (0, 0, false);
+            *text = EMPTY;
         }
         Ok(())
     }
@@ -73,7 +78,15 @@ impl Lister {
     pub fn at_or_after(&mut self, addr: usize) -> Result<Option<Listed>, Errno> {
         if self.text.is_none() && !maps::query_is_missing() {
             let mut name = [0u8; 256];
-            match maps::query(&self.maps, addr, &mut name) {
+            let mut asked = maps::query(&self.maps, addr, &mut name);
+            if matches!(asked, Err(Errno::NAMETOOLONG)) {
+                // Of such a name nothing is told.
+                asked = maps::query(&self.maps, addr, &mut []).map(|found| {
+                    name[..LONG.len()].copy_from_slice(LONG);
+                    found.map(|(mapping, page_size, _)| (mapping, page_size, LONG.len()))
+                });
+            }
+            match asked {
                 Ok(found) => {
                     maps::query_is(true);
                     return Ok(found.map(|(mapping, page_size, length)| {
@@ -93,19 +106,34 @@ impl Lister {
                     let name = maps::name_in_line(&text.buffer[line]);
                     return Ok(Some(Listed::new(mapping, 0, name)));
                 }
-                _ => text.taken = after,
+                _ => text.pass(after),
             }
         }
     }
 }
 
 impl Text {
+    /// The line that ends there is done with.
+    fn pass(&mut self, after: usize) {
+        self.skips = self.buffer[after - 1] != b'\n';
+        self.taken = after;
+    }
+
     /// Where the next line lies in the buffer, and where the one after it begins.
     fn line(&mut self, maps: &OwnedFd) -> Result<Option<(std::ops::Range<usize>, usize)>, Errno> {
         loop {
             let rest = &self.buffer[self.taken..self.filled];
-            if let Some(length) = rest.iter().position(|byte| *byte == b'\n') {
-                return Ok(Some((self.taken..self.taken + length, self.taken + length + 1)));
+            match rest.iter().position(|byte| *byte == b'\n') {
+                Some(length) if self.skips => self.pass(self.taken + length + 1),
+                Some(length) => {
+                    return Ok(Some((self.taken..self.taken + length, self.taken + length + 1)));
+                }
+                None if self.skips => self.taken = self.filled,
+                None if rest.len() == BUFFER => return Ok(Some((0..BUFFER, BUFFER))),
+                None => {}
+            }
+            if self.taken < self.filled && self.buffer[self.taken..self.filled].contains(&b'\n') {
+                continue;
             }
             if self.ended {
                 return Ok(None);
@@ -126,6 +154,7 @@ impl Text {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
 
     fn all(text_only: bool) -> Vec<(usize, usize, Vec<u8>)> {
         let mut lister = Lister::open().unwrap();
@@ -138,7 +167,11 @@ mod tests {
             if listed.mapping.start >> 63 != 0 {
                 break;
             }
-            found.push((listed.mapping.start, listed.mapping.end, listed.name().to_vec()));
+            let mut name = listed.name().to_vec();
+            if name.starts_with(b"/tmp/tenure-") || name == LONG {
+                name = b"/".to_vec();
+            }
+            found.push((listed.mapping.start, listed.mapping.end, name));
             at = listed.mapping.end;
         }
         found
@@ -146,6 +179,25 @@ mod tests {
 
     #[test]
     fn both_ways_list_the_same() {
+        // Names that are longer than the buffer, and that end with it.
+        let directory = std::path::PathBuf::from(format!("/tmp/tenure-{}", std::process::id()));
+        let mut mapped = Vec::new();
+        for length in [300, 430, 440, 450, 460, 900, 2000, 3000] {
+            let mut path = directory.clone();
+            while path.as_os_str().len() + 200 < length {
+                path.push("d".repeat(120));
+            }
+            std::fs::create_dir_all(&path).unwrap();
+            path.push("f".repeat(length - path.as_os_str().len() - 1));
+            std::fs::write(&path, [1]).unwrap();
+            let file = std::fs::File::open(&path).unwrap();
+            // SAFETY: a new mapping, of one page of a file of the test's.
+            mapped.push(unsafe {
+                let (read, private) = (libc::PROT_READ, libc::MAP_PRIVATE);
+                libc::mmap(std::ptr::null_mut(), 1, read, private, file.as_raw_fd(), 0)
+            });
+        }
+        std::fs::remove_dir_all(&directory).unwrap();
         // Other tests' threads map and unmap meanwhile, seldom files.
         let files = |list: Vec<(usize, usize, Vec<u8>)>| -> Vec<_> {
             list.into_iter().filter(|(.., name)| name.starts_with(b"/")).collect()
@@ -154,8 +206,12 @@ mod tests {
             let before = files(all(false));
             let (read, after) = (files(all(true)), files(all(false)));
             if before == after {
-                assert!(read.len() > 5);
+                assert!(read.len() > 5 + mapped.len());
                 assert_eq!(read, after);
+                for at in mapped {
+                    // SAFETY: mapped above.
+                    unsafe { libc::munmap(at, 1) };
+                }
                 return;
             }
         }

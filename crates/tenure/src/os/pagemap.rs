@@ -231,7 +231,8 @@ impl Pagemap {
             Pages::Resident => (PFN_ZERO, PFN_ZERO | PRESENT, 0),
             Pages::Huge => (0, HUGE, 0),
         };
-        let mut found = [Region::default(); 64];
+        // On the stack of a thread that may have 16 KiB of it, here and below.
+        let mut found = [Region::default(); 32];
         let mut at = range.start;
         while at < range.end {
             let mut argument = ScanArg {
@@ -266,7 +267,7 @@ impl Pagemap {
     /// Calls `each` with every page's address and pagemap entry.
     fn entries(&self, range: PageRange, mut each: impl FnMut(usize, u64)) -> Result<(), Errno> {
         let page = page_size();
-        let mut buffer = [0u8; 8 * 512];
+        let mut buffer = [0u8; 8 * 96];
         let mut at = range.start;
         while at < range.end {
             let want = ((range.end - at) / page * 8).min(buffer.len());

@@ -3,7 +3,7 @@
 //! The same figures as `memory_limit::room`, from the same files.
 
 use super::memory_limit::{MemoryGroup, Room, UNSEEN};
-use super::small_file::read;
+use super::small_file::{number_of, read};
 use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -87,17 +87,14 @@ impl Level {
         let limits = self.limits.iter().filter_map(|path| number_in(path));
         let limit = limits.min().filter(|limit| *limit < 1 << 60)?;
         let usage = number_in(&self.usage)?;
-        let mut buffer = [0u8; 8 << 10];
-        let inactive = read(&self.stat, &mut buffer)
-            .ok()
-            .and_then(|text| number_after(text, self.inactive))
-            .unwrap_or(0);
+        let inactive = number_of(&self.stat, self.inactive).unwrap_or(0);
         Some(Room { limit, free: limit.saturating_sub(usage.saturating_sub(inactive)) })
     }
 }
 
 fn machine() -> Option<Room> {
-    let mut buffer = [0u8; 4 << 10];
+    // Both are among the first three lines.
+    let mut buffer = [0u8; 256];
     let text = read(c"/proc/meminfo", &mut buffer).ok()?;
     let kib = |key: &str| number_after(text, key).map(|kib| kib << 10);
     Some(Room { limit: kib("MemTotal:")?, free: kib("MemAvailable:")? })

@@ -26,7 +26,8 @@ pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a str, Err
 /// Calls `each` with the lines of an open file, while it returns `true`. Of a line that is longer than the window
 /// it gets the beginning.
 pub(crate) fn each_line(file: impl AsFd, mut each: impl FnMut(&[u8]) -> bool) -> Result<(), Errno> {
-    let mut window = [0u8; 4 << 10];
+    // On the stack of a thread that may have 16 KiB of it.
+    let mut window = [0u8; 512];
     let (mut filled, mut skips) = (0, false);
     loop {
         match rustix::io::read(&file, &mut window[filled..]) {
@@ -56,14 +57,19 @@ pub(crate) fn each_line(file: impl AsFd, mut each: impl FnMut(&[u8]) -> bool) ->
 
 /// The number of a line such as `VmPTE:  40 kB`, in bytes.
 pub(crate) fn kib_of(path: &CStr, key: &str) -> Result<u64, Errno> {
+    number_of(path, key).map(|kib| kib << 10)
+}
+
+/// The number in the line that begins so, perhaps before a unit.
+pub(crate) fn number_of(path: &CStr, key: &str) -> Result<u64, Errno> {
     let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut found = None;
     each_line(file, |line| {
         let value = line.strip_prefix(key.as_bytes()).and_then(|v| std::str::from_utf8(v).ok());
-        found = value.and_then(|v| v.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+        found = value.and_then(|v| v.split_ascii_whitespace().next()?.parse::<u64>().ok());
         value.is_none()
     })?;
-    found.map(|kib| kib << 10).ok_or(Errno::IO)
+    found.ok_or(Errno::IO)
 }
 
 #[cfg(test)]
@@ -84,7 +90,7 @@ mod tests {
     fn a_line_that_is_too_long_is_cut_off_and_the_next_is_whole() {
         let (file, end) = rustix::pipe::pipe().unwrap();
         let long = "x".repeat(10_000);
-        let text = format!("one\n{long}\ntwo\n{}\nthree\n", &long[..4095]);
+        let text = format!("one\n{long}\ntwo\n{}\nthree\n", &long[..511]);
         assert_eq!(rustix::io::write(&end, text.as_bytes()).unwrap(), text.len());
         drop(end);
         let mut lengths = Vec::new();
@@ -93,6 +99,6 @@ mod tests {
             true
         })
         .unwrap();
-        assert_eq!(lengths, [3, 4096, 3, 4095, 5]);
+        assert_eq!(lengths, [3, 512, 3, 511, 5]);
     }
 }
