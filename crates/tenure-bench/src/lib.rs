@@ -17,6 +17,7 @@ pub mod load;
 pub mod lock_on_fault;
 mod options;
 pub mod populate;
+pub mod programs;
 pub mod unmap;
 pub mod volatile;
 
@@ -47,6 +48,11 @@ const BENCHES: &[(&str, &str, Bench)] = &[
         "populate",
         "making pages ready, for every backing, against every plain way; and on several threads",
         populate::run,
+    ),
+    (
+        "programs",
+        "real programs where installed: plain, under tenure, with other allocators, giving back at once",
+        programs::run,
     ),
     (
         "unmap",
@@ -135,6 +141,9 @@ mod tests {
         let all: Vec<_> = choose(&[]).unwrap().iter().map(|bench| bench.0).collect();
         let listed: Vec<_> = list().iter().map(|bench| bench.0).collect();
         assert_eq!(all, listed);
-        assert_eq!(all, ["cache", "lazy-free", "lock-on-fault", "populate", "unmap", "volatile"]);
+        assert_eq!(
+            all,
+            ["cache", "lazy-free", "lock-on-fault", "populate", "programs", "unmap", "volatile"]
+        );
     }
 }

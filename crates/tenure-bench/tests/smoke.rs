@@ -89,6 +89,7 @@ fn every_bench_runs_in_smoke_mode() {
             "lock-on-fault" => lock_on_fault(&ran),
             "populate" => populate(&ran),
             "lazy-free" => lazy_free(&ran),
+            "programs" => programs(&ran),
             "unmap" => unmap(&ran),
             other => panic!("no check for the bench {other}"),
         }
@@ -156,6 +157,27 @@ fn lazy_free(ran: &Ran) {
         assert!(beside(ebizzy, "tenure", "faults/record").unwrap() < 10.0, "{}", ran.text);
         assert!(ran.median("malloc-large", "tenure") > 0.0);
         assert!(ran.median("launcher's cost: copy", "--large=pool") > 0.0);
+    }
+}
+
+/// What is installed differs; what is not is said.
+fn programs(ran: &Ran) {
+    assert!(ran.median("a C++ compiler", "plain") > 1.0, "{}", ran.text);
+    for (title, row) in ran.rows() {
+        let columns = row["extras"].as_array().unwrap();
+        let names: Vec<_> = columns.iter().map(|column| column[0].as_str().unwrap()).collect();
+        assert_eq!(names, tenure_bench::programs::COLUMNS, "{title}: {row}");
+        for column in columns {
+            assert!(column[1][0].as_f64().is_some_and(|value| value > 0.0), "{title}: {row}");
+        }
+    }
+    for title in ["numpy, 1 MiB", "java, direct", "ruby, strings", "ImageMagick", "redis, large"] {
+        let measured =
+            ran.comparisons().iter().any(|at| at["title"].as_str().unwrap().contains(title));
+        assert!(
+            measured
+                || ran.text.lines().any(|line| line.contains(title) && line.contains("skipped:"))
+        );
     }
 }
 

@@ -13,6 +13,7 @@ Examples:
   tenure bench lock-on-fault --size 2G --dir /data
   tenure bench unmap --size 16G --filter '4 KiB pages:'
   tenure bench lazy-free --filter ebizzy --threads 1,32
+  tenure bench programs --filter numpy --python venv/bin/python
   tenure bench cache --filter zipf --threads 1,4 --rounds 9 --json cache.json
 
 Every table has the contestants interleaved after a warm-up round; rows in which tenure loses are
@@ -46,6 +47,10 @@ pub struct Args {
     /// Directory for files on a disk [default: /var/tmp].
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// The Python interpreter of programs, which may be a virtual environment's with numpy, pandas,
+    /// pyarrow and Pillow [default: TENURE_BENCH_PYTHON, or else python3].
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
     /// List the benchmarks and stop.
     #[arg(long)]
     list: bool,
@@ -97,6 +102,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         load_generator: vec![this_program().into(), LOAD.into()],
         launcher: Some(this_program()),
         dir: args.dir.clone(),
+        python: args.python.clone(),
     };
     Ok(tenure_bench::run(&args.names, &options)?)
 }

@@ -63,6 +63,106 @@ fn python_with_large_arrays() {
     same("numpy", &format!("{python} arrays.py"), dir.path());
 }
 
+/// An interpreter: the one that `TENURE_BENCH_PYTHON` names, or another that has the module. Its own path,
+/// for `python3` may be a shell script that looks for it.
+fn python_with(module: &str) -> Option<String> {
+    let named = std::env::var("TENURE_BENCH_PYTHON").ok();
+    let usual = ["python3", "/usr/bin/python3"].map(String::from);
+    named.into_iter().chain(usual).find_map(|python| {
+        let script = format!("import sys, {module}; print(sys.executable)");
+        let output = Command::new(python).args(["-c", &script]).output().ok()?;
+        let said = String::from_utf8(output.stdout).ok()?;
+        output.status.success().then(|| said.trim().to_owned())
+    })
+}
+
+/// What `tenure bench programs` measures, with a small load.
+fn bench_script(name: &str) -> String {
+    let scripts = concat!(env!("CARGO_MANIFEST_DIR"), "/../tenure-bench/src/programs/scripts");
+    format!("'{scripts}/{name}'")
+}
+
+/// A module's program; without the module the test is skipped.
+macro_rules! wheel {
+    ($test:ident, $module:literal, $script:literal, $arguments:literal) => {
+        #[test]
+        fn $test() {
+            let Some(python) = python_with($module) else {
+                skip!("no python3 with {}: see .ci/programs --venv", $module);
+            };
+            let dir = tempfile::tempdir().expect("a directory");
+            let script = bench_script($script);
+            same($module, &format!("'{python}' {script} {}", $arguments), dir.path());
+        }
+    };
+}
+
+wheel!(numpy_with_temporaries, "numpy", "numpy_temporaries.py", "1 60");
+wheel!(pandas, "pandas", "frames.py", "1");
+wheel!(pyarrow, "pyarrow.parquet", "columns.py", "1");
+wheel!(pillow, "PIL.Image", "pictures.py", "1");
+
+#[test]
+fn pyarrow_by_malloc() {
+    let Some(python) = python_with("pyarrow.parquet") else {
+        skip!("no python3 with pyarrow: see .ci/programs --venv");
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let setting = "ARROW_DEFAULT_MEMORY_POOL=system";
+    let script = format!("{setting} '{python}' {} 1", bench_script("columns.py"));
+    same("pyarrow", &script, dir.path());
+}
+
+/// CPython's own tests; the longer ones and numpy's are in `.ci/programs`.
+#[test]
+fn tests_of_cpython() {
+    let Some(python) = python_with("test.test_mmap, test.test_array") else {
+        skip!("no python3 with its tests");
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    // What each test came to, without the times.
+    let script = format!(
+        "'{python}' -m test -v test_mmap test_array test_fork1 2>&1 | grep -E ' \\.\\.\\. |^(OK|FAILED)' | sed 's/ in [0-9.]* *m*s.*//'"
+    );
+    same("CPython's tests", &script, dir.path());
+}
+
+#[test]
+fn node_with_buffers() {
+    needs!("node");
+    let dir = tempfile::tempdir().expect("a directory");
+    same("node", &format!("node {} 200", bench_script("buffers.js")), dir.path());
+}
+
+#[test]
+fn java_with_direct_buffers() {
+    needs!("java", "javac");
+    let dir = tempfile::tempdir().expect("a directory");
+    let script = format!(
+        "[ -e Direct.class ] || javac -d . {}; java -XX:MaxDirectMemorySize=64m -cp . Direct 200",
+        bench_script("Direct.java")
+    );
+    same("java", &script, dir.path());
+}
+
+#[test]
+fn perl_and_ruby() {
+    needs!("perl");
+    let dir = tempfile::tempdir().expect("a directory");
+    same("perl", &format!("perl {} 10", bench_script("strings.pl")), dir.path());
+    needs!("ruby");
+    same("ruby", &format!("ruby {} 5", bench_script("strings.rb")), dir.path());
+}
+
+#[test]
+fn a_compiler_of_c_plus_plus() {
+    needs!("g++");
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = bench_script("heavy.cpp");
+    let compile = format!("g++ -std=c++17 -DDEPTH=4 -O1 -c {source} -o a.o && cksum < a.o");
+    same("g++", &compile, dir.path());
+}
+
 #[test]
 fn git_gc() {
     needs!("git");

@@ -19,6 +19,9 @@ pub enum Goal {
     TimesOfBestPeer(f64),
     /// At most this much of what was counted beside, by the name of its column.
     BesideAtMost(&'static str, f64),
+    /// At most this many times what was counted beside for the named contestant: the column, the
+    /// contestant, the limit.
+    BesideTimesOf(&'static str, &'static str, f64),
 }
 
 /// A goal or a peer, and how our row stands to it.
@@ -51,12 +54,20 @@ impl Finding {
 /// In what share of the rounds `ours` took more than `limit` times what `other` took; nothing if
 /// one of them did not run in every round.
 fn behind(ours: &Row, other: &Row, limit: f64) -> Option<f64> {
-    if ours.samples.len() != other.samples.len() || ours.samples.is_empty() {
+    share_behind(&ours.samples, &other.samples, limit)
+}
+
+fn share_behind(ours: &[f64], theirs: &[f64], limit: f64) -> Option<f64> {
+    if ours.len() != theirs.len() || ours.is_empty() {
         return None;
     }
-    let pairs = ours.samples.iter().zip(&other.samples);
-    let behind = pairs.filter(|(mine, theirs)| **mine > limit * **theirs).count();
-    Some(behind as f64 / ours.samples.len() as f64)
+    let behind = ours.iter().zip(theirs).filter(|(mine, theirs)| **mine > limit * **theirs).count();
+    Some(behind as f64 / ours.len() as f64)
+}
+
+/// What was counted beside in each round.
+fn column_of<'a>(row: &'a Row, name: &str) -> Option<&'a [f64]> {
+    row.extras.iter().find(|(known, _)| *known == name).map(|(_, values)| values.as_slice())
 }
 
 impl Goal {
@@ -96,9 +107,15 @@ impl Goal {
                 (what, times, times / limit, behind(ours, row, limit))
             }
             Goal::BesideAtMost(name, limit) => {
-                let (_, values) = ours.extras.iter().find(|(known, _)| *known == name)?;
-                let beside = Stats::of(values)?.median;
+                let beside = Stats::of(column_of(ours, name)?)?.median;
                 (format!("{name} at most {limit}"), beside, beside / limit, None)
+            }
+            Goal::BesideTimesOf(column, name, limit) => {
+                let theirs = column_of(rows.iter().find(|row| row.name == name)?, column)?;
+                let mine = column_of(ours, column)?;
+                let times = Stats::of(mine)?.median / Stats::of(theirs)?.median;
+                let what = format!("{column} at most {limit}x {name}");
+                (what, times, times / limit, share_behind(mine, theirs, limit))
             }
         };
         Some(Finding { what, measured, loses_by, behind_in })
@@ -170,6 +187,7 @@ mod tests {
             Goal::SpeedOfBestPeer(0.8),
             Goal::TimesOfBestPeer(1.2),
             Goal::BesideAtMost("setup ms", 0.5),
+            Goal::BesideTimesOf("setup ms", "slow peer", 1.0),
         ] {
             let finding = judge(goal);
             assert!(!finding.loses(), "{finding:?}");
@@ -185,6 +203,7 @@ mod tests {
             (Goal::SpeedOfBestPeer(1.0), 10.0 / 12.0, 1.2),
             (Goal::TimesOfBestPeer(0.8), 1.2, 1.5),
             (Goal::BesideAtMost("setup ms", 0.25), 0.5, 2.0),
+            (Goal::BesideTimesOf("setup ms", "fast peer", 0.8), 1.0, 1.25),
         ] {
             let finding = judge(goal);
             assert!(finding.loses(), "{finding:?}");

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 
 /// An allocator that a program can be given when it starts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Allocator {
+pub(crate) struct Allocator {
     pub name: &'static str,
     /// The library to preload; nothing for the C library's own.
     library: Option<&'static str>,
@@ -25,15 +25,15 @@ pub(super) struct Allocator {
     settings: &'static [(&'static str, &'static str)],
 }
 
-pub(super) const GLIBC: Allocator =
+pub(crate) const GLIBC: Allocator =
     Allocator { name: "glibc", library: None, package: "libc6", settings: &[] };
-pub(super) const JEMALLOC: Allocator = Allocator {
+pub(crate) const JEMALLOC: Allocator = Allocator {
     name: "jemalloc",
     library: Some("libjemalloc.so.2"),
     package: "libjemalloc2",
     settings: &[],
 };
-pub(super) const MIMALLOC: Allocator = Allocator {
+pub(crate) const MIMALLOC: Allocator = Allocator {
     name: "mimalloc",
     library: Some("libmimalloc.so.2"),
     package: "libmimalloc2.0",
@@ -45,14 +45,21 @@ pub(super) const TCMALLOC: Allocator = Allocator {
     package: "libtcmalloc-minimal4",
     settings: &[],
 };
+/// Gives memory back at once: with a threshold that is set, large blocks are mapped for good, and the heap is
+/// trimmed (mallopt(3)).
+pub(crate) const GLIBC_EAGER: Allocator = Allocator {
+    name: "glibc, fixed thresholds",
+    settings: &[("MALLOC_MMAP_THRESHOLD_", "131072"), ("MALLOC_TRIM_THRESHOLD_", "131072")],
+    ..GLIBC
+};
 /// Gives memory back at once.
-pub(super) const JEMALLOC_EAGER: Allocator = Allocator {
+pub(crate) const JEMALLOC_EAGER: Allocator = Allocator {
     name: "jemalloc, decay 0",
     settings: &[("MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0,background_thread:false")],
     ..JEMALLOC
 };
 /// Gives memory back at once. The names are those of 2.0 and of 2.1 and later.
-pub(super) const MIMALLOC_EAGER: Allocator = Allocator {
+pub(crate) const MIMALLOC_EAGER: Allocator = Allocator {
     name: "mimalloc, purge delay 0",
     settings: &[
         ("MIMALLOC_DECOMMIT_DELAY", "0"),
@@ -64,7 +71,7 @@ pub(super) const MIMALLOC_EAGER: Allocator = Allocator {
 
 /// An allocator with or without tenure's launcher.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Setup {
+pub(crate) struct Setup {
     pub name: String,
     pub role: Role,
     pub allocator: Allocator,
@@ -99,7 +106,7 @@ impl Setup {
 }
 
 /// Starts programs.
-pub(super) struct Programs<'a> {
+pub(crate) struct Programs<'a> {
     options: &'a Options,
 }
 
@@ -109,7 +116,7 @@ impl<'a> Programs<'a> {
     }
 
     /// Records the allocators' versions.
-    pub fn name_peers(&self, report: &mut Report<'_>) {
+    pub(super) fn name_peers(&self, report: &mut Report<'_>) {
         for allocator in [GLIBC, JEMALLOC, MIMALLOC, TCMALLOC] {
             let setup = Setup::plain(allocator, Role::Peer);
             // Who is not there says so in its rows.
@@ -126,12 +133,12 @@ impl<'a> Programs<'a> {
     ///
     /// # Errors
     /// `Unsupported` for what this machine lacks; `InvalidData` if the load read wrong bytes.
-    pub fn run(&self, setup: &Setup, load: &Load) -> io::Result<Answer> {
+    pub(super) fn run(&self, setup: &Setup, load: &Load) -> io::Result<Answer> {
         self.start(setup, load)?.finish()
     }
 
     /// Starts a load, with its standard input open.
-    pub fn start(&self, setup: &Setup, load: &Load) -> io::Result<Running> {
+    pub(super) fn start(&self, setup: &Setup, load: &Load) -> io::Result<Running> {
         let mut program = self.options.load_generator.clone();
         if program.is_empty() {
             return Err(unsupported("no load generator: run this through `tenure bench`"));

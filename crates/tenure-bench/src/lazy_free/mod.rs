@@ -6,7 +6,7 @@
 //! user would start it: with the allocator preloaded, or through `tenure run`.
 
 mod bursts;
-mod contestant;
+pub(crate) mod contestant;
 mod ebizzy;
 mod given_back;
 mod large;

@@ -1,0 +1,121 @@
+//! Where the programs run: a directory of their own, and what is installed.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A directory, removed in the end.
+pub(super) struct Place {
+    dir: PathBuf,
+    python: Option<PathBuf>,
+}
+
+impl Place {
+    /// Makes the directory, which any user may enter: PostgreSQL does not run as root.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn new(python: Option<PathBuf>) -> io::Result<Place> {
+        let mut number = 0;
+        let dir = loop {
+            let name = format!("tenure-bench-{}-{number}", std::process::id());
+            let dir = std::env::temp_dir().join(name);
+            match fs::create_dir(&dir) {
+                Ok(()) => break dir,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+                Err(error) => return Err(error),
+            }
+        };
+        let place = Place { dir, python };
+        fs::set_permissions(&place.dir, fs::Permissions::from_mode(0o755))?;
+        Ok(place)
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Writes a file there.
+    pub fn write(&self, name: &str, text: &str) -> io::Result<OsString> {
+        let path = self.dir.join(name);
+        fs::write(&path, text)?;
+        Ok(path.into())
+    }
+
+    /// The Python interpreter's own path, for `python3` may be a shell script that looks for it; or
+    /// why a module cannot be used.
+    pub fn python(&self, module: &str) -> Result<OsString, String> {
+        let named = self.python.clone().unwrap_or_else(|| "python3".into());
+        let script = format!("import sys, {module}; print(sys.executable)");
+        let output = Command::new(&named).args(["-c", &script]).stderr(Stdio::null()).output();
+        match output {
+            Ok(output) if output.status.success() => {
+                let said = String::from_utf8_lossy(&output.stdout);
+                Ok(said.lines().last().unwrap_or("").trim().into())
+            }
+            Ok(_) => Err(format!("{} has no {module}", named.display())),
+            Err(error) => Err(format!("{}: {error}", named.display())),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// A program's path, or that it is not installed.
+pub(super) fn installed(name: &str) -> Result<OsString, String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .map(|dir| dir.join(name))
+        .find(|file| {
+            fs::metadata(file)
+                .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+        })
+        .map(Into::into)
+        .ok_or_else(|| format!("no {name} here"))
+}
+
+/// Runs what prepares a program; what it said, or why it failed.
+pub(super) fn prepare(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output =
+        command.stdin(Stdio::null()).output().map_err(|error| format!("{name}: {error}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let line = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("(silent)").trim();
+        return Err(format!("{name}: {}: {line}", output.status));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_said() {
+        assert!(installed("sh").is_ok());
+        assert!(installed("no-such-program-9").unwrap_err().contains("no-such-program-9"));
+        let place = Place::new(Some("/nonexistent/python".into())).unwrap();
+        assert!(place.python("numpy").unwrap_err().contains("/nonexistent/python"));
+        assert!(prepare(Command::new("sh").args(["-c", "echo no >&2; exit 4"]))
+            .unwrap_err()
+            .contains("exit status: 4: no"));
+    }
+
+    #[test]
+    fn the_directory_is_removed() {
+        let place = Place::new(None).unwrap();
+        place.write("file", "text").unwrap();
+        let dir = place.dir().to_owned();
+        assert!(dir.join("file").exists());
+        drop(place);
+        assert!(!dir.exists());
+    }
+}
