@@ -35,6 +35,11 @@ pub(crate) mod watch_again;
 #[path = "../../tenure/src/tracking/word.rs"]
 pub(crate) mod word;
 
+/// There are no children.
+pub(crate) mod map_lock {
+    pub(crate) type MapGuard = crate::runtime::lock::Guard<'static, super::map::IntervalMap>;
+}
+
 pub(crate) use crate::fakes::{backpressure, detection, settings};
 
 use crate::runtime::lock::{Lock, Rank};

@@ -159,6 +159,9 @@ fn compiler(place: &Place, smoke: bool) -> Result<Program, String> {
     let depth = format!("-DDEPTH={}", if smoke { 1 } else { 40 });
     let options = ["-std=c++17", "-O1", "-c", "-o", "/dev/null", &depth];
     program.words.extend(options.map(OsString::from));
+    if smoke {
+        program.words.push("-DSMOKE".into());
+    }
     Ok(program)
 }
 

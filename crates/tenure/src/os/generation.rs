@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 static HANDED_OUT: AtomicU64 = AtomicU64::new(0);
 /// The address of a page that the kernel wipes for a child. 0: not looked for yet; 1: there is none.
 static PLACE: AtomicUsize = AtomicUsize::new(0);
+/// So many bytes at the page's start are the number.
+pub(super) const USED: usize = size_of::<AtomicU64>();
 
 /// A number that differs between a process and its forked children, with or without atfork handlers.
 /// Costs two memory reads. Takes no lock, which a child could find held.
@@ -19,8 +21,8 @@ pub(crate) fn current() -> u64 {
         // MADV_WIPEONFORK is refused: ids tell processes apart, up to their reuse.
         return u64::from(rustix::process::getpid().as_raw_nonzero().get().unsigned_abs());
     }
-    // SAFETY: the page was mapped by `make_place`, zeroed, is never unmapped, and is used as this atomic
-    // only.
+    // SAFETY: the page was mapped by `make_place`, zeroed, is never unmapped, and its first bytes are used as this
+    // atomic only.
     let number = unsafe { &*(at as *const AtomicU64) };
     match number.load(Ordering::Acquire) {
         // New here, or the kernel has wiped the page for a child.
@@ -33,6 +35,15 @@ pub(crate) fn current() -> u64 {
         }
         number => number,
     }
+}
+
+/// The address of the page, of which the first bytes are [used](USED). `None`: the kernel wipes none.
+pub(super) fn wiped_page() -> Option<usize> {
+    let at = match PLACE.load(Ordering::Acquire) {
+        0 => make_place(),
+        at => at,
+    };
+    (at != 1).then_some(at)
 }
 
 #[cold]

@@ -40,6 +40,7 @@ pub(crate) mod thp;
 pub(crate) mod thread;
 pub(crate) mod touch;
 pub(crate) mod uffd;
+mod wiped;
 pub(crate) mod words;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

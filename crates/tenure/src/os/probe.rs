@@ -343,15 +343,16 @@ fn try_free() -> Result<(), Cause> {
 
 fn try_userfaultfd() -> Result<(), Cause> {
     let fd = uffd::open(uffd::feature::SIGBUS)?;
+    let watcher = uffd::Watcher::of_this_process(fd.as_raw_fd());
     let page = scratch_page()?;
-    uffd::register(fd.as_raw_fd(), page.range())?;
+    uffd::register(watcher, page.range())?;
     // The kernel's own touch of a missing page must fail like a program's.
     match read_by_kernel(page.range()) {
         Err(Errno::FAULT) => {}
         Err(errno) => return Err(Some(errno)),
         Ok(()) => return Err(None),
     }
-    uffd::unregister(fd.as_raw_fd(), page.range())?;
+    uffd::unregister(watcher, page.range())?;
     read_by_kernel(page.range()).map_err(Some)
 }
 
@@ -445,9 +446,10 @@ fn try_huge_pages() -> Result<(), Cause> {
 
 fn try_poison() -> Result<(), Cause> {
     let fd = uffd::open(uffd::feature::SIGBUS)?;
+    let watcher = uffd::Watcher::of_this_process(fd.as_raw_fd());
     let page = scratch_page()?;
-    uffd::register(fd.as_raw_fd(), page.range())?;
-    uffd::poison(fd.as_raw_fd(), page.range())?;
+    uffd::register(watcher, page.range())?;
+    uffd::poison(watcher, page.range())?;
     match advise::populate_write(page.range()) {
         Err(Errno::HWPOISON) => Ok(()),
         Err(errno) => Err(Some(errno)),

@@ -7,6 +7,7 @@
 //! close or replace by another file.
 
 use super::advise::last_errno;
+use super::{generation, wiped};
 use crate::range::PageRange;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
@@ -32,12 +33,14 @@ struct Api {
 }
 
 #[repr(C)]
+#[derive(Clone, core::marker::Copy)]
 struct RangeArg {
     start: u64,
     len: u64,
 }
 
 #[repr(C)]
+#[derive(Clone, core::marker::Copy)]
 struct Register {
     range: RangeArg,
     mode: u64,
@@ -45,6 +48,7 @@ struct Register {
 }
 
 #[repr(C)]
+#[derive(Clone, core::marker::Copy)]
 struct Copy {
     dst: u64,
     src: u64,
@@ -55,6 +59,7 @@ struct Copy {
 
 /// `uffdio_poison` and `uffdio_zeropage`.
 #[repr(C)]
+#[derive(Clone, core::marker::Copy)]
 struct Fill {
     range: RangeArg,
     mode: u64,
@@ -120,12 +125,48 @@ fn open_device(flags: i32) -> Option<RawFd> {
     (fd >= 0).then_some(fd)
 }
 
+/// A userfaultfd, and the process on whose memory it acts. A child has the descriptor, too.
+#[derive(Clone, core::marker::Copy)]
+pub(crate) struct Watcher {
+    fd: RawFd,
+    process: u64,
+}
+
+impl Watcher {
+    /// `process`: the [number](generation::current) of the process that opened it, known before the descriptor was
+    /// looked up.
+    pub fn of(process: u64, fd: RawFd) -> Watcher {
+        Watcher { fd, process }
+    }
+
+    /// For a thread that is not interrupted by the program's handlers, and for what acts on no memory of the program's.
+    pub fn of_this_process(fd: RawFd) -> Watcher {
+        Watcher::of(generation::current(), fd)
+    }
+
+    /// Negative: there is none.
+    pub fn fd(self) -> RawFd {
+        self.fd
+    }
+
+    /// In another process than its own it does nothing. It may have done it before a child was made, and answer
+    /// `ESTALE`, `EINVAL` or as always in the child.
+    fn act<T: core::marker::Copy>(self, request: u64, argument: &mut T) -> Result<(), Errno> {
+        let act = |argument| ioctl_at(self.fd, request, argument);
+        wiped::call_in(self.process, argument, act).unwrap_or(Err(Errno::STALE))
+    }
+}
+
 fn ioctl<T>(fd: RawFd, request: u64, argument: &mut T) -> Result<(), Errno> {
+    ioctl_at(fd, request, argument)
+}
+
+/// `argument`: valid for reading and writing.
+fn ioctl_at<T>(fd: RawFd, request: u64, argument: *mut T) -> Result<(), Errno> {
     loop {
-        let argument = std::ptr::from_mut(argument);
         // Not by the C library's function, at which the preloaded library looks for the program's.
         // SAFETY: each request in this module is paired with the structure the kernel defines for
-        // it, passed by exclusive reference for the time of the call.
+        // it, which this function's callers, all in this module, have for themselves for the time of the call.
         let done = unsafe { libc::syscall(libc::SYS_ioctl, fd, request, argument) };
         if done >= 0 {
             return Ok(());
@@ -144,29 +185,29 @@ fn range_arg(range: PageRange) -> RangeArg {
 
 /// From here on a missing page of the range is userfaultfd's. `ENOMEM`: too many mappings.
 /// `EINVAL`: not private anonymous (or shmem) memory. `EBUSY`: watched by another userfaultfd.
-pub(crate) fn register(fd: RawFd, range: PageRange) -> Result<(), Errno> {
+pub(crate) fn register(watcher: Watcher, range: PageRange) -> Result<(), Errno> {
     let mut argument = Register { range: range_arg(range), mode: MODE_MISSING, ioctls: 0 };
-    ioctl(fd, IOC_REGISTER, &mut argument)
+    watcher.act(IOC_REGISTER, &mut argument)
 }
 
 /// Ends it: missing pages fault in as zeros again. Wakes whoever waits in the range.
-pub(crate) fn unregister(fd: RawFd, range: PageRange) -> Result<(), Errno> {
-    ioctl(fd, IOC_UNREGISTER, &mut range_arg(range))
+pub(crate) fn unregister(watcher: Watcher, range: PageRange) -> Result<(), Errno> {
+    watcher.act(IOC_UNREGISTER, &mut range_arg(range))
 }
 
 /// Wakes the threads that wait for pages of the range.
-pub(crate) fn wake(fd: RawFd, range: PageRange) -> Result<(), Errno> {
-    ioctl(fd, IOC_WAKE, &mut range_arg(range))
+pub(crate) fn wake(watcher: Watcher, range: PageRange) -> Result<(), Errno> {
+    watcher.act(IOC_WAKE, &mut range_arg(range))
 }
 
 /// Makes touching the missing pages of the range raise SIGBUS (6.6+; else `EINVAL`).
-pub(crate) fn poison(fd: RawFd, range: PageRange) -> Result<(), Errno> {
+pub(crate) fn poison(watcher: Watcher, range: PageRange) -> Result<(), Errno> {
     let mut argument = Fill { range: range_arg(range), mode: 0, done: 0 };
-    ioctl(fd, IOC_POISON, &mut argument)
+    watcher.act(IOC_POISON, &mut argument)
 }
 
 /// Fills one missing page with `bytes` and wakes its touchers. `EEXIST`: it is not missing.
-pub(crate) fn copy_page(fd: RawFd, page: usize, bytes: &[u8]) -> Result<(), Errno> {
+pub(crate) fn copy_page(watcher: Watcher, page: usize, bytes: &[u8]) -> Result<(), Errno> {
     assert_eq!(bytes.len(), super::page_size());
     let mut argument = Copy {
         dst: page as u64,
@@ -175,15 +216,15 @@ pub(crate) fn copy_page(fd: RawFd, page: usize, bytes: &[u8]) -> Result<(), Errn
         mode: 0,
         copied: 0,
     };
-    ioctl(fd, IOC_COPY, &mut argument)
+    watcher.act(IOC_COPY, &mut argument)
 }
 
 /// Asks for a page of zeros in the place of a page that is there, which the kernel refuses. The mapping, watched,
 /// counts as written from then on, and a fork copies its page tables.
-pub(crate) fn count_as_written(fd: RawFd, page: usize) -> Result<(), Errno> {
+pub(crate) fn count_as_written(watcher: Watcher, page: usize) -> Result<(), Errno> {
     let range = PageRange::new(page, page + super::page_size());
     let mut argument = Fill { range: range_arg(range), mode: 0, done: 0 };
-    match ioctl(fd, IOC_ZEROPAGE, &mut argument) {
+    match watcher.act(IOC_ZEROPAGE, &mut argument) {
         Err(Errno::EXIST) => Ok(()),
         // It was missing, and is to be.
         // SAFETY: a page of zeros that the call has just made, in memory that nobody may use meanwhile.
@@ -270,7 +311,7 @@ pub(crate) fn close_if_ours(fd: RawFd) {
 pub(crate) fn is_userfaultfd(fd: RawFd) -> bool {
     // Waking nobody at an address where nothing is mapped only asks what kind of file it is.
     let page = super::page_size();
-    match wake(fd, PageRange::new(page, 2 * page)) {
+    match ioctl(fd, IOC_WAKE, &mut range_arg(PageRange::new(page, 2 * page))) {
         Ok(()) => true,
         Err(Errno::BADF) => false,
         // Another kind of file, or a failure that has nothing to do with it.

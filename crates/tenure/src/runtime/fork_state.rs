@@ -3,6 +3,7 @@
 
 use super::services::{self, Service, ServiceId};
 use crate::os::fork::{marker, word};
+use crate::os::signal::Blocked;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -53,6 +54,8 @@ fn make_up() {
         }
         return;
     }
+    // A handler would go on in the midst of it, with what is its parent's still.
+    let _no_handler = Blocked::all();
     MAKING_UP.set(true);
     FORKS.fetch_add(1, Ordering::Relaxed);
     UNDER_WAY.store(0, Ordering::SeqCst);

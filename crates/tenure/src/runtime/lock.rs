@@ -265,6 +265,13 @@ impl<T: ?Sized> Lock<T> {
         true
     }
 
+    /// Whether the calling thread has a guard: a signal's handler, or a fork in it, finds the value perhaps half
+    /// changed, and the thread goes on with it.
+    pub fn is_guarded_here(&self) -> bool {
+        let word = self.word.word.load(Ordering::Relaxed);
+        word & OWNER == thread_number() && word & BY_FORK == 0
+    }
+
     /// The value, for a fork's handlers, which hold the lock.
     ///
     /// # Safety

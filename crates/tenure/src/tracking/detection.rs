@@ -189,30 +189,60 @@ pub(crate) fn raw(kind: Kind) -> RawFd {
     kind.place().load(Ordering::Acquire)
 }
 
+/// Has the descriptor of a kind do something to this process's memory.
+///
+/// A signal's handler may make a child anywhere in it, which goes on here with a descriptor that acts on the parent's
+/// memory: it does nothing there, and the child begins anew with what it has by then.
+fn with_watcher<R>(
+    kind: Kind,
+    act: impl Fn(uffd::Watcher) -> std::result::Result<R, Errno>,
+) -> std::result::Result<R, Errno> {
+    loop {
+        // First the number: a child that is made from here on has another one.
+        let process = generation::current();
+        // A child that was made before has its own descriptors from here on.
+        fork::look();
+        let done = act(uffd::Watcher::of(process, raw(kind)));
+        if generation::current() == process {
+            return done;
+        }
+    }
+}
+
 /// Registers a range. On the background thread only: the program cannot close that thread's copy of the
 /// descriptor, or put another file in its place.
 pub(super) fn register(kind: Kind, range: PageRange) -> std::result::Result<(), Errno> {
-    match raw(kind) {
+    with_watcher(kind, |watcher| match watcher.fd() {
         _ if REPLACEMENT.giving_up.load(Ordering::SeqCst) => Err(Errno::AGAIN),
         // Why there is none says more than that there is none.
         ..0 => Err(Errno::from_raw_os_error(REPLACEMENT.failure.load(Ordering::Acquire))),
-        fd => uffd::register(fd, range),
-    }
+        _ => uffd::register(watcher, range),
+    })
 }
 
 /// Has forks copy the page tables of a watched mapping of which this page is there.
 pub(super) fn have_forks_copy(kind: Kind, page: usize) -> std::result::Result<(), Errno> {
-    uffd::count_as_written(raw(kind), page)
+    with_watcher(kind, |watcher| uffd::count_as_written(watcher, page))
 }
 
 /// Ends a registration. [`is_closed`] tells of the error whether the background thread has to do it.
 pub(super) fn unregister(kind: Kind, range: PageRange) -> std::result::Result<(), Errno> {
-    match raw(kind) {
+    with_watcher(kind, |watcher| match watcher.fd() {
         // Nothing is registered: a child inherits no registrations, and those of a lost descriptor ended
         // with it.
         ..0 => Ok(()),
-        fd => uffd::unregister(fd, range),
-    }
+        _ => uffd::unregister(watcher, range),
+    })
+}
+
+/// Fills a missing page of a watched range: see [`uffd::copy_page`].
+pub(crate) fn copy_page(kind: Kind, page: usize, bytes: &[u8]) -> std::result::Result<(), Errno> {
+    with_watcher(kind, |watcher| uffd::copy_page(watcher, page, bytes))
+}
+
+/// Wakes the threads that wait for pages of the range.
+pub(crate) fn wake(kind: Kind, range: PageRange) -> std::result::Result<(), Errno> {
+    with_watcher(kind, |watcher| uffd::wake(watcher, range))
 }
 
 /// Whether the error means that the program has closed the calling thread's copy of a descriptor, or has put

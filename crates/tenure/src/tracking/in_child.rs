@@ -1,7 +1,7 @@
 //! Tracked ranges in a forked child.
 
 use super::list::List;
-use super::map::Supplies;
+use super::map::{IntervalMap, Supplies};
 use super::state::{flag, Claim, RangeId, Tracked, Word};
 use super::{backpressure, detection, TRACKING};
 use crate::os::{advise, kept_maps, maps, uffd};
@@ -14,17 +14,33 @@ pub(super) fn recover() {
     TRACKING.claims.reset_in_child();
     TRACKING.claims.gate.open();
     TRACKING.slab.each(|_, tracked, _| TRACKING.claims.end_foreign(tracked));
-    if TRACKING.map.reset_in_child() || !forget_what_is_not_in_the_map() {
-        rebuild_map();
+    let half_changed = TRACKING.map.reset_in_child();
+    with_map(|map| {
+        if half_changed || !forget_what_is_not_in_the_map(map) {
+            rebuild(map);
+        }
+    });
+}
+
+/// Does something to the map, or has all be done that a child does to it, when the thread whose signal handler has made
+/// the child gives it back.
+fn with_map(act: impl FnOnce(&mut IntervalMap)) {
+    let later = |map: &mut IntervalMap| {
+        if !forget_what_is_not_in_the_map(map) {
+            rebuild(map);
+        }
+        forget_what_was_not_inherited(map);
+    };
+    // SAFETY: a child has one thread when it is put in order.
+    if let Some(map) = unsafe { TRACKING.map.in_child(later) } {
+        act(map);
     }
 }
 
 /// A join takes ranges out of the map a moment before they are forgotten: as ranges that nobody can unmark they
 /// would be offered. `false`: there is something to know of one, so the map is not right. Allocates nothing: a
 /// thread that is not here may have been in the allocator.
-fn forget_what_is_not_in_the_map() -> bool {
-    // SAFETY: this child has one thread, which has no guard of the map.
-    let map = unsafe { TRACKING.map.held_value() };
+fn forget_what_is_not_in_the_map(map: &IntervalMap) -> bool {
     let mut fits = true;
     TRACKING.slab.each(|id, tracked, word| {
         let raw = word.has(Word::RAW) && tracked.len() > 0;
@@ -36,6 +52,8 @@ fn forget_what_is_not_in_the_map() -> bool {
                 std::mem::forget(claim.side().take());
                 TRACKING.slab.free(claim);
             }
+            // It is still the thread's that took it out, which goes on here, or that thread has forgotten it.
+            None if tracked.load().has(Word::CLAIMED | Word::FREE) => {}
             None => fits = false,
         }
     });
@@ -43,7 +61,7 @@ fn forget_what_is_not_in_the_map() -> bool {
 }
 
 /// A split or a join that was half done leaves ranges that overlap.
-fn rebuild_map() {
+fn rebuild(place: &mut IntervalMap) {
     // As everywhere in a child of a raw clone: the program's allocator may be locked by a thread that is not here.
     const NO_MEMORY: &str = "tenure: memory to list the ranges of a child";
     let mut raw: List<(usize, RangeId, &'static Tracked)> = List::new();
@@ -60,7 +78,7 @@ fn rebuild_map() {
             below = Some((*id, tracked));
         }
     }
-    let mut map = super::map::IntervalMap::new();
+    let mut map = IntervalMap::new();
     let mut count = 0;
     for (start, id, tracked) in raw {
         if tracked.load().has(Word::FREE) {
@@ -73,8 +91,6 @@ fn rebuild_map() {
         count += 1;
     }
     TRACKING.raw.store(count, Ordering::Release);
-    // SAFETY: this child has one thread, which has no guard of the map.
-    let place = unsafe { TRACKING.map.held_value() };
     // What is there may be half changed, so it is not dropped.
     place.abandon();
     *place = map;
@@ -120,7 +136,7 @@ pub(super) fn reset(missed: bool) {
     }
     let watching = detection::by_userfaultfd();
     detection::reset_in_child();
-    forget_what_was_not_inherited();
+    with_map(forget_what_was_not_inherited);
     if !watching {
         // A thread of the parent's may have opened descriptors and not said so yet.
         detection::forget_descriptors();
@@ -128,6 +144,7 @@ pub(super) fn reset(missed: bool) {
     }
     let reopened = detection::reopen().is_ok();
     let fd = detection::raw(Kind::Sigbus);
+    let watcher = uffd::Watcher::of_this_process(fd);
     TRACKING.slab.each(|_, tracked, word| {
         tracked.not_refilled();
         let offered = word.has(Word::OFFERED);
@@ -144,7 +161,7 @@ pub(super) fn reset(missed: bool) {
             tracked.suspect();
             return;
         }
-        let registered = reopened && fd >= 0 && uffd::register(fd, tracked.range()).is_ok();
+        let registered = reopened && fd >= 0 && uffd::register(watcher, tracked.range()).is_ok();
         match registered {
             true => tracked.watched_again(),
             false => tracked.not_watched(),
@@ -157,13 +174,10 @@ pub(super) fn reset(missed: bool) {
 }
 
 /// Raw ranges that the parent gave MADV_DONTFORK: something else may come to lie at their addresses here.
-fn forget_what_was_not_inherited() {
+fn forget_what_was_not_inherited(map: &mut IntervalMap) {
     if TRACKING.raw.load(Ordering::Acquire) == 0 {
         return;
     }
-    // SAFETY: a fork's handlers hold the map's lock; where none ran, this child has one thread, which has
-    // no guard of it.
-    let map = unsafe { TRACKING.map.held_value() };
     let mut from = crate::os::page_size();
     while from < TOP {
         // Neighbours are asked about together.
@@ -193,7 +207,7 @@ fn forget_what_was_not_inherited() {
 const TOP: usize = isize::MAX as usize;
 
 /// The first run of ranges that touch one another, from an address on.
-fn next_run(map: &super::map::IntervalMap, from: usize) -> Option<(Option<RangeId>, PageRange)> {
+fn next_run(map: &IntervalMap, from: usize) -> Option<(Option<RangeId>, PageRange)> {
     let page = crate::os::page_size();
     let mut ids = map.starting_in(PageRange { start: from, end: TOP / page * page });
     let first = ids.next()?;
@@ -209,7 +223,7 @@ fn next_run(map: &super::map::IntervalMap, from: usize) -> Option<(Option<RangeI
 }
 
 /// A range of which a part at least is not mapped here.
-fn leave_behind(map: &mut super::map::IntervalMap, mut claim: Claim, mapped: bool) {
+fn leave_behind(map: &mut IntervalMap, mut claim: Claim, mapped: bool) {
     let range = claim.range();
     if !mapped {
         map.remove(range.start, claim.id());

@@ -1,7 +1,8 @@
 //! What is volatile: the state of every tracked range, and everything that is done to it.
 //!
 //! - [`state`]: the state machine. A pin changes one word; [`state::Claim`] is the right to do the rest.
-//! - [`slab`], [`map`], [`side`]: where ranges live, the raw ones in order of address, and their side data.
+//! - [`slab`], [`map`], [`map_lock`], [`side`]: where ranges live, the raw ones in order of address, and their side
+//!   data.
 //! - [`mod@offer`], [`revive`], [`detection`]: telling the kernel, taking back, and noticing what is gone; [`holes`]:
 //!   what was never touched.
 //! - [`scan`], [`backpressure`]: when the background thread offers, and who waits for it.
@@ -18,6 +19,7 @@ mod holes;
 mod in_child;
 pub(crate) mod list;
 mod map;
+mod map_lock;
 pub(crate) mod offer;
 pub(crate) mod owned;
 pub(crate) mod raw;
@@ -40,8 +42,7 @@ mod word;
 pub(crate) use service::{ready, watch_forks};
 
 use crate::runtime::fork;
-use crate::runtime::lock::{Lock, Rank};
-use map::IntervalMap;
+use map_lock::MapLock;
 use slab::Slab;
 use state::{Claims, Tracked, Word};
 use std::sync::atomic::AtomicUsize;
@@ -52,7 +53,7 @@ struct Tracking {
     claims: Claims,
     /// The raw ranges in order of address. Its lock orders every change of their shape; claims are taken
     /// under it, but never waited for.
-    map: Lock<IntervalMap>,
+    map: MapLock,
     /// How many raw ranges there are, so that unmapping memory of a program without any takes no lock.
     raw: AtomicUsize,
 }
@@ -60,7 +61,7 @@ struct Tracking {
 static TRACKING: Tracking = Tracking {
     slab: Slab::new(),
     claims: Claims::new(),
-    map: Lock::new(Rank::IntervalMap, IntervalMap::new()),
+    map: MapLock::new(),
     raw: AtomicUsize::new(0),
 };
 

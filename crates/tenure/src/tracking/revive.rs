@@ -9,6 +9,7 @@ use crate::os::pagemap::{self, Pagemap, Pages};
 use crate::os::{self, advise, page_size, words};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
+use crate::runtime::fork;
 use rustix::io::Errno;
 
 /// What ends with a range's watch.
@@ -81,6 +82,9 @@ pub(super) fn complete(
     gone: &[PageRange],
     found: &mut Found<'_>,
 ) -> Result<(), Errno> {
+    // A signal's handler may have made a child meanwhile, and this may be the child: what was populated here of its
+    // memory, which nothing watched, can be zeros.
+    fork::look();
     if !claim.is_offered() {
         return end_watch(claim);
     }

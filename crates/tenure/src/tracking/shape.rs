@@ -6,13 +6,13 @@
 
 use super::list::List;
 use super::map::{IntervalMap, Supplies};
+use super::map_lock::MapGuard;
 use super::side::{Halves, Side};
 use super::slab::Spare;
 use super::state::{flag, Claim, RangeId, Tracked, Word};
 use super::TRACKING;
 use crate::os::page_size;
 use crate::range::PageRange;
-use crate::runtime::lock::Guard;
 use crate::sync::yield_now;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
@@ -41,7 +41,7 @@ impl IntervalMap {
 ///
 /// # Errors
 /// `ENOMEM`, here and below.
-pub(super) fn lock_with_room(insertions: usize) -> Result<Guard<'static, IntervalMap>, Errno> {
+pub(super) fn lock_with_room(insertions: usize) -> Result<MapGuard, Errno> {
     loop {
         let mut map = TRACKING.map.lock();
         if map.has_room(insertions) {
@@ -108,16 +108,11 @@ pub(super) fn each_gap(map: &IntervalMap, range: PageRange, mut each: impl FnMut
 ///
 /// # Errors
 /// `ENOMEM`, here and below: there are no claims then.
-pub(super) fn claimed_to_cut(
-    range: PageRange,
-) -> Result<(Guard<'static, IntervalMap>, Change), Errno> {
+pub(super) fn claimed_to_cut(range: PageRange) -> Result<(MapGuard, Change), Errno> {
     claimed_with(2, range)
 }
 
-fn claimed_with(
-    spares: usize,
-    range: PageRange,
-) -> Result<(Guard<'static, IntervalMap>, Change), Errno> {
+fn claimed_with(spares: usize, range: PageRange) -> Result<(MapGuard, Change), Errno> {
     loop {
         let known = overlapping(range)?.len();
         let mut change = match Change::new(known, spares)? {
@@ -191,10 +186,10 @@ impl Change {
     /// data. `Err`: what was claimed is to be released, and this to be waited for.
     pub fn claim_to_cut(
         &mut self,
-        map: Guard<'static, IntervalMap>,
+        map: MapGuard,
         insertions: usize,
         range: PageRange,
-    ) -> Result<Guard<'static, IntervalMap>, Waiting> {
+    ) -> Result<MapGuard, Waiting> {
         self.claim_overlapping(&map, range)?;
         let ends = [self.claims.first(), self.claims.last()];
         let plain = ends.into_iter().flatten().all(|claim| claim.known_side().is_none());
@@ -204,7 +199,7 @@ impl Change {
         drop(map);
         self.halve_ends(range).map_err(|_| Waiting::Memory)?;
         // With claims in hand the map is not waited for: a fork holds it while it waits for claims.
-        let same = |map: &Guard<'static, IntervalMap>| {
+        let same = |map: &MapGuard| {
             map.has_room(insertions) && map.overlapping(range).eq(self.claims.iter().map(Claim::id))
         };
         TRACKING.map.try_lock().filter(same).ok_or(Waiting::Other)

@@ -6,7 +6,6 @@ use super::{backpressure, claims, detection, offer, TRACKING};
 use crate::os::{advise, page_size, signal, uffd};
 use crate::range::PageRange;
 use crate::runtime::worker;
-use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
@@ -96,7 +95,7 @@ pub(crate) fn made_again(tracked: &Tracked, bytes: usize) {
 /// was taken back meanwhile, and it is there.
 ///
 /// The caller holds no lock and no claim.
-pub(crate) fn fail_page(fd: RawFd, page: PageRange, toucher: u32) {
+pub(crate) fn fail_page(watcher: uffd::Watcher, page: PageRange, toucher: u32) {
     // With the claim no other thread takes the range back, which would find the page neither there nor missing.
     let mut is_there = false;
     let mut look = |_| match claim_holder(page) {
@@ -113,7 +112,9 @@ pub(crate) fn fail_page(fd: RawFd, page: PageRange, toucher: u32) {
     }
     let not_known = |errno| matches!(errno, Errno::INVAL | Errno::NOTTY | Errno::OPNOTSUPP);
     // Before 6.6 there is no poison.
-    if uffd::poison(fd, page).is_err_and(not_known) && advise::populate_read_plain(page).is_err() {
+    if uffd::poison(watcher, page).is_err_and(not_known)
+        && advise::populate_read_plain(page).is_err()
+    {
         signal::send_sigbus(toucher);
     }
 }
@@ -131,7 +132,7 @@ fn claim_holder(page: PageRange) -> Option<Claim> {
 fn fill_claimed(claim: &mut Claim, page: PageRange, bytes: &[u8]) -> Result<(), Errno> {
     let kind = offer::kind(claim);
     for _ in 0..TRIES {
-        let is_watched = match uffd::copy_page(detection::raw(kind), page.start, bytes) {
+        let is_watched = match detection::copy_page(kind, page.start, bytes) {
             Ok(()) => {
                 forget_loss(claim, page);
                 made_again(claim.tracked(), page.len());
@@ -166,7 +167,7 @@ fn replace_unwatched(claim: &mut Claim, page: PageRange, bytes: &[u8]) -> Result
     // SAFETY: a poisoned page holds nothing.
     let dropped = unsafe { advise::drop_pages_though_locked(page) };
     let copied = dropped
-        .and_then(|()| uffd::copy_page(detection::raw(kind), page.start, bytes))
+        .and_then(|()| detection::copy_page(kind, page.start, bytes))
         .inspect(|()| forget_loss(claim, page));
     match detection::unregister(kind, page) {
         Ok(()) if !was_watched => claim.clear(flag::WATCHED),

@@ -4,7 +4,7 @@ use super::object::Object;
 use super::refill::{Refill, RefillError};
 use crate::error::{Error, ErrorKind};
 use crate::mapping::Mapping;
-use crate::os::{advise, page_size, uffd};
+use crate::os::{advise, page_size};
 use crate::range::PageRange;
 use crate::runtime::turn::Attempt;
 use crate::runtime::{budget, fork, worker};
@@ -194,7 +194,6 @@ fn put(object: &Object, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
 fn place(object: &Object, start: usize, bytes: &[u8]) -> Result<(), Errno> {
     let page = page_size();
     let kind = if object.memory.is_refilled() { Kind::Refill } else { Kind::Sigbus };
-    let fd = detection::raw(kind);
     let mut padded = Vec::new();
     for (i, chunk) in bytes.chunks(page).enumerate() {
         let at = start + i * page;
@@ -206,7 +205,7 @@ fn place(object: &Object, start: usize, bytes: &[u8]) -> Result<(), Errno> {
             padded.resize(page, 0);
             &padded
         };
-        match uffd::copy_page(fd, at, chunk) {
+        match detection::copy_page(kind, at, chunk) {
             Ok(()) => {}
             Err(Errno::EXIST) => {
                 let there = PageRange::new(at, at + page);
@@ -215,7 +214,7 @@ fn place(object: &Object, start: usize, bytes: &[u8]) -> Result<(), Errno> {
                     // it, too: the one of the two that comes first does.
                     touched::fill_page(at, chunk)?;
                 }
-                uffd::wake(fd, there)?;
+                detection::wake(kind, there)?;
             }
             Err(errno) => return Err(errno),
         }

@@ -113,6 +113,7 @@ fn find(address: usize) -> Option<Arc<Object>> {
 /// For each touch of a missing page, makes the page and lets the toucher go on.
 fn serve() {
     let fd = detection::raw(Kind::Refill);
+    let watcher = uffd::Watcher::of_this_process(fd);
     // Touches of objects that another thread is refilling: it makes these pages too.
     let mut put_off: Vec<uffd::Fault> = Vec::new();
     loop {
@@ -131,23 +132,23 @@ fn serve() {
         let again = std::mem::take(&mut put_off);
         let read = std::iter::from_fn(|| uffd::read_fault(fd).ok().flatten());
         let faults: Vec<_> = again.into_iter().chain(read).collect();
-        put_off.extend(faults.into_iter().filter_map(|fault| answer(fd, fault)));
+        put_off.extend(faults.into_iter().filter_map(|fault| answer(watcher, fault)));
         // Here, without a turn: touchers that are faster than the background thread wait for it.
         backpressure::hold_back();
     }
 }
 
 /// Answers a touch. `Some`: another thread is refilling the object.
-fn answer(fd: i32, fault: uffd::Fault) -> Option<uffd::Fault> {
+fn answer(watcher: uffd::Watcher, fault: uffd::Fault) -> Option<uffd::Fault> {
     let page = fault.address / page_size() * page_size();
     let missing = PageRange::new(page, page + page_size());
     match refill_runner::run(move || make(missing)) {
         Some(Made::Now) => {}
         Some(Made::Before) => {
-            let _ = uffd::wake(fd, missing);
+            let _ = uffd::wake(watcher, missing);
         }
         Some(Made::Later) => return Some(fault),
-        Some(Made::Never) | None => fail(fd, missing, fault.thread),
+        Some(Made::Never) | None => fail(watcher, missing, fault.thread),
     }
     None
 }
@@ -184,7 +185,7 @@ fn make(missing: PageRange) -> Made {
 }
 
 /// Never made-up bytes: the toucher gets SIGBUS, unless the page has been made, or is not watched any more.
-fn fail(fd: i32, missing: PageRange, toucher: u32) {
-    touched::fail_page(fd, missing, toucher);
-    let _ = uffd::wake(fd, missing);
+fn fail(watcher: uffd::Watcher, missing: PageRange, toucher: u32) {
+    touched::fail_page(watcher, missing, toucher);
+    let _ = uffd::wake(watcher, missing);
 }

@@ -1,7 +1,7 @@
 //! Has the processor raise SIGTRAP after each instruction of a part of a test, and forks in the handler.
 #![cfg(target_arch = "x86_64")]
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 /// At which instructions of the program's own code the handler forks, and how.
 pub struct Stepping {
@@ -19,6 +19,11 @@ static STRIDE: AtomicU64 = AtomicU64::new(1);
 static RAW: AtomicBool = AtomicBool::new(false);
 static IN_CHILD: AtomicBool = AtomicBool::new(false);
 static FORKS: AtomicU64 = AtomicU64::new(0);
+/// A pipe that nobody writes to: children wait until its writing end is closed. -1: they do not wait.
+static GATE: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
+/// The children that wait.
+static WAITING: [AtomicI32; MOST_WAITING] = [const { AtomicI32::new(0) }; MOST_WAITING];
+const MOST_WAITING: usize = 256;
 /// Where this program's own code lies: a handler's fork would meet the C library's locks.
 static CODE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 /// The trap flag.
@@ -34,7 +39,8 @@ extern "C" fn on_trap(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
     if !(low..high).contains(&at) || !(near || step % STRIDE.load(Ordering::Relaxed) == 0) {
         return;
     }
-    FORKS.fetch_add(1, Ordering::Relaxed);
+    let number = FORKS.fetch_add(1, Ordering::Relaxed) as usize;
+    let [reading, writing] = [0, 1].map(|n| GATE[n].load(Ordering::Relaxed));
     // SAFETY: plain system calls; the child ends at once, or goes on with what the handler interrupted.
     unsafe {
         let raw = RAW.load(Ordering::Relaxed);
@@ -48,16 +54,52 @@ extern "C" fn on_trap(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
             }
             registers[libc::REG_EFL as usize] &= !TRAP;
             IN_CHILD.store(true, Ordering::Relaxed);
-            libc::alarm(10);
+            libc::alarm(30);
+            if reading >= 0 {
+                libc::close(writing);
+                let mut end = 0u8;
+                libc::read(reading, (&raw mut end).cast(), 1);
+            }
             return;
         }
-        let mut status = 0;
+        match WAITING.get(number).filter(|_| reading >= 0) {
+            Some(place) => place.store(pid, Ordering::Relaxed),
+            None => end_well(pid, step, at - low),
+        }
+    }
+}
+
+fn end_well(pid: i32, step: u64, at: u64) {
+    let mut status = 0;
+    // SAFETY: plain system calls.
+    unsafe {
         libc::waitpid(pid, &mut status, 0);
         if status != 0 {
-            println!("step {step}, {:#x}: the child ended with {status:#x}", at - low);
+            println!("step {step}, {at:#x}: the child ended with {status:#x}");
             libc::_exit(1);
         }
     }
+}
+
+/// Children that go on do so when [`let_children_go`] is called, which the handler does not wait for.
+pub fn hold_children() {
+    let mut ends = [0; 2];
+    // SAFETY: a plain system call that writes two numbers.
+    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+    GATE.iter().zip(ends).for_each(|(gate, end)| gate.store(end, Ordering::Relaxed));
+}
+
+/// Has those that wait go on, and waits until they have ended; returns how many there were.
+pub fn let_children_go() -> usize {
+    let [reading, writing] = [0, 1].map(|n| GATE[n].swap(-1, Ordering::Relaxed));
+    // SAFETY: the pipe's ends, which nobody else uses in this process.
+    unsafe {
+        libc::close(writing);
+        libc::close(reading);
+    }
+    let children = WAITING.iter().map(|child| child.swap(0, Ordering::Relaxed));
+    let children = children.filter(|pid| *pid != 0).map(|pid| end_well(pid, 0, 0));
+    children.count()
 }
 
 fn find_code() {
