@@ -37,7 +37,7 @@ pub(crate) mod word;
 
 /// There are no children.
 pub(crate) mod map_lock {
-    pub(crate) type MapGuard = crate::runtime::lock::Guard<'static, super::map::IntervalMap>;
+    pub(super) type MapGuard = crate::runtime::lock::Guard<'static, super::map::IntervalMap>;
 }
 
 pub(crate) use crate::fakes::{backpressure, detection, settings};
