@@ -103,12 +103,18 @@ pub fn restart_in_child() {
 
 /// Once, and not in a child of vfork, whose memory is its parent's.
 pub fn at_exit() {
-    if !WANTED.load(Ordering::Relaxed)
-        || !keeper::is_own_process()
-        || DONE.swap(true, Ordering::AcqRel)
+    if WANTED.load(Ordering::Relaxed)
+        && keeper::is_own_process()
+        && !DONE.swap(true, Ordering::AcqRel)
     {
-        return;
+        report();
     }
+}
+
+/// With 8 KiB of the caller's stack, which is not to be taken where no report is wanted.
+#[cold]
+#[inline(never)]
+fn report() {
     let quiet = ALLOCATIONS_SERVED.get()
         + MMAPS_SERVED.get()
         + MUNMAPS_RETIRED.get()

@@ -3,7 +3,7 @@
 //!
 //! | symbol | taken over | all else: the pool lets go of |
 //! | --- | --- | --- |
-//! | `mmap`, `mmap64` | `--mmap`: no address or a hint for its alignment, to read and write, private and anonymous, `MAP_NORESERVE` and `MAP_STACK` at most, an offset of whole pages: a run | what it replaces (`MAP_FIXED`); what is free there (`MAP_FIXED_NOREPLACE`, a hint) |
+//! | `mmap`, `mmap64` | `--mmap`: no address or a hint for its alignment, to read and write, private and anonymous, `MAP_NORESERVE` at most, an offset of whole pages: a run | what it replaces (`MAP_FIXED`); what is free there (`MAP_FIXED_NOREPLACE`, a hint) |
 //! | | `--unmap`: `MAP_FIXED` of private anonymous memory: what it replaces is retired | |
 //! | | `--populate`: `MAP_POPULATE` in parallel | |
 //! | `munmap` | a whole run: it goes back to the pool | the run of which a part goes |
@@ -30,8 +30,8 @@ use tenure::pool::mapped::{self, Call};
 /// and nothing asked of it that lasts.
 pub fn is_plain_memory(protection: c_int, flags: c_int, offset: i64) -> bool {
     let plain = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // MAP_STACK means nothing to the kernel; and nothing of the pool's is reserved in any case.
-    let harmless = libc::MAP_NORESERVE | libc::MAP_STACK;
+    // Nothing of the pool's is reserved in any case. (MAP_STACK means that there are no huge pages, since 6.7.)
+    let harmless = libc::MAP_NORESERVE;
     protection == libc::PROT_READ | libc::PROT_WRITE
         && flags & !harmless == plain
         && offset % rustix::param::page_size() as i64 == 0
