@@ -723,7 +723,7 @@ struct tenure_pool_stats {
      */
     uint64_t total_realloc_moved_bytes;
     /**
-     * Blocks mapped anew because the program had changed their mapping's state.
+     * Blocks mapped anew because the program had changed their mapping's state or unmapped part of it.
      */
     uint64_t total_remapped;
     /**
@@ -1756,7 +1756,8 @@ int tenure_configure(const struct tenure_settings *settings);
  * Ends tenure's background threads, gives back what tenure_munmap left to them, and waits until the kernel counts
  * them no more: before unshare, setns, capset, a seccomp filter, Landlock, and other calls for a process with one
  * thread, or for the calling thread only. The next call that needs a thread starts it anew, with the rights of its
- * caller. Until then marked ranges stay marked.
+ * caller. Until then marked ranges stay marked. The two threads that make pages again for touches of buffers with a
+ * refill function stay.
  *
  * 0: they have ended; 1: not within a second (Linux before 5.9, or close_range is refused).
  */

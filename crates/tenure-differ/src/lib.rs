@@ -3,9 +3,10 @@
 //!
 //! - [`generate`], [`plan`], [`rng`]: the calls of a seed. [`program`]: the C program that makes them.
 //! - [`child`]: one run. [`options`]: the sets. [`compare`]: what differs. [`known`]: what may.
-//! - [`minimise`], [`report`], [`launch`]: the driver.
+//! - [`command_line`], [`minimise`], [`report`], [`launch`]: the driver.
 
 pub mod child;
+pub mod command_line;
 pub mod compare;
 pub mod generate;
 pub mod known;

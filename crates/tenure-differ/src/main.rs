@@ -2,7 +2,8 @@
 
 use clap::Parser;
 use std::process::ExitCode;
-use tenure_differ::launch::{run, Options};
+use tenure_differ::command_line::Options;
+use tenure_differ::launch::run;
 
 fn main() -> ExitCode {
     match run(&Options::parse()) {

@@ -1,7 +1,7 @@
 //! What was found, for people and as JSON.
 
+use crate::command_line::Options;
 use crate::compare::Difference;
-use crate::launch::Options;
 use crate::plan::{line, Call};
 use std::collections::BTreeMap;
 

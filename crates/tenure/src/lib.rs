@@ -75,6 +75,8 @@ pub fn ends_with_the_last_thread() -> bool {
 /// Until then marked ranges stay marked, and what is freed to the [`pool`] is given back by later calls of the
 /// program's. 0.1 ms, and the teardown of what [`retire`] has waiting.
 ///
+/// The two threads that make pages again for touches stay: an object with a refill function needs them.
+///
 /// `false`: a thread has not ended within a second. It is at a long call of the kernel's, or its descriptor table is
 /// the program's (Linux before 5.9, `close_range` refused): then the thread that hears of memory pressure stays.
 ///

@@ -1,25 +1,10 @@
 //! The programs: what each does, and how to find it on this machine.
 
 use super::place::{installed, prepare, Place};
+use super::program::Program;
 use super::servers::{postgres_sort, redis_evictions, redis_flush};
 use std::ffi::OsString;
 use std::process::Command;
-
-/// A program that is ready to run.
-#[derive(Default)]
-pub(super) struct Program {
-    pub words: Vec<OsString>,
-    pub environment: Vec<(&'static str, String)>,
-    /// What it reads.
-    pub input: Option<String>,
-    /// The user that it runs as, where that is not the caller.
-    pub user: Option<u32>,
-    /// Commands for a server that is given by its words: the first is repeated until it succeeds, the last
-    /// one ends the server. None of them is under the launcher.
-    pub clients: Vec<Vec<OsString>>,
-    /// Its output differs from run to run.
-    pub varies: bool,
-}
 
 /// A row of the bench.
 pub(super) struct Entry {

@@ -8,14 +8,16 @@
 mod catalog;
 mod measure;
 mod place;
+mod program;
 mod servers;
 
 use crate::harness::{Comparison, Contestant, Goal, Report, Role, Sample, Unit};
 use crate::lazy_free::contestant::{self, Programs, Setup};
 use crate::Options;
-use catalog::{Entry, Program, CATALOG};
+use catalog::{Entry, CATALOG};
 use measure::{Running, FAULTS, PEAK, PROCESSOR};
 use place::Place;
+use program::Program;
 use std::cell::RefCell;
 use std::io;
 use std::os::unix::process::CommandExt;

@@ -1,7 +1,7 @@
 //! Programs that serve: redis and PostgreSQL.
 
-use super::catalog::Program;
 use super::place::{installed, prepare, Place};
+use super::program::Program;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::CommandExt;

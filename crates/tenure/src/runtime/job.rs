@@ -3,6 +3,7 @@
 use super::event::Event;
 use super::mailbox::{Link, Mailbox, JOBS};
 use crate::os::generation;
+use crate::os::signal::Blocked;
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -85,20 +86,29 @@ impl<F: FnOnce() -> R + Send, R: Send> Job<F, R> {
 }
 
 /// Has something done by the thread that takes the mailbox's jobs, and waits for it. `None`: see [`Job::wait`].
+/// `Err`: this is not the process of that number any more, whose thread it is; nothing is done.
 ///
 /// The caller holds no lock and no claim: the thread may need it.
-pub(crate) fn send<R: Send>(
+pub(crate) fn send<R: Send, F: FnOnce() -> R + Send>(
     mailbox: &Mailbox,
-    act: impl FnOnce() -> R + Send,
+    process: u64,
+    act: F,
     see: impl Fn(),
-) -> Option<R> {
-    let process = generation::current();
+) -> Result<Option<R>, F> {
     let mut job = Job::new(act);
-    // SAFETY: the job stays on this stack until it is done: `wait` returns only then, or in a child,
-    // whose list of jobs has been emptied.
-    unsafe { mailbox.push(job.link()) };
+    {
+        // A signal's handler that forks here would leave the child with a job in its list that its parent waits
+        // for, or wait for one that is not in it.
+        let _blocked = Blocked::all();
+        if generation::current() != process {
+            return Err(job.act.into_inner().expect("nothing has run it"));
+        }
+        // SAFETY: the job stays on this stack until it is done: `wait` returns only then, or in a child,
+        // whose list of jobs has been emptied.
+        unsafe { mailbox.push(job.link()) };
+    }
     mailbox.post(JOBS);
-    job.wait(process, see)
+    Ok(job.wait(process, see))
 }
 
 /// Ends the waits of the jobs' senders; nothing is done. There is no background thread, and none can be made.

@@ -250,13 +250,22 @@ pub(crate) fn on_worker<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
         return Some(act());
     }
     assert_none_held();
-    start("on_worker").ok()?;
-    // A thread that was to take the place of another may have failed to start.
-    job::send(&WORKER.mailbox, act, || {
-        if start("on_worker").is_err() {
-            job::refuse_all(WORKER.mailbox.take_jobs());
+    let mut act = act;
+    loop {
+        let process = generation::current();
+        start("on_worker").ok()?;
+        // A thread that was to take the place of another may have failed to start.
+        let see = || {
+            if start("on_worker").is_err() {
+                job::refuse_all(WORKER.mailbox.take_jobs());
+            }
+        };
+        match job::send(&WORKER.mailbox, process, act, see) {
+            Ok(result) => return result,
+            // In a child that was made meanwhile: once more.
+            Err(not_sent) => act = not_sent,
         }
-    })
+    }
 }
 
 /// In a child, where the thread did not come along; the next use starts one.

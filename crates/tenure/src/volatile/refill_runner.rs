@@ -34,11 +34,12 @@ pub(super) fn start() -> bool {
 
 /// Does something on the thread and waits for it. `None`: there is no thread.
 pub(super) fn run<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
-    job::send(&RUNNER.touches, act, || {
+    let see = || {
         if RUNNER.process.load(Ordering::Acquire) == NOBODY {
             job::refuse_all(RUNNER.touches.take_jobs());
         }
-    })
+    };
+    job::send(&RUNNER.touches, generation::current(), act, see).unwrap_or(None)
 }
 
 /// In a child, where neither the thread nor those that wait for it came along.
