@@ -1,9 +1,9 @@
 //! The process's mappings one after the other, without allocating: for code that runs inside an
 //! allocator.
 
+use super::brief::{self, Brief};
 use super::maps::{self, Mapping};
-use rustix::fd::OwnedFd;
-use rustix::fs::{open, Mode, OFlags};
+use rustix::fd::AsFd;
 use rustix::io::Errno;
 
 /// As much of a mapping's name as is looked at.
@@ -43,7 +43,7 @@ impl Listed {
 /// Where the main thread has ended, this lists nothing or fails. (`/proc/thread-self` would not, but the
 /// kernel has to look up three names more.)
 pub(crate) struct Lister {
-    maps: OwnedFd,
+    maps: Brief,
     text: Option<Text>,
 }
 
@@ -60,9 +60,7 @@ const EMPTY: Text = Text { buffer: [0; BUFFER], filled: 0, taken: 0, skips: fals
 
 impl Lister {
     pub fn open() -> Result<Lister, Errno> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let maps = open("/proc/thread-self/maps", flags, Mode::empty())?;
-        Ok(Lister { maps, text: None })
+        Ok(Lister { maps: brief::open("/proc/thread-self/maps")?, text: None })
     }
 
     /// Begins anew, from the lowest address.
@@ -78,10 +76,10 @@ impl Lister {
     pub fn at_or_after(&mut self, addr: usize) -> Result<Option<Listed>, Errno> {
         if self.text.is_none() && !maps::query_is_missing() {
             let mut name = [0u8; 256];
-            let mut asked = maps::query(&self.maps, addr, &mut name);
+            let mut asked = maps::query(self.maps.as_fd(), addr, &mut name);
             if matches!(asked, Err(Errno::NAMETOOLONG)) {
                 // Of such a name nothing is told.
-                asked = maps::query(&self.maps, addr, &mut []).map(|found| {
+                asked = maps::query(self.maps.as_fd(), addr, &mut []).map(|found| {
                     name[..LONG.len()].copy_from_slice(LONG);
                     found.map(|(mapping, page_size, _)| (mapping, page_size, LONG.len()))
                 });
@@ -100,7 +98,7 @@ impl Lister {
         let text = self.text.get_or_insert(EMPTY);
         loop {
             // Looked at again by the next call if it reaches past what that asks for.
-            let Some((line, after)) = text.line(&self.maps)? else { return Ok(None) };
+            let Some((line, after)) = text.line(self.maps.as_fd())? else { return Ok(None) };
             match maps::parse_line(&text.buffer[line.clone()]) {
                 Some(mapping) if mapping.end > addr => {
                     let name = maps::name_in_line(&text.buffer[line]);
@@ -120,7 +118,10 @@ impl Text {
     }
 
     /// Where the next line lies in the buffer, and where the one after it begins.
-    fn line(&mut self, maps: &OwnedFd) -> Result<Option<(std::ops::Range<usize>, usize)>, Errno> {
+    fn line(
+        &mut self,
+        maps: impl AsFd + Copy,
+    ) -> Result<Option<(std::ops::Range<usize>, usize)>, Errno> {
         loop {
             let rest = &self.buffer[self.taken..self.filled];
             match rest.iter().position(|byte| *byte == b'\n') {

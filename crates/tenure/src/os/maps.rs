@@ -1,10 +1,10 @@
 //! What kind of memory a range is: mapped, private anonymous, writable, not locked.
 
 use super::advise::last_errno;
+use super::brief::{self, Brief};
 use super::{kept_maps, small_file};
 use crate::range::PageRange;
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::fs::{open, Mode, OFlags};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -109,7 +109,7 @@ pub(crate) fn first_hole(range: PageRange) -> Result<Option<usize>, Errno> {
 
 /// How many mappings the process has: 0.3 µs for each.
 pub(crate) fn count() -> Result<usize, Errno> {
-    let maps = open("/proc/thread-self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let maps = brief::open("/proc/thread-self/maps")?;
     let mut count = 0;
     small_file::each_line(&maps, |_| {
         count += 1;
@@ -153,7 +153,7 @@ pub(crate) struct Described {
 pub(crate) fn describe(range: PageRange) -> Result<Vec<Described>, Errno> {
     let mut found = Vec::new();
     if QUERY_WORKS.load(Ordering::Relaxed) != 2 {
-        let maps = open("/proc/thread-self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let maps = brief::open("/proc/thread-self/maps")?;
         let mut name = [0u8; 4096];
         let looked = query_range(maps.as_fd(), range, &mut name, &mut |query, name| {
             found.push(Described {
@@ -194,7 +194,7 @@ pub(crate) fn query_works() -> bool {
 
 /// Calls `each` with the mappings that overlap the range, in order of address.
 pub(crate) fn each_mapping(range: PageRange, mut each: impl FnMut(Mapping)) -> Result<(), Errno> {
-    let maps = open("/proc/thread-self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let maps = brief::open("/proc/thread-self/maps")?;
     if QUERY_WORKS.load(Ordering::Relaxed) != 2 {
         match each_by_query(&maps, range, &mut each) {
             Ok(()) => {
@@ -237,7 +237,7 @@ fn each_mapping_by_kept(range: PageRange, mut each: impl FnMut(Mapping)) -> Resu
 }
 
 fn each_by_query(
-    maps: &OwnedFd,
+    maps: &Brief,
     range: PageRange,
     each: &mut impl FnMut(Mapping),
 ) -> Result<(), Errno> {
@@ -269,11 +269,11 @@ pub(super) fn query_is(there: bool) {
 
 /// The mapping at `addr` or the first one above it, its page size and the length of its name.
 pub(super) fn query(
-    maps: &OwnedFd,
+    maps: BorrowedFd<'_>,
     addr: usize,
     name: &mut [u8],
 ) -> Result<Option<(Mapping, usize, usize)>, Errno> {
-    Ok(ask(maps.as_fd(), addr, name)?.map(|query| {
+    Ok(ask(maps, addr, name)?.map(|query| {
         // The size that comes back counts the terminating NUL.
         let length = (query.vma_name_size as usize).saturating_sub(1).min(name.len());
         (mapping_of(&query), query.vma_page_size as usize, length)
@@ -392,7 +392,7 @@ mod tests {
     #[test]
     fn both_ways_agree_on_this_process() {
         let text = std::fs::read("/proc/self/maps").unwrap();
-        let maps = open("/proc/thread-self/maps", OFlags::RDONLY, Mode::empty()).unwrap();
+        let maps = brief::open("/proc/thread-self/maps").unwrap();
         let local = 0u8;
         let page = super::super::page_size();
         let start = std::ptr::from_ref(&local) as usize / page * page;

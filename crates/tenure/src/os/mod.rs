@@ -7,6 +7,7 @@
 
 pub(crate) mod advise;
 pub(crate) mod arena;
+pub(crate) mod brief;
 pub(crate) mod detach;
 pub(crate) mod errno;
 pub(crate) mod files;

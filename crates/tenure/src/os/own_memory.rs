@@ -1,19 +1,16 @@
 //! The process's memory as a file (`/proc/self/mem`): read whatever its protection.
 
+use super::brief::{self, Brief};
 use super::{advise, page_size};
 use crate::range::PageRange;
-use rustix::fd::OwnedFd;
-use rustix::fs::{open, Mode, OFlags};
 
 /// Reads pages without a signal.
-pub(crate) struct OwnMemory(Option<OwnedFd>);
+pub(crate) struct OwnMemory(Option<Brief>);
 
 impl OwnMemory {
     /// Where the file cannot be opened, protected pages cannot be read.
     pub fn open() -> OwnMemory {
-        OwnMemory(
-            open("/proc/thread-self/mem", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok(),
-        )
+        OwnMemory(brief::open("/proc/thread-self/mem").ok())
     }
 
     /// Whether a page is all zeros; what cannot be read is not.

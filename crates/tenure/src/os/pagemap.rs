@@ -1,9 +1,10 @@
 //! Which pages of a range are there: PAGEMAP_SCAN (6.7+), else `/proc/self/pagemap`.
 
 use super::advise::{self, last_errno};
+use super::brief::{self, Brief};
 use super::{generation, page_size};
 use crate::range::PageRange;
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd};
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::Errno;
 use std::cell::Cell;
@@ -79,7 +80,7 @@ pub(crate) struct Pagemap {
 
 enum Descriptor {
     /// Closed with the pagemap.
-    Brief(OwnedFd),
+    Brief(Brief),
     /// The thread's, which stays open. See [`stays_open_on_this_thread`].
     Threads(BorrowedFd<'static>),
 }
@@ -100,16 +101,14 @@ thread_local! {
 /// The calling thread has a descriptor table of its own and runs no code of the program's, so that no other code can
 /// close what it opens: it opens one pagemap for all its looks. To open it takes 0.9 µs, a look at a small range less.
 pub(crate) fn stays_open_on_this_thread() {
-    if let Ok(fd) = open_own() {
+    if let Ok(fd) = open(PAGEMAP, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
         // SAFETY: nothing closes the descriptor before the thread's table goes with the thread.
         let fd = unsafe { BorrowedFd::borrow_raw(fd.into_raw_fd()) };
         THREADS.set(Some(fd));
     }
 }
 
-fn open_own() -> Result<OwnedFd, Errno> {
-    open("/proc/thread-self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-}
+const PAGEMAP: &str = "/proc/thread-self/pagemap";
 
 // 0 unknown, 1 PAGEMAP_SCAN works, 2 it does not.
 static SCAN_WORKS: AtomicU8 = AtomicU8::new(0);
@@ -126,7 +125,7 @@ impl Pagemap {
         let process = generation::current();
         let fd = match THREADS.get() {
             Some(fd) => Descriptor::Threads(fd),
-            None => Descriptor::Brief(open_own()?),
+            None => Descriptor::Brief(brief::open(PAGEMAP)?),
         };
         Ok(Pagemap { fd, process })
     }

@@ -1,13 +1,13 @@
 //! Small files of the kernel's, read without allocating: for code that has a claim, or runs inside an allocator.
 
+use super::brief::open;
 use rustix::fd::AsFd;
-use rustix::fs::{open, Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::CStr;
 
 /// Reads the beginning of a file into the buffer. What is not text ends it.
 pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a str, Errno> {
-    let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let file = open(path)?;
     let mut len = 0;
     while len < buffer.len() {
         match rustix::io::read(&file, &mut buffer[len..]) {
@@ -62,7 +62,7 @@ pub(crate) fn kib_of(path: &CStr, key: &str) -> Result<u64, Errno> {
 
 /// The number in the line that begins so, perhaps before a unit.
 pub(crate) fn number_of(path: &CStr, key: &str) -> Result<u64, Errno> {
-    let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let file = open(path)?;
     let mut found = None;
     each_line(file, |line| {
         let value = line.strip_prefix(key.as_bytes()).and_then(|v| std::str::from_utf8(v).ok());

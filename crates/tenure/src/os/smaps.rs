@@ -5,7 +5,6 @@
 
 use super::maps::{self, Mapping};
 use crate::range::PageRange;
-use rustix::fs::{open, Mode, OFlags};
 use rustix::io::Errno;
 
 /// A mapping with what only smaps tells. Sizes in bytes.
@@ -54,7 +53,7 @@ impl Entry {
 
 /// Calls `each` with the mappings that overlap the range, in order of address.
 pub(crate) fn each_entry(range: PageRange, mut each: impl FnMut(Entry)) -> Result<(), Errno> {
-    let fd = open("/proc/thread-self/smaps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let fd = super::brief::open("/proc/thread-self/smaps")?;
     let mut buffer = vec![0u8; 64 << 10];
     let mut filled = 0;
     let mut current: Option<Entry> = None;

@@ -6,6 +6,7 @@ use super::fork_state::{FORKS, UNDER_WAY};
 use super::lock::{Lock, Rank};
 use super::services::{self, Service};
 use super::{turn, worker};
+use crate::os::brief;
 use crate::os::fork::{self, marker, word};
 use crate::os::signal;
 use std::cell::Cell;
@@ -65,11 +66,13 @@ extern "C" fn on_prepare() {
     UNDER_WAY.fetch_add(1, Ordering::SeqCst);
     FORK.hold();
     services::hold_all();
+    brief::hold();
 }
 
 extern "C" fn on_parent() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     let Some(mask) = PREPARED.take() else { return }; // it began before the first use
+    brief::release();
     services::release_all();
     FORK.release();
     UNDER_WAY.fetch_sub(1, Ordering::SeqCst);
@@ -81,6 +84,7 @@ extern "C" fn on_child() {
     let Some(mask) = PREPARED.take() else { return };
     word().store(marker::SETTLED, Ordering::Release);
     FORKS.fetch_add(1, Ordering::Relaxed);
+    brief::close_others();
     // Other threads that were forking are not here.
     UNDER_WAY.store(0, Ordering::SeqCst);
     services::recover_all(services::was_not_held);

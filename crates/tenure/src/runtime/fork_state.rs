@@ -2,6 +2,7 @@
 //! calling thread may wait for it.
 
 use super::services::{self, Service, ServiceId};
+use crate::os::brief;
 use crate::os::fork::{marker, word};
 use crate::os::signal::Blocked;
 use std::cell::Cell;
@@ -59,6 +60,7 @@ fn make_up() {
     MAKING_UP.set(true);
     FORKS.fetch_add(1, Ordering::Relaxed);
     UNDER_WAY.store(0, Ordering::SeqCst);
+    brief::forget_others();
     services::recover_all(|_| true);
     services::reset_in_child(true);
     MAKING_UP.set(false);

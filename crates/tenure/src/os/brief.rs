@@ -1,0 +1,217 @@
+//! Descriptors that are open for the length of a call, in the program's own table.
+//!
+//! A child that another thread forks meanwhile would inherit them for good: with a list of the parent's mappings it
+//! would have a reader of the parent's memory layout. So a child closes them. A fork waits until no other thread
+//! is between the opening or closing of a descriptor and the note of it, which is a microsecond.
+
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use rustix::fs::{open as open_file, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::path::Arg;
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// See the module's head.
+pub(crate) struct Brief {
+    fd: ManuallyDrop<OwnedFd>,
+    /// Where it is noted; `None`: nowhere, and a child keeps it.
+    note: Option<&'static AtomicU64>,
+}
+
+/// The descriptors that are open now: the thread's [`here`] and, in the lowest 16 bits, [`BUSY`] or the number and
+/// [`FIRST`]. 0: none.
+static NOTES: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+/// The thread opens or closes one.
+const BUSY: u64 = 1;
+const FIRST: u64 = 2;
+/// The thread that forks. 0: none.
+static FORKING: AtomicU64 = AtomicU64::new(0);
+
+/// For each other at most, so that no two threads that wait for one another do so for ever: a handler of the
+/// fork's may want a lock that the other one has.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// What tells threads of a process apart, and is the same in a child: an address of the thread's, above 16 bits.
+fn here() -> u64 {
+    thread_local! {
+        static HERE: u8 = const { 0 };
+    }
+    HERE.with(|here| std::ptr::from_ref(here) as u64) << 16
+}
+
+/// Opens a file to read it.
+pub(crate) fn open(path: impl Arg) -> Result<Brief, Errno> {
+    let note = begin();
+    let opened = open_file(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    if let Some(note) = note {
+        let number = opened.as_ref().map_or(None, |fd| u16::try_from(fd.as_raw_fd()).ok());
+        let number = number.filter(|number| u64::from(*number) + FIRST <= u64::from(u16::MAX));
+        note.store(
+            number.map_or(0, |number| here() | (u64::from(number) + FIRST)),
+            Ordering::SeqCst,
+        );
+    }
+    Ok(Brief { fd: ManuallyDrop::new(opened?), note })
+}
+
+fn begin() -> Option<&'static AtomicU64> {
+    let busy = here() | BUSY;
+    let free = |note: &&AtomicU64| {
+        note.load(Ordering::Relaxed) == 0
+            && note.compare_exchange(0, busy, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    };
+    for _ in 0..2 {
+        let note = NOTES.iter().find(free)?;
+        // A fork that began before has perhaps looked at the notes already.
+        if !others_fork() {
+            return Some(note);
+        }
+        note.store(0, Ordering::SeqCst);
+        wait_while(others_fork);
+    }
+    None
+}
+
+/// Whether another thread forks.
+fn others_fork() -> bool {
+    let forking = FORKING.load(Ordering::SeqCst);
+    forking != 0 && forking != here()
+}
+
+impl AsFd for Brief {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Brief {
+    fn drop(&mut self) {
+        if let Some(note) = self.note {
+            note.store(here() | BUSY, Ordering::SeqCst);
+            if others_fork() {
+                // The child finds it noted as open.
+                note.store(here() | (self.fd.as_raw_fd() as u64 + FIRST), Ordering::SeqCst);
+                wait_while(others_fork);
+                note.store(here() | BUSY, Ordering::SeqCst);
+            }
+        }
+        // SAFETY: dropped once, here.
+        unsafe { ManuallyDrop::drop(&mut self.fd) };
+        if let Some(note) = self.note {
+            note.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+fn wait_while(holds: impl Fn() -> bool) {
+    let began = Instant::now();
+    while holds() && began.elapsed() < PATIENCE {
+        std::thread::yield_now();
+    }
+}
+
+fn others() -> impl Iterator<Item = (&'static AtomicU64, u64)> {
+    let here = here();
+    let noted = NOTES.iter().map(|note| (note, note.load(Ordering::SeqCst)));
+    noted.filter(move |(_, word)| *word != 0 && *word >> 16 != here >> 16)
+}
+
+/// Before a fork: what the other threads have open is noted from here on until [`release`].
+pub(crate) fn hold() {
+    FORKING.store(here(), Ordering::SeqCst);
+    wait_while(|| others().any(|(_, word)| word & u64::from(u16::MAX) == BUSY));
+}
+
+/// After it, in the parent.
+pub(crate) fn release() {
+    FORKING.store(0, Ordering::SeqCst);
+}
+
+/// In the child, whose only thread is the one that forked: closes what the others had open.
+pub(crate) fn close_others() {
+    for (note, word) in others() {
+        if let Some(number) = (word & u64::from(u16::MAX)).checked_sub(FIRST) {
+            // SAFETY: opened by a thread that is not here, and not closed.
+            unsafe { libc::close(number as RawFd) };
+        }
+        note.store(0, Ordering::SeqCst);
+    }
+    release();
+}
+
+/// In a child that was made without [`hold`]: what is open is not known.
+pub(crate) fn forget_others() {
+    others().for_each(|(note, _)| note.store(0, Ordering::SeqCst));
+    release();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+    use tenure_testkit::{in_child, this_test};
+
+    /// Descriptors above the standard ones.
+    fn open_ones() -> usize {
+        // SAFETY: only asks whether the number is open.
+        (3..200).filter(|fd| unsafe { libc::fcntl(*fd, libc::F_GETFD) } >= 0).count()
+    }
+
+    #[test]
+    fn children_inherit_nothing_of_other_threads() {
+        in_child(this_test!(), &[], || {
+            static OVER: AtomicBool = AtomicBool::new(false);
+            crate::watch_forks();
+            let before = open_ones();
+            let threads: Vec<_> = (0..4)
+                .map(|_| {
+                    std::thread::spawn(|| {
+                        while !OVER.load(Ordering::Relaxed) {
+                            drop(open("/proc/thread-self/maps").unwrap());
+                        }
+                    })
+                })
+                .collect();
+            let mut inherited = 0;
+            for _ in 0..300 {
+                // SAFETY: the child looks at its descriptors and exits without unwinding.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    // SAFETY: ends the child.
+                    unsafe { libc::_exit((open_ones() != before).into()) };
+                }
+                let mut status = 0;
+                // SAFETY: the kernel writes the local.
+                assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+                inherited += i32::from(status != 0);
+            }
+            OVER.store(true, Ordering::Relaxed);
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            assert_eq!(open_ones(), before);
+            // A thread that loses its processor between two instructions may be waited for in vain.
+            assert!(inherited <= 6, "{inherited} of 300 children");
+        });
+    }
+
+    /// The thread that forks keeps its own, in the child too.
+    #[test]
+    fn a_child_keeps_what_its_thread_had_open() {
+        in_child(this_test!(), &[], || {
+            crate::watch_forks();
+            let list = open("/proc/thread-self/maps").unwrap();
+            // SAFETY: the child reads and exits without unwinding.
+            let child = unsafe { libc::fork() };
+            let mut byte = [0; 1];
+            let read = rustix::io::read(&list, &mut byte);
+            if child == 0 {
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(i32::from(read != Ok(1))) };
+            }
+            let mut status = 0;
+            // SAFETY: the kernel writes the local.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!((status, read), (0, Ok(1)));
+        });
+    }
+}
