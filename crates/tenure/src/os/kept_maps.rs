@@ -35,11 +35,12 @@ fn descriptor() -> Result<u64, Errno> {
         return Ok(there);
     }
     let new = open("/proc/thread-self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let file = fstat(&new)?.st_ino;
+    // Before it can be used. Of two threads that open it at a time both may be too late here; then the list is
+    // opened once more, and one descriptor is left open.
+    FILE.store(fstat(&new)?.st_ino, Ordering::Release);
     let opened = word(new.as_raw_fd());
     match KEPT.compare_exchange(there, opened, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
-            FILE.store(file, Ordering::Release);
             let _ = new.into_raw_fd();
             Ok(opened)
         }
@@ -52,17 +53,24 @@ fn descriptor() -> Result<u64, Errno> {
 pub(super) fn asked<R>(
     mut ask: impl FnMut(BorrowedFd<'_>) -> Result<R, Errno>,
 ) -> Result<R, Errno> {
-    for _ in 0..3 {
+    loop {
         let kept = descriptor()?;
         // SAFETY: the request's number is one that only lists of mappings have; any other file refuses it.
         match ask(unsafe { list_of(kept) }) {
-            Err(Errno::BADF | Errno::NOTTY) => {
+            // Other files say ENOTTY, or EINVAL, as a userfaultfd does.
+            Err(_) if !is_ours(kept) => {
                 let _ = KEPT.compare_exchange(kept, 0, Ordering::AcqRel, Ordering::Acquire);
             }
             answer => return answer,
         }
     }
-    Err(Errno::BADF)
+}
+
+/// Whether the descriptor is still the list's.
+fn is_ours(word: u64) -> bool {
+    // SAFETY: only asked which file it is.
+    let list = unsafe { list_of(word) };
+    fstat(list).is_ok_and(|stat| stat.st_ino == FILE.load(Ordering::Acquire))
 }
 
 /// In a child with descriptors of its own: closes what it has of its parent's.
@@ -71,11 +79,9 @@ pub(crate) fn reset_in_child() {
     if parents == 0 {
         return;
     }
-    // SAFETY: only asked which file it is.
-    let list = unsafe { list_of(parents) };
-    if fstat(list).is_ok_and(|stat| stat.st_ino == FILE.load(Ordering::Acquire)) {
+    if is_ours(parents) {
         // SAFETY: the file that `descriptor` opened, whose owner `KEPT` was.
-        drop(unsafe { OwnedFd::from_raw_fd(list.as_raw_fd()) });
+        drop(unsafe { OwnedFd::from_raw_fd(list_of(parents).as_raw_fd()) });
     }
 }
 
@@ -89,7 +95,7 @@ mod tests {
         let name = rustix::fs::readlinkat(rustix::fs::CWD, link_of(list), Vec::new())?;
         match name.to_bytes().ends_with(b"/maps") {
             true => Ok(fstat(list)?.st_ino),
-            false => Err(Errno::NOTTY),
+            false => Err(Errno::INVAL),
         }
     }
 
