@@ -1636,6 +1636,12 @@ size_t tenure_usable_size(const void *p);
 int tenure_pool_owns(const void *p);
 
 /**
+ * Gives the memory of all that is free in the pool back to the kernel at once, as malloc_trim. 1: there was some;
+ * 0: there was none.
+ */
+int tenure_pool_trim(void);
+
+/**
  * Starts the keeper for the pool, for programs that must not have a thread created in tenure_alloc.
  *
  * Errors: EAGAIN: no thread could be created. ENOMEM: no addresses could be reserved.

@@ -195,6 +195,13 @@ pub extern "C" fn tenure_pool_owns(p: *const c_void) -> c_int {
     status("tenure_pool_owns", || Ok(c_int::from(pool::owns(p.cast()))))
 }
 
+/// Gives the memory of all that is free in the pool back to the kernel at once, as malloc_trim. 1: there was some;
+/// 0: there was none.
+#[no_mangle]
+pub extern "C" fn tenure_pool_trim() -> c_int {
+    status("tenure_pool_trim", || Ok(c_int::from(pool::trim())))
+}
+
 /// Starts the keeper for the pool, for programs that must not have a thread created in tenure_alloc.
 ///
 /// Errors: EAGAIN: no thread could be created. ENOMEM: no addresses could be reserved.

@@ -27,6 +27,12 @@ fn plugins_with_allocators_of_their_own() {
     assert_eq!(output.stdout, b"1004\n1004\n1004\n");
 }
 
+/// glibc's functions about its heap know of the pool.
+#[test]
+fn trimming_and_counting() {
+    program!("trim.c").same_under_all_options();
+}
+
 /// Allocators bring operators new and delete of their own, which do not pass through malloc.
 #[test]
 fn operators() {

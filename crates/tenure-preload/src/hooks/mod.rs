@@ -12,6 +12,7 @@ pub mod rlimit;
 mod rules;
 mod state;
 pub mod threads;
+mod trim;
 
 /// `errno` as it is, put back on drop.
 pub struct Errno(i32);

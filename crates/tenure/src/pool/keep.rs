@@ -137,6 +137,21 @@ pub(super) fn call() {
     }
 }
 
+/// Gives the memory of all free runs back. `true`: there was some.
+pub(super) fn trim() -> bool {
+    let Some(territory) = territory::known() else { return false };
+    let before = counters::get(Counter::ReturnedBytes);
+    // The lock is free in between: a fork waits for it.
+    let has_more = |work: &mut Work| {
+        work.pressed = true;
+        let until = Instant::now() + BUDGET;
+        work.pressed = work.go_on(territory, until, Duration::ZERO, Duration::ZERO);
+        work.pressed
+    };
+    while WORK.with(has_more).unwrap_or(false) {}
+    counters::get(Counter::ReturnedBytes) != before
+}
+
 /// From one look to the next.
 fn period(offer_after: Duration, return_after: Duration) -> Duration {
     (offer_after.min(return_after) / LOOKS).clamp(SHORTEST_PERIOD, LONGEST_PERIOD)

@@ -67,6 +67,7 @@ pub use settings::{configure, settings, HugePages, Settings};
 pub use stats::{stats, PoolStats};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::os::errno;
 use crate::runtime::worker;
 use std::ptr::NonNull;
 
@@ -206,6 +207,24 @@ fn prepare_if_needed() {
     if !keeper_runs() {
         let _ = prepare();
     }
+}
+
+/// Gives the memory of all free runs back to the kernel at once, as `malloc_trim(3)` does. Takes as long as the
+/// kernel needs for the pages (60 to 180 ns each). `true`: there was some.
+///
+/// ```
+/// use tenure::pool;
+/// let run = pool::alloc(8 << 20, 16, false).expect("there is room");
+/// // SAFETY: the run is this example's, has the room, and is not used again.
+/// unsafe {
+///     run.as_ptr().write_bytes(1, 8 << 20);
+///     pool::free(run);
+/// }
+/// assert!(pool::trim());
+/// assert_eq!(pool::stats().warm_bytes, 0);
+/// ```
+pub fn trim() -> bool {
+    errno::kept(keep::trim)
 }
 
 /// Whether the keeper runs in this process. One load.
