@@ -2,7 +2,7 @@
 
 use super::advise::last_errno;
 use super::brief::{self, Brief};
-use super::{kept_maps, small_file};
+use super::{generation, kept_maps, small_file};
 use crate::range::PageRange;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
 use rustix::io::Errno;
@@ -56,6 +56,17 @@ pub(crate) struct Mapping {
 /// for anonymous memory does nothing but refuse holes and locked mappings (130 ns measured), and one
 /// PROCMAP_QUERY per mapping (6.11+, 200 ns), before that a reading of `/proc/self/maps`.
 pub(crate) fn check_volatile(range: PageRange) -> Result<(), Unfit> {
+    loop {
+        let process = generation::current();
+        let verdict = check_now(range);
+        // A signal's handler may have forked meanwhile, and the child been told of its parent's mappings.
+        if generation::current() == process {
+            return verdict;
+        }
+    }
+}
+
+fn check_now(range: PageRange) -> Result<(), Unfit> {
     // SAFETY: MS_ASYNC|MS_INVALIDATE writes nothing and drops nothing; the kernel checks the range.
     let done = unsafe {
         libc::msync(range.start as *mut _, range.len(), libc::MS_ASYNC | libc::MS_INVALIDATE)
