@@ -139,14 +139,14 @@ kinds! {
     };
     not_for_children, Way::Moved, || advised(libc::MADV_DONTFORK);
     mergeable, Way::Moved, || advised(libc::MADV_MERGEABLE);
-    locked_in_full, Way::Moved, || {
+    locked_in_full, Way::InSlices, || {
         // SAFETY: asks for the effective user.
         if unsafe { libc::geteuid() } != 0 {
             return Err("a limit on locked memory holds for ordinary users".into());
         }
         locked(false)
     };
-    locked_on_fault, Way::Moved, || {
+    locked_on_fault, Way::InSlices, || {
         // SAFETY: as above.
         if unsafe { libc::geteuid() } != 0 {
             return Err("a limit on locked memory holds for ordinary users".into());

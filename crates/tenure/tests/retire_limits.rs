@@ -52,6 +52,29 @@ fn locks_are_not_charged_for_what_is_gone() {
     });
 }
 
+/// No limit holds while it is unmapped; the program may set one right after.
+#[test]
+fn no_lock_is_charged_when_the_call_returns() {
+    in_child(this_test!(), &[], || {
+        ready();
+        let len = 64 * MIB;
+        for _ in 0..8 {
+            let at = written(len);
+            // SAFETY: a mapping of ours.
+            if unsafe { libc::mlock(at as *const _, len) } != 0 {
+                skip!("{len} bytes may not be locked");
+            }
+            assert_eq!(status("VmLck:"), len as u64);
+            // From the middle, too: the rest stays locked.
+            assert_eq!(unmap(at + MIB, len - MIB), Ok(Way::InSlices));
+            assert_eq!(status("VmLck:"), MIB as u64);
+            unmap(at, MIB).unwrap();
+            assert_eq!(status("VmLck:"), 0);
+        }
+        assert_eq!(retire::pending().bytes, 0);
+    });
+}
+
 #[test]
 fn at_the_limit_of_mappings_it_fails_as_munmap_does_and_no_sooner() {
     in_child(this_test!(), &[], || {
@@ -117,12 +140,18 @@ fn tenures_own_locks_wait_for_a_teardown() {
         let len = 256 * MIB;
         // SAFETY: asks for the effective user.
         if unsafe { libc::geteuid() } != 0 {
-            skip!("to have locked memory moved away, no limit may hold, and then one must");
+            skip!("to have hidden memory locked, no limit may hold, and then one must");
         }
-        let at = written(len);
-        // SAFETY: a mapping of ours.
-        assert_eq!(unsafe { libc::mlock(at as *const _, len) }, 0);
-        assert_eq!(unmap(at, len), Ok(Way::Moved));
+        assert_eq!(unmap(written(len), len), Ok(Way::Moved));
+        // Locked when it waits, as by an mlockall meanwhile.
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let Some(hidden) = maps.lines().find(|line| line.ends_with("[anon:tenure: retired]"))
+        else {
+            skip!("the kernel shows no names of anonymous memory");
+        };
+        let start = usize::from_str_radix(hidden.split('-').next().unwrap(), 16).unwrap();
+        // SAFETY: locks what is there; nothing of it changes.
+        assert_eq!(unsafe { libc::mlock(start as *const _, len) }, 0);
         let few = 4 * MIB;
         limit(libc::RLIMIT_MEMLOCK as _, few as u64);
         or_skip!(as_nobody());

@@ -144,6 +144,10 @@ pub unsafe extern "C" fn syscall(
     f: c_long,
 ) -> c_long {
     super::confine::call_comes(number, a);
+    if number == libc::SYS_mlockall {
+        // SAFETY: the program's call.
+        return unsafe { state::mlockall(a as c_int) }.into();
+    }
     if !names_mappings(number) {
         return match next::known_syscall() {
             // SAFETY: the program's call.

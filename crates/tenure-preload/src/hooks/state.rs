@@ -8,7 +8,9 @@ use super::{program_memory, Errno};
 use crate::seen;
 use crate::symbol::OfTheLibrary;
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
+use std::time::Duration;
 use tenure::pool::{self, mapped, mapped::Call};
+use tenure::retire;
 
 #[no_mangle]
 pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int {
@@ -196,30 +198,51 @@ pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *m
     unsafe { kernel!(libc::SYS_shmat, id, at, flags) as *mut c_void }
 }
 
-/// What is locked cannot be offered: from here on requests go to the next allocator.
+/// How long what was unmapped is waited for. It takes as long only where the kernel refuses to unmap it.
+const LONGEST_TEARDOWN: Duration = Duration::from_secs(60);
+
+/// What is locked cannot be offered, and what may be accessed becomes resident: nothing of the pool's stays but what
+/// the program has, and from here on requests go to the next allocator. What waits to be torn down goes first, too.
+///
+/// The first call is made on fault: that tells whether the kernel allows it, and makes nothing resident.
 #[no_mangle]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
-    // SAFETY: the program's call.
-    let call = || unsafe { kernel!(libc::SYS_mlockall, flags) as c_int };
-    let mut done = call();
+    // SAFETY: the program's call, or one that locks no page that is not there yet.
+    let call = |flags: c_int| unsafe { kernel!(libc::SYS_mlockall, flags) as c_int };
+    let on_fault = flags | libc::MCL_ONFAULT;
+    let mut done = call(on_fault);
     if done != 0 && without_the_pool_it_is_allowed() {
-        done = call();
+        done = call(on_fault);
     }
-    if done == 0 {
+    if done != 0 {
+        return done;
+    }
+    {
+        let _errno = Errno::keep();
         super::malloc::serve_no_more();
         super::map::serve_no_more();
+        pool::end();
+        retire::drain(Some(LONGEST_TEARDOWN));
     }
-    done
+    call(flags)
 }
 
-/// After a refusal: under a finite RLIMIT_MEMLOCK all that is mapped counts, the pool's reservation too. If
-/// the rest is below the limit, gives the reservation up.
+/// After a refusal: under a finite RLIMIT_MEMLOCK all that is mapped counts, also what the pool has reserved and
+/// keeps free, and what waits to be torn down. If the rest is below the limit, gives that up.
 #[cold]
 fn without_the_pool_it_is_allowed() -> bool {
     let _errno = Errno::keep();
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     let (Some(limit), Some(mapped)) = (limit, mapped_bytes()) else { return false };
-    mapped.saturating_sub(pool::spare_address_bytes()) <= limit && pool::give_up_addresses()
+    let ours = pool::unused_address_bytes() + retire::pending().bytes;
+    let allowed = mapped.saturating_sub(ours) <= limit;
+    if allowed {
+        super::malloc::serve_no_more();
+        super::map::serve_no_more();
+        pool::end();
+        retire::drain(Some(LONGEST_TEARDOWN));
+    }
+    allowed
 }
 
 /// All that is mapped, by the first number of statm.

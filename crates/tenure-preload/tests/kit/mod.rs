@@ -150,7 +150,7 @@ impl Program {
         }
     }
 
-    fn same(&self, options: &[(&str, &str)], beneath: Option<&Path>, expected: &Output) {
+    pub fn same(&self, options: &[(&str, &str)], beneath: Option<&Path>, expected: &Output) {
         let about = format!("{} under {options:?} over {beneath:?}", self.name);
         let output = done(&about, &mut self.under(options, beneath));
         assert_eq!(output.stdout, expected.stdout, "{about}: {}", text(&output));

@@ -1,6 +1,5 @@
 //! What bounds locked memory: `RLIMIT_MEMLOCK`, what is charged against it, and who is exempt.
 
-use super::once::RaceOnce;
 use super::small_file;
 use rustix::io::Errno;
 use rustix::process::{getrlimit, Resource};
@@ -59,12 +58,4 @@ pub(crate) fn max_mappings() -> Option<usize> {
 /// `RLIMIT_DATA` is set.
 pub(crate) fn address_space_is_limited() -> bool {
     [Resource::As, Resource::Data].into_iter().any(|limit| getrlimit(limit).current.is_some())
-}
-
-/// Whether locking is limited for the calling thread: `RLIMIT_MEMLOCK` is set, and it has no
-/// `CAP_IPC_LOCK` that lifts it. Allocates at its first call.
-pub(crate) fn locking_is_limited() -> bool {
-    static FIRST_NAMESPACE: RaceOnce<bool> = RaceOnce::new();
-    getrlimit(Resource::Memlock).current.is_some()
-        && !(has_ipc_lock() && *FIRST_NAMESPACE.get_or_init(in_first_user_namespace))
 }

@@ -3,7 +3,7 @@
 use super::counters::{self, Counter};
 use super::run::{flag, state, Run};
 use super::territory::{self, Spot, Territory};
-use super::{cache, depot, fault, keep, leave, resize, settings, take};
+use super::{cache, depot, end, fault, keep, leave, resize, settings, take};
 use crate::os::page_size;
 use std::sync::atomic::Ordering;
 
@@ -48,6 +48,10 @@ pub(super) fn give(territory: &Territory, spot: Spot) {
     let run = territory.run(spot);
     counters::add(Counter::Frees, 1);
     counters::add(Counter::FreedBytes, run.size() as u64);
+    if end::is_over() {
+        leave::whole(territory, spot);
+        return;
+    }
     if run.is(flag::MAPPED) {
         run.clear(flag::MAPPED);
         // What is unmapped raises SIGSEGV.

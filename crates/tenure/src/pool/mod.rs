@@ -44,6 +44,7 @@ mod cache;
 mod class;
 mod counters;
 mod depot;
+mod end;
 mod fault;
 mod forks;
 mod give;
@@ -62,6 +63,7 @@ mod zero;
 
 pub use api::Pool;
 pub use buffer::Buffer;
+pub use end::{end, has_ended, unused_address_bytes};
 pub use release::{give_up_addresses, spare_address_bytes};
 pub use settings::{configure, settings, HugePages, Settings};
 pub use stats::{stats, PoolStats};

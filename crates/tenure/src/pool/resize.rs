@@ -4,7 +4,7 @@ use super::counters::{self, Counter};
 use super::run::{flag, state, Run, BORDERS};
 use super::take::{self, Request};
 use super::territory::{Spot, Territory};
-use super::{fault, give, zero};
+use super::{end, fault, give, zero};
 use crate::os::arena::{self, NotMoved};
 use crate::os::{advise, page_size, HUGE_PAGE};
 use crate::range::PageRange;
@@ -46,7 +46,15 @@ pub(super) unsafe fn realloc(
     // While its state is `MOVING` a second free or realloc at the same time is found out.
     give::claim("realloc", at, territory, spot, run);
     let old_size = run.size();
-    let room = territory.start(spot) + territory.area(spot.class).stride - at;
+    let room = match end::is_over() {
+        true => old_size.next_multiple_of(page_size()),
+        false => territory.start(spot) + territory.area(spot.class).stride - at,
+    };
+    if new_size > room && end::is_over() {
+        counters::add(Counter::Refused, 1);
+        run.set_state(state::IN_USE);
+        return None;
+    }
     if new_size <= room && at % align == 0 {
         resize_in_place(territory, spot, at, new_size, zeroed);
         counters::add(Counter::InPlace, 1);

@@ -17,6 +17,8 @@ pub(super) mod state {
     pub const LEFT: u32 = 6;
     /// In the queue of what is offered or returned.
     pub const QUEUED: u32 = 7;
+    /// In use, and for some microseconds in the hands of a thread that ends the pool.
+    pub const TRIMMED: u32 = 8;
 }
 
 /// Facts about a run, set and cleared by whoever has it.
@@ -80,13 +82,24 @@ impl Run {
         self.touched.store(pages as u32, Ordering::Relaxed);
     }
     pub fn state(&self) -> u32 {
-        self.state.load(Ordering::Acquire)
+        loop {
+            match self.state.load(Ordering::Acquire) {
+                state::TRIMMED => std::thread::yield_now(),
+                state => return state,
+            }
+        }
     }
     pub fn set_state(&self, state: u32) {
         self.state.store(state, Ordering::Release);
     }
     /// Moves from one state to another, for the one thread that succeeds.
     pub fn claim(&self, from: u32, to: u32) -> Result<(), u32> {
-        self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).map(drop)
+        let exchange =
+            || self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
+        match exchange() {
+            // It is about to be in use again, with nothing of it changed.
+            Err(state::TRIMMED) if self.state() == from => self.claim(from, to),
+            other => other.map(drop),
+        }
     }
 }

@@ -5,7 +5,7 @@ use super::depot::{self, Wanted};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
 use super::territory::{self, Spot, Territory};
-use super::{cache, class, leave, zero};
+use super::{cache, class, end, leave, zero};
 use crate::os::{advise, page_size};
 use crate::range::PageRange;
 use std::ptr::NonNull;
@@ -132,7 +132,7 @@ fn empty(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
 
 /// See [`alloc`](super::alloc).
 pub(super) fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
-    if !align.is_power_of_two() {
+    if !align.is_power_of_two() || end::is_over() {
         return None;
     }
     let territory = territory::get()?;

@@ -5,7 +5,7 @@
 //! for each area.
 
 use super::class;
-use super::run::Run;
+use super::run::{state, Run};
 use super::settings::{settings, HugePages};
 use crate::os::{self, advise, arena};
 use crate::range::PageRange;
@@ -253,6 +253,33 @@ impl Territory {
             // SAFETY: of no class.
             let _ = unsafe { arena::unmap(end, self.range.end - end) };
         }
+    }
+
+    /// How many runs of the class were ever used.
+    pub fn used(&self, class: usize) -> u32 {
+        self.area(class).used.load(Ordering::Acquire)
+    }
+
+    /// The bytes of the runs that nobody had yet, and that may be accessed.
+    pub fn fresh_bytes(&self, class: usize) -> u64 {
+        let area = self.area(class);
+        area.allowed_bytes().saturating_sub(u64::from(self.used(class)) * area.stride as u64)
+    }
+
+    /// The runs of the class that nobody had yet, and that may be accessed, leave the pool.
+    pub fn take_all_fresh(&self, class: usize) {
+        let area = self.area(class);
+        let Some(_held) = ALLOWING.lock_unless_mine() else { return };
+        let allowed = area.allowed.load(Ordering::Acquire);
+        let from = area.used.fetch_max(allowed, Ordering::AcqRel);
+        if from >= allowed {
+            return;
+        }
+        (from..allowed).for_each(|index| area.run(index).set_state(state::LEFT));
+        // SAFETY: of the pool, and no run that anybody has or can get: they were counted as used just now.
+        let _ = unsafe {
+            arena::unmap(area.start_of(from), area.start_of(allowed) - area.start_of(from))
+        };
     }
 
     /// The addresses that are the pool's.

@@ -23,7 +23,7 @@
 //! | mapping | way | why |
 //! | --- | --- | --- |
 //! | private anonymous: base pages, transparent huge pages, guard regions, any protection, `MADV_DONTFORK`, KSM | moved | |
-//! | locked, or locked on fault | moved; in slices where `RLIMIT_MEMLOCK` holds for the caller | a lock is charged until its pages are gone: the next mlock would fail for it |
+//! | locked, or locked on fault | in slices | a lock is charged until its pages are gone, so the next mlock could fail for it: under a limit that holds now, or after the program has set one or dropped `CAP_IPC_LOCK`. Unlocking first (30 to 45 ms for each GiB of base pages) takes more than half as long as munmap(2) itself (40 to 70 ms) |
 //! | marked volatile through tenure | moved; the marks are forgotten first | |
 //! | shared anonymous | moved | nobody else can name it |
 //! | a memfd of [`Mapping::memfd`]'s | moved | nobody else has it |
@@ -47,7 +47,7 @@
 //! # What waits
 //!
 //! Memory that waits is the process's until it is torn down: it counts in RSS, in its memory cgroup, in
-//! `VmSize` and `VmLck`. So it is bounded: resident bytes that wait never exceed what is free under the
+//! `VmSize`, and after an `mlockall` meanwhile in `VmLck`. So it is bounded: resident bytes that wait never exceed what is free under the
 //! memory cgroup's limit, four times what is free on the machine, and [`Settings::pending_max`]. Beyond that
 //! the caller helps before it returns. Pressure makes the keeper do more at a time, and where a call of
 //! tenure's own is refused for want of address space, mappings or locks, all that waits is torn down and the
@@ -87,7 +87,7 @@ mod unmap;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::Mapping;
-use crate::os::{detach, errno, generation, limits, page_size};
+use crate::os::{detach, errno, generation, page_size};
 use crate::range::PageRange;
 use crate::runtime::fork::{self, NoWait};
 use crate::runtime::lock::Rank;
@@ -266,7 +266,7 @@ pub(crate) fn watch_forks() {
     fork::watch();
     fork::register(&SERVICE);
     // What is looked up once, and allocates then.
-    let _ = (generation::current(), limits::locking_is_limited());
+    let _ = generation::current();
     bound::look_around();
 }
 

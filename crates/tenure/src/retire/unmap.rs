@@ -7,7 +7,7 @@ use super::{books, bound, records, settings, slice, teardown, Way};
 use crate::os::detach::Hidden;
 use crate::os::mapping_list::{Listed, Lister};
 use crate::os::pagemap::Pagemap;
-use crate::os::{detach, limits, page_size, uffd};
+use crate::os::{detach, limits, mlock, page_size, uffd};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::{fork, worker};
@@ -98,9 +98,8 @@ fn by_parts(range: PageRange, known: Known) -> Result<Way, Errno> {
             break;
         };
         let Some(piece) = found.as_ref().and_then(|found| overlap(found, range, at)) else { break };
-        let place = hidden.as_mut().filter(|_| {
-            found.is_some_and(|found| is_movable(&found, piece, known) && limits_allow(piece))
-        });
+        let place =
+            hidden.as_mut().filter(|_| found.is_some_and(|found| is_movable(&found, piece, known)));
         // What lies before it in slices may go later than it: the order cannot be seen.
         if place.is_some_and(|place| move_away(piece, place, watched)) {
             work.way = Way::Moved;
@@ -232,7 +231,8 @@ pub(super) fn is_ready() -> bool {
 
 /// Whether a mapping is of a kind that may stay for a while without anybody's noticing.
 fn is_movable(found: &Listed, piece: PageRange, known: Known) -> bool {
-    if piece.len() < LEAST_MOVED {
+    // A lock is charged until its pages are gone (`VmLck`), and a limit may come to hold meanwhile.
+    if piece.len() < LEAST_MOVED || mlock::seen(piece) != Ok(mlock::Seen::Unlocked) {
         return false;
     }
     let (mapping, name) = (&found.mapping, found.name());
@@ -258,13 +258,6 @@ fn is_movable(found: &Listed, piece: PageRange, known: Known) -> bool {
     let kept = [b"/dev/".as_slice(), b"/proc/", b"/sys/", b"/SYSV", b"/[", b"/anon_hugepage"];
     let shm = name.starts_with(b"/dev/shm/");
     name.starts_with(b"/") && (shm || !kept.iter().any(|start| name.starts_with(start)))
-}
-
-/// A lock stays charged until the pages are gone: where a limit holds, the program's next mlock would
-/// fail for it.
-fn limits_allow(piece: PageRange) -> bool {
-    !limits::locking_is_limited()
-        || crate::os::mlock::seen(piece) == Ok(crate::os::mlock::Seen::Unlocked)
 }
 
 /// `false`: it is where it was.

@@ -1,0 +1,165 @@
+/* What is locked counts as it would, and no memory is there that the program does not have. */
+#include "check.h"
+
+static long status_kib(const char *key) {
+    char line[256];
+    long kib = -1;
+    FILE *file = fopen("/proc/self/status", "r");
+    CHECK(file != NULL);
+    while (fgets(line, sizeof line, file))
+        if (strncmp(line, key, strlen(key)) == 0)
+            kib = atol(line + strlen(key));
+    fclose(file);
+    CHECK(kib >= 0);
+    return kib;
+}
+
+/* The worker runs, and something is free. */
+static void warm_up(void) {
+    for (int n = 0; n < 3; n++) {
+        char *at = map(66 * MIB);
+        fill(at, 66 * MIB, n);
+        CHECK(munmap(at, 66 * MIB) == 0);
+        free(malloc(400000));
+    }
+}
+
+/* VmLck is what the program has locked, as soon as munmap returns. */
+static void unmapped(void) {
+    size_t len = 60000000 / 4096 * 4096;
+    warm_up();
+    for (int n = 0; n < 24; n++) {
+        char *at;
+        if (n % 2) {
+            at = mmap(NULL, len, RW, ANON | MAP_LOCKED, -1, 0);
+            CHECK(at != MAP_FAILED);
+        } else {
+            at = map(len);
+            CHECK(syscall(SYS_mlock2, at, len, n % 4 ? MLOCK_ONFAULT : 0) == 0);
+            fill(at, len, n);
+        }
+        CHECK(status_kib("VmLck:") == (long)len / 1024);
+        CHECK(munmap(at + 4096, len - 4096) == 0);
+        CHECK(status_kib("VmLck:") == 4);
+        CHECK(munmap(at, 4096) == 0);
+        CHECK(status_kib("VmLck:") == 0);
+    }
+}
+
+static int by_number;
+
+static int lock_all(int flags) {
+    return by_number ? (int)syscall(SYS_mlockall, flags) : mlockall(flags);
+}
+
+/* Free blocks, one in use, and memory just unmapped: only what is in use becomes resident, and what is freed
+   later goes. */
+static void everything(int flags) {
+    warm_up();
+    for (int n = 0; n < 8; n++) {
+        size_t len = (size_t)(300 + n) << (n + 10);
+        char *at = malloc(len);
+        CHECK(at != NULL);
+        at[0] = at[len - 1] = 1;
+        free(at);
+    }
+    char *sparse = malloc(976249138);
+    CHECK(sparse != NULL);
+    for (size_t byte = 0; byte < 976249138; byte += 2 * MIB)
+        sparse[byte] = 1;
+    free(sparse);
+    size_t len = 150 * MIB;
+    char *held = malloc(len), *away = map(200 * MIB), *grown = malloc(40 * MIB);
+    grown = realloc(grown, 70 * MIB);
+    fill(held, len, 1), fill(grown, 70 * MIB, 3), fill(away, 200 * MIB, 2);
+    CHECK(munmap(away, 200 * MIB) == 0);
+
+    CHECK(lock_all(0) == -1 && errno == EINVAL);
+    CHECK(lock_all(MCL_ONFAULT) == -1 && errno == EINVAL);
+    CHECK(lock_all(1 << 20) == -1 && errno == EINVAL);
+    errno = 7;
+    CHECK(lock_all(flags) == 0 && errno == 7);
+    /* What is held, and a program's own text, stacks and heap. */
+    CHECK(status_kib("VmRSS:") < 256 * 1024);
+    /* No reservation counts; of a block in use what its run is larger. */
+    if (flags & MCL_CURRENT)
+        CHECK(status_kib("VmLck:") < 512 * 1024);
+    CHECK(is_filled(held, len, 1) && is_filled(grown, 70 * MIB, 3));
+    /* It grows where nothing lies that may not be accessed. */
+    CHECK(malloc_usable_size(held) >= len);
+    memset(held, 1, malloc_usable_size(held));
+    held = realloc(held, len + 5 * MIB);
+    CHECK(held != NULL && is_filled(held, len, 1));
+    fill(held, len + 5 * MIB, 4);
+    CHECK(is_filled(held, len + 5 * MIB, 4));
+    long before = status_kib("VmRSS:");
+    free(held), free(grown);
+    CHECK(status_kib("VmRSS:") + 200 * 1024 < before);
+    if (flags & MCL_CURRENT)
+        CHECK(status_kib("VmLck:") < 256 * 1024);
+    /* And the same once more. */
+    CHECK(lock_all(flags) == 0);
+    char *again = malloc(20 * MIB);
+    fill(again, 20 * MIB, 5);
+    free(again);
+    CHECK(munlockall() == 0 && status_kib("VmLck:") == 0);
+    CHECK(status_kib("VmRSS:") < 128 * 1024);
+}
+
+/* A call that fails leaves all as it was. */
+static void refused(int flags) {
+    struct rlimit limit = {64 * MIB, 64 * MIB};
+    char *held = malloc(80 * MIB);
+    warm_up();
+    fill(held, 80 * MIB, 1);
+    CHECK(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
+    CHECK(geteuid() != 0 || setresuid(65534, 65534, 65534) == 0);
+    CHECK(lock_all(flags) == -1 && errno == ENOMEM);
+    CHECK(status_kib("VmLck:") == 0);
+    CHECK(is_filled(held, 80 * MIB, 1));
+    free(held);
+    warm_up();
+}
+
+/* What is free counts not against the limit. */
+static void within_the_limit(int flags) {
+    struct rlimit limit = {512 * MIB, 512 * MIB};
+    warm_up();
+    char *free_soon = malloc(900 * MIB);
+    free_soon[0] = 1;
+    free(free_soon);
+    CHECK(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
+    CHECK(geteuid() != 0 || setresuid(65534, 65534, 65534) == 0);
+    CHECK(lock_all(flags) == 0);
+}
+
+static void in_a_child(void (*part)(int), int flags) {
+    int status;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        part(flags);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
+int main(void) {
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_MEMLOCK, &limit) == 0);
+    int may_lock = geteuid() == 0 || limit.rlim_cur == RLIM_INFINITY;
+    for (by_number = 0; by_number < 2; by_number++) {
+        in_a_child(refused, MCL_CURRENT);
+        in_a_child(within_the_limit, MCL_CURRENT);
+        for (int n = 0; may_lock && n < 2; n++) {
+            int more = n * MCL_ONFAULT;
+            in_a_child(everything, MCL_CURRENT | more);
+            in_a_child(everything, MCL_FUTURE | more);
+            in_a_child(everything, MCL_CURRENT | MCL_FUTURE | more);
+        }
+    }
+    if (may_lock)
+        unmapped();
+    puts(may_lock ? "locked" : "may not lock");
+    return 0;
+}

@@ -1,0 +1,89 @@
+//! The pool's end: for a program that locks all its memory. Every mapping counts then, and all that may be
+//! accessed becomes resident, so nothing of the pool's may be left but what the program has.
+
+use super::run::{flag, state};
+use super::territory::{self, Spot, Territory};
+use super::{leave, release};
+use crate::os::arena;
+use crate::range::PageRange;
+use crate::runtime::fork::NoWait;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static OVER: AtomicBool = AtomicBool::new(false);
+
+/// Whether nothing is handed out any more, and what is given back leaves the pool.
+#[inline]
+pub(super) fn is_over() -> bool {
+    OVER.load(Ordering::SeqCst)
+}
+
+/// Whether [`end`] was called. One load.
+pub fn has_ended() -> bool {
+    is_over()
+}
+
+/// Ends the pool, for good. What is free is unmapped, and so are the addresses that no run has had; what a run in
+/// use has beyond the program's part may not be accessed any more, so that no `mlockall` makes it resident. From
+/// now on [`alloc`](super::alloc) answers `None`, [`realloc`](super::realloc) answers a size that takes no more
+/// pages than before or `None`, and a run that is given back is unmapped.
+///
+/// What another thread takes or gives back at the same moment may stay as it is. Takes 2 µs for each run.
+pub fn end() {
+    let _no_wait = NoWait::here();
+    let Some(territory) = territory::known() else {
+        OVER.store(true, Ordering::SeqCst);
+        return;
+    };
+    release::expect_holes();
+    OVER.store(true, Ordering::SeqCst);
+    // `false`: the program has mapped something among them, or they are given up.
+    release::give_up_addresses();
+    for class in 0..territory.classes {
+        territory.take_all_fresh(class);
+        for index in 0..territory.used(class) {
+            let spot = Spot { class, index };
+            let run = territory.run(spot);
+            match run.state() {
+                state::IN_USE if !run.is(flag::MAPPED) => trim(territory, spot),
+                state::FRESH | state::MOVING | state::LEFT => {}
+                _ => leave::any(territory, spot),
+            }
+        }
+    }
+}
+
+/// How many bytes of addresses [`end`] would unmap, at least.
+pub fn unused_address_bytes() -> u64 {
+    let Some(territory) = territory::known() else { return 0 };
+    let free = |spot: Spot| {
+        let free = [state::WARM, state::OFFERED, state::RETURNED, state::QUEUED];
+        free.contains(&territory.run(spot).state())
+    };
+    let runs = (0..territory.classes).map(|class| {
+        let free = (0..territory.used(class)).filter(|index| free(Spot { class, index: *index }));
+        let fresh = territory.fresh_bytes(class);
+        free.count() as u64 * territory.area(class).stride as u64 + fresh
+    });
+    runs.sum::<u64>() + release::spare_address_bytes()
+}
+
+/// Takes access to what the program does not have of an allocation. Nobody else can give the run back meanwhile,
+/// and the kernel nobody its addresses.
+fn trim(territory: &Territory, spot: Spot) {
+    let run = territory.run(spot);
+    // A fork waits: its child would have the run in this state for ever.
+    let Some(_held) = Territory::allowing().lock_unless_mine() else { return };
+    if run.claim(state::IN_USE, state::TRIMMED).is_err() {
+        return;
+    }
+    let (all, live) =
+        (territory.area(spot.class).range_of(spot.index), leave::live(territory, spot));
+    for (start, end) in [(all.start, live.start), (live.end, all.end)] {
+        if start < end {
+            // Refused (too many mappings): it stays accessible.
+            // SAFETY: of a run in use, and not the program's part; its state keeps it where it is.
+            let _ = unsafe { arena::close(PageRange::new(start, end)) };
+        }
+    }
+    run.set_state(state::IN_USE);
+}
