@@ -1,7 +1,7 @@
 //! Forks: no list is half changed, and no run on its way out of sight, when a child is made.
 
 use super::territory::{self, Territory};
-use super::{cache, class, depot, keep};
+use super::{cache, class, depot, keep, leave};
 use crate::runtime::fork;
 use crate::runtime::lock::Rank;
 use crate::runtime::services::{Service, ServiceId};
@@ -52,11 +52,13 @@ fn hold_lists() {
         Territory::allowing().hold();
         SLOTS.for_each(|slot| cache::lock(slot).hold());
         CLASSES.for_each(|class| depot::lock(class).hold());
+        leave::hold();
     }
 }
 
 fn release_lists() {
     if territory::known().is_some() {
+        leave::release_held();
         CLASSES.for_each(|class| depot::lock(class).release());
         SLOTS.for_each(|slot| cache::lock(slot).release());
         Territory::allowing().release();
@@ -67,6 +69,7 @@ fn release_lists() {
 /// A list that a thread of the parent's was changing may have a run too few or too many: the lists are as
 /// that thread left them, since each change is one link.
 fn recover_lists() {
+    leave::reset_in_child();
     CLASSES.for_each(|class| {
         depot::lock(class).reset_in_child();
     });

@@ -9,9 +9,11 @@ use super::counters::{self, Counter};
 use super::run::{flag, state};
 use super::territory::{Spot, Territory};
 use super::{depot, give, keep, release};
+use crate::os::signal::Blocked;
 use crate::os::{arena, page_size};
 use crate::range::PageRange;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 /// Runs that have left are looked at one after the other, so many for each fresh one.
 const TRIES: usize = 2;
@@ -40,64 +42,136 @@ fn unmap(start: usize, end: usize) {
     }
 }
 
-/// A run in use leaves the pool: the program keeps its part. `false`: it is not in use.
-pub(super) fn in_use(territory: &Territory, spot: Spot) -> bool {
+/// Runs that are on their way out of the pool.
+static LEAVING: AtomicU32 = AtomicU32::new(0);
+/// A fork is under way: its child would have such a run for ever.
+static HELD: AtomicBool = AtomicBool::new(false);
+/// Nobody waits longer for another thread, which may want a lock of the waiter's program.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// While it lives a run of the calling thread's is on its way out. No signal comes: its handler could wait for this
+/// thread.
+struct Leaving {
+    _blocked: Blocked,
+}
+
+impl Leaving {
+    fn begin() -> Leaving {
+        let blocked = Blocked::all();
+        // Before the first address can be another's.
+        release::expect_holes();
+        LEAVING.fetch_add(1, Ordering::SeqCst);
+        if HELD.load(Ordering::SeqCst) {
+            LEAVING.fetch_sub(1, Ordering::SeqCst);
+            wait_while(|| HELD.load(Ordering::SeqCst));
+            LEAVING.fetch_add(1, Ordering::SeqCst);
+        }
+        Leaving { _blocked: blocked }
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        LEAVING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn wait_while(holds: impl Fn() -> bool) {
+    if holds() {
+        let began = Instant::now();
+        while holds() && began.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Waits until all runs that were on their way out have left: what the pool unmaps of them is unmapped.
+pub(super) fn wait() {
+    wait_while(|| LEAVING.load(Ordering::SeqCst) != 0);
+}
+
+/// Before a fork.
+pub(super) fn hold() {
+    HELD.store(true, Ordering::SeqCst);
+    wait();
+}
+
+/// After it.
+pub(super) fn release_held() {
+    HELD.store(false, Ordering::SeqCst);
+}
+
+/// In a child, where no other thread is.
+pub(super) fn reset_in_child() {
+    HELD.store(false, Ordering::SeqCst);
+    LEAVING.store(0, Ordering::SeqCst);
+}
+
+/// A mapping's run leaves the pool: the program keeps its part. `false`: it is an allocation, or not in use.
+fn in_use(territory: &Territory, spot: Spot) -> bool {
     let run = territory.run(spot);
-    // Before the first address can be another's.
-    release::expect_holes();
     if run.claim(state::IN_USE, state::MOVING).is_err() {
+        return false;
+    }
+    // Since the last look it may have come into other hands.
+    if !run.is(flag::MAPPED) {
+        run.set_state(state::IN_USE);
         return false;
     }
     let (all, live) = (territory.area(spot.class).range_of(spot.index), live(territory, spot));
     counters::add(Counter::Frees, 1);
     counters::add(Counter::FreedBytes, run.size() as u64);
     give::forget_state(run);
-    run.set_state(state::LEFT);
     unmap(all.start, live.start);
     unmap(live.end, all.end);
+    run.set_state(state::LEFT);
     depot::put_left(territory, spot);
     true
 }
 
 /// A run of state `MOVING`, which nobody uses any more, leaves the pool.
 pub(super) fn whole(territory: &Territory, spot: Spot) {
-    release::expect_holes();
+    let _leaving = Leaving::begin();
     let (all, run) = (territory.area(spot.class).range_of(spot.index), territory.run(spot));
     give::forget_state(run);
-    run.set_state(state::LEFT);
     unmap(all.start, all.end);
+    run.set_state(state::LEFT);
     depot::put_left(territory, spot);
 }
 
-/// A run leaves the pool, in use or free. On return its addresses are the kernel's business.
+/// A run leaves the pool: a mapping in use, or a free run. On return its addresses are the kernel's business. An
+/// allocation in use stays.
 pub(super) fn any(territory: &Territory, spot: Spot) {
     let run = territory.run(spot);
-    release::expect_holes();
     for _ in 0..TURNS {
+        let leaving = Leaving::begin();
         let from = run.state();
         match from {
-            state::LEFT => return,
-            state::IN_USE => {
-                if in_use(territory, spot) {
-                    return;
-                }
+            state::LEFT => {
+                drop(leaving);
+                return wait();
             }
-            state::WARM | state::OFFERED | state::RETURNED | state::QUEUED => {
-                if run.claim(from, state::LEFT).is_ok() {
-                    if from == state::QUEUED {
-                        // Or the program's next pages there would be offered in the place of the run's.
-                        keep::wait_for_slice();
-                    }
-                    // It is noted when its list, or the queue, comes upon it.
-                    give::forget_state(run);
-                    let all = territory.area(spot.class).range_of(spot.index);
-                    unmap(all.start, all.end);
-                    return;
+            state::IN_USE if !run.is(flag::MAPPED) => return,
+            state::IN_USE if in_use(territory, spot) => return,
+            // Who comes upon it waits until it is unmapped.
+            state::WARM | state::OFFERED | state::RETURNED | state::QUEUED
+                if run.claim(from, state::LEFT).is_ok() =>
+            {
+                if from == state::QUEUED {
+                    // Or the program's next pages there would be offered in the place of the run's.
+                    keep::wait_for_slice();
                 }
+                // It is noted when its list, or the queue, comes upon it.
+                give::forget_state(run);
+                let all = territory.area(spot.class).range_of(spot.index);
+                unmap(all.start, all.end);
+                return;
             }
-            // In another thread's hands. It may be this thread's own, further up: then not for ever.
-            _ => std::thread::yield_now(),
+            _ => {}
         }
+        // In another thread's hands. It may be this thread's own, further up: then not for ever.
+        drop(leaving);
+        std::thread::yield_now();
     }
 }
 

@@ -30,6 +30,8 @@ use rustix::io::Errno;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// How often a run is looked at that is in another thread's hands.
+const MOST_WAITS: usize = 1000;
 /// Runs that nobody had yet leave the pool as others do, so many at the most; what lies further away is closed.
 const NEXT_RUNS: u32 = 64;
 
@@ -184,7 +186,10 @@ pub fn let_go(addr: usize, len: usize, call: Call) -> bool {
 fn let_go_of_part(territory: &Territory, spot: Spot, part: PageRange, call: Call) -> bool {
     let run = territory.run(spot);
     match run.state() {
-        state::LEFT => return false,
+        state::LEFT => {
+            leave::wait();
+            return false;
+        }
         state::IN_USE => {
             let live = leave::live(territory, spot);
             if !run.is(flag::MAPPED) {
@@ -274,7 +279,12 @@ pub fn touches(addr: usize, len: usize) -> bool {
     if let Some((territory, range)) = inside(addr, len) {
         pieces(territory, range, |piece| {
             any |= match piece {
-                Piece::Run(spot, _) => territory.run(spot).state() != state::LEFT,
+                Piece::Run(spot, _) if territory.run(spot).state() == state::LEFT => {
+                    // The caller asks nothing more of the pool.
+                    leave::wait();
+                    false
+                }
+                Piece::Run(..) => true,
                 Piece::Gap(_) => !release::is_done(),
             }
         });
@@ -344,10 +354,21 @@ fn inside(addr: usize, len: usize) -> Option<(&'static Territory, PageRange)> {
 /// Nothing uses it any more.
 unsafe fn unmap_part(territory: &Territory, spot: Spot, part: PageRange) -> Result<(), Errno> {
     let run = territory.run(spot);
+    // On its way out, as a rule.
+    for _ in 0..MOST_WAITS {
+        if run.state() != state::MOVING {
+            break;
+        }
+        leave::wait();
+        std::thread::yield_now();
+    }
     match run.state() {
         state::IN_USE => {}
-        // SAFETY: the caller's promise; it is not the pool's.
-        state::LEFT => return unsafe { arena::unmap(part.start, part.len()) },
+        state::LEFT => {
+            leave::wait();
+            // SAFETY: the caller's promise; it is not the pool's.
+            return unsafe { arena::unmap(part.start, part.len()) };
+        }
         // Unmapped already.
         _ => return Ok(()),
     }
@@ -357,11 +378,18 @@ unsafe fn unmap_part(territory: &Territory, spot: Spot, part: PageRange) -> Resu
         return Ok(());
     }
     let is_whole = cut == live;
-    if run.is(flag::MAPPED) {
+    let is_mapping = run.is(flag::MAPPED);
+    if !is_mapping && run.state() != state::IN_USE {
+        // It has left since, and its flags with it.
+        // SAFETY: the caller's promise.
+        return unsafe { unmap_part(territory, spot, part) };
+    }
+    if is_mapping {
         if is_whole && leave::is_as_it_was(territory, spot) {
             if run.claim(state::IN_USE, state::MOVING).is_err() {
-                // Another thread unmaps it, too.
-                return Ok(());
+                // Another thread is at it, too: it unmaps it, or it has the run leave.
+                // SAFETY: the caller's promise.
+                return unsafe { unmap_part(territory, spot, part) };
             }
             if leave::close(territory, spot) {
                 give::give(territory, spot);

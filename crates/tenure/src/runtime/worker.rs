@@ -27,6 +27,8 @@ struct Worker {
     starts: AtomicU64,
     /// The threads up to this number are to end.
     end: AtomicU64,
+    /// The thread that ends was asked to by [`stop`], which may have given up waiting: nobody starts another.
+    stopping: AtomicBool,
     /// Whether the thread has a descriptor table of its own.
     guarded: AtomicBool,
     /// Whether a thread listens for pressure. It ends with the background thread.
@@ -55,6 +57,7 @@ static WORKER: Worker = Worker {
     changed: Event::new(),
     starts: AtomicU64::new(0),
     end: AtomicU64::new(0),
+    stopping: AtomicBool::new(false),
     guarded: AtomicBool::new(false),
     listening: AtomicBool::new(false),
     numbers: [const { AtomicI32::new(0) }; 2],
@@ -188,6 +191,7 @@ pub(crate) fn stop() -> bool {
             there => {
                 if there == RUNNING {
                     let number = WORKER.starts.load(Ordering::Acquire);
+                    WORKER.stopping.store(true, Ordering::Release);
                     WORKER.end.fetch_max(number, Ordering::AcqRel);
                     WORKER.mailbox.post(END);
                 }
@@ -273,6 +277,7 @@ pub(crate) fn reset_in_child() {
     WORKER.mailbox.reset_in_child();
     WORKER.changed.reset_in_child();
     WORKER.state.store(NONE, Ordering::Release);
+    WORKER.stopping.store(false, Ordering::Release);
     WORKER.guarded.store(false, Ordering::Release);
     WORKER.listening.store(false, Ordering::Release);
     WORKER.numbers.iter().for_each(|number| number.store(0, Ordering::Release));
@@ -335,7 +340,9 @@ fn run(number: u64) {
                 bell.ring_and_close();
                 WORKER.listening.store(false, Ordering::Release);
             }
-            set_state(ENDED);
+            // A restart goes on from either.
+            let stopped = WORKER.stopping.swap(false, Ordering::AcqRel);
+            set_state(if stopped { NONE } else { ENDED });
             return;
         }
         let wait = schedule.visit(wanted);
