@@ -57,6 +57,7 @@ const CIRCLES: &[(&str, &[&str])] = &[
             "pool::class",
             "pool::counters",
             "pool::depot",
+            "pool::end",
             "pool::fault",
             "pool::forks",
             "pool::give",
