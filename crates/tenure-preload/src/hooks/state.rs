@@ -204,45 +204,65 @@ const LONGEST_TEARDOWN: Duration = Duration::from_secs(60);
 /// What is locked cannot be offered, and what may be accessed becomes resident: nothing of the pool's stays but what
 /// the program has, and from here on requests go to the next allocator. What waits to be torn down goes first, too.
 ///
-/// The first call is made on fault: that tells whether the kernel allows it, and makes nothing resident.
+/// Before the call, if it will be allowed: afterwards all of it would be resident, and Linux counts a mapping of 16
+/// TiB as none when it locks it and as 16 TiB when it unmaps it.
 #[no_mangle]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
-    // SAFETY: the program's call, or one that locks no page that is not there yet.
-    let call = |flags: c_int| unsafe { kernel!(libc::SYS_mlockall, flags) as c_int };
-    let on_fault = flags | libc::MCL_ONFAULT;
-    let mut done = call(on_fault);
-    if done != 0 && without_the_pool_it_is_allowed() {
-        done = call(on_fault);
+    // SAFETY: the program's call.
+    let call = || unsafe { kernel!(libc::SYS_mlockall, flags) as c_int };
+    if is_allowed(flags) {
+        end_the_pool();
+        return call();
     }
-    if done != 0 {
-        return done;
+    let done = call();
+    if done == 0 {
+        end_the_pool();
     }
-    {
-        let _errno = Errno::keep();
-        super::malloc::serve_no_more();
-        super::map::serve_no_more();
-        pool::end();
-        retire::drain(Some(LONGEST_TEARDOWN));
-    }
-    call(flags)
+    done
 }
 
-/// After a refusal: under a finite RLIMIT_MEMLOCK all that is mapped counts, also what the pool has reserved and
-/// keeps free, and what waits to be torn down. If the rest is below the limit, gives that up.
-#[cold]
-fn without_the_pool_it_is_allowed() -> bool {
+fn end_the_pool() {
     let _errno = Errno::keep();
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
-    let (Some(limit), Some(mapped)) = (limit, mapped_bytes()) else { return false };
-    let ours = pool::unused_address_bytes() + retire::pending().bytes;
-    let allowed = mapped.saturating_sub(ours) <= limit;
-    if allowed {
-        super::malloc::serve_no_more();
-        super::map::serve_no_more();
-        pool::end();
-        retire::drain(Some(LONGEST_TEARDOWN));
+    super::malloc::serve_no_more();
+    super::map::serve_no_more();
+    pool::end();
+    retire::drain(Some(LONGEST_TEARDOWN));
+}
+
+/// Whether the kernel will allow it once the pool has ended. Under a finite RLIMIT_MEMLOCK all that is mapped
+/// counts, also what the pool has reserved and keeps free, and what waits to be torn down.
+fn is_allowed(flags: c_int) -> bool {
+    const ALL: c_int = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
+    if flags & !ALL != 0 || flags & !libc::MCL_ONFAULT == 0 {
+        return false;
     }
-    allowed
+    let _errno = Errno::keep();
+    let memlock = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    let (Some(limit), Some(mapped)) = (memlock, mapped_bytes()) else { return memlock.is_none() };
+    let ours = pool::unused_address_bytes() + retire::pending().bytes;
+    let fits = flags & libc::MCL_CURRENT == 0 || mapped.saturating_sub(ours) <= limit;
+    limit > 0 && fits || may_exceed(limit)
+}
+
+/// Whether this thread may lock more than its limit. The kernel says: it looks for the right in the first user
+/// namespace.
+fn may_exceed(limit: u64) -> bool {
+    // A longer mapping is counted wrong; and no process has so much memory.
+    const FAR: u64 = 1 << 42;
+    let page = rustix::param::page_size() as u64;
+    let len = (limit.min(FAR) / page + 1) * page;
+    let (none, kind) =
+        (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+    // SAFETY: a new mapping where nothing is, and locked on fault: it never has a page.
+    unsafe {
+        let at = kernel!(libc::SYS_mmap, 0, len, none, kind, -1, 0);
+        if at == -1 {
+            return false;
+        }
+        let may = kernel!(libc::SYS_mlock2, at, len, libc::MLOCK_ONFAULT) == 0;
+        kernel!(libc::SYS_munmap, at, len);
+        may
+    }
 }
 
 /// All that is mapped, by the first number of statm.
