@@ -96,19 +96,8 @@ impl Backing {
         if let Some(file) = &file {
             file.set_len(len as u64)?;
         }
-        let reserved_len = len + 2 * HUGE_PAGE;
-        // SAFETY: a new mapping wherever there is room.
-        let reserved = unsafe {
-            mm::mmap_anonymous(
-                ptr::null_mut(),
-                reserved_len,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )?
-        };
-        let start = (reserved as usize + page_size()).next_multiple_of(HUGE_PAGE);
-        let mapped =
-            Fresh { reserved, reserved_len, addr: start as *mut u8, len, kind: self.kind, file };
+        let (reserved, reserved_len, start) = reserve(len)?;
+        let mapped = Fresh { reserved, reserved_len, addr: start, len, kind: self.kind, file };
         let how = match self.shared {
             true => MapFlags::SHARED,
             false => MapFlags::PRIVATE,
@@ -208,6 +197,23 @@ impl Drop for Fresh {
         // SAFETY: the reservation with all that was mapped into it is this value's own.
         let _ = unsafe { mm::munmap(self.reserved, self.reserved_len) };
     }
+}
+
+/// Reserves addresses for `len` bytes at a huge page's start, with guards around them. Answers the reservation,
+/// its length, and the start.
+pub(crate) fn reserve(len: usize) -> io::Result<(*mut c_void, usize, *mut u8)> {
+    let reserved_len = len + 2 * HUGE_PAGE;
+    // SAFETY: a new mapping wherever there is room.
+    let reserved = unsafe {
+        mm::mmap_anonymous(
+            ptr::null_mut(),
+            reserved_len,
+            ProtFlags::empty(),
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        )?
+    };
+    let start = (reserved as usize + page_size()).next_multiple_of(HUGE_PAGE);
+    Ok((reserved, reserved_len, start as *mut u8))
 }
 
 /// An error that takes a contestant out.

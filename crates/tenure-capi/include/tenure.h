@@ -1,23 +1,27 @@
-/* tenure: control over how long a page of memory stays, for Linux from 5.10 on.
+/* tenure: control over how long memory pages stay, for Linux 5.10 and later.
  *
- * A volatile page is kept while nobody needs the room; when somebody does, the kernel's own reclaim
- * discards it, and the program is told exactly which pages went.
+ * For programs with large caches and buffers: when memory runs short, the kernel takes volatile memory
+ * instead of killing the program, and the program learns exactly which pages are gone.
  *
- *  - tenure_mvolatile and what follows it: ranges of memory that the program has mapped itself;
- *  - struct tenure_volatile: one buffer, pinned while it is used, refilled by a callback if wanted;
- *  - struct tenure_cache: values under keys, with no size to configure;
- *  - tenure_mlock2 and what follows it: pages that are not paged out;
- *  - tenure_alloc: large blocks that are the kernel's to take while they are free;
- *  - tenure_populate: pages made ready before they are used, with an error instead of a signal;
- *  - tenure_munmap: addresses that go at once, and memory that follows without stalling others.
+ *  - struct tenure_cache: values under keys. It has no size: it grows while there is room;
+ *  - struct tenure_volatile: one buffer that the kernel may take while it is not pinned;
+ *  - tenure_mvolatile and the calls after it: the same for ranges that the program has mapped itself;
+ *  - tenure_mlock2 and the calls after it: pages that the kernel does not page out;
+ *  - tenure_populate: pages that are resident before their use, with an error instead of a signal;
+ *  - tenure_alloc: large blocks; a freed block stays warm, and the kernel may take it;
+ *  - tenure_munmap: the addresses go at once, and the memory follows without stalling other threads.
+ *
+ * A mark makes a range volatile, and an unmark or a pin makes it stay. The worker, a background thread
+ * that is named tenure-keeper, offers marked ranges to the kernel. The kernel purges pages of them when
+ * it needs memory. A pin takes the range back, and reports each purge exactly once.
  *
  * Functions return 0 (or what they say) on success and -1 with errno set on failure; those that
  * return a pointer return NULL. tenure_last_error() then gives the reason and a remedy in a
  * sentence. On success errno is left at any value. Unless it says otherwise, every function may be
  * called by any number of threads at once.
  *
- * A pointer that is NULL where one is needed is refused with EINVAL. A bug inside tenure that would
- * end a Rust program with a panic is returned as EIO. Callbacks must return: no longjmp, no
+ * A function refuses a NULL pointer where it needs one with EINVAL. It returns EIO for a bug inside
+ * tenure that would end a Rust program with a panic. Callbacks must return: no longjmp, no
  * pthread_exit and no C++ exception may leave them.
  *
  * No function is a cancellation point, and no thread is cancelled inside one, whatever its type of
@@ -197,7 +201,7 @@
 #define TENURE_LOCK_RAISE_SOFT 2
 
 /**
- * The hard limit is too low: whoever starts the process must raise it.
+ * The hard limit is too low: it must be raised where the process is started.
  */
 #define TENURE_LOCK_RAISE_HARD 3
 
@@ -223,7 +227,7 @@
 #define TENURE_AUTOMATIC UINT64_MAX
 
 /**
- * A cache that needs no size: it grows while nobody needs the room and shrinks when somebody does. A
+ * A cache without a size: it grows while there is room, and shrinks when others need the room. A
  * get returns the bytes that were put in, or nothing: never wrong or partial ones.
  */
 struct tenure_cache;
@@ -255,7 +259,7 @@ struct tenure_populating;
 struct tenure_value;
 
 /**
- * A buffer that the kernel may take while nobody has it pinned.
+ * A buffer that the kernel may take while it is not pinned.
  */
 struct tenure_volatile;
 
@@ -476,7 +480,7 @@ struct tenure_populate_opts {
      */
     unsigned int every_ms;
     /**
-     * Called on the calling thread while others work, and once at the end; NULL: nobody asks. Not
+     * Called on the calling thread while others work, and once at the end; NULL: not called. Not
      * for tenure_populate_start.
      */
     tenure_populate_fn progress;
@@ -781,7 +785,7 @@ struct tenure_stats {
      */
     uint64_t marked;
     /**
-     * Their bytes: what the kernel cannot take although nobody needs it.
+     * Their bytes: memory that the program does not use, and that the kernel cannot take yet.
      */
     uint64_t marked_bytes;
     /**
@@ -843,7 +847,7 @@ struct tenure_stats {
      */
     uint64_t total_pressure_events;
     /**
-     * Rounds of the keeper, the background thread that offers.
+     * Scans of the worker, the background thread that offers.
      */
     uint64_t total_keeper_rounds;
     /**
@@ -955,7 +959,7 @@ struct tenure_settings {
      */
     size_t size;
     /**
-     * How long a range stays marked before it is offered to the kernel when nobody needs the room,
+     * How long a range stays marked before it is offered to the kernel when memory is not short,
      * in microseconds (500,000 unless set).
      */
     uint64_t offer_after_us;
@@ -985,7 +989,7 @@ extern "C" {
  *
  * Errors: EINVAL: empty, unaligned or wrapping; shared memory or a file's; locked; not readable and
  * writable. ENOMEM: part of it is not mapped, or 33 million ranges are known already. EOPNOTSUPP:
- * the kernel refuses MADV_FREE. EAGAIN: the keeper's thread could not be started. Nothing is marked
+ * the kernel refuses MADV_FREE. EAGAIN: the worker's thread could not be started. Nothing is marked
  * then.
  */
 int tenure_mvolatile(void *addr, size_t len);
@@ -1084,7 +1088,7 @@ int tenure_on_purged_access(tenure_purged_access_fn handler);
  * cheaper to offer and to take back.
  *
  * Errors (NULL): EINVAL: the length is 0. ENOMEM: no address space, too many mappings. EOPNOTSUPP:
- * the kernel refuses MADV_FREE. EAGAIN: the keeper's thread could not be started.
+ * the kernel refuses MADV_FREE. EAGAIN: the worker's thread could not be started.
  */
 TENURE_MUST_USE struct tenure_volatile *tenure_volatile_new(size_t len);
 
@@ -1130,7 +1134,7 @@ int tenure_volatile_pin(struct tenure_volatile *v,
 /**
  * Takes a pin away: exactly one for each tenure_volatile_pin that did not fail.
  *
- * Errors: EINVAL: NULL, or nobody has it pinned.
+ * Errors: EINVAL: NULL, or it is not pinned.
  */
 int tenure_volatile_unpin(struct tenure_volatile *v);
 
@@ -1193,7 +1197,7 @@ int tenure_volatile_purge_now(struct tenure_volatile *v,
  * with tenure_cache_free.
  *
  * Errors (NULL): EINVAL: a wrong size or priority. E2BIG: something is set that this version does not
- * know. EOPNOTSUPP: the kernel refuses MADV_FREE. EAGAIN: the keeper's thread could not be started.
+ * know. EOPNOTSUPP: the kernel refuses MADV_FREE. EAGAIN: the worker's thread could not be started.
  */
 TENURE_MUST_USE
 struct tenure_cache *tenure_cache_new(const struct tenure_cache_opts *opts);
@@ -1457,7 +1461,7 @@ int tenure_populate_detach(struct tenure_populating *p);
 /**
  * Gives the pages of `[addr, addr + len)` back; the range stays mapped. Anonymous memory reads as
  * zeros then, locked or not; a private mapping of a file, memfd or hugetlbfs reads as the file does;
- * shared memory, memfds, tmpfs and hugetlbfs lose the contents for all who map them. A file on disk
+ * shared memory, memfds, tmpfs and hugetlbfs lose the contents for every process that maps them. A file on disk
  * that is mapped shared is refused: it would lose its data.
  *
  * Nothing is discarded unless all of it can be.
@@ -1533,7 +1537,7 @@ int tenure_gradual_progress(const struct tenure_gradual *g,
 
 /**
  * Waits until all of it is resident, at most `timeout_ms`; less than 0: however long it takes. 0: it
- * is; 1: not yet. `result` may be NULL; it is written when it is over. Waiting again answers the same.
+ * is; 1: not yet. `result` may be NULL; it is written when it is over. Waiting again returns the same.
  *
  * Errors: as tenure_populate: what could not be made resident. The lock stays.
  */
@@ -1583,7 +1587,7 @@ void tenure_within_end(struct tenure_within *w);
  * change by itself until it is first written. The smallest block has 64 KiB; ask malloc for less.
  * NULL on failure.
  *
- * The first call starts the keeper, the thread that gives free blocks to the kernel; a program whose
+ * The first call starts the worker, the thread that gives free blocks to the kernel; a program whose
  * malloc is built on this calls tenure_pool_prepare at a safe moment before.
  *
  * Cost: 50 to 100 ns for a block that is warm or offered.
@@ -1642,7 +1646,7 @@ int tenure_pool_owns(const void *p);
 int tenure_pool_trim(void);
 
 /**
- * Starts the keeper for the pool, for programs that must not have a thread created in tenure_alloc.
+ * Starts the worker for the pool, for programs that must not have a thread created in tenure_alloc.
  *
  * Errors: EAGAIN: no thread could be created. ENOMEM: no addresses could be reserved.
  */
@@ -1751,7 +1755,7 @@ int tenure_survey(struct tenure_survey *out, size_t size);
 int tenure_settings(struct tenure_settings *out, size_t size);
 
 /**
- * Sets them, for the whole process; takes effect at the keeper's next look, at once if it sleeps.
+ * Sets them, for the whole process; takes effect at the worker's next scan, at once if it sleeps.
  *
  * Errors: EINVAL: NULL, or the size field is too small. E2BIG: something is set that this version
  * does not know.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tenure_core::cache::Value;
 use tenure_core::Cache;
 
-/// A cache that needs no size: it grows while nobody needs the room and shrinks when somebody does. A
+/// A cache without a size: it grows while there is room, and shrinks when others need the room. A
 /// get returns the bytes that were put in, or nothing: never wrong or partial ones.
 pub struct tenure_cache {
     cache: Arc<Cache<Key>>,
@@ -152,7 +152,7 @@ unsafe fn hand_out(
 /// with tenure_cache_free.
 ///
 /// Errors (NULL): EINVAL: a wrong size or priority. E2BIG: something is set that this version does not
-/// know. EOPNOTSUPP: the kernel refuses MADV_FREE. EAGAIN: the keeper's thread could not be started.
+/// know. EOPNOTSUPP: the kernel refuses MADV_FREE. EAGAIN: the worker's thread could not be started.
 #[no_mangle]
 #[must_use]
 pub unsafe extern "C" fn tenure_cache_new(opts: *const tenure_cache_opts) -> *mut tenure_cache {

@@ -46,7 +46,7 @@ pub const TENURE_LOCK_FITS: u32 = 0;
 pub const TENURE_LOCK_EXEMPT: u32 = 1;
 /// The soft limit is too low, and the process may raise it by itself.
 pub const TENURE_LOCK_RAISE_SOFT: u32 = 2;
-/// The hard limit is too low: whoever starts the process must raise it.
+/// The hard limit is too low: it must be raised where the process is started.
 pub const TENURE_LOCK_RAISE_HARD: u32 = 3;
 
 /// Whether so much more could be locked, and the numbers behind it. UINT64_MAX is an unlimited limit.

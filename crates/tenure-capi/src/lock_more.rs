@@ -81,7 +81,7 @@ pub unsafe extern "C" fn tenure_gradual_progress(
 }
 
 /// Waits until all of it is resident, at most `timeout_ms`; less than 0: however long it takes. 0: it
-/// is; 1: not yet. `result` may be NULL; it is written when it is over. Waiting again answers the same.
+/// is; 1: not yet. `result` may be NULL; it is written when it is over. Waiting again returns the same.
 ///
 /// Errors: as tenure_populate: what could not be made resident. The lock stays.
 #[no_mangle]

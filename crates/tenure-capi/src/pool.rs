@@ -81,7 +81,7 @@ pub struct tenure_pool_stats {
     pub total_refused: u64,
 }
 
-/// A block, and the keeper's thread with the first one.
+/// A block, and the worker's thread with the first one.
 fn block(size: usize, align: usize, zeroed: bool) -> Outcome<*mut c_void> {
     if !pool::keeper_runs() {
         // Refused, the pool works all the same; the block below says if it does not.
@@ -113,7 +113,7 @@ fn refused(size: usize) -> Failure {
 /// change by itself until it is first written. The smallest block has 64 KiB; ask malloc for less.
 /// NULL on failure.
 ///
-/// The first call starts the keeper, the thread that gives free blocks to the kernel; a program whose
+/// The first call starts the worker, the thread that gives free blocks to the kernel; a program whose
 /// malloc is built on this calls tenure_pool_prepare at a safe moment before.
 ///
 /// Cost: 50 to 100 ns for a block that is warm or offered.
@@ -202,7 +202,7 @@ pub extern "C" fn tenure_pool_trim() -> c_int {
     status("tenure_pool_trim", || Ok(c_int::from(pool::trim())))
 }
 
-/// Starts the keeper for the pool, for programs that must not have a thread created in tenure_alloc.
+/// Starts the worker for the pool, for programs that must not have a thread created in tenure_alloc.
 ///
 /// Errors: EAGAIN: no thread could be created. ENOMEM: no addresses could be reserved.
 #[no_mangle]

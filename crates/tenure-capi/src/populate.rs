@@ -65,7 +65,7 @@ pub struct tenure_populate_opts {
     pub fd: c_int,
     /// How often progress is called, in milliseconds; 0: every 100.
     pub every_ms: c_uint,
-    /// Called on the calling thread while others work, and once at the end; NULL: nobody asks. Not
+    /// Called on the calling thread while others work, and once at the end; NULL: not called. Not
     /// for tenure_populate_start.
     pub progress: tenure_populate_fn,
     /// Passed to progress.
@@ -399,7 +399,7 @@ pub unsafe extern "C" fn tenure_populate_detach(p: *mut tenure_populating) -> c_
 
 /// Gives the pages of `[addr, addr + len)` back; the range stays mapped. Anonymous memory reads as
 /// zeros then, locked or not; a private mapping of a file, memfd or hugetlbfs reads as the file does;
-/// shared memory, memfds, tmpfs and hugetlbfs lose the contents for all who map them. A file on disk
+/// shared memory, memfds, tmpfs and hugetlbfs lose the contents for every process that maps them. A file on disk
 /// that is mapped shared is refused: it would lose its data.
 ///
 /// Nothing is discarded unless all of it can be.

@@ -45,7 +45,7 @@ pub(crate) fn found(outcome: Found) -> c_int {
 ///
 /// Errors: EINVAL: empty, unaligned or wrapping; shared memory or a file's; locked; not readable and
 /// writable. ENOMEM: part of it is not mapped, or 33 million ranges are known already. EOPNOTSUPP:
-/// the kernel refuses MADV_FREE. EAGAIN: the keeper's thread could not be started. Nothing is marked
+/// the kernel refuses MADV_FREE. EAGAIN: the worker's thread could not be started. Nothing is marked
 /// then.
 #[no_mangle]
 pub unsafe extern "C" fn tenure_mvolatile(addr: *mut c_void, len: usize) -> c_int {

@@ -1,4 +1,4 @@
-//! The keeper's settings.
+//! The worker's settings.
 
 use crate::report::{status, Failure};
 use crate::sized::{self, Versioned};
@@ -16,7 +16,7 @@ pub const TENURE_AUTOMATIC: u64 = u64::MAX;
 pub struct tenure_settings {
     /// sizeof(struct tenure_settings).
     pub size: usize,
-    /// How long a range stays marked before it is offered to the kernel when nobody needs the room,
+    /// How long a range stays marked before it is offered to the kernel when memory is not short,
     /// in microseconds (500,000 unless set).
     pub offer_after_us: u64,
     /// How many bytes may be marked and not offered; what is marked beyond that is offered at once,
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn tenure_settings(out: *mut tenure_settings, size: usize)
     })
 }
 
-/// Sets them, for the whole process; takes effect at the keeper's next look, at once if it sleeps.
+/// Sets them, for the whole process; takes effect at the worker's next scan, at once if it sleeps.
 ///
 /// Errors: EINVAL: NULL, or the size field is too small. E2BIG: something is set that this version
 /// does not know.

@@ -17,7 +17,7 @@ pub struct tenure_stats {
     pub pinned_bytes: u64,
     /// Ranges that are volatile and not (yet) offered.
     pub marked: u64,
-    /// Their bytes: what the kernel cannot take although nobody needs it.
+    /// Their bytes: memory that the program does not use, and that the kernel cannot take yet.
     pub marked_bytes: u64,
     /// Ranges that the kernel may take, or has taken.
     pub offered: u64,
@@ -49,7 +49,7 @@ pub struct tenure_stats {
     pub total_refused_offers: u64,
     /// Times the kernel reported pressure.
     pub total_pressure_events: u64,
-    /// Rounds of the keeper, the background thread that offers.
+    /// Scans of the worker, the background thread that offers.
     pub total_keeper_rounds: u64,
     /// Bytes that populates made ready, those that were there already included.
     pub total_populated_bytes: u64,

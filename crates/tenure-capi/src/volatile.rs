@@ -72,7 +72,7 @@ impl Default for tenure_volatile_opts {
     }
 }
 
-/// A buffer that the kernel may take while nobody has it pinned.
+/// A buffer that the kernel may take while it is not pinned.
 pub struct tenure_volatile {
     buffer: Volatile,
 }
@@ -152,7 +152,7 @@ unsafe fn buffer<'a>(v: *const tenure_volatile) -> Outcome<&'a Volatile> {
 /// cheaper to offer and to take back.
 ///
 /// Errors (NULL): EINVAL: the length is 0. ENOMEM: no address space, too many mappings. EOPNOTSUPP:
-/// the kernel refuses MADV_FREE. EAGAIN: the keeper's thread could not be started.
+/// the kernel refuses MADV_FREE. EAGAIN: the worker's thread could not be started.
 #[no_mangle]
 #[must_use]
 pub extern "C" fn tenure_volatile_new(len: usize) -> *mut tenure_volatile {
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn tenure_volatile_pin(
 
 /// Takes a pin away: exactly one for each tenure_volatile_pin that did not fail.
 ///
-/// Errors: EINVAL: NULL, or nobody has it pinned.
+/// Errors: EINVAL: NULL, or it is not pinned.
 #[no_mangle]
 pub unsafe extern "C" fn tenure_volatile_unpin(v: *mut tenure_volatile) -> c_int {
     status("tenure_volatile_unpin", || {

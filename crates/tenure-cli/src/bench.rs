@@ -1,5 +1,6 @@
 //! `tenure bench`: the command line of the `tenure-bench` crate.
 
+use crate::failure::WrongUsage;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -16,7 +17,7 @@ Examples:
   tenure bench programs --filter numpy --python venv/bin/python
   tenure bench cache --filter zipf --threads 1,4 --rounds 9 --json cache.json
 
-Every table has the contestants interleaved after a warm-up round; rows in which tenure loses are
+Every table has the contestants interleaved after a warm-up round; rows in which tenure loses are \
 marked. A slow result is no failure, wrong bytes are.";
 
 /// Measure tenure against the alternatives on this machine.
@@ -87,10 +88,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let known: Vec<&str> = tenure_bench::list().iter().map(|(name, _)| *name).collect();
     if let Some(name) = args.names.iter().find(|name| !known.contains(&name.as_str())) {
-        crate::cli::wrong_usage(format!(
+        return Err(WrongUsage(format!(
             "there is no benchmark \"{name}\"; there are: {}",
             known.join(", ")
-        ));
+        ))
+        .into());
     }
     let options = tenure_bench::Options {
         quick: args.quick,

@@ -1,5 +1,6 @@
 //! The command line's grammar.
 
+use crate::failure::WrongUsage;
 use crate::{bench, demo, doctor, explain, lock, populate, run};
 use clap::{Parser, Subcommand};
 
@@ -8,16 +9,16 @@ Examples:
   tenure doctor                      what this kernel allows, and what to do where it does not
   tenure demo                        a cache under real memory pressure, in less than a minute
   tenure demo --limit 1G --dir /srv  the same with more memory, on your own files
-  tenure populate /srv/model.bin     files into the page cache: what is missing of them
-  tenure lock --follow /srv/www      the same, and kept there until Ctrl-C
-  tenure run -- redis-server         a program as it is, with its large memory from the pool
+  tenure populate /srv/model.bin     read into the page cache what is missing of a file
+  tenure lock --follow /srv/www      lock files there until Ctrl-C
+  tenure run -- redis-server         run a program as it is, with large memory from the pool
   tenure explain lock 5G             whether so much may be locked, and what to change if not
   tenure bench --list                the benchmarks there are
   tenure bench cache --quick         one of them, in a few seconds
 
 Exit codes: 0 success, 1 failure, 2 wrong usage.";
 
-/// Memory that is kept while nobody needs the room, on a stock Linux kernel.
+/// Control how long memory pages stay: caches that the kernel can shrink, and large memory without stalls.
 #[derive(Debug, Parser)]
 #[command(name = "tenure", version, after_help = EXAMPLES, arg_required_else_help = true)]
 pub struct Cli {
@@ -27,17 +28,17 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Try what this kernel allows and say what to do where it does not.
+    /// Try what this kernel allows, and print what to do where it does not.
     Doctor(doctor::Args),
     /// Serve real files from three caches in turn, beside a neighbour whose need for memory grows.
     Demo(demo::Args),
-    /// Read files into the page cache: what is missing of them, in parallel.
+    /// Read into the page cache what is missing of files, in parallel.
     Populate(populate::Args),
-    /// Keep files in memory until interrupted: locked, and followed when they change.
+    /// Lock files in memory until interrupted, and follow them when they change.
     Lock(lock::Args),
-    /// Run a program with large memory from the pool, large unmaps retired, memory locked or populated.
+    /// Run a program as it is, with large memory from the pool and large unmaps without stalls.
     Run(run::Args),
-    /// Say whether so much could be locked or populated, and what to change if not.
+    /// Print whether so much could be locked or populated, and what to change if not.
     Explain(explain::Args),
     /// Measure tenure against the alternatives on this machine.
     Bench(bench::Args),
@@ -58,7 +59,15 @@ enum Command {
 /// Parses the arguments and does what they say.
 pub fn run() -> anyhow::Result<()> {
     forget_empty_variables();
-    match Cli::parse().command {
+    let done = carry_out(Cli::parse().command);
+    match done.as_ref().map_err(|error| error.downcast_ref()) {
+        Err(Some(WrongUsage(message))) => wrong_usage(message),
+        _ => done,
+    }
+}
+
+fn carry_out(command: Command) -> anyhow::Result<()> {
+    match command {
         Command::Doctor(args) => doctor::run(&args),
         Command::DoctorTrial => doctor::trial::work(),
         Command::Demo(args) => demo::run(&args),
@@ -83,7 +92,7 @@ fn forget_empty_variables() {
 }
 
 /// Ends the process the way clap does for wrong usage: the message, the usage, exit code 2.
-pub fn wrong_usage(message: String) -> ! {
+fn wrong_usage(message: &str) -> ! {
     use clap::{error::ErrorKind, CommandFactory};
     Cli::command().error(ErrorKind::ValueValidation, message).exit()
 }

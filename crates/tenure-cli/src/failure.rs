@@ -1,6 +1,5 @@
 //! From how a command ended to the process's exit code.
 
-use crate::run::CannotRun;
 use std::io;
 use std::process::ExitCode;
 
@@ -15,6 +14,42 @@ impl std::fmt::Display for Found {
 }
 
 impl std::error::Error for Found {}
+
+/// The command line says what cannot be: exit code 2, with the command's usage.
+#[derive(Debug)]
+pub struct WrongUsage(pub String);
+
+impl std::fmt::Display for WrongUsage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for WrongUsage {}
+
+/// A failure of the launcher's own, with the exit code that says so.
+#[derive(Debug)]
+pub struct CannotRun {
+    /// 125: refused or failed; 126: not executable; 127: not found.
+    pub code: u8,
+    /// What went wrong.
+    pub why: String,
+}
+
+impl CannotRun {
+    /// The launcher refuses.
+    pub fn refused(why: impl Into<String>) -> CannotRun {
+        CannotRun { code: 125, why: why.into() }
+    }
+}
+
+impl std::fmt::Display for CannotRun {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl std::error::Error for CannotRun {}
 
 /// 0 for success, 1 for a failure, 125 to 127 where `tenure run` could not run its program; clap has ended the process with 2 for wrong usage by now.
 ///

@@ -8,6 +8,7 @@ use std::os::unix::fs::{symlink, FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
+use tenure_testkit::hugetlb::MoreHugePages;
 use tenure_testkit::seccomp::{Call, Errno, Filter};
 use tenure_testkit::{in_child, or_skip, skip, this_test, MemoryCgroup};
 
@@ -202,18 +203,23 @@ fn caught_reading(path: &Path, len: usize, arguments: &[&str]) -> Option<Child> 
     None
 }
 
-#[test]
-fn a_file_that_shrinks_while_it_is_read_is_an_error_and_no_signal() {
-    let dir = or_skip!(directory());
-    let path = dir.path().join("file");
-    let Some(child) = caught_reading(&path, 48 * MIB, &[]) else {
-        skip!("the disk is too fast to be caught at it");
-    };
-    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(5000).unwrap();
+/// A file is cut off while it is read: an error, which is returned.
+fn shrunk_while_read(path: &Path) -> Option<String> {
+    let child = caught_reading(path, 48 * MIB, &[])?;
+    std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(5000).unwrap();
     signal(child.id(), rustix::process::Signal::CONT);
     let done = child.wait_with_output().expect("it ends");
     let (code, out, err) = parts(&done);
     assert_eq!((code, done.status.signal()), (Some(1), None), "{out}{err}");
+    Some(err)
+}
+
+#[test]
+fn a_file_that_shrinks_while_it_is_read_is_an_error_and_no_signal() {
+    let dir = or_skip!(directory());
+    let Some(err) = shrunk_while_read(&dir.path().join("file")) else {
+        skip!("the disk is too fast to be caught at it");
+    };
     assert!(err.contains("it became shorter while it was read: it ends at byte 5000"), "{err}");
 }
 
@@ -335,16 +341,10 @@ fn without_cachestat_and_populate_it_is_the_same() {
 fn without_populate_a_file_that_shrinks_is_no_signal_either() {
     in_child(this_test!(), &[], || {
         let dir = or_skip!(directory());
-        let path = dir.path().join("file");
         or_skip!(old_kernel().install_this_thread());
-        let Some(child) = caught_reading(&path, 48 * MIB, &[]) else {
+        let Some(err) = shrunk_while_read(&dir.path().join("file")) else {
             skip!("the disk is too fast to be caught at it");
         };
-        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(5000).unwrap();
-        signal(child.id(), rustix::process::Signal::CONT);
-        let done = child.wait_with_output().expect("it ends");
-        let (code, out, err) = parts(&done);
-        assert_eq!((code, done.status.signal()), (Some(1), None), "{out}{err}");
         assert!(err.contains("it became shorter while it was read"), "{err}");
     });
 }
@@ -376,31 +376,10 @@ fn names_cannot_write_to_the_terminal() {
     assert_eq!(json["list"][0]["path"].as_str(), dir.path().join(name).to_str());
 }
 
-/// The pool of huge pages, raised for the time of a test.
-struct Pool(String);
-
-impl Pool {
-    const FILE: &str = "/proc/sys/vm/nr_hugepages";
-
-    fn of(pages: usize) -> Result<Pool, String> {
-        let before = std::fs::read_to_string(Pool::FILE).map_err(|e| e.to_string())?;
-        let more = before.trim().parse::<usize>().unwrap_or(0) + pages;
-        std::fs::write(Pool::FILE, more.to_string())
-            .map_err(|e| format!("the pool of huge pages cannot be raised: {e}"))?;
-        Ok(Pool(before.trim().to_owned()))
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        let _ = std::fs::write(Pool::FILE, &self.0);
-    }
-}
-
 #[test]
 fn huge_pages_of_the_pool_are_allocated_and_the_numbers_agree() {
     const HUGE: u64 = 2 * MIB as u64;
-    let _pool = or_skip!(Pool::of(4));
+    let _pool = or_skip!(MoreHugePages::add(4));
     let file = |pages: u64| {
         let flags = rustix::fs::MemfdFlags::HUGETLB | rustix::fs::MemfdFlags::HUGE_2MB;
         let fd = rustix::fs::memfd_create("huge", flags).map_err(|e| e.to_string())?;

@@ -146,14 +146,23 @@ static void op_reallocarray(size_t index, const unsigned long *a) {
     void *at = reallocarray(o->kind == HEAP ? o->at : 0, a[1], a[2]);
     resized(index, a[0] % SLOTS, at, over ? 1 : bytes, a[3], errno);
 }
+/* The object in the slot, of this kind, which is about to be given back. */
+static struct object *to_give_back(unsigned long slot, int kind) {
+    struct object *o = slot_of(slot);
+    if (o->kind != kind) {
+        not_applicable("kind");
+        return 0;
+    }
+    if (peek)
+        put_contents(slot % SLOTS);
+    gave_back(slot);
+    return o;
+}
 static void op_free(size_t index, const unsigned long *a) {
     (void)index;
-    struct object *o = slot_of(a[0]);
-    if (o->kind != HEAP)
-        return not_applicable("kind");
-    if (peek)
-        put_contents(a[0] % SLOTS);
-    gave_back(a[0]);
+    struct object *o = to_give_back(a[0], HEAP);
+    if (!o)
+        return;
     BEGIN;
     free(o->at);
     put("e", errno);
@@ -220,12 +229,9 @@ static void op_new(size_t index, const unsigned long *a) {
 }
 static void op_delete(size_t index, const unsigned long *a) {
     (void)index;
-    struct object *o = slot_of(a[0]);
-    if (o->kind != NEW)
-        return not_applicable("kind");
-    if (peek)
-        put_contents(a[0] % SLOTS);
-    gave_back(a[0]);
+    struct object *o = to_give_back(a[0], NEW);
+    if (!o)
+        return;
     operators->release(o->form, o->at, o->size, o->align, a[1] & 1);
     generation++;
     o->kind = NONE;

@@ -44,8 +44,9 @@ static void op_vmsplice(size_t index, const unsigned long *a) {
     for (ssize_t n = 0; n < have; n++)
         wrong += got[n] != (char)(1 + index % 200);
     put("read", have);
-    /* A heap uses its pages again in any case. */
-    put("~wrong", wrong);
+    /* A heap uses its pages again. Whether it has trimmed itself meanwhile depends on what it held before; glibc has
+     * no block above 32 MiB in its heap. */
+    put("~wrong", !before && size <= (32 << 20) ? 0 : wrong);
     if (next)
         drop(after, next, size);
     close(pipes[0]);

@@ -1,32 +1,9 @@
-/* A plugin with an allocator of its own by well-known allocators' names. */
-#include <stdlib.h>
-#include <string.h>
-
-enum { BEFORE = 32 };
-static int freed;
-void *mallocx(size_t size, int flags) {
-    (void)flags;
-    char *at = malloc(size + BEFORE);
-    return at + BEFORE;
-}
-void dallocx(void *at, int flags) {
-    (void)flags;
-    freed++;
-    free((char *)at - BEFORE);
-}
-void *rallocx(void *at, size_t size, int flags) {
-    (void)flags;
-    return (char *)realloc((char *)at - BEFORE, size + BEFORE) + BEFORE;
-}
-size_t sallocx(const void *at, int flags) {
-    (void)at, (void)flags;
-    return 4242;
-}
-void *mi_malloc(size_t size) { return mallocx(size, 0); }
-void mi_free(void *at) { dallocx(at, 0); }
-void *mi_realloc(void *at, size_t size) { return rallocx(at, size, 0); }
-size_t mi_usable_size(void *at) { return sallocx(at, 0); }
-void tc_free(void *at) { dallocx(at, 0); }
+/* A plugin with an allocator of its own by well-known allocators' names: that of the launcher's tests, with work of
+   any size. */
+#define NUMBER 32
+#define work work_of_one_size
+#include "names_of_allocators.c"
+#undef work
 
 int work(size_t size) {
     size = size % 3000000 + 10;
@@ -34,12 +11,12 @@ int work(size_t size) {
     char *at = mallocx(size, 0);
     strcpy(at, "abc");
     at = rallocx(at, size * 2, 0);
-    int good = !strcmp(at, "abc") && sallocx(at, 0) == 4242;
+    int good = !strcmp(at, "abc") && sallocx(at, 0) == 4242 + NUMBER;
     dallocx(at, 0);
     at = mi_malloc(size);
     strcpy(at, "abc");
     at = mi_realloc(at, size * 3);
-    good = good && !strcmp(at, "abc") && mi_usable_size(at) == 4242;
+    good = good && !strcmp(at, "abc") && mi_usable_size(at) == 4242 + NUMBER;
     mi_free(at);
     tc_free(mi_malloc(size));
     return good * 1000 + freed;

@@ -1,20 +1,8 @@
-// A plugin with operators of its own, which count.
-#include <cstdlib>
-#include <new>
+// A plugin with operators of its own, which count: that of the launcher's tests, with work of any size.
+#define work work_of_one_size
+#include "own_operators.cpp"
+#undef work
 
-static int used;
-void *operator new(std::size_t size) {
-    used++;
-    return std::malloc(size);
-}
-void operator delete(void *at) noexcept {
-    used += 100;
-    std::free(at);
-}
-void operator delete(void *at, std::size_t) noexcept {
-    used += 100;
-    std::free(at);
-}
 extern "C" int work(std::size_t size) {
     used = 0;
     void *volatile small = ::operator new(40);

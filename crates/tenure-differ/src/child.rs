@@ -11,8 +11,8 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longer takes no plan that ends.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Longer takes no plan that ends, on a busy machine either: alone it takes 5 s.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What a run left.
 #[derive(Clone, Debug, Default)]
@@ -78,15 +78,23 @@ fn run_with(
     // What it left behind, its children included.
     // SAFETY: the group that this child was made the leader of.
     unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
+    let mut hung_at = String::new();
     let end = match end {
-        Some(status) => match (status.code(), status.signal()) {
+        Ok(status) => match (status.code(), status.signal()) {
             (Some(code), _) => format!("exit {code}"),
             (_, signal) => format!("signal {}", signal.unwrap_or(0)),
         },
-        None => "hang".to_owned(),
+        Err(at) => {
+            hung_at = at;
+            "hang".to_owned()
+        }
     };
     let text = read(&mut records)?;
-    Ok(Run { records: text.lines().map(str::to_owned).collect(), end, said: read(&mut errors)? })
+    Ok(Run {
+        records: text.lines().map(str::to_owned).collect(),
+        end,
+        said: read(&mut errors)? + &hung_at,
+    })
 }
 
 fn read(file: &mut File) -> std::io::Result<String> {
@@ -96,17 +104,31 @@ fn read(file: &mut File) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn wait(child: &mut Child) -> Option<ExitStatus> {
+/// Where the threads of a process are: the system call, its arguments, the stack and the instruction.
+fn places(process: u32) -> String {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{process}/task")) else {
+        return String::new();
+    };
+    let shown = tasks.flatten().map(|task| {
+        let text = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        format!("{}: {}", text("comm").trim(), text("syscall").trim())
+    });
+    shown.collect::<Vec<_>>().join("; ")
+}
+
+/// How it ended, or where it hung.
+fn wait(child: &mut Child) -> Result<ExitStatus, String> {
     let began = Instant::now();
     let mut pause = Duration::from_micros(300);
     loop {
         if let Ok(Some(status)) = child.try_wait() {
-            return Some(status);
+            return Ok(status);
         }
         if began.elapsed() > PATIENCE {
+            let at = places(child.id());
             let _ = child.kill();
             let _ = child.wait();
-            return None;
+            return Err(at);
         }
         std::thread::sleep(pause);
         pause = (pause * 5 / 4).min(Duration::from_millis(5));

@@ -19,6 +19,9 @@ const SOURCES: &[(&str, &str)] = &[
     ("operators.cpp", include_str!("../c/operators.cpp")),
     ("plugin_own.cpp", include_str!("../c/plugin_own.cpp")),
     ("plugin_names.c", include_str!("../c/plugin_names.c")),
+    // The launcher's own tests bring the allocators of both.
+    ("own_operators.cpp", include_str!("../../tenure-preload/tests/c/plugin_own.cpp")),
+    ("names_of_allocators.c", include_str!("../../tenure-preload/tests/c/plugin_names.c")),
 ];
 const PARTS: &[&str] = &["main.c", "record.c", "heap.c", "map.c", "process.c", "more.c"];
 

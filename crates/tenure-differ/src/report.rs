@@ -4,6 +4,7 @@ use crate::command_line::Options;
 use crate::compare::Difference;
 use crate::plan::{line, Call};
 use std::collections::BTreeMap;
+use tenure_testkit::json;
 
 /// The sum of a run.
 #[derive(Clone, Debug, Default)]
@@ -80,25 +81,13 @@ pub fn difference(
 /// One line of JSON for one difference.
 pub fn json(seed: u64, set: &str, found: &Difference, shortest: &[Call]) -> String {
     let calls: Vec<String> =
-        shortest.iter().map(|call| format!("\"{}\"", escape(&line(call)))).collect();
+        shortest.iter().map(|call| format!("\"{}\"", json::escaped(&line(call)))).collect();
     format!(
         "{{\"seed\":{seed},\"options\":\"{set}\",\"index\":{},\"kind\":\"{}\",\"plain\":\"{}\",\"other\":\"{}\",\"calls\":[{}]}}\n",
         found.index as i64,
-        escape(&found.kind),
-        escape(&found.plain),
-        escape(&found.other),
+        json::escaped(&found.kind),
+        json::escaped(&found.plain),
+        json::escaped(&found.other),
         calls.join(",")
     )
-}
-
-fn escape(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| match c {
-            '"' => vec!['\\', '"'],
-            '\\' => vec!['\\', '\\'],
-            '\n' => vec!['\\', 'n'],
-            c if c.is_control() => vec![' '],
-            c => vec![c],
-        })
-        .collect()
 }

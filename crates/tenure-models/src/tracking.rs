@@ -50,6 +50,7 @@ pub(crate) struct Tracking {
     pub claims: state::Claims,
     map: Lock<map::IntervalMap>,
     pub raw: std::sync::atomic::AtomicUsize,
+    unknown_is_lost: std::sync::atomic::AtomicBool,
 }
 
 loom::lazy_static! {
@@ -58,6 +59,7 @@ loom::lazy_static! {
         claims: state::Claims::new(),
         map: Lock::new(Rank::IntervalMap, map::IntervalMap::new()),
         raw: std::sync::atomic::AtomicUsize::new(0),
+        unknown_is_lost: std::sync::atomic::AtomicBool::new(false),
     };
 }
 

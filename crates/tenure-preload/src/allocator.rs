@@ -62,6 +62,8 @@ impl Allocator {
 pub enum WhyNot {
     /// What it keeps would count against the machine's limit.
     Charged,
+    /// The same for a limit of the process's own.
+    Limited,
     /// See [`Allocator`].
     Programs,
     Other(&'static str),
@@ -71,6 +73,9 @@ impl fmt::Display for WhyNot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             WhyNot::Charged => f.write_str("vm.overcommit_memory is 2: what is kept would count"),
+            WhyNot::Limited => {
+                f.write_str("RLIMIT_AS or RLIMIT_DATA is set: what is kept would count")
+            }
             WhyNot::Programs => f.write_str("the program brings its own"),
             WhyNot::Other(name) => write!(f, "{name} is in its place"),
         }

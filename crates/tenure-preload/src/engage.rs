@@ -9,7 +9,7 @@
 use crate::allocator::{Allocator, WhyNot};
 use crate::hooks::{self, malloc, map};
 use crate::text::{say, Bytes, Text};
-use crate::{commit, heap, keeper, next, report, seen};
+use crate::{commit, heap, keeper, limits, next, report, seen};
 use std::ffi::CStr;
 use std::fmt::{Display, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -102,6 +102,7 @@ pub fn constructor() {
         return;
     }
     let errno = hooks::Errno::keep();
+    hooks::threads::find_whether_alone();
     tenure::watch_forks();
     // rustix finds the kernel's clock by looking up a symbol at the first use, which takes the loader's lock:
     // now, and not with a lock of ours held.
@@ -129,10 +130,13 @@ pub fn constructor() {
         lock_everything(lock, is_launched);
     }
     let allocator = Allocator::find();
-    let charged = (large.is_some() || mmap.is_some()) && pool::free_runs_are_charged();
     let why_not =
         |served: Option<usize>, why: Option<WhyNot>| served.map(|bytes| why.map_or(Ok(bytes), Err));
-    let counted = charged.then_some(WhyNot::Charged);
+    let counted = match large.is_some() || mmap.is_some() {
+        true if pool::free_runs_are_charged() => Some(WhyNot::Charged),
+        true if limits::is_near() => Some(WhyNot::Limited),
+        _ => None,
+    };
     let large = why_not(large, counted.or(allocator.why_not()));
     let mmap = why_not(mmap, counted);
     serve(large.and_then(Result::ok), mmap.and_then(Result::ok));

@@ -4,7 +4,7 @@
 //! a handler cannot find it held by the thread it interrupted. Hooks hardly ever allocate.
 
 use dlmalloc::Dlmalloc;
-use rustix::mm::{mmap_anonymous, mremap, munmap, MapFlags, MremapFlags, ProtFlags};
+use rustix::mm::{mremap, munmap, MremapFlags};
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -16,18 +16,16 @@ struct Pages;
 // told. rustix makes the system calls itself and never calls this library's hooks.
 unsafe impl dlmalloc::Allocator for Pages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping where the kernel likes it.
-        let made =
-            unsafe { mmap_anonymous(std::ptr::null_mut(), size, protection, MapFlags::PRIVATE) };
-        made.map_or((std::ptr::null_mut(), 0, 0), |at| (at.cast(), size, 0))
+        // Not where the kernel likes it, which can be a hole that the program uses again.
+        let made = tenure::launcher::map_apart(size);
+        made.map_or((std::ptr::null_mut(), 0, 0), |at| (at.as_ptr(), size, 0))
     }
 
-    fn remap(&self, at: *mut u8, old: usize, new: usize, can_move: bool) -> *mut u8 {
-        let flags = if can_move { MremapFlags::MAYMOVE } else { MremapFlags::empty() };
+    fn remap(&self, at: *mut u8, old: usize, new: usize, _can_move: bool) -> *mut u8 {
+        // Where it cannot grow in its place, dlmalloc allocates anew and copies.
         // SAFETY: dlmalloc passes a region of ours.
-        let moved = unsafe { mremap(at.cast(), old, new, flags) };
-        moved.map_or(std::ptr::null_mut(), |at| at.cast())
+        let grown = unsafe { mremap(at.cast(), old, new, MremapFlags::empty()) };
+        grown.map_or(std::ptr::null_mut(), |at| at.cast())
     }
 
     fn free_part(&self, at: *mut u8, old: usize, new: usize) -> bool {

@@ -11,6 +11,7 @@ use crate::{hooks, last_thread, tls};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use tenure::launcher::{self, Stack};
 use tenure::{pool, retire};
 
 static STARTING: AtomicBool = AtomicBool::new(false);
@@ -33,9 +34,12 @@ pub fn pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
+/// A process with one thread gets a second one only where callers would offer so much that it pays.
 #[inline]
 fn wanted() -> bool {
-    pool::wants_keeper() || retire::wants_keeper()
+    let pool =
+        || pool::wants_keeper() && (hooks::threads::are_several() || launcher::worker_pays());
+    pool() || retire::wants_keeper()
 }
 
 /// Called where no thread may be created: has the next allocation start the keeper if it is wanted.
@@ -66,12 +70,14 @@ pub fn start() {
     }
     let _errno = hooks::Errno::keep();
     let _signals = Blocked::all();
-    if !spawn(starter) {
+    // SAFETY: the body uses no argument; `STARTING` lets one thread in.
+    if unsafe { STARTER_STACK.start(starter, std::ptr::null_mut()) }.is_err() {
         FAILED.fetch_add(1, Ordering::Relaxed);
         STARTING.store(false, Ordering::Release);
     }
 }
 
+static STARTER_STACK: Stack = Stack::new();
 /// The thread that starts the keeper just now; 0: none.
 static STARTER: AtomicUsize = AtomicUsize::new(0);
 
@@ -80,16 +86,18 @@ pub fn is_starting() -> bool {
     STARTER.load(Ordering::Relaxed) != 0
 }
 
-/// Whether the calling thread is starting the keeper. What the libraries allocate for the new threads must
-/// not come from the program's allocator then: a thread that forks may hold that one's locks and wait for
-/// the start to be over.
+/// Whether the calling thread is starting the keeper, or is the keeper and starts the thread that hears of
+/// pressure. What the libraries allocate for the new threads must not come from the program's allocator then: a
+/// thread that forks may hold that one's locks and wait for the start to be over. And glibc makes a heap of 64 MiB
+/// of addresses for a thread that allocates, maybe in a hole that the program uses again.
 #[inline]
 pub fn is_starting_here() -> bool {
     let starter = STARTER.load(Ordering::Relaxed);
-    starter != 0 && starter == tls::thread_pointer()
+    starter != 0 && (starter == tls::thread_pointer() || launcher::is_background_thread())
 }
 
 extern "C" fn starter(_: *mut c_void) -> *mut c_void {
+    STARTER_STACK.is_mine();
     STARTER.store(tls::thread_pointer(), Ordering::Relaxed);
     STARTER_NUMBER.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
     hooks::malloc::notice_next();
@@ -100,26 +108,6 @@ extern "C" fn starter(_: *mut c_void) -> *mut c_void {
     STARTER.store(0, Ordering::Relaxed);
     STARTING.store(false, Ordering::Release);
     std::ptr::null_mut()
-}
-
-/// A detached thread. It inherits the signal mask: all blocked.
-pub fn spawn(body: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
-    let mut attributes = std::mem::MaybeUninit::uninit();
-    let mut thread = std::mem::MaybeUninit::uninit();
-    // SAFETY: the attributes are initialised before they are used and destroyed once; `body` lives
-    // forever and takes no argument.
-    unsafe {
-        if libc::pthread_attr_init(attributes.as_mut_ptr()) != 0 {
-            return false;
-        }
-        let attributes = attributes.as_mut_ptr();
-        libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED);
-        libc::pthread_attr_setstacksize(attributes, 256 << 10);
-        let made =
-            libc::pthread_create(thread.as_mut_ptr(), attributes, body, std::ptr::null_mut());
-        libc::pthread_attr_destroy(attributes);
-        made == 0
-    }
 }
 
 /// What becomes of tenure's threads after they were ended.
@@ -148,18 +136,35 @@ pub fn end(threads: Threads) {
     }
     let _errno = hooks::Errno::keep();
     let _signals = Blocked::all();
-    let until = Instant::now() + PATIENCE;
-    let wait = |done: &dyn Fn() -> bool| {
-        while !done() && Instant::now() < until {
-            std::thread::sleep(Duration::from_micros(50));
-        }
-    };
-    wait(&|| !STARTING.load(Ordering::Acquire));
+    wait_for_the_start();
     tenure::end_background_threads();
-    let starter = STARTER_NUMBER.swap(0, Ordering::Relaxed);
+    wait_for_the_starter();
+}
+
+/// Waits until no thread of tenure's is in the C library's count: with the last one in it the process ends, and
+/// the program's handlers would run on that thread.
+pub fn wait_until_uncounted() {
+    wait_for_the_start();
+    wait_for_the_starter();
+}
+
+fn wait_for_the_start() {
+    wait(&|| !STARTING.load(Ordering::Acquire));
+}
+
+fn wait_for_the_starter() {
+    let starter = STARTER_NUMBER.load(Ordering::Relaxed);
     if starter != 0 {
         // SAFETY: signal 0 is sent to nobody.
         wait(&|| unsafe { libc::syscall(libc::SYS_tgkill, pid(), starter, 0) } < 0);
+        let _ = STARTER_NUMBER.compare_exchange(starter, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+fn wait(done: &dyn Fn() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !done() && Instant::now() < until {
+        std::thread::sleep(Duration::from_micros(50));
     }
 }
 

@@ -1,14 +1,17 @@
 //! The end of a process whose main thread has ended by itself (pthread_exit, thrd_exit, a cancellation).
 //!
 //! The C library then ends the process with its last thread, and tenure's threads take themselves out of its count.
-//! Where they cannot (before glibc 2.34), a thread of this library's looks for the last of the program's. That the main thread ends is told by the destructor of a value of its own,
-//! which the C library calls by whatever way a thread ends, and not at `exit`.
+//! While one starts it is in the count; the main thread waits for that, or the program's handlers would run on it.
+//! Where they cannot (before glibc 2.34), a thread of this library's looks for the last of the program's. That the
+//! main thread ends is told by the destructor of a value of its own, which the C library calls by whatever way a
+//! thread ends, and not at `exit`.
 
 use crate::heap::Blocked;
 use crate::{hooks, keeper};
 use std::ffi::{c_void, CStr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
+use tenure::launcher::Stack;
 
 const NO_KEY: u32 = u32::MAX;
 static KEY: AtomicU32 = AtomicU32::new(NO_KEY);
@@ -16,9 +19,6 @@ static LOOKED_FOR: AtomicBool = AtomicBool::new(false);
 
 /// Called by the main thread before the program runs.
 pub fn watch_main_thread() {
-    if tenure::ends_with_the_last_thread() {
-        return;
-    }
     let mut key = 0;
     // SAFETY: the destructor lives forever and does not unwind; the key is written before it is used.
     let made = unsafe { libc::pthread_key_create(&mut key, Some(main_thread_ends)) };
@@ -42,13 +42,20 @@ pub fn restart_in_child() {
     watch_this_thread();
 }
 
+static STACK: Stack = Stack::new();
+
 unsafe extern "C" fn main_thread_ends(_: *mut c_void) {
     let is_main = rustix::thread::gettid() == rustix::process::getpid();
     // Another thread has the value if it forked the process's parent: not here.
     if is_main && keeper::is_own_process() && !LOOKED_FOR.swap(true, Ordering::Relaxed) {
         let _errno = hooks::Errno::keep();
         let _signals = Blocked::all();
-        keeper::spawn(end_after_the_last);
+        keeper::wait_until_uncounted();
+        if tenure::ends_with_the_last_thread() {
+            return;
+        }
+        // SAFETY: the body uses no argument; `LOOKED_FOR` lets one thread in.
+        let _ = unsafe { STACK.start(end_after_the_last, std::ptr::null_mut()) };
     }
 }
 

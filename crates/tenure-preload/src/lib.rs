@@ -24,6 +24,7 @@ mod heap;
 mod hooks;
 mod keeper;
 mod last_thread;
+mod limits;
 mod next;
 mod report;
 mod seen;

@@ -20,6 +20,12 @@ fn the_last_thread_ends_the_process() {
     }
 }
 
+/// The program's handlers at exit do not run on a thread of the library's that starts just then.
+#[test]
+fn handlers_at_exit_run_on_the_programs_threads() {
+    program!("ends_soon.c").same_under_all_options();
+}
+
 /// The same without /proc, where threads cannot be listed.
 #[test]
 fn the_last_thread_ends_the_process_without_proc() {
@@ -47,6 +53,22 @@ fn the_last_thread_ends_the_process_without_proc() {
 #[test]
 fn what_is_the_programs_stays_its_own() {
     program!("placed.c").same_everywhere();
+}
+
+/// No thread unless it pays: glibc's malloc, os.fork of Python and sandboxes see a process with one thread.
+#[test]
+fn a_program_with_one_thread_keeps_one() {
+    let program = program!("alone.c");
+    done("plain", &mut program.plain());
+    for way in ["alone", "threaded", "busy"] {
+        done(way, program.under(&[LARGE], None).arg(way));
+    }
+}
+
+/// The addresses that a program has unmapped are its own to map again.
+#[test]
+fn nothing_is_mapped_into_a_hole_of_the_programs() {
+    program!("holes.c").same_everywhere();
 }
 
 /// The C library's own calls and raw ones are not seen: the report says what was.
@@ -197,18 +219,26 @@ fn forks() {
     program!("fork.c").same_everywhere();
 }
 
-/// RLIMIT_AS, with the library loaded before the limit and within it.
+/// RLIMIT_AS and RLIMIT_DATA, with the library loaded before the limit and within it.
 #[test]
 fn limits() {
     let program = program!("limits.c");
     program.same_everywhere();
-    let mut limited = Command::new("/bin/sh");
-    limited.args(["-c", "ulimit -v 1500000 && exec \"$0\""]).arg(program.path());
-    for options in [&[LARGE][..], &[UNMAP], ALL] {
-        kit::preload(&mut limited, options, None);
-        let output = done(&format!("a limit from the start, {options:?}"), &mut limited);
-        assert_eq!(output.stdout, b"within limits\n");
+    for limit in ["-v 1500000", "-d 1500000"] {
+        let mut limited = Command::new("/bin/sh");
+        limited.arg("-c").arg(format!("ulimit {limit} && exec \"$0\"")).arg(program.path());
+        for options in [&[LARGE][..], &[UNMAP], ALL] {
+            kit::preload(&mut limited, options, None);
+            let output = done(&format!("{limit} from the start, {options:?}"), &mut limited);
+            assert_eq!(output.stdout, b"within limits\n");
+        }
     }
+}
+
+/// Beside forks, by number, refused, and in a child of vfork.
+#[test]
+fn limits_beside_forks() {
+    program!("limits_beside_forks.c").same_under_all_options();
 }
 
 /// EINVAL, EPERM, ENOMEM where the plain call gives them.

@@ -9,6 +9,8 @@
 //! - [`competitor`]: a process beside us that takes and gives back memory on request.
 //! - [`seccomp`]: system calls refused, failed at the Nth, counted, or forbidden altogether.
 //! - [`pages`]: what smaps and pagemap say about a range.
+//! - [`hugetlb`]: more huge pages in the kernel's pool.
+//! - [`json`]: text in a report.
 //! - [`leak`]: mappings, descriptors and threads before and after.
 //! - [`child`]: a test body in a process of its own, as another user if need be.
 //! - [`skip`](mod@skip): skips with reasons, listed at the end of `cargo test --workspace`.
@@ -19,6 +21,8 @@ pub mod cgroup;
 pub mod child;
 pub mod competitor;
 pub mod deadline;
+pub mod hugetlb;
+pub mod json;
 pub mod leak;
 pub mod pages;
 pub mod seccomp;

@@ -2,13 +2,13 @@
 //! return is known: nothing older than the last write that was over before, nothing newer than the
 //! last that has begun.
 
-use crate::closures::{self, Wild};
-use crate::keys::{armed, Key, Mischief, Spot, TruthHasher};
+use crate::closures::Wild;
+use crate::keys::{armed, Called, Key, Mischief, Spot, TruthHasher};
 use crate::rng::{mix, Rng};
 use crate::setting::{self, is, judge};
 use crate::sys;
 use crate::tally::{add, tally};
-use crate::{doing, wrong};
+use crate::{doing, panics, wrong};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -264,17 +264,6 @@ impl Caches {
         }
     }
 
-    /// A call of the cache from a key's code, inside another call of the same cache.
-    pub fn inside(&self, cache: usize) {
-        doing!("call of a cache in a key's code");
-        let one = &self.all[cache];
-        let key = self.threads * OWN;
-        let _ = one.cache.get(&One::key(key as u64, one.identity));
-        let _ = one.cache.contains_key(&One::key(key as u64 + 1, one.identity));
-        let _ = one.cache.stats();
-        doing!("call of a cache after a key's code called it");
-    }
-
     /// A get, held against what is known.
     fn get(&self, cache: usize, key: u64) -> Option<(Value<'_>, u64)> {
         doing!("Cache::get");
@@ -413,7 +402,7 @@ impl Caches {
         let wrapped = |key| One::key(key, one.identity);
         let value = || one.bytes(key, COMMON_VERSION);
         doing!("Cache::get_or_insert_with");
-        let made = closures::catching(|| match how {
+        let made = panics::catching(|| match how {
             0 => one.cache.get_or_try_insert_with(&wrapped(key), || Err(Unmade::Refused)),
             1 => one.cache.get_or_try_insert_with(&wrapped(key), || {
                 wild.act();
@@ -538,5 +527,18 @@ impl Caches {
     /// Values that gets found purged.
     pub fn purged(&self) -> u64 {
         self.all.iter().map(|one| one.cache.stats().purged_values).sum()
+    }
+}
+
+impl Called for Caches {
+    /// A call of the cache from a key's code, inside another call of the same cache.
+    fn inside(&self, cache: usize) {
+        doing!("call of a cache in a key's code");
+        let one = &self.all[cache];
+        let key = self.threads * OWN;
+        let _ = one.cache.get(&One::key(key as u64, one.identity));
+        let _ = one.cache.contains_key(&One::key(key as u64 + 1, one.identity));
+        let _ = one.cache.stats();
+        doing!("call of a cache after a key's code called it");
     }
 }

@@ -1,13 +1,8 @@
 //! What the closures do that tenure calls: they panic, fork, call tenure, and take their time.
 
 use crate::rng::Rng;
-use crate::tally::{add, tally};
-use crate::{doing, forks, sys, wrong};
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use crate::{doing, forks, panics, sys, wrong};
 use std::sync::atomic::{AtomicU32, Ordering};
-
-/// What a panic of the driver's own carries, so that it is told from one of tenure's.
-pub struct Mischief;
 
 /// One way to behave inside a closure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,17 +55,9 @@ impl Wild {
             Wild::Tenure => call_tenure(),
             Wild::Fork => forks::in_closure(forks::Kind::Fork),
             Wild::Signal => forks::in_closure(forks::Kind::Handler),
-            Wild::Panic => panic_now(),
+            Wild::Panic => panics::panic_now(),
             Wild::Sleep => sys::nap_us(700),
         }
-    }
-}
-
-/// Panics as the driver does.
-pub fn panic_now() {
-    if !std::thread::panicking() {
-        add(&tally().panics, 1);
-        std::panic::panic_any(Mischief);
     }
 }
 
@@ -105,32 +92,4 @@ fn call_tenure() {
     }
     let _ = tenure::stats();
     doing!("the rest of the call with the closure");
-}
-
-/// Runs what may panic. `None`: it did, by the driver's own doing.
-pub fn catching<R>(run: impl FnOnce() -> R) -> Option<R> {
-    match catch_unwind(AssertUnwindSafe(run)) {
-        Ok(result) => Some(result),
-        Err(payload) => {
-            if !payload.is::<Mischief>() {
-                let text = payload
-                    .downcast_ref::<String>()
-                    .map(String::as_str)
-                    .or_else(|| payload.downcast_ref::<&str>().copied())
-                    .unwrap_or("?");
-                wrong!("a call panicked: {text}");
-            }
-            None
-        }
-    }
-}
-
-/// The driver's own panics are not printed.
-pub fn quiet_panics() {
-    let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        if !panic.payload().is::<Mischief>() {
-            usual(panic);
-        }
-    }));
 }

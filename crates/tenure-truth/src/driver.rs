@@ -1,7 +1,7 @@
 //! One configuration, in this process.
 
 use crate::caches::{Caches, Held};
-use crate::closures::{self, catching};
+use crate::closures;
 use crate::config::{Config, Weights};
 use crate::crowd::Crowd;
 use crate::faults;
@@ -10,6 +10,7 @@ use crate::foreign::Foreign;
 use crate::forks::{self, Kind};
 use crate::objects::Object;
 use crate::overlap::Overlap;
+use crate::panics::{self, catching};
 use crate::ranges::{Closure, Ranges};
 use crate::rng::{mix, Rng};
 use crate::setting;
@@ -66,7 +67,7 @@ pub fn run(config: Config, seed: u64, seconds: f64) -> ! {
     setting::SHORT.store(config.pressure.is_some(), Ordering::Relaxed);
     setting::CLOSES.store(config.weights.closes > 0, Ordering::Relaxed);
     closures::ENABLED.store(config.wild, Ordering::Relaxed);
-    closures::quiet_panics();
+    panics::quiet_panics();
     faults::note_descriptors();
     watchdog::start(PATIENCE);
     forks::start();
@@ -152,25 +153,25 @@ impl Worker {
     }
 
     fn work(&mut self, end: u64) {
-        watchdog::enlist(self.thread);
+        doing::enlist(self.thread);
         let mut spare = Ranges::new(mix(self.world.seed, 333 + self.thread as u64), 16, false);
-        forks::set_spare(&mut spare);
+        forks::set_spare(Some(&mut spare));
         for operation in 0.. {
             if sys::now_ms() >= end {
                 break;
             }
             let mut rng = Rng::of_operation(self.world.seed, self.thread as u64, operation);
             static NEXT: &str = "an operation";
-            self.operation(&mut rng, &mut || watchdog::enter(Some(&NEXT), Some(operation)));
-            watchdog::enter(None, None);
+            self.operation(&mut rng, &mut || doing::enter(Some(&NEXT), Some(operation)));
+            doing::enter(None, None);
             add(&tally().operations, 1);
         }
         let _passing = watchdog::pass();
         doing!("the last check");
         let mut rng = Rng::of_operation(self.world.seed, self.thread as u64, u64::MAX);
         catching(|| self.finish(&mut rng));
-        forks::set_spare(std::ptr::null_mut());
-        watchdog::enter(None, None);
+        forks::set_spare(None);
+        doing::enter(None, None);
     }
 
     fn operation(&mut self, rng: &mut Rng, begin: &mut dyn FnMut()) {

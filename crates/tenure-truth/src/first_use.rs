@@ -5,7 +5,7 @@ use crate::ranges::{Closure, Ranges};
 use crate::rng::Rng;
 use crate::sys::{self, PAGE};
 use crate::tally::{add, tally};
-use crate::{doing, forks, watchdog, wrong};
+use crate::{doing, forks, wrong};
 
 /// One trial, in a child of a process that has not used tenure.
 pub fn step(rng: &mut Rng) {
@@ -74,8 +74,8 @@ fn trial(rng: &mut Rng) {
         match sys::fork() {
             0 => {
                 let mut rng = Rng::of_operation(theirs.draw(), 9, n as u64);
-                watchdog::enlist_child(5 + n);
-                let done = crate::closures::catching(|| use_everything(&mut rng, what + 2));
+                doing::enlist_child(5 + n);
+                let done = crate::panics::catching(|| use_everything(&mut rng, what + 2));
                 sys::exit_now(if done.is_some() { 0 } else { 70 });
             }
             pid => children.push(pid),
@@ -98,9 +98,9 @@ fn trial(rng: &mut Rng) {
                 add(&tally().hangs, 1);
                 tally().say(format_args!(
                     "HANG: a child of a fork during the first use; it does: {}; its threads:",
-                    watchdog::child_doing(5 + n)
+                    doing::child_doing(5 + n)
                 ));
-                for part in watchdog::kernel_view(pid as u32).split("; ") {
+                for part in doing::kernel_view(pid as u32).split("; ") {
                     tally().say(format_args!("    {part}"));
                 }
                 sys::kill(pid);

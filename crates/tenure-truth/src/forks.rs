@@ -1,11 +1,10 @@
 //! Forks of every kind; the children verify what they inherited and say how it went.
 
-use crate::ranges::{Closure, Ranges};
 use crate::rng::Rng;
 use crate::setting;
 use crate::sys::{self, PAGE};
 use crate::tally::{add, tally};
-use crate::{doing, watchdog, wrong};
+use crate::{doing, panics, wrong};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
@@ -39,13 +38,19 @@ static TABLE: [Child; CHILDREN] =
 
 thread_local! {
     /// What a child of a fork inside a closure verifies.
-    static SPARE: Cell<*mut Ranges> = const { Cell::new(std::ptr::null_mut()) };
+    static SPARE: Cell<Option<*mut dyn Spare>> = const { Cell::new(None) };
     static HANDLER_CHILD: Cell<i32> = const { Cell::new(-1) };
 }
 
-/// Gives the calling thread a range for the children that it makes inside closures; `spare` lives
+/// What a child can check of the memory that it inherits.
+pub trait Spare {
+    /// Checks it.
+    fn verify(&mut self, rng: &mut Rng);
+}
+
+/// Gives the calling thread something for the children that it makes inside closures to check; `spare` lives
 /// until the thread ends.
-pub fn set_spare(spare: *mut Ranges) {
+pub fn set_spare(spare: Option<*mut dyn Spare>) {
     SPARE.set(spare);
 }
 
@@ -87,9 +92,9 @@ fn reap() {
             add(&tally().hangs, 1);
             tally().say(format_args!(
                 "HANG: a child of {kind} (pid {pid}) does not end; it does: {}; its threads:",
-                watchdog::child_doing(number)
+                doing::child_doing(number)
             ));
-            for part in watchdog::kernel_view(pid as u32).split("; ") {
+            for part in doing::kernel_view(pid as u32).split("; ") {
                 tally().say(format_args!("    {part}"));
             }
             sys::kill(pid);
@@ -152,12 +157,12 @@ pub fn make(kind: Kind, body: impl FnOnce()) {
     match pid {
         0 => {
             sys::set_in_child();
-            watchdog::enlist_child(number);
+            doing::enlist_child(number);
             doing!("the child's start");
             if kind == Kind::Clone {
                 setting::UNWATCHED.store(true, Ordering::Relaxed);
             }
-            let done = crate::closures::catching(body);
+            let done = panics::catching(body);
             sys::exit_now(if done.is_some() { 0 } else { 70 });
         }
         pid => slot.pid.store(pid.max(0), Ordering::Release),
@@ -194,21 +199,13 @@ pub fn in_closure(kind: Kind) {
     let spare = SPARE.get();
     make(kind, || {
         doing!("child of a fork in a closure");
-        // SAFETY: the thread's own spare range, which lives as long as the thread and is used by no
-        // closure but this one, in a process of its own.
-        if let Some(spare) = unsafe { spare.as_mut() } {
-            verify(spare, &mut Rng::of_operation(1, 2, 3));
+        if let Some(spare) = spare {
+            // SAFETY: the thread's own, which lives as long as the thread and is used by no closure but
+            // this one, in a process of its own.
+            unsafe { &mut *spare }.verify(&mut Rng::of_operation(1, 2, 3));
         }
         let _ = tenure::stats();
     });
-}
-
-/// A child's own work on a range.
-pub fn verify(range: &mut Ranges, rng: &mut Rng) {
-    for _ in 0..12 {
-        range.step(rng, Closure::Quiet);
-    }
-    range.finish(rng);
 }
 
 /// Memory that a child does not inherit: another mapping takes its place there, and nothing that

@@ -1,7 +1,6 @@
 //! Keys whose hashing, comparison and end panic or call the cache, and a hasher that mixes nothing.
 
-use crate::caches::Caches;
-use crate::closures;
+use crate::panics;
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hash, Hasher};
 
@@ -12,6 +11,12 @@ pub enum Mischief {
     Panic,
     /// It calls the cache that holds the key.
     Call,
+}
+
+/// What a key's code may call.
+pub trait Called {
+    /// Calls cache number `cache`.
+    fn inside(&self, cache: usize);
 }
 
 /// Where it happens.
@@ -31,7 +36,7 @@ struct Armed {
     spot: Spot,
     /// How many times nothing happens first.
     after: u32,
-    caches: *const Caches,
+    caches: *const dyn Called,
     cache: usize,
 }
 
@@ -42,11 +47,11 @@ thread_local! {
 /// Runs a call of `caches`, in which a key misbehaves after `after` times.
 pub fn armed<R>(
     (mischief, spot, after): (Mischief, Spot, u32),
-    (caches, cache): (&Caches, usize),
+    (caches, cache): (&(dyn Called + 'static), usize),
     run: impl FnOnce() -> R,
 ) -> Option<R> {
     ARMED.set(Some(Armed { mischief, spot, after, caches, cache }));
-    let result = closures::catching(run);
+    let result = panics::catching(run);
     ARMED.set(None);
     result
 }
@@ -62,7 +67,7 @@ fn reach(spot: Spot) {
     }
     ARMED.set(None);
     match armed.mischief {
-        Mischief::Panic => closures::panic_now(),
+        Mischief::Panic => panics::panic_now(),
         Mischief::Call => {
             // SAFETY: `armed` borrows the caches, and this is called inside it.
             let caches = unsafe { &*armed.caches };

@@ -285,7 +285,7 @@ fn wait(child: &mut Child, patience: Duration, tally: &Tally) -> Option<ExitStat
         if begun.elapsed() > patience {
             add(&tally.hangs, 1);
             tally.say(format_args!("HANG: the process does not end; its threads:"));
-            for part in crate::watchdog::kernel_view(child.id()).split("; ") {
+            for part in crate::doing::kernel_view(child.id()).split("; ") {
                 tally.say(format_args!("    {part}"));
             }
             let _ = child.kill();

@@ -3,14 +3,16 @@
 //! written and reported.
 //!
 //! - [`model`]: the oracle. [`ranges`], [`overlap`], [`crowd`], [`objects`], [`shared_objects`], [`caches`]:
-//!   what is driven. [`refill`], [`closures`], [`keys`]: what tenure calls, and how it misbehaves.
+//!   what is driven. [`refill`], [`closures`], [`panics`], [`keys`]: what tenure calls, and how it misbehaves.
 //! - [`forks`], [`first_use`], [`faults`], [`pressure`], [`foreign`], [`sigbus`]: what goes on meanwhile.
-//! - [`config`], [`launch`], [`driver`], [`watchdog`], [`tally`], [`report`]: the machine.
+//! - [`config`], [`launch`], [`driver`], [`doing`](mod@doing), [`watchdog`], [`tally`], [`wrong`](mod@wrong), [`report`]: the
+//!   machine.
 
 pub mod caches;
 pub mod closures;
 pub mod config;
 pub mod crowd;
+pub mod doing;
 pub mod driver;
 pub mod faults;
 pub mod first_use;
@@ -22,6 +24,7 @@ pub mod launch;
 pub mod model;
 pub mod objects;
 pub mod overlap;
+pub mod panics;
 pub mod pressure;
 pub mod ranges;
 pub mod refill;
@@ -33,3 +36,4 @@ pub mod sigbus;
 pub mod sys;
 pub mod tally;
 pub mod watchdog;
+pub mod wrong;

@@ -1,12 +1,13 @@
 //! Raw ranges that one thread owns, so that every page's fate is known.
 
+use crate::forks::Spare;
 use crate::model::{self, Found, Pages};
 use crate::rng::Rng;
 use crate::setting::{self, is, judge};
 use crate::sigbus::{touching, Touch};
 use crate::sys::{self, PAGE};
 use crate::tally::{add, tally};
-use crate::{closures, doing, wrong};
+use crate::{closures, doing, panics, wrong};
 use std::cell::Cell;
 use tenure::volatile::{self, Priority};
 use tenure::{ErrorKind, Outcome};
@@ -169,7 +170,7 @@ impl Ranges {
         };
         let (base, salt, version) = (self.base, self.model.salt, self.version + 1);
         let at = self.at(start);
-        let result = closures::catching(|| {
+        let result = panics::catching(|| {
             // SAFETY: as in `mark`.
             unsafe {
                 volatile::unmark_with_map(at, count * PAGE, |gone| {
@@ -563,5 +564,14 @@ impl Ranges {
     pub fn finish(&mut self, rng: &mut Rng) {
         let pages = self.pages();
         self.unmark(rng, 0, pages, Closure::Quiet);
+    }
+}
+
+impl Spare for Ranges {
+    fn verify(&mut self, rng: &mut Rng) {
+        for _ in 0..12 {
+            self.step(rng, Closure::Quiet);
+        }
+        self.finish(rng);
     }
 }

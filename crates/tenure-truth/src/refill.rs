@@ -1,7 +1,8 @@
 //! Refill functions: good ones, failing ones, panicking ones, and what they make.
 
-use crate::closures::{self, Wild};
+use crate::closures::Wild;
 use crate::model;
+use crate::panics;
 use crate::rng::Rng;
 use crate::sys::PAGE;
 use crate::wrong;
@@ -93,7 +94,7 @@ impl Maker {
             }
             Mood::Panics => {
                 bytes.fill(0xBD);
-                closures::panic_now();
+                panics::panic_now();
             }
             Mood::Wild => {
                 let call = self.calls.fetch_add(1, Ordering::Relaxed);

@@ -1,6 +1,7 @@
 //! What the configurations counted, as a table and as JSON lines.
 
 use crate::tally::Counts;
+use tenure_testkit::json;
 
 /// How one configuration went.
 #[derive(Clone, Debug, Default)]
@@ -104,20 +105,8 @@ pub fn json(name: &str, seed: u64, counts: &Counts, text: &str) -> String {
     format!(
         "{{\"configuration\":\"{name}\",\"seed\":{seed},{},\"said\":\"{}\"}}\n",
         numbers.join(","),
-        escape(text)
+        json::escaped(text)
     )
-}
-
-fn escape(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| match c {
-            '"' => vec!['\\', '"'],
-            '\\' => vec!['\\', '\\'],
-            '\n' => vec!['\\', 'n'],
-            c if c.is_control() => vec![' '],
-            c => vec![c],
-        })
-        .collect()
 }
 
 #[cfg(test)]

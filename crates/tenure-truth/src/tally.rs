@@ -36,10 +36,6 @@ macro_rules! tally {
 }
 
 const TEXT: usize = 48 << 10;
-/// After this many wrong things were said, by all processes of a turn, a process ends.
-const ENOUGH: u64 = 60;
-/// As many are said that one place in the driver found; the rest is counted.
-const SAID: u64 = 3;
 /// Children whose doings are shared.
 pub const CHILDREN: usize = 8;
 
@@ -167,28 +163,4 @@ impl fmt::Write for Line {
         }
         Ok(())
     }
-}
-
-/// Counts a broken promise and keeps what it was; `here` counts those of one place. May be called in
-/// a signal handler and in a child of a raw clone.
-pub fn wrong(here: &AtomicU64, what: fmt::Arguments<'_>) {
-    let tally = tally();
-    add(&tally.wrong, 1);
-    if here.fetch_add(1, Ordering::AcqRel) < SAID {
-        let doing = crate::watchdog::doing();
-        let child = if crate::sys::in_child() { "child " } else { "" };
-        tally.say(format_args!("WRONG ({child}{}, {doing}): {what}", std::process::id()));
-        if tally.said.fetch_add(1, Ordering::AcqRel) >= ENOUGH {
-            crate::sys::exit_now(crate::sys::EXIT_WRONG);
-        }
-    }
-}
-
-/// [`wrong`] with a formatted text.
-#[macro_export]
-macro_rules! wrong {
-    ($($text:tt)+) => {{
-        static HERE: ::std::sync::atomic::AtomicU64 = ::std::sync::atomic::AtomicU64::new(0);
-        $crate::tally::wrong(&HERE, ::std::format_args!($($text)+))
-    }};
 }

@@ -1,105 +1,9 @@
-//! What each thread is doing, and a watchdog that ends a process in which one does it for too long.
+//! A watchdog that ends a process in which a thread does one thing for too long.
 
-use crate::sys;
-use crate::tally::tally;
-use std::cell::Cell;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use crate::tally::{add, tally};
+use crate::{doing, sys};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
-
-const THREADS: usize = 32;
-
-struct Slot {
-    /// A `&'static &'static str`.
-    doing: AtomicPtr<&'static str>,
-    since: AtomicU64,
-    operation: AtomicU64,
-}
-
-static SLOTS: [Slot; THREADS] = [const {
-    Slot {
-        doing: AtomicPtr::new(std::ptr::null_mut()),
-        since: AtomicU64::new(0),
-        operation: AtomicU64::new(0),
-    }
-}; THREADS];
-
-thread_local! {
-    static MINE: Cell<usize> = const { Cell::new(THREADS) };
-}
-
-static CHILD: AtomicUsize = AtomicUsize::new(usize::MAX);
-
-/// In a child: what it does is told to its parent as that of child number `child`.
-pub fn enlist_child(child: usize) {
-    CHILD.store(child, Ordering::Relaxed);
-}
-
-/// What child number `child` of this process does.
-pub fn child_doing(child: usize) -> &'static str {
-    let at = tally().child_doing[child].load(Ordering::Relaxed) as *const &'static str;
-    if at.is_null() {
-        return "nothing yet";
-    }
-    // SAFETY: the child, a copy of this process, stored a reference to a static, which lies at the
-    // same address here.
-    unsafe { *at }
-}
-
-/// Gives the calling thread a slot.
-pub fn enlist(thread: usize) {
-    assert!(thread < THREADS);
-    MINE.set(thread);
-}
-
-/// Says what the calling thread does from now on; `None`: nothing that could hang.
-pub fn enter(what: Option<&'static &'static str>, operation: Option<u64>) {
-    let Some(slot) = SLOTS.get(MINE.get()) else { return };
-    if let Some(operation) = operation {
-        slot.operation.store(operation, Ordering::Relaxed);
-    }
-    slot.since.store(sys::now_ms(), Ordering::Relaxed);
-    let what = what.map_or(std::ptr::null_mut(), |what| std::ptr::from_ref(what).cast_mut());
-    if let Some(shared) = tally().child_doing.get(CHILD.load(Ordering::Relaxed)) {
-        shared.store(what as u64, Ordering::Relaxed);
-    }
-    slot.doing.store(what, Ordering::Release);
-}
-
-/// Says what the calling thread does from now on.
-#[macro_export]
-macro_rules! doing {
-    ($what:literal) => {{
-        static WHAT: &str = $what;
-        $crate::watchdog::enter(Some(&WHAT), None);
-    }};
-}
-
-fn name(slot: &Slot) -> &'static str {
-    let doing = slot.doing.load(Ordering::Acquire);
-    if doing.is_null() {
-        return "-";
-    }
-    // SAFETY: `enter` stored a reference to a static.
-    unsafe { *doing }
-}
-
-/// What the calling thread is at.
-pub fn doing() -> impl std::fmt::Display {
-    struct Doing(usize);
-    impl std::fmt::Display for Doing {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            match SLOTS.get(self.0) {
-                None => write!(f, "a thread of tenure's"),
-                Some(slot) => {
-                    let operation = slot.operation.load(Ordering::Relaxed);
-                    write!(f, "thread {}, operation {operation}: {}", self.0, name(slot))
-                }
-            }
-        }
-    }
-    Doing(MINE.get())
-}
 
 /// All of the driver's operations pass here; a raw clone waits until none is under way.
 static WORLD: RwLock<()> = RwLock::new(());
@@ -112,22 +16,6 @@ pub fn pass() -> Option<RwLockReadGuard<'static, ()>> {
 /// Held while all other threads of the driver are parked.
 pub fn alone() -> Option<RwLockWriteGuard<'static, ()>> {
     (!sys::in_child()).then(|| WORLD.write().expect("operations catch their panics"))
-}
-
-/// The calls that the threads of a process are in, for a report of a hang.
-pub fn kernel_view(pid: u32) -> String {
-    let mut text = String::new();
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    for thread in threads {
-        let read = |file: &str| {
-            let text = std::fs::read_to_string(thread.path().join(file)).unwrap_or_default();
-            text.trim().split(' ').take(2).collect::<Vec<_>>().join(" ")
-        };
-        let id = thread.file_name();
-        let (comm, place, call) = (read("comm"), read("wchan"), read("syscall"));
-        text += &format!("{}:{comm}:{place}:{call}; ", id.to_string_lossy());
-    }
-    text
 }
 
 /// Starts the watchdog: an operation that takes longer than `patience` ends the process.
@@ -148,27 +36,17 @@ fn watch(patience: Duration) {
         stalled += (sys::now_ms() - before).saturating_sub(nap.as_millis() as u64 + 50);
         let now = sys::now_ms();
         let limit = patience.as_millis() as u64 + 4 * stalled.min(10_000);
-        let late = |slot: &Slot| {
-            !slot.doing.load(Ordering::Acquire).is_null()
-                && now.saturating_sub(slot.since.load(Ordering::Relaxed)) > limit
-        };
-        if SLOTS.iter().any(late) {
+        if doing::threads().any(|thread| thread.is_late(now, limit)) {
             let tally = tally();
-            crate::tally::add(&tally.hangs, 1);
+            add(&tally.hangs, 1);
             tally.say(format_args!("HANG: an operation took longer than {limit} ms; the threads:"));
-            for (i, slot) in SLOTS.iter().enumerate() {
-                if !slot.doing.load(Ordering::Acquire).is_null() {
-                    let (operation, since) = (
-                        slot.operation.load(Ordering::Relaxed),
-                        slot.since.load(Ordering::Relaxed),
-                    );
-                    let ms = now.saturating_sub(since);
-                    let late = if late(slot) { " <-- hangs" } else { "" };
-                    let what = name(slot);
-                    tally.say(format_args!("  {i}: operation {operation}, {what}, {ms} ms{late}"));
-                }
+            for thread in doing::threads() {
+                let late = if thread.is_late(now, limit) { " <-- hangs" } else { "" };
+                let ms = now.saturating_sub(thread.since);
+                let doing::Thread { number, operation, what, .. } = thread;
+                tally.say(format_args!("  {number}: operation {operation}, {what}, {ms} ms{late}"));
             }
-            let view = kernel_view(std::process::id());
+            let view = doing::kernel_view(std::process::id());
             for part in view.split("; ") {
                 tally.say(format_args!("    {part}"));
             }

@@ -1,13 +1,29 @@
-//! What every fallible call returns when it fails.
+//! Errors: which call failed, on which range, why, and what to do.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::io;
 
 /// Result of tenure's calls.
+///
+/// ```
+/// fn tiles() -> tenure::Result<tenure::Volatile> {
+///     tenure::Volatile::new(1 << 20)
+/// }
+/// # tiles()?;
+/// # Ok::<(), tenure::Error>(())
+/// ```
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// The cause of a failure, for programs that branch on it.
+///
+/// ```
+/// use tenure::{ErrorKind, Mapping};
+/// match Mapping::anonymous(0).unwrap_err().kind() {
+///     ErrorKind::BadRange => println!("the length is 0"),
+///     other => panic!("{other:?}"),
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -52,6 +68,16 @@ pub enum ErrorKind {
 }
 
 /// A failure: which call, on which range, why, and what to do about it.
+///
+/// ```
+/// let error = tenure::Mapping::anonymous(0).unwrap_err();
+/// assert_eq!(
+///     error.to_string(),
+///     "Mapping::anonymous: the length is 0; ask for at least one byte"
+/// );
+/// let as_io: std::io::Error = error.into();
+/// assert_eq!(as_io.kind(), std::io::ErrorKind::InvalidInput);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     kind: ErrorKind,
@@ -120,21 +146,42 @@ impl Error {
     }
 
     /// The cause.
+    ///
+    /// ```
+    /// use tenure::{ErrorKind, Mapping};
+    /// assert_eq!(Mapping::anonymous(0).unwrap_err().kind(), ErrorKind::BadRange);
+    /// ```
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
     /// The `errno` value that the C ABI reports for it.
+    ///
+    /// ```
+    /// assert_eq!(tenure::Mapping::anonymous(0).unwrap_err().errno(), 22); // EINVAL
+    /// ```
     pub fn errno(&self) -> i32 {
         self.errno
     }
 
     /// The range the call was given, as start address and length in bytes.
+    ///
+    /// ```
+    /// use tenure::lock::{lock, When};
+    /// let nowhere = 4096 as *const u8;
+    /// let error = lock(nowhere, 4096, When::Now).unwrap_err();
+    /// assert_eq!(error.range(), Some((4096, 4096)));
+    /// ```
     pub fn range(&self) -> Option<(usize, usize)> {
         self.range
     }
 
     /// What can be done about it.
+    ///
+    /// ```
+    /// let error = tenure::Mapping::anonymous(0).unwrap_err();
+    /// assert_eq!(error.remedy(), "ask for at least one byte");
+    /// ```
     pub fn remedy(&self) -> &str {
         &self.remedy
     }

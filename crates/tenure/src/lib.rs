@@ -1,17 +1,58 @@
-//! User-space control over how long a page of memory stays.
+//! Control over how long memory pages stay, on a stock Linux kernel.
 //!
-//! This crate is the core: *volatile* memory on a stock Linux kernel (5.10 and later, without root,
-//! patches or modules). A volatile page is kept while nobody needs the room; when somebody does, the
-//! kernel's own reclaim discards it, page by page, and the program learns exactly which pages went.
+//! For programs with large caches and buffers: when memory runs short, the kernel takes *volatile* memory
+//! instead of killing the program, page by page, and the program learns exactly which pages are gone.
+//! The crate also populates, locks, pools and unmaps memory. It needs Linux 5.10 or later: no root, no
+//! patch, no kernel module.
 //!
-//! - [`Cache`]: values under keys, with no size to configure.
-//! - [`Volatile`]: one buffer, pinned while it is used.
-//! - [`volatile`]: ranges of memory that the program has mapped itself.
-//! - [`lock`]: pages that are not paged out, with guards that count.
-//! - [`retire`]: memory that is gone at once, and torn down without stalling other threads.
-//! - [`pool`]: large blocks that are the kernel's to take while they are free, and warm until then.
-//! - [`capabilities`]: what this kernel and this user's rights allow, found by doing it.
-//! - [`stats()`], [`survey()`]: what happened.
+//! ```
+//! # fn render(path: &str) -> Vec<u8> { path.repeat(100).into_bytes() }
+//! # fn serve(page: &[u8]) { assert_eq!(page.len(), 600) }
+//! let cache = tenure::Cache::<String>::new()?; // no size: it grows while there is room
+//! let page = cache.get_or_insert_with("/index", || render("/index"))?; // made once
+//! serve(&page); // the bytes stay while `page` lives
+//!
+//! let mut tiles = tenure::Volatile::new(64 << 20)?; // one buffer, which the kernel may take
+//! tiles.pin_mut()?.fill(7); // not while it is pinned
+//! if tiles.pin()?.outcome() == tenure::Outcome::Purged {
+//!     tiles.pin_mut()?.fill(7); // some of it is gone: make it again,
+//!     tiles.restored(); // and say so
+//! }
+//! # Ok::<(), tenure::Error>(())
+//! ```
+//!
+//! # Modules
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | [`cache`] | [`Cache`]: values under keys. It has no size: it grows while there is room |
+//! | [`volatile`] | [`Volatile`]: one buffer that the kernel may take; raw calls for mapped ranges |
+//! | [`lock`] | keeps pages from being paged out: now, or each from its first touch on |
+//! | [`populate`] | makes pages resident before their use, with an error instead of a signal |
+//! | [`pool`] | large blocks: a freed block stays warm, and the kernel may take it |
+//! | [`pool::mapped`] | the pool behind a program's `mmap`, for launchers |
+//! | [`retire`] | unmaps at once, and gives the memory back without stalling other threads |
+//! | [`page_cache`] | tells which parts of a file are in the page cache |
+//!
+//! And beside the modules:
+//!
+//! - [`Mapping`]: an owned mapping of whole pages, which all of them work on.
+//! - [`capabilities`]: what this kernel and this user's rights allow, found by trying it.
+//! - [`stats()`] and [`survey()`]: what happened so far, and what is so now.
+//! - [`Error`]: every failure names the call, the range, the cause and a remedy, and has an `errno`.
+//!
+//! # Words
+//!
+//! A **mark** makes a range volatile, and an unmark or a **pin** makes it stay. The **worker**, a
+//! background thread that is named `tenure-keeper`, **offers** marked ranges to the kernel. The kernel
+//! **purges** pages of them when it needs memory. A pin **takes** the range **back** and reports each purge
+//! exactly once. The file `docs/glossary.md` has all words.
+//!
+//! # When not to use it
+//!
+//! - The data cannot be made again: use swap or zswap, and `memory.low`.
+//! - The working set always fits: a cache with a fixed size does as well, a little faster.
+//! - Resident memory must fall at once: offered memory counts in RSS until the kernel takes it.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("tenure is built on Linux's memory management and runs on nothing else");
@@ -44,8 +85,13 @@ pub use os::probe::{capabilities, Capabilities, Finding, Status};
 pub use stats::{stats, survey, Stats, Survey, Totals};
 pub use volatile::{Outcome, Priority, Volatile};
 
-/// Takes the place of tenure's fork handlers among the process's, and does nothing else: for a launcher that
-/// must come before an allocator's constructor, when there is no environment yet to read.
+/// Registers tenure's fork handlers, and does nothing else. For a launcher whose handlers must come before
+/// those of an allocator's constructor, when there is no environment yet to read.
+///
+/// ```
+/// tenure::register_fork_handlers(); // in a launcher's constructor
+/// ```
+#[doc(alias = "pthread_atfork")]
 pub fn register_fork_handlers() {
     runtime::fork::watch();
 }
@@ -55,6 +101,11 @@ pub fn register_fork_handlers() {
 /// called in the reverse order before a fork.
 ///
 /// Starts no thread. Cheap when done.
+///
+/// ```
+/// tenure::watch_forks(); // before another allocator registers its own handlers
+/// ```
+#[doc(alias = "pthread_atfork")]
 pub fn watch_forks() {
     tracking::watch_forks();
     pool::watch_forks();
@@ -64,6 +115,13 @@ pub fn watch_forks() {
 /// Whether a process ends with the last of the program's own threads where its main thread has ended by itself
 /// (`pthread_exit`): tenure's threads take themselves out of the C library's count. `false`: this C library does
 /// not show its count (before glibc 2.34, musl), and tenure's threads keep such a process alive.
+///
+/// ```
+/// if !tenure::ends_with_the_last_thread() {
+///     println!("end the process by exit(), not by pthread_exit in every thread");
+/// }
+/// ```
+#[doc(alias = "pthread_exit")]
 pub fn ends_with_the_last_thread() -> bool {
     os::thread::find_count()
 }
@@ -91,5 +149,33 @@ pub fn end_background_threads() -> bool {
     runtime::worker::stop() && given_back
 }
 
+/// For tenure's launcher.
+#[doc(hidden)]
+pub mod launcher {
+    pub use crate::os::stack::Stack;
+
+    /// Whether callers of the pool offer so much that the worker, which would do it for them, pays.
+    pub fn worker_pays() -> bool {
+        crate::pool::worker_pays()
+    }
+
+    /// Whether the calling thread is tenure's background thread.
+    pub fn is_background_thread() -> bool {
+        crate::runtime::worker::is_worker()
+    }
+
+    /// Memory for the launcher's own use, apart from the program's mappings, zeroed. `None`: there is none.
+    ///
+    /// Calls nothing that allocates.
+    pub fn map_apart(len: usize) -> Option<std::ptr::NonNull<u8>> {
+        let mapped = crate::os::reserve::map_own(len, crate::os::page_size()).ok()?;
+        std::ptr::NonNull::new(mapped.start as *mut u8)
+    }
+}
+
 /// The version of this crate.
+///
+/// ```
+/// println!("tenure {}", tenure::VERSION);
+/// ```
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

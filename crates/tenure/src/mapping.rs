@@ -9,6 +9,15 @@ use rustix::fs::{fstat, ftruncate, memfd_create, MemfdFlags};
 use rustix::io::Errno;
 
 /// What size of pages an anonymous mapping asks for.
+///
+/// ```
+/// use tenure::{Mapping, PageSize};
+/// let table = Mapping::anonymous_with(4 << 20, PageSize::Huge)?;
+/// assert_eq!(table.as_ptr() as usize % (2 << 20), 0);
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[doc(alias = "MADV_HUGEPAGE")]
+#[doc(alias = "MADV_NOHUGEPAGE")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PageSize {
     /// Whatever the system's setting gives.
@@ -21,8 +30,16 @@ pub enum PageSize {
     Huge,
 }
 
-/// A mapping of whole pages, unmapped on drop; from
-/// [`min_bytes`](crate::retire::Settings::min_bytes) on it is retired.
+/// An owned mapping of whole pages. Dropping it unmaps it; one of
+/// [`min_bytes`](crate::retire::Settings::min_bytes) or more is retired.
+///
+/// ```
+/// let mut memory = tenure::Mapping::anonymous(1 << 20)?;
+/// memory.as_mut_slice()[0] = 7;
+/// assert_eq!(memory.as_slice()[..2], [7, 0]);
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[doc(alias = "mmap")]
 #[derive(Debug)]
 pub struct Mapping {
     range: PageRange,
@@ -39,16 +56,38 @@ impl Mapping {
     /// (`MAP_NORESERVE`), so it may be far larger than memory and used in parts: see
     /// [`populate`](Mapping::populate) and [`discard`](Mapping::discard).
     ///
+    /// ```
+    /// let sparse = tenure::Mapping::anonymous(1 << 40)?; // 1 TiB of addresses, no memory yet
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// One or two system calls, about 2 µs with the unmapping. It takes no memory before the first touch.
+    ///
     /// # Errors
     /// `EINVAL`: `len` is 0. `ENOMEM`: no address space, too many mappings, or over `RLIMIT_AS`.
+    #[doc(alias = "mmap")]
+    #[doc(alias = "MAP_ANONYMOUS")]
+    #[doc(alias = "MAP_NORESERVE")]
     pub fn anonymous(len: usize) -> Result<Mapping> {
         Mapping::anonymous_with(len, PageSize::System)
     }
 
     /// [`Mapping::anonymous`] with a choice of page size.
     ///
+    /// ```
+    /// use tenure::{Mapping, PageSize};
+    /// let base_pages = Mapping::anonymous_with(4 << 20, PageSize::Base)?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// As [`Mapping::anonymous`].
+    ///
     /// # Errors
     /// As [`Mapping::anonymous`]. A kernel without huge pages gives base pages, without an error.
+    #[doc(alias = "mmap")]
+    #[doc(alias = "MADV_HUGEPAGE")]
     pub fn anonymous_with(len: usize, pages: PageSize) -> Result<Mapping> {
         let size = whole_pages("Mapping::anonymous", len)?;
         let align = if pages == PageSize::Huge { os::HUGE_PAGE } else { os::page_size() };
@@ -65,21 +104,45 @@ impl Mapping {
 
     /// Maps a private, writable copy of `len` bytes of a file from `offset`; writes stay in memory.
     ///
+    /// ```
+    /// let program = std::fs::File::open("/proc/self/exe")?;
+    /// // SAFETY: nobody truncates or writes a program that runs.
+    /// let head = unsafe { tenure::Mapping::file(&program, 0, 4096) }?;
+    /// assert_eq!(head.as_slice()[1..4], *b"ELF");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Cost
+    /// Two system calls. Nothing is read before the first touch.
+    ///
     /// # Safety
-    /// Nobody truncates or writes the file while it is mapped: touching a page past its end raises
+    /// No process truncates or writes the file while it is mapped: touching a page past its end raises
     /// SIGBUS, and bytes that change under a `&[u8]` are undefined behaviour.
     ///
     /// # Errors
     /// `EINVAL`: `len` is 0, `offset` is not page-aligned, or the range ends past the end of the
     /// file. Others are `mmap`'s.
+    #[doc(alias = "mmap")]
+    #[doc(alias = "MAP_PRIVATE")]
     pub unsafe fn file(file: impl AsFd, offset: u64, len: usize) -> Result<Mapping> {
         map_file("Mapping::file", file.as_fd(), offset, len, false)
     }
 
     /// Makes a memfd of `len` bytes (rounded up to whole pages) and maps it shared.
     ///
+    /// ```
+    /// let mut shared = tenure::Mapping::memfd("table", 1 << 20)?;
+    /// shared.as_mut_slice().fill(7);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// Three system calls and the closing of the descriptor: about 3 µs with the unmapping.
+    ///
     /// # Errors
     /// `EINVAL`: `len` is 0. `ENOMEM`, `EMFILE`, `ENFILE`: as `memfd_create` and `mmap`.
+    #[doc(alias = "memfd_create")]
+    #[doc(alias = "MAP_SHARED")]
     pub fn memfd(name: &str, len: usize) -> Result<Mapping> {
         let call = "Mapping::memfd";
         let size = whole_pages(call, len)?;
@@ -98,12 +161,23 @@ impl Mapping {
     }
 
     /// The bytes.
+    ///
+    /// ```
+    /// assert!(tenure::Mapping::anonymous(4096)?.as_slice().iter().all(|byte| *byte == 0));
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: mapped readable for the life of `self`; initialised (zeros or file contents).
         unsafe { std::slice::from_raw_parts(self.range.start as *const u8, self.len) }
     }
 
     /// The bytes, for writing.
+    ///
+    /// ```
+    /// let mut memory = tenure::Mapping::anonymous(4096)?;
+    /// memory.as_mut_slice().fill(7);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         assert!(self.writable);
         // SAFETY: mapped writable for the life of `self`, and borrowed exclusively.
@@ -111,21 +185,46 @@ impl Mapping {
     }
 
     /// The first byte's address.
+    ///
+    /// ```
+    /// let memory = tenure::Mapping::anonymous(4096)?;
+    /// assert_eq!(memory.as_ptr(), memory.as_slice().as_ptr());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn as_ptr(&self) -> *const u8 {
         self.range.start as *const u8
     }
 
     /// The first byte's address, for the calls that take raw ranges.
+    ///
+    /// ```
+    /// let mut memory = tenure::Mapping::anonymous(4096)?;
+    /// let (addr, len) = (memory.as_mut_ptr(), memory.len());
+    /// // SAFETY: the mapping stays as it is, and is not touched while it is marked.
+    /// unsafe { tenure::volatile::mark(addr, len)? };
+    /// # unsafe { tenure::volatile::forget(addr, len)? };
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.range.start as *mut u8
     }
 
     /// Length in bytes, as asked for.
+    ///
+    /// ```
+    /// assert_eq!(tenure::Mapping::anonymous(5000)?.len(), 5000); // as asked for
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: a mapping has at least one byte.
+    /// Returns `false`: a mapping has at least one byte.
+    ///
+    /// ```
+    /// assert!(!tenure::Mapping::anonymous(1)?.is_empty());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn is_empty(&self) -> bool {
         false
     }

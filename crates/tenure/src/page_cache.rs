@@ -1,8 +1,20 @@
-//! What of a file is in the page cache, found without touching it.
+//! Tells which parts of a file are in the page cache, without touching the file.
 //!
-//! Answers come from `cachestat` (6.5+), before that from `mincore`. Both keep quiet towards a user
-//! who neither owns the file nor may write it nor has `CAP_FOWNER`; that is `None` here, where
-//! `mincore` would say that everything is resident.
+//! **For** deciding whether to populate a file, and for monitors. **Not for** memory of the process: see
+//! [`lock::receipt`](crate::lock::receipt()) and [`survey`](crate::survey()).
+//!
+//! ```
+//! let file = std::fs::File::open("/proc/self/exe")?;
+//! let len = file.metadata()?.len();
+//! if let Some(resident) = tenure::page_cache::resident_bytes(&file, 0..len)? {
+//!     println!("{resident} of {len} bytes are in the page cache");
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The functions ask `cachestat` (6.5), and before that `mincore`. Neither tells anything to a user who
+//! does not own the file, may not write it, and does not have `CAP_FOWNER`. The functions return `None`
+//! then, where `mincore` would say that everything is resident.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::os;
@@ -19,9 +31,21 @@ const CALL: &str = "page_cache";
 /// Pages that are being read at this moment count. Costs 0.2 to 3 ms a GiB with `cachestat`, 20 with
 /// `mincore`.
 ///
+/// ```
+/// let file = std::fs::File::open("/proc/self/exe")?;
+/// let len = file.metadata()?.len();
+/// match tenure::page_cache::resident_bytes(&file, 0..len)? {
+///     Some(bytes) => assert!(bytes <= len), // it runs, so much of it is there
+///     None => println!("the kernel does not tell this user"),
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// `EINVAL`: the range does not begin at a page boundary. `EOPNOTSUPP`: the file is on hugetlbfs,
 /// whose pages are always resident. `ENODEV`: before 6.5, a file that cannot be mapped.
+#[doc(alias = "cachestat")]
+#[doc(alias = "mincore")]
 pub fn resident_bytes(file: impl AsFd, range: Range<u64>) -> Result<Option<u64>> {
     let range = checked(range)?;
     let fd = file.as_fd();
@@ -44,8 +68,19 @@ pub fn resident_bytes(file: impl AsFd, range: Range<u64>) -> Result<Option<u64>>
 ///
 /// Costs a few `cachestat` calls (0.4 µs) for each end of a part.
 ///
+/// ```
+/// let file = std::fs::File::open("/proc/self/exe")?;
+/// let len = file.metadata()?.len();
+/// for part in tenure::page_cache::resident_parts(&file, 0..len)?.unwrap_or_default() {
+///     println!("bytes {} to {} are in the page cache", part.start, part.end);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// As [`resident_bytes`].
+#[doc(alias = "cachestat")]
+#[doc(alias = "mincore")]
 pub fn resident_parts(file: impl AsFd, range: Range<u64>) -> Result<Option<Vec<Range<u64>>>> {
     let range = checked(range)?;
     let fd = file.as_fd();

@@ -1,4 +1,4 @@
-//! What happened so far, and what is so now.
+//! Statistics: what happened so far, and what is so now.
 
 use crate::pool;
 use crate::runtime::counters::{totals, GAUGES};
@@ -8,7 +8,13 @@ use std::sync::atomic::Ordering;
 
 pub use crate::runtime::counters::Totals;
 
-/// What is so now, and [`Totals`] since the start.
+/// The state now, and [`Totals`] since the start.
+///
+/// ```
+/// let stats = tenure::stats();
+/// println!("{} bytes marked, {} offered", stats.marked_bytes, stats.offered_bytes);
+/// println!("{} bytes purged so far", stats.total.purged_bytes);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -22,7 +28,7 @@ pub struct Stats {
     pub pinned_bytes: u64,
     /// Ranges that are volatile and not (yet) offered.
     pub marked: u64,
-    /// Their bytes: what the kernel cannot take although nobody needs it.
+    /// Their bytes: memory that the program does not use, and that the kernel cannot take yet.
     pub marked_bytes: u64,
     /// Ranges that the kernel may take, or has taken.
     pub offered: u64,
@@ -45,6 +51,13 @@ pub struct Stats {
 }
 
 /// Reads the statistics. Costs one look at each known range (about 3 ns); no system call.
+///
+/// ```
+/// let buffer = tenure::Volatile::new(1 << 20)?;
+/// let _pinned = buffer.pin()?;
+/// assert!(tenure::stats().pinned_bytes >= 1 << 20);
+/// # Ok::<(), tenure::Error>(())
+/// ```
 pub fn stats() -> Stats {
     let mut stats = Stats { total: totals(), ..Stats::default() };
     tracking::each(|tracked, word| {
@@ -80,7 +93,13 @@ fn add_pool(all: &mut Stats) {
     total.pool_moves = now.realloc_moved;
 }
 
-/// Of what is offered, how much is still there.
+/// How much of the offered memory the kernel has discarded.
+///
+/// ```
+/// let survey = tenure::survey()?;
+/// assert!(survey.gone_bytes <= survey.offered_bytes);
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Survey {
@@ -93,8 +112,16 @@ pub struct Survey {
 /// Looks at every offered page's page-table entry (PAGEMAP_SCAN, 4 ns a page; `/proc/self/pagemap`
 /// before 6.7), touching none.
 ///
+/// ```
+/// let survey = tenure::survey()?;
+/// println!("{} of {} offered bytes are gone", survey.gone_bytes, survey.offered_bytes);
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
 /// # Errors
 /// The page map could not be read (`/proc` not mounted, or the process is not dumpable).
+#[doc(alias = "PAGEMAP_SCAN")]
+#[doc(alias = "pagemap")]
 pub fn survey() -> crate::Result<Survey> {
     let failed = |errno| crate::Error::system("survey", "reading /proc/self/pagemap", errno);
     let pagemap = crate::os::pagemap::Pagemap::open().map_err(failed)?;

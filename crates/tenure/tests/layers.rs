@@ -45,57 +45,10 @@ const UPWARDS: &[(&str, &str, &str)] = &[
 
 /// Circles that are there: crate, modules. None may be added to; one that is gone is taken out here.
 const CIRCLES: &[(&str, &[&str])] = &[
-    ("tenure", &["lock", "lock::claims", "lock::ledger"]),
-    ("tenure", &["lock::cause", "lock::change", "lock::unfilled"]),
     ("tenure", &["os::advise", "os::populate", "os::reserve", "os::touch"]),
     ("tenure", &["os::maps", "os::smaps"]),
-    (
-        "tenure",
-        &[
-            "pool",
-            "pool::cache",
-            "pool::class",
-            "pool::counters",
-            "pool::depot",
-            "pool::end",
-            "pool::fault",
-            "pool::forks",
-            "pool::give",
-            "pool::keep",
-            "pool::leave",
-            "pool::list",
-            "pool::mapped",
-            "pool::release",
-            "pool::resize",
-            "pool::settings",
-            "pool::take",
-            "pool::territory",
-            "pool::zero",
-        ],
-    ),
-    (
-        "tenure",
-        &[
-            "populate",
-            "populate::background",
-            "populate::failure",
-            "populate::job",
-            "populate::plan",
-            "populate::room",
-            "populate::run",
-        ],
-    ),
     ("tenure", &["retire", "retire::unmap"]),
     ("tenure-bench", &["cache", "cache::memory", "cache::traffic"]),
-    ("tenure-bench", &["harness::compare", "harness::goal"]),
-    ("tenure-bench", &["lock_on_fault", "lock_on_fault::ways"]),
-    ("tenure-bench", &["populate", "populate::parallel", "populate::single"]),
-    ("tenure-bench", &["volatile", "volatile::offered", "volatile::pin"]),
-    ("tenure-cli", &["bench", "cli", "demo", "demo::way"]),
-    ("tenure-cli", &["files", "files::part"]),
-    ("tenure-cli", &["lock", "lock::told"]),
-    ("tenure-cli", &["lock::budget", "lock::held"]),
-    ("tenure-cli", &["run", "run::program"]),
     (
         "tenure-preload",
         &[
@@ -109,12 +62,6 @@ const CIRCLES: &[(&str, &[&str])] = &[
             "next",
             "report",
         ],
-    ),
-    ("tenure-testkit", &["cgroup", "cgroup::place"]),
-    ("tenure-truth", &["caches", "keys"]),
-    (
-        "tenure-truth",
-        &["closures", "forks", "model", "ranges", "setting", "sigbus", "tally", "watchdog"],
     ),
 ];
 
@@ -278,6 +225,25 @@ fn no_modules_import_one_another_in_a_circle_but_those_listed() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
+/// Draws them all, once the harness's own lines are gone:
+/// `cargo test -p tenure --test layers -- --ignored --nocapture | sed -n '/^digraph/,/^}/p' | dot -Tsvg -Kfdp`.
+#[test]
+#[ignore = "prints the modules and the arrows between them"]
+fn picture() {
+    println!("digraph {{");
+    for (name, root) in roots() {
+        let arrow = |edge: &Edge| {
+            let ends = [edge.from.join("::"), edge.to.join("::")];
+            let [from, to] = ends.map(|end| if end.is_empty() { "root".into() } else { end });
+            format!("  \"{name}: {from}\" -> \"{name}: {to}\";")
+        };
+        let edges = Crate::read(&root).edges();
+        let arrows: BTreeSet<_> = edges.iter().filter(|edge| !edge.reexport).map(arrow).collect();
+        arrows.iter().for_each(|arrow| println!("{arrow}"));
+    }
+    println!("}}");
+}
+
 /// All crates of the workspace: name and root file.
 fn roots() -> Vec<(String, PathBuf)> {
     let mut roots = Vec::new();
@@ -326,6 +292,11 @@ fn every_way_to_name_a_module_is_found() {
     ] {
         assert_eq!(edges_of(text, ""), edge("above"), "{text}");
     }
+    // The function, not the module of the same name that is brought in beside it.
+    let from_above = ("above".to_owned(), "other".to_owned());
+    let both = BTreeSet::from([("below".to_owned(), "above".to_owned()), from_above]);
+    let above = "use crate::other; pub fn other() { other::f() }";
+    assert_eq!(edges_of("fn f() { crate::above::other() }", above), both);
     // Passed on by the root: the place where it is defined counts.
     assert_eq!(edges_of("use crate::Thing;", ""), edge("other"));
     for text in [

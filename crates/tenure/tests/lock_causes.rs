@@ -7,6 +7,7 @@ use lock_kit::*;
 use std::os::fd::AsRawFd;
 use tenure::lock::{self, State, When};
 use tenure::{Error, ErrorKind};
+use tenure_testkit::hugetlb::MoreHugePages;
 use tenure_testkit::{as_nobody, in_child, or_skip, run_child, skip, this_test, MemoryCgroup};
 use Held::{Full, Not, OnFault};
 
@@ -418,7 +419,7 @@ fn memory_that_never_leaves_is_accepted_and_told_apart() {
 #[test]
 fn huge_pages_of_the_pool_are_always_resident() {
     in_child(this_test!(), &[], || {
-        let pool = or_skip!(Pool::of(2));
+        let pool = or_skip!(MoreHugePages::add(2));
         let flags = ANONYMOUS | libc::MAP_HUGETLB;
         let area = match Area::with(512, RW, flags, -1) {
             Ok(area) => area,
@@ -444,27 +445,6 @@ fn huge_pages_of_the_pool_are_always_resident() {
         drop(area);
         drop(pool);
     });
-}
-
-/// The pool of huge pages, raised for the time of a test.
-struct Pool(String);
-
-impl Pool {
-    const FILE: &str = "/proc/sys/vm/nr_hugepages";
-
-    fn of(pages: usize) -> Result<Pool, String> {
-        let before = std::fs::read_to_string(Pool::FILE).map_err(|e| e.to_string())?;
-        let more = before.trim().parse::<usize>().unwrap_or(0) + pages;
-        std::fs::write(Pool::FILE, more.to_string())
-            .map_err(|e| format!("the pool of huge pages cannot be raised: {e}"))?;
-        Ok(Pool(before.trim().to_owned()))
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        let _ = std::fs::write(Pool::FILE, &self.0);
-    }
 }
 
 fn tempfile(name: &str, len: usize) -> (std::fs::File, Remove) {

@@ -21,6 +21,41 @@ fn pressure() -> u64 {
     tenure::stats().total.pressure_events
 }
 
+/// Whoever frees offers: no thread will do it later. What was offered long ago is returned by later calls.
+#[test]
+fn without_a_worker_free_runs_are_offered_at_once() {
+    in_child(this_test!(), &[], || {
+        pool::configure(Settings::default().with_return_after(Duration::from_secs(1)));
+        let before = lazyfree_total();
+        for size in [300_000, 2 * MIB, 16 * MIB] {
+            let runs: Vec<_> = (0..16).map(|_| take(size)).collect();
+            runs.iter().for_each(|p| sign(*p, size, 1));
+            runs.into_iter().for_each(give);
+        }
+        // A mebibyte may be warm, and one more with the thread.
+        let freed = 16 * (300_000 + 18 * MIB) as u64;
+        let (offered, stats) = (lazyfree_total() - before, pool::stats());
+        assert!(stats.warm_bytes <= 3 * MIB as u64, "{stats:?}");
+        assert!(offered >= freed / 10 * 9 || pressure() > 0, "{offered} of {freed} bytes");
+        assert_eq!(
+            std::fs::read_dir("/proc/self/task").unwrap().count(),
+            2,
+            "no thread but the test's"
+        );
+        std::thread::sleep(Duration::from_secs(2));
+        for _ in 0..100 {
+            let p = take(16 * MIB);
+            sign(p, 16 * MIB, 2);
+            give(p);
+            let p = take(2 * MIB);
+            sign(p, 2 * MIB, 2);
+            give(p);
+        }
+        let left = lazyfree_total() - before;
+        assert!(left < freed / 2, "{left} of {freed} bytes");
+    });
+}
+
 #[test]
 fn offered_within_a_second_and_returned_within_the_set_time() {
     in_child(this_test!(), &[], || {

@@ -1,54 +1,10 @@
 //! Named contestants that take turns.
 
-use super::goal::{best_peer, findings, Finding, Goal};
+use super::goal::{best_peer, findings, Goal};
+use super::row::{Role, Row, Unit};
 use super::stats::Stats;
 use serde::Serialize;
 use std::io;
-
-/// What a comparison counts. Less is better in all of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Unit {
-    /// Nanoseconds.
-    Nanoseconds,
-    /// Milliseconds.
-    Milliseconds,
-    /// Bytes.
-    Bytes,
-    /// Mebibytes.
-    Mebibytes,
-    /// System calls.
-    Calls,
-}
-
-impl Unit {
-    /// The value with its unit, to three or four places.
-    pub fn show(self, value: f64) -> String {
-        let name = match self {
-            Unit::Nanoseconds => "ns",
-            Unit::Milliseconds => "ms",
-            Unit::Bytes => "B",
-            Unit::Mebibytes => "MiB",
-            Unit::Calls => "calls",
-        };
-        let places = match value.abs() {
-            v if v >= 100.0 || self == Unit::Calls => 0,
-            v if v >= 10.0 => 1,
-            _ => 2,
-        };
-        format!("{value:.places$} {name}")
-    }
-}
-
-/// What a contestant is to us.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Role {
-    /// tenure; its rows can lose.
-    Ours,
-    /// Somebody else's way to the same end.
-    Peer,
-    /// A limit or a landmark: nothing that we would have to beat.
-    Reference,
-}
 
 /// One measurement: the value, and what was counted beside it.
 #[derive(Clone, Debug, PartialEq)]
@@ -133,27 +89,6 @@ pub struct Comparison<'a> {
     unit: Unit,
     contestants: Vec<Contestant<'a>>,
     baseline: Option<String>,
-}
-
-/// One contestant's results.
-#[derive(Clone, Debug, Serialize)]
-pub struct Row {
-    /// The contestant.
-    pub name: String,
-    /// What it is to us.
-    pub role: Role,
-    /// Every measured value, in the order of the rounds, the warm-up left out.
-    pub samples: Vec<f64>,
-    /// Every value counted beside, by name, likewise.
-    pub extras: Vec<(&'static str, Vec<f64>)>,
-    /// Their summary; nothing if it could not run.
-    pub stats: Option<Stats>,
-    /// Goals and peers, for our rows.
-    pub findings: Vec<Finding>,
-    /// Why it could not run.
-    pub unavailable: Option<String>,
-    /// What of its work it could not do, in the last round in which that was so.
-    pub failed: Option<String>,
 }
 
 /// A comparison that has run.
@@ -270,19 +205,6 @@ impl Row {
                 None => self.extras.push((name, vec![value])),
             }
         }
-    }
-
-    /// Whether this is a losing row: ours, and behind a goal or the best peer, or not up to the work.
-    pub fn loses(&self) -> bool {
-        self.findings.iter().any(Finding::loses)
-            || (self.role == Role::Ours && self.failed.is_some())
-    }
-
-    /// Whether it is a losing row by no more than noise.
-    pub fn loses_in_the_noise(&self) -> bool {
-        self.loses()
-            && self.failed.is_none()
-            && self.findings.iter().all(|found| !found.loses() || found.in_the_noise())
     }
 }
 

@@ -1,8 +1,7 @@
 //! What a row of ours should reach, and by how much it fell short.
 
-use super::compare::{Role, Row, Unit};
+use super::row::{Finding, Role, Row, Unit};
 use super::stats::Stats;
-use serde::Serialize;
 
 /// A goal for one of our rows, judged on medians. Less is better in every unit.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,33 +21,6 @@ pub enum Goal {
     /// At most this many times what was counted beside for the named contestant: the column, the
     /// contestant, the limit.
     BesideTimesOf(&'static str, &'static str, f64),
-}
-
-/// A goal or a peer, and how our row stands to it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Finding {
-    /// The goal in words, or the peer that is ahead.
-    pub what: String,
-    /// What was measured, in the goal's own terms.
-    pub measured: f64,
-    /// By what factor the row loses; 1 or less: it does not.
-    pub loses_by: f64,
-    /// In what share of the rounds it was behind, where it is measured against another row: rounds
-    /// are interleaved, so a difference that is no noise shows in nearly all of them.
-    pub behind_in: Option<f64>,
-}
-
-impl Finding {
-    /// Whether this makes the row a losing one.
-    pub fn loses(&self) -> bool {
-        self.loses_by > 1.0
-    }
-
-    /// Whether it makes the row a losing one although the rounds do not agree on it: fewer than four
-    /// in five say so. Of two that are equal one is always behind.
-    pub fn in_the_noise(&self) -> bool {
-        self.loses() && self.behind_in.is_some_and(|share| share < 0.8)
-    }
 }
 
 /// In what share of the rounds `ours` took more than `limit` times what `other` took; nothing if

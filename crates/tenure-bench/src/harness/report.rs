@@ -1,7 +1,8 @@
 //! All comparisons of a run: printed as they end, written as JSON at the end.
 
-use super::compare::{Comparison, Outcome, Role};
+use super::compare::{Comparison, Outcome};
 use super::machine::{peer_versions, Machine};
+use super::row::Role;
 use super::table::{render, verdict};
 use crate::Options;
 use serde::Serialize;

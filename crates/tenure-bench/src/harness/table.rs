@@ -1,6 +1,7 @@
 //! A comparison as text.
 
-use super::compare::{Outcome, Role, Row};
+use super::compare::Outcome;
+use super::row::{Role, Row};
 use super::stats::Stats;
 
 /// The outcome as a titled table, one line a contestant, losing rows marked.

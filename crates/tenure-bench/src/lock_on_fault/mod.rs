@@ -21,9 +21,7 @@ use file::{PageCache, RandomFile};
 use rustix::param::page_size;
 use std::cell::RefCell;
 use std::io;
-use ways::Way;
-
-const SETUP: &str = "setup ms";
+use ways::{Way, SETUP};
 
 const WAYS: &[(&str, Way)] = &[
     ("tenure, on fault + populate", Way::Ours),

@@ -23,7 +23,3 @@ pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     single::tables(options, big, report)?;
     parallel::tables(options, big, report)
 }
-
-fn size_name(len: usize) -> String {
-    format!("{} MiB", len >> 20)
-}

@@ -1,9 +1,8 @@
 //! Several threads, against as many processes: what the machine can do when nothing is shared.
 
-use super::size_name;
 use super::way::{check, Ready, Touch, Way};
 use crate::backing::{Backing, Kind, HUGE_PAGE};
-use crate::harness::{Child, Comparison, Contestant, Goal, Report, Role, Sample, Unit};
+use crate::harness::{size_name, Child, Comparison, Contestant, Goal, Report, Role, Sample, Unit};
 use crate::Options;
 use rustix::mm::{self, MapFlags, ProtFlags};
 use rustix::time::{clock_gettime, ClockId};

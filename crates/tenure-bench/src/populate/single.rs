@@ -1,10 +1,9 @@
 //! One thread: every backing, and every way to make it ready.
 
 use super::matrix::Matrix;
-use super::size_name;
 use super::way::{check, Ready, Way};
 use crate::backing::{Backing, Kind, HUGE_PAGE};
-use crate::harness::{Comparison, Contestant, Raised, Report, Role, Sample, Unit};
+use crate::harness::{size_name, Comparison, Contestant, Raised, Report, Role, Sample, Unit};
 use crate::Options;
 use std::io;
 use std::time::Instant;

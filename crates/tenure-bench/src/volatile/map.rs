@@ -1,18 +1,16 @@
 //! Memory to measure on, mapped by hand so that both sides of a comparison have the same.
 
+use crate::backing::{reserve, unsupported, HUGE_PAGE};
 use rustix::io::Errno;
-use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{self, Advice, MprotectFlags};
 use rustix::param::page_size;
 use std::ffi::c_void;
 use std::io;
 use std::ops::Range;
-use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tenure::volatile;
 use tenure::Outcome;
 use tenure_testkit::pages::smaps_over;
-
-pub(super) const HUGE_PAGE: usize = 2 << 20;
 
 /// The page size asked for. Never left to the system's policy, so that the same row means the same
 /// on every machine.
@@ -44,6 +42,7 @@ impl Pages {
 /// A private anonymous mapping, aligned to huge pages, between guard pages so that no two merge.
 pub(super) struct Map {
     reserved: *mut c_void,
+    reserved_len: usize,
     addr: *mut u8,
     len: usize,
     pages: Pages,
@@ -61,25 +60,16 @@ impl Map {
     /// Maps `len` bytes, untouched.
     pub fn new(len: usize, pages: Pages) -> io::Result<Map> {
         let len = len.next_multiple_of(page_size());
-        let reserved_len = len + 2 * HUGE_PAGE;
-        // SAFETY: a new mapping wherever there is room; no memory of anybody else is touched.
-        let reserved = unsafe {
-            mm::mmap_anonymous(
-                ptr::null_mut(),
-                reserved_len,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )?
-        };
-        let start = (reserved as usize + page_size()).next_multiple_of(HUGE_PAGE);
+        let (reserved, reserved_len, addr) = reserve(len)?;
         let map = Map {
             reserved,
-            addr: start as *mut u8,
+            reserved_len,
+            addr,
             len,
             pages,
             known_to_tenure: AtomicBool::new(false),
         };
-        // SAFETY: [start, start + len) lies inside the mapping just made: at most one huge page was
+        // SAFETY: [addr, addr + len) lies inside the mapping just made: at most one huge page was
         // skipped before it, and one was added behind.
         unsafe {
             let addr = map.addr.cast();
@@ -206,10 +196,6 @@ impl Drop for Map {
             }
         }
         // SAFETY: the reservation is the Map's own, and nothing refers to it after this.
-        let _ = unsafe { mm::munmap(self.reserved, self.len + 2 * HUGE_PAGE) };
+        let _ = unsafe { mm::munmap(self.reserved, self.reserved_len) };
     }
-}
-
-pub(super) fn unsupported(why: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::Unsupported, why)
 }

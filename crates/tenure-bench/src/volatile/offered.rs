@@ -1,9 +1,9 @@
 //! What it costs to offer memory to the kernel and to take it back untouched.
 
-use super::map::{unsupported, Map, Pages};
+use super::map::{Map, Pages};
 use super::quiet::QuietKeeper;
-use super::size_name;
-use crate::harness::{Comparison, Contestant, Goal, Report, Role, Sample, Unit};
+use crate::backing::unsupported;
+use crate::harness::{size_name, Comparison, Contestant, Goal, Report, Role, Sample, Unit};
 use crate::Options;
 use rustix::mm::Advice;
 use rustix::param::page_size;

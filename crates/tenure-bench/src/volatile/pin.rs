@@ -2,8 +2,7 @@
 
 use super::map::{Map, Pages};
 use super::quiet::QuietKeeper;
-use super::size_name;
-use crate::harness::{Comparison, Contestant, Goal, Report, Role, Sample, Unit};
+use crate::harness::{size_name, Comparison, Contestant, Goal, Report, Role, Sample, Unit};
 use crate::Options;
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::seq::SliceRandom;

@@ -147,7 +147,7 @@ fn system_calls(retries: usize, report: &mut Report<'_>) -> io::Result<()> {
             let _empty = map.unmark(0..MAP)?;
             let mut result = Ok(());
             let calls = count_syscalls(|| result = body(&map, retries))
-                .map_err(|reason| super::map::unsupported(reason.reason()))?;
+                .map_err(|reason| crate::backing::unsupported(reason.reason()))?;
             result?;
             Ok(Sample::from(calls as f64))
         }));

@@ -22,9 +22,10 @@ mod worker;
 
 pub use neighbour::run as neighbour;
 pub use options::Args;
+pub use party::{NEIGHBOUR, WORKER};
 pub use worker::run as work;
 
-use crate::failure::Found;
+use crate::failure::{Found, WrongUsage};
 use crate::size;
 use anyhow::Context;
 use live::Live;
@@ -38,14 +39,9 @@ use std::sync::Arc;
 use std::time::Instant;
 use wire::Plan;
 
-/// The hidden command that is the worker.
-pub const WORKER: &str = "demo-worker";
-/// The hidden command that is its neighbour.
-pub const NEIGHBOUR: &str = "demo-neighbour";
-
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let sizes = args.sizes().unwrap_or_else(|wrong| crate::cli::wrong_usage(wrong));
+    let sizes = args.sizes().map_err(WrongUsage)?;
     let enforcement = Enforcement::choose(args.limit, args.stand_in);
     let interrupted = interruptible()?;
     let mut live = Live::new(args.limit);

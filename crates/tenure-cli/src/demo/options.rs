@@ -11,15 +11,15 @@ use std::time::Duration;
 pub const PREPARATION: Duration = Duration::from_secs(10);
 
 const HELP: &str = "\
-What happens: a worker process serves requests for pieces of real files, compressed by zstd, which
-is dear; so it keeps them in a cache. It shares a memory cgroup with a neighbour whose need for
-memory rises and falls twice. Three caches are tried in turn, with the same requests and the same
-neighbour: an LRU small enough for the neighbour's worst hour, an LRU that uses all the room of its
-best hour (and is killed for it), and tenure's cache, which is told no size. Every value that comes
-from a cache is held to a checksum that was taken before.
+A worker process serves requests for pieces of real files, compressed by zstd. To compress is \
+dear, so the worker keeps the pieces in a cache. It shares a memory cgroup with a neighbour whose \
+need for memory rises and falls twice. Three caches are tried in turn, with the same requests and \
+the same neighbour: an LRU that is small enough for the neighbour's worst hour, an LRU that uses \
+all the room of its best hour (and is killed for it), and tenure's cache, which has no size. \
+Every value that comes from a cache is compared with a checksum that was taken before.
 
-Runs as root with memory cgroups v1 or v2, as a user in a scope of the user's systemd, and without
-either with a stand-in that says so.
+The demo runs as root with memory cgroups v1 or v2, as a user in a scope of the user's systemd, \
+and without either with a stand-in that says so.
 
 Examples:
   tenure demo

@@ -9,6 +9,11 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
+/// The hidden command that is the worker.
+pub const WORKER: &str = "demo-worker";
+/// The hidden command that is its neighbour.
+pub const NEIGHBOUR: &str = "demo-neighbour";
+
 /// A process of the demo.
 #[derive(Debug)]
 pub struct Party {

@@ -43,9 +43,9 @@ pub fn run(
 ) -> anyhow::Result<Outcome> {
     let room = Room::open(common.enforcement, common.limit)?;
     // Both are in the group before they have any memory to speak of.
-    let (mut worker, from_worker) = Party::spawn(super::WORKER)?;
+    let (mut worker, from_worker) = Party::spawn(party::WORKER)?;
     room.admit(&worker).context("cannot put the worker into its cgroup")?;
-    let (mut neighbour, from_neighbour) = Party::spawn(super::NEIGHBOUR)?;
+    let (mut neighbour, from_neighbour) = Party::spawn(party::NEIGHBOUR)?;
     room.admit(&neighbour).context("cannot put the neighbour into its cgroup")?;
 
     worker.tell(&ToWorker::Plan(Box::new(plan)))?;

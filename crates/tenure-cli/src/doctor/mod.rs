@@ -13,15 +13,15 @@ use tenure::{Finding, Status};
 use trial::{Ending, Outcome};
 
 const NOTES: &str = "\
-Each line is the result of doing the thing once and looking at its effect. WARN means that something
-stands in, at the price that the line names; FAIL that nothing does. The first line, trial, is a
-process of its own that does with tenure what programs do: a seccomp filter that kills for a system
-call shows only there.
+Each line is the result of doing the thing once and looking at its effect. WARN: something stands \
+in for it, at the price that the line names. FAIL: nothing stands in. The first line, trial, is a \
+process of its own that does with tenure what programs do: only there a seccomp filter shows that \
+kills the process for a system call.
 
-Exit code: 1 if something is missing for which nothing stands in; with --strict, also if something
-is only replaced.";
+Exit code: 1 if something is missing for which nothing stands in; with --strict, also if \
+something is only replaced.";
 
-/// Try what this kernel allows and say what to do where it does not.
+/// Try what this kernel allows, and print what to do where it does not.
 #[derive(Debug, clap::Args)]
 #[command(after_help = NOTES)]
 pub struct Args {

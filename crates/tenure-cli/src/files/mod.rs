@@ -5,6 +5,7 @@ pub mod fill;
 pub mod hugetlb;
 pub mod look;
 pub mod open;
+mod page;
 pub mod part;
 pub mod pool;
 pub mod progress;
@@ -12,6 +13,7 @@ pub mod walk;
 
 pub use look::{look, resident_bytes, Look};
 pub use open::{open, FileId, Stamp};
+pub use page::{page, whole_pages};
 pub use walk::{walk, FileAt, Found, Problem, Skipped};
 
 use crate::size;
@@ -39,16 +41,6 @@ pub struct Selection {
     /// Only these bytes of each file: A..B, A.. or ..B, as 1M..64M.
     #[arg(long, value_name = "A..B", value_parser = part::parse, default_value = "..", hide_default_value = true)]
     pub range: Part,
-}
-
-/// The page size of this machine.
-pub fn page() -> u64 {
-    rustix::param::page_size() as u64
-}
-
-/// `bytes`, as whole pages.
-pub fn whole_pages(bytes: u64) -> u64 {
-    bytes.next_multiple_of(page())
 }
 
 /// `3 files`, `1 file`.

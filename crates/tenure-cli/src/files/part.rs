@@ -1,5 +1,6 @@
 //! A part of a file, as `--range` says it.
 
+use super::page::page;
 use crate::size;
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ impl Part {
     /// What of a file of `size` bytes it is, beginning at a page boundary.
     pub fn of(self, size: u64) -> Range<u64> {
         let end = self.end.unwrap_or(size).min(size);
-        let start = self.start / super::page() * super::page();
+        let start = self.start / page() * page();
         start.min(end)..end
     }
 }
@@ -37,7 +38,7 @@ mod tests {
 
     #[test]
     fn parts_are_read_and_clipped() {
-        let page = super::super::page();
+        let page = page();
         assert_eq!(parse("..").unwrap().of(5000), 0..5000);
         assert_eq!(parse("..1k").unwrap().of(5000), 0..1024);
         assert_eq!(parse("1M..2M").unwrap().of(3 << 20), 1 << 20..2 << 20);

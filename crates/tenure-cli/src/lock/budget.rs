@@ -3,7 +3,7 @@
 //! Locked pages cannot make room for others: what does not fit ends in the kernel's OOM killer, and
 //! with this process go all of its locks.
 
-use super::held::Trouble;
+use super::trouble::Trouble;
 use crate::{room, size};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

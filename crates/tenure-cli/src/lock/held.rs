@@ -6,6 +6,7 @@
 
 use super::budget::Budget;
 use super::mappings::{self, Taken};
+use super::trouble::Trouble;
 use crate::files::fill::{Filling, Unfilled};
 use crate::files::part::Part;
 use crate::files::{self, data, FileAt, FileId, Stamp};
@@ -14,7 +15,6 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::PathBuf;
 use tenure::lock::{Lock, When};
-use tenure::ErrorKind;
 
 /// What is the same for every file.
 #[derive(Clone, Copy, Debug)]
@@ -34,69 +34,6 @@ pub struct Means<'a> {
     pub filling: Filling<'a>,
     /// The memory for what is read.
     pub budget: &'a Budget,
-}
-
-/// Why a file could not be held, or not all of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trouble {
-    /// Ctrl-C or the deadline came first.
-    Stopped,
-    /// `RLIMIT_MEMLOCK` does not allow it.
-    Limit(String),
-    /// It was met in a directory and is gone.
-    Gone,
-    /// Memory has no room for it.
-    Room(String),
-    /// Anything else.
-    Other(String),
-}
-
-impl Trouble {
-    /// For a line of output.
-    pub fn why(&self) -> &str {
-        match self {
-            Trouble::Stopped => "interrupted",
-            Trouble::Gone => "gone",
-            Trouble::Limit(why) | Trouble::Room(why) | Trouble::Other(why) => why,
-        }
-    }
-
-    fn of_opening(at: &FileAt, error: std::io::Error) -> Trouble {
-        match at.is_gone(&error) {
-            true => Trouble::Gone,
-            false => error.into(),
-        }
-    }
-
-    /// Whether something else that is let go may end it.
-    pub fn is_want(&self) -> bool {
-        matches!(self, Trouble::Limit(_) | Trouble::Room(_))
-    }
-}
-
-impl From<std::io::Error> for Trouble {
-    fn from(error: std::io::Error) -> Trouble {
-        Trouble::Other(error.to_string())
-    }
-}
-
-impl From<tenure::Error> for Trouble {
-    fn from(error: tenure::Error) -> Trouble {
-        match error.kind() {
-            ErrorKind::LockLimit => Trouble::Limit(error.to_string()),
-            _ => Trouble::Other(error.to_string()),
-        }
-    }
-}
-
-impl From<Unfilled> for Trouble {
-    fn from(unfilled: Unfilled) -> Trouble {
-        match unfilled {
-            Unfilled::Stopped | Unfilled::TimedOut => Trouble::Stopped,
-            Unfilled::Broken(why) => Trouble::Other(why),
-            Unfilled::Failed(error) => error.into(),
-        }
-    }
 }
 
 /// A part of a file, mapped and locked. Whole pages.

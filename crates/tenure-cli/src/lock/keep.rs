@@ -1,7 +1,8 @@
 //! All files that are held, and rounds that make them what they should be.
 
 use super::budget::Budget;
-use super::held::{self, Held, Means, Trouble, Way};
+use super::held::{self, Held, Means, Way};
+use super::trouble::Trouble;
 use crate::files::fill::Filling;
 use crate::files::{self, pool, FileAt, FileId, Found, Stamp};
 use crate::interrupt::Interrupt;

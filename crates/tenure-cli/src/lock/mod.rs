@@ -7,6 +7,7 @@ mod keep;
 mod mappings;
 mod notify;
 mod told;
+mod trouble;
 mod watch;
 
 use crate::failure::Found as Failed;
@@ -14,7 +15,7 @@ use crate::files::{self, counted, progress::Display, Found, Selection};
 use crate::interrupt::Interrupt;
 use crate::size;
 use budget::Budget;
-use held::{Trouble, Way};
+use held::Way;
 use keep::{Keep, Reason};
 use std::collections::BTreeSet;
 use std::io;
@@ -23,35 +24,35 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 use tenure::lock::When;
 use told::Told;
-use watch::{anchors, Watch};
+use trouble::Trouble;
+use watch::{anchors, Watch, LOOK_EVERY};
 
-/// A look without being told: network file systems tell nothing, another name of a file may be
-/// written, a directory may have been one too many to watch.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Changes come in bursts.
 const SETTLE: Duration = Duration::from_millis(30);
 
 const HELP: &str = "\
-Maps the files, locks them, reads what is missing in parallel, says what is locked in fact, and
-stays until Ctrl-C or SIGTERM. Holes of sparse files are left as they are. All of it has to fit
-under RLIMIT_MEMLOCK (raised as far as the hard limit allows) and into memory, or nothing is locked;
-`tenure explain lock SIZE` says what to write where. A FILE that is a pipe, a socket or a device is an
-error; those inside directories are passed over.
+Maps the files, locks them, reads what is missing in parallel, prints what is locked in fact, and \
+stays until Ctrl-C or SIGTERM. Holes of sparse files are left as they are. All of it has to fit \
+into memory and under RLIMIT_MEMLOCK (which is raised as far as the hard limit allows), or \
+nothing is locked; `tenure explain lock SIZE` prints what to write where. A FILE that is a pipe, \
+a socket or a device is an error; those inside directories are passed over.
 
---on-fault reads nothing: what is in the page cache now is locked, the rest is not. The kernel locks
-on a fault of the process that holds the lock, and this process has no other reason to touch the
-files; so with --follow it adds every 10 seconds what others have brought in meanwhile, and what was
-used once stays. The limit is charged with the whole length all the same.
+--on-fault reads nothing: what is in the page cache now is locked, the rest is not. The kernel \
+locks a page when the process that holds the lock touches it, and this process has no other \
+reason to touch the files. So with --follow it adds every 10 seconds what other processes have \
+brought in meanwhile, and what was used once stays. The limit is charged with the whole length \
+all the same.
 
---follow: a file that is replaced (renamed over, or deleted and written anew) is locked before the
-old one is let go; what is cut off is let go, what is added is locked; a file that is deleted is let
-go after a second; new files in a directory named as FILE are locked, and a FILE that is missing is
-awaited. What comes later and fits neither limit nor memory is told once and tried again every 10
-seconds; what is locked stays. Without it, what the names meant at the start stays locked, deleted or not.
+--follow: a file that is replaced (renamed over, or deleted and written anew) is locked before \
+the old one is unlocked. What is cut off is unlocked, and what is added is locked. A file that is \
+deleted is unlocked after a second. New files in a directory that is named as FILE are locked, \
+and a FILE that is missing is awaited. What comes later and fits neither the limit nor memory is \
+reported once and tried again every 10 seconds; what is locked stays. Without --follow, the files \
+that the names meant at the start stay locked, deleted or not.
 
-Each file takes a mapping (each part with data does): vm.max_map_count, 65530 by default, bounds
-them. Beyond 256 parts of a file the smallest holes are mapped with them: unread, though the limit is
-charged with them. Under systemd, Type=notify works.
+Each file takes a mapping (each part with data does): vm.max_map_count, 65530 by default, bounds \
+them. Beyond 256 parts of a file the smallest holes are mapped with them: unread, though the \
+limit is charged with them. Under systemd, Type=notify works.
 
 Examples:
   tenure lock /srv/model.bin
@@ -60,10 +61,10 @@ Examples:
   tenure lock --follow --json /srv/www | jq -r .event
   systemd-run -p Type=notify -p LimitMEMLOCK=infinity tenure lock --follow /srv/index
 
-Exit codes: 0 unlocked on request, everything having been locked; 1 something could not be locked;
-2 wrong usage.";
+Exit codes: 0 unlocked on request, everything having been locked; 1 something could not be \
+locked; 2 wrong usage.";
 
-/// Keep files in memory until interrupted: locked, and followed when they change.
+/// Lock files in memory until interrupted, and follow them when they change.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
@@ -84,11 +85,11 @@ pub struct Args {
     /// Begin even if it does not fit into memory.
     #[arg(long)]
     force: bool,
-    /// A line for each file and each name passed over at the start, and for each file that is written
-    /// without growing, too.
+    /// Print a line for each file and each name that was passed over at the start, and for each file that is
+    /// written without growing.
     #[arg(short, long)]
     verbose: bool,
-    /// Errors only.
+    /// Print errors only.
     #[arg(short, long)]
     quiet: bool,
     /// Print a JSON object for each event, one to a line: locked, changed, released, trouble, ready,

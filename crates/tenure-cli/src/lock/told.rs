@@ -2,7 +2,7 @@
 
 use super::check::Need;
 use super::keep::{Event, Keep};
-use super::watch::Watch;
+use super::watch::{Watch, LOOK_EVERY};
 use crate::files::{counted, Found, Problem, Skipped};
 use crate::name::shown;
 use crate::size;
@@ -126,7 +126,7 @@ impl Told {
     /// Said once: the next one makes no difference.
     fn late(&mut self, why: &str) {
         if !std::mem::replace(&mut self.unwatched, true) {
-            let within = super::LOOK_EVERY.as_secs();
+            let within = LOOK_EVERY.as_secs();
             self.warn(&format!("changes are found within {within} s, not at once: {why}"));
         }
     }

@@ -10,6 +10,11 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+
+/// A look without being told: network file systems tell nothing, another name of a file may be
+/// written, a directory may have been one too many to watch.
+pub const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Watched directories.
 pub struct Watch {

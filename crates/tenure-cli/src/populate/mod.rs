@@ -16,17 +16,19 @@ use std::time::{Duration, Instant};
 use work::Work;
 
 const HELP: &str = "\
-What is in the page cache already is not read again, holes of sparse files are neither read nor
-filled, a file with several names is read once. Files that cannot be read are reported, and the
-others are read all the same; so is a FILE that is a pipe, a socket or a device, while those inside
-directories are passed over. A file that shrinks meanwhile is an error, no more.
+Pages that are in the page cache already are not read again. Holes of sparse files are neither \
+read nor filled, and a file with several names is read once. A file that cannot be read is \
+reported, and the others are read all the same. The same holds for a FILE that is a pipe, a \
+socket or a device; those inside directories are passed over. A file that shrinks meanwhile is an \
+error, no more.
 
-The page cache may give pages back whenever memory is needed: `tenure lock` keeps them. What would
-not fit into the free memory of this machine, or of this process's memory cgroup, is not begun. What
-a file on hugetlbfs lacks is allocated from its pool of huge pages.
+The kernel may take pages of the page cache whenever memory is needed: `tenure lock` keeps them. \
+The command does not begin what does not fit into the free memory of this machine, or of this \
+process's memory cgroup. What a file on hugetlbfs lacks is allocated from its pool of huge pages.
 
-The kernel tells what is resident of files that one owns or may write. Of others it says nothing
-(\"unknown\"): they are read as if nothing were there, which costs no reading where something is.
+The kernel tells what is resident of files that the user owns or may write. Of other files it \
+tells nothing (\"unknown\"): they are read as if nothing were there, which costs no reading where \
+something is.
 
 Examples:
   tenure populate /srv/model.bin
@@ -34,34 +36,34 @@ Examples:
   tenure populate --range ..64M --deadline 20 /srv/index/*.idx
   tenure populate --json --quiet /usr/lib | jq .missing
 
-Exit codes: 0 everything asked for is resident (or --dry-run could look at everything), 1 something
-is not: failed, interrupted, out of time, or pushed out again; 2 wrong usage.";
+Exit codes: 0 everything asked for is resident (or --dry-run could look at everything), 1 \
+something is not: failed, interrupted, out of time, or pushed out again; 2 wrong usage.";
 
-/// Read files into the page cache: what is missing of them, in parallel.
+/// Read into the page cache what is missing of files, in parallel.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
     #[command(flatten)]
     selection: Selection,
-    /// Say what is resident and read nothing.
+    /// Print what is resident and read nothing.
     #[arg(short = 'n', long)]
     dry_run: bool,
     /// Threads that read [default: as many as are useful].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Stop after this many seconds, with what there is by then.
+    /// Stop after this many seconds, with what is read by then.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     deadline: Option<Duration>,
     /// Begin even if it cannot all fit into memory.
     #[arg(long)]
     force: bool,
-    /// A line for each file, and for each name that was passed over, too.
+    /// Print a line for each file, and for each name that was passed over.
     #[arg(short, long)]
     verbose: bool,
     /// Print one JSON object.
     #[arg(long, conflicts_with = "verbose")]
     json: bool,
-    /// No progress and no summary; errors only.
+    /// Print errors only: no progress and no summary.
     #[arg(short, long)]
     quiet: bool,
 }

@@ -5,10 +5,10 @@ mod library;
 mod pipe;
 mod program;
 
+use crate::failure::CannotRun;
 use crate::name::shown;
 use anyhow::Context;
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -17,23 +17,28 @@ use tenure_launch::{self as launch, variable};
 pub use library::find as find_library;
 
 const HELP: &str = "\
-Without an option it is --large --unmap. Each option has an environment variable, which does the same
-without this command where the library is in LD_PRELOAD already; `off` switches one off. TENURE_DISABLE=1
+Without an option it is --large --unmap. Each option has an environment variable that does the \
+same where the library is in LD_PRELOAD already; `off` switches one off. TENURE_DISABLE=1 \
 switches everything off. Sizes are bytes, or K, M, G (powers of 1024).
 
-What the program does is as it was: its output, its exit status, its memory's contents. Calls that leave a
-lasting state on memory (mprotect, mlock, mbind, MADV_DONTDUMP and the like) take that memory out of the pool.
+The program's output, exit status and contents of memory stay as they are. Calls that leave a \
+lasting state on memory (mprotect, mlock, mbind, MADV_DONTDUMP and the like) take that memory out \
+of the pool.
 
-Not seen: raw system calls (Go's runtime), a malloc linked into the program itself, and what the C library
-maps for its own use. Another allocator (jemalloc, mimalloc, tcmalloc) serves all of malloc itself, for it has
-calls of its own that take blocks back; --mmap serves its mmap. `--report` tells what was seen. A program cannot be run so that is linked statically,
-gains rights when it starts (setuid, file capabilities), is built with gcc's address or leak sanitizer, or is
-of another architecture or C library.
+tenure does not see raw system calls (Go's runtime), a malloc that is linked into the program \
+itself, and what the C library maps for its own use. Another allocator (jemalloc, mimalloc, \
+tcmalloc) has calls of its own that take blocks back, so it serves all of malloc itself; --mmap \
+serves its mmap. --report tells what was seen.
 
-Not for programs that free by another free than they allocated with (a library loaded with RTLD_DEEPBIND, or
-dlsym in dlopen(\"libc.so.6\")): they end in SIGSEGV. Once large memory was freed the process has threads of
-tenure's: setns of a mount or user namespace fails with EINVAL, of a time namespace with EUSERS, and Python
-3.12 and later warn at os.fork(). RLIMIT_DATA counts the sizes of the pool's runs.
+tenure refuses a program that is linked statically, gains rights when it starts (setuid, file \
+capabilities), is built with gcc's address or leak sanitizer, or is of another architecture or C \
+library.
+
+Do not run a program that frees by another free than it allocated with (a library loaded with \
+RTLD_DEEPBIND, or dlsym in dlopen(\"libc.so.6\")): it ends in SIGSEGV. Once the program has freed \
+large memory, the process has threads of tenure's: setns of a mount or user namespace fails with \
+EINVAL, setns of a time namespace with EUSERS, and Python 3.12 and later warn at os.fork(). \
+RLIMIT_DATA counts the sizes of the pool's runs.
 
 Examples:
   tenure run -- ./server                             large blocks from the pool, large unmaps without stalls
@@ -42,54 +47,55 @@ Examples:
   tenure run --lock=on-fault -- ./latency-critical   mlockall in the program's own process
   tenure run --report=/tmp/tenure.txt -q -- make -j8  every process of a build appends its report
 
-Exit codes: the program's; 125 tenure itself failed or refused, 126 the program cannot be executed,
-127 there is no such program, 2 wrong usage.";
+Exit codes: the program's; 125 tenure itself failed or refused, 126 the program cannot be \
+executed, 127 there is no such program, 2 wrong usage.";
 
-/// Run a program with large memory from the pool, large unmaps retired, memory locked or populated.
+/// Run a program as it is, with large memory from the pool and large unmaps without stalls.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// malloc's requests from SIZE on (and calloc, realloc, new, ...) from the pool: reused warm, and the
-    /// kernel's to take within a second of being freed [SIZE: 128K].
+    /// Serve malloc from SIZE on (and calloc, realloc, new, ...) from the pool: a freed block is reused without
+    /// page faults, and the kernel may take it within a second [SIZE: 128K].
     #[arg(long, env = variable::LARGE, value_name = "pool[:SIZE]", num_args = 0..=1,
           require_equals = true, default_missing_value = "pool", value_parser = large)]
     large: Option<String>,
-    /// Private anonymous mmap from SIZE on as well, as other allocators use it, until the program uses
-    /// userfaultfd. Pages of such a mapping may be in memory before their first use (mincore, pagemap)
-    /// [SIZE: 1M].
+    /// Serve private anonymous mmap from SIZE on from the pool, too, as other allocators use it, until the
+    /// program uses userfaultfd. Pages of such a mapping may be in memory before their first use (mincore,
+    /// pagemap) [SIZE: 1M].
     #[arg(long, env = variable::MMAP, value_name = "pool[:SIZE]", num_args = 0..=1,
           require_equals = true, default_missing_value = "pool", value_parser = mmap)]
     mmap: Option<String>,
-    /// With --mmap: whether what is unmapped may not be accessed (closed), as without the pool, or stays accessible
-    /// until somebody else has it (open) [default: closed]. Closing and opening takes 7 us at 64K, 26 us at 1M,
+    /// With --mmap: an access to unmapped memory raises SIGSEGV, as without the pool (closed), or the memory stays
+    /// accessible until another owner has it (open) [default: closed]. Closing and opening takes 7 us at 64K, 26 us at 1M,
     /// 600 us at 16M (100 us with huge pages); a munmap costs about as much as the kernel's.
     #[arg(long, env = variable::UNMAPPED, value_name = "closed|open", require_equals = true,
           value_parser = unmapped)]
     unmapped: Option<String>,
-    /// munmap from SIZE on returns at once, and its memory follows without stalling other threads; what a
-    /// MAP_FIXED mapping or a shrinking mremap replaces goes beforehand [SIZE: 32M].
+    /// Retire munmap from SIZE on: it returns at once, and the memory follows without stalling other threads. What
+    /// a MAP_FIXED mapping or a shrinking mremap replaces goes beforehand [SIZE: 32M].
     #[arg(long, env = variable::UNMAP, value_name = "retire[:SIZE]", num_args = 0..=1,
           require_equals = true, default_missing_value = "retire", value_parser = unmap)]
     unmap: Option<String>,
-    /// MAP_POPULATE from 32M on by several threads [THREADS: as many as are useful].
+    /// Populate by several threads where the program asks for MAP_POPULATE of 32M or more [THREADS: as many as
+    /// are useful].
     #[arg(long, env = variable::POPULATE, value_name = "THREADS", num_args = 0..=1,
           require_equals = true, default_missing_value = "auto", value_parser = populate)]
     populate: Option<String>,
-    /// Lock the program's memory, as mlockall(2) would: each page once it is touched (on-fault), or all.
-    /// Not with the pool, which is there to give memory back.
+    /// Lock the program's memory, as mlockall(2) does: each page once it is touched (on-fault), or all. Cannot be
+    /// combined with the pool, which gives memory back.
     #[arg(long, env = variable::LOCK, value_name = "on-fault|all", require_equals = true,
           value_parser = lock)]
     lock: Option<String>,
-    /// Say at exit what was done and saved, on standard error or in FILE, which is emptied first (but not if
-    /// TENURE_REPORT names it, as in a run within a run). Printed at return from main, exit, _exit and
-    /// quick_exit; not after exec or a signal.
+    /// Print at exit what was done and saved, on standard error or in FILE, which is emptied first (but not if
+    /// TENURE_REPORT names it, as in a run within a run). A report comes at return from main, exit, _exit and
+    /// quick_exit, not after exec or a signal.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     report: Option<OsString>,
-    /// Whether programs that the program starts are run so, too.
+    /// Run the programs that the program starts in the same way (inherit), or as they are (no).
     #[arg(long, env = variable::CHILDREN, value_name = "inherit|no", require_equals = true,
           value_parser = children)]
     children: Option<String>,
-    /// Do not say at the start what is engaged.
+    /// Do not print at the start which options are in force.
     #[arg(short, long)]
     quiet: bool,
     /// The program and its arguments.
@@ -131,28 +137,6 @@ fn lock(text: &str) -> Result<String, String> {
 fn children(text: &str) -> Result<String, String> {
     checked(text, launch::children(text.as_bytes()))
 }
-
-/// A failure of the launcher's own, with the exit code that says so.
-#[derive(Debug)]
-pub struct CannotRun {
-    /// 125: refused or failed; 126: not executable; 127: not found.
-    pub code: u8,
-    why: String,
-}
-
-impl CannotRun {
-    fn refused(why: impl Into<String>) -> CannotRun {
-        CannotRun { code: 125, why: why.into() }
-    }
-}
-
-impl fmt::Display for CannotRun {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.why)
-    }
-}
-
-impl std::error::Error for CannotRun {}
 
 /// Runs the command; returns only if it cannot.
 pub fn run(args: &Args) -> anyhow::Result<()> {

@@ -1,7 +1,7 @@
 //! Whether a program can have a library put in front of it, found out before it is run: the loader
 //! would leave the library out without a word, or fail in the middle.
 
-use super::CannotRun;
+use crate::failure::CannotRun;
 use crate::name::shown;
 use object::elf;
 use object::read::elf::{Dyn, ElfFile, ProgramHeader};

@@ -21,8 +21,8 @@ fn owned(pages: usize) -> OwnedRange {
     owned
 }
 
-/// Pins, takes back, reads all pages, unpins; returns how many pages were reported as lost.
-fn use_it(owned: &OwnedRange, pages: usize) -> u32 {
+/// Pins, and takes back; returns what was reported as lost.
+fn pin(owned: &OwnedRange) -> Vec<PageRange> {
     let mut lost = Vec::new();
     if !owned.pin() {
         let mut note = |extent| {
@@ -31,6 +31,12 @@ fn use_it(owned: &OwnedRange, pages: usize) -> u32 {
         };
         owned.settle(&mut note).unwrap();
     }
+    lost
+}
+
+/// Pins, takes back, reads all pages, unpins; returns how many pages were reported as lost.
+fn use_it(owned: &OwnedRange, pages: usize) -> u32 {
+    let lost = pin(owned);
     for at in 0..pages {
         let is_lost = lost.iter().any(|extent| extent.start <= at && at < extent.end);
         let byte = KERNEL.read(at);
@@ -45,14 +51,7 @@ fn use_it(owned: &OwnedRange, pages: usize) -> u32 {
 
 /// As [`use_it`], where no other thread hears of losses.
 fn use_it_alone(owned: &OwnedRange, pages: usize) {
-    let mut lost = Vec::new();
-    if !owned.pin() {
-        let mut note = |extent| {
-            lost.push(extent);
-            Ok(())
-        };
-        owned.settle(&mut note).unwrap();
-    }
+    let lost = pin(owned);
     for at in 0..pages {
         let is_lost = lost.iter().any(|extent| extent.start <= at && at < extent.end);
         assert_eq!(KERNEL.read(at), if is_lost { 0 } else { BYTE }, "page {at}");

@@ -4,9 +4,9 @@
 //! This library's own calls go past it (`kernel!`).
 
 use super::rules::{let_go, of_advice};
-use super::state;
+use super::{rlimit, state};
 use crate::next;
-use std::ffi::{c_int, c_long, c_void};
+use std::ffi::{c_int, c_long, c_uint, c_void};
 use tenure::pool::mapped::{self, Call};
 
 /// The kernel's call of that number; sets errno.
@@ -147,6 +147,16 @@ pub unsafe extern "C" fn syscall(
     if number == libc::SYS_mlockall {
         // SAFETY: the program's call.
         return unsafe { state::mlockall(a as c_int) }.into();
+    }
+    // setrlimit's structure is the same on 64 bits.
+    let limits = match number {
+        libc::SYS_prlimit64 => Some((a as c_int, b as c_uint, c, d)),
+        libc::SYS_setrlimit => Some((0, a as c_uint, b, 0)),
+        _ => None,
+    };
+    if let Some((pid, resource, new, old)) = limits {
+        // SAFETY: the program's call.
+        return unsafe { rlimit::call(pid, resource, new as *const _, old as *mut _) }.into();
     }
     if !names_mappings(number) {
         return match next::known_syscall() {

@@ -2,13 +2,14 @@
 
 pub mod by_number;
 pub mod confine;
+mod ending;
 pub mod exit;
 pub mod in_flight;
 pub mod malloc;
 pub mod map;
 mod program_memory;
 mod remap;
-pub mod rlimit;
+mod rlimit;
 mod rules;
 mod state;
 pub mod threads;

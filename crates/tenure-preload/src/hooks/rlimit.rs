@@ -1,36 +1,52 @@
-//! A program that limits its own addresses gets those of the pool's reservation.
+//! A limit on the process's own memory (`RLIMIT_AS`, `RLIMIT_DATA`) counts what is reserved, kept free or waits to be
+//! torn down, so that a program would be refused what the plain one gets. Under such a limit there is no pool.
 
 use super::by_number::kernel;
-use super::{program_memory, Errno};
+use super::{ending, program_memory};
+use crate::keeper;
+use crate::limits::FAR;
+use rustix::process::{getrlimit, Resource};
 use std::ffi::{c_int, c_uint};
-use tenure::pool;
 
-/// With limits beyond that (four reservations) nothing of ours can be in the way.
-const FAR: u64 = 64 << 40;
-
-#[cold]
-fn give_way(limit: &libc::rlimit64) {
-    let _errno = Errno::keep();
-    if limit.rlim_cur < FAR {
-        pool::give_up_addresses();
-    }
+/// Whether the kernel will take the limit: only the privileged may raise the harder one.
+fn is_allowed(resource: c_uint, limit: &libc::rlimit64) -> bool {
+    let before = match resource {
+        libc::RLIMIT_AS => getrlimit(Resource::As),
+        _ => getrlimit(Resource::Data),
+    };
+    limit.rlim_cur <= limit.rlim_max && before.maximum.is_none_or(|most| limit.rlim_max <= most)
 }
 
-unsafe fn call(
+/// `prlimit64` of the program's.
+///
+/// # Safety
+/// As for the system call.
+pub unsafe fn call(
     pid: c_int,
     resource: c_uint,
     new: *const libc::rlimit64,
     old: *mut libc::rlimit64,
 ) -> c_int {
-    if resource == libc::RLIMIT_AS && (pid == 0 || pid as u32 == std::process::id()) {
-        // Before the call: with the limit in force another thread's mmap would fail.
-        // SAFETY: the caller's structure, or null, or what the kernel is about to refuse.
-        if let Some(limit) = unsafe { program_memory::read(new) } {
-            give_way(&limit);
-        }
-    }
     // SAFETY: the program's call; it sets errno.
-    unsafe { kernel!(libc::SYS_prlimit64, pid, resource, new, old) as c_int }
+    let call = || unsafe { kernel!(libc::SYS_prlimit64, pid, resource, new, old) as c_int };
+    let counts = [libc::RLIMIT_AS, libc::RLIMIT_DATA].contains(&resource);
+    // A child of vfork, which shares this memory, limits itself.
+    if !counts || !keeper::is_own_process() || !(pid == 0 || pid == keeper::pid()) {
+        return call();
+    }
+    // SAFETY: the caller's structure, or null, or what the kernel is about to refuse.
+    let limit = unsafe { program_memory::read(new) };
+    let Some(limit) = limit.filter(|limit| limit.rlim_cur < FAR) else { return call() };
+    if is_allowed(resource, &limit) {
+        // Before the call: with the limit in force another thread's mmap would fail.
+        ending::end_the_pool();
+        return call();
+    }
+    let done = call();
+    if done == 0 {
+        ending::end_the_pool();
+    }
+    done
 }
 
 #[no_mangle]

@@ -4,11 +4,10 @@
 use super::by_number::kernel;
 use super::map::raw_madvise;
 use super::rules::{let_go, let_go_of_pool, of_advice, touches_pool};
-use super::{program_memory, Errno};
+use super::{ending, program_memory, Errno};
 use crate::seen;
 use crate::symbol::OfTheLibrary;
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
-use std::time::Duration;
 use tenure::pool::{self, mapped, mapped::Call};
 use tenure::retire;
 
@@ -198,11 +197,7 @@ pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *m
     unsafe { kernel!(libc::SYS_shmat, id, at, flags) as *mut c_void }
 }
 
-/// How long what was unmapped is waited for. It takes as long only where the kernel refuses to unmap it.
-const LONGEST_TEARDOWN: Duration = Duration::from_secs(60);
-
-/// What is locked cannot be offered, and what may be accessed becomes resident: nothing of the pool's stays but what
-/// the program has, and from here on requests go to the next allocator. What waits to be torn down goes first, too.
+/// What is locked cannot be offered, and what may be accessed becomes resident: the pool ends.
 ///
 /// Before the call, if it will be allowed: afterwards all of it would be resident, and Linux counts a mapping of 16
 /// TiB as none when it locks it and as 16 TiB when it unmaps it.
@@ -211,22 +206,14 @@ pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     // SAFETY: the program's call.
     let call = || unsafe { kernel!(libc::SYS_mlockall, flags) as c_int };
     if is_allowed(flags) {
-        end_the_pool();
+        ending::end_the_pool();
         return call();
     }
     let done = call();
     if done == 0 {
-        end_the_pool();
+        ending::end_the_pool();
     }
     done
-}
-
-fn end_the_pool() {
-    let _errno = Errno::keep();
-    super::malloc::serve_no_more();
-    super::map::serve_no_more();
-    pool::end();
-    retire::drain(Some(LONGEST_TEARDOWN));
 }
 
 /// Whether the kernel will allow it once the pool has ended. Under a finite RLIMIT_MEMLOCK all that is mapped

@@ -1,9 +1,25 @@
 //! A program with a malloc of its own that becomes threaded: the moment at which a thread of this library's
 //! makes no difference to it any more.
 
-use crate::{keeper, next};
+use crate::{keeper, next, symbol};
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
+
+/// glibc's word that is 0 in a process with more than one thread (from 2.32 on); null: there is none.
+static IS_ALONE: AtomicPtr<AtomicU8> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Called in the constructor.
+pub fn find_whether_alone() {
+    IS_ALONE.store(symbol::used(c"__libc_single_threaded").cast(), Ordering::Relaxed);
+}
+
+/// Whether one more thread makes no difference to the C library. In a process with one thread its malloc takes no
+/// locks: 13 ns for a block, and 29 with a second thread.
+pub fn are_several() -> bool {
+    // SAFETY: null, or a variable of the C library, which stays; it is a byte, and written before a thread starts.
+    unsafe { IS_ALONE.load(Ordering::Relaxed).as_ref() }
+        .is_none_or(|alone| alone.load(Ordering::Relaxed) == 0)
+}
 
 static HAS_OWN_MALLOC: AtomicBool = AtomicBool::new(false);
 /// With the next thread that the program creates.

@@ -31,7 +31,7 @@ static void until_refused(int mapped) {
 
 static void touched_and_dropped(void) {
     /* More than the limit in all; what went must be back before it is needed. */
-    for (int n = 0; n < 12; n++) {
+    for (int n = 0; n < 3; n++) {
         char *at = map(600 * MIB);
         for (size_t byte = 0; byte < 600 * MIB; byte += 4096)
             at[byte] = 1;
@@ -45,6 +45,34 @@ static void under_a_limit(void) {
     until_refused(0);
     until_refused(1);
     touched_and_dropped();
+}
+
+/* RLIMIT_DATA counts what may be written: blocks of one size that were freed make room for those of any other. */
+static void sizes_one_after_the_other(void) {
+    enum { MOST = 256 };
+    static char *blocks[MOST];
+    for (size_t len = 128 * KIB; len <= 640 * MIB; len *= 5) {
+        int count = 0;
+        for (; count < MOST; count++) {
+            blocks[count] = malloc(len);
+            if (!blocks[count])
+                break;
+            fill(blocks[count], 4096, count);
+        }
+        /* A half of 1 GiB must be there to be had. */
+        CHECK(count == MOST || (size_t)count * len >= 512 * MIB);
+        while (count--) {
+            CHECK(is_filled(blocks[count], 4096, count));
+            free(blocks[count]);
+        }
+    }
+}
+
+static void under_a_limit_on_data(void) {
+    struct rlimit limit = {1 << 30, 1 << 30};
+    CHECK(setrlimit(RLIMIT_DATA, &limit) == 0);
+    sizes_one_after_the_other();
+    until_refused(0);
 }
 
 /* mlockall counts all that is mapped, where a limit holds and no capability lifts it. */
@@ -72,6 +100,7 @@ static void in_a_child(void (*part)(void)) {
 int main(void) {
     in_a_child(under_a_limit);
     in_a_child(all_locked);
+    in_a_child(under_a_limit_on_data);
     /* After memory was allocated, freed and used again. */
     char *held = malloc(8 * MIB), *mapped = map(8 * MIB);
     fill(held, 8 * MIB, 1);

@@ -200,6 +200,27 @@ static void kernels_own_answers(void) {
     CHECK(munmap(at, len) == 0);
 }
 
+/* Calls that name terabytes, or whose range wraps: the kernel's answers, in no time and without memory. */
+static void absurd_lengths(void) {
+    static const size_t lengths[] = {-(size_t)5405, -(size_t)4096, (size_t)1 << 46, (size_t)1 << 62};
+    long before = status_kib("VmRSS:");
+    struct timespec began, ended;
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    char *at = map(len);
+    at[0] = 1;
+    for (size_t n = 0; n < sizeof lengths / sizeof *lengths; n++) {
+        CHECK(madvise(at, lengths[n], MADV_COLD) == -1);
+        CHECK(msync(at, lengths[n], MS_ASYNC) == -1);
+        /* Of a range that does not wrap it would change the program's code. */
+        if (lengths[n] > (size_t)-MIB)
+            CHECK(mprotect(at, lengths[n], RW) == -1 && (errno == EINVAL || errno == ENOMEM));
+    }
+    munmap(at, len);
+    clock_gettime(CLOCK_MONOTONIC, &ended);
+    CHECK(ended.tv_sec - began.tv_sec < 10);
+    CHECK(status_kib("VmRSS:") < before + 16 * 1024);
+}
+
 int main(void) {
     static const size_t sizes[] = {64 * KIB, 1 * MIB, 5 * MIB + 16 * KIB};
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -209,6 +230,7 @@ int main(void) {
         free_addresses();
         refused_fixed();
         kernels_own_answers();
+        absurd_lengths();
     }
     puts("done");
     return 0;

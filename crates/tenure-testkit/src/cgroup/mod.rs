@@ -1,10 +1,10 @@
 //! A memory-limited cgroup of either version, made for one test or demo and removed with it.
 
 mod place;
+mod version;
 
 use crate::unavailable::Unavailable;
-use place::Place;
-use std::fmt;
+use place::{read_procs, Place};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,23 +13,7 @@ use std::sync::Once;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// The cgroup version that holds the memory controller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
-    /// The older interface: one hierarchy for each controller.
-    V1,
-    /// The unified hierarchy.
-    V2,
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Version::V1 => "v1",
-            Version::V2 => "v2",
-        })
-    }
-}
+pub use version::Version;
 
 /// A memory cgroup of our own with a limit, removed on drop.
 ///
@@ -298,12 +282,6 @@ impl Drop for MemoryCgroup {
 
 fn keyed_value(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
-}
-
-fn read_procs(dir: &Path) -> Vec<u32> {
-    let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-    // A process of another pid namespace is listed as 0, which no write could name.
-    text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0).collect()
 }
 
 /// The pid namespace's number, part of a group's name: a pid means nothing outside of it.

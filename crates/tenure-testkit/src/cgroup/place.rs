@@ -1,6 +1,6 @@
 //! Where a new memory cgroup may be made: discovery of the hierarchy and of our own group in it.
 
-use super::Version;
+use super::version::Version;
 use crate::unavailable::Unavailable;
 use std::fs;
 use std::io;
@@ -167,7 +167,7 @@ fn find_v2(own: &Path, mount_point: &Path) -> Result<Place, Unavailable> {
         _ => {}
     }
     let (ours, others): (Vec<u32>, Vec<u32>) =
-        super::read_procs(own).into_iter().partition(|pid| descends_from_us(*pid));
+        read_procs(own).into_iter().partition(|pid| descends_from_us(*pid));
     if !others.is_empty() {
         let _ = fs::remove_dir(&leaf);
         return Err(Unavailable::new(format!(
@@ -189,6 +189,13 @@ fn find_v2(own: &Path, mount_point: &Path) -> Result<Place, Unavailable> {
 
 fn enable(dir: &Path) -> io::Result<()> {
     fs::write(dir.join("cgroup.subtree_control"), "+memory")
+}
+
+/// The processes in a group.
+pub(super) fn read_procs(dir: &Path) -> Vec<u32> {
+    let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    // A process of another pid namespace is listed as 0, which no write could name.
+    text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0).collect()
 }
 
 /// Whether a process is this one or a descendant of it.

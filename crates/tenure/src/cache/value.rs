@@ -6,7 +6,17 @@ use std::fmt;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-/// A value's bytes; they stay as they are while it lives, whatever happens to the key meanwhile.
+/// A value's bytes. They stay as they are while it lives, whatever happens to the key meanwhile.
+///
+/// Drop it soon: while it lives, the kernel cannot take the segment of 2 MiB that the bytes lie in.
+///
+/// ```
+/// let cache = tenure::Cache::<u64>::new()?;
+/// let value = cache.get_or_insert_with(&1, || b"one".to_vec())?;
+/// cache.remove(&1);
+/// assert_eq!(&value[..], b"one"); // stays while `value` lives
+/// # Ok::<(), tenure::Error>(())
+/// ```
 pub struct Value<'a> {
     bytes: NonNull<[u8]>,
     holder: Holder<'a>,
@@ -48,12 +58,31 @@ impl<'a> Value<'a> {
     /// Whether the value is in the cache: `false` if it was made by
     /// [`get_or_insert_with`](super::Cache::get_or_insert_with) and found no room, or its key was changed
     /// while it was made.
+    ///
+    /// ```
+    /// let cache = tenure::Cache::<u64>::new()?;
+    /// let value = cache.get_or_insert_with(&1, || {
+    ///     cache.remove(&1); // the key changes while its value is made
+    ///     b"one".to_vec()
+    /// })?;
+    /// assert!(!value.is_cached() || cache.contains_key(&1));
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn is_cached(&self) -> bool {
         !matches!(self.holder, Holder::Uncached)
     }
 
     /// Whether the bytes are a copy outside the cache: so many values are held that no more of them
     /// may keep the cache's memory from the kernel.
+    ///
+    /// ```
+    /// let cache = tenure::Cache::<u64>::new()?;
+    /// let value = cache.get_or_insert_with(&1, || b"one".to_vec())?;
+    /// if value.is_copy() {
+    ///     println!("very many values are held: this one holds no memory of the cache");
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn is_copy(&self) -> bool {
         matches!(self.holder, Holder::Copy | Holder::Uncached)
     }

@@ -5,6 +5,12 @@ use crate::os::{self, limits};
 use std::fmt;
 
 /// What this process has locked and may lock. In bytes.
+///
+/// ```
+/// let account = tenure::lock::account()?;
+/// println!("{account}"); // bytes locked, the limits, and whether CAP_IPC_LOCK lifts them
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Account {
@@ -22,11 +28,25 @@ pub struct Account {
 
 impl Account {
     /// Whether no limit holds for this thread.
+    ///
+    /// ```
+    /// let account = tenure::lock::account()?;
+    /// assert_eq!(account.is_exempt(), account.room().is_none());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn is_exempt(&self) -> bool {
         self.soft.is_none() || (self.ipc_lock && self.first_user_namespace)
     }
 
     /// How many bytes more can be locked, in whole pages; `None`: as many as there are.
+    ///
+    /// ```
+    /// let cache_bytes = 64 << 20;
+    /// if tenure::lock::account()?.room().is_some_and(|room| room < cache_bytes) {
+    ///     println!("{}", tenure::lock::explain(cache_bytes)?); // what to write, and where
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn room(&self) -> Option<u64> {
         if self.is_exempt() {
             return None;
@@ -38,8 +58,17 @@ impl Account {
 
 /// Reads what is locked, the limit and the thread's exemption from it. About 30 µs.
 ///
+/// ```
+/// let account = tenure::lock::account()?;
+/// println!("{} of {:?} bytes are locked", account.locked, account.soft);
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
 /// # Errors
 /// `/proc` is not mounted.
+#[doc(alias = "RLIMIT_MEMLOCK")]
+#[doc(alias = "getrlimit")]
+#[doc(alias = "VmLck")]
 pub fn account() -> Result<Account> {
     let locked = limits::locked_bytes()
         .map_err(|errno| Error::system("account", "reading /proc/thread-self/status", errno))?;

@@ -16,6 +16,15 @@ use crate::tracking::state::Word;
 use rustix::io::Errno;
 
 /// What [`mlockall`] locks, and [`munlockall2`] clears: `MCL_CURRENT`, `MCL_FUTURE`, `MCL_ONFAULT`.
+///
+/// ```
+/// use tenure::lock::Scope;
+/// let all_once_touched = Scope { current: true, future: true, on_fault: true };
+/// # let _ = all_once_touched;
+/// ```
+#[doc(alias = "MCL_CURRENT")]
+#[doc(alias = "MCL_FUTURE")]
+#[doc(alias = "MCL_ONFAULT")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Scope {
     /// Everything that is mapped now.
@@ -36,6 +45,16 @@ pub struct Scope {
 /// kernel leaves out in silence what it cannot make resident;
 /// [`receipt_of_everything`](super::receipt_of_everything) tells.
 ///
+/// ```
+/// use tenure::lock::{mlockall, munlockall2, Scope};
+/// let scope = Scope { current: true, future: true, on_fault: true };
+/// match mlockall(scope) {
+///     Ok(()) => munlockall2(scope)?,
+///     Err(error) => println!("{error}"), // over the limit, with the line that raises it
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
 /// # Cost
 /// 0.2 ms and a walk of what is resident; without `on_fault`, making everything resident. Where
 /// something is locked already, a reading of `/proc/self/smaps` before.
@@ -46,6 +65,9 @@ pub struct Scope {
 ///   buffers and caches alike.
 /// - `ENOMEM`: with `current`, more is mapped than the limit allows to be locked. `EPERM`: the limit
 ///   is 0.
+#[doc(alias = "MCL_CURRENT")]
+#[doc(alias = "MCL_FUTURE")]
+#[doc(alias = "MCL_ONFAULT")]
 pub fn mlockall(scope: Scope) -> Result<()> {
     let call = "mlockall";
     let Scope { current, future, on_fault } = scope;
@@ -100,6 +122,12 @@ pub fn mlockall(scope: Scope) -> Result<()> {
 /// locking of mappings to come, of either kind. Pages that stay locked are not unlocked even for an
 /// instant.
 ///
+/// ```
+/// use tenure::lock::{munlockall2, Scope};
+/// munlockall2(Scope { future: true, ..Scope::default() })?; // what guards hold stays
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
 /// # Cost
 /// A reading of `/proc/self/smaps` and a call for each mapping that changes; to end `future`, twice
 /// that, and a walk of what is resident.
@@ -110,6 +138,7 @@ pub fn mlockall(scope: Scope) -> Result<()> {
 ///   allows to be locked: the kernel has no call for that which the limit lets through. Nothing is
 ///   changed then.
 /// - Others: `/proc/self/smaps` could not be read.
+#[doc(alias = "munlockall")]
 pub fn munlockall2(scope: Scope) -> Result<()> {
     let call = "munlockall2";
     let Scope { current, future, on_fault } = scope;

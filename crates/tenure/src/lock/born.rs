@@ -1,9 +1,9 @@
 //! Mappings that are locked on fault from birth.
 
-use super::change::Silent;
+use super::cause::{self, Silent};
 use super::claims::Claims;
 use super::ledger::{self, Ledger};
-use super::{cause, look, Kinds, When};
+use super::{look, Kinds, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::Mapping;
 use crate::os::mlock::{self, Seen};
@@ -13,11 +13,22 @@ use rustix::fd::AsFd;
 
 /// `mmap(2)`: what [`mmap_on_fault`] is without the lock, for callers that choose by a flag.
 ///
+/// ```
+/// let flags = 0x22; // MAP_PRIVATE | MAP_ANONYMOUS
+/// // SAFETY: new memory where the kernel likes it, unmapped once and not used after that.
+/// unsafe {
+///     let at = tenure::lock::mmap(std::ptr::null_mut(), 4096, 3, flags, -1, 0)?;
+///     tenure::retire::munmap(at, 4096)?;
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
 /// # Errors
 /// `mmap`'s, with its errno.
 ///
 /// # Safety
 /// As [`mmap_on_fault`].
+#[doc(alias = "MAP_LOCKONFAULT")]
 pub unsafe fn mmap(
     addr: *mut u8,
     len: usize,
@@ -44,6 +55,20 @@ fn failed(call: &'static str, start: usize, len: usize, errno: rustix::io::Errno
 ///
 /// With `MAP_FIXED` what is mapped there already is replaced only once the new mapping is locked.
 ///
+/// ```
+/// let flags = 0x22; // MAP_PRIVATE | MAP_ANONYMOUS
+/// // SAFETY: new memory where the kernel likes it, unmapped once and not used after that.
+/// unsafe {
+///     let at = tenure::lock::mmap_on_fault(std::ptr::null_mut(), 4096, 3, flags, -1, 0)?;
+///     assert_eq!(tenure::lock::receipt(at, 4096)?.on_fault_bytes(), 4096);
+///     tenure::retire::munmap(at, 4096)?;
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Cost
+/// Two to three system calls: about 2 µs, and nothing for its length.
+///
 /// # Errors
 /// Nothing is mapped then, and what was there still is.
 /// - `EINVAL`: `MAP_LOCKED` as well; `MAP_DROPPABLE`; and `mmap`'s own reasons.
@@ -51,8 +76,11 @@ fn failed(call: &'static str, start: usize, len: usize, errno: rustix::io::Errno
 /// - Others are `mmap`'s.
 ///
 /// # Safety
-/// With `MAP_FIXED`, nothing may refer to the memory that is replaced. For a file, nobody may truncate
-/// it while it is touched.
+/// With `MAP_FIXED`, nothing may refer to the memory that is replaced. No process may truncate a
+/// file while it is touched.
+#[doc(alias = "mmap")]
+#[doc(alias = "MAP_LOCKONFAULT")]
+#[doc(alias = "MLOCK_ONFAULT")]
 pub unsafe fn mmap_on_fault(
     addr: *mut u8,
     len: usize,
@@ -149,8 +177,19 @@ impl Mapping {
     /// The whole length is charged against `RLIMIT_MEMLOCK` until the mapping is dropped; nothing of it
     /// is resident yet.
     ///
+    /// ```
+    /// let arena = tenure::Mapping::anonymous_locked_on_fault(64 << 10)?;
+    /// assert_eq!(tenure::lock::receipt(arena.as_ptr(), arena.len())?.resident_bytes(), 0);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// As [`mmap_on_fault`].
+    ///
     /// # Errors
     /// As [`mmap_on_fault`].
+    #[doc(alias = "mmap")]
+    #[doc(alias = "MAP_LOCKONFAULT")]
     pub fn anonymous_locked_on_fault(len: usize) -> Result<Mapping> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -164,11 +203,21 @@ impl Mapping {
     /// [`Mapping::file`], locked on fault: what is touched of the file stays in memory, and nothing is
     /// read before. The whole length is charged until the mapping is dropped.
     ///
+    /// ```
+    /// let program = std::fs::File::open("/proc/self/exe")?;
+    /// // SAFETY: nobody truncates or writes a program that runs.
+    /// let head = unsafe { tenure::Mapping::file_locked_on_fault(&program, 0, 4096) }?;
+    /// assert_eq!(head.as_slice()[1..4], *b"ELF");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Safety
     /// As [`Mapping::file`].
     ///
     /// # Errors
     /// As [`Mapping::file`] and [`mmap_on_fault`].
+    #[doc(alias = "mmap")]
+    #[doc(alias = "MAP_LOCKONFAULT")]
     pub unsafe fn file_locked_on_fault(
         file: impl AsFd,
         offset: u64,
@@ -182,8 +231,16 @@ impl Mapping {
 
     /// [`Mapping::memfd`], locked on fault. The whole length is charged until the mapping is dropped.
     ///
+    /// ```
+    /// let mut shared = tenure::Mapping::memfd_locked_on_fault("table", 64 << 10)?;
+    /// shared.as_mut_slice()[0] = 7; // this page stays in memory
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Mapping::memfd`] and [`mmap_on_fault`].
+    #[doc(alias = "memfd_create")]
+    #[doc(alias = "MAP_LOCKONFAULT")]
     pub fn memfd_locked_on_fault(name: &str, len: usize) -> Result<Mapping> {
         let mapping = Mapping::memfd(name, len)?;
         charge(&mut ledger::open(), "Mapping::memfd_locked_on_fault", mapping.range())?;

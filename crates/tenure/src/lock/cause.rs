@@ -1,7 +1,6 @@
 //! Which of the many reasons it was: `mlock` has one number, `ENOMEM`, for most of them.
 
 use super::account::account;
-use super::change::Silent;
 use super::explain;
 use super::look::{self, Trouble};
 use crate::error::{Error, ErrorKind};
@@ -92,6 +91,15 @@ fn too_many_mappings(call: &'static str, range: PageRange) -> Option<Error> {
         )
         .on(range.start, range.len())
     })
+}
+
+/// What became of a lock that the kernel accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Silent {
+    /// It locked nothing at this address, for the reason given.
+    Nothing(usize, &'static str),
+    /// Whether it did cannot be found out.
+    Unknown(Errno),
 }
 
 /// The kernel said yes and did nothing.

@@ -1,7 +1,7 @@
 //! Taking and giving back claims, so that the kernel holds what they say: all of it or, after a
 //! failure, what it held before.
 
-use super::cause;
+use super::cause::{self, Silent};
 use super::claims::{Claims, Level};
 use super::ledger::{self, Ledger};
 use super::look::{self, look, Piece, Special};
@@ -147,15 +147,6 @@ fn charge(call: &'static str, range: PageRange, parts: &[PageRange]) -> Result<(
         }
     }
     Ok(())
-}
-
-/// What became of a lock that the kernel accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Silent {
-    /// It locked nothing at this address, for the reason given.
-    Nothing(usize, &'static str),
-    /// Whether it did cannot be found out.
-    Unknown(Errno),
 }
 
 /// Whether each mapping of the part is locked, or need not be.

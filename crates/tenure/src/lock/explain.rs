@@ -6,6 +6,16 @@ use crate::os::{self, memory_limit};
 use std::fmt;
 
 /// Whether so many bytes could be locked.
+///
+/// ```
+/// use tenure::lock::{explain, Verdict};
+/// match explain(5 << 30)?.verdict {
+///     Verdict::Fits | Verdict::Exempt => println!("the limit allows it"),
+///     Verdict::RaiseSoft => println!("this process can raise the limit by itself"),
+///     _ => println!("the limit is set outside"),
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {
@@ -15,11 +25,19 @@ pub enum Verdict {
     Exempt,
     /// The soft limit is too low, and the process may raise it by itself as far as is needed.
     RaiseSoft,
-    /// The hard limit is too low: whoever starts the process must raise it.
+    /// The hard limit is too low: it must be raised where the process is started.
     RaiseHard,
 }
 
-/// The answer of [`explain()`].
+/// The result of [`explain()`].
+///
+/// ```
+/// let explanation = tenure::lock::explain(5 << 30)?;
+/// if explanation.memory_free < explanation.bytes {
+///     println!("a lock may be allowed, and still end in the OOM killer");
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explanation {
@@ -39,8 +57,14 @@ pub struct Explanation {
 /// Says whether `bytes` more could be locked, without locking anything. Costs a few reads of `/proc`
 /// and of the cgroup's files, about 200 µs.
 ///
+/// ```
+/// println!("{}", tenure::lock::explain(5 << 30)?); // the numbers, and the lines to write
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
 /// # Errors
 /// `/proc` is not mounted.
+#[doc(alias = "RLIMIT_MEMLOCK")]
 pub fn explain(bytes: u64) -> Result<Explanation> {
     let page = os::page_size() as u64;
     let bytes = bytes.div_ceil(page).saturating_mul(page);
@@ -62,11 +86,23 @@ pub fn explain(bytes: u64) -> Result<Explanation> {
 
 impl Explanation {
     /// Whether a lock of so many bytes would be allowed now.
+    ///
+    /// ```
+    /// assert!(tenure::lock::explain(0)?.is_allowed());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn is_allowed(&self) -> bool {
         matches!(self.verdict, Verdict::Fits | Verdict::Exempt)
     }
 
     /// The lines to write, each with where it goes: empty where nothing needs to be changed.
+    ///
+    /// ```
+    /// for (place, line) in tenure::lock::explain(5 << 30)?.lines() {
+    ///     println!("{place}: {line}"); // systemd unit, [Service]: LimitMEMLOCK=…
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         match self.verdict {
             Verdict::Fits | Verdict::Exempt => Vec::new(),

@@ -1,4 +1,4 @@
-//! Locked on fault at once, whole soon.
+//! Locks on fault now and prefaults in the background.
 
 use super::guard::{lock, Lock};
 use super::receipt::Receipt;
@@ -11,13 +11,22 @@ use std::time::{Duration, Instant};
 /// take processors from the program, whose own first uses do the same work.
 const THREADS: usize = 2;
 
-/// Locks the pages that `[addr, addr + len)` touches on fault, and makes them resident in the background: usable at once, whole
-/// soon, and each page locked from the moment it is there, whoever brought it.
+/// Locks the pages that `[addr, addr + len)` touches on fault now, and populates them in the background. The
+/// program may use them at once. Each page is locked from the moment it is resident.
 ///
 /// Files are populated for reading, so nothing becomes dirty and no private copy is made; other memory
 /// for writing, where the mapping allows it, for a page that was only read is the zero page, and
 /// nothing is kept by locking that. File mappings are advised `MADV_HUGEPAGE` first, so that a cold
 /// file is read by the huge page.
+///
+/// ```
+/// let memory = tenure::Mapping::anonymous(64 << 10)?;
+/// let mut weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
+/// // The program may use the memory at once.
+/// weights.wait()?;
+/// assert_eq!(weights.receipt()?.resident_bytes(), 64 << 10);
+/// # Ok::<(), tenure::Error>(())
+/// ```
 ///
 /// # Cost
 /// To the caller: [`lock`] on fault, and the start of two threads (two for each row of neighbouring
@@ -28,6 +37,8 @@ const THREADS: usize = 2;
 /// As [`lock`] with [`When::OnFault`]; `EAGAIN`: no thread could be started. Nothing is locked then.
 /// What goes wrong later (a page past the end of its file, a full tmpfs) is told by [`Gradual::wait`],
 /// and leaves the lock as it is.
+#[doc(alias = "MLOCK_ONFAULT")]
+#[doc(alias = "mlock2")]
 pub fn gradually(addr: *const u8, len: usize) -> Result<Gradual> {
     let lock = lock(addr, len, When::OnFault)?;
     let mut behind = Vec::new();
@@ -52,6 +63,14 @@ fn runs(addr: *const u8, len: usize) -> Result<Vec<(usize, usize, Access)>> {
 }
 
 /// A lock whose pages become resident in the background. Dropped, it ends that and unlocks.
+///
+/// ```
+/// let memory = tenure::Mapping::anonymous(64 << 10)?;
+/// let weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
+/// println!("{} bytes are there", weights.progress().populated);
+/// drop(weights); // ends the background, and unlocks
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[must_use = "the memory is unlocked when this is dropped"]
 #[derive(Debug)]
 pub struct Gradual {
@@ -63,12 +82,27 @@ pub struct Gradual {
 
 impl Gradual {
     /// The lock on all of it.
+    ///
+    /// ```
+    /// let memory = tenure::Mapping::anonymous(64 << 10)?;
+    /// let weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
+    /// assert_eq!(weights.lock().len(), 64 << 10);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn lock(&self) -> &Lock {
         &self.lock
     }
 
     /// How far the background has come. What the program itself has touched counts when the background
     /// comes by.
+    ///
+    /// ```
+    /// let memory = tenure::Mapping::anonymous(64 << 10)?;
+    /// let mut weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
+    /// weights.wait()?;
+    /// assert_eq!(weights.progress().populated, 64 << 10);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn progress(&self) -> Progress {
         if let Some(outcome) = &self.outcome {
             let report = outcome.as_ref().unwrap_or_else(|failed| &failed.report);
@@ -90,11 +124,28 @@ impl Gradual {
     }
 
     /// Whether the background is done, or has failed.
+    ///
+    /// ```
+    /// let memory = tenure::Mapping::anonymous(64 << 10)?;
+    /// let mut weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
+    /// weights.wait()?;
+    /// assert!(weights.is_finished());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn is_finished(&self) -> bool {
         self.behind.iter().all(Background::is_finished)
     }
 
     /// Waits for the background, at most `patience`. Whether it is over.
+    ///
+    /// ```
+    /// let memory = tenure::Mapping::anonymous(64 << 10)?;
+    /// let weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
+    /// if !weights.wait_timeout(std::time::Duration::from_secs(1)) {
+    ///     println!("{} bytes so far", weights.progress().populated);
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn wait_timeout(&self, patience: Duration) -> bool {
         let until = Instant::now().checked_add(patience);
         self.behind.iter().all(|part| {
@@ -104,12 +155,29 @@ impl Gradual {
     }
 
     /// Ends the background at its next piece. The lock stays.
+    ///
+    /// ```
+    /// let memory = tenure::Mapping::anonymous(64 << 10)?;
+    /// let mut weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
+    /// weights.cancel();
+    /// if let Err(failed) = weights.wait() {
+    ///     assert_eq!(failed.error.kind(), tenure::ErrorKind::Cancelled);
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn cancel(&self) {
         self.behind.iter().for_each(Background::cancel);
     }
 
-    /// Waits until all of it is resident, and so locked in fact. The lock stays; a second call answers
-    /// the same.
+    /// Waits until all of it is resident, and so locked in fact. The lock stays. A second call returns
+    /// the same result.
+    ///
+    /// ```
+    /// let memory = tenure::Mapping::anonymous(64 << 10)?;
+    /// let mut weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
+    /// assert_eq!(weights.wait()?.populated, 64 << 10);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Populate::run`], of the first mappings that failed; `ECANCELED` after
@@ -147,6 +215,13 @@ impl Gradual {
 
     /// What is locked of it in fact.
     ///
+    /// ```
+    /// let memory = tenure::Mapping::anonymous(64 << 10)?;
+    /// let weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
+    /// println!("{}", weights.receipt()?); // a table, mapping by mapping
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`receipt`](super::receipt()).
     pub fn receipt(&self) -> Result<Receipt> {
@@ -154,6 +229,14 @@ impl Gradual {
     }
 
     /// Ends the background and keeps the lock.
+    ///
+    /// ```
+    /// let memory = tenure::Mapping::anonymous(64 << 10)?;
+    /// let weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
+    /// let lock = weights.into_lock(); // each page is locked once it is touched
+    /// assert_eq!(lock.when(), tenure::lock::When::OnFault);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn into_lock(self) -> Lock {
         drop(self.behind);
         self.lock

@@ -16,6 +16,15 @@ use crate::tracking::raw::is_marked;
 /// [`When::Now`] every page is resident when this returns. Memory that is never paged out anyway
 /// (huge pages of the pool, `memfd_secret`, devices) is accepted; [`Lock::receipt`] tells it apart.
 ///
+/// ```
+/// use tenure::lock::{lock, When};
+/// let key = tenure::Mapping::anonymous(4096)?;
+/// let guard = lock(key.as_ptr(), key.len(), When::Now)?;
+/// assert_eq!(guard.receipt()?.full_bytes(), 4096);
+/// drop(guard); // unlocked, unless another guard holds it
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
 /// # Cost
 /// On fault: about 7 µs for a mapping of any size, 2 µs for each further mapping; the kernel's own call
 /// is 1 µs of each. (Before Linux 6.11 `/proc/self/maps` is read: 1 µs for each mapping of the process.)
@@ -24,7 +33,7 @@ use crate::tracking::raw::is_marked;
 /// the pages resident.
 ///
 /// # Errors
-/// Each says which page or mapping, and what to do.
+/// Each error says which page or mapping, and what to do.
 /// - `EINVAL`: empty or wrapping; `addr` is not a multiple of the page size; part of it is volatile; `MAP_DROPPABLE` memory, which
 ///   the kernel only pretends to lock.
 /// - `ENOMEM`: over the limit ([`ErrorKind::LockLimit`]); a hole ([`ErrorKind::NotMapped`]); a
@@ -34,6 +43,9 @@ use crate::tracking::raw::is_marked;
 /// - `EPERM`: the limit is 0, without `CAP_IPC_LOCK` ([`ErrorKind::LockLimit`]).
 /// - `EAGAIN`: no memory to make all of it resident ([`ErrorKind::OutOfMemory`]).
 /// - `EHWPOISON`: the hardware has lost a page.
+#[doc(alias = "mlock")]
+#[doc(alias = "mlock2")]
+#[doc(alias = "MLOCK_ONFAULT")]
 pub fn lock(addr: *const u8, len: usize, when: When) -> Result<Lock> {
     let range = PageRange::touched("lock", addr, len)?;
     refuse_volatile("lock", range)?;
@@ -56,6 +68,16 @@ pub(super) fn refuse_volatile(call: &'static str, range: PageRange) -> Result<()
 /// another mapping by then that was locked by other code than tenure, or by a future lock of
 /// [`mlockall`](super::mlockall), drop it before. In a forked child it does nothing, for a child
 /// inherits no locks.
+///
+/// ```
+/// use tenure::lock::{lock, When};
+/// let memory = tenure::Mapping::anonymous(8192)?;
+/// let all = lock(memory.as_ptr(), 8192, When::OnFault)?;
+/// let first = lock(memory.as_ptr(), 4096, When::OnFault)?;
+/// drop(all); // the first page has another guard
+/// assert_eq!(first.receipt()?.on_fault_bytes(), 4096);
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[must_use = "the memory is unlocked when the guard is dropped"]
 #[derive(Debug)]
 pub struct Lock {
@@ -68,26 +90,63 @@ pub struct Lock {
 
 impl Lock {
     /// The first byte's address.
+    ///
+    /// ```
+    /// let memory = tenure::Mapping::anonymous(4096)?;
+    /// let lock = tenure::lock::lock(memory.as_ptr(), 4096, tenure::lock::When::OnFault)?;
+    /// assert_eq!(lock.addr(), memory.as_ptr());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn addr(&self) -> *const u8 {
         self.range.start as *const u8
     }
 
     /// Length in bytes, of whole pages.
+    ///
+    /// ```
+    /// let memory = tenure::Mapping::anonymous(4096)?;
+    /// let lock = tenure::lock::lock(memory.as_ptr(), 1, tenure::lock::When::OnFault)?;
+    /// assert_eq!(lock.len() % 4096, 0); // whole pages
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Never: a lock holds at least one page.
+    /// Returns `false`: a lock holds at least one page.
+    ///
+    /// ```
+    /// let memory = tenure::Mapping::anonymous(4096)?;
+    /// assert!(!tenure::lock::lock(memory.as_ptr(), 4096, tenure::lock::When::Now)?.is_empty());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// When its pages are locked, as far as this owner is concerned.
+    /// When this guard's claim locks the pages.
+    ///
+    /// ```
+    /// use tenure::lock::{lock, When};
+    /// let memory = tenure::Mapping::anonymous(4096)?;
+    /// assert_eq!(lock(memory.as_ptr(), 4096, When::OnFault)?.when(), When::OnFault);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn when(&self) -> When {
         self.when
     }
 
     /// What is locked of it in fact; see [`receipt()`].
+    ///
+    /// ```
+    /// let memory = tenure::Mapping::anonymous(4096)?;
+    /// let lock = tenure::lock::lock(memory.as_ptr(), 4096, tenure::lock::When::Now)?;
+    /// assert_eq!(lock.receipt()?.resident_bytes(), 4096);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// As [`receipt()`].
     ///
     /// # Errors
     /// As [`receipt()`].
@@ -98,6 +157,18 @@ impl Lock {
     /// Changes this owner's claim. It is the one way to weaken a full lock: to [`When::OnFault`] the
     /// pages that no other owner has in full are locked on fault from then on, and not unlocked for an
     /// instant. To [`When::Now`] it makes all of it resident.
+    ///
+    /// ```
+    /// use tenure::lock::{lock, When};
+    /// let memory = tenure::Mapping::anonymous(4096)?;
+    /// let mut guard = lock(memory.as_ptr(), 4096, When::OnFault)?;
+    /// guard.set(When::Now)?; // makes it resident
+    /// assert_eq!(guard.receipt()?.full_bytes(), 4096);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// To [`When::Now`]: as [`lock`]. To [`When::OnFault`]: one system call for each mapping that changes.
     ///
     /// # Errors
     /// To [`When::Now`]: as [`lock`]. To [`When::OnFault`]: `ENOMEM` where `RLIMIT_MEMLOCK` was
@@ -142,6 +213,14 @@ impl Lock {
 
     /// Keeps the pages locked until the process ends, they are unmapped, or
     /// [`munlock2`](super::munlock2) clears them.
+    ///
+    /// ```
+    /// use tenure::lock::{lock, munlock2, Kinds, When};
+    /// let memory = tenure::Mapping::anonymous(4096)?;
+    /// lock(memory.as_ptr(), 4096, When::Now)?.leak(); // locked without a guard
+    /// munlock2(memory.as_ptr(), 4096, Kinds::ALL)?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn leak(self) {
         let this = std::mem::ManuallyDrop::new(self);
         if let Some(mut ledger) = ledger::open_if(this.generation) {

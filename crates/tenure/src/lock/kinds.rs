@@ -1,48 +1,63 @@
-//! The uncounted calls on a range.
+//! When pages are locked, and which kinds of lock there are.
 
-use super::change::{self, Uncleared};
-use super::guard::refuse_volatile;
-use super::{cause, ledger, Kinds, When};
-use crate::error::{Error, ErrorKind, Result};
-use crate::range::PageRange;
-
-/// Locks the pages that `[addr, addr + len)` touches without a guard, as the kernel's `mlock2` does: a second call adds
-/// nothing, and [`munlock2`] clears it, whoever made it.
+/// When pages are locked.
 ///
-/// The two kinds are kept apart: a range locked in both ways and then cleared of [`When::Now`] is
-/// still locked on fault. A lock on fault does not weaken a full one, and a failure changes nothing.
-///
-/// # Cost and errors
-/// As [`lock`](super::lock()).
-pub fn mlock2(addr: *const u8, len: usize, when: When) -> Result<()> {
-    let range = PageRange::touched("mlock2", addr, len)?;
-    refuse_volatile("mlock2", range)?;
-    change::take_uncounted("mlock2", range, when)
+/// ```
+/// use tenure::lock::{lock, When};
+/// let memory = tenure::Mapping::anonymous(8192)?;
+/// let key = lock(memory.as_ptr(), 4096, When::Now)?; // resident when this returns
+/// let table = lock(memory.as_ptr().wrapping_add(4096), 4096, When::OnFault)?; // once touched
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[doc(alias = "MLOCK_ONFAULT")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum When {
+    /// All of them now; they are made resident first.
+    Now,
+    /// Each when it is first touched (`MLOCK_ONFAULT`, 4.4+).
+    OnFault,
 }
 
-/// Clears the kinds named from the pages that `[addr, addr + len)` touches, whoever set them, and no others: what guards
-/// hold stays as they hold it. Pages that stay locked are not unlocked even for an instant.
+/// Which kinds of lock.
 ///
-/// # Cost
-/// One system call where nothing is locked; else a reading of `/proc/self/smaps` (10 ns for each
-/// resident page of the process), and a call for each mapping that changes.
-///
-/// # Errors
-/// Nothing is changed then.
-/// - `EINVAL`: empty or wrapping; `addr` is not a multiple of the page size; or no kind is named.
-/// - `ENOMEM`: part of it is not mapped; a mapping cannot be split; or, where a full lock is to become
-///   one on fault, `RLIMIT_MEMLOCK` was lowered below what is locked.
-/// - Others: `/proc/self/smaps` could not be read.
-pub fn munlock2(addr: *const u8, len: usize, kinds: Kinds) -> Result<()> {
-    let call = "munlock2";
-    let range = PageRange::touched(call, addr, len)?;
-    if kinds == Kinds::default() {
-        let remedy = "name MLOCK_LOCKED, MLOCK_ONFAULT or both";
-        return Err(Error::new(ErrorKind::BadRange, call, "no kind of lock is named", remedy)
-            .on(range.start, len));
+/// ```
+/// use tenure::lock::{munlock2, Kinds};
+/// let memory = tenure::Mapping::anonymous(4096)?;
+/// munlock2(memory.as_ptr(), 4096, Kinds { now: true, on_fault: false })?;
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Kinds {
+    /// Locks made with [`When::Now`], `mlock`, `mlockall(MCL_CURRENT)` or `MAP_LOCKED`.
+    pub now: bool,
+    /// Locks made with [`When::OnFault`], `MLOCK_ONFAULT`, `MCL_ONFAULT` or `MAP_LOCKONFAULT`.
+    pub on_fault: bool,
+}
+
+impl Kinds {
+    /// Both.
+    ///
+    /// ```
+    /// use tenure::lock::Kinds;
+    /// assert!(Kinds::ALL.now && Kinds::ALL.on_fault);
+    /// ```
+    pub const ALL: Kinds = Kinds { now: true, on_fault: true };
+
+    pub(super) fn has(self, when: When) -> bool {
+        match when {
+            When::Now => self.now,
+            When::OnFault => self.on_fault,
+        }
     }
-    change::clear(&mut ledger::open(), range, kinds).map_err(|uncleared| match uncleared {
-        Uncleared::Trouble(trouble) => cause::trouble(call, range, trouble),
-        Uncleared::Refused(part, errno) => cause::not_weakened(call, range, part, errno),
-    })
+
+    pub(super) fn with(self, when: When) -> Kinds {
+        match when {
+            When::Now => Kinds { now: true, ..self },
+            When::OnFault => Kinds { on_fault: true, ..self },
+        }
+    }
+
+    pub(super) fn without(self, other: Kinds) -> Kinds {
+        Kinds { now: self.now && !other.now, on_fault: self.on_fault && !other.on_fault }
+    }
 }

@@ -9,6 +9,13 @@ use crate::range::PageRange;
 use std::fmt;
 
 /// How a part is locked.
+///
+/// ```
+/// use tenure::lock::{receipt, State};
+/// let memory = tenure::Mapping::anonymous(4096)?;
+/// assert_eq!(receipt(memory.as_ptr(), 4096)?.parts[0].state, State::Unlocked);
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum State {
@@ -25,6 +32,13 @@ pub enum State {
 }
 
 /// A part of a range in one mapping.
+///
+/// ```
+/// let memory = tenure::Mapping::anonymous(4096)?;
+/// let part = &tenure::lock::receipt(memory.as_ptr(), 4096)?.parts[0];
+/// assert_eq!((part.start, part.len), (memory.as_ptr() as usize, 4096));
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Part {
@@ -42,7 +56,13 @@ pub struct Part {
     pub name: String,
 }
 
-/// The answer of [`receipt()`]. Shown as a table.
+/// The result of [`receipt()`]. Its `Display` is a table.
+///
+/// ```
+/// let memory = tenure::Mapping::anonymous(4096)?;
+/// print!("{}", tenure::lock::receipt(memory.as_ptr(), 4096)?); // a table
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Receipt {
     /// The range's parts in order of address. Where two do not touch, nothing is mapped between.
@@ -55,38 +75,87 @@ impl Receipt {
     }
 
     /// Bytes locked in full.
+    ///
+    /// ```
+    /// use tenure::lock::{lock, When};
+    /// let memory = tenure::Mapping::anonymous(4096)?;
+    /// let guard = lock(memory.as_ptr(), 4096, When::Now)?;
+    /// assert_eq!(guard.receipt()?.full_bytes(), 4096);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn full_bytes(&self) -> u64 {
         self.bytes(|state| state == State::Full)
     }
 
     /// Bytes locked on fault, touched or not.
+    ///
+    /// ```
+    /// use tenure::lock::{lock, When};
+    /// let memory = tenure::Mapping::anonymous(4096)?;
+    /// let guard = lock(memory.as_ptr(), 4096, When::OnFault)?;
+    /// assert_eq!(guard.receipt()?.on_fault_bytes(), 4096);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn on_fault_bytes(&self) -> u64 {
         self.bytes(|state| state == State::OnFault)
     }
 
     /// Bytes that are mapped and not locked.
+    ///
+    /// ```
+    /// let memory = tenure::Mapping::anonymous(4096)?;
+    /// assert_eq!(tenure::lock::receipt(memory.as_ptr(), 4096)?.unlocked_bytes(), 4096);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn unlocked_bytes(&self) -> u64 {
         self.bytes(|state| state == State::Unlocked)
     }
 
     /// Bytes that are never paged out anyway.
+    ///
+    /// ```
+    /// let memory = tenure::Mapping::anonymous(4096)?; // no huge page of hugetlbfs, no device
+    /// assert_eq!(tenure::lock::receipt(memory.as_ptr(), 4096)?.always_resident_bytes(), 0);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn always_resident_bytes(&self) -> u64 {
         self.bytes(|state| matches!(state, State::AlwaysResident(_)))
     }
 
     /// Bytes that cannot be locked.
+    ///
+    /// ```
+    /// let memory = tenure::Mapping::anonymous(4096)?; // not MAP_DROPPABLE
+    /// assert_eq!(tenure::lock::receipt(memory.as_ptr(), 4096)?.impossible_bytes(), 0);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn impossible_bytes(&self) -> u64 {
         self.bytes(|state| matches!(state, State::Impossible(_)))
     }
 
     /// Bytes in memory.
+    ///
+    /// ```
+    /// let mut memory = tenure::Mapping::anonymous(8192)?;
+    /// memory.as_mut_slice()[0] = 7;
+    /// let lock = tenure::lock::lock(memory.as_ptr(), 8192, tenure::lock::When::Now)?;
+    /// assert_eq!(lock.receipt()?.resident_bytes(), 8192);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn resident_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.resident_bytes).sum()
     }
 }
 
-/// Looks at how the pages that `[addr, addr + len)` touches are locked, in the kernel's own books (`VmFlags` of smaps). Holes
+/// Looks at how the pages that `[addr, addr + len)` touches are locked, as the kernel tells it (`VmFlags` of smaps). Holes
 /// are left out.
+///
+/// ```
+/// let memory = tenure::Mapping::anonymous(4096)?;
+/// let lock = tenure::lock::lock(memory.as_ptr(), 4096, tenure::lock::When::Now)?;
+/// assert_eq!(tenure::lock::receipt(memory.as_ptr(), 4096)?.full_bytes(), 4096);
+/// # Ok::<(), tenure::Error>(())
+/// ```
 ///
 /// # Cost
 /// A reading of `/proc/self/smaps` up to the end of the range (10 ns for each resident page), and of
@@ -95,14 +164,26 @@ impl Receipt {
 /// # Errors
 /// `EINVAL`: empty or wrapping; `addr` is not a multiple of the page size. Others: `/proc/self/smaps` or `/proc/self/pagemap` could
 /// not be read.
+#[doc(alias = "smaps")]
+#[doc(alias = "VmFlags")]
 pub fn receipt(addr: *const u8, len: usize) -> Result<Receipt> {
     look_at(PageRange::touched("receipt", addr, len)?)
 }
 
 /// [`receipt()`] for all mappings of the process: what `mlockall` did.
 ///
+/// ```
+/// let all = tenure::lock::receipt_of_everything()?;
+/// println!("{} bytes are locked, {} are not", all.full_bytes(), all.unlocked_bytes());
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Cost
+/// A reading of `/proc/self/smaps` (10 ns for each resident page of the process).
+///
 /// # Errors
 /// As [`receipt()`], but for `EINVAL`.
+#[doc(alias = "smaps")]
 pub fn receipt_of_everything() -> Result<Receipt> {
     look_at(look::everything())
 }

@@ -41,6 +41,16 @@ const SHARE: u32 = 50;
 /// So a page that has just been touched is locked after 20 ms, not at once, and of more than the budget
 /// in use at a time, the kernel may take any.
 ///
+/// ```
+/// let memory = tenure::Mapping::anonymous(1 << 20)?;
+/// // SAFETY: the mapping stays as it is until the value is dropped.
+/// match unsafe { tenure::lock::within(memory.as_ptr(), memory.len(), 256 << 10) } {
+///     Ok(within) => assert!(within.status().locked_bytes <= 256 << 10),
+///     Err(error) => println!("{error}"), // over the limit, with the line that raises it
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
 /// # Cost
 /// 24 bytes for each window of which something is resident, and as much again while it looks. Where the
 /// range has more than 65,536 windows they are larger, up to a quarter of the budget each. A look costs a
@@ -55,6 +65,7 @@ const SHARE: u32 = 50;
 /// # Safety
 /// Until the value is dropped the range stays mapped as it is. Of a shared mapping it takes pages out of
 /// the page table; were private memory mapped there instead meanwhile, its contents could be lost.
+#[doc(alias = "RLIMIT_MEMLOCK")]
 pub unsafe fn within(addr: *const u8, len: usize, budget: usize) -> Result<Within> {
     const CALL: &str = "lock::within";
     let range = PageRange::touched(CALL, addr, len)?;
@@ -117,6 +128,14 @@ fn unreadable(call: &'static str, range: PageRange, errno: rustix::io::Errno) ->
 }
 
 /// A range of which the part used last is locked. Dropped, it unlocks all.
+///
+/// ```
+/// # let memory = tenure::Mapping::anonymous(1 << 20)?;
+/// // SAFETY: the mapping stays as it is until the value is dropped.
+/// let hot = unsafe { tenure::lock::within(memory.as_ptr(), memory.len(), 64 << 10) }?;
+/// drop(hot); // unlocks all of it
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[must_use = "the memory is unlocked when this is dropped"]
 pub struct Within {
     shared: Arc<Shared>,
@@ -125,6 +144,15 @@ pub struct Within {
 }
 
 /// How it stands.
+///
+/// ```
+/// # let memory = tenure::Mapping::anonymous(1 << 20)?;
+/// // SAFETY: the mapping stays as it is until the value is dropped.
+/// let hot = unsafe { tenure::lock::within(memory.as_ptr(), memory.len(), 64 << 10) }?;
+/// let status = hot.status();
+/// println!("{} bytes locked, {} made room", status.locked_bytes, status.moved_out_bytes);
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WithinStatus {
@@ -158,6 +186,14 @@ impl Shared {
 
 impl Within {
     /// How it stands.
+    ///
+    /// ```
+    /// # let memory = tenure::Mapping::anonymous(1 << 20)?;
+    /// // SAFETY: the mapping stays as it is until the value is dropped.
+    /// let hot = unsafe { tenure::lock::within(memory.as_ptr(), memory.len(), 64 << 10) }?;
+    /// assert!(hot.status().locked_bytes <= 64 << 10); // never more than the budget
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn status(&self) -> WithinStatus {
         self.shared.lock().status
     }

@@ -1,6 +1,7 @@
 //! The memory of a reserved range, by system calls made inline: none goes through the C library, so
 //! none sets `errno` and none can be met by a launcher that takes the library's place.
 
+use super::apart::{self, Congruent};
 use super::mapping_list::Lister;
 use crate::range::PageRange;
 use rustix::io::Errno;
@@ -11,23 +12,9 @@ use std::ffi::c_void;
 ///
 /// `ENOMEM`: no such stretch of addresses, or over `RLIMIT_AS`.
 pub(crate) fn reserve(len: usize, align: usize) -> Result<PageRange, Errno> {
-    let whole = len.checked_add(align).ok_or(Errno::NOMEM)?;
-    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-    let base = unsafe {
-        mm::mmap_anonymous(
-            std::ptr::null_mut(),
-            whole,
-            ProtFlags::empty(),
-            MapFlags::PRIVATE | MapFlags::NORESERVE,
-        )
-    }? as usize;
-    let start = base.next_multiple_of(align);
-    for (from, to) in [(base, start), (start + len, base + whole)] {
-        if from < to {
-            // SAFETY: the ends of the mapping just made, which nobody knows yet.
-            let _ = unsafe { mm::munmap(from as *mut c_void, to - from) };
-        }
-    }
+    let aligned = Congruent::aligned(align);
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let start = apart::map(len, aligned, ProtFlags::empty(), flags)?;
     // gdb's gcore writes out what has no access, too: terabytes of it.
     // SAFETY: advice for the mapping just made.
     let _ = unsafe { mm::madvise(start as *mut c_void, len, Advice::LinuxDontDump) };

@@ -2,6 +2,7 @@
 //!
 //! Everything here is a bare system call: nothing allocates, and `errno` stays as it is.
 
+use super::apart::{self, Congruent};
 use super::{generation, signal::Blocked};
 use crate::range::PageRange;
 use rustix::io::Errno;
@@ -40,21 +41,19 @@ impl Hidden {
         let reaches = [PUD, super::HUGE_PAGE];
         let fitting = if range.len() < PUD { &reaches[1..] } else { &reaches[..] };
         let generation = generation::current();
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let mut last = Errno::NOMEM;
         for reach in fitting {
-            let whole = range.len() + reach;
-            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-            // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-            match unsafe { mmap_anonymous(std::ptr::null_mut(), whole, ProtFlags::empty(), flags) }
-            {
+            let like = Congruent::like(range.start, *reach);
+            match apart::map(range.len(), like, ProtFlags::empty(), flags) {
                 Ok(base) => {
-                    let base = base as usize;
-                    let at = base + (range.start.wrapping_sub(base) % reach);
-                    let distance = at.wrapping_sub(range.start);
-                    let hidden = Hidden { base, end: base + whole, distance, generation };
+                    apart::leave_a_page();
+                    let end = base + range.len();
+                    let distance = base.wrapping_sub(range.start);
+                    let hidden = Hidden { base, end, distance, generation };
                     // So marked, the kernel joins it with no mapping of the program's: see `after_failure`.
                     // SAFETY: changes a flag of a mapping that nobody else knows.
-                    unsafe { madvise(base as *mut c_void, whole, Advice::LinuxDontFork) }?;
+                    unsafe { madvise(base as *mut c_void, range.len(), Advice::LinuxDontFork) }?;
                     return Ok(hidden);
                 }
                 Err(errno) => last = errno,
@@ -150,7 +149,7 @@ pub(crate) fn may_be_unmapped_from(addr: usize) -> Result<(), Errno> {
 
 /// Whether [`may_be_unmapped_from`] can be asked: mremap is not refused by a seccomp filter.
 pub(crate) fn mremap_works() -> bool {
-    let Ok(page) = super::reserve::map_anonymous(super::page_size(), super::page_size()) else {
+    let Ok(page) = super::reserve::map_own(super::page_size(), super::page_size()) else {
         return false;
     };
     let works = may_be_unmapped_from(page.start).is_ok();
@@ -208,7 +207,7 @@ pub(crate) fn learn_whether_seals_are_seen() {
     }
     // Threads that come together each seal a page: a fork could hold a lock here.
     let page = super::page_size();
-    let Ok(page) = super::reserve::map_anonymous(page, page) else { return };
+    let Ok(page) = super::reserve::map_own(page, page) else { return };
     if mseal(page.start, page.len()).is_err() {
         unmap_ours(page.start, page.end);
         return;
@@ -321,7 +320,7 @@ mod tests {
     fn a_seal_is_told_or_known_not_to_be() {
         learn_whether_seals_are_seen();
         let page = crate::os::page_size();
-        let sealed = crate::os::reserve::map_anonymous(page, page).unwrap();
+        let sealed = crate::os::reserve::map_own(page, page).unwrap();
         if mseal(sealed.start, page).is_err() {
             assert!(seals_are_seen());
             unmap_ours(sealed.start, sealed.end);

@@ -36,7 +36,7 @@ pub(crate) fn word() -> &'static AtomicU32 {
 fn make_word() -> &'static AtomicU32 {
     let none = std::ptr::from_ref(&NONE) as usize;
     let page = page_size();
-    let mapped = reserve::map_anonymous(page, page).ok();
+    let mapped = reserve::map_own(page, page).ok();
     let wiped = mapped.filter(|page| advise::wipe_on_fork(*page).is_ok());
     if let Some(page) = wiped {
         // SAFETY: just mapped for reading and writing, aligned; nobody else knows of it yet.

@@ -49,7 +49,7 @@ pub(super) fn wiped_page() -> Option<usize> {
 #[cold]
 fn make_place() -> usize {
     let page = page_size();
-    let mapped = reserve::map_anonymous(page, page).ok();
+    let mapped = reserve::map_own(page, page).ok();
     let wiped = mapped.filter(|page| advise::wipe_on_fork(*page).is_ok());
     let new = wiped.map_or(1, |page| page.start);
     let won = PLACE.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire).is_ok();

@@ -3,8 +3,10 @@
 //! Its names (`/memfd:x (deleted)`, `/SYSV00000000 (deleted)`) are paths that a file on a disk can have
 //! as well. The device is what no such file has.
 
-use super::{maps, mounts, page_size, raw_map, reserve};
+use super::apart::{self, Congruent};
+use super::{maps, mounts, page_size, reserve};
 use crate::range::PageRange;
+use rustix::mm::{MapFlags, ProtFlags};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The device of the kernel's own tmpfs and a bit that says that it is known. No lock: a child of fork
@@ -25,9 +27,8 @@ pub(crate) fn is_shmem(device: (u32, u32)) -> bool {
 }
 
 fn shmem_device() -> Option<(u32, u32)> {
-    let (protection, flags) = (libc::PROT_NONE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-    let at = unsafe { raw_map::map(0, page_size(), protection, flags, -1, 0) }.ok()?;
+    let any = Congruent::aligned(page_size());
+    let at = apart::map(page_size(), any, ProtFlags::empty(), MapFlags::SHARED).ok()?;
     let page = PageRange::new(at, at + page_size());
     let mut device = None;
     let looked = maps::each_mapping(page, |mapping| device = Some(mapping.device));

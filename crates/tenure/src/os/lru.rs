@@ -36,7 +36,7 @@ pub(crate) fn drain() {
 /// `EINVAL`: a kernel before 6.1, or one without transparent huge pages of 2 MiB, or huge pages are
 /// disabled for the process (`PR_SET_THP_DISABLE`).
 fn by_collapse() -> Result<(), Errno> {
-    let scratch = Mapped(reserve::map_anonymous(HUGE_PAGE, HUGE_PAGE)?);
+    let scratch = Mapped(reserve::map_own(HUGE_PAGE, HUGE_PAGE)?);
     let first_page = PageRange::new(scratch.0.start, scratch.0.start + super::page_size());
     advise::want_base_pages(scratch.0)?;
     advise::populate_write(first_page)?;

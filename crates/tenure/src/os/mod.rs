@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod advise;
+pub(crate) mod apart;
 pub(crate) mod arena;
 pub(crate) mod brief;
 pub(crate) mod detach;
@@ -37,8 +38,10 @@ pub(crate) mod room_now;
 pub(crate) mod signal;
 pub(crate) mod small_file;
 pub(crate) mod smaps;
+pub(crate) mod stack;
 pub(crate) mod thp;
 pub(crate) mod thread;
+pub(crate) mod tid;
 pub(crate) mod touch;
 pub(crate) mod uffd;
 mod wiped;

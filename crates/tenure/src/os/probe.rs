@@ -16,6 +16,15 @@ use rustix::fd::AsRawFd;
 use rustix::io::Errno;
 
 /// Whether something works.
+///
+/// ```
+/// use tenure::{capabilities, Status};
+/// for finding in capabilities().findings() {
+///     if finding.status == Status::Missing {
+///         println!("{}: {}; {}", finding.name, finding.consequence, finding.remedy);
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Status {
@@ -28,6 +37,12 @@ pub enum Status {
 }
 
 /// One thing that was tried.
+///
+/// ```
+/// for finding in tenure::capabilities().findings() {
+///     println!("{}: {:?}", finding.what, finding.status);
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
@@ -46,12 +61,25 @@ pub struct Finding {
 }
 
 /// All findings.
+///
+/// ```
+/// println!("{} things were tried", tenure::capabilities().findings().len());
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     findings: Vec<Finding>,
 }
 
 /// Tries everything once per process; later calls answer from memory.
+///
+/// ```
+/// if !tenure::capabilities().works("userfaultfd") {
+///     println!("a touch of a purged page reads zeros: pin or unmark before every use");
+/// }
+/// ```
+///
+/// # Cost
+/// The first call: some ten milliseconds. Later calls: one load.
 pub fn capabilities() -> &'static Capabilities {
     static CAPABILITIES: RaceOnce<Capabilities> = RaceOnce::new();
     CAPABILITIES.get_or_init(probe)
@@ -59,11 +87,20 @@ pub fn capabilities() -> &'static Capabilities {
 
 impl Capabilities {
     /// The findings, most important first.
+    ///
+    /// ```
+    /// assert!(!tenure::capabilities().findings().is_empty());
+    /// ```
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
 
     /// Whether the finding of that name works.
+    ///
+    /// ```
+    /// let name = tenure::capabilities().findings()[0].name;
+    /// println!("{name}: {}", tenure::capabilities().works(name));
+    /// ```
     pub fn works(&self, name: &str) -> bool {
         self.findings.iter().any(|f| f.name == name && f.status == Status::Works)
     }

@@ -1,39 +1,32 @@
 //! Making and ending mappings.
 
+use super::apart::{self, Congruent};
 use crate::range::PageRange;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use rustix::mm::{mmap, mmap_anonymous, munmap, MapFlags, ProtFlags};
+use rustix::mm::{mmap, munmap, MapFlags, ProtFlags};
 use std::ffi::c_void;
 
-/// Maps `len` bytes of private anonymous memory whose start is a multiple of `align`.
+/// Maps `len` bytes of private anonymous memory for the program, where the kernel likes it. The start is a multiple
+/// of `align`.
 ///
 /// `MAP_NORESERVE`: volatile memory must not be counted against the commit limit as if it could not
 /// be taken back. `ENOMEM`: no address space, too many mappings, or over `RLIMIT_AS`.
 pub(crate) fn map_anonymous(len: usize, align: usize) -> Result<PageRange, Errno> {
-    let page = super::page_size();
-    debug_assert!(len % page == 0 && align.is_power_of_two());
-    let slack = align.saturating_sub(page);
-    let whole = len.checked_add(slack).ok_or(Errno::NOMEM)?;
-    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-    let base = unsafe {
-        mmap_anonymous(
-            std::ptr::null_mut(),
-            whole,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::PRIVATE | MapFlags::NORESERVE,
-        )
-    }? as usize;
-    let start = base.next_multiple_of(align);
-    for (from, to) in [(base, start), (start + len, base + whole)] {
-        if from < to {
-            // SAFETY: the ends of the mapping just made; nobody knows these addresses yet. Failing
-            // (the mapping count is at its limit) leaks address space only.
-            let _ = unsafe { munmap(from as *mut c_void, to - from) };
-        }
-    }
-    Ok(PageRange::new(start, start + len))
+    debug_assert!(len % super::page_size() == 0 && align.is_power_of_two());
+    let at = apart::map_anywhere(len, Congruent::aligned(align), ACCESS, NORESERVE)?;
+    Ok(PageRange::new(at, at + len))
 }
+
+/// The same for tenure's own use, [apart] from the program's mappings.
+pub(crate) fn map_own(len: usize, align: usize) -> Result<PageRange, Errno> {
+    debug_assert!(len % super::page_size() == 0 && align.is_power_of_two());
+    let at = apart::map(len, Congruent::aligned(align), ACCESS, NORESERVE)?;
+    Ok(PageRange::new(at, at + len))
+}
+
+const ACCESS: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+const NORESERVE: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
 
 /// Maps part of a file.
 pub(crate) fn map_file(
@@ -69,7 +62,7 @@ impl Scratch {
     /// Base pages, or one huge page if the kernel gives it.
     pub fn new(len: usize, huge: bool) -> Result<Scratch, Errno> {
         let align = if huge { super::HUGE_PAGE } else { super::page_size() };
-        let scratch = Scratch(map_anonymous(len, align)?);
+        let scratch = Scratch(map_own(len, align)?);
         // Advice only: the attempt itself shows whether it was taken.
         let _ = match huge {
             true => super::advise::want_huge_pages(scratch.0),

@@ -9,6 +9,7 @@
 //! starts or ends leaves that mutex locked in the child for ever, and a worker that is started there
 //! never comes to its first instruction (seen: a child of a test hung in `set_current_info`).
 
+use super::stack::Stack;
 use std::ffi::{c_void, CString};
 use std::io;
 use std::mem::MaybeUninit;
@@ -88,6 +89,7 @@ type Body = Box<dyn FnOnce() + Send>;
 
 struct Start {
     name: CString,
+    stack: Option<&'static Stack>,
     body: Body,
 }
 
@@ -95,6 +97,9 @@ struct Start {
 extern "C" fn run(start: *mut c_void) -> *mut c_void {
     // SAFETY: `spawn_quiet` made the pointer from such a box, for this call alone.
     let start = unsafe { Box::from_raw(start.cast::<Start>()) };
+    if let Some(stack) = start.stack {
+        stack.is_mine();
+    }
     let _taken_out = TakenOut::new();
     // SAFETY: the name ends with a zero and lives through the call; only this thread's name changes.
     unsafe { libc::prctl(libc::PR_SET_NAME, start.name.as_ptr()) };
@@ -115,12 +120,33 @@ pub(crate) fn spawn_quiet_with_stack(
     stack_bytes: usize,
     body: impl FnOnce() + Send + 'static,
 ) -> io::Result<Thread> {
+    spawn(name, None, body, |start| create(start, stack_bytes))
+}
+
+/// The same for a thread that nobody joins, on a stack [apart](super::apart) from the program's mappings. No two
+/// threads call this at the same time for one stack.
+pub(crate) fn spawn_apart(
+    name: &str,
+    stack: &'static Stack,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
+    // SAFETY: `run` may run on any thread, and takes what it is given.
+    let started = |start: *mut Start| unsafe { stack.start(run, start.cast()) };
+    spawn(name, Some(stack), body, |start| started(start).map_err(io::Error::from_raw_os_error))
+}
+
+fn spawn<T>(
+    name: &str,
+    stack: Option<&'static Stack>,
+    body: impl FnOnce() + Send + 'static,
+    create: impl FnOnce(*mut Start) -> io::Result<T>,
+) -> io::Result<T> {
     let name = CString::new(name)?;
-    let start: *mut Start = Box::into_raw(Box::new(Start { name, body: Box::new(body) }));
+    let start: *mut Start = Box::into_raw(Box::new(Start { name, stack, body: Box::new(body) }));
     find_count();
     // A new thread inherits the mask.
     let before = super::signal::block_all();
-    let started = create(start, stack_bytes);
+    let started = create(start);
     super::signal::restore(before);
     if started.is_err() {
         // SAFETY: no thread was started, so the box is still this function's.
@@ -151,20 +177,6 @@ fn create(start: *mut Start, stack_bytes: usize) -> io::Result<Thread> {
 }
 
 const STACK: usize = 256 << 10;
-
-/// The kernel's number of the calling thread.
-pub(crate) fn own_number() -> i32 {
-    rustix::thread::gettid().as_raw_nonzero().get()
-}
-
-/// Whether the kernel has no thread of this number in the process: it is not counted any more by calls that
-/// only a process with one thread may make (unshare, setns).
-pub(crate) fn has_ended(number: i32) -> bool {
-    let process = rustix::process::getpid().as_raw_nonzero().get();
-    // SAFETY: signal 0 is sent to nobody; the kernel only looks for the thread.
-    let found = unsafe { libc::syscall(libc::SYS_tgkill, process, number, 0) };
-    found < 0 && super::advise::last_errno() == rustix::io::Errno::SRCH
-}
 
 /// Blocks that the calling thread has had read from disks so far; always 0 where the kernel does not
 /// count them (CONFIG_TASK_IO_ACCOUNTING).

@@ -50,7 +50,8 @@ pub(crate) fn read_each_page(range: PageRange) -> Result<(), Stop> {
 /// A page that a disk has filled is not yet known to the processor that a virtual machine runs on: its
 /// host maps it at its first use. 5 GiB so: 1 to 4 s, spent here instead of where it is waited for.
 pub(crate) fn use_each_page(range: PageRange) {
-    const BATCH: usize = 1024;
+    // Small: it runs on the stack of whoever maps.
+    const BATCH: usize = 64;
     let page = page_size();
     let mut sink = [0u8; BATCH];
     let mut local = [const { libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 1 } }; BATCH];

@@ -1,7 +1,7 @@
 //! userfaultfd: missing pages raise SIGBUS, or wait for a refill thread.
 //!
 //! The descriptor lives in two descriptor tables: the process's, and a private one that only the
-//! keeper thread sees. Closing the last copy would silently end the SIGBUS promise and with it the
+//! worker thread sees. Closing the last copy would silently end the SIGBUS promise and with it the
 //! detection of purges; programs that close every descriptor they do not know (daemons, launchers)
 //! do just that. So all *registering* goes through the private copy, which such a program cannot
 //! close or replace by another file.

@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 /// static GLOBAL: tenure::pool::Pool = tenure::pool::Pool;
 ///
 /// fn main() {
-///     tenure::pool::prepare().expect("a thread for the pool's keeper");
+///     tenure::pool::prepare().expect("a thread for the worker");
 ///     let large = vec![1u8; 1 << 20];
 ///     assert!(tenure::pool::owns(large.as_ptr()));
 /// }
@@ -34,6 +34,19 @@ impl Pool {
     /// A run for `layout`, whose contents are whatever its former user left; a page of it may change
     /// by itself until it is first written.
     ///
+    /// ```
+    /// use std::alloc::Layout;
+    /// use tenure::pool::Pool;
+    /// let layout = Layout::from_size_align(1 << 20, 64).expect("a power of two");
+    /// let block = Pool.alloc(layout)?;
+    /// // SAFETY: allocated above with this layout, and used no more.
+    /// unsafe { Pool.dealloc(block.cast(), layout) };
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// As [`alloc`](fn@super::alloc).
+    ///
     /// # Errors
     /// `ENOMEM`: larger than [`largest`](super::largest), or the kernel refuses more memory (a limit on
     /// addresses, or on mappings).
@@ -43,13 +56,43 @@ impl Pool {
 
     /// The same, all zeros.
     ///
+    /// ```
+    /// use std::alloc::Layout;
+    /// use tenure::pool::Pool;
+    /// let layout = Layout::from_size_align(1 << 20, 64).expect("a power of two");
+    /// let block = Pool.alloc_zeroed(layout)?;
+    /// // SAFETY: allocated above with this layout, initialised with zeros, and used no more after that.
+    /// unsafe {
+    ///     assert!(block.as_ref().iter().all(|byte| *byte == 0));
+    ///     Pool.dealloc(block.cast(), layout);
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// As [`alloc`](fn@super::alloc) with zeroing.
+    ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
+    #[doc(alias = "calloc")]
     pub fn alloc_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>> {
         Pool::serve("Pool::alloc_zeroed", layout, true)
     }
 
     /// Gives a block back.
+    ///
+    /// ```
+    /// use std::alloc::Layout;
+    /// use tenure::pool::Pool;
+    /// let layout = Layout::new::<[u64; 100_000]>();
+    /// let block = Pool.alloc(layout)?;
+    /// // SAFETY: allocated above with this layout, and used no more.
+    /// unsafe { Pool.dealloc(block.cast(), layout) };
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// As [`free`](super::free).
     ///
     /// # Safety
     /// `p` came from this type's calls with this layout, and nothing uses it any more.
@@ -61,12 +104,29 @@ impl Pool {
 
     /// Makes a block larger: in place where its run has the room, else by moving its pages.
     ///
+    /// ```
+    /// use std::alloc::Layout;
+    /// use tenure::pool::Pool;
+    /// let (old, new) = (Layout::new::<[u8; 1 << 20]>(), Layout::new::<[u8; 1 << 21]>());
+    /// let block = Pool.alloc(old)?;
+    /// // SAFETY: allocated with `old`, grown to `new`; the old pointer is used no more.
+    /// unsafe {
+    ///     let block = Pool.grow(block.cast(), old, new)?;
+    ///     Pool.dealloc(block.cast(), new);
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// As [`realloc`](super::realloc).
+    ///
     /// # Safety
     /// As [`dealloc`](Self::dealloc); on success the old block is gone. `new` is not smaller than
     /// `old`.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc); the old block is then as it was.
+    #[doc(alias = "realloc")]
     pub unsafe fn grow(&self, p: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>> {
         debug_assert!(new.size() >= old.size());
         // SAFETY: the caller's promise.
@@ -74,6 +134,23 @@ impl Pool {
     }
 
     /// The same; the new bytes are zeros.
+    ///
+    /// ```
+    /// use std::alloc::Layout;
+    /// use tenure::pool::Pool;
+    /// let (old, new) = (Layout::new::<[u8; 1 << 20]>(), Layout::new::<[u8; 1 << 21]>());
+    /// let block = Pool.alloc_zeroed(old)?;
+    /// // SAFETY: allocated with `old`, grown to `new`; the old pointer is used no more.
+    /// unsafe {
+    ///     let block = Pool.grow_zeroed(block.cast(), old, new)?;
+    ///     assert!(block.as_ref().iter().all(|byte| *byte == 0));
+    ///     Pool.dealloc(block.cast(), new);
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// As [`realloc`](super::realloc).
     ///
     /// # Safety
     /// As [`grow`](Self::grow).
@@ -92,6 +169,22 @@ impl Pool {
     }
 
     /// Makes a block smaller and gives the pages left over back.
+    ///
+    /// ```
+    /// use std::alloc::Layout;
+    /// use tenure::pool::Pool;
+    /// let (old, new) = (Layout::new::<[u8; 1 << 21]>(), Layout::new::<[u8; 1 << 20]>());
+    /// let block = Pool.alloc(old)?;
+    /// // SAFETY: allocated with `old`, shrunk to `new`; the old pointer is used no more.
+    /// unsafe {
+    ///     let block = Pool.shrink(block.cast(), old, new)?;
+    ///     Pool.dealloc(block.cast(), new);
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// As [`realloc`](super::realloc).
     ///
     /// # Safety
     /// As [`grow`](Self::grow), with `new` not larger than `old`.

@@ -7,14 +7,12 @@
 use super::list::List;
 use super::run::state;
 use super::territory::{Spot, Territory};
-use super::{class, depot};
-use crate::os::arena;
-use crate::runtime::lock::{thread_number, Lock, Rank};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use super::{class, depot, slot};
+use crate::runtime::lock::{Lock, Rank};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The classes kept here: up to 2 MiB.
 pub(super) const CLASSES: usize = class::of_power(2 << 20) + 1;
-pub(super) const MOST_SLOTS: usize = 64;
 /// A bit for each class.
 type Classes = u64;
 const _: () = assert!(CLASSES <= Classes::BITS as usize);
@@ -35,47 +33,28 @@ pub(super) struct Cache {
 #[repr(align(128))]
 struct Slot(Lock<Cache>);
 
-static SLOTS: [Slot; MOST_SLOTS] = [const {
-    Slot(Lock::new(
-        Rank::PoolThreadCache,
-        Cache { lists: [List::new(); CLASSES], filled: 0, bytes: 0, last: 0 },
-    ))
-}; MOST_SLOTS];
-/// A power of two, less one; 0 until first asked.
-static MASK: AtomicUsize = AtomicUsize::new(0);
-/// What a slot may hold.
-static MOST_BYTES: AtomicU64 = AtomicU64::new(4 << 20);
-
-/// The calling thread's slot.
-#[inline]
-pub(super) fn slot() -> usize {
-    let mask = match MASK.load(Ordering::Relaxed) {
-        0 => count_processors(),
-        mask => mask,
-    };
-    thread_number() as usize & mask
+/// What all threads keep.
+struct Kept {
+    slots: [Slot; slot::MOST],
+    /// What a slot may hold.
+    most_bytes: AtomicU64,
 }
 
-#[cold]
-fn count_processors() -> usize {
-    // Twice as many as processors: threads come and go, and their numbers do not spread evenly.
-    let slots = (2 * arena::processors()).next_power_of_two().clamp(4, MOST_SLOTS);
-    // Another thread may be allowed other processors; what the first says holds.
-    match MASK.compare_exchange(0, slots - 1, Ordering::Relaxed, Ordering::Relaxed) {
-        Ok(_) => slots - 1,
-        Err(first) => first,
-    }
-}
-
-/// All slots that are used.
-pub(super) fn slots() -> std::ops::Range<usize> {
-    0..MASK.load(Ordering::Relaxed) + 1
-}
+static KEPT: Kept = Kept {
+    slots: [const {
+        Slot(Lock::new(
+            Rank::PoolThreadCache,
+            Cache { lists: [List::new(); CLASSES], filled: 0, bytes: 0, last: 0 },
+        ))
+    }; slot::MOST],
+    // Little, until the worker has looked how much is free.
+    most_bytes: AtomicU64::new(1 << 20),
+};
 
 /// Sees that all slots together hold at most `bytes`.
 pub(super) fn bound(bytes: u64) {
-    let each = bytes / slots().len() as u64;
-    MOST_BYTES.store(each.min(4 << 20), Ordering::Relaxed);
+    let each = bytes / slot::used().len() as u64;
+    KEPT.most_bytes.store(each.min(4 << 20), Ordering::Relaxed);
 }
 
 /// A warm run of the class, or of one a little larger, that `fits`. Answers it with its state.
@@ -87,7 +66,7 @@ pub(super) fn take(
     if class >= CLASSES {
         return None;
     }
-    SLOTS[slot()].0.with(|cache| cache.take(territory, class, fits))?
+    KEPT.slots[slot::current()].0.with(|cache| cache.take(territory, class, fits))?
 }
 
 /// Keeps a run that was just freed; answers one that has to go elsewhere.
@@ -95,18 +74,21 @@ pub(super) fn put(territory: &Territory, spot: Spot) -> Option<Spot> {
     if spot.class >= CLASSES {
         return Some(spot);
     }
-    let most = MOST_BYTES.load(Ordering::Relaxed);
-    SLOTS[slot()].0.with(|cache| cache.put(territory, spot, most)).unwrap_or(Some(spot))
+    let most = KEPT.most_bytes.load(Ordering::Relaxed);
+    KEPT.slots[slot::current()]
+        .0
+        .with(|cache| cache.put(territory, spot, most))
+        .unwrap_or(Some(spot))
 }
 
 /// A run of the calling thread's slot that has to go elsewhere too, after [`put`] answered one.
 pub(super) fn overflow(territory: &Territory) -> Option<Spot> {
-    let most = MOST_BYTES.load(Ordering::Relaxed);
+    let most = KEPT.most_bytes.load(Ordering::Relaxed);
     let over = |cache: &mut Cache| match cache.bytes > most {
         true => cache.give_up_one(territory),
         false => None,
     };
-    SLOTS[slot()].0.with(over)?
+    KEPT.slots[slot::current()].0.with(over)?
 }
 
 /// Takes runs that are `old` out of a slot, oldest first, for `each`, which has room for `room` of them. They are
@@ -123,7 +105,7 @@ pub(super) fn take_old(
         room = room.saturating_sub(1);
         there_is
     };
-    SLOTS[slot].0.with(|cache| {
+    KEPT.slots[slot].0.with(|cache| {
         let mut left = cache.filled;
         while left != 0 {
             let class = left.trailing_zeros() as usize;
@@ -149,8 +131,8 @@ pub(super) fn take_old(
 /// Runs and bytes in all slots.
 pub(super) fn held() -> (u64, u64) {
     let (mut runs, mut bytes) = (0, 0);
-    for slot in slots() {
-        SLOTS[slot].0.with(|cache| {
+    for slot in slot::used() {
+        KEPT.slots[slot].0.with(|cache| {
             runs += cache.lists.iter().map(|list| u64::from(list.count)).sum::<u64>();
             bytes += cache.bytes;
         });
@@ -160,7 +142,7 @@ pub(super) fn held() -> (u64, u64) {
 
 /// The slot's lock, for a fork.
 pub(super) fn lock(slot: usize) -> &'static Lock<Cache> {
-    &SLOTS[slot].0
+    &KEPT.slots[slot].0
 }
 
 impl Cache {

@@ -1,8 +1,15 @@
 //! Sizes and their classes: eight to a doubling, so that at most an eighth of a run is not used.
 
-use super::MIN_RUN_BYTES;
 use crate::os::HUGE_PAGE;
 
+/// The smallest run. Smaller requests are served, from a run of this size.
+///
+/// ```
+/// let buffer = tenure::pool::Buffer::zeroed(1)?;
+/// assert!(buffer.capacity() < tenure::pool::MIN_RUN_BYTES + 1); // a run of the smallest size
+/// # Ok::<(), tenure::Error>(())
+/// ```
+pub const MIN_RUN_BYTES: usize = 64 << 10;
 const MIN_SHIFT: u32 = MIN_RUN_BYTES.trailing_zeros();
 /// log2 of the classes in a doubling.
 const STEPS_SHIFT: u32 = 3;

@@ -1,6 +1,6 @@
 //! What happened so far, counted where threads do not meet.
 
-use super::cache;
+use super::slot;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What is counted.
@@ -34,7 +34,7 @@ static SHARDED: [Shard; SHARDS] =
 
 #[inline]
 pub(super) fn add(counter: Counter, amount: u64) {
-    SHARDED[cache::slot() % SHARDS].0[counter as usize].fetch_add(amount, Ordering::Relaxed);
+    SHARDED[slot::current() % SHARDS].0[counter as usize].fetch_add(amount, Ordering::Relaxed);
 }
 
 pub(super) fn get(counter: Counter) -> u64 {

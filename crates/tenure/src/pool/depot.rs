@@ -27,27 +27,37 @@ struct Depot {
     left: AtomicU32,
 }
 
-static DEPOTS: [Depot; class::MOST] = [const {
-    Depot {
-        lists: Lock::new(
-            Rank::PoolCentral,
-            Lists {
-                warm: List::new(),
-                offered: List::new(),
-                returned: List::new(),
-                left: List::new(),
-            },
-        ),
-        pending: AtomicU32::new(0),
-        left: AtomicU32::new(0),
-    }
-}; class::MOST];
-
 const WORDS: usize = class::MOST.div_ceil(64);
-/// Classes that may have warm or offered runs: a hint, set before the run can be found.
-static FILLED: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
-/// Bytes of the warm runs.
-static WARM_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// All that is free and no thread's.
+struct Central {
+    /// By class.
+    depots: [Depot; class::MOST],
+    /// Classes that may have warm or offered runs: a hint, set before the run can be found.
+    filled: [AtomicU64; WORDS],
+    /// Bytes of the warm runs.
+    warm_bytes: AtomicU64,
+}
+
+static CENTRAL: Central = Central {
+    depots: [const {
+        Depot {
+            lists: Lock::new(
+                Rank::PoolCentral,
+                Lists {
+                    warm: List::new(),
+                    offered: List::new(),
+                    returned: List::new(),
+                    left: List::new(),
+                },
+            ),
+            pending: AtomicU32::new(0),
+            left: AtomicU32::new(0),
+        }
+    }; class::MOST],
+    filled: [const { AtomicU64::new(0) }; WORDS],
+    warm_bytes: AtomicU64::new(0),
+};
 
 /// Which free runs are wanted.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -60,17 +70,18 @@ pub(super) enum Wanted {
 
 /// Bytes that are warm here.
 pub(super) fn warm_bytes() -> u64 {
-    WARM_BYTES.load(Ordering::Relaxed)
+    CENTRAL.warm_bytes.load(Ordering::Relaxed)
 }
 
 fn may_have(class: usize) -> bool {
-    FILLED[class / 64].load(Ordering::Relaxed) >> (class % 64) & 1 == 1
+    CENTRAL.filled[class / 64].load(Ordering::Relaxed) >> (class % 64) & 1 == 1
 }
 
 /// Classes that may have warm or offered runs.
 pub(super) fn filled(classes: usize) -> impl Iterator<Item = usize> {
-    (0..classes)
-        .filter(|class| may_have(*class) || DEPOTS[*class].pending.load(Ordering::Relaxed) != 0)
+    (0..classes).filter(|class| {
+        may_have(*class) || CENTRAL.depots[*class].pending.load(Ordering::Relaxed) != 0
+    })
 }
 
 /// A run of the class, or of one a little larger, that `fits`; with the state that it was in.
@@ -121,8 +132,8 @@ pub(super) fn take(
 fn count_warm(territory: &Territory, spot: Spot, more: bool) {
     let bytes = (territory.run(spot).touched() * crate::os::page_size()) as u64;
     match more {
-        true => WARM_BYTES.fetch_add(bytes, Ordering::Relaxed),
-        false => WARM_BYTES.fetch_sub(bytes, Ordering::Relaxed),
+        true => CENTRAL.warm_bytes.fetch_add(bytes, Ordering::Relaxed),
+        false => CENTRAL.warm_bytes.fetch_sub(bytes, Ordering::Relaxed),
     };
 }
 
@@ -134,7 +145,7 @@ pub(super) fn put(territory: &Territory, spot: Spot, to: u32) {
     });
     if put.is_none() {
         // This thread holds the lock, further up: whoever comes next puts it in its list.
-        push(&DEPOTS[spot.class].pending, run, spot.index);
+        push(&CENTRAL.depots[spot.class].pending, run, spot.index);
     }
 }
 
@@ -151,14 +162,14 @@ fn push(stack: &AtomicU32, run: &Run, index: u32) {
 
 /// Notes a run of state `LEFT`, which is in no list. Takes no lock.
 pub(super) fn put_left(territory: &Territory, spot: Spot) {
-    push(&DEPOTS[spot.class].left, territory.run(spot), spot.index);
+    push(&CENTRAL.depots[spot.class].left, territory.run(spot), spot.index);
 }
 
 /// The run that has left the pool, and was looked at, longest ago.
 pub(super) fn take_left(territory: &Territory, class: usize) -> Option<Spot> {
     with(territory, class, |lists| {
         let area = territory.area(class);
-        let mut next = DEPOTS[class].left.swap(0, Ordering::Acquire);
+        let mut next = CENTRAL.depots[class].left.swap(0, Ordering::Acquire);
         while let Some(index) = next.checked_sub(1) {
             next = area.run(index).next.load(Ordering::Relaxed);
             lists.left.push(area, index);
@@ -174,9 +185,9 @@ pub(super) fn with<R>(
     class: usize,
     act: impl FnOnce(&mut Lists) -> R,
 ) -> Option<R> {
-    DEPOTS[class].lists.with(|lists| {
-        if DEPOTS[class].pending.load(Ordering::Relaxed) != 0 {
-            let mut next = DEPOTS[class].pending.swap(0, Ordering::Acquire);
+    CENTRAL.depots[class].lists.with(|lists| {
+        if CENTRAL.depots[class].pending.load(Ordering::Relaxed) != 0 {
+            let mut next = CENTRAL.depots[class].pending.swap(0, Ordering::Acquire);
             while let Some(index) = next.checked_sub(1) {
                 let spot = Spot { class, index };
                 next = territory.run(spot).next.load(Ordering::Relaxed);
@@ -185,7 +196,7 @@ pub(super) fn with<R>(
         }
         let result = act(lists);
         if lists.warm.is_empty() && lists.offered.is_empty() {
-            FILLED[class / 64].fetch_and(!(1 << (class % 64)), Ordering::Relaxed);
+            CENTRAL.filled[class / 64].fetch_and(!(1 << (class % 64)), Ordering::Relaxed);
         }
         result
     })
@@ -221,7 +232,7 @@ pub(super) fn take_old(
 
 /// The lock of a class, for a fork.
 pub(super) fn lock(class: usize) -> &'static Lock<Lists> {
-    &DEPOTS[class].lists
+    &CENTRAL.depots[class].lists
 }
 
 impl Lists {
@@ -238,7 +249,7 @@ impl Lists {
         area.run(spot.index).set_state(to);
         list.push(area, spot.index);
         if to != state::RETURNED {
-            FILLED[spot.class / 64].fetch_or(1 << (spot.class % 64), Ordering::Relaxed);
+            CENTRAL.filled[spot.class / 64].fetch_or(1 << (spot.class % 64), Ordering::Relaxed);
         }
     }
 }

@@ -3,41 +3,41 @@
 
 use super::run::{flag, state};
 use super::territory::{self, Spot, Territory};
-use super::{leave, release};
+use super::{give_up, leave, lookup, release};
 use crate::os::arena;
 use crate::range::PageRange;
-use crate::runtime::fork::NoWait;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-static OVER: AtomicBool = AtomicBool::new(false);
-
-/// Whether nothing is handed out any more, and what is given back leaves the pool.
-#[inline]
-pub(super) fn is_over() -> bool {
-    OVER.load(Ordering::SeqCst)
-}
 
 /// Whether [`end`] was called. One load.
+///
+/// ```
+/// assert!(!tenure::pool::has_ended());
+/// ```
 pub fn has_ended() -> bool {
-    is_over()
+    release::is_over()
 }
 
 /// Ends the pool, for good. What is free is unmapped, and so are the addresses that no run has had; what a run in
 /// use has beyond the program's part may not be accessed any more, so that no `mlockall` makes it resident. From
-/// now on [`alloc`](super::alloc) answers `None`, [`realloc`](super::realloc) answers a size that takes no more
-/// pages than before or `None`, and a run that is given back is unmapped.
+/// now on [`alloc`](super::alloc) returns `None`, [`realloc`](super::realloc) serves a size that takes no more
+/// pages than before or returns `None`, and a run that is given back is unmapped.
 ///
 /// What another thread takes or gives back at the same moment may stay as it is. Takes 2 µs for each run.
+///
+/// ```
+/// use tenure::pool;
+/// pool::end(); // a launcher does so before the program's own mlockall
+/// assert!(pool::has_ended() && pool::alloc(1 << 20, 16, false).is_none());
+/// ```
+#[doc(alias = "mlockall")]
 pub fn end() {
-    let _no_wait = NoWait::here();
     let Some(territory) = territory::known() else {
-        OVER.store(true, Ordering::SeqCst);
+        release::end();
         return;
     };
     release::expect_holes();
-    OVER.store(true, Ordering::SeqCst);
+    release::end();
     // `false`: the program has mapped something among them, or they are given up.
-    release::give_up_addresses();
+    give_up::give_up_addresses();
     for class in 0..territory.classes {
         territory.take_all_fresh(class);
         for index in 0..territory.used(class) {
@@ -53,6 +53,10 @@ pub fn end() {
 }
 
 /// How many bytes of addresses [`end`] would unmap, at least.
+///
+/// ```
+/// println!("{} GiB of addresses are not used", tenure::pool::unused_address_bytes() >> 30);
+/// ```
 pub fn unused_address_bytes() -> u64 {
     let Some(territory) = territory::known() else { return 0 };
     let free = |spot: Spot| {
@@ -64,7 +68,7 @@ pub fn unused_address_bytes() -> u64 {
         let fresh = territory.fresh_bytes(class);
         free.count() as u64 * territory.area(class).stride as u64 + fresh
     });
-    runs.sum::<u64>() + release::spare_address_bytes()
+    runs.sum::<u64>() + give_up::spare_address_bytes()
 }
 
 /// Takes access to what the program does not have of an allocation. Nobody else can give the run back meanwhile,
@@ -77,7 +81,7 @@ fn trim(territory: &Territory, spot: Spot) {
         return;
     }
     let (all, live) =
-        (territory.area(spot.class).range_of(spot.index), leave::live(territory, spot));
+        (territory.area(spot.class).range_of(spot.index), lookup::live(territory, spot));
     for (start, end) in [(all.start, live.start), (live.end, all.end)] {
         if start < end {
             // Refused (too many mappings): it stays accessible.

@@ -2,7 +2,7 @@
 
 use super::run::state;
 use super::territory::{Spot, Territory};
-use super::MIN_RUN_BYTES;
+use super::{class::MIN_RUN_BYTES, lookup};
 use crate::os::arena;
 use std::fmt::{self, Write};
 
@@ -39,7 +39,7 @@ pub(super) fn freed_before(call: &str, at: usize, territory: &Territory, spot: S
         state::LEFT => "not the pool's any more",
         _ => "on its way between two states, in another thread perhaps",
     };
-    let start = super::give::start_of(territory, spot, run);
+    let start = lookup::start_of(territory, spot);
     let stride = territory.area(spot.class).stride;
     if start == at {
         end(format_args!(
@@ -62,7 +62,7 @@ pub(super) fn freed_before(call: &str, at: usize, territory: &Territory, spot: S
 pub(super) fn not_an_allocation(call: &str, at: usize, spot: Option<(&Territory, Spot)>) -> ! {
     if let Some((territory, spot)) = spot {
         let run = territory.run(spot);
-        let start = super::give::start_of(territory, spot, run);
+        let start = lookup::start_of(territory, spot);
         end(format_args!(
             "tenure: {call} of {at:#x}, which lies {} bytes inside an allocation of {} bytes at \
              {start:#x} (a run of {} bytes)\n",
@@ -74,7 +74,7 @@ pub(super) fn not_an_allocation(call: &str, at: usize, spot: Option<(&Territory,
     end(format_args!(
         "tenure: {call} of {at:#x}, which the pool never handed out (it has runs of {MIN_RUN_BYTES} \
          bytes and more{})\n",
-        match super::owns(at as *const u8) {
+        match lookup::owns(at as *const u8) {
             true => "; the address is the pool's, and not in use so far",
             false => "; the address is not the pool's",
         }

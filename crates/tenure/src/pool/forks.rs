@@ -1,19 +1,10 @@
 //! Forks: no list is half changed, and no run on its way out of sight, when a child is made.
 
 use super::territory::{self, Territory};
-use super::{cache, class, depot, keep, leave};
+use super::{cache, class, depot, keep, leave, slot};
 use crate::runtime::fork;
 use crate::runtime::lock::Rank;
-use crate::runtime::services::{Service, ServiceId};
-
-/// The background thread holds this lock while it calls the kernel, for a millisecond or two: held early.
-static DECAY: Service = Service {
-    hold: keep::hold,
-    release: keep::release,
-    recover: keep::recover,
-    task: Some(keep::visit),
-    ..Service::named("pool decay", &[Rank::PoolDecay])
-};
+use crate::runtime::services::Service;
 
 /// Any thread that allocates holds the others for some nanoseconds, under any lock: held last. None of them
 /// is taken under another.
@@ -32,16 +23,10 @@ pub(super) fn watch() {
     fork::look();
     fork::watch();
     fork::register(&LISTS);
-    service();
+    keep::service();
 }
 
-/// The service whose task gives free runs up.
-#[inline]
-pub(super) fn service() -> ServiceId {
-    fork::register(&DECAY)
-}
-
-const SLOTS: std::ops::Range<usize> = 0..cache::MOST_SLOTS;
+const SLOTS: std::ops::Range<usize> = 0..slot::MOST;
 const CLASSES: std::ops::Range<usize> = 0..class::MOST;
 
 fn hold_lists() {

@@ -1,17 +1,18 @@
-//! What becomes of free runs with time: offered, then returned. Done by the keeper, a little at a
+//! What becomes of free runs with time: offered, then returned. Done by the worker, a little at a
 //! visit, and past the bound by whoever frees.
 
 use super::counters::{self, Counter};
+use super::queue::{Item, Work};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
-use super::territory::{self, Spot, Territory};
-use super::{cache, depot, give};
+use super::territory::{self, Territory};
+use super::{cache, depot, leave, queue, slot};
 use crate::os::{advise, errno, page_size};
 use crate::range::PageRange;
-use crate::runtime::lock::{Lock, Rank};
-use crate::runtime::services::{Next, Visit};
+use crate::runtime::lock::Rank;
+use crate::runtime::services::{Next, Service, ServiceId, Visit};
 use crate::runtime::{budget, fork, worker};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Looks in the time after which a run is offered.
@@ -23,117 +24,112 @@ const BUDGET: Duration = Duration::from_millis(2);
 /// Bytes told in one system call: about 350 µs of base pages; huge ones are far quicker.
 const SLICE: usize = 8 << 20;
 const HUGE_SLICE: usize = 256 << 20;
-const QUEUE: usize = 128;
 
-/// Counts periods while anything is warm or offered.
-static CLOCK: AtomicU32 = AtomicU32::new(0);
-/// What may be warm. Until the keeper has looked how much is free: little, for the limit may be any.
-static BOUND: AtomicU64 = AtomicU64::new(32 << 20);
-/// The keeper was called before its time.
-static CALLED: AtomicBool = AtomicBool::new(false);
-/// Runs in the queue.
-static QUEUED: AtomicU64 = AtomicU64::new(0);
-static QUEUED_BYTES: AtomicU64 = AtomicU64::new(0);
+/// What may be warm where no worker runs: nobody would offer the rest of it later.
+const UNATTENDED: u64 = 1 << 20;
+/// A worker pays where callers offer so much in a second: at 10 µs for 1 MiB, half a percent of their time.
+const PAYS_FROM: u64 = 512 << 20;
+/// Less is no rate.
+const SHORTEST_RATE: Duration = Duration::from_millis(50);
 
-static WORK: Lock<Work> = Lock::new(
-    Rank::PoolDecay,
-    Work {
-        queue: [Item { spot: Spot { class: 0, index: 0 }, offer: false, done: 0 }; QUEUE],
-        len: 0,
-        looked_at: None,
-        pressed: false,
-    },
-);
-
-/// A run on its way between two states; nobody else has it.
-#[derive(Clone, Copy)]
-struct Item {
-    spot: Spot,
-    /// To be offered, not returned.
-    offer: bool,
-    /// Bytes that are through.
-    done: usize,
+struct Keep {
+    /// Whether a worker pays; it stays so.
+    pays: AtomicBool,
+    /// What may be warm. Until the worker has looked how much is free: little, for the limit may be any.
+    bound: AtomicU64,
+    /// The worker was called before its time.
+    called: AtomicBool,
 }
 
-/// Held over a fork: a child inherits what is half done, and goes on with it.
-struct Work {
-    queue: [Item; QUEUE],
-    len: usize,
-    /// When the clock last moved. `None`: it stands still, nothing is warm or offered.
-    looked_at: Option<Instant>,
-    /// There is pressure, and something left to give up.
-    pressed: bool,
-}
+static KEEP: Keep = Keep {
+    pays: AtomicBool::new(false),
+    bound: AtomicU64::new(32 << 20),
+    called: AtomicBool::new(false),
+};
 
-/// The time, for [`freed_at`](super::run::Run::freed_at).
-#[inline]
-pub(super) fn clock() -> u32 {
-    CLOCK.load(Ordering::Relaxed)
-}
-
-/// Waits until a slice that may have begun before is through: the caller has taken a run out of the queue, and
-/// is about to leave its addresses to the program.
-pub(super) fn wait_for_slice() {
-    drop(WORK.lock_unless_mine());
-}
-
-/// Runs and bytes between two states.
-pub(super) fn queued() -> (u64, u64) {
-    (QUEUED.load(Ordering::Relaxed), QUEUED_BYTES.load(Ordering::Relaxed))
-}
-
-/// Before a fork.
-pub(super) fn hold() {
-    WORK.hold();
-}
-
-/// After it.
-pub(super) fn release() {
-    WORK.release();
-}
+/// The background thread holds this lock while it calls the kernel, for a millisecond or two: held early.
+static DECAY: Service = Service {
+    hold: || queue::work().hold(),
+    release: || queue::work().release(),
+    recover,
+    task: Some(visit),
+    ..Service::named("pool decay", &[Rank::PoolDecay])
+};
 
 /// In a child whose handlers did not run: what is half done goes on.
-pub(super) fn recover() {
-    WORK.reset_in_child();
+fn recover() {
+    queue::work().reset_in_child();
+}
+
+/// The service whose task gives free runs up.
+#[inline]
+pub(super) fn service() -> ServiceId {
+    fork::register(&DECAY)
+}
+
+/// What may be warm now.
+fn bound() -> u64 {
+    match worker::running() {
+        true => KEEP.bound.load(Ordering::Relaxed),
+        false => settings().warm_max.unwrap_or(UNATTENDED),
+    }
+}
+
+/// Whether callers offer so much that a thread which does it pays.
+pub(super) fn worker_pays() -> bool {
+    KEEP.pays.load(Ordering::Relaxed)
 }
 
 /// A run was freed.
 #[inline]
 pub(super) fn freed() {
-    let keeper = worker::running();
-    if keeper {
-        errno::kept(|| worker::stir(super::forks::service()));
+    let attended = worker::running();
+    if attended {
+        errno::kept(|| worker::stir(service()));
     }
-    let (warm, bound) = (depot::warm_bytes(), BOUND.load(Ordering::Relaxed));
+    let (warm, bound) = (depot::warm_bytes(), bound());
     if warm > bound {
-        past_bound(keeper && warm / 2 <= bound);
+        past_bound(attended, warm / 2 <= bound);
     }
 }
 
 #[cold]
-fn past_bound(keeper_may_do: bool) {
-    if keeper_may_do {
+fn past_bound(attended: bool, is_near: bool) {
+    if attended && is_near {
         call();
         return;
     }
     let Some(territory) = territory::known() else { return };
-    // Somebody else at it is enough.
-    if let Some(mut work) = WORK.try_lock() {
-        let until = Instant::now() + BUDGET;
+    // Waits for whoever is at it: that does no more than it has time for, and what stays warm meanwhile counts in a
+    // group of processes that is near its limit.
+    if let Some(mut work) = queue::work().lock_unless_mine() {
+        let (now, warm) = (Instant::now(), depot::warm_bytes());
+        let until = now + BUDGET;
+        let mut return_after = Duration::MAX;
+        if !attended {
+            let settings = settings();
+            work.advance(now, period(settings.offer_after, settings.return_after));
+            return_after = settings.return_after;
+        }
         // What is in the queue is not through.
-        let too_much = || depot::warm_bytes() + queued().1 > BOUND.load(Ordering::Relaxed);
+        let too_much = || depot::warm_bytes() + queue::queued().1 > bound();
         while too_much() {
-            if !work.go_on(territory, until, Duration::MAX, Duration::MAX) {
-                return;
+            if !work.go_on(territory, until, Duration::MAX, return_after) {
+                break;
             }
+        }
+        let rate = (!attended)
+            .then(|| work.rate(now, warm.saturating_sub(depot::warm_bytes()), SHORTEST_RATE));
+        if rate.flatten().is_some_and(|rate| rate >= PAYS_FROM) {
+            KEEP.pays.store(true, Ordering::Relaxed);
         }
     }
 }
 
-/// Has the keeper look now.
+/// Has the worker look now.
 pub(super) fn call() {
-    if worker::running() && !CALLED.swap(true, Ordering::AcqRel) {
-        errno::kept(|| worker::call(super::forks::service()));
+    if worker::running() && !KEEP.called.swap(true, Ordering::AcqRel) {
+        errno::kept(|| worker::call(service()));
     }
 }
 
@@ -148,7 +144,7 @@ pub(super) fn trim() -> bool {
         work.pressed = work.go_on(territory, until, Duration::ZERO, Duration::ZERO);
         work.pressed
     };
-    while WORK.with(has_more).unwrap_or(false) {}
+    while queue::work().with(has_more).unwrap_or(false) {}
     counters::get(Counter::ReturnedBytes) != before
 }
 
@@ -157,9 +153,9 @@ fn period(offer_after: Duration, return_after: Duration) -> Duration {
     (offer_after.min(return_after) / LOOKS).clamp(SHORTEST_PERIOD, LONGEST_PERIOD)
 }
 
-/// The keeper's chore.
+/// The worker's task.
 pub(super) fn visit(visit: &Visit) -> Next {
-    CALLED.store(false, Ordering::Release);
+    KEEP.called.store(false, Ordering::Release);
     let Some(territory) = territory::known() else {
         return Next::WhenStirred;
     };
@@ -167,7 +163,7 @@ pub(super) fn visit(visit: &Visit) -> Next {
     // allocator's.
     set_bound(visit.now);
     let settings = settings();
-    let next = WORK.with(|work| {
+    let next = queue::work().with(|work| {
         work.pressed |= visit.pressure;
         let period = period(settings.offer_after, settings.return_after);
         work.advance(visit.now, period);
@@ -194,24 +190,10 @@ fn set_bound(now: Instant) {
     });
     // Part of it for what threads keep at hand.
     cache::bound(bound / 4);
-    BOUND.store(bound - bound / 4, Ordering::Relaxed);
+    KEEP.bound.store(bound - bound / 4, Ordering::Relaxed);
 }
 
 impl Work {
-    /// Moves the clock on by the periods that have passed; not by those in which it stood still.
-    fn advance(&mut self, now: Instant, period: Duration) {
-        let Some(before) = self.looked_at else {
-            self.looked_at = Some(now);
-            return;
-        };
-        let passed = now.saturating_duration_since(before);
-        let periods = (passed.as_nanos() / period.as_nanos()) as u32;
-        if periods > 0 {
-            CLOCK.fetch_add(periods, Ordering::Relaxed);
-            self.looked_at = Some(before + period * periods);
-        }
-    }
-
     /// Gives up what is due. Answers whether time ran out before it was through.
     fn go_on(
         &mut self,
@@ -221,18 +203,15 @@ impl Work {
         return_after: Duration,
     ) -> bool {
         loop {
-            if self.len == 0 {
+            if self.last().is_none() {
                 self.find(territory, offer_after, return_after);
             }
-            if self.len == 0 {
+            if self.last().is_none() {
                 return false;
             }
-            while let Some(last) = self.len.checked_sub(1) {
-                if self.queue[last].step(territory) {
-                    let item = self.queue[last];
-                    self.len = last;
-                    QUEUED.fetch_sub(1, Ordering::Relaxed);
-                    item.finish(territory);
+            while let Some(last) = self.last() {
+                if last.step(territory) {
+                    self.pop().finish(territory);
                 }
                 if Instant::now() >= until {
                     return true;
@@ -250,23 +229,23 @@ impl Work {
             wait => (wait.as_nanos().div_ceil(period.as_nanos())).min(1 << 30) as u32 + 1,
         };
         let (offer_at, return_at) = (looks(offer_after), looks(return_after));
-        let (now, pressed) = (clock(), self.pressed);
+        let (now, pressed) = (queue::clock(), self.pressed);
         let due = |at: u32| move |freed: u32| pressed || now.wrapping_sub(freed) >= at;
         let offer = !pressed;
-        for slot in cache::slots() {
-            let room = QUEUE - self.len;
+        for slot in slot::used() {
+            let room = self.room();
             cache::take_old(territory, slot, due(offer_at), room, |spot| {
                 self.add(territory, spot, offer);
             });
         }
         for class in depot::filled(territory.classes) {
-            while self.len < QUEUE {
+            while self.room() > 0 {
                 match depot::take_old(territory, class, state::OFFERED, due(return_at)) {
                     Some(spot) => self.add(territory, spot, false),
                     None => break,
                 };
             }
-            while self.len < QUEUE {
+            while self.room() > 0 {
                 match depot::take_old(territory, class, state::WARM, due(offer_at)) {
                     Some(spot) => self.add(territory, spot, offer),
                     None => break,
@@ -276,7 +255,7 @@ impl Work {
         // Past the bound: first what has been left alone for a period, then anything.
         for age in [1, 0] {
             for class in depot::filled(territory.classes) {
-                while self.len < QUEUE && depot::warm_bytes() > BOUND.load(Ordering::Relaxed) {
+                while self.room() > 0 && depot::warm_bytes() > bound() {
                     let old = |freed: u32| now.wrapping_sub(freed) >= age;
                     match depot::take_old(territory, class, state::WARM, old) {
                         Some(spot) => self.add(territory, spot, offer),
@@ -286,21 +265,6 @@ impl Work {
             }
         }
     }
-
-    /// Puts a run whose state is `QUEUED` into the queue, which has room for it.
-    fn add(&mut self, territory: &Territory, spot: Spot, offer: bool) {
-        let run = territory.run(spot);
-        // MADV_FREE passes over pages that another process maps too, without a word.
-        let offer = offer && run.forks.load(Ordering::Relaxed) == fork::count();
-        self.queue[self.len] = Item { spot, offer, done: 0 };
-        self.len += 1;
-        QUEUED.fetch_add(1, Ordering::Relaxed);
-        QUEUED_BYTES.fetch_add(bytes(territory, spot), Ordering::Relaxed);
-    }
-}
-
-fn bytes(territory: &Territory, spot: Spot) -> u64 {
-    (territory.run(spot).touched() * page_size()) as u64
 }
 
 impl Item {
@@ -351,14 +315,13 @@ impl Item {
     /// Puts the run into the list of its new state.
     fn finish(self, territory: &Territory) {
         let run = territory.run(self.spot);
-        let bytes = bytes(territory, self.spot);
-        QUEUED_BYTES.fetch_sub(bytes, Ordering::Relaxed);
+        let bytes = queue::count_out(territory, self.spot);
         if run.claim(state::QUEUED, state::MOVING).is_err() {
             // It has left the pool.
             depot::put_left(territory, self.spot);
         } else if self.done == usize::MAX {
             // Locked, before 5.18: tried again later.
-            run.freed_at.store(clock(), Ordering::Relaxed);
+            run.freed_at.store(queue::clock(), Ordering::Relaxed);
             depot::put(territory, self.spot, state::WARM);
         } else if self.offer {
             counters::add(Counter::OfferedBytes, bytes);
@@ -368,7 +331,7 @@ impl Item {
             // The program's advice is not the next owner's.
             let asked = run.is(flag::ADVISED) && settings().huge_pages == HugePages::System;
             if run.is(flag::MOVED) || asked {
-                give::map_anew(territory, self.spot);
+                leave::map_anew(territory, self.spot);
                 return;
             }
             run.set_touched(0);

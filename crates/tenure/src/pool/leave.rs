@@ -8,10 +8,9 @@
 use super::counters::{self, Counter};
 use super::run::{flag, state};
 use super::territory::{Spot, Territory};
-use super::{depot, give, keep, release};
+use super::{depot, lookup, queue, release, split};
+use crate::os::arena;
 use crate::os::signal::Blocked;
-use crate::os::{arena, page_size};
-use crate::range::PageRange;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -20,18 +19,24 @@ const TRIES: usize = 2;
 /// How often a run is looked at that is in another thread's hands, for some nanoseconds.
 const TURNS: usize = 100;
 
-static ACCESSIBLE: AtomicBool = AtomicBool::new(false);
+struct Leave {
+    /// Runs that are on their way out of the pool.
+    leaving: AtomicU32,
+    /// A fork is under way: its child would have such a run for ever.
+    held: AtomicBool,
+    /// Runs that were unmapped stay accessible.
+    accessible: AtomicBool,
+}
+
+static LEAVE: Leave = Leave {
+    leaving: AtomicU32::new(0),
+    held: AtomicBool::new(false),
+    accessible: AtomicBool::new(false),
+};
 
 /// See [`keep_accessible`](super::mapped::keep_accessible).
 pub(super) fn keep_accessible(yes: bool) {
-    ACCESSIBLE.store(yes, Ordering::Relaxed);
-}
-
-/// The program's part of a run in use, in whole pages.
-pub(super) fn live(territory: &Territory, spot: Spot) -> PageRange {
-    let run = territory.run(spot);
-    let start = give::start_of(territory, spot, run);
-    PageRange { start, end: start + run.size().next_multiple_of(page_size()) }
+    LEAVE.accessible.store(yes, Ordering::Relaxed);
 }
 
 fn unmap(start: usize, end: usize) {
@@ -42,10 +47,6 @@ fn unmap(start: usize, end: usize) {
     }
 }
 
-/// Runs that are on their way out of the pool.
-static LEAVING: AtomicU32 = AtomicU32::new(0);
-/// A fork is under way: its child would have such a run for ever.
-static HELD: AtomicBool = AtomicBool::new(false);
 /// Nobody waits longer for another thread, which may want a lock of the waiter's program.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -60,11 +61,11 @@ impl Leaving {
         let blocked = Blocked::all();
         // Before the first address can be another's.
         release::expect_holes();
-        LEAVING.fetch_add(1, Ordering::SeqCst);
-        if HELD.load(Ordering::SeqCst) {
-            LEAVING.fetch_sub(1, Ordering::SeqCst);
-            wait_while(|| HELD.load(Ordering::SeqCst));
-            LEAVING.fetch_add(1, Ordering::SeqCst);
+        LEAVE.leaving.fetch_add(1, Ordering::SeqCst);
+        if LEAVE.held.load(Ordering::SeqCst) {
+            LEAVE.leaving.fetch_sub(1, Ordering::SeqCst);
+            wait_while(|| LEAVE.held.load(Ordering::SeqCst));
+            LEAVE.leaving.fetch_add(1, Ordering::SeqCst);
         }
         Leaving { _blocked: blocked }
     }
@@ -72,7 +73,7 @@ impl Leaving {
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        LEAVING.fetch_sub(1, Ordering::SeqCst);
+        LEAVE.leaving.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -87,24 +88,24 @@ fn wait_while(holds: impl Fn() -> bool) {
 
 /// Waits until all runs that were on their way out have left: what the pool unmaps of them is unmapped.
 pub(super) fn wait() {
-    wait_while(|| LEAVING.load(Ordering::SeqCst) != 0);
+    wait_while(|| LEAVE.leaving.load(Ordering::SeqCst) != 0);
 }
 
 /// Before a fork.
 pub(super) fn hold() {
-    HELD.store(true, Ordering::SeqCst);
+    LEAVE.held.store(true, Ordering::SeqCst);
     wait();
 }
 
 /// After it.
 pub(super) fn release_held() {
-    HELD.store(false, Ordering::SeqCst);
+    LEAVE.held.store(false, Ordering::SeqCst);
 }
 
 /// In a child, where no other thread is.
 pub(super) fn reset_in_child() {
-    HELD.store(false, Ordering::SeqCst);
-    LEAVING.store(0, Ordering::SeqCst);
+    LEAVE.held.store(false, Ordering::SeqCst);
+    LEAVE.leaving.store(0, Ordering::SeqCst);
 }
 
 /// A mapping's run leaves the pool: the program keeps its part. `false`: it is an allocation, or not in use.
@@ -118,10 +119,11 @@ fn in_use(territory: &Territory, spot: Spot) -> bool {
         run.set_state(state::IN_USE);
         return false;
     }
-    let (all, live) = (territory.area(spot.class).range_of(spot.index), live(territory, spot));
+    let (all, live) =
+        (territory.area(spot.class).range_of(spot.index), lookup::live(territory, spot));
     counters::add(Counter::Frees, 1);
     counters::add(Counter::FreedBytes, run.size() as u64);
-    give::forget_state(run);
+    split::forget_state(run);
     unmap(all.start, live.start);
     unmap(live.end, all.end);
     run.set_state(state::LEFT);
@@ -133,7 +135,7 @@ fn in_use(territory: &Territory, spot: Spot) -> bool {
 pub(super) fn whole(territory: &Territory, spot: Spot) {
     let _leaving = Leaving::begin();
     let (all, run) = (territory.area(spot.class).range_of(spot.index), territory.run(spot));
-    give::forget_state(run);
+    split::forget_state(run);
     unmap(all.start, all.end);
     run.set_state(state::LEFT);
     depot::put_left(territory, spot);
@@ -159,10 +161,10 @@ pub(super) fn any(territory: &Territory, spot: Spot) {
             {
                 if from == state::QUEUED {
                     // Or the program's next pages there would be offered in the place of the run's.
-                    keep::wait_for_slice();
+                    queue::wait_for_slice();
                 }
                 // It is noted when its list, or the queue, comes upon it.
-                give::forget_state(run);
+                split::forget_state(run);
                 let all = territory.area(spot.class).range_of(spot.index);
                 unmap(all.start, all.end);
                 return;
@@ -194,7 +196,7 @@ pub(super) fn take_back(territory: &Territory, class: usize) -> Option<Spot> {
 /// Takes access to a run of state `MOVING` away, if that is wanted. `false`: it was refused.
 pub(super) fn close(territory: &Territory, spot: Spot) -> bool {
     let run = territory.run(spot);
-    if ACCESSIBLE.load(Ordering::Relaxed) || run.is(flag::CLOSED) {
+    if LEAVE.accessible.load(Ordering::Relaxed) || run.is(flag::CLOSED) {
         return true;
     }
     // SAFETY: the run is this thread's, and the program has given it up.
@@ -208,7 +210,8 @@ pub(super) fn close(territory: &Territory, spot: Spot) -> bool {
 /// Whether the program's part of a run in use is as it was handed out, as far as that can be told cheaply: a
 /// program may lock or seal it, or unmap parts of it, by system calls of its own.
 pub(super) fn is_as_it_was(territory: &Territory, spot: Spot) -> bool {
-    ACCESSIBLE.load(Ordering::Relaxed) || arena::is_whole_and_not_locked(live(territory, spot))
+    LEAVE.accessible.load(Ordering::Relaxed)
+        || arena::is_whole_and_not_locked(lookup::live(territory, spot))
 }
 
 /// Makes a run of state `MOVING` accessible again. `false`: that was refused, and it has left the pool.
@@ -221,4 +224,19 @@ pub(super) fn open(territory: &Territory, spot: Spot) -> bool {
         false => whole(territory, spot),
     }
     opened
+}
+
+/// Maps a run of state `MOVING` anew, and puts it among the returned ones.
+pub(super) fn map_anew(territory: &Territory, spot: Spot) {
+    let (area, run) = (territory.area(spot.class), territory.run(spot));
+    counters::add(Counter::Remapped, 1);
+    // SAFETY: the run is this thread's, and the program is done with it.
+    if !unsafe { area.map_anew(spot.index) } {
+        // Too many mappings. What is there now cannot be told.
+        whole(territory, spot);
+        return;
+    }
+    split::forget_state(run);
+    run.set_touched(0);
+    depot::put(territory, spot, state::RETURNED);
 }

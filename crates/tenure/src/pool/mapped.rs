@@ -1,7 +1,17 @@
-//! What a launcher needs that serves a program's `mmap` and `munmap` from the pool.
+//! The pool behind a program's `mmap` and `munmap`: what a launcher needs.
+//!
+//! **For** launchers and allocators. **Not for** programs: use [`Buffer`](super::Buffer) or
+//! [`alloc`](super::alloc).
+//!
+//! ```
+//! use tenure::pool::mapped;
+//! let at = mapped::map(1 << 20, 4096).expect("there is room").as_ptr() as usize;
+//! // SAFETY: it is not used again.
+//! assert_eq!(unsafe { mapped::unmap(at, 1 << 20) }, mapped::Unmapped::Done);
+//! ```
 //!
 //! A run is handed out as `mmap` would: zeroed and page-aligned. When all of it is unmapped at once it goes back
-//! to the pool, and may not be accessed until somebody has it again ([`keep_accessible`]: or may be). Whatever else
+//! to the pool, and may not be accessed until it has another owner ([`keep_accessible`]: or may be). Whatever else
 //! the program does to it, or to addresses that the pool holds free, is between the program and the kernel: before
 //! such a call ([`let_go`]), and at a `munmap` of a part, the run leaves the pool, and what the program does not
 //! have of it is unmapped. So the call does what it does without the pool, and no other owner of the run inherits
@@ -11,7 +21,7 @@
 //! unmapped in part so is found when it is unmapped whole; an advice (`MADV_DONTFORK`) is not.
 //!
 //! No call here allocates, creates a thread, or changes `errno`. None waits for a fork of another thread's
-//! (`os::fork::NoWait`): while one is under way `map` answers `None`, and what is unmapped goes to a list
+//! (`os::fork::NoWait`): while one is under way `map` returns `None`, and what is unmapped goes to a list
 //! without a lock.
 
 mod missing;
@@ -21,7 +31,7 @@ pub use missing::drop_zeros;
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
 use super::territory::{self, Spot, Territory};
-use super::{depot, give, leave, release, resize, take};
+use super::{depot, give, leave, lookup, release, resize, split};
 use crate::os::mapping_list::Lister;
 use crate::os::{arena, page_size};
 use crate::range::PageRange;
@@ -40,12 +50,24 @@ static FOREIGN: AtomicBool = AtomicBool::new(false);
 
 /// A run for `mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS)`: zeroed, at a
 /// multiple of `align` (a power of two; at least a page). `None`: ask the kernel.
+///
+/// ```
+/// use tenure::pool::mapped;
+/// if let Some(at) = mapped::map(1 << 20, 4096) {
+///     // SAFETY: it is not used again.
+///     unsafe { mapped::unmap(at.as_ptr() as usize, 1 << 20) };
+/// }
+/// ```
+///
+/// # Cost
+/// As [`alloc`](super::alloc) with zeroing, and the opening of the run.
+#[doc(alias = "mmap")]
 pub fn map(len: usize, align: usize) -> Option<NonNull<u8>> {
     let _no_wait = NoWait::here();
     let len = len.checked_next_multiple_of(page_size())?;
     loop {
         let at = super::alloc(len, align.max(page_size()), true)?;
-        let (territory, spot) = give::find(at.as_ptr() as usize)?;
+        let (territory, spot) = lookup::find(at.as_ptr() as usize)?;
         let run = territory.run(spot);
         if !run.is(flag::MOVED) {
             run.set(flag::MAPPED);
@@ -60,8 +82,14 @@ pub fn map(len: usize, align: usize) -> Option<NonNull<u8>> {
 
 /// Whether the address lies in a run that [`map`] handed out: a pointer into it is not this pool's to
 /// free, but that of the allocator which made the mapping.
+///
+/// ```
+/// use tenure::pool::mapped;
+/// let run = mapped::map(1 << 20, 4096).expect("there is room");
+/// assert!(mapped::holds(run.as_ptr() as usize));
+/// ```
 pub fn holds(addr: usize) -> bool {
-    give::find(addr).is_some_and(|(territory, spot)| {
+    lookup::find(addr).is_some_and(|(territory, spot)| {
         let run = territory.run(spot);
         run.is(flag::MAPPED) && run.state() == state::IN_USE
     })
@@ -71,17 +99,28 @@ pub fn holds(addr: usize) -> bool {
 /// room, else by a copy to another run, of up to 512 KiB. What is new reads as zeros. `None`: not the whole of such
 /// a run, or there is no room, or the kernel moves its page tables as quickly; nothing has changed.
 ///
+/// ```
+/// use tenure::pool::mapped;
+/// let at = mapped::map(100_000, 4096).expect("there is room").as_ptr() as usize;
+/// // SAFETY: nothing refers to the old address.
+/// match unsafe { mapped::resize(at, 100_000, 200_000) } {
+///     Some(at) => assert!(mapped::holds(at.as_ptr() as usize)),
+///     None => println!("make the plain call"),
+/// }
+/// ```
+///
 /// # Safety
 /// As for `mremap(2)`.
+#[doc(alias = "mremap")]
 pub unsafe fn resize(addr: usize, old_len: usize, new_len: usize) -> Option<NonNull<u8>> {
     let _no_wait = NoWait::here();
     let page = page_size();
     let new_len = new_len.checked_next_multiple_of(page).filter(|len| *len > 0)?;
-    let (territory, spot) = give::find(addr)?;
+    let (territory, spot) = lookup::find(addr)?;
     let run = territory.run(spot);
     let whole = run.state() == state::IN_USE
         && run.is(flag::MAPPED)
-        && give::start_of(territory, spot, run) == addr
+        && lookup::start_of(territory, spot) == addr
         && run.size() == old_len.checked_next_multiple_of(page)?;
     let room = territory.area(spot.class).range_of(spot.index).end - addr;
     if !whole || new_len > room && run.size() > resize::COPY_UP_TO {
@@ -89,13 +128,21 @@ pub unsafe fn resize(addr: usize, old_len: usize, new_len: usize) -> Option<NonN
     }
     // SAFETY: the caller's promise.
     let at = unsafe { super::realloc(NonNull::new(addr as *mut u8)?, new_len, page, true) }?;
-    if let Some((territory, spot)) = give::find(at.as_ptr() as usize) {
+    if let Some((territory, spot)) = lookup::find(at.as_ptr() as usize) {
         territory.run(spot).set(flag::MAPPED);
     }
     Some(at)
 }
 
 /// What [`unmap`] did.
+///
+/// ```
+/// use tenure::pool::mapped::{unmap, Unmapped};
+/// let memory = vec![0_u8; 1];
+/// let page = memory.as_ptr() as usize & !4095;
+/// // SAFETY: the page is not the pool's, so nothing is unmapped.
+/// assert_eq!(unsafe { unmap(page, 4096) }, Unmapped::NotOurs);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unmapped {
@@ -110,8 +157,19 @@ pub enum Unmapped {
 /// `munmap` of a range that may lie in the pool in whole or in part. Unlike [`free`](super::free) it
 /// takes any range that `munmap` takes, parts that are unmapped already included.
 ///
+/// ```
+/// use tenure::pool::mapped::{map, unmap, Unmapped};
+/// let at = map(1 << 20, 4096).expect("there is room").as_ptr() as usize;
+/// // SAFETY: it is not used again.
+/// assert_eq!(unsafe { unmap(at, 1 << 20) }, Unmapped::Done);
+/// ```
+///
+/// # Cost
+/// System calls that close the run, unless [`keep_accessible`] spares them.
+///
 /// # Safety
 /// As for `munmap(2)`: nothing uses the range any more.
+#[doc(alias = "munmap")]
 pub unsafe fn unmap(addr: usize, len: usize) -> Unmapped {
     let _no_wait = NoWait::here();
     let Some(territory) = territory::known() else {
@@ -153,6 +211,12 @@ pub unsafe fn unmap(addr: usize, len: usize) -> Unmapped {
 }
 
 /// What a call does with the range that it names.
+///
+/// ```
+/// use tenure::pool::mapped::{let_go, map, Call};
+/// let at = map(1 << 20, 4096).expect("there is room").as_ptr() as usize;
+/// let_go(at, 4096, Call::Changes); // before the program's mprotect of its first page
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Call {
@@ -165,20 +229,30 @@ pub enum Call {
 }
 
 /// Tells the pool that the program is about to make a call that names the range; to be called before. On return
-/// what the program does not have of the range is not mapped, so that the kernel answers as without the
+/// what the program does not have of the range is not mapped, so that the kernel acts as without the
 /// pool; and no run that the call changes is handed out again.
 ///
 /// An allocation of [`alloc`](super::alloc)'s stays the pool's, for it is to be freed: one that is changed is
 /// mapped anew then.
 ///
 /// `false`: nothing has changed.
+///
+/// ```
+/// use tenure::pool::mapped::{let_go, map, Call};
+/// let at = map(1 << 20, 4096).expect("there is room").as_ptr() as usize;
+/// assert!(let_go(at, 4096, Call::Changes)); // the run leaves the pool
+/// ```
 pub fn let_go(addr: usize, len: usize, call: Call) -> bool {
     let _no_wait = NoWait::here();
+    // The kernel refuses every call whose range wraps.
+    if addr.checked_add(len).is_none_or(|end| end.checked_next_multiple_of(page_size()).is_none()) {
+        return false;
+    }
     let Some((territory, range)) = inside(addr, len) else { return false };
-    let mut any = false;
+    let (mut any, mut left) = (false, NEXT_RUNS);
     pieces(territory, range, |piece| match piece {
         Piece::Run(spot, part) => any |= let_go_of_part(territory, spot, part, call),
-        Piece::Gap(gap) => any |= let_go_of_gap(territory, gap, call),
+        Piece::Gap(gap) => any |= let_go_of_gap(territory, gap, call, &mut left),
     });
     any
 }
@@ -191,7 +265,7 @@ fn let_go_of_part(territory: &Territory, spot: Spot, part: PageRange, call: Call
             return false;
         }
         state::IN_USE => {
-            let live = leave::live(territory, spot);
+            let live = lookup::live(territory, spot);
             if !run.is(flag::MAPPED) {
                 let changed = call != Call::Uses && part.start < live.end && live.start < part.end;
                 if changed {
@@ -209,15 +283,17 @@ fn let_go_of_part(territory: &Territory, spot: Spot, part: PageRange, call: Call
     true
 }
 
-/// Addresses that no run has had.
-fn let_go_of_gap(territory: &Territory, gap: PageRange, call: Call) -> bool {
+/// Addresses that no run has had. At most `left` fresh runs leave the pool: a program that names terabytes is not to
+/// have each of them as a hole.
+fn let_go_of_gap(territory: &Territory, gap: PageRange, call: Call, left: &mut u32) -> bool {
     if release::is_done() {
         return false;
     }
     let mut at = gap.start;
     while at < gap.end {
-        let Some(class) = territory.is_next(at, NEXT_RUNS) else { break };
+        let Some(class) = territory.is_next(at, *left) else { break };
         let Some(spot) = territory.fresh(class) else { break };
+        *left = left.saturating_sub(1);
         territory.run(spot).set_state(state::MOVING);
         let all = territory.area(class).range_of(spot.index);
         if all.end <= gap.start {
@@ -236,6 +312,14 @@ fn let_go_of_gap(territory: &Territory, gap: PageRange, call: Call) -> bool {
 }
 
 /// The call that was to replace what the range holds, and was announced by [`let_go`], has failed.
+///
+/// ```
+/// use tenure::pool::mapped::{let_go, map, was_refused, Call};
+/// let at = map(1 << 20, 4096).expect("there is room").as_ptr() as usize;
+/// let_go(at, 4096, Call::Replaces);
+/// was_refused(at, 4096); // the program's mmap with MAP_FIXED has failed
+/// ```
+#[doc(alias = "MAP_FIXED")]
 pub fn was_refused(addr: usize, len: usize) {
     let Some((territory, range)) = inside(addr, len) else { return };
     pieces(territory, range, |piece| match piece {
@@ -244,18 +328,30 @@ pub fn was_refused(addr: usize, len: usize) {
     });
 }
 
-/// Whether a run that was unmapped stays accessible until somebody else has it (default: no). A stray access then
+/// Whether a run that was unmapped stays accessible until it has another owner (default: no). A stray access then
 /// reads or changes a free run instead of raising SIGSEGV, and memory that the program has locked or sealed by system
 /// calls of its own is not found. It spares three system calls a mapping: 7 µs at 64 KiB, 26 µs at 1 MiB, and
 /// 600 µs at 16 MiB, 100 µs with huge pages.
+///
+/// ```
+/// tenure::pool::mapped::keep_accessible(true); // as `tenure run --unmapped=open` does
+/// ```
 pub fn keep_accessible(yes: bool) {
     leave::keep_accessible(yes);
 }
 
 /// The program is about to ask for huge pages in a part of its run: the advice stays while the run has pages.
 /// `false`: it is no run's part, or there are too many such runs.
+///
+/// ```
+/// use tenure::pool::mapped;
+/// let at = mapped::map(4 << 20, 4096).expect("there is room").as_ptr() as usize;
+/// let stays = mapped::may_have_huge_pages(at, 4 << 20);
+/// # let _ = stays;
+/// ```
+#[doc(alias = "MADV_HUGEPAGE")]
 pub fn may_have_huge_pages(start: usize, len: usize) -> bool {
-    let Some((territory, spot)) = give::find(start) else { return false };
+    let Some((territory, spot)) = lookup::find(start) else { return false };
     let (area, run) = (territory.area(spot.class), territory.run(spot));
     let inside =
         start.checked_add(len).is_some_and(|end| end <= territory.start(spot) + area.stride);
@@ -265,7 +361,7 @@ pub fn may_have_huge_pages(start: usize, len: usize) -> bool {
     if run.is(flag::ADVISED) || area.huge > 0 && settings().huge_pages == HugePages::Auto {
         return true;
     }
-    let counted = take::count_parted();
+    let counted = split::count_parted();
     if counted {
         run.set(flag::ADVISED);
     }
@@ -274,6 +370,12 @@ pub fn may_have_huge_pages(start: usize, len: usize) -> bool {
 
 /// Whether any of the range is the pool's: there may be runs in it that have left the pool, and where the pool has
 /// given up addresses ([`give_up_addresses`](super::give_up_addresses)) others.
+///
+/// ```
+/// use tenure::pool::mapped;
+/// let at = mapped::map(1 << 20, 4096).expect("there is room").as_ptr() as usize;
+/// assert!(mapped::touches(at, 4096));
+/// ```
 pub fn touches(addr: usize, len: usize) -> bool {
     let mut any = false;
     if let Some((territory, range)) = inside(addr, len) {
@@ -294,6 +396,15 @@ pub fn touches(addr: usize, len: usize) -> bool {
 
 /// How many bytes from `addr` on, at most `len`, are one mapping to the kernel; `len` where nothing is mapped,
 /// or that cannot be told: the kernel's own call then says what is wrong.
+///
+/// ```
+/// let memory = tenure::Mapping::anonymous(8192)?;
+/// assert_eq!(tenure::pool::mapped::same_mapping(memory.as_ptr() as usize, 8192), 8192);
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Cost
+/// About 2 µs.
 pub fn same_mapping(addr: usize, len: usize) -> usize {
     let found = Lister::open().and_then(|mut lister| lister.at_or_after(addr));
     match found {
@@ -372,7 +483,7 @@ unsafe fn unmap_part(territory: &Territory, spot: Spot, part: PageRange) -> Resu
         // Unmapped already.
         _ => return Ok(()),
     }
-    let live = leave::live(territory, spot);
+    let live = lookup::live(territory, spot);
     let cut = PageRange { start: part.start.max(live.start), end: part.end.min(live.end) };
     if cut.start >= cut.end {
         return Ok(());

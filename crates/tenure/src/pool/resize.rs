@@ -4,12 +4,12 @@ use super::counters::{self, Counter};
 use super::run::{flag, state, Run, BORDERS};
 use super::take::{self, Request};
 use super::territory::{Spot, Territory};
-use super::{end, fault, give, zero};
+use super::{fault, give, lookup, release, split, zero};
 use crate::os::arena::{self, NotMoved};
 use crate::os::{advise, page_size, HUGE_PAGE};
 use crate::range::PageRange;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 /// From here on pages are moved: 256 KiB take 4 to 8 µs to move, 5 µs to copy into a warm run, and 65
 /// to 95 µs into a fresh one.
@@ -20,11 +20,6 @@ pub(super) const COPY_UP_TO: usize = MOVE_FROM - 1;
 const MOVE_OVER_FROM: usize = 32 << 20;
 /// What a smaller size leaves over is given back from here on.
 const TAIL_FROM: usize = 64 << 10;
-/// A run whose pages were moved to it is up to [`BORDERS`] mappings of its own, and their number is bounded
-/// (`vm.max_map_count`, 65,530 by default): past this many, pages are copied.
-const MOST_MOVED: u32 = 2048;
-static MOVED: AtomicU32 = AtomicU32::new(0);
-
 /// See [`realloc`](super::realloc).
 ///
 /// # Safety
@@ -35,7 +30,7 @@ pub(super) unsafe fn realloc(
     align: usize,
     zeroed: bool,
 ) -> Option<NonNull<u8>> {
-    let Some((territory, spot)) = give::find(at) else {
+    let Some((territory, spot)) = lookup::find(at) else {
         fault::not_an_allocation("realloc", at, None);
     };
     if !align.is_power_of_two() {
@@ -46,11 +41,11 @@ pub(super) unsafe fn realloc(
     // While its state is `MOVING` a second free or realloc at the same time is found out.
     give::claim("realloc", at, territory, spot, run);
     let old_size = run.size();
-    let room = match end::is_over() {
+    let room = match release::is_over() {
         true => old_size.next_multiple_of(page_size()),
         false => territory.start(spot) + territory.area(spot.class).stride - at,
     };
-    if new_size > room && end::is_over() {
+    if new_size > room && release::is_over() {
         counters::add(Counter::Refused, 1);
         run.set_state(state::IN_USE);
         return None;
@@ -61,9 +56,7 @@ pub(super) unsafe fn realloc(
         run.set_state(state::IN_USE);
         return NonNull::new(at as *mut u8);
     }
-    let movable = old_size >= MOVE_FROM
-        && !run.is(flag::TAINTED)
-        && MOVED.load(Ordering::Relaxed) < MOST_MOVED;
+    let movable = old_size >= MOVE_FROM && !run.is(flag::TAINTED) && split::may_move();
     let page = run.offset.load(Ordering::Relaxed) as usize;
     let taken = match movable && new_size > old_size {
         true => take_to_grow(territory, new_size, align, page),
@@ -88,7 +81,7 @@ pub(super) unsafe fn realloc(
     };
     if moved.target_lost {
         move_back(territory, at, to, new, moved.bytes.min(kept));
-        MOVED.fetch_max(MOST_MOVED, Ordering::Relaxed);
+        split::stop_moving();
         run.set_state(state::IN_USE);
         // SAFETY: the caller's promise; from now on nothing is moved.
         return unsafe { realloc(at, new_size, align, zeroed) };
@@ -250,10 +243,7 @@ fn move_pages(
     let offset = (new - territory.start(to)) / page;
     let news = ends[..=count].iter().map(|end| end - at);
     let news = news.filter(|end| (lead.max(1)..=moved).contains(end));
-    if !target.is(flag::MOVED) {
-        target.set(flag::MOVED);
-        MOVED.fetch_add(1, Ordering::Relaxed);
-    }
+    split::note_moved(target);
     set_borders(target, news.map(|end| offset + end / page), offset + moved / page);
     target.forks.store(source.forks.load(Ordering::Relaxed), Ordering::Relaxed);
     if (at - start + moved) / page >= source.touched() {
@@ -281,10 +271,4 @@ fn set_borders(run: &Run, news: impl Iterator<Item = usize>, end: usize) {
     for (place, border) in run.borders.iter().zip(all) {
         place.store(border as u32, Ordering::Relaxed);
     }
-}
-
-/// A run that pages were moved to was mapped anew.
-pub(super) fn forget_moved(run: &Run) {
-    MOVED.fetch_sub(1, Ordering::Relaxed);
-    run.borders.iter().for_each(|border| border.store(0, Ordering::Relaxed));
 }

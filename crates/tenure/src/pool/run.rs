@@ -47,7 +47,7 @@ pub(super) struct Run {
     /// Neighbours in a list, as number + 1.
     pub next: AtomicU32,
     pub prev: AtomicU32,
-    /// The keeper's clock when it was freed.
+    /// The worker's clock when it was freed.
     pub freed_at: AtomicU32,
     /// Forks seen when its pages were last known not to be shared.
     pub forks: AtomicU32,

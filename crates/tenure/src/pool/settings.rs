@@ -4,6 +4,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicU8, Ordering};
 use std::time::Duration;
 
 /// When runs get huge pages.
+///
+/// ```
+/// use tenure::pool::{configure, settings, HugePages};
+/// configure(settings().with_huge_pages(HugePages::Never));
+/// ```
+#[doc(alias = "MADV_HUGEPAGE")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HugePages {
@@ -20,6 +26,12 @@ pub enum HugePages {
 }
 
 /// The pool's settings. Every field has a default; see each.
+///
+/// ```
+/// use std::time::Duration;
+/// use tenure::pool::{configure, Settings};
+/// configure(Settings::default().with_return_after(Duration::from_secs(1)).with_warm_max(64 << 20));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
@@ -55,30 +67,55 @@ impl Default for Settings {
 
 impl Settings {
     /// Sets how long a run stays warm.
+    ///
+    /// ```
+    /// use tenure::pool::{configure, settings};
+    /// configure(settings().with_offer_after(std::time::Duration::from_millis(100)));
+    /// ```
     pub fn with_offer_after(mut self, wait: Duration) -> Self {
         self.offer_after = wait;
         self
     }
 
     /// Sets when a run is returned.
+    ///
+    /// ```
+    /// use tenure::pool::{configure, settings};
+    /// configure(settings().with_return_after(std::time::Duration::from_secs(1)));
+    /// ```
     pub fn with_return_after(mut self, wait: Duration) -> Self {
         self.return_after = wait;
         self
     }
 
     /// Bounds what is warm.
+    ///
+    /// ```
+    /// use tenure::pool::{configure, settings};
+    /// configure(settings().with_warm_max(64 << 20)); // at most 64 MiB warm
+    /// ```
     pub fn with_warm_max(mut self, bytes: u64) -> Self {
         self.warm_max = Some(bytes);
         self
     }
 
     /// Sets when runs get huge pages.
+    ///
+    /// ```
+    /// use tenure::pool::{configure, settings, HugePages};
+    /// configure(settings().with_huge_pages(HugePages::System));
+    /// ```
     pub fn with_huge_pages(mut self, huge_pages: HugePages) -> Self {
         self.huge_pages = huge_pages;
         self
     }
 
     /// Sets whether pages are used again.
+    ///
+    /// ```
+    /// use tenure::pool::{configure, settings};
+    /// configure(settings().with_reuse(false)); // before the program's first io_uring write
+    /// ```
     pub fn with_reuse(mut self, reuse: bool) -> Self {
         self.reuse = reuse;
         self
@@ -86,40 +123,55 @@ impl Settings {
 }
 
 const NONE: u64 = u64::MAX;
-static OFFER_AFTER_US: AtomicU64 = AtomicU64::new(500_000);
-static RETURN_AFTER_US: AtomicU64 = AtomicU64::new(10_000_000);
-static WARM_MAX: AtomicU64 = AtomicU64::new(NONE);
-/// The number of a [`HugePages`].
-static HUGE: AtomicU8 = AtomicU8::new(0);
-static NO_REUSE: AtomicBool = AtomicBool::new(false);
+
+/// The settings in force, each readable by itself.
+struct InForce {
+    offer_after_us: AtomicU64,
+    return_after_us: AtomicU64,
+    /// [`NONE`]: not set.
+    warm_max: AtomicU64,
+    /// The number of a [`HugePages`].
+    huge: AtomicU8,
+    no_reuse: AtomicBool,
+}
+
+static IN_FORCE: InForce = InForce {
+    offer_after_us: AtomicU64::new(500_000),
+    return_after_us: AtomicU64::new(10_000_000),
+    warm_max: AtomicU64::new(NONE),
+    huge: AtomicU8::new(0),
+    no_reuse: AtomicBool::new(false),
+};
 
 /// Whether freed runs keep their pages. One load.
 #[inline]
 pub(super) fn reuses() -> bool {
-    !NO_REUSE.load(Ordering::Relaxed)
+    !IN_FORCE.no_reuse.load(Ordering::Relaxed)
 }
 
-/// Takes effect at the keeper's next look, which this brings about. Neither allocates nor creates a
-/// thread.
-pub fn configure(settings: Settings) {
+/// Takes effect at the worker's next scan.
+pub(super) fn set(settings: Settings) {
     let us = |wait: Duration| u64::try_from(wait.as_micros()).unwrap_or(u64::MAX);
-    OFFER_AFTER_US.store(us(settings.offer_after), Ordering::Relaxed);
-    RETURN_AFTER_US.store(us(settings.return_after), Ordering::Relaxed);
-    WARM_MAX.store(settings.warm_max.unwrap_or(NONE), Ordering::Relaxed);
-    HUGE.store(settings.huge_pages as u8, Ordering::Relaxed);
-    NO_REUSE.store(!settings.reuse, Ordering::Relaxed);
-    super::keep::call();
+    IN_FORCE.offer_after_us.store(us(settings.offer_after), Ordering::Relaxed);
+    IN_FORCE.return_after_us.store(us(settings.return_after), Ordering::Relaxed);
+    IN_FORCE.warm_max.store(settings.warm_max.unwrap_or(NONE), Ordering::Relaxed);
+    IN_FORCE.huge.store(settings.huge_pages as u8, Ordering::Relaxed);
+    IN_FORCE.no_reuse.store(!settings.reuse, Ordering::Relaxed);
 }
 
 /// The settings in force.
+///
+/// ```
+/// assert_eq!(tenure::pool::settings().offer_after.as_millis(), 500); // the default
+/// ```
 pub fn settings() -> Settings {
-    let max = WARM_MAX.load(Ordering::Relaxed);
+    let max = IN_FORCE.warm_max.load(Ordering::Relaxed);
     Settings {
-        offer_after: Duration::from_micros(OFFER_AFTER_US.load(Ordering::Relaxed)),
-        return_after: Duration::from_micros(RETURN_AFTER_US.load(Ordering::Relaxed)),
+        offer_after: Duration::from_micros(IN_FORCE.offer_after_us.load(Ordering::Relaxed)),
+        return_after: Duration::from_micros(IN_FORCE.return_after_us.load(Ordering::Relaxed)),
         warm_max: (max != NONE).then_some(max),
         huge_pages: [HugePages::Auto, HugePages::System, HugePages::Never]
-            [usize::from(HUGE.load(Ordering::Relaxed))],
+            [usize::from(IN_FORCE.huge.load(Ordering::Relaxed))],
         reuse: reuses(),
     }
 }

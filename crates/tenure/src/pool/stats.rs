@@ -1,9 +1,14 @@
 //! The pool in numbers.
 
 use super::counters::{self, Counter};
-use super::{cache, depot, keep, territory};
+use super::{cache, depot, queue, territory};
 
 /// What the pool holds now, by state, and what happened so far.
+///
+/// ```
+/// let stats = tenure::pool::stats();
+/// println!("{} bytes in use, {} warm", stats.in_use_bytes, stats.warm_bytes);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
@@ -56,6 +61,12 @@ pub struct PoolStats {
 }
 
 /// Reads the statistics. Costs a few hundred loads; no system call.
+///
+/// ```
+/// let buffer = tenure::pool::Buffer::zeroed(1 << 20)?;
+/// assert_eq!(tenure::pool::stats().in_use_bytes, 1 << 20);
+/// # Ok::<(), tenure::Error>(())
+/// ```
 pub fn stats() -> PoolStats {
     use Counter::*;
     let get = counters::get;
@@ -63,7 +74,7 @@ pub fn stats() -> PoolStats {
         return PoolStats { refused: get(Refused), ..PoolStats::default() };
     };
     let (in_slots, in_slots_bytes) = cache::held();
-    let (queued, queued_bytes) = keep::queued();
+    let (queued, queued_bytes) = queue::queued();
     // What is freed before what is allocated: in the other order a pair in between would leave less than
     // nothing. Growth counts by wrapping, so the difference may still be below it for a moment.
     let (frees, freed_bytes) = (get(Frees), get(FreedBytes));

@@ -5,19 +5,14 @@ use super::depot::{self, Wanted};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
 use super::territory::{self, Spot, Territory};
-use super::{cache, class, end, leave, zero};
+use super::{cache, class, leave, release, split, zero};
 use crate::os::{advise, page_size};
 use crate::range::PageRange;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Further classes in which a run nobody had before is looked for, where an area is used up.
 const REACH: usize = 16;
-/// Runs of which only a part has huge pages are two mappings each. The number of mappings is bounded
-/// (`vm.max_map_count`, 65,530 by default); past this many, such runs have base pages.
-const MOST_PARTED: u32 = 4096;
-static PARTED: AtomicU32 = AtomicU32::new(0);
-
 /// Blocks from here on, which no processor's cache holds, begin at different pages of their runs: runs begin
 /// at huge pages, and arrays that lie alike in huge pages meet in the same banks of memory. (Three of 128 MiB,
 /// read and written side by side: 21 GB/s, and 26 when they do not lie alike.)
@@ -132,7 +127,7 @@ fn empty(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
 
 /// See [`alloc`](super::alloc).
 pub(super) fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
-    if !align.is_power_of_two() || end::is_over() {
+    if !align.is_power_of_two() || release::is_over() {
         return None;
     }
     let territory = territory::get()?;
@@ -192,25 +187,11 @@ fn prepare_empty(territory: &Territory, spot: Spot) {
     if !parted || run.is(flag::ADVISED) || settings().huge_pages != HugePages::Auto {
         return;
     }
-    if !count_parted() {
+    if !split::count_parted() {
         return;
     }
     let start = area.start_of(spot.index);
     if advise::want_huge_pages(PageRange::new(start, start + area.huge)).is_ok() {
         run.set(flag::ADVISED);
     }
-}
-
-/// One more run is of two mappings because of advice. `false`: there are too many.
-pub(super) fn count_parted() -> bool {
-    let there_is_room = PARTED.fetch_add(1, Ordering::Relaxed) < MOST_PARTED;
-    if !there_is_room {
-        PARTED.fetch_sub(1, Ordering::Relaxed);
-    }
-    there_is_room
-}
-
-/// A run with huge pages in part was mapped anew.
-pub(super) fn count_out_parted() {
-    PARTED.fetch_sub(1, Ordering::Relaxed);
 }

@@ -237,9 +237,9 @@ impl Territory {
         }
     }
 
-    /// Unmaps the addresses and the bookkeeping that no run needs that may be handed out.
+    /// Unmaps the addresses and the bookkeeping that no run needs that may be handed out. The caller has the lock
+    /// under which runs become accessible.
     pub fn give_up(&self) {
-        let Some(_held) = ALLOWING.lock_unless_mine() else { return };
         for area in (0..self.classes).map(|class| self.area(class)) {
             // Under the lock: nothing is allowed any more that is unmapped below.
             area.closed.fetch_add(1, Ordering::Relaxed);

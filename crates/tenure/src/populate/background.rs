@@ -1,8 +1,9 @@
-//! A populate that goes on behind the caller's back.
+//! A populate in the background.
 
-use super::failure::{self, Failed};
+use super::failure::Failed;
 use super::job::Job;
 use super::progress::{Progress, Report};
+use crate::error::{Error, ErrorKind};
 use crate::os::generation;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,15 @@ use std::time::Duration;
 ///
 /// A child made by fork has no such threads: there it counts as over, waiting for it is `ECANCELED`,
 /// and dropping it does nothing.
+///
+/// ```
+/// use tenure::populate::{Access, Populate};
+/// let memory = tenure::Mapping::anonymous(1 << 20)?;
+/// let behind = Populate::new(memory.as_ptr(), memory.len(), Access::Write).start()?;
+/// // The program may use the memory meanwhile.
+/// assert_eq!(behind.wait()?.populated, 1 << 20);
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[must_use = "dropping it cancels the populate"]
 pub struct Background {
     job: Arc<Job>,
@@ -29,42 +39,113 @@ impl Background {
     }
 
     /// How far it is.
+    ///
+    /// ```
+    /// use tenure::populate::{Access, Populate};
+    /// let memory = tenure::Mapping::anonymous(1 << 20)?;
+    /// let behind = Populate::new(memory.as_ptr(), memory.len(), Access::Write).start()?;
+    /// assert!(behind.progress().populated <= 1 << 20);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn progress(&self) -> Progress {
         self.job.progress()
     }
 
     /// Ends it at the next piece, without waiting for that.
+    ///
+    /// ```
+    /// use tenure::populate::{Access, Populate};
+    /// let memory = tenure::Mapping::anonymous(1 << 20)?;
+    /// let behind = Populate::new(memory.as_ptr(), memory.len(), Access::Write).start()?;
+    /// behind.cancel();
+    /// if let Err(failed) = behind.wait() {
+    ///     assert_eq!(failed.error.kind(), tenure::ErrorKind::Cancelled);
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn cancel(&self) {
         self.job.cancel();
     }
 
     /// Whether it is over: done, failed, cancelled or out of time.
+    ///
+    /// ```
+    /// use tenure::populate::{Access, Populate};
+    /// let memory = tenure::Mapping::anonymous(1 << 20)?;
+    /// let behind = Populate::new(memory.as_ptr(), memory.len(), Access::Write).start()?;
+    /// while !behind.is_finished() {
+    ///     std::thread::yield_now();
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn is_finished(&self) -> bool {
         self.job.outcome().is_some() || self.in_child()
     }
 
     /// Waits until it is over, at most `patience`. Whether it is.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tenure::populate::{Access, Populate};
+    /// let memory = tenure::Mapping::anonymous(1 << 20)?;
+    /// let behind = Populate::new(memory.as_ptr(), memory.len(), Access::Write).start()?;
+    /// if !behind.wait_timeout(Duration::from_secs(1)) {
+    ///     println!("{} bytes so far", behind.progress().populated);
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn wait_timeout(&self, patience: Duration) -> bool {
         self.is_finished() || self.job.wait(Some(patience)).is_some()
     }
 
     /// Waits until it is over.
     ///
+    /// ```
+    /// use tenure::populate::{Access, Populate};
+    /// let memory = tenure::Mapping::anonymous(1 << 20)?;
+    /// let behind = Populate::new(memory.as_ptr(), memory.len(), Access::Write).start()?;
+    /// assert_eq!(behind.wait()?.first_missing, None);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Populate::run`](super::Populate::run), and `ECANCELED` after [`cancel`](Self::cancel).
     pub fn wait(self) -> std::result::Result<Report, Failed> {
         match self.job.outcome() {
             Some(outcome) => outcome.clone(),
-            None if self.in_child() => Err(failure::left_behind(&self.job)),
+            None if self.in_child() => Err(left_behind(&self.job)),
             None => self.job.wait(None).expect("it has ended").clone(),
         }
     }
 
-    /// Lets it go on without an owner. The range should stay mapped until it is done: what is mapped
+    /// Lets the populate go on without an owner. The range should stay mapped until it is done: what is mapped
     /// there instead would be populated.
+    ///
+    /// ```
+    /// use tenure::populate::{Access, Populate};
+    /// let table: &'static tenure::Mapping = Box::leak(Box::new(tenure::Mapping::anonymous(1 << 20)?));
+    /// Populate::new(table.as_ptr(), table.len(), Access::Write).start()?.detach();
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn detach(mut self) {
         self.detached = true;
     }
+}
+
+/// What waiting returns in a child made by fork.
+fn left_behind(job: &Job) -> Failed {
+    let progress = job.progress();
+    let why = "the threads that did it stayed with the process that forked";
+    let error = Error::new(ErrorKind::Cancelled, "populate", why, "populate again in the child")
+        .on(job.range().start, job.range().len());
+    let report = Report {
+        bytes: progress.bytes,
+        populated: progress.populated,
+        threads: 0,
+        elapsed: progress.elapsed,
+        first_missing: Some(job.range().start),
+    };
+    Failed { error, report: Box::new(report) }
 }
 
 impl Drop for Background {

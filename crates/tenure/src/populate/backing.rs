@@ -5,6 +5,14 @@ use crate::os::{internal, mounts, page_size};
 use std::fmt;
 
 /// What a mapping's pages come from.
+///
+/// ```
+/// use tenure::populate::{Access, Backing, Populate};
+/// let memory = tenure::Mapping::memfd("table", 1 << 20)?;
+/// let plan = Populate::new(memory.as_ptr(), memory.len(), Access::Write).plan()?;
+/// assert_eq!(plan.parts[0].backing, Backing::Memfd);
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Backing {

@@ -14,10 +14,19 @@ use rustix::io::Errno;
 ///
 /// - Anonymous memory reads as zeros afterwards, locked or not (it stays locked).
 /// - A private mapping of a file, memfd or hugetlbfs loses its own copies: it reads as the file does.
-/// - Shared memory, memfds, tmpfs and hugetlbfs lose the contents for everybody who maps them
+/// - Shared memory, memfds, tmpfs and hugetlbfs lose the contents for every process that maps them
 ///   (`MADV_REMOVE`), and read as zeros.
 /// - A shared mapping of a file on disk is refused: it would punch a hole into the file.
-///   `fallocate(FALLOC_FL_PUNCH_HOLE)` does that for those who want it.
+///   `fallocate(FALLOC_FL_PUNCH_HOLE)` does that.
+///
+/// ```
+/// let mut memory = tenure::Mapping::anonymous(1 << 20)?;
+/// memory.as_mut_slice().fill(7);
+/// // SAFETY: nobody refers to the bytes, and any bytes are valid ones.
+/// unsafe { tenure::populate::discard(memory.as_mut_ptr(), 4096)? };
+/// assert_eq!(memory.as_slice()[4095..4097], [0, 7]);
+/// # Ok::<(), tenure::Error>(())
+/// ```
 ///
 /// # Errors
 /// Nothing is discarded unless all of it can be.
@@ -31,7 +40,11 @@ use rustix::io::Errno;
 /// ns for each page that was there.
 ///
 /// # Safety
-/// Nobody holds a reference to the bytes, and their loss breaks nothing that relies on them.
+/// The program holds no reference to the bytes, and relies on their contents nowhere.
+#[doc(alias = "madvise")]
+#[doc(alias = "MADV_DONTNEED")]
+#[doc(alias = "MADV_REMOVE")]
+#[doc(alias = "MADV_DONTNEED_LOCKED")]
 pub unsafe fn discard(addr: *mut u8, len: usize) -> Result<()> {
     let call = "discard";
     let range = PageRange::check(call, addr, len)?;

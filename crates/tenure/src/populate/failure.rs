@@ -1,8 +1,7 @@
 //! Why a page could not be populated.
 
 use super::backing::Backing;
-use super::job::{Fault, Job};
-use super::plan::{Part, Plan};
+use super::plan::{Part, Plan, Step};
 use super::progress::Report;
 use super::{room, Access};
 use crate::error::{Error, ErrorKind};
@@ -13,7 +12,22 @@ use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::fmt;
 
+/// The page that could not be populated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    pub page: usize,
+    pub errno: Errno,
+    pub step: Step,
+}
+
 /// A populate that did not come to its end, with how far it came.
+///
+/// ```
+/// use tenure::populate::{populate, Access};
+/// let failed = populate(4096 as *const u8, 4096, Access::Read).unwrap_err();
+/// assert_eq!(failed.report.first_missing, Some(4096)); // nothing was populated
+/// println!("{failed}"); // the call, the range, the cause, the remedy
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failed {
     /// The cause, with its remedy.
@@ -72,22 +86,6 @@ pub(super) fn timed_out(call: &'static str, plan: &Plan, report: &Report) -> Err
     let why = format!("its deadline passed after {} ms", report.elapsed.as_millis());
     let remedy = "populate from the first missing page on to go on, or give it more time";
     Error::new(ErrorKind::TimedOut, call, why, remedy).on(plan.start, plan.len)
-}
-
-/// The answer in a child made by fork.
-pub(super) fn left_behind(job: &Job) -> Failed {
-    let progress = job.progress();
-    let why = "the threads that did it stayed with the process that forked";
-    let error = Error::new(ErrorKind::Cancelled, "populate", why, "populate again in the child")
-        .on(job.range().start, job.range().len());
-    let report = Report {
-        bytes: progress.bytes,
-        populated: progress.populated,
-        threads: 0,
-        elapsed: progress.elapsed,
-        first_missing: Some(job.range().start),
-    };
-    Failed { error, report: Box::new(report) }
 }
 
 /// Finds the cause behind the kernel's answer for one page.

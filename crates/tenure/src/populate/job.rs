@@ -1,7 +1,7 @@
 //! The work: pieces handed out in ascending order to whoever is free, sized by the time they take.
 
-use super::failure::{self, Failed};
-use super::plan::{Plan, Step};
+use super::failure::{self, Failed, Fault};
+use super::plan::{Plan, Step, LARGEST_OF_FILE, LARGEST_PIECE};
 use super::progress::{Counter, Progress, Report};
 use super::Access;
 use crate::os::thread::disk_reads;
@@ -18,22 +18,8 @@ use std::time::{Duration, Instant};
 /// against the microsecond that a further call costs.
 const PIECE_TIME: Duration = Duration::from_millis(4);
 const FIRST_PIECE: usize = HUGE_PAGE;
-/// 0.13 ms of huge pages at their fastest. Not more, because the next piece may be a hundred times
-/// slower: on a virtual machine, where its memory has to come from the host first.
-pub(super) const LARGEST_PIECE: usize = 8 << 20;
-/// What takes no memory may take longer pieces, as the page cache is mapped by the folio: 1 µs for 2
-/// MiB.
-pub(super) const LARGEST_OF_FILE: usize = 64 << 20;
 /// How long those who start together wait awake for each other: a thread is there after 0.1 ms.
 const AWAKE: Duration = Duration::from_millis(2);
-
-/// The page that could not be populated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Fault {
-    pub page: usize,
-    pub errno: Errno,
-    pub step: Step,
-}
 
 pub(super) type Outcome = Result<Report, Failed>;
 

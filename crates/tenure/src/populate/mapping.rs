@@ -9,8 +9,21 @@ impl Mapping {
     /// Populates the pages that `[offset, offset + len)` of it touches, as
     /// [`Populate::run`](crate::populate::Populate::run) does.
     ///
+    /// ```
+    /// use tenure::populate::Access;
+    /// let sparse = tenure::Mapping::anonymous(1 << 30)?;
+    /// let report = sparse.populate(4 << 20, 1 << 20, Access::Write)?;
+    /// assert_eq!(report.populated, 1 << 20);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// As there.
+    ///
     /// # Errors
     /// As there; `EINVAL` also where the part is not inside the mapping.
+    #[doc(alias = "MADV_POPULATE_WRITE")]
+    #[doc(alias = "MAP_POPULATE")]
     pub fn populate(
         &self,
         offset: usize,
@@ -30,8 +43,21 @@ impl Mapping {
     /// does: anonymous memory and memfds read as zeros afterwards, a private file mapping as its
     /// file.
     ///
+    /// ```
+    /// let mut memory = tenure::Mapping::anonymous(1 << 20)?;
+    /// memory.as_mut_slice().fill(7);
+    /// memory.discard(0, 1 << 20)?;
+    /// assert_eq!(memory.as_slice()[0], 0);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// As there.
+    ///
     /// # Errors
     /// As there; `EINVAL` also where the part is not inside the mapping.
+    #[doc(alias = "MADV_DONTNEED")]
+    #[doc(alias = "MADV_REMOVE")]
     pub fn discard(&mut self, offset: usize, len: usize) -> Result<()> {
         let part = self.part("Mapping::discard", offset, len, PageRange::check)?;
         // SAFETY: `&mut self`: nobody else refers to the bytes, and any bytes are valid ones.

@@ -1,6 +1,10 @@
-//! Making pages ready before they are used: no fault later, and an error now instead of a signal.
+//! Populate: makes pages resident before the program uses them. No fault comes later, and what cannot be
+//! had is an error now instead of SIGBUS.
 //!
-//! [`Populate`] readies a range for reading or writing, in as many threads as are useful, and says
+//! **For** start-up and for latency: a virtual machine's memory, a model file, a table. **Not for** memory
+//! of which the program will use a small part: every page takes memory.
+//!
+//! [`Populate`] makes a range ready for reading or writing, with as many threads as are useful, and tells
 //! exactly how far it came:
 //!
 //! ```
@@ -12,9 +16,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! What pages hold never changes, whoever else uses them meanwhile; a range that is unmapped or
-//! replaced while it is being populated costs an error or some memory, nothing else. That is why
-//! these functions take plain addresses and are safe.
+//! The contents of pages never change, also where other threads use them meanwhile. A range that is
+//! unmapped or replaced while it is being populated costs an error or some memory, nothing else. That is
+//! why these functions take plain addresses and are safe.
 //!
 //! # Which access
 //!
@@ -28,8 +32,13 @@
 //!
 //! # What cannot be an error
 //!
-//! Where a memory cgroup or the machine has no room left, the kernel's answer to a populate is its
-//! OOM killer, as it is to a touch. [`Populate::within_room`] asks beforehand.
+//! Where a memory cgroup or the machine has no room left, the kernel answers a populate with its
+//! OOM killer, as it answers a touch. [`Populate::within_room`] asks beforehand.
+//!
+//! # What the kernel must have
+//!
+//! `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` (5.14). Before that the kernel touches each page on
+//! behalf of a `process_vm_readv` or a futex call.
 
 mod background;
 mod backing;
@@ -38,6 +47,7 @@ mod failure;
 mod huge_advice;
 mod job;
 mod mapping;
+mod options;
 mod plan;
 mod progress;
 mod room;
@@ -48,139 +58,28 @@ pub use background::Background;
 pub use backing::Backing;
 pub use discard::discard;
 pub use failure::Failed;
+pub use options::{Access, HugePages, Populate};
 pub use plan::{Part, Plan, Step};
 pub use progress::{Progress, Report};
 pub use room::{Limiting, Room};
 
-use crate::error::{Error, ErrorKind, Result};
-use crate::range::PageRange;
-use crate::tracking::raw::is_marked;
-use rustix::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use crate::error::Result;
 use std::time::Duration;
 
-/// What the pages are made ready for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Access {
-    /// Reading.
-    Read,
-    /// Writing, and reading.
-    Write,
-}
-
-/// What to ask of the kernel's transparent huge pages before the pages are populated: afterwards is
-/// too late, it gives none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum HugePages {
-    /// `MADV_HUGEPAGE` on anonymous memory that is populated for writing and holds an aligned huge
-    /// page, where the system's setting is `madvise`; likewise on shared memory and tmpfs where
-    /// theirs is `advise`; and on files that are populated for reading, which are then read by the
-    /// huge page. It stays on the mapping, and overrides an earlier `MADV_NOHUGEPAGE`.
-    ///
-    /// On a part of a mapping it makes that a mapping of its own. Where the process has an eighth of
-    /// the mappings that `vm.max_map_count` allows, only whole mappings are advised any more.
-    #[default]
-    Advise,
-    /// Nothing: the mapping stays as it is.
-    Leave,
-}
-
-/// A populate, to be [`run`](Populate::run) or [`start`](Populate::start)ed.
-#[derive(Clone, Debug)]
-#[must_use = "nothing is populated until it runs"]
-pub struct Populate {
-    pub(crate) start: usize,
-    pub(crate) len: usize,
-    pub(crate) access: Access,
-    threads: usize,
-    deadline: Option<Duration>,
-    huge_pages: HugePages,
-    file: Option<Arc<OwnedFd>>,
-    allocate: Option<bool>,
-    within_room: bool,
-    others_once_cold: bool,
-}
-
 impl Populate {
-    /// Of the pages that `[addr, addr + len)` touches; `addr` is a multiple of the page size.
-    pub fn new(addr: *const u8, len: usize, access: Access) -> Populate {
-        Populate {
-            start: addr as usize,
-            len,
-            access,
-            threads: 0,
-            deadline: None,
-            huge_pages: HugePages::default(),
-            file: None,
-            allocate: None,
-            within_room: false,
-            others_once_cold: false,
-        }
-    }
-
-    /// How many threads work. 0, the default: as many as are useful, which is one for each 32 MiB and
-    /// at most one for each processor that the process may use (affinity and cgroup quota). More than
-    /// processors helps where a disk has to be waited for.
-    pub fn threads(mut self, n: usize) -> Self {
-        self.threads = n;
-        self
-    }
-
-    /// Ends it with `ETIMEDOUT` when it is not done this long after `run` or `start`. The work is cut
-    /// into pieces of some milliseconds, so it takes effect well within 50 ms where the kernel's own
-    /// work on a huge page, or a disk, does not take longer.
-    pub fn deadline(mut self, d: Duration) -> Self {
-        self.deadline = Some(d);
-        self
-    }
-
-    /// What to ask of transparent huge pages.
-    pub fn huge_pages(mut self, h: HugePages) -> Self {
-        self.huge_pages = h;
-        self
-    }
-
-    /// The file behind the range's file mapping. With it, holes of a shared file are allocated before
-    /// they are written (see [`allocate`](Populate::allocate)), and failures say more. The descriptor
-    /// is duplicated.
-    ///
-    /// # Errors
-    /// `EMFILE`: no descriptor left.
-    pub fn file(mut self, fd: impl AsFd) -> Result<Self> {
-        let copy = rustix::io::fcntl_dupfd_cloexec(fd.as_fd(), 3)
-            .map_err(|errno| Error::system("Populate::file", "fcntl(F_DUPFD_CLOEXEC)", errno))?;
-        self.file = Some(Arc::new(copy));
-        Ok(self)
-    }
-
-    /// Whether the holes of a shared file are allocated (`fallocate`) before they are populated, so
-    /// that a full file system is noticed, and named, first. Needs [`file`](Populate::file), open for
-    /// writing. By default it is done for [`Access::Write`] on files and hugetlbfs; on tmpfs and
-    /// memfds populating is allocating.
-    ///
-    /// With [`Access::Read`] it makes a sparse file's blocks and maps them with nothing dirty, in a
-    /// third of the time that writing takes.
-    pub fn allocate(mut self, yes: bool) -> Self {
-        self.allocate = Some(yes);
-        self
-    }
-
-    /// Whether what would not fit is refused before anything is done, as [`room`](Populate::room)
-    /// says: `ENOMEM` for a memory cgroup or the machine, `ENOSPC` for a tmpfs or a pool of huge
-    /// pages. What others take meanwhile, nobody can foresee.
-    pub fn within_room(mut self, yes: bool) -> Self {
-        self.within_room = yes;
-        self
-    }
-
-    /// In the background: threads after the first only help where a disk has to be read.
-    pub(crate) fn others_once_cold(mut self) -> Self {
-        self.others_once_cold = true;
-        self
-    }
-
-    /// What it will do, mapping by mapping, and why. Costs a look at each mapping, 1 µs; before Linux
+    /// Tells what it will do, mapping by mapping, and why. Costs a look at each mapping, 1 µs; before Linux
     /// 6.11 a reading of `/proc/self/smaps`, 10 ns for each resident page of the process.
+    ///
+    /// ```
+    /// # use tenure::populate::{Access, Populate};
+    /// # let memory = tenure::Mapping::anonymous(1 << 20)?;
+    /// for part in Populate::new(memory.as_ptr(), memory.len(), Access::Write).plan()?.parts {
+    ///     for (step, why) in part.steps {
+    ///         println!("{step}: {why}");
+    ///     }
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `EINVAL`: empty or wrapping; the address is not a multiple of the page size; or part of it is
@@ -189,8 +88,16 @@ impl Populate {
         plan::show(self, self.range("Populate::plan")?)
     }
 
-    /// What it needs and what there is, and who sets the bound. Costs a look at the page table and
+    /// Tells how much memory it needs, how much there is, and what sets the bound. Costs a look at the page table and
     /// some files of `/proc` and `/sys`: about 0.1 ms, and 4 ns a page.
+    ///
+    /// ```
+    /// # use tenure::populate::{Access, Populate};
+    /// # let memory = tenure::Mapping::anonymous(1 << 20)?;
+    /// let room = Populate::new(memory.as_ptr(), memory.len(), Access::Write).room()?;
+    /// assert!(room.needed >= 1 << 20); // with the page tables
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`plan`](Populate::plan); `ENOENT` and others: `/proc/self/pagemap` cannot be read.
@@ -202,6 +109,16 @@ impl Populate {
     ///
     /// Up to 4 MiB it costs the kernel's own call and a few microseconds; beyond, what
     /// [`plan`](Populate::plan) costs as well.
+    ///
+    /// ```
+    /// use tenure::populate::{Access, Populate};
+    /// let memory = tenure::Mapping::anonymous(1 << 20)?;
+    /// match Populate::new(memory.as_ptr(), memory.len(), Access::Write).run() {
+    ///     Ok(report) => assert_eq!(report.populated, 1 << 20),
+    ///     Err(failed) => println!("{failed}"), // the cause, the remedy, the first missing page
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Failed`] has the cause and how far it came; whatever lies before
@@ -222,6 +139,19 @@ impl Populate {
     /// [`run`](Populate::run), calling `each` on this thread about every `every` and once at the end.
     /// This thread only watches; others work.
     ///
+    /// ```
+    /// # use tenure::populate::{Access, Populate};
+    /// # let memory = tenure::Mapping::anonymous(1 << 20)?;
+    /// let populate = Populate::new(memory.as_ptr(), memory.len(), Access::Write);
+    /// let mut last = 0;
+    /// populate.run_with(std::time::Duration::from_millis(50), |p| last = p.populated)?;
+    /// assert_eq!(last, 1 << 20);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// As [`run`](Populate::run), and a thread.
+    ///
     /// # Errors
     /// As [`run`](Populate::run).
     pub fn run_with(
@@ -232,7 +162,18 @@ impl Populate {
         run::run_with(self, every, each)
     }
 
-    /// Populates behind the caller's back.
+    /// Populates in the background.
+    ///
+    /// ```
+    /// # use tenure::populate::{Access, Populate};
+    /// # let memory = tenure::Mapping::anonymous(1 << 20)?;
+    /// let behind = Populate::new(memory.as_ptr(), memory.len(), Access::Write).start()?;
+    /// behind.wait()?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// The start of a thread: about 40 µs.
     ///
     /// # Errors
     /// `EINVAL`, `ENOMEM`, `ENOSPC`: what can be said beforehand, as [`run`](Populate::run).
@@ -240,23 +181,26 @@ impl Populate {
     pub fn start(self) -> Result<Background> {
         run::start(&self)
     }
-
-    pub(crate) fn range(&self, call: &'static str) -> Result<PageRange> {
-        let range = PageRange::touched(call, self.start as *const u8, self.len)?;
-        // The kernel would take the pages back behind the back of those who wait for purges.
-        if is_marked(range) {
-            let why = "part of it is volatile, and populating would make it silently non-volatile";
-            return Err(Error::new(ErrorKind::IsVolatile, call, why, "unmark it first")
-                .on(range.start, range.len()));
-        }
-        Ok(range)
-    }
 }
 
 /// [`Populate::new`] and [`Populate::run`] in one.
 ///
+/// ```
+/// use tenure::populate::{populate, Access};
+/// let memory = tenure::Mapping::anonymous(1 << 20)?;
+/// assert_eq!(populate(memory.as_ptr(), memory.len(), Access::Write)?.populated, 1 << 20);
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Cost
+/// As [`Populate::run`].
+///
 /// # Errors
 /// As [`Populate::run`].
+#[doc(alias = "madvise")]
+#[doc(alias = "MADV_POPULATE_READ")]
+#[doc(alias = "MADV_POPULATE_WRITE")]
+#[doc(alias = "MAP_POPULATE")]
 pub fn populate(
     addr: *const u8,
     len: usize,

@@ -1,7 +1,6 @@
 //! What a populate will do, and why: decided once, shown by `plan()`, followed by `run()`.
 
 use super::backing::Backing;
-use super::job::{LARGEST_OF_FILE, LARGEST_PIECE};
 use super::{threads, Access, HugePages, Populate};
 use crate::error::{Error, Result};
 use crate::os::files::{self, Facts};
@@ -13,7 +12,26 @@ use rustix::fd::{AsFd, OwnedFd};
 use std::fmt;
 use std::sync::Arc;
 
+/// 0.13 ms of huge pages at their fastest. Not more, because the next piece may be a hundred times
+/// slower: on a virtual machine, where its memory has to come from the host first.
+pub(super) const LARGEST_PIECE: usize = 8 << 20;
+/// What takes no memory may take longer pieces, as the page cache is mapped by the folio: 1 µs for 2
+/// MiB.
+pub(super) const LARGEST_OF_FILE: usize = 64 << 20;
+
 /// One thing that is done to a mapping.
+///
+/// ```
+/// use tenure::populate::{Access, Populate, Step};
+/// let memory = tenure::Mapping::anonymous(1 << 20)?;
+/// let plan = Populate::new(memory.as_ptr(), memory.len(), Access::Read).plan()?;
+/// let steps = &plan.parts[0].steps;
+/// assert!(steps.iter().any(|(step, _)| matches!(step, Step::PopulateRead | Step::TouchRead)));
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[doc(alias = "MADV_POPULATE_READ")]
+#[doc(alias = "MADV_POPULATE_WRITE")]
+#[doc(alias = "fallocate")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
@@ -48,6 +66,15 @@ impl fmt::Display for Step {
 }
 
 /// A mapping's part of the range, and what is done to it.
+///
+/// ```
+/// use tenure::populate::{Access, Populate};
+/// let memory = tenure::Mapping::anonymous(1 << 20)?;
+/// for part in Populate::new(memory.as_ptr(), memory.len(), Access::Write).plan()?.parts {
+///     println!("{} bytes at {:#x}: {:?}", part.len, part.start, part.steps);
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Part {
@@ -115,6 +142,14 @@ impl Part {
 }
 
 /// What will be done.
+///
+/// ```
+/// use tenure::populate::{Access, Populate};
+/// let memory = tenure::Mapping::anonymous(1 << 20)?;
+/// let plan = Populate::new(memory.as_ptr(), memory.len(), Access::Write).plan()?;
+/// println!("{} threads, because {}", plan.threads, plan.why_threads);
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Plan {

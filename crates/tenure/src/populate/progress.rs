@@ -4,6 +4,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How far a populate is.
+///
+/// ```
+/// use std::time::Duration;
+/// use tenure::populate::{Access, Populate};
+/// let memory = tenure::Mapping::anonymous(1 << 20)?;
+/// let populate = Populate::new(memory.as_ptr(), memory.len(), Access::Write);
+/// populate.run_with(Duration::from_millis(100), |progress| {
+///     println!("{} of {} bytes", progress.populated, progress.bytes);
+/// })?;
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
@@ -18,6 +29,13 @@ pub struct Progress {
 }
 
 /// What a populate did.
+///
+/// ```
+/// let memory = tenure::Mapping::anonymous(1 << 20)?;
+/// let report = memory.populate(0, 1 << 20, tenure::populate::Access::Write)?;
+/// println!("{} bytes in {:?}", report.populated, report.elapsed);
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {

@@ -13,7 +13,18 @@ use crate::range::PageRange;
 use rustix::fd::AsFd;
 use std::fmt;
 
-/// Who sets the bound.
+/// What sets the bound.
+///
+/// ```
+/// use tenure::populate::{Access, Limiting, Populate};
+/// let memory = tenure::Mapping::anonymous(1 << 20)?;
+/// match Populate::new(memory.as_ptr(), memory.len(), Access::Write).room()?.limiting {
+///     Limiting::Machine => println!("the machine's memory is the bound"),
+///     Limiting::Cgroup(path) => println!("the memory cgroup {path} is the bound"),
+///     other => println!("{other:?} is the bound"),
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Limiting {
@@ -28,6 +39,14 @@ pub enum Limiting {
 }
 
 /// What a populate needs of the resource that is shortest, and what there is of it.
+///
+/// ```
+/// use tenure::populate::{Access, Populate};
+/// let memory = tenure::Mapping::anonymous(1 << 20)?;
+/// let room = Populate::new(memory.as_ptr(), memory.len(), Access::Write).room()?;
+/// println!("{room}"); // … bytes are needed, and the machine has … available
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Room {
@@ -41,6 +60,13 @@ pub struct Room {
 
 impl Room {
     /// Whether it fits, as far as can be told beforehand.
+    ///
+    /// ```
+    /// use tenure::populate::{Access, Populate};
+    /// let huge = tenure::Mapping::anonymous(64 << 40)?; // 64 TiB of addresses
+    /// assert!(!Populate::new(huge.as_ptr(), huge.len(), Access::Write).room()?.fits());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn fits(&self) -> bool {
         self.needed <= self.available
     }

@@ -111,7 +111,7 @@ fn waiting() -> Option<u64> {
     })
 }
 
-/// Tears down until what waits is within its bound; all of it where there is no keeper to do so.
+/// Tears down until what waits is within its bound; all of it where no worker runs to do so.
 pub(super) fn hold_back() {
     // During a fork for which the thread must not wait, the bound is the next caller's to keep.
     let _ = within_bound();

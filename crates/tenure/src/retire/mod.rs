@@ -1,11 +1,14 @@
-//! Unmapping without stalls: the addresses go at once, the memory follows.
+//! Retire: unmaps without stalls. The addresses are free at once, and the memory follows.
 //!
-//! munmap(2) of a large mapping takes as long as its pages do (50 to 180 ns each), and every other thread
-//! that maps, unmaps or is created waits for all of it: the kernel holds the address space's lock shared
+//! **For** large mappings (32 MiB and more) in a program with several threads. **Not for** small ones, and
+//! with little gain for huge pages, which munmap(2) unmaps quickly.
+//!
+//! munmap(2) of a large mapping takes as long as its pages do (50 to 180 ns each). Every other thread that
+//! maps, unmaps or is created waits for all of it: the kernel holds the address space's lock shared
 //! meanwhile, and they want it exclusively. [`munmap`] here moves the mapping's page tables to a place that
-//! nobody knows, which takes some 10 µs and 0.2 ms for each GiB at most, and the keeper gives the pages back
-//! from there. When it returns, the addresses are gone: a touch raises SIGSEGV, a new mapping may take them.
-//! In no moment does a racing thread see a zero page where data was.
+//! the program does not know, which takes some 10 µs, and 0.2 ms for each GiB at most. The worker gives the pages back
+//! from there. When the call returns, the addresses are gone: a touch raises SIGSEGV, and a new mapping may
+//! take them. At no moment does a racing thread see a zero page where data was.
 //!
 //! Dropping a [`Mapping`] of [`Settings::min_bytes`] or more does the same.
 //!
@@ -25,8 +28,8 @@
 //! | private anonymous: base pages, transparent huge pages, guard regions, any protection, `MADV_DONTFORK`, KSM | moved | |
 //! | locked, or locked on fault | in slices | a lock is charged until its pages are gone, so the next mlock could fail for it: under a limit that holds now, or after the program has set one or dropped `CAP_IPC_LOCK`. Unlocking first (30 to 45 ms for each GiB of base pages) takes more than half as long as munmap(2) itself (40 to 70 ms) |
 //! | marked volatile through tenure | moved; the marks are forgotten first | |
-//! | shared anonymous | moved | nobody else can name it |
-//! | a memfd of [`Mapping::memfd`]'s | moved | nobody else has it |
+//! | shared anonymous | moved | no other process can name it |
+//! | a memfd of [`Mapping::memfd`]'s | moved | no other process has it |
 //! | files, memfds, POSIX shared memory | in slices ([`Files::AtOnce`]) or moved ([`Files::Later`]) | until it is torn down a mapping keeps its file busy: umount and sealing fail, leases wait |
 //! | System V shared memory, devices, `/proc`, `/sys` | in slices | the number of attachments, and the device, can be watched |
 //! | huge pages of hugetlbfs | in slices | the pool is fixed: the program's next mapping may need just these pages |
@@ -49,15 +52,15 @@
 //! Memory that waits is the process's until it is torn down: it counts in RSS, in its memory cgroup, in
 //! `VmSize`, and after an `mlockall` meanwhile in `VmLck`. So it is bounded: resident bytes that wait never exceed what is free under the
 //! memory cgroup's limit, four times what is free on the machine, and [`Settings::pending_max`]. Beyond that
-//! the caller helps before it returns. Pressure makes the keeper do more at a time, and where a call of
+//! the caller helps before it returns. Pressure makes the worker do more at a time, and where a call of
 //! tenure's own is refused for want of address space, mappings or locks, all that waits is torn down and the
 //! call made again. [`drain`] waits for all of it. Nothing need be done at exit.
 //!
-//! A forked child has nothing of it (`MADV_DONTFORK`), and no keeper until [`prepare`] is called there.
+//! A forked child has nothing of it (`MADV_DONTFORK`), and no worker until [`prepare`] is called there.
 //!
 //! # The bound on stalls
 //!
-//! From Linux 6.17 on, a teardown holds only the retired mapping's own lock, for which nobody waits; what
+//! From Linux 6.17 on, a teardown holds only the retired mapping's own lock, for which no thread waits; what
 //! others wait for is the munmap(2) of what has been emptied, 5 to 20 µs. Before, each slice holds the
 //! address space's lock shared. A slice takes longer than measured where the tearing thread loses its
 //! processor in it.
@@ -101,6 +104,15 @@ pub use over::{detach_tail, map_over};
 pub use settings::{configure, settings, Files, Settings};
 
 /// How a range was unmapped.
+///
+/// ```
+/// use tenure::retire::{retire, Way};
+/// let way = retire(tenure::Mapping::anonymous(64 << 20)?)?;
+/// if way == Way::Moved {
+///     println!("the worker gives the memory back");
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Way {
@@ -113,6 +125,11 @@ pub enum Way {
 }
 
 /// What is gone from its addresses and not yet given back.
+///
+/// ```
+/// let pending = tenure::retire::pending();
+/// println!("{} bytes of {} ranges wait", pending.bytes, pending.mappings);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pending {
@@ -128,6 +145,16 @@ pub struct Pending {
 /// The first call for [`Settings::min_bytes`] or more in a process does what [`prepare`] does, which allocates and
 /// starts the background thread: [`munmap_raw`] is for code that may not. Where no thread can be started the range
 /// is unmapped in slices.
+///
+/// ```
+/// let memory = std::mem::ManuallyDrop::new(tenure::Mapping::anonymous(64 << 20)?);
+/// // SAFETY: the mapping is never dropped, and nothing refers to it any more.
+/// unsafe { tenure::retire::munmap(memory.as_ptr().cast_mut(), memory.len())? };
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Cost
+/// Some 10 µs, and 0.2 ms for each GiB at most, where the range is moved.
 ///
 /// # Errors
 /// munmap's. `EINVAL`: empty, unaligned or past the end of the address space, or its ends cut a huge page
@@ -150,11 +177,23 @@ pub unsafe fn munmap(addr: *mut u8, len: usize) -> Result<Way> {
 /// `malloc`, whose locks a fork takes after tenure's: while one is under way this waits for none of its locks, and
 /// what it cannot retire goes in slices. The error is the kernel's errno.
 ///
+/// ```
+/// let memory = std::mem::ManuallyDrop::new(tenure::Mapping::anonymous(64 << 20)?);
+/// // SAFETY: the mapping is never dropped, and nothing refers to it any more.
+/// let done = unsafe { tenure::retire::munmap_raw(memory.as_ptr().cast_mut(), memory.len()) };
+/// assert!(done.is_ok());
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Cost
+/// As [`munmap`].
+///
 /// # Errors
 /// As [`munmap`].
 ///
 /// # Safety
 /// As [`munmap`].
+#[doc(alias = "munmap")]
 pub unsafe fn munmap_raw(addr: *mut u8, len: usize) -> std::result::Result<Way, i32> {
     let _errno = errno::Kept::now();
     let _no_wait = NoWait::here();
@@ -204,8 +243,17 @@ fn explain(errno: i32, start: usize, len: usize) -> Error {
 /// Retires a mapping of tenure's, whatever its size. Dropping one of [`Settings::min_bytes`] or more does
 /// the same.
 ///
+/// ```
+/// tenure::retire::retire(tenure::Mapping::anonymous(64 << 20)?)?;
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Cost
+/// As [`munmap`].
+///
 /// # Errors
 /// As [`munmap`]; the mapping is as it was then, and stays until the process ends.
+#[doc(alias = "munmap")]
 pub fn retire(mapping: Mapping) -> Result<Way> {
     let mapping = ManuallyDrop::new(mapping);
     let range = mapping.range();
@@ -229,6 +277,11 @@ pub(crate) fn least() -> usize {
 /// Gets everything ready: the fork handlers, the background thread. It allocates, so an allocator's munmap
 /// must not call it; [`wants_keeper`] says when the program should. Before it was called in a process,
 /// [`munmap_raw`] works in slices; [`munmap`] calls it. 0.1 ms the first time, a few loads later on.
+///
+/// ```
+/// tenure::retire::prepare()?; // at the program's start; munmap does it otherwise
+/// # Ok::<(), tenure::Error>(())
+/// ```
 ///
 /// # Errors
 /// `EAGAIN`: no thread could be created.
@@ -284,12 +337,28 @@ fn visit(visit: &Visit) -> Next {
 }
 
 /// Whether [`prepare`] is to be called at the next moment that allows it: something could have been retired
-/// the quick way if there had been a keeper. One load.
+/// the quick way if the worker ran. One load.
+///
+/// ```
+/// if tenure::retire::wants_keeper() {
+///     tenure::retire::prepare()?; // at a moment when a thread may be created
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
 pub fn wants_keeper() -> bool {
     unmap::wants_keeper()
 }
 
 /// What waits to be torn down.
+///
+/// ```
+/// tenure::retire::retire(tenure::Mapping::anonymous(64 << 20)?)?;
+/// println!("{} bytes wait", tenure::retire::pending().bytes);
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Cost
+/// About 0.3 µs.
 pub fn pending() -> Pending {
     fork::register(&SERVICE);
     let records = records::lock();
@@ -298,12 +367,24 @@ pub fn pending() -> Pending {
 
 /// The longest that one slice of a teardown has taken so far, and other threads' calls for mappings may have
 /// waited for it. Zero: none was needed.
+///
+/// ```
+/// println!("no call waited for longer than {:?}", tenure::retire::longest_slice());
+/// ```
 pub fn longest_slice() -> Duration {
     teardown::longest_slice()
 }
 
 /// Waits until all memory is back; the caller helps. `false`: not within `timeout`. `None` waits for as long
 /// as it takes: where the kernel keeps refusing a munmap, until it no longer does.
+///
+/// ```
+/// use tenure::retire;
+/// retire::retire(tenure::Mapping::anonymous(64 << 20)?)?;
+/// assert!(retire::drain(None));
+/// assert_eq!(retire::pending().bytes, 0);
+/// # Ok::<(), tenure::Error>(())
+/// ```
 pub fn drain(timeout: Option<Duration>) -> bool {
     let _errno = errno::Kept::now();
     // It may be the process's first call; a fork is to hold the records from now on.

@@ -13,8 +13,16 @@ use crate::runtime::fork::NoWait;
 ///
 /// Not for `MREMAP_FIXED` and `MREMAP_DONTUNMAP`. Nothing allocates, and `errno` is kept.
 ///
+/// ```
+/// let mut memory = tenure::Mapping::anonymous(4096)?;
+/// // SAFETY: too small to matter, so nothing is done.
+/// assert!(!unsafe { tenure::retire::detach_tail(memory.as_mut_ptr(), 4096, 4096) });
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
 /// # Safety
 /// As mremap(2): nothing refers to the tail any more.
+#[doc(alias = "mremap")]
 pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool {
     let _errno = errno::Kept::now();
     let _no_wait = NoWait::here();
@@ -44,8 +52,19 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
 /// Each slice is the call itself, so a racing thread sees the old page, or what the new mapping has there,
 /// at no time anything else; and an error that the first slice meets has changed nothing. Nothing allocates.
 ///
+/// ```
+/// let mut memory = tenure::Mapping::anonymous(4096)?;
+/// let (read_write, flags) = (3, 0x32); // MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED
+/// // SAFETY: nothing refers to the page.
+/// let done = unsafe { tenure::retire::map_over(memory.as_mut_ptr(), 4096, read_write, flags) };
+/// assert!(done.is_none()); // too small to matter: make the plain call
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
 /// # Safety
 /// As mmap(2) with `MAP_FIXED`: nothing refers to what is mapped there.
+#[doc(alias = "mmap")]
+#[doc(alias = "MAP_FIXED")]
 pub unsafe fn map_over(
     addr: *mut u8,
     len: usize,

@@ -4,6 +4,11 @@ use std::sync::atomic::{AtomicU64, AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// When the memory of retired file mappings is given up.
+///
+/// ```
+/// use tenure::retire::{configure, settings, Files};
+/// configure(settings().with_files(Files::Later));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Files {
@@ -17,6 +22,12 @@ pub enum Files {
 }
 
 /// The settings of [`retire`](crate::retire). Every field has a default; see each.
+///
+/// ```
+/// use std::time::Duration;
+/// use tenure::retire::{configure, Settings};
+/// configure(Settings::default().with_longest_stall(Duration::from_micros(500)));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
@@ -44,24 +55,44 @@ impl Default for Settings {
 
 impl Settings {
     /// Sets the size from which on ranges are retired.
+    ///
+    /// ```
+    /// use tenure::retire::{configure, settings};
+    /// configure(settings().with_min_bytes(4 << 20)); // dropping a Mapping of 4 MiB retires it
+    /// ```
     pub fn with_min_bytes(mut self, bytes: usize) -> Self {
         self.min_bytes = bytes;
         self
     }
 
     /// Sets how long another thread may have to wait.
+    ///
+    /// ```
+    /// use tenure::retire::{configure, settings};
+    /// configure(settings().with_longest_stall(std::time::Duration::from_micros(500)));
+    /// ```
     pub fn with_longest_stall(mut self, stall: Duration) -> Self {
         self.longest_stall = stall;
         self
     }
 
     /// Bounds what waits to be given back.
+    ///
+    /// ```
+    /// use tenure::retire::{configure, settings};
+    /// configure(settings().with_pending_max(1 << 30)); // at most 1 GiB waits
+    /// ```
     pub fn with_pending_max(mut self, bytes: u64) -> Self {
         self.pending_max = Some(bytes);
         self
     }
 
     /// Says when file mappings are given up.
+    ///
+    /// ```
+    /// use tenure::retire::{configure, settings, Files};
+    /// configure(settings().with_files(Files::AtOnce)); // the default
+    /// ```
     pub fn with_files(mut self, files: Files) -> Self {
         self.files = files;
         self
@@ -75,6 +106,12 @@ static PENDING_MAX: AtomicU64 = AtomicU64::new(NONE);
 static FILES_LATER: AtomicU8 = AtomicU8::new(0);
 
 /// Sets them, for the whole process and from the next call on.
+///
+/// ```
+/// use tenure::retire::{configure, settings, Settings};
+/// configure(Settings::default().with_min_bytes(4 << 20));
+/// assert_eq!(settings().min_bytes, 4 << 20);
+/// ```
 pub fn configure(settings: Settings) {
     MIN_BYTES.store(settings.min_bytes, Ordering::Relaxed);
     let stall = u64::try_from(settings.longest_stall.as_nanos()).unwrap_or(u64::MAX);
@@ -84,6 +121,10 @@ pub fn configure(settings: Settings) {
 }
 
 /// The settings in force.
+///
+/// ```
+/// assert_eq!(tenure::retire::settings().min_bytes, 32 << 20); // the default
+/// ```
 pub fn settings() -> Settings {
     let max = PENDING_MAX.load(Ordering::Relaxed);
     Settings {

@@ -1,4 +1,4 @@
-//! Giving the memory of hidden mappings back, slice by slice: by the keeper, and by callers who have to
+//! Giving the memory of hidden mappings back, slice by slice: by the worker, and by callers that have to
 //! wait for it.
 
 use super::records::{self, Records};
@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// What a visit of the keeper's may take when memory is short.
+/// How long a visit of the worker's may take when memory is short.
 const UNDER_PRESSURE: Duration = Duration::from_millis(20);
 /// Before chunks that could not be torn down are tried again.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -22,7 +22,7 @@ const SHORT_WAIT: Duration = Duration::from_micros(100);
 /// For those in all: much longer than chunks take that go.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// The keeper's part.
+/// The worker's part.
 pub(super) fn visit(visit: &Visit) -> Next {
     loop {
         match one_chunk() {

@@ -117,7 +117,7 @@ enum Look {
     AsOne,
     /// The same, and the kernel will refuse it.
     Refused,
-    /// Whether one of them may be moved away, if there is a keeper and no limit.
+    /// Whether one of them may be moved away, if a worker runs and there is no limit.
     Parts { movable: bool },
 }
 
@@ -207,7 +207,7 @@ fn quick_is_possible() -> bool {
     served && !fork::missed() && !limits::address_space_is_limited() && !bound::commit_is_limited()
 }
 
-/// A range could have been moved if there had been a keeper.
+/// A range could have been moved if a worker had run.
 static WANTED: AtomicBool = AtomicBool::new(false);
 
 pub(super) fn wants_keeper() -> bool {
@@ -220,7 +220,7 @@ pub(super) fn no_longer_wants_keeper() {
 
 static READY: AtomicBool = AtomicBool::new(false);
 
-/// Forks are watched, and the keeper knows of us.
+/// Forks are watched, and the worker knows of us.
 pub(super) fn set_ready() {
     READY.store(true, Ordering::Release);
 }

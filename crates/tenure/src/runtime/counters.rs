@@ -5,6 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// Counts since the process started (in a forked child: since its oldest ancestor did).
+        ///
+        /// ```
+        /// let before = tenure::stats().total;
+        /// tenure::retire::retire(tenure::Mapping::anonymous(64 << 20)?)?;
+        /// let after = tenure::stats().total;
+        /// assert!(after.retired_moved_bytes >= before.retired_moved_bytes);
+        /// # Ok::<(), tenure::Error>(())
+        /// ```
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Totals { $($(#[$doc])* pub $name: u64),* }

@@ -62,7 +62,7 @@ pub(crate) fn usable(bytes: usize) -> usize {
 /// # Errors
 /// `ENOMEM`.
 pub(crate) fn allocate(bytes: usize) -> Result<NonNull<u8>, Errno> {
-    let map = |len, align| reserve::map_anonymous(len, align).map_err(|_| Errno::NOMEM);
+    let map = |len, align| reserve::map_own(len, align).map_err(|_| Errno::NOMEM);
     let Some(size) = size_of_block(bytes) else {
         let len = bytes.checked_next_multiple_of(page_size()).ok_or(Errno::NOMEM)?;
         return NonNull::new(map(len, page_size())?.start as *mut u8).ok_or(Errno::NOMEM);

@@ -10,7 +10,9 @@ use super::{counters, fork_state as fork};
 use crate::error::{Error, Result};
 use crate::os::memory_limit;
 use crate::os::pressure::{Bell, Heard, PressureWatch};
-use crate::os::thread::{self, spawn_quiet};
+use crate::os::stack::Stack;
+use crate::os::thread::spawn_apart;
+use crate::os::tid;
 use crate::os::{generation, pagemap, uffd};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -35,6 +37,8 @@ struct Worker {
     listening: AtomicBool,
     /// The kernel's numbers of both threads; 0: none yet.
     numbers: [AtomicI32; 2],
+    /// Theirs. Whoever has set the state to [`STARTING`] starts the first, which starts the second.
+    stacks: [Stack; 2],
     /// Descriptors of which the thread keeps copies in its own table, where the program cannot close them;
     /// -1: none.
     kept: [AtomicI32; KEPT],
@@ -61,6 +65,7 @@ static WORKER: Worker = Worker {
     guarded: AtomicBool::new(false),
     listening: AtomicBool::new(false),
     numbers: [const { AtomicI32::new(0) }; 2],
+    stacks: [const { Stack::new() }; 2],
     kept: [const { AtomicI32::new(-1) }; KEPT],
 };
 
@@ -206,7 +211,7 @@ pub(crate) fn stop() -> bool {
     }
     let numbers = WORKER.numbers.iter().map(|number| number.load(Ordering::Acquire));
     numbers.filter(|number| *number != 0).all(|number| {
-        while !thread::has_ended(number) {
+        while !tid::has_ended(number) {
             if Instant::now() > until {
                 return false;
             }
@@ -219,7 +224,7 @@ pub(crate) fn stop() -> bool {
 /// The caller has set the state to [`STARTING`].
 fn create_new(call: &'static str) -> Result<()> {
     let number = WORKER.starts.fetch_add(1, Ordering::AcqRel) + 1;
-    let started = spawn_quiet("tenure-keeper", move || run(number));
+    let started = spawn_apart("tenure-keeper", &WORKER.stacks[KEEPER], move || run(number));
     if let Err(error) = started {
         set_state(NONE);
         let errno = rustix::io::Errno::from_io_error(&error);
@@ -298,7 +303,7 @@ enum Due {
 
 fn run(number: u64) {
     IS_WORKER.set(true);
-    WORKER.numbers[KEEPER].store(thread::own_number(), Ordering::Release);
+    WORKER.numbers[KEEPER].store(tid::own(), Ordering::Release);
     // Where the table cannot be unshared (before 5.9, or refused) the program's own is used: all works as
     // long as the program closes no descriptor that is not its own.
     let mut keep = [0; KEPT];
@@ -409,12 +414,12 @@ fn listen(bell: Option<Bell>) {
         // Copies of the descriptors in its table would keep ranges watched that nobody can take back any more.
         let mut keep = bell.map(Bell::descriptor);
         let _ = uffd::private_descriptor_table(keep.as_mut_slice());
-        number.store(thread::own_number(), Ordering::Release);
+        number.store(tid::own(), Ordering::Release);
         WORKER.changed.ring();
         hear_of_pressure(open, bell);
     };
     // Without that thread pressure is noticed at the next visit.
-    let started = spawn_quiet("tenure-pressure", hear);
+    let started = spawn_apart("tenure-pressure", &WORKER.stacks[LISTENER], hear);
     if started.is_ok() {
         // `stop` is to know it, and the bell to be in its table.
         WORKER.changed.wait_until(|| number.load(Ordering::Acquire) != 0);

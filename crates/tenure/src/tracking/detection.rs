@@ -11,6 +11,12 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU8, Ordering};
 
 /// How a purge is noticed.
+///
+/// ```
+/// use tenure::volatile::{detection, Detection};
+/// let may_touch_without_unmark = detection() == Detection::Userfaultfd;
+/// # let _ = may_touch_without_unmark;
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detection {
     /// userfaultfd: a purged page raises SIGBUS when touched.

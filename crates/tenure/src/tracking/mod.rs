@@ -45,7 +45,7 @@ use crate::runtime::fork;
 use map_lock::MapLock;
 use slab::Slab;
 use state::{Claims, Tracked, Word};
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 /// All tracked ranges of the process.
 struct Tracking {
@@ -56,6 +56,8 @@ struct Tracking {
     map: MapLock,
     /// How many raw ranges there are, so that unmapping memory of a program without any takes no lock.
     raw: AtomicUsize,
+    /// See `raw::unknown_is_lost`.
+    unknown_is_lost: AtomicBool,
 }
 
 static TRACKING: Tracking = Tracking {
@@ -63,6 +65,7 @@ static TRACKING: Tracking = Tracking {
     claims: Claims::new(),
     map: MapLock::new(),
     raw: AtomicUsize::new(0),
+    unknown_is_lost: AtomicBool::new(false),
 };
 
 /// Who may claim, in this process: a child whose fork handlers did not run is put in order first, or it would

@@ -14,7 +14,7 @@ use crate::os::page_size;
 use crate::range::PageRange;
 use crate::runtime::{services, worker};
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Why a range could not be marked.
 pub(crate) enum Unmarkable {
@@ -306,16 +306,14 @@ fn drop_each(range: PageRange) -> bool {
 /// A part that is marked can be known no longer. From here on all memory that is not known counts as lost
 /// when it is unmarked: that is too much, and the only answer that is never wrong.
 fn unknown_is_lost(claim: &Claim, part: PageRange) {
-    UNKNOWN_IS_LOST.store(true, Ordering::Release);
+    TRACKING.unknown_is_lost.store(true, Ordering::Release);
     if claim.is(flag::WATCHED) {
         // A touch would raise SIGBUS for ever.
         let _ = detection::unregister(offer::kind(claim), part);
     }
 }
 
-static UNKNOWN_IS_LOST: AtomicBool = AtomicBool::new(false);
-
 /// See [`unknown_is_lost`].
 pub(super) fn is_unknown_lost() -> bool {
-    UNKNOWN_IS_LOST.load(Ordering::Acquire)
+    TRACKING.unknown_is_lost.load(Ordering::Acquire)
 }

@@ -3,29 +3,58 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How willingly a range is given up: 0 goes first, 7 last.
+/// The order in which ranges are offered and discarded: 0 goes first, 7 last.
 ///
 /// Lower priorities are offered sooner and, because the kernel discards in the order of offering,
 /// are discarded first. The wait before offering (see [`Settings::offer_after`]) is multiplied by
 /// 1/8, 1/4, 1/2, 1, 1, 2, 4, 8 for the priorities 0 to 7; under pressure the wait falls away and
 /// only the order remains.
+///
+/// ```
+/// use tenure::Priority;
+/// assert!(Priority::LOWEST < Priority::DEFAULT && Priority::DEFAULT < Priority::HIGHEST);
+/// let buffer = tenure::Volatile::builder(1 << 20).priority(Priority::LOWEST).build()?;
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Priority(u8);
 
 impl Priority {
-    /// Given up first.
+    /// Offered and discarded first.
+    ///
+    /// ```
+    /// assert_eq!(tenure::Priority::LOWEST.level(), 0);
+    /// ```
     pub const LOWEST: Priority = Priority(0);
-    /// What a range has unless told otherwise.
+    /// The priority of a range that was given none.
+    ///
+    /// ```
+    /// assert_eq!(tenure::Priority::default(), tenure::Priority::DEFAULT);
+    /// ```
     pub const DEFAULT: Priority = Priority(4);
-    /// Given up last.
+    /// Offered and discarded last.
+    ///
+    /// ```
+    /// assert_eq!(tenure::Priority::HIGHEST.level(), 7);
+    /// ```
     pub const HIGHEST: Priority = Priority(7);
 
     /// A priority from 0 to 7; `None` outside.
+    ///
+    /// ```
+    /// use tenure::Priority;
+    /// assert_eq!(Priority::new(7), Some(Priority::HIGHEST));
+    /// assert_eq!(Priority::new(8), None);
+    /// ```
     pub fn new(level: u8) -> Option<Priority> {
         (level <= 7).then_some(Priority(level))
     }
 
     /// The level, 0 to 7.
+    ///
+    /// ```
+    /// assert_eq!(tenure::Priority::DEFAULT.level(), 4);
+    /// ```
     pub fn level(self) -> u8 {
         self.0
     }
@@ -42,11 +71,18 @@ impl Default for Priority {
     }
 }
 
-/// The settings of the background thread. Every field has a default; see each.
+/// The worker's settings. Every field has a default.
+///
+/// ```
+/// use std::time::Duration;
+/// use tenure::volatile::{configure, settings, Settings};
+/// configure(Settings::default().with_offer_after(Duration::from_secs(2)));
+/// assert_eq!(settings().offer_after, Duration::from_secs(2));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// How long a range stays marked before it is offered when nobody needs the room
+    /// How long a range stays marked before it is offered when memory is not short
     /// (default 500 ms).
     ///
     /// Offering and taking back 2 MiB costs about 10 µs as one huge page and 180 µs in 4 KiB pages
@@ -72,12 +108,22 @@ impl Default for Settings {
 
 impl Settings {
     /// Sets how long a range stays marked before it is offered.
+    ///
+    /// ```
+    /// use tenure::volatile::{configure, settings};
+    /// configure(settings().with_offer_after(std::time::Duration::from_millis(100)));
+    /// ```
     pub fn with_offer_after(mut self, wait: Duration) -> Self {
         self.offer_after = wait;
         self
     }
 
     /// Bounds what is marked and not offered.
+    ///
+    /// ```
+    /// use tenure::volatile::{configure, settings};
+    /// configure(settings().with_unoffered_max(64 << 20)); // at most 64 MiB marked and not offered
+    /// ```
     pub fn with_unoffered_max(mut self, bytes: u64) -> Self {
         self.unoffered_max = Some(bytes);
         self
@@ -85,22 +131,45 @@ impl Settings {
 }
 
 const NONE: u64 = u64::MAX;
-static OFFER_AFTER_US: AtomicU64 = AtomicU64::new(500_000);
-static UNOFFERED_MAX: AtomicU64 = AtomicU64::new(NONE);
-static PURGE_ALWAYS: AtomicBool = AtomicBool::new(false);
 
-/// Takes effect at the background thread's next scan.
+/// The settings in force, each readable by itself.
+struct InForce {
+    offer_after_us: AtomicU64,
+    /// [`NONE`]: not set.
+    unoffered_max: AtomicU64,
+    purge_always: AtomicBool,
+    /// The environment was read.
+    read: AtomicBool,
+}
+
+static IN_FORCE: InForce = InForce {
+    offer_after_us: AtomicU64::new(500_000),
+    unoffered_max: AtomicU64::new(NONE),
+    purge_always: AtomicBool::new(false),
+    read: AtomicBool::new(false),
+};
+
+/// Sets them for the whole process. They take effect at the worker's next scan.
+///
+/// ```
+/// use tenure::volatile::{configure, Settings};
+/// configure(Settings::default().with_unoffered_max(64 << 20));
+/// ```
 pub fn configure(settings: Settings) {
-    OFFER_AFTER_US.store(settings.offer_after.as_micros() as u64, Ordering::Relaxed);
-    UNOFFERED_MAX.store(settings.unoffered_max.unwrap_or(NONE), Ordering::Relaxed);
+    IN_FORCE.offer_after_us.store(settings.offer_after.as_micros() as u64, Ordering::Relaxed);
+    IN_FORCE.unoffered_max.store(settings.unoffered_max.unwrap_or(NONE), Ordering::Relaxed);
     super::wake::wake();
 }
 
 /// The settings in force.
+///
+/// ```
+/// assert_eq!(tenure::volatile::settings().offer_after.as_millis(), 500); // the default
+/// ```
 pub fn settings() -> Settings {
-    let max = UNOFFERED_MAX.load(Ordering::Relaxed);
+    let max = IN_FORCE.unoffered_max.load(Ordering::Relaxed);
     Settings {
-        offer_after: Duration::from_micros(OFFER_AFTER_US.load(Ordering::Relaxed)),
+        offer_after: Duration::from_micros(IN_FORCE.offer_after_us.load(Ordering::Relaxed)),
         unoffered_max: (max != NONE).then_some(max),
     }
 }
@@ -108,29 +177,28 @@ pub fn settings() -> Settings {
 /// Whether every unmark and every offer purges, for programs that test their own refill
 /// (`TENURE_PURGE=always` in the environment, read once).
 pub(crate) fn purge_always() -> bool {
-    PURGE_ALWAYS.load(Ordering::Relaxed)
+    IN_FORCE.purge_always.load(Ordering::Relaxed)
 }
 
 /// Reads the environment, when tenure is first used. Threads that come together read it twice; no lock,
 /// which a forked child could find held.
 pub(super) fn read_environment_once() {
-    static READ: AtomicBool = AtomicBool::new(false);
-    if !READ.load(Ordering::Acquire) {
+    if !IN_FORCE.read.load(Ordering::Acquire) {
         read_environment();
-        READ.store(true, Ordering::Release);
+        IN_FORCE.read.store(true, Ordering::Release);
     }
 }
 
 /// An unknown value is said, not ignored.
 fn read_environment() {
     match std::env::var("TENURE_PURGE").as_deref() {
-        Ok("always") => PURGE_ALWAYS.store(true, Ordering::Relaxed),
+        Ok("always") => IN_FORCE.purge_always.store(true, Ordering::Relaxed),
         Ok("" | "never") | Err(_) => {}
         Ok(other) => eprintln!("tenure: TENURE_PURGE={other} is unknown; use `always` or `never`"),
     }
     if let Ok(text) = std::env::var("TENURE_OFFER_AFTER_MS") {
         match text.parse::<u64>() {
-            Ok(ms) => OFFER_AFTER_US.store(ms.saturating_mul(1000), Ordering::Relaxed),
+            Ok(ms) => IN_FORCE.offer_after_us.store(ms.saturating_mul(1000), Ordering::Relaxed),
             Err(_) => eprintln!("tenure: TENURE_OFFER_AFTER_MS={text} is not a number"),
         }
     }

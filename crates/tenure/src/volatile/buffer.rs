@@ -14,7 +14,7 @@ use crate::tracking::settings::Priority;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
-/// A buffer that the kernel may take while nobody has it pinned.
+/// A buffer that the kernel may take while it is not pinned.
 ///
 /// ```
 /// # fn main() -> tenure::Result<()> {
@@ -38,7 +38,15 @@ pub struct Volatile {
     inner: Arc<Object>,
 }
 
-/// How to make a [`Volatile`].
+/// Builds a [`Volatile`]: the settings that [`Volatile::new`] leaves at their defaults.
+///
+/// ```
+/// use tenure::{PageSize, Priority, Volatile};
+/// let buffer =
+///     Volatile::builder(1 << 20).priority(Priority::LOWEST).pages(PageSize::Base).build()?;
+/// assert_eq!(buffer.len(), 1 << 20);
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct VolatileBuilder {
     len: usize,
@@ -48,34 +56,73 @@ pub struct VolatileBuilder {
 }
 
 impl VolatileBuilder {
-    /// How willingly it is given up.
+    /// Sets when the kernel takes it, compared with other volatile memory of the process.
+    ///
+    /// ```
+    /// let buffer = tenure::Volatile::builder(4096).priority(tenure::Priority::HIGHEST).build()?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self
     }
 
-    /// What pages to use; by default huge pages from 2 MiB on, which are a thousand times cheaper to
-    /// offer and take back.
+    /// Sets the size of its pages. The default is huge pages from 2 MiB on, which are much cheaper to
+    /// offer and take back (`tenure bench volatile`).
+    ///
+    /// ```
+    /// let buffer = tenure::Volatile::builder(4 << 20).pages(tenure::PageSize::Base).build()?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    #[doc(alias = "MADV_HUGEPAGE")]
+    #[doc(alias = "MADV_NOHUGEPAGE")]
     pub fn pages(mut self, pages: PageSize) -> Self {
         self.pages = Some(pages);
         self
     }
 
-    /// How purged bytes are made again: at the next pin, or when a thread touches them through
-    /// [`Volatile::as_ptr`] without a pin, which then waits while they are made on another thread.
+    /// How purged bytes are made again. A new buffer holds zeros: the program writes the first contents,
+    /// and the function makes again what is purged after that. It is called at the next pin, or when a
+    /// thread touches purged bytes through [`Volatile::as_ptr`] without a pin. That thread then waits while
+    /// the bytes are made on another thread.
     ///
-    /// That thread has the program's descriptors, the usual stack, and all signals blocked but those that
+    /// The other thread has the program's descriptors, the usual stack, and all signals blocked but those that
     /// it raises itself. Where tenure cannot keep descriptors of its own (`private_descriptors` of `tenure
     /// doctor`), such a touch raises SIGBUS.
     ///
     /// The function must not touch purged pages of an object with a refill function without a pin, nor
     /// wait for a thread that does, for a lock that it holds for instance: one thread serves them all.
+    ///
+    /// ```
+    /// use tenure::volatile::{Refill, RefillError};
+    /// fn numbers(offset: usize, bytes: &mut [u8]) -> Result<(), RefillError> {
+    ///     bytes.iter_mut().enumerate().for_each(|(i, byte)| *byte = ((offset + i) % 251) as u8);
+    ///     Ok(())
+    /// }
+    /// let refill = Refill::pages(numbers);
+    /// let mut buffer = tenure::Volatile::builder(1 << 20).refill(refill).build()?;
+    /// let _ = numbers(0, &mut buffer.pin_mut()?); // the first contents
+    /// buffer.purge_now()?; // as the kernel does when memory is short
+    /// assert_eq!(buffer.pin()?[1000], (1000 % 251) as u8); // made again, or still there
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    #[doc(alias = "userfaultfd")]
     pub fn refill(mut self, refill: Refill) -> Self {
         self.refill = Some(refill);
         self
     }
 
     /// Makes the buffer, zeroed and volatile.
+    ///
+    /// ```
+    /// let buffer = tenure::Volatile::builder(1 << 20).build()?;
+    /// assert_eq!(tenure::Volatile::builder(0).build().unwrap_err().errno(), 22); // EINVAL
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// One mapping: about 3 µs. The first use of volatile memory in the process tries what the kernel allows,
+    /// which takes some milliseconds.
     ///
     /// # Errors
     /// `EINVAL`: the length is 0. `ENOMEM`: no address space, too many mappings. `EOPNOTSUPP`: the
@@ -106,28 +153,63 @@ impl VolatileBuilder {
 impl Volatile {
     /// A buffer of `len` zeroed bytes, volatile from the start.
     ///
+    /// ```
+    /// let mut buffer = tenure::Volatile::new(1 << 20)?;
+    /// buffer.pin_mut()?[..5].copy_from_slice(b"hello");
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// As [`VolatileBuilder::build`]. It takes no memory before the first write.
+    ///
     /// # Errors
     /// As [`VolatileBuilder::build`].
+    #[doc(alias = "madvise")]
+    #[doc(alias = "MADV_FREE")]
     pub fn new(len: usize) -> Result<Volatile> {
         Volatile::builder(len).build()
     }
 
     /// Sets what [`Volatile::new`] leaves at its default.
+    ///
+    /// ```
+    /// let buffer = tenure::Volatile::builder(1 << 20).priority(tenure::Priority::LOWEST).build()?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn builder(len: usize) -> VolatileBuilder {
         VolatileBuilder { len, priority: Priority::DEFAULT, pages: None, refill: None }
     }
 
     /// Length in bytes.
+    ///
+    /// ```
+    /// assert_eq!(tenure::Volatile::new(5000)?.len(), 5000); // as asked for, not whole pages
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn len(&self) -> usize {
         self.inner.len
     }
 
-    /// Never: a buffer has at least one byte.
+    /// Returns `false`: a buffer has at least one byte.
+    ///
+    /// ```
+    /// assert!(!tenure::Volatile::new(1)?.is_empty());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Makes the bytes stay while the guard lives, and tells what became of them.
+    /// Pins the buffer: the bytes stay while the guard lives. The guard tells what was purged before.
+    ///
+    /// ```
+    /// let buffer = tenure::Volatile::new(1 << 20)?;
+    /// let pinned = buffer.pin()?;
+    /// if pinned.outcome() == tenure::Outcome::Intact {
+    ///     let _first = pinned[0]; // the kernel takes nothing while `pinned` lives
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     ///
     /// # Cost
     /// Not offered: pin and unpin are one atomic instruction each, whatever the size. Offered: as
@@ -139,7 +221,7 @@ impl Volatile {
     /// function makes, or too many mappings. Nothing is lost by an error.
     ///
     /// # Panics
-    /// More than 500,000 pins of the buffer at once: so many guards are held, or were leaked.
+    /// The buffer has more than 500,000 pins at once: so many guards are held, or were leaked.
     #[inline]
     pub fn pin(&self) -> Result<Pinned<'_>> {
         if !self.inner.memory.pin() {
@@ -149,6 +231,19 @@ impl Volatile {
     }
 
     /// [`Volatile::pin`] for writing.
+    ///
+    /// ```
+    /// let mut buffer = tenure::Volatile::new(1 << 20)?;
+    /// let mut pinned = buffer.pin_mut()?;
+    /// if pinned.outcome() == tenure::Outcome::Purged {
+    ///     pinned.fill(7); // make all of it again,
+    ///     pinned.restored(); // and say so
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// As [`Volatile::pin`].
     ///
     /// # Errors
     /// As [`Volatile::pin`].
@@ -163,7 +258,17 @@ impl Volatile {
     }
 
     /// Takes back a pin whose guard was given to [`std::mem::forget`]; for callers that count their
-    /// pins themselves, as the C interface does. `false`: nobody has it pinned.
+    /// pins themselves, as the C interface does. `false`: it is not pinned.
+    ///
+    /// ```
+    /// let buffer = tenure::Volatile::new(1 << 20)?;
+    /// std::mem::forget(buffer.pin()?);
+    /// // SAFETY: the pin above was forgotten, and nothing refers to the bytes.
+    /// assert!(unsafe { buffer.unpin() });
+    /// // SAFETY: nothing refers to the bytes.
+    /// assert!(!unsafe { buffer.unpin() }); // it is not pinned
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     ///
     /// # Safety
     /// There is such a pin, or none at all, and nothing refers to the bytes through it any more.
@@ -174,13 +279,34 @@ impl Volatile {
     /// Declares the contents good again after they were lost.
     ///
     /// What a refill function has yet to make is never declared good: no pin has been given it.
+    ///
+    /// ```
+    /// let mut buffer = tenure::Volatile::new(1 << 20)?;
+    /// if buffer.pin()?.outcome() == tenure::Outcome::Purged {
+    ///     buffer.pin_mut()?.fill(7);
+    ///     buffer.restored();
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// One atomic instruction; nothing where nothing was lost.
     pub fn restored(&self) {
         if self.inner.refill.is_none() {
             self.inner.memory.restored();
         }
     }
 
-    /// Changes how willingly it is given up.
+    /// Changes its priority.
+    ///
+    /// ```
+    /// let buffer = tenure::Volatile::new(1 << 20)?;
+    /// buffer.set_priority(tenure::Priority::LOWEST); // from now on it goes before others
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// A few instructions; no system call.
     pub fn set_priority(&self, priority: Priority) {
         self.inner.memory.set_priority(priority.level());
     }
@@ -188,24 +314,59 @@ impl Volatile {
     /// The first byte's address, for code that touches the bytes without a pin: a page that is gone
     /// raises SIGBUS, or is refilled while the toucher waits. Where [`super::detection`] is
     /// [`super::Detection::Words`] it reads zeros, so there only pinned memory may be read.
+    ///
+    /// ```
+    /// let buffer = tenure::Volatile::new(1 << 20)?;
+    /// let first = buffer.as_ptr();
+    /// let pinned = buffer.pin()?;
+    /// assert_eq!(pinned.as_ptr(), first.cast_const());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn as_ptr(&self) -> *mut u8 {
         self.inner.range().start as *mut u8
     }
 
-    /// Tells the kernel now that it may take the bytes, if nobody has them pinned.
+    /// Tells the kernel now that it may take the bytes, if they are not pinned.
+    ///
+    /// ```
+    /// let buffer = tenure::Volatile::new(1 << 20)?;
+    /// buffer.offer_now()?; // the worker would do it within half a second
+    /// let pinned = buffer.pin()?;
+    /// assert_eq!(buffer.offer_now().unwrap_err().errno(), 22); // EINVAL: it is pinned
+    /// # drop(pinned);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// About 4 µs for a huge page, and 40 µs for 2 MiB of 4 KiB pages.
     ///
     /// # Errors
     /// `EINVAL`: pinned. Others as [`super::offer_now`].
+    #[doc(alias = "madvise")]
+    #[doc(alias = "MADV_FREE")]
     pub fn offer_now(&self) -> Result<()> {
         let call = "Volatile::offer_now";
         tracking::ready(call)?;
         self.inner.memory.offer_now().map_err(|r| self.refused(call, r))
     }
 
-    /// [`Volatile::offer_now`], and has the kernel discard them; answers how many bytes are gone.
+    /// [`Volatile::offer_now`], and has the kernel discard them. Returns how many bytes are gone.
+    ///
+    /// ```
+    /// let mut buffer = tenure::Volatile::new(1 << 20)?;
+    /// buffer.pin_mut()?.fill(7);
+    /// if buffer.purge_now()? > 0 {
+    ///     assert_eq!(buffer.pin()?.outcome(), tenure::Outcome::Purged);
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// As [`Volatile::offer_now`], and the kernel's reclaim: up to 1 µs for each 4 KiB page.
     ///
     /// # Errors
     /// As [`Volatile::offer_now`].
+    #[doc(alias = "MADV_PAGEOUT")]
     pub fn purge_now(&self) -> Result<usize> {
         let call = "Volatile::purge_now";
         tracking::ready(call)?;
@@ -251,6 +412,14 @@ fn take_back(object: &Object) -> Result<()> {
 }
 
 /// Read access to a pinned [`Volatile`]; the bytes stay while it lives.
+///
+/// ```
+/// let buffer = tenure::Volatile::new(1 << 20)?;
+/// let (one, two) = (buffer.pin()?, buffer.pin()?); // pins are counted
+/// drop(one);
+/// assert_eq!(two.len(), 1 << 20); // still pinned
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "the buffer is volatile again when the guard is dropped"]
 pub struct Pinned<'a> {
@@ -258,6 +427,14 @@ pub struct Pinned<'a> {
 }
 
 /// Write access to a pinned [`Volatile`].
+///
+/// ```
+/// let mut buffer = tenure::Volatile::new(1 << 20)?;
+/// let mut pinned = buffer.pin_mut()?;
+/// pinned[0] = 7;
+/// assert_eq!(pinned[0], 7);
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "the buffer is volatile again when the guard is dropped"]
 pub struct PinnedMut<'a> {
@@ -268,6 +445,13 @@ macro_rules! guard {
     ($name:ident) => {
         impl $name<'_> {
             /// Whether everything is as it was last written.
+            ///
+            /// ```
+            /// let buffer = tenure::Volatile::new(1 << 20)?;
+            /// let pinned = buffer.pin()?;
+            /// assert_eq!(pinned.outcome() == tenure::Outcome::Intact, pinned.lost().is_empty());
+            /// # Ok::<(), tenure::Error>(())
+            /// ```
             #[inline]
             pub fn outcome(&self) -> Outcome {
                 match self.volatile.inner.memory.has_losses() {
@@ -278,11 +462,34 @@ macro_rules! guard {
 
             /// The extents that are gone and read as zeros, as byte offsets, in order. Empty when
             /// intact; everything when the whole buffer was purged.
+            ///
+            /// ```
+            /// let mut buffer = tenure::Volatile::new(1 << 20)?;
+            /// let mut pinned = buffer.pin_mut()?;
+            /// for extent in pinned.lost() {
+            ///     pinned[extent].fill(7); // make again just what is gone
+            /// }
+            /// pinned.restored();
+            /// assert!(pinned.lost().is_empty());
+            /// # Ok::<(), tenure::Error>(())
+            /// ```
+            ///
+            /// # Cost
+            /// An allocation for the list.
             pub fn lost(&self) -> Vec<Range<usize>> {
                 self.volatile.inner.lost_offsets()
             }
 
             /// Declares the contents good again; see [`Volatile::restored`].
+            ///
+            /// ```
+            /// let mut buffer = tenure::Volatile::new(1 << 20)?;
+            /// let mut pinned = buffer.pin_mut()?;
+            /// pinned.fill(7);
+            /// pinned.restored();
+            /// assert_eq!(pinned.outcome(), tenure::Outcome::Intact);
+            /// # Ok::<(), tenure::Error>(())
+            /// ```
             pub fn restored(&self) {
                 self.volatile.restored();
             }

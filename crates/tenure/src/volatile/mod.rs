@@ -1,19 +1,33 @@
-//! Volatile memory: kept while nobody needs the room, and the program is told if it went.
+//! Volatile memory: the kernel may take it while the program does not use it, and the program is told.
 //!
-//! Three ways to use it, from the most careful to the most direct:
+//! **For** large data that the program can make again: decoded images, indexes, results of queries.
+//! **Not for** data that cannot be made again, for shared memory or files, or for many small values (use a
+//! [`Cache`](crate::Cache)).
+//!
+//! There are three ways to use it, from the most careful to the most direct:
 //! [`Cache`](crate::Cache) for values under keys, [`Volatile`] for one buffer, and the functions of
-//! this module for ranges of memory that the program has mapped itself.
+//! this module for ranges of memory that the program has mapped itself. Most programs write this:
+//!
+//! ```
+//! let mut tiles = tenure::Volatile::new(1 << 20)?;
+//! let mut pinned = tiles.pin_mut()?; // the kernel takes nothing while `pinned` lives
+//! if pinned.outcome() == tenure::Outcome::Purged {
+//!     pinned.fill(7); // make the contents again,
+//!     pinned.restored(); // and say so
+//! }
+//! # Ok::<(), tenure::Error>(())
+//! ```
 //!
 //! # The raw calls
 //!
-//! [`mark`] says that a range may go, [`unmark`] that it is needed again and tells whether all of it
-//! is still there. The first mark of a range checks it; after that, marking and unmarking change one
-//! word and make no system call, until the keeper has offered the range to the kernel.
+//! [`mark`] says that the kernel may take a range. [`unmark`] says that the program needs it again, and
+//! tells whether all of it is still there. The first mark of a range checks it. After that, marking and
+//! unmarking change one word and make no system call, until the worker has offered the range to the kernel.
 //!
-//! What the program promises for raw ranges, because nobody else can check it (hence `unsafe`):
-//! - a range that is marked is not unmapped, replaced by another mapping, made read-only or
-//!   inaccessible, or locked; it is unmarked (or [`forget`]ten) before;
-//! - where [`detection`] is [`Detection::Words`], a marked range is not written.
+//! The raw calls are `unsafe`, because nobody else can check what the program promises:
+//! - the program unmarks a range (or calls [`forget`]) before it unmaps the range, replaces it by another
+//!   mapping, makes it read-only or inaccessible, or locks it;
+//! - where [`detection`] is [`Detection::Words`], the program does not write to a marked range.
 //!
 //! ```
 //! # fn main() -> tenure::Result<()> {
@@ -30,6 +44,12 @@
 //! assert_eq!(memory.as_slice()[4096], 7);
 //! # Ok(()) }
 //! ```
+//!
+//! # What the kernel must have
+//!
+//! `MADV_FREE`; without it every call fails with `EOPNOTSUPP`. userfaultfd and `MADV_POPULATE_WRITE`
+//! (5.14) make a touch of a purged page raise SIGBUS, or refill the page. Without them purges are found all
+//! the same, by one remembered word a page ([`Detection::Words`]).
 
 mod buffer;
 mod make_again;
@@ -52,6 +72,15 @@ pub use refill::{Refill, RefillError};
 pub use sigbus::{on_purged_access, Purged};
 
 /// What became of a range while it was volatile.
+///
+/// ```
+/// let buffer = tenure::Volatile::new(1 << 20)?;
+/// match buffer.pin()?.outcome() {
+///     tenure::Outcome::Intact => println!("every byte is as it was"),
+///     tenure::Outcome::Purged => println!("some of it must be made again"),
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "a purged range holds zeros where its contents were"]
 pub enum Outcome {
@@ -61,7 +90,18 @@ pub enum Outcome {
     Purged,
 }
 
-/// How purges are noticed in this process: `tenure doctor` shows it with its consequences.
+/// Returns how purges are noticed in this process. `tenure doctor` shows the consequences.
+///
+/// The first call tries it on one page, which takes some system calls; later calls read one word.
+///
+/// ```
+/// use tenure::volatile::{detection, Detection};
+/// match detection() {
+///     Detection::Userfaultfd => println!("a touch of a purged page raises SIGBUS"),
+///     Detection::Words => println!("a touch of a purged page reads zeros: unmark first"),
+/// }
+/// ```
+#[doc(alias = "userfaultfd")]
 pub fn detection() -> Detection {
     // A child that is made meanwhile must not wait for this thread.
     crate::tracking::watch_forks();

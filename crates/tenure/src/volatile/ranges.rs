@@ -12,9 +12,20 @@ use crate::tracking::unmark::{self, Failed, Fast};
 use crate::tracking::{self, backpressure};
 use std::ops::Range;
 
-/// Makes `[addr, addr + len)` volatile: from now on the kernel may come to be told that it can take
-/// the pages. Marking what is marked already changes nothing; any page-aligned range will do, whether
-/// or not it was marked in other pieces before.
+/// Makes `[addr, addr + len)` volatile: from now on the worker may offer the pages to the kernel. Marking
+/// what is marked already changes nothing. Any page-aligned range will do, whether or not it was marked in
+/// other pieces before.
+///
+/// ```
+/// let mut memory = tenure::Mapping::anonymous(1 << 20)?;
+/// let (addr, len) = (memory.as_mut_ptr(), memory.len());
+/// // SAFETY: the mapping stays as it is, and is not touched while it is marked.
+/// unsafe {
+///     tenure::volatile::mark(addr, len)?;
+///     let _ = tenure::volatile::unmark(addr, len)?;
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
 ///
 /// # Cost
 /// A range with parts that were never touched gets page tables for them when it is offered: 2 MiB for each GiB,
@@ -33,11 +44,29 @@ use std::ops::Range;
 ///
 /// # Safety
 /// The promises at the head of [`crate::volatile`].
+#[doc(alias = "madvise")]
+#[doc(alias = "MADV_FREE")]
+#[doc(alias = "mvolatile")]
 pub unsafe fn mark(addr: *mut u8, len: usize) -> Result<()> {
     mark_range("mark", addr, len, None)
 }
 
 /// [`mark`] with a priority; it holds until the range is marked with another.
+///
+/// ```
+/// use tenure::{volatile, Priority};
+/// let mut memory = tenure::Mapping::anonymous(1 << 20)?;
+/// let (addr, len) = (memory.as_mut_ptr(), memory.len());
+/// // SAFETY: the mapping stays as it is, and is not touched while it is marked.
+/// unsafe {
+///     volatile::mark_with_priority(addr, len, Priority::LOWEST)?; // goes before others
+///     volatile::forget(addr, len)?;
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Cost
+/// As [`mark`]; a little more than a mark of a range that is known, for it looks the range up.
 ///
 /// # Errors
 /// As [`mark`].
@@ -54,6 +83,20 @@ pub unsafe fn mark_with_priority(addr: *mut u8, len: usize, priority: Priority) 
 /// taken back whole, since to cut it costs mappings. That may be more than was marked with one call: neighbours
 /// are offered as one. Mark the rest again.
 ///
+/// ```
+/// use tenure::{volatile, Outcome};
+/// let mut memory = tenure::Mapping::anonymous(1 << 20)?;
+/// let (addr, len) = (memory.as_mut_ptr(), memory.len());
+/// // SAFETY: the mapping stays as it is, and is not touched while it is marked.
+/// unsafe {
+///     volatile::mark(addr, len)?;
+///     if volatile::unmark(addr, len)? == Outcome::Purged {
+///         memory.as_mut_slice().fill(7); // make it again
+///     }
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
 /// # Cost
 /// No system call for a range that was not offered (about 30 ns, whatever its size). Offered: one
 /// `MADV_POPULATE_WRITE` (0.5 µs for a 2 MiB huge page, 140 ns for a 4 KiB page) and one unregister
@@ -68,6 +111,7 @@ pub unsafe fn mark_with_priority(addr: *mut u8, len: usize, priority: Priority) 
 ///
 /// # Safety
 /// As [`mark`].
+#[doc(alias = "mnovolatile")]
 pub unsafe fn unmark(addr: *mut u8, len: usize) -> Result<Outcome> {
     Ok(outcome(&unmark_range("unmark", addr, len)?))
 }
@@ -75,6 +119,24 @@ pub unsafe fn unmark(addr: *mut u8, len: usize) -> Result<Outcome> {
 /// [`fn@unmark`], and calls `gone` with the byte offsets (from `addr`) of each extent that is gone, in order;
 /// every other byte is as it was. The range is the program's again when `gone` is called: it may make the
 /// contents anew, panic, fork, and call tenure.
+///
+/// ```
+/// use tenure::volatile;
+/// let mut memory = tenure::Mapping::anonymous(1 << 20)?;
+/// let (addr, len) = (memory.as_mut_ptr(), memory.len());
+/// // SAFETY: the mapping stays as it is, and is not touched while it is marked.
+/// unsafe {
+///     volatile::mark(addr, len)?;
+///     volatile::purge_now(addr, len)?;
+///     let _ = volatile::unmark_with_map(addr, len, |gone| {
+///         memory.as_mut_slice()[gone].fill(7); // make again just what is gone
+///     })?;
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Cost
+/// As [`fn@unmark`].
 ///
 /// # Errors
 /// As [`fn@unmark`].
@@ -176,6 +238,21 @@ fn not_unmarked(call: &'static str, range: PageRange, failed: Failed) -> Error {
 
 /// Offers what is marked in the range to the kernel now, skipping the wait.
 ///
+/// ```
+/// let mut memory = tenure::Mapping::anonymous(1 << 20)?;
+/// let (addr, len) = (memory.as_mut_ptr(), memory.len());
+/// // SAFETY: the mapping stays as it is, and is not touched while it is marked.
+/// unsafe {
+///     tenure::volatile::mark(addr, len)?;
+///     tenure::volatile::offer_now(addr, len)?; // the worker would do it within half a second
+///     tenure::volatile::forget(addr, len)?;
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Cost
+/// As [`Volatile::offer_now`](super::Volatile::offer_now).
+///
 /// # Errors
 /// `EINVAL`: nothing in the range is marked, the range is bad, or it was locked meanwhile. `EBUSY`: a fork
 /// shares the pages. `ENOMEM`: the process has half as many mappings as `vm.max_map_count` allows, and this
@@ -183,18 +260,38 @@ fn not_unmarked(call: &'static str, range: PageRange, failed: Failed) -> Error {
 ///
 /// # Safety
 /// As [`mark`].
+#[doc(alias = "MADV_FREE")]
 pub unsafe fn offer_now(addr: *mut u8, len: usize) -> Result<()> {
     offer_range("offer_now", addr, len, false).map(drop)
 }
 
-/// Offers what is marked in the range and has the kernel discard it; answers how many bytes of it
-/// are gone. For tests, and to give room back at once. The discarding is the kernel's own reclaim.
+/// Offers what is marked in the range and has the kernel discard it. Returns how many bytes of it
+/// are gone. It is for tests, and to give room back at once. The kernel's own reclaim discards the pages.
+///
+/// ```
+/// use tenure::{volatile, Outcome};
+/// let mut memory = tenure::Mapping::anonymous(1 << 20)?;
+/// memory.as_mut_slice().fill(7);
+/// let (addr, len) = (memory.as_mut_ptr(), memory.len());
+/// // SAFETY: the mapping stays as it is, and is not touched while it is marked.
+/// unsafe {
+///     volatile::mark(addr, len)?;
+///     if volatile::purge_now(addr, len)? > 0 {
+///         assert_eq!(volatile::unmark(addr, len)?, Outcome::Purged);
+///     }
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Cost
+/// As [`Volatile::purge_now`](super::Volatile::purge_now).
 ///
 /// # Errors
 /// As [`offer_now`].
 ///
 /// # Safety
 /// As [`mark`].
+#[doc(alias = "MADV_PAGEOUT")]
 pub unsafe fn purge_now(addr: *mut u8, len: usize) -> Result<usize> {
     offer_range("purge_now", addr, len, true)
 }
@@ -220,6 +317,22 @@ fn offer_range(call: &'static str, addr: *mut u8, len: usize, purge: bool) -> Re
 
 /// Makes the range non-volatile and drops all that tenure knows of it, so that the program may unmap
 /// it or use it for something else; the next [`mark`] checks it anew.
+///
+/// ```
+/// use tenure::volatile;
+/// let mut memory = tenure::Mapping::anonymous(1 << 20)?;
+/// let (addr, len) = (memory.as_mut_ptr(), memory.len());
+/// // SAFETY: the mapping stays as it is, and is not touched while it is marked.
+/// unsafe {
+///     volatile::mark(addr, len)?;
+///     volatile::forget(addr, len)?;
+/// }
+/// assert!(!volatile::is_volatile(addr, len)); // it may be unmapped now
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Cost
+/// As [`fn@unmark`], and a change of the interval map.
 ///
 /// # Errors
 /// As [`fn@unmark`].
@@ -251,6 +364,15 @@ fn unmark_and_forget(range: PageRange, has_lost: &mut bool) -> Result<()> {
 }
 
 /// Whether any page of the range is volatile. What locks memory asks this first.
+///
+/// ```
+/// let memory = tenure::Mapping::anonymous(1 << 20)?;
+/// assert!(!tenure::volatile::is_volatile(memory.as_ptr(), memory.len()));
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Cost
+/// About 10 ns; no system call.
 pub fn is_volatile(addr: *const u8, len: usize) -> bool {
     PageRange::check("is_volatile", addr, len).is_ok_and(raw::is_marked)
 }

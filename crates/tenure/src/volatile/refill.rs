@@ -5,6 +5,18 @@ use crate::runtime::lock::assert_none_held;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
 /// Why a refill failed; its text reaches the error of the pin that needed it.
+///
+/// ```
+/// use tenure::volatile::{Refill, RefillError};
+/// let from_a_file = |path: &'static str| {
+///     Refill::whole(move |_, bytes| {
+///         let contents = std::fs::read(path)?; // any error will do
+///         bytes.copy_from_slice(contents.get(..bytes.len()).ok_or("the file is too short")?);
+///         Ok::<(), RefillError>(())
+///     })
+/// };
+/// # let _ = from_a_file;
+/// ```
 pub type RefillError = Box<dyn std::error::Error + Send + Sync>;
 
 type Function = Box<dyn Fn(usize, &mut [u8]) -> Result<(), RefillError> + Send + Sync>;
@@ -13,6 +25,19 @@ type Function = Box<dyn Fn(usize, &mut [u8]) -> Result<(), RefillError> + Send +
 ///
 /// The function runs under no lock: it may panic, fork, and use other objects, caches and ranges. Pinning
 /// its own object, itself or through another thread that it waits for, is an error (`EDEADLK`).
+///
+/// ```
+/// use tenure::volatile::Refill;
+/// let sevens = Refill::pages(|_offset, bytes| {
+///     bytes.fill(7);
+///     Ok(())
+/// });
+/// let mut buffer = tenure::Volatile::builder(1 << 20).refill(sevens).build()?;
+/// buffer.pin_mut()?.fill(7); // a new buffer holds zeros
+/// buffer.purge_now()?;
+/// assert_eq!(buffer.pin()?[..4], [7, 7, 7, 7]); // made again, or still there
+/// # Ok::<(), tenure::Error>(())
+/// ```
 pub struct Refill {
     whole: bool,
     function: Function,
@@ -21,6 +46,16 @@ pub struct Refill {
 impl Refill {
     /// `function(offset, bytes)` makes the bytes from `offset` on; it is called for single pages and for
     /// longer extents of up to 1 MiB (cut where an address is a multiple of 1 MiB), always page-aligned.
+    ///
+    /// ```
+    /// use tenure::volatile::Refill;
+    /// let refill = Refill::pages(|offset, bytes| {
+    ///     bytes.fill((offset >> 12) as u8); // the number of the page that `offset` lies in
+    ///     Ok(())
+    /// });
+    /// # let _ = refill;
+    /// ```
+    #[doc(alias = "userfaultfd")]
     pub fn pages(
         function: impl Fn(usize, &mut [u8]) -> Result<(), RefillError> + Send + Sync + 'static,
     ) -> Refill {
@@ -30,6 +65,16 @@ impl Refill {
     /// `function(0, bytes)` makes the whole object; of what it makes, only purged pages are used. It needs
     /// the object's size in memory beside what is left of the object: large objects are better made by
     /// [`Refill::pages`].
+    ///
+    /// ```
+    /// use tenure::volatile::Refill;
+    /// let refill = Refill::whole(|offset, bytes| {
+    ///     assert_eq!(offset, 0);
+    ///     bytes.fill(7);
+    ///     Ok(())
+    /// });
+    /// # let _ = refill;
+    /// ```
     pub fn whole(
         function: impl Fn(usize, &mut [u8]) -> Result<(), RefillError> + Send + Sync + 'static,
     ) -> Refill {

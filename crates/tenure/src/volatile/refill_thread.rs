@@ -28,19 +28,24 @@ struct Entry {
     object: Weak<Object>,
 }
 
-/// The objects with a refill function, in order of address. Grown outside of its lock.
-static OBJECTS: Lock<Vec<Entry>> = Lock::new(Rank::RefillList, Vec::new());
-/// Whose thread hears of touches: the process, and its descriptor. A child has none, and neither has a process
-/// that had to open a new descriptor.
-static THREAD_OF: AtomicU64 = AtomicU64::new(0);
+struct Refills {
+    /// The objects with a refill function, in order of address. Grown outside of its lock.
+    objects: Lock<Vec<Entry>>,
+    /// Whose thread hears of touches: the process, and its descriptor. A child has none, and neither has a process
+    /// that had to open a new descriptor.
+    thread_of: AtomicU64,
+}
+
+static REFILLS: Refills =
+    Refills { objects: Lock::new(Rank::RefillList, Vec::new()), thread_of: AtomicU64::new(0) };
 
 static SERVICE: Service = Service {
-    hold: || OBJECTS.hold(),
-    release: || OBJECTS.release(),
+    hold: || REFILLS.objects.hold(),
+    release: || REFILLS.objects.release(),
     recover: || {
-        if OBJECTS.reset_in_child() {
+        if REFILLS.objects.reset_in_child() {
             // SAFETY: a child's only user of it; the list may be half changed, and is not dropped.
-            std::mem::forget(std::mem::take(unsafe { OBJECTS.held_value() }));
+            std::mem::forget(std::mem::take(unsafe { REFILLS.objects.held_value() }));
         }
     },
     reset_in_child: |_| refill_runner::reset_in_child(),
@@ -55,14 +60,14 @@ pub(super) fn enrol(object: &Arc<Object>) -> bool {
         return false;
     }
     let process = detection::epoch();
-    if THREAD_OF.load(Ordering::Acquire) != process {
+    if REFILLS.thread_of.load(Ordering::Acquire) != process {
         // Without a table of its own the thread would sleep at a descriptor that the program can close; what
         // that one watches could not be taken back any more.
         let start = move || {
-            THREAD_OF.load(Ordering::Acquire) == process
+            REFILLS.thread_of.load(Ordering::Acquire) == process
                 || worker::is_guarded()
                     && thread::spawn_quiet("tenure-touches", serve).is_ok()
-                    && THREAD_OF.swap(process, Ordering::AcqRel) != process
+                    && REFILLS.thread_of.swap(process, Ordering::AcqRel) != process
         };
         if worker::on_worker(start) != Some(true) {
             return false;
@@ -73,7 +78,7 @@ pub(super) fn enrol(object: &Arc<Object>) -> bool {
     }
     let entry = Entry { start: object.range().start, object: Arc::downgrade(object) };
     loop {
-        let mut objects = OBJECTS.lock();
+        let mut objects = REFILLS.objects.lock();
         if objects.len() < objects.capacity() {
             let at = objects.partition_point(|other| other.start < entry.start);
             objects.insert(at, entry);
@@ -82,7 +87,7 @@ pub(super) fn enrol(object: &Arc<Object>) -> bool {
         let wanted = objects.len() * 2 + 16;
         drop(objects);
         let mut larger: Vec<Entry> = Vec::with_capacity(wanted);
-        let mut objects = OBJECTS.lock();
+        let mut objects = REFILLS.objects.lock();
         if objects.capacity() < larger.capacity() {
             larger.append(&mut objects);
             std::mem::swap(&mut *objects, &mut larger);
@@ -94,7 +99,7 @@ pub(super) fn enrol(object: &Arc<Object>) -> bool {
 /// Ends it.
 pub(super) fn remove(start: usize) {
     fork::register(&SERVICE);
-    let mut objects = OBJECTS.lock();
+    let mut objects = REFILLS.objects.lock();
     let at = objects.binary_search_by_key(&start, |entry| entry.start);
     let entry = at.ok().map(|at| objects.remove(at));
     drop(objects);
@@ -102,7 +107,7 @@ pub(super) fn remove(start: usize) {
 }
 
 fn find(address: usize) -> Option<Arc<Object>> {
-    let objects = OBJECTS.lock();
+    let objects = REFILLS.objects.lock();
     let at = objects.partition_point(|entry| entry.start <= address).checked_sub(1)?;
     let object = objects[at].object.upgrade();
     // The last reference may be this one, and its end unmaps.

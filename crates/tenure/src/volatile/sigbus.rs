@@ -9,6 +9,16 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A touch of a purged page.
+///
+/// ```
+/// use tenure::volatile::{on_purged_access, Purged};
+/// fn handler(purged: Purged) -> bool {
+///     let (start, len) = purged.range;
+///     purged.page >= start && purged.page < start + len && purged.fill(&[0; 4096]).is_ok()
+/// }
+/// on_purged_access(handler)?;
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Purged {
@@ -37,6 +47,9 @@ impl Purged {
     /// on_purged_access(make_again)?;
     /// # Ok(()) }
     /// ```
+    ///
+    /// # Cost
+    /// One system call, and a copy of the page.
     ///
     /// # Errors
     /// `EINVAL`: `bytes` is not as long as a page. `ENOMEM`: there is no memory for it. `EFAULT`: the page
@@ -69,13 +82,28 @@ static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 /// Nothing is installed before this is called. A second call replaces the function. A signal handler that the
 /// program installs later has precedence, as anywhere; it is to call the one before it.
 ///
-/// A SIGBUS that somebody sends, and one that is not tenure's, go to the signal handler that was there before, or do
-/// what they do by default. Where that handler answers a signal by giving way to the default, as that of Rust's runtime
+/// A SIGBUS that a process sends, and one that is not tenure's, go to the signal handler that was there before, or do
+/// what they do by default. Where that handler responds to a signal by giving way to the default, as that of Rust's runtime
 /// does, a purged page that another thread touches in these microseconds kills.
+///
+/// ```
+/// use tenure::volatile::{on_purged_access, Purged};
+/// fn handler(purged: Purged) -> bool {
+///     purged.fill(&[7; 4096]).is_ok() // the touch is tried again, and reads 7
+/// }
+/// on_purged_access(handler)?;
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Cost
+/// One system call here. A touch of a purged page costs a signal.
 ///
 /// # Errors
 /// `sigaction`'s. Where [`super::detection`] is [`super::Detection::Words`], purged pages raise no
 /// SIGBUS and the handler is never called.
+#[doc(alias = "SIGBUS")]
+#[doc(alias = "sigaction")]
+#[doc(alias = "userfaultfd")]
 pub fn on_purged_access(handler: fn(Purged) -> bool) -> Result<()> {
     HANDLER.store(handler as *mut (), Ordering::Release);
     signal::install(on_bus)

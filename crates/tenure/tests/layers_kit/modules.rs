@@ -20,6 +20,8 @@ struct Module {
     /// The file that it is in, as a module's name: an inline module belongs to its file.
     file: Name,
     children: BTreeSet<String>,
+    /// Its functions, and those of its types.
+    functions: BTreeSet<String>,
     /// What `use` brings in, by its name here.
     names: HashMap<String, Written>,
     imports: Vec<Written>,
@@ -157,8 +159,12 @@ impl Crate {
     fn descend(&self, mut at: Name, parts: &[String], depth: u32) -> Option<Name> {
         for (i, part) in parts.iter().enumerate() {
             let module = self.modules.get(&at)?;
+            let is_function = i + 1 == parts.len() && module.functions.contains(part);
             if module.children.contains(part) {
                 at.push(part.clone());
+            } else if is_function {
+                // A module that it has brought in may have the same name.
+                break;
             } else if let Some(brought) = module.names.get(part) {
                 let path = [brought.parts.as_slice(), &parts[i + 1..]].concat();
                 return self.module_of(&at, &path, depth + 1);
@@ -216,6 +222,11 @@ impl Reader<'_> {
                     continue;
                 }
                 Some("mod") if self.word(1).is_some() => self.child(&name),
+                Some("fn") if self.word(1).is_some() => {
+                    let function = self.word(1).unwrap_or_default().to_owned();
+                    self.into.modules.entry(name.clone()).or_default().functions.insert(function);
+                    self.at += 2;
+                }
                 Some("use") => {
                     self.at += 1;
                     self.tree(&name, &[], public);

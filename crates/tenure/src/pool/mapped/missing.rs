@@ -5,7 +5,7 @@ use crate::os::mapping_list::Lister;
 use crate::os::own_memory::OwnMemory;
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::{advise, errno, page_size};
-use crate::pool::leave;
+use crate::pool::lookup;
 use crate::pool::run::{flag, state};
 use crate::range::PageRange;
 
@@ -20,13 +20,21 @@ const MOST_AT_ONCE: usize = 64;
 /// To be called before the range is registered (`UFFDIO_REGISTER`): afterwards discarding is an event, and
 /// reading what is missing waits for the program's handler. What another thread writes to a page of zeros
 /// at this very moment may be lost.
+///
+/// ```
+/// use tenure::pool::mapped;
+/// let at = mapped::map(1 << 20, 4096).expect("there is room").as_ptr() as usize;
+/// mapped::drop_zeros(at, 1 << 20); // before the program's UFFDIO_REGISTER
+/// ```
+#[doc(alias = "userfaultfd")]
+#[doc(alias = "UFFDIO_REGISTER")]
 pub fn drop_zeros(addr: usize, len: usize) {
     let Some((territory, range)) = super::inside(addr, len) else { return };
     territory.over(range, |spot, part| {
         let run = territory.run(spot);
         match run.state() {
             state::IN_USE => {
-                let live = leave::live(territory, spot);
+                let live = lookup::live(territory, spot);
                 let (from, to) = (part.start.max(live.start), part.end.min(live.end));
                 if from < to {
                     let range = PageRange::new(from, to);

@@ -1,0 +1,136 @@
+//! Stacks of tenure's own threads, [apart](super::apart) from the program's mappings.
+
+use super::{page_size, raw_map, reserve, tid};
+use crate::range::PageRange;
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+
+/// A stack for one thread after the other: what the C library takes for a thread is a hole of the program's, and the
+/// C library keeps it when the thread has ended.
+pub struct Stack {
+    /// Its guard page; 0: there is none yet.
+    start: AtomicUsize,
+    /// The kernel's number of the thread that has it, or had it last; 0: one that has not run yet.
+    thread: AtomicI32,
+}
+
+const BYTES: usize = 256 << 10;
+
+impl Stack {
+    /// None yet.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Stack {
+        Stack { start: AtomicUsize::new(0), thread: AtomicI32::new(0) }
+    }
+
+    /// Starts a thread on it that nobody joins; the thread calls [`is_mine`](Stack::is_mine). Where there is no memory
+    /// for a stack of tenure's own, the C library chooses one.
+    ///
+    /// # Errors
+    /// The errno of `pthread_create`.
+    ///
+    /// # Safety
+    /// `body` may run on any thread with `argument`. No two threads call this at the same time for one stack.
+    pub unsafe fn start(
+        &self,
+        body: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,
+        argument: *mut libc::c_void,
+    ) -> Result<(), c_int> {
+        let stack = self.take();
+        let mut attributes = MaybeUninit::uninit();
+        let mut thread = MaybeUninit::uninit();
+        // SAFETY: the attributes are local, initialised before they are used and destroyed afterwards. The stack is
+        // mapped for good, and no thread uses it: see `take`. The caller's promise for the body.
+        let failed = unsafe {
+            let failed = libc::pthread_attr_init(attributes.as_mut_ptr());
+            if failed != 0 {
+                return Err(failed);
+            }
+            let attributes = attributes.as_mut_ptr();
+            libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED);
+            match stack {
+                Some(stack) => {
+                    libc::pthread_attr_setstack(attributes, stack.start as *mut _, stack.len())
+                }
+                None => libc::pthread_attr_setstacksize(attributes, BYTES),
+            };
+            let failed = libc::pthread_create(thread.as_mut_ptr(), attributes, body, argument);
+            libc::pthread_attr_destroy(attributes);
+            failed
+        };
+        match failed {
+            0 => Ok(()),
+            errno => Err(errno),
+        }
+    }
+
+    /// The calling thread was started on it.
+    pub fn is_mine(&self) {
+        self.thread.store(tid::own(), Ordering::Release);
+    }
+
+    /// The stack without its guard page, if no thread uses it any more; a new one otherwise.
+    fn take(&self) -> Option<PageRange> {
+        let last = self.thread.swap(0, Ordering::AcqRel);
+        let mut start = self.start.load(Ordering::Acquire);
+        // The kernel forgets a thread's number after the thread's last look at its memory.
+        if start == 0 || last == 0 || !tid::has_ended(last) {
+            start = Self::map()?;
+            self.start.store(start, Ordering::Release);
+        }
+        Some(PageRange::new(start + page_size(), start + page_size() + BYTES))
+    }
+
+    fn map() -> Option<usize> {
+        let page = page_size();
+        let mapped = reserve::map_own(page + BYTES, page).ok()?;
+        let guard = PageRange::new(mapped.start, mapped.start + page);
+        // SAFETY: nobody uses it yet.
+        if unsafe { raw_map::protect(guard, libc::PROT_NONE) }.is_err() {
+            // SAFETY: as above.
+            let _ = unsafe { reserve::unmap(mapped) };
+            return None;
+        }
+        Some(mapped.start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+    use std::time::{Duration, Instant};
+
+    static STACK: Stack = Stack::new();
+    static LAST: AtomicU64 = AtomicU64::new(0);
+
+    extern "C" fn note(_: *mut libc::c_void) -> *mut libc::c_void {
+        STACK.is_mine();
+        let local = 0u8;
+        LAST.store(std::ptr::from_ref(&local) as u64, Ordering::Release);
+        std::ptr::null_mut()
+    }
+
+    #[test]
+    fn threads_that_follow_one_another_have_the_same_stack() {
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            LAST.store(0, Ordering::Release);
+            // SAFETY: the body uses no argument; one thread calls this.
+            unsafe { STACK.start(note, std::ptr::null_mut()) }.unwrap();
+            let ended = || {
+                let number = STACK.thread.load(Ordering::Acquire);
+                number != 0 && tid::has_ended(number)
+            };
+            while !ended() {
+                assert!(Instant::now() < until);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            seen.push(LAST.load(Ordering::Acquire));
+        }
+        let start = STACK.start.load(Ordering::Acquire) as u64;
+        assert!(seen.iter().all(|at| (start..start + 2 * BYTES as u64).contains(at)), "{seen:x?}");
+    }
+}

@@ -1,0 +1,51 @@
+//! The addresses given up that no run has: for a program that limits its own.
+//!
+//! The reservation costs no memory, but `RLIMIT_AS` counts it, and so does `mlockall` under a finite
+//! `RLIMIT_MEMLOCK`. Once a program asks for either it needs the addresses more than the pool does.
+
+use super::territory::{self, Territory};
+use super::{mapped, release};
+
+/// How many bytes of addresses [`give_up_addresses`] would give back.
+///
+/// ```
+/// println!("{} GiB of addresses can be given up", tenure::pool::spare_address_bytes() >> 30);
+/// ```
+pub fn spare_address_bytes() -> u64 {
+    territory::known().map_or(0, |territory| match release::is_done() {
+        true => 0,
+        false => territory.spare_bytes(),
+    })
+}
+
+/// Gives back the addresses that no run has had yet. Runs in use stay as they are, and what is free is used
+/// again; where that does not do, [`alloc`](super::alloc) returns `None` from then on. For good: a
+/// reservation is made once. Takes one system call for each class of sizes (200 µs in all).
+///
+/// `false`: there is no reservation; it was given up before; the program has mapped something of its own among the
+/// pool's addresses; or the call comes from a signal's handler that has interrupted the pool on its thread.
+///
+/// ```
+/// use tenure::pool;
+/// let buffer = pool::Buffer::zeroed(1 << 20)?;
+/// if pool::give_up_addresses() {
+///     assert_eq!(pool::spare_address_bytes(), 0); // RLIMIT_AS may be set now
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[doc(alias = "RLIMIT_AS")]
+pub fn give_up_addresses() -> bool {
+    let Some(territory) = territory::known() else { return false };
+    if mapped::holds_foreign() {
+        return false;
+    }
+    // Whoever finds that another thread has begun comes here when the addresses are gone.
+    let Some(_held) = Territory::allowing().lock_unless_mine() else { return false };
+    // Before the first address can be anybody's: who looks one up must not take it for the pool's.
+    release::expect_holes();
+    if !release::begin() {
+        return false;
+    }
+    territory.give_up();
+    true
+}

@@ -1,0 +1,129 @@
+//! The raw calls: what an allocator behind `malloc` needs. None allocates, creates a thread or changes `errno`.
+
+use super::counters::{self, Counter};
+use super::run::{state, Run};
+use super::{give, lookup, resize, take};
+use crate::os::page_size;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+
+/// A run of at least `size` bytes at a multiple of `align`, a power of two; all zeros if `zeroed`,
+/// otherwise with whatever its former user left there. `None`: the range is exhausted, `size` is more
+/// than [`largest`](super::largest), or the kernel refuses.
+///
+/// Contents that were not asked to be zeroed may still change by themselves (the kernel may take what
+/// was offered) until each page is written for the first time.
+///
+/// Cost: 40 to 100 ns for a run that is warm or offered; one system call for a new one at times.
+/// Zeroing: 24 ns a page that is resident, and 1.5 µs to ask the kernel which are.
+///
+/// ```
+/// use tenure::pool;
+/// let run = pool::alloc(1 << 20, 4096, true).expect("there is room");
+/// // SAFETY: the run is this example's, has the room, and is not used again.
+/// unsafe {
+///     assert_eq!(run.as_ptr().read(), 0);
+///     pool::free(run);
+/// }
+/// ```
+#[doc(alias = "malloc")]
+#[doc(alias = "calloc")]
+#[doc(alias = "memalign")]
+#[doc(alias = "posix_memalign")]
+pub fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
+    take::alloc(size, align, zeroed)
+}
+
+/// Gives a run back.
+///
+/// A pointer that is not an allocation's start, or was freed before, ends the process with a message
+/// on standard error: going on would hand the same memory out twice.
+///
+/// ```
+/// use tenure::pool;
+/// let run = pool::alloc(1 << 20, 16, false).expect("there is room");
+/// // SAFETY: it is not used again.
+/// unsafe { pool::free(run) };
+/// ```
+///
+/// # Cost
+/// About 50 ns. Past the bound on warm runs, and without a worker, the call does a part of its work.
+///
+/// # Safety
+/// Nothing uses the run any more.
+#[doc(alias = "munmap")]
+pub unsafe fn free(p: NonNull<u8>) {
+    // SAFETY: the caller's promise.
+    unsafe { give::free(p.as_ptr() as usize) }
+}
+
+/// Makes the run at `p` hold `new_size` bytes at a multiple of `align`, as `realloc(3)` does: its
+/// contents up to the smaller size are kept, here or at another place, whose address is returned.
+/// New bytes are zero if `zeroed`. `None`: there is no room; the run at `p` is as it was.
+///
+/// Cost: nothing while the run has the room. Otherwise a copy into a warm run, if there is one; from 512 KiB
+/// on where there is none, and from 32 MiB on in any case, the pages move to another run without being
+/// copied (10 to 20 ns a page). What a smaller size leaves over is given back.
+///
+/// ```
+/// use tenure::pool;
+/// let run = pool::alloc(1 << 20, 16, true).expect("there is room");
+/// // SAFETY: the old address is not used again.
+/// unsafe {
+///     let run = pool::realloc(run, 8 << 20, 16, true).expect("there is room");
+///     pool::free(run);
+/// }
+/// ```
+///
+/// # Safety
+/// `p` is a run of the pool's, and nothing uses it under its old address any more if another is
+/// answered.
+#[doc(alias = "mremap")]
+pub unsafe fn realloc(
+    p: NonNull<u8>,
+    new_size: usize,
+    align: usize,
+    zeroed: bool,
+) -> Option<NonNull<u8>> {
+    // SAFETY: the caller's promise.
+    unsafe { resize::realloc(p.as_ptr() as usize, new_size, align, zeroed) }
+}
+
+/// How many bytes of the run at `p` may be used from then on, as `malloc_usable_size(3)`: what was asked for, in
+/// whole pages. `None`: not a pointer that [`alloc`] gave.
+///
+/// Not all that the run has room for: a program that adds these numbers up, to hold to a limit of its own, would
+/// count memory that it does not use.
+///
+/// ```
+/// use tenure::pool;
+/// let run = pool::alloc(100_000, 16, false).expect("there is room");
+/// assert!(pool::usable_size(run).is_some_and(|bytes| bytes >= 100_000));
+/// // SAFETY: it is not used again.
+/// unsafe { pool::free(run) };
+/// ```
+///
+/// # Cost
+/// About 10 ns; no system call.
+#[doc(alias = "malloc_usable_size")]
+pub fn usable_size(p: NonNull<u8>) -> Option<usize> {
+    let (run, room, _) = room(p)?;
+    let usable = run.size().next_multiple_of(page_size()).min(room);
+    // Granted: what is written there is kept by a reallocation like the rest.
+    counters::add(Counter::AllocatedBytes, (usable - run.size()) as u64);
+    run.size.store(usable as u64, Ordering::Relaxed);
+    Some(usable)
+}
+
+/// The run at `p`, the bytes from there to its end, and its whole length. `None`: not an allocation's
+/// start.
+pub(super) fn room(p: NonNull<u8>) -> Option<(&'static Run, usize, usize)> {
+    let at = p.as_ptr() as usize;
+    let (territory, spot) = lookup::find(at)?;
+    let run = territory.run(spot);
+    if run.state() != state::IN_USE || lookup::start_of(territory, spot) != at {
+        return None;
+    }
+    let stride = territory.area(spot.class).stride;
+    Some((run, territory.start(spot) + stride - at, stride))
+}

@@ -1,0 +1,84 @@
+//! The documents stay true: README's lines are those of the example, what they link to exists, and so does
+//! every source file that they name.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = root().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// README, ARCHITECTURE and all of docs.
+fn documents() -> Vec<PathBuf> {
+    let mut found: Vec<_> = ["README.md", "ARCHITECTURE.md"].map(|name| root().join(name)).into();
+    for entry in fs::read_dir(root().join("docs")).unwrap() {
+        found.push(entry.unwrap().path());
+    }
+    found.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
+    assert!(found.len() > 5, "{found:?}");
+    found
+}
+
+/// The lines of the first block of that language.
+fn block(text: &str, language: &str) -> Vec<String> {
+    let start = format!("```{language}");
+    let lines = text.lines().skip_while(|line| *line != start).skip(1);
+    lines.take_while(|line| *line != "```").map(|line| line.trim().to_owned()).collect()
+}
+
+#[test]
+fn the_first_lines_are_those_of_the_example() {
+    for (document, language, example) in [
+        ("README.md", "rust", "crates/tenure/examples/ten_lines.rs"),
+        ("docs/c.md", "c", "crates/tenure-capi/examples/eight_lines.c"),
+    ] {
+        let shown: Vec<_> = block(&read(document), language);
+        assert!(shown.len() >= 8, "{document} shows {shown:?}");
+        let example = read(example);
+        let mut lines = example.lines().map(str::trim);
+        for line in shown.iter().filter(|line| !line.is_empty()) {
+            assert!(lines.any(|one| one == line), "{document}: not in the example: {line}");
+        }
+    }
+}
+
+#[test]
+fn what_is_linked_exists() {
+    for path in documents() {
+        let text = fs::read_to_string(&path).unwrap();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = link.split('#').next().unwrap();
+            if file.is_empty() || file.contains("://") {
+                continue;
+            }
+            let target = path.parent().unwrap().join(file);
+            assert!(target.exists(), "{} links to {link}", path.display());
+        }
+    }
+}
+
+#[test]
+fn source_files_that_are_named_exist() {
+    let places = ["tenure/src", "tenure-preload/src", "tenure", "tenure-differ", "tenure-testkit"];
+    for path in documents() {
+        let text = fs::read_to_string(&path).unwrap();
+        for name in text.split('`').skip(1).step_by(2) {
+            let is_file = name.ends_with(".rs") && !name.contains([' ', '*']);
+            let found =
+                || places.iter().any(|at| root().join("crates").join(at).join(name).exists());
+            assert!(!is_file || found(), "{} names {name}", path.display());
+        }
+    }
+}
+
+#[test]
+fn the_front_page_and_the_glossary_stay_short() {
+    assert!(read("README.md").lines().count() < 120);
+    let words = read("docs/glossary.md").lines().filter(|line| line.starts_with("- **")).count();
+    assert!((10..=15).contains(&words), "{words} words");
+}
