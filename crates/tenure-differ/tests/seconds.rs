@@ -1,8 +1,7 @@
-//! The differential driver for a few seconds, with seeds that are always the same, and one that is not. Longer runs:
-//! `tenure-differ --seconds 3600`.
+//! The differential driver for seeds that are always the same, so that each run of the suite makes the same calls.
+//! New ones: `tenure-differ --seconds 3600`; a seed that showed a difference stays here.
 
 use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
 use tenure_testkit::build::{compiler, libraries_of, text};
 use tenure_testkit::skip;
 
@@ -27,19 +26,12 @@ fn differ(seed: u64, seconds: &str, more: &[&str]) {
     }
 }
 
-fn fresh_seed() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is right");
-    now.as_secs() << 16
-}
+/// What the C library answers itself, a filter never sees: unknown flags of mremap, which Debian 12's refuses.
+const SHOWED_DIFFERENCES: [u64; 1] = [117_663_688_228_867];
 
 #[test]
-fn programs_are_as_they_were_for_seeds_that_stay() {
-    for seed in 1..=4 {
+fn programs_are_as_they_were() {
+    for seed in (1..=6).chain(SHOWED_DIFFERENCES) {
         differ(seed, "60", &["--once"]);
     }
-}
-
-#[test]
-fn programs_are_as_they_were_for_fresh_seeds() {
-    differ(fresh_seed(), "8", &[]);
 }

@@ -1,7 +1,7 @@
 //! The definitions behind this library's: those of the next library in the loader's order.
 
 use crate::symbol;
-use std::ffi::{c_int, c_long, c_void};
+use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 static LOOKING: AtomicBool = AtomicBool::new(false);
@@ -23,7 +23,7 @@ macro_rules! next {
         )*
 
         #[allow(non_upper_case_globals)]
-        mod at {
+        pub mod at {
             use super::*;
             $(pub static $name: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());)*
         }
@@ -65,6 +65,8 @@ next! {
     free_sized = c"free_sized": unsafe extern "C" fn(*mut c_void, usize);
     free_aligned_sized = c"free_aligned_sized": unsafe extern "C" fn(*mut c_void, usize, usize);
     syscall = c"syscall": SystemCall;
+    mremap = c"mremap": Remap;
+    mlock2 = c"mlock2": unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int;
     exit_now = c"_exit": unsafe extern "C" fn(c_int) -> !;
     quick_exit = c"quick_exit": unsafe extern "C" fn(c_int) -> !;
 }
@@ -72,13 +74,22 @@ next! {
 type SystemCall =
     unsafe extern "C" fn(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long;
 
-/// `syscall`, if it was looked up already: it is called from everywhere.
-#[inline]
-pub fn known_syscall() -> Option<SystemCall> {
-    match at::syscall.load(Ordering::Relaxed).is_null() {
-        true => None,
-        false => syscall(),
-    }
+type Remap = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, ...) -> *mut c_void;
+
+/// One of the definitions, if it was looked up already: for calls that come from everywhere, even from where
+/// nothing may be looked up.
+macro_rules! known {
+    ($name:ident) => {
+        match $crate::next::is_known(&$crate::next::at::$name) {
+            true => $crate::next::$name(),
+            false => None,
+        }
+    };
+}
+pub(crate) use known;
+
+pub fn is_known(at: &AtomicPtr<c_void>) -> bool {
+    !at.load(Ordering::Relaxed).is_null()
 }
 
 /// What a thread runs.

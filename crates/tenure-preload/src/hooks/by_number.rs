@@ -5,7 +5,7 @@
 
 use super::rules::{let_go, of_advice};
 use super::{rlimit, state};
-use crate::next;
+use crate::next::known;
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use tenure::pool::mapped::{self, Call};
 
@@ -159,7 +159,7 @@ pub unsafe extern "C" fn syscall(
         return unsafe { rlimit::call(pid, resource, new as *const _, old as *mut _) }.into();
     }
     if !names_mappings(number) {
-        return match next::known_syscall() {
+        return match known!(syscall) {
             // SAFETY: the program's call.
             Some(next) => unsafe { next(number, a, b, c, d, e, f) },
             // Before the next definition is known, which is not to be looked up here.

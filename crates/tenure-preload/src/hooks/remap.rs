@@ -4,6 +4,7 @@ use super::by_number::kernel;
 use super::map::{reaches, UNMAP_LEAST};
 use super::rules::{is_plain_growth, let_go_of_pool, touches_pool};
 use super::Errno;
+use crate::next::known;
 use crate::{keeper, seen};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -19,6 +20,23 @@ unsafe fn raw_mremap(
 ) -> *mut c_void {
     // SAFETY: the caller's call; it sets errno.
     unsafe { kernel!(libc::SYS_mremap, at, old_len, new_len, flags, to) as *mut c_void }
+}
+
+/// The program's call. The C library's own definition makes it: newer ones (Debian 12's among them) answer unknown
+/// flags themselves, and a filter that refuses the call never sees those.
+unsafe fn of_the_library(
+    at: *mut c_void,
+    old_len: usize,
+    new_len: usize,
+    flags: c_int,
+    to: *mut c_void,
+) -> *mut c_void {
+    match known!(mremap) {
+        // SAFETY: the C library's function of that name; the program's call.
+        Some(next) => unsafe { next(at, old_len, new_len, flags, to) },
+        // SAFETY: the program's call.
+        None => unsafe { raw_mremap(at, old_len, new_len, flags, to) },
+    }
 }
 
 /// C declares it with a variable argument; the fifth is where that would be.
@@ -40,7 +58,7 @@ pub unsafe extern "C" fn mremap(
     if flags & libc::MREMAP_FIXED != 0 && touches_pool(to as usize, new_len) {
         let_go_of_pool(to as usize, new_len, Call::Replaces);
         // SAFETY: the program's call.
-        let moved = unsafe { raw_mremap(at, old_len, new_len, flags, to) };
+        let moved = unsafe { of_the_library(at, old_len, new_len, flags, to) };
         if moved == libc::MAP_FAILED {
             mapped::was_refused(to as usize, new_len);
         }
@@ -53,7 +71,7 @@ pub unsafe extern "C" fn mremap(
         return at;
     }
     // SAFETY: as above.
-    unsafe { raw_mremap(at, old_len, new_len, flags, to) }
+    unsafe { of_the_library(at, old_len, new_len, flags, to) }
 }
 
 /// A whole run that grows, and stays in the pool.

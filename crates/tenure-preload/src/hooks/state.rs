@@ -5,6 +5,7 @@ use super::by_number::kernel;
 use super::map::raw_madvise;
 use super::rules::{let_go, let_go_of_pool, of_advice, touches_pool};
 use super::{ending, program_memory, Errno};
+use crate::next::known;
 use crate::seen;
 use crate::symbol::OfTheLibrary;
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
@@ -83,7 +84,6 @@ macro_rules! calls {
 calls! {
     mprotect Changes = SYS_mprotect(protection: c_int);
     mlock Changes = SYS_mlock();
-    mlock2 Changes = SYS_mlock2(flags: c_uint);
     munlock Changes = SYS_munlock();
     mbind Changes = SYS_mbind(
         mode: c_int, nodes: *const c_ulong, most: c_ulong, flags: c_uint
@@ -93,6 +93,18 @@ calls! {
         protection: c_int, offset: usize, flags: c_int
     );
     mincore Uses = SYS_mincore(pages: *mut u8);
+}
+
+/// The C library's own definition makes the call: where the kernel lacks it, that one answers for it.
+#[no_mangle]
+pub unsafe extern "C" fn mlock2(at: *mut c_void, len: usize, flags: c_uint) -> c_int {
+    let_go(at, len, Call::Changes);
+    match known!(mlock2) {
+        // SAFETY: the C library's function of that name; the program's call.
+        Some(next) => unsafe { next(at, len, flags) },
+        // SAFETY: the program's call.
+        None => unsafe { kernel!(libc::SYS_mlock2, at, len, flags) as c_int },
+    }
 }
 
 /// A cancellation point: the C library's own, through which a thread's end may unwind.
