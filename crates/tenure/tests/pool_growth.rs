@@ -38,15 +38,6 @@ fn what_growth_frees_growth_takes_again() {
     });
 }
 
-fn minor_faults() -> i64 {
-    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the kernel fills in the structure.
-    unsafe {
-        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
-        usage.assume_init().ru_minflt
-    }
-}
-
 /// A log of a growing array: a little more at a time, up to a gigabyte. No byte is lost, each page is
 /// touched for the first time once, and the address changes about as often as the size doubles.
 #[test]

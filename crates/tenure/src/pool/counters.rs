@@ -19,6 +19,8 @@ pub(super) enum Counter {
     InPlace,
     Moved,
     MovedBytes,
+    Gathered,
+    GatheredBytes,
     Remapped,
     Refused,
 }

@@ -35,8 +35,10 @@ struct Central {
     depots: [Depot; class::MOST],
     /// Classes that may have warm or offered runs: a hint, set before the run can be found.
     filled: [AtomicU64; WORDS],
-    /// Bytes of the warm runs.
+    /// Bytes of the warm runs that former users may have written.
     warm_bytes: AtomicU64,
+    /// The same of the offered ones.
+    offered_bytes: AtomicU64,
 }
 
 static CENTRAL: Central = Central {
@@ -57,6 +59,7 @@ static CENTRAL: Central = Central {
     }; class::MOST],
     filled: [const { AtomicU64::new(0) }; WORDS],
     warm_bytes: AtomicU64::new(0),
+    offered_bytes: AtomicU64::new(0),
 };
 
 /// Which free runs are wanted.
@@ -73,12 +76,17 @@ pub(super) fn warm_bytes() -> u64 {
     CENTRAL.warm_bytes.load(Ordering::Relaxed)
 }
 
+/// Bytes that are warm or offered here.
+pub(super) fn free_bytes() -> u64 {
+    warm_bytes() + CENTRAL.offered_bytes.load(Ordering::Relaxed)
+}
+
 fn may_have(class: usize) -> bool {
     CENTRAL.filled[class / 64].load(Ordering::Relaxed) >> (class % 64) & 1 == 1
 }
 
 /// Classes that may have warm or offered runs.
-pub(super) fn filled(classes: usize) -> impl Iterator<Item = usize> {
+pub(super) fn filled(classes: usize) -> impl DoubleEndedIterator<Item = usize> {
     (0..classes).filter(|class| {
         may_have(*class) || CENTRAL.depots[*class].pending.load(Ordering::Relaxed) != 0
     })
@@ -113,9 +121,7 @@ pub(super) fn take(
                     return None;
                 }
                 list.pop_newest(area);
-                if from == state::WARM {
-                    count_warm(territory, spot, false);
-                }
+                count(territory, spot, from, false);
                 if area.run(index).claim(from, state::MOVING).is_ok() {
                     return Some((spot, from));
                 }
@@ -129,11 +135,17 @@ pub(super) fn take(
     None
 }
 
-fn count_warm(territory: &Territory, spot: Spot, more: bool) {
+/// A run of the state `of` comes, or goes.
+fn count(territory: &Territory, spot: Spot, of: u32, comes: bool) {
     let bytes = (territory.run(spot).touched() * crate::os::page_size()) as u64;
-    match more {
-        true => CENTRAL.warm_bytes.fetch_add(bytes, Ordering::Relaxed),
-        false => CENTRAL.warm_bytes.fetch_sub(bytes, Ordering::Relaxed),
+    let sum = match of {
+        state::WARM => &CENTRAL.warm_bytes,
+        state::OFFERED => &CENTRAL.offered_bytes,
+        _ => return,
+    };
+    match comes {
+        true => sum.fetch_add(bytes, Ordering::Relaxed),
+        false => sum.fetch_sub(bytes, Ordering::Relaxed),
     };
 }
 
@@ -202,11 +214,12 @@ pub(super) fn with<R>(
     })
 }
 
-/// Takes the oldest run of the state `from` if its time `is_old`; it is `QUEUED` then.
-pub(super) fn take_old(
+/// Takes the oldest run of the state `from` if its time `is_old`; its state is `to` then.
+pub(super) fn take_oldest(
     territory: &Territory,
     class: usize,
     from: u32,
+    to: u32,
     is_old: impl Fn(u32) -> bool,
 ) -> Option<Spot> {
     with(territory, class, |lists| {
@@ -219,10 +232,8 @@ pub(super) fn take_old(
             }
             list.pop_oldest(area);
             let spot = Spot { class, index };
-            if from == state::WARM {
-                count_warm(territory, spot, false);
-            }
-            if area.run(index).claim(from, state::QUEUED).is_ok() {
+            count(territory, spot, from, false);
+            if area.run(index).claim(from, to).is_ok() {
                 return Some(spot);
             }
             lists.left.push(area, index);
@@ -239,13 +250,11 @@ impl Lists {
     fn put(&mut self, territory: &Territory, spot: Spot, to: u32) {
         let area = territory.area(spot.class);
         let list = match to {
-            state::WARM => {
-                count_warm(territory, spot, true);
-                &mut self.warm
-            }
+            state::WARM => &mut self.warm,
             state::OFFERED => &mut self.offered,
             _ => &mut self.returned,
         };
+        count(territory, spot, to, true);
         area.run(spot.index).set_state(to);
         list.push(area, spot.index);
         if to != state::RETURNED {

@@ -240,13 +240,25 @@ impl Work {
         }
         for class in depot::filled(territory.classes) {
             while self.room() > 0 {
-                match depot::take_old(territory, class, state::OFFERED, due(return_at)) {
+                match depot::take_oldest(
+                    territory,
+                    class,
+                    state::OFFERED,
+                    state::QUEUED,
+                    due(return_at),
+                ) {
                     Some(spot) => self.add(territory, spot, false),
                     None => break,
                 };
             }
             while self.room() > 0 {
-                match depot::take_old(territory, class, state::WARM, due(offer_at)) {
+                match depot::take_oldest(
+                    territory,
+                    class,
+                    state::WARM,
+                    state::QUEUED,
+                    due(offer_at),
+                ) {
                     Some(spot) => self.add(territory, spot, offer),
                     None => break,
                 };
@@ -257,7 +269,7 @@ impl Work {
             for class in depot::filled(territory.classes) {
                 while self.room() > 0 && depot::warm_bytes() > bound() {
                     let old = |freed: u32| now.wrapping_sub(freed) >= age;
-                    match depot::take_old(territory, class, state::WARM, old) {
+                    match depot::take_oldest(territory, class, state::WARM, state::QUEUED, old) {
                         Some(spot) => self.add(territory, spot, offer),
                         None => break,
                     };

@@ -99,3 +99,13 @@ pub fn resident(p: NonNull<u8>, len: usize) -> usize {
     let there = tenure_testkit::pages::present_pages(p.as_ptr() as usize, len);
     there.iter().filter(|there| **there).count() * 4096
 }
+
+/// Page faults of this process so far.
+pub fn minor_faults() -> i64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the kernel fills in the structure.
+    unsafe {
+        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+        usage.assume_init().ru_minflt
+    }
+}
