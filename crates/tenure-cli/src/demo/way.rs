@@ -154,7 +154,7 @@ impl Run<'_> {
             self.waiting_since = None;
         }
         let together = self.worker.resident() + self.neighbour.resident().max(wanted);
-        match self.room.judge(together, now) {
+        match self.room.judge(together, now, self.counts.gave_up) {
             Verdict::Fits => {}
             Verdict::Short(bytes) => {
                 if self.told_to_give_up.is_none_or(|told| now - told >= GIVE_UP_EVERY) {

@@ -71,6 +71,8 @@ pub struct Counts {
     pub cache_bytes: u64,
     /// Bytes that the kernel has taken from it.
     pub taken_bytes: u64,
+    /// Times that it has given up what it was told to, as far as it could.
+    pub gave_up: u64,
 }
 
 /// To the neighbour: hold this many bytes.

@@ -38,7 +38,7 @@ pub fn run() -> anyhow::Result<()> {
             threads.push(scope.spawn(move || server.serve(number.into())));
         }
         threads.push(scope.spawn(|| server.report()));
-        let obeyed = obey(&mut from);
+        let obeyed = obey(&mut from, &server.gave_up);
         server.stop.store(true, Relaxed);
         for thread in threads {
             thread.join().expect("no thread of the worker panics")?;
@@ -49,10 +49,13 @@ pub fn run() -> anyhow::Result<()> {
 }
 
 /// Does what comes in until `Stop`, or until the demo has gone away.
-fn obey(from: &mut BufReader<StdinLock<'_>>) -> anyhow::Result<()> {
+fn obey(from: &mut BufReader<StdinLock<'_>>, gave_up: &AtomicU64) -> anyhow::Result<()> {
     loop {
         match wire::receive(from)? {
-            Some(ToWorker::GiveUp(bytes)) => reclaim::reclaim(bytes)?,
+            Some(ToWorker::GiveUp(bytes)) => {
+                reclaim::reclaim(bytes)?;
+                gave_up.fetch_add(1, Relaxed);
+            }
             None | Some(ToWorker::Stop) => return Ok(()),
             Some(other) => bail!("{other:?} makes no sense by now"),
         }
@@ -78,6 +81,7 @@ struct Server<'a> {
     wrong_values: AtomicU64,
     wrong_bytes: AtomicU64,
     changed_files: AtomicU64,
+    gave_up: AtomicU64,
 }
 
 impl<'a> Server<'a> {
@@ -95,6 +99,7 @@ impl<'a> Server<'a> {
             wrong_values: AtomicU64::new(0),
             wrong_bytes: AtomicU64::new(0),
             changed_files: AtomicU64::new(0),
+            gave_up: AtomicU64::new(0),
         }
     }
 
@@ -166,6 +171,7 @@ impl<'a> Server<'a> {
             changed_files: self.changed_files.load(Relaxed),
             cache_bytes: self.store.bytes(),
             taken_bytes: self.store.taken(),
+            gave_up: self.gave_up.load(Relaxed),
         }
     }
 }
