@@ -5,7 +5,7 @@ mod pool_kit;
 use pool_kit::*;
 use std::time::{Duration, Instant};
 use tenure::pool::{self, HugePages, Settings};
-use tenure_testkit::pages::{lazyfree_total, smaps_over};
+use tenure_testkit::pages::{lazyfree_total, rss, smaps_over};
 use tenure_testkit::{in_child, skip, this_test, undisturbed};
 
 const MIB: usize = 1 << 20;
@@ -21,12 +21,41 @@ fn pressure() -> u64 {
     tenure::stats().total.pressure_events
 }
 
+/// A program that takes large blocks again after it freed some.
+fn take_again() {
+    for _ in 0..2 {
+        let p = take(64 * MIB);
+        sign(p, 64 * MIB, 1);
+        give(p);
+    }
+}
+
+/// A program that frees its large blocks and takes no others has their memory no more: nobody would return it later.
+#[test]
+fn without_a_worker_the_first_free_runs_are_returned() {
+    in_child(this_test!(), &[], || {
+        let before = rss();
+        let runs: Vec<_> =
+            [20, 30, 40].into_iter().map(|mib| (take(mib * MIB), mib * MIB)).collect();
+        runs.iter().for_each(|(p, size)| sign(*p, *size, 1));
+        runs.into_iter().for_each(|(p, _)| give(p));
+        let left = rss().saturating_sub(before);
+        let stats = pool::stats();
+        assert!(left <= 4 * MIB as u64, "{left} bytes: {stats:?}");
+        // From here on it is seen to take them again.
+        take_again();
+        let stats = pool::stats();
+        assert!(stats.offered_bytes >= 60 * MIB as u64 || pressure() > 0, "{stats:?}");
+    });
+}
+
 /// Whoever frees offers: no thread will do it later. What was offered long ago is returned by later calls.
 #[test]
 fn without_a_worker_free_runs_are_offered_at_once() {
     in_child(this_test!(), &[], || {
         pool::configure(Settings::default().with_return_after(Duration::from_secs(1)));
         let before = lazyfree_total();
+        take_again();
         for size in [300_000, 2 * MIB, 16 * MIB] {
             let runs: Vec<_> = (0..16).map(|_| take(size)).collect();
             runs.iter().for_each(|p| sign(*p, size, 1));
@@ -241,6 +270,7 @@ fn past_the_bound_memory_is_offered_at_once() {
 #[test]
 fn without_a_keeper_the_bound_holds() {
     in_child(this_test!(), &[], || {
+        take_again();
         let held: Vec<_> = (0..192).map(|_| take(4 * MIB)).collect();
         held.iter().for_each(|p| bytes(*p, 4 * MIB).fill(1));
         assert!(pool::wants_keeper());

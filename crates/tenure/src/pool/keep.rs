@@ -39,12 +39,18 @@ struct Keep {
     bound: AtomicU64,
     /// The worker was called before its time.
     called: AtomicBool,
+    /// Where no worker runs: memory was returned as soon as it was free.
+    returned_at_once: AtomicBool,
+    /// And a run without pages was taken after that; it stays so.
+    takes_again: AtomicBool,
 }
 
 static KEEP: Keep = Keep {
     pays: AtomicBool::new(false),
     bound: AtomicU64::new(32 << 20),
     called: AtomicBool::new(false),
+    returned_at_once: AtomicBool::new(false),
+    takes_again: AtomicBool::new(false),
 };
 
 /// The background thread holds this lock while it calls the kernel, for a millisecond or two: held early.
@@ -78,6 +84,25 @@ fn bound() -> u64 {
 /// Whether callers offer so much that a thread which does it pays.
 pub(super) fn worker_pays() -> bool {
     KEEP.pays.load(Ordering::Relaxed)
+}
+
+/// A run without pages was taken.
+#[inline]
+pub(super) fn took_empty() {
+    if KEEP.returned_at_once.load(Ordering::Relaxed) {
+        KEEP.takes_again.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether what is free is offered first. Where no worker runs, nobody would return it later: so a program's first
+/// large blocks are returned at once, until it takes one again. The C library does likewise: it unmaps the first
+/// block of a size, and keeps the next.
+fn offers() -> bool {
+    let offers = worker::running() || KEEP.takes_again.load(Ordering::Relaxed);
+    if !offers {
+        KEEP.returned_at_once.store(true, Ordering::Relaxed);
+    }
+    offers
 }
 
 /// A run was freed.
@@ -231,7 +256,7 @@ impl Work {
         let (offer_at, return_at) = (looks(offer_after), looks(return_after));
         let (now, pressed) = (queue::clock(), self.pressed);
         let due = |at: u32| move |freed: u32| pressed || now.wrapping_sub(freed) >= at;
-        let offer = !pressed;
+        let offer = !pressed && offers();
         for slot in slot::used() {
             let room = self.room();
             cache::take_old(territory, slot, due(offer_at), room, |spot| {

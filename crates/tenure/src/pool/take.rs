@@ -6,7 +6,7 @@ use super::gather::{gather, Lost};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
 use super::territory::{self, Spot, Territory};
-use super::{cache, class, leave, release, split, zero};
+use super::{cache, class, keep, leave, release, split, zero};
 use crate::os::{advise, page_size};
 use crate::range::PageRange;
 use std::ptr::NonNull;
@@ -109,6 +109,7 @@ fn with_pages(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
 }
 
 fn empty(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
+    keep::took_empty();
     let fits = |spot| request.offset(territory, spot).is_some();
     let returned = depot::take(territory, request.class, Wanted::Empty, fits);
     returned.or_else(|| {
