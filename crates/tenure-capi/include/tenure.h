@@ -734,14 +734,6 @@ struct tenure_pool_stats {
      * Requests that could not be served.
      */
     uint64_t total_refused;
-    /**
-     * How often a block got pages of free blocks of other sizes.
-     */
-    uint64_t total_gathers;
-    /**
-     * Their bytes: page faults avoided.
-     */
-    uint64_t total_gathered_bytes;
 };
 
 /**

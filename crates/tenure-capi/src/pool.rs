@@ -79,10 +79,6 @@ pub struct tenure_pool_stats {
     pub total_remapped: u64,
     /// Requests that could not be served.
     pub total_refused: u64,
-    /// How often a block got pages of free blocks of other sizes.
-    pub total_gathers: u64,
-    /// Their bytes: page faults avoided.
-    pub total_gathered_bytes: u64,
 }
 
 /// A block, and the worker's thread with the first one.
@@ -279,8 +275,6 @@ pub unsafe extern "C" fn tenure_pool_stats(out: *mut tenure_pool_stats, size: us
             total_realloc_moved_bytes: now.realloc_moved_bytes,
             total_remapped: now.remapped,
             total_refused: now.refused,
-            total_gathers: now.gathers,
-            total_gathered_bytes: now.gathered_bytes,
         };
         // SAFETY: what the header asks of the caller; integers of one size, so no padding.
         unsafe { sized::write(out, size, &stats) }

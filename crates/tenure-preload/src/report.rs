@@ -74,12 +74,10 @@ fn identity_of_errors() -> Option<(u64, u64)> {
     rustix::fs::fstat(errors).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-const TOTALS: usize = 10;
-
 /// What the pool had done before this process was forked off.
-static BEFORE: [AtomicU64; TOTALS] = [const { AtomicU64::new(0) }; TOTALS];
+static BEFORE: [AtomicU64; 9] = [const { AtomicU64::new(0) }; 9];
 
-fn totals(pool: &PoolStats) -> [u64; TOTALS] {
+fn totals(pool: &PoolStats) -> [u64; 9] {
     [
         pool.reused_bytes,
         pool.warm_reuses + pool.offered_reuses,
@@ -90,7 +88,6 @@ fn totals(pool: &PoolStats) -> [u64; TOTALS] {
         pool.realloc_moved,
         pool.realloc_moved_bytes,
         pool.remapped,
-        pool.gathered_bytes,
     ]
 }
 
@@ -182,7 +179,7 @@ fn write(text: &mut Text<4096>) -> std::fmt::Result {
     for (now, before) in so_far.iter_mut().zip(&BEFORE) {
         *now = now.saturating_sub(before.load(Ordering::Relaxed));
     }
-    let [reused, reuses, offered, returned, zeroed, in_place, moved, moved_bytes, remapped, gathered] =
+    let [reused, reuses, offered, returned, zeroed, in_place, moved, moved_bytes, remapped] =
         so_far;
     writeln!(
         text,
@@ -196,11 +193,9 @@ fn write(text: &mut Text<4096>) -> std::fmt::Result {
     if served + pool.allocs > 0 {
         writeln!(
             text,
-            "  avoided: up to {} page faults ({} reused while warm or offered, {} gathered from other sizes), about \
-             {} system calls",
-            (reused + gathered) / page,
+            "  avoided: up to {} page faults ({} reused while warm or offered), about {} system calls",
+            reused / page,
             Bytes(reused),
-            Bytes(gathered),
             2 * reuses + in_place,
         )?;
         writeln!(

@@ -19,8 +19,6 @@ pub(super) enum Counter {
     InPlace,
     Moved,
     MovedBytes,
-    Gathered,
-    GatheredBytes,
     Remapped,
     Refused,
 }

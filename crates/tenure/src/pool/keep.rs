@@ -5,14 +5,14 @@ use super::counters::{self, Counter};
 use super::queue::{Item, Work};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
-use super::territory::{self, Territory};
+use super::territory::{self, Spot, Territory};
 use super::{cache, depot, leave, queue, slot};
 use crate::os::{advise, errno, page_size};
 use crate::range::PageRange;
 use crate::runtime::lock::Rank;
 use crate::runtime::services::{Next, Service, ServiceId, Visit};
 use crate::runtime::{budget, fork, worker};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Looks in the time after which a run is offered.
@@ -32,6 +32,17 @@ const PAYS_FROM: u64 = 512 << 20;
 /// Less is no rate.
 const SHORTEST_RATE: Duration = Duration::from_millis(50);
 
+/// What may lie free beside a run that gets new pages, at first.
+const MAY_LIE_FREE: u64 = 4 << 20;
+/// The part of what is in use that may.
+const PART_FREE: u64 = 16;
+/// How often that doubles: each time that a run is taken again which had been returned for another's sake.
+const MOST_DOUBLINGS: u32 = 16;
+/// Smaller runs without pages return nothing: a system call for each would cost more than their pages.
+const ROOM_FROM: usize = 512 << 10;
+/// For returning a mebibyte of base pages; the page faults of the new one take thrice as long.
+const TIME_A_MEBIBYTE: Duration = Duration::from_micros(40);
+
 struct Keep {
     /// Whether a worker pays; it stays so.
     pays: AtomicBool,
@@ -43,6 +54,8 @@ struct Keep {
     returned_at_once: AtomicBool,
     /// And a run without pages was taken after that; it stays so.
     takes_again: AtomicBool,
+    /// How often what may lie free has doubled.
+    doublings: AtomicU32,
 }
 
 static KEEP: Keep = Keep {
@@ -51,6 +64,7 @@ static KEEP: Keep = Keep {
     called: AtomicBool::new(false),
     returned_at_once: AtomicBool::new(false),
     takes_again: AtomicBool::new(false),
+    doublings: AtomicU32::new(0),
 };
 
 /// The background thread holds this lock while it calls the kernel, for a millisecond or two: held early.
@@ -105,6 +119,44 @@ fn offers() -> bool {
     offers
 }
 
+/// Memory of `bytes` is about to come: a run without pages was taken. What is free beside it, beyond what may be, is
+/// returned, else a program whose sizes change would have the memory of each beside that of the others.
+///
+/// Not moved to the new run: its owner may want few of the pages.
+pub(super) fn make_room(territory: &Territory, spot: Spot, bytes: usize) {
+    let run = territory.run(spot);
+    if run.is(flag::MADE_ROOM) {
+        run.clear(flag::MADE_ROOM);
+        // It was wanted after all: more may lie free.
+        let _ = KEEP.doublings.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |doublings| {
+            (doublings < MOST_DOUBLINGS).then_some(doublings + 1)
+        });
+    }
+    let free = depot::free_bytes();
+    if bytes >= ROOM_FROM && free > MAY_LIE_FREE {
+        return_some(territory, bytes as u64, free);
+    }
+}
+
+#[cold]
+fn return_some(territory: &Territory, bytes: u64, free: u64) {
+    let in_use =
+        counters::get(Counter::AllocatedBytes).wrapping_sub(counters::get(Counter::FreedBytes));
+    let may = MAY_LIE_FREE.max(in_use / PART_FREE) << KEEP.doublings.load(Ordering::Relaxed);
+    let least = may.max(free.saturating_sub(bytes));
+    let until = Instant::now() + BUDGET + TIME_A_MEBIBYTE * (bytes >> 20) as u32;
+    // The lock is free in between: a fork waits for it.
+    while depot::free_bytes() > least && Instant::now() < until {
+        let Some(mut work) = queue::work_soon() else { return };
+        if !work.return_oldest(territory, least) {
+            return;
+        }
+        while work.go_on(territory, Instant::now() + BUDGET, Duration::MAX, Duration::MAX)
+            && Instant::now() < until
+        {}
+    }
+}
+
 /// A run was freed.
 #[inline]
 pub(super) fn freed() {
@@ -127,7 +179,7 @@ fn past_bound(attended: bool, is_near: bool) {
     let Some(territory) = territory::known() else { return };
     // Waits for whoever is at it: that does no more than it has time for, and what stays warm meanwhile counts in a
     // group of processes that is near its limit.
-    if let Some(mut work) = queue::work().lock_unless_mine() {
+    if let Some(mut work) = queue::work_soon() {
         let (now, warm) = (Instant::now(), depot::warm_bytes());
         let until = now + BUDGET;
         let mut return_after = Duration::MAX;
@@ -243,6 +295,25 @@ impl Work {
                 }
             }
         }
+    }
+
+    /// Puts runs into the queue, to be returned, until no more than `least` bytes are free besides: those that were
+    /// offered, then warm ones, of the largest classes first. `false`: there is none, or no room.
+    fn return_oldest(&mut self, territory: &Territory, least: u64) -> bool {
+        let mut any = false;
+        for from in [state::OFFERED, state::WARM] {
+            for class in depot::filled(territory.classes).rev() {
+                while self.room() > 0 && depot::free_bytes() > least {
+                    let to = state::QUEUED;
+                    let taken = depot::take_oldest(territory, class, from, to, |_| true);
+                    let Some(spot) = taken else { break };
+                    territory.run(spot).set(flag::MADE_ROOM);
+                    self.add(territory, spot, false);
+                    any = true;
+                }
+            }
+        }
+        any
     }
 
     /// Fills the queue with what is due.

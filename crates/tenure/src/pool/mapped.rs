@@ -31,7 +31,7 @@ pub use missing::drop_zeros;
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
 use super::territory::{self, Spot, Territory};
-use super::{depot, give, leave, lookup, release, resize, split, take};
+use super::{depot, give, leave, lookup, release, resize, split};
 use crate::os::mapping_list::Lister;
 use crate::os::{arena, page_size};
 use crate::range::PageRange;
@@ -66,7 +66,7 @@ pub fn map(len: usize, align: usize) -> Option<NonNull<u8>> {
     let _no_wait = NoWait::here();
     let len = len.checked_next_multiple_of(page_size())?;
     loop {
-        let at = take::alloc_mapping(len, align.max(page_size()))?;
+        let at = super::alloc(len, align.max(page_size()), true)?;
         let (territory, spot) = lookup::find(at.as_ptr() as usize)?;
         let run = territory.run(spot);
         if !run.is(flag::MOVED) {

@@ -57,7 +57,6 @@ mod depot;
 mod end;
 mod fault;
 mod forks;
-mod gather;
 mod give;
 mod give_up;
 mod keep;

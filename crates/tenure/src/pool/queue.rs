@@ -3,10 +3,12 @@
 use super::territory::{Spot, Territory};
 use crate::os::page_size;
 use crate::runtime::fork;
-use crate::runtime::lock::{Lock, Rank};
+use crate::runtime::lock::{Guard, Lock, Rank};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// A visit's work takes 2 ms.
+const PATIENCE: Duration = Duration::from_millis(10);
 /// How many runs the queue has room for.
 const LENGTH: usize = 128;
 
@@ -67,6 +69,19 @@ pub(super) fn clock() -> u32 {
 /// The lock under which the queue is worked on.
 pub(super) fn work() -> &'static Lock<Work> {
     &QUEUE.work
+}
+
+/// The same for a thread that allocates or frees. It does not wait for ever: it may be a signal's handler, and whoever
+/// has the lock may wait for a list that the handler's thread was changing.
+pub(super) fn work_soon() -> Option<Guard<'static, Work>> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let work = QUEUE.work.try_lock();
+        if work.is_some() || QUEUE.work.is_guarded_here() || Instant::now() >= until {
+            return work;
+        }
+        std::thread::yield_now();
+    }
 }
 
 /// Waits until a slice that may have begun before is through: the caller has taken a run out of the queue, and

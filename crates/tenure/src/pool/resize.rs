@@ -1,10 +1,10 @@
 //! Making a run larger or smaller: in place, else by moving its pages to another run.
 
 use super::counters::{self, Counter};
-use super::run::{flag, state, BORDERS};
+use super::run::{flag, state, Run, BORDERS};
 use super::take::{self, Request};
 use super::territory::{Spot, Territory};
-use super::{fault, give, lookup, release, split, zero};
+use super::{fault, give, keep, lookup, release, split, zero};
 use crate::os::arena::{self, NotMoved};
 use crate::os::{advise, page_size, HUGE_PAGE};
 use crate::range::PageRange;
@@ -65,6 +65,13 @@ pub(super) unsafe fn realloc(
             .and_then(|request| Some((request, take::take(territory, &request)?))),
     };
     let taken = taken.and_then(|(request, (to, from))| {
+        if territory.run(to).touched() == 0 {
+            keep::make_room(
+                territory,
+                to,
+                if movable { new_size - old_size.min(new_size) } else { new_size },
+            );
+        }
         let (new, touched) = take::hand_out(territory, &request, to, from)?;
         Some((to, new, touched))
     });
@@ -211,7 +218,7 @@ fn move_pages(
     let mut count = 0;
     let start = territory.start(from);
     let huge = start + territory.area(from.class).huge;
-    for border in source.borders().map(|border| start + border * page).chain([huge]) {
+    for border in borders(source).map(|border| start + border * page).chain([huge]) {
         if border > at && border < end {
             ends[count] = border;
             count += 1;
@@ -244,7 +251,7 @@ fn move_pages(
     let news = ends[..=count].iter().map(|end| end - at);
     let news = news.filter(|end| (lead.max(1)..=moved).contains(end));
     split::note_moved(target);
-    target.replace_borders(0, offset + moved / page, news.map(|end| offset + end / page));
+    set_borders(target, news.map(|end| offset + end / page), offset + moved / page);
     target.forks.store(source.forks.load(Ordering::Relaxed), Ordering::Relaxed);
     if (at - start + moved) / page >= source.touched() {
         // What lies before the program's part may be left from an earlier use.
@@ -253,4 +260,22 @@ fn move_pages(
     counters::add(Counter::Moved, 1);
     counters::add(Counter::MovedBytes, (moved - lead) as u64);
     Moved { bytes: moved.min(len), target_lost: false }
+}
+
+/// A run's borders, in pages from its start.
+fn borders(run: &Run) -> impl Iterator<Item = usize> + '_ {
+    run.borders.iter().map(|at| at.load(Ordering::Relaxed) as usize).take_while(|at| *at != 0)
+}
+
+/// Sets the borders up to `end`, and leaves those beyond it.
+fn set_borders(run: &Run, news: impl Iterator<Item = usize>, end: usize) {
+    let mut all = [0; 2 * BORDERS + 2];
+    let later = borders(run).filter(|at| *at > end);
+    for (place, border) in all.iter_mut().zip(news.chain(later)) {
+        *place = border;
+    }
+    // What is left out only makes a later move fail, and that copies.
+    for (place, border) in run.borders.iter().zip(all) {
+        place.store(border as u32, Ordering::Relaxed);
+    }
 }

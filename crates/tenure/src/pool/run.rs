@@ -34,6 +34,8 @@ pub(super) mod flag {
     pub const MAPPED: u32 = 8;
     /// It may not be accessed, for its last owner has unmapped it.
     pub const CLOSED: u32 = 16;
+    /// It was returned so that another size had room.
+    pub const MADE_ROOM: u32 = 32;
 }
 
 /// Borders that a run remembers: a run that grew by moving has one for each time.
@@ -92,25 +94,6 @@ impl Run {
     pub fn set_state(&self, state: u32) {
         self.state.store(state, Ordering::Release);
     }
-    /// Where mappings end in it, in pages from its start.
-    pub fn borders(&self) -> impl Iterator<Item = usize> + '_ {
-        self.borders.iter().map(|at| at.load(Ordering::Relaxed) as usize).take_while(|at| *at != 0)
-    }
-
-    /// Replaces those from `from` to `to` by others, ascending and in between. What is left out for want of room only
-    /// makes a later move fail, and that copies.
-    pub fn replace_borders(&self, from: usize, to: usize, new: impl Iterator<Item = usize>) {
-        let mut all = [0; 2 * BORDERS + 2];
-        let before = self.borders().take_while(|at| *at < from);
-        let after = self.borders().filter(|at| *at > to);
-        for (place, border) in all.iter_mut().zip(before.chain(new).chain(after)) {
-            *place = border as u32;
-        }
-        for (place, border) in self.borders.iter().zip(all) {
-            place.store(border, Ordering::Relaxed);
-        }
-    }
-
     /// Moves from one state to another, for the one thread that succeeds.
     pub fn claim(&self, from: u32, to: u32) -> Result<(), u32> {
         let exchange =

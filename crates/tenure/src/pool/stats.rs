@@ -58,10 +58,6 @@ pub struct PoolStats {
     pub remapped: u64,
     /// Requests that could not be served.
     pub refused: u64,
-    /// How often a run got pages of free runs of other sizes.
-    pub gathers: u64,
-    /// Their bytes: page faults that were avoided.
-    pub gathered_bytes: u64,
 }
 
 /// Reads the statistics. Costs a few hundred loads; no system call.
@@ -103,8 +99,6 @@ pub fn stats() -> PoolStats {
         realloc_moved_bytes: get(MovedBytes),
         remapped: get(Remapped),
         refused: get(Refused),
-        gathers: get(Gathered),
-        gathered_bytes: get(GatheredBytes),
         ..PoolStats::default()
     };
     for class in 0..territory.classes {

@@ -2,7 +2,6 @@
 
 use super::counters::{self, Counter};
 use super::depot::{self, Wanted};
-use super::gather::{gather, Lost};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
 use super::territory::{self, Spot, Territory};
@@ -129,20 +128,6 @@ fn empty(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
 
 /// See [`alloc`](super::alloc).
 pub(super) fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
-    alloc_with(size, align, zeroed, gather)
-}
-
-/// The same, of zeros; no pages are moved to it, for these are a mapping of their own.
-pub(super) fn alloc_mapping(size: usize, align: usize) -> Option<NonNull<u8>> {
-    alloc_with(size, align, true, |_, _, _| Ok(()))
-}
-
-fn alloc_with(
-    size: usize,
-    align: usize,
-    zeroed: bool,
-    find_pages: impl Fn(&Territory, Spot, usize) -> Result<(), Lost>,
-) -> Option<NonNull<u8>> {
     if !align.is_power_of_two() || release::is_over() {
         return None;
     }
@@ -154,12 +139,7 @@ fn alloc_with(
         return None;
     };
     if territory.run(spot).touched() == 0 {
-        prepare_empty(territory, spot);
-    }
-    let end = request.offset(territory, spot)? + request.size;
-    if find_pages(territory, spot, end.div_ceil(page_size())).is_err() {
-        // From now on nothing is moved.
-        return alloc_with(size, align, zeroed, find_pages);
+        keep::make_room(territory, spot, size);
     }
     let (at, touched) = hand_out(territory, &request, spot, from)?;
     if zeroed && touched > 0 {
