@@ -4,7 +4,7 @@
 //! would. A memory cgroup at its limit does not wait for a teardown that lags, it kills. So what waits
 //! is kept below what is free, by the caller if need be.
 
-use super::{records, settings, teardown};
+use super::{queue, settings, teardown};
 use crate::os::memory_limit::governing_group;
 use crate::os::room_now::{resident_bytes, Files, RoomNow};
 use crate::runtime::lock::{Lock, Rank};
@@ -104,7 +104,7 @@ fn allowance() -> Option<u64> {
 
 /// Resident bytes among what waits, at most: no more than the process has. `None`: as above.
 fn waiting() -> Option<u64> {
-    let bytes = records::lock_unless_forking()?.bytes();
+    let bytes = queue::lock_unless_forking()?.bytes();
     Some(match bytes {
         0 => 0,
         bytes => bytes.min(resident_bytes().unwrap_or(u64::MAX)),
@@ -119,7 +119,7 @@ pub(super) fn hold_back() {
 
 fn within_bound() -> Option<()> {
     // One lock at a time: forks take them in another order.
-    let bytes = records::lock_unless_forking()?.bytes();
+    let bytes = queue::lock_unless_forking()?.bytes();
     if worker::is_coming() && is_small(bytes) {
         return Some(());
     }
@@ -133,7 +133,7 @@ fn within_bound() -> Option<()> {
             // Others are at it: what they have in hand is a few chunks, and goes soon.
             teardown::Chunk::None if worker::is_coming() => return Some(()),
             teardown::Chunk::None => {
-                if records::lock_unless_forking()?.is_empty() {
+                if queue::lock_unless_forking()?.is_empty() {
                     return Some(());
                 }
                 std::thread::sleep(Duration::from_micros(100));

@@ -79,50 +79,31 @@
 //! another thread may map where an earlier part was before a later one is gone. A hidden mapping can be seen
 //! in `/proc/self/maps`, and goes into a core dump.
 
-mod books;
 mod bound;
-mod over;
-mod records;
+mod forget;
+mod kind;
+mod queue;
+mod replace;
+mod service;
 mod settings;
 mod slice;
 mod teardown;
 mod unmap;
 
+use self::kind::Known;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::Mapping;
-use crate::os::{detach, errno, generation, page_size};
+use crate::os::{detach, errno, page_size};
 use crate::range::PageRange;
-use crate::runtime::fork::{self, NoWait};
-use crate::runtime::lock::Rank;
-use crate::runtime::services::{Next, Service, Visit};
-use crate::runtime::worker;
+use crate::runtime::fork::NoWait;
 use rustix::io::Errno;
 use std::mem::ManuallyDrop;
 use std::time::Duration;
 
-pub use over::{detach_tail, map_over};
+pub use replace::{detach_tail, map_over};
+pub(crate) use service::watch_forks;
 pub use settings::{configure, settings, Files, Settings};
-
-/// How a range was unmapped.
-///
-/// ```
-/// use tenure::retire::{retire, Way};
-/// let way = retire(tenure::Mapping::anonymous(64 << 20)?)?;
-/// if way == Way::Moved {
-///     println!("the worker gives the memory back");
-/// }
-/// # Ok::<(), tenure::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum Way {
-    /// By munmap(2) itself.
-    Plain,
-    /// By munmap(2) in parts, each short enough for the bound on stalls.
-    InSlices,
-    /// Moved out of sight; its memory follows.
-    Moved,
-}
+pub use unmap::Way;
 
 /// What is gone from its addresses and not yet given back.
 ///
@@ -204,7 +185,7 @@ pub unsafe fn munmap_raw(addr: *mut u8, len: usize) -> std::result::Result<Way, 
         .filter(|end| *end <= isize::MAX as usize);
     let done = match end {
         Some(end) if start % page == 0 && start != 0 && start < end => {
-            unmap::unmap(PageRange::new(start, end), unmap::Known::Nothing, settings::min_bytes())
+            unmap::unmap(PageRange::new(start, end), Known::Nothing, settings::min_bytes())
         }
         // The kernel's to refuse, or page 0.
         // SAFETY: the caller's promise.
@@ -266,7 +247,7 @@ pub(crate) fn drop_own(range: PageRange, least: usize) -> std::result::Result<Wa
         // Without the background thread it goes in slices.
         let _ = prepare();
     }
-    unmap::unmap(range, unmap::Known::Own, least)
+    unmap::unmap(range, Known::Own, least)
 }
 
 /// The size from which on dropping a [`Mapping`] retires it.
@@ -286,54 +267,7 @@ pub(crate) fn least() -> usize {
 /// # Errors
 /// `EAGAIN`: no thread could be created.
 pub fn prepare() -> Result<()> {
-    watch_forks();
-    worker::create("retire::prepare")?;
-    detach::learn_whether_seals_are_seen();
-    unmap::set_ready();
-    unmap::no_longer_wants_keeper();
-    Ok(())
-}
-
-static SERVICE: Service = Service {
-    hold: || {
-        records::hold();
-        bound::hold();
-    },
-    release: || {
-        bound::release();
-        records::release();
-    },
-    recover: || {
-        records::recover();
-        bound::recover();
-    },
-    reset_in_child: |_| records::reset_in_child(),
-    task: Some(visit),
-    shrink: Some(|| pending().bytes > 0 && errno::kept(teardown::relieve)),
-    ..Service::named("retire", &[Rank::RetireQueue, Rank::RetireBudget])
-};
-
-/// What [`prepare`] does but for the thread. A few loads when it is done.
-pub(crate) fn watch_forks() {
-    fork::look();
-    fork::watch();
-    fork::register(&SERVICE);
-    // What is looked up once, and allocates then.
-    let _ = generation::current();
-    bound::look_around();
-}
-
-/// Has the background thread look at what waits.
-fn stir() {
-    worker::stir(fork::register(&SERVICE));
-}
-
-fn visit(visit: &Visit) -> Next {
-    let next = teardown::visit(visit);
-    if next != Next::WhenStirred {
-        bound::look_around();
-    }
-    next
+    service::prepare()
 }
 
 /// Whether [`prepare`] is to be called at the next moment that allows it: something could have been retired
@@ -346,7 +280,7 @@ fn visit(visit: &Visit) -> Next {
 /// # Ok::<(), tenure::Error>(())
 /// ```
 pub fn wants_keeper() -> bool {
-    unmap::wants_keeper()
+    service::wants_keeper()
 }
 
 /// What waits to be torn down.
@@ -360,9 +294,9 @@ pub fn wants_keeper() -> bool {
 /// # Cost
 /// About 0.3 µs.
 pub fn pending() -> Pending {
-    fork::register(&SERVICE);
-    let records = records::lock();
-    Pending { bytes: records.bytes(), mappings: records.mappings() }
+    service::register();
+    let queue = queue::lock();
+    Pending { bytes: queue.bytes(), mappings: queue.mappings() }
 }
 
 /// The longest that one slice of a teardown has taken so far, and other threads' calls for mappings may have
@@ -372,7 +306,7 @@ pub fn pending() -> Pending {
 /// println!("no call waited for longer than {:?}", tenure::retire::longest_slice());
 /// ```
 pub fn longest_slice() -> Duration {
-    teardown::longest_slice()
+    slice::longest()
 }
 
 /// Waits until all memory is back; the caller helps. `false`: not within `timeout`. `None` waits for as long
@@ -387,8 +321,8 @@ pub fn longest_slice() -> Duration {
 /// ```
 pub fn drain(timeout: Option<Duration>) -> bool {
     let _errno = errno::Kept::now();
-    // It may be the process's first call; a fork is to hold the records from now on.
-    fork::register(&SERVICE);
+    // It may be the process's first call; a fork is to hold the queue from now on.
+    service::register();
     teardown::drain(timeout)
 }
 

@@ -1,9 +1,13 @@
-//! How much is unmapped at a time.
+//! How much is unmapped at a time, and how long that takes.
 
 use super::settings;
+use crate::os::pagemap::Pagemap;
 use crate::os::{page_size, HUGE_PAGE};
+use crate::range::PageRange;
+use crate::runtime::counters::{add, COUNTERS};
+use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What unmapping a page costs until it has been measured, in picoseconds: 50 to 180 ns for a base page
 /// that was written (Linux 6.18, two cores).
@@ -26,7 +30,7 @@ pub(super) fn bytes() -> usize {
 
 /// Learns from a slice. Only slices that took long teach: quick ones were huge pages or holes, and the
 /// next may be dense.
-pub(super) fn learn(bytes: usize, took: Duration) {
+fn learn(bytes: usize, took: Duration) {
     let pages = (bytes / page_size()).max(1) as u64;
     let took_ps = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).saturating_mul(1000);
     let seen = took_ps / pages;
@@ -39,6 +43,53 @@ pub(super) fn learn(bytes: usize, took: Duration) {
         _ => known,
     };
     PER_PAGE_PS.store(next, Ordering::Relaxed);
+}
+
+/// A slice of so many bytes took so long.
+pub(super) fn took(bytes: usize, time: Duration) {
+    learn(bytes, time);
+    note_longest(time);
+}
+
+pub(super) fn note_longest(time: Duration) {
+    let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    COUNTERS.retire_longest_slice_ns.fetch_max(ns, Ordering::Relaxed);
+}
+
+pub(super) fn longest() -> Duration {
+    Duration::from_nanos(COUNTERS.retire_longest_slice_ns.load(Ordering::Relaxed))
+}
+
+/// Calls `work` for the range, slice by slice from its start. What has no pages goes with the slice behind
+/// it. A slice may fail where the whole would not: its end cuts a huge page of 1 GiB (`EINVAL`), or a mapping
+/// that the whole would not split, and there are `vm.max_map_count` (`ENOMEM`). Then the rest goes as one.
+pub(super) fn each(
+    range: PageRange,
+    mut work: impl FnMut(PageRange) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let pagemap = Pagemap::open().ok();
+    let mut at = range.start;
+    while at < range.end {
+        let rest = PageRange::new(at, range.end);
+        let there = pagemap.as_ref().map_or(at, |pagemap| pagemap.first_there(rest));
+        let step = bytes();
+        let slice = PageRange::new(at, (there / step * step).saturating_add(step).min(range.end));
+        let began = Instant::now();
+        match work(slice) {
+            Ok(()) => {
+                took(slice.end - there.max(at).min(slice.end - 1), began.elapsed());
+                add(&COUNTERS.retired_in_slices_bytes, slice.len() as u64);
+                at = slice.end;
+            }
+            Err(Errno::INVAL | Errno::NOMEM) if slice.end < range.end => {
+                work(rest)?;
+                add(&COUNTERS.retired_in_slices_bytes, rest.len() as u64);
+                return Ok(());
+            }
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

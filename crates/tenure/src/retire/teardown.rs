@@ -1,7 +1,7 @@
 //! Giving the memory of hidden mappings back, slice by slice: by the worker, and by callers that have to
 //! wait for it.
 
-use super::records::{self, Records};
+use super::queue::{self, Queue};
 use super::slice;
 use crate::os::pagemap::Pagemap;
 use crate::os::{detach, generation};
@@ -9,7 +9,6 @@ use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::services::{Next, Visit};
 use rustix::io::Errno;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long a visit of the worker's may take when memory is short.
@@ -28,7 +27,7 @@ pub(super) fn visit(visit: &Visit) -> Next {
         match one_chunk() {
             Chunk::None => return Next::WhenStirred,
             // The next visit tries another one.
-            Chunk::Failed => match records::lock().is_stuck() {
+            Chunk::Failed => match queue::lock().is_stuck() {
                 true => return Next::After(AGAIN),
                 false => return Next::AtOnce,
             },
@@ -54,19 +53,19 @@ pub(super) fn one_chunk() -> Chunk {
     let process = generation::current();
     let pagemap = Pagemap::open().ok();
     let (chunk, there) = loop {
-        let next = records::lock_unless_forking().and_then(|records| records.next());
+        let next = queue::lock_unless_forking().and_then(|queue| queue.next());
         let Some(next) = next else { return Chunk::None };
         let there = pagemap.as_ref().map_or(next.start, |pagemap| pagemap.first_there(next));
-        let Some(mut records) = records::lock_unless_forking() else { return Chunk::None };
-        if let Some(chunk) = records.take(next, there) {
+        let Some(mut queue) = queue::lock_unless_forking() else { return Chunk::None };
+        if let Some(chunk) = queue.take(next, there) {
             break (chunk, there.min(chunk.end));
         }
     };
     let done = tear_down(chunk, there, process);
-    let Some(mut records) = records::lock_unless_forking() else {
+    let Some(mut queue) = queue::lock_unless_forking() else {
         // What could not be torn down stays mapped until the process ends.
         if generation::current() == process {
-            records::done_late(chunk);
+            queue::done_late(chunk);
         }
         return Chunk::None;
     };
@@ -75,22 +74,22 @@ pub(super) fn one_chunk() -> Chunk {
     }
     match done {
         Ok(()) => {
-            records.done(chunk);
-            drop(records);
+            queue.done(chunk);
+            drop(queue);
             add(&COUNTERS.torn_down_bytes, chunk.len() as u64);
             Chunk::Done(chunk.len() as u64)
         }
         Err(left) => {
-            settle(&mut records, chunk, left);
+            settle(&mut queue, chunk, left);
             Chunk::Failed
         }
     }
 }
 
 /// Part of a chunk is left.
-fn settle(records: &mut Records, chunk: PageRange, left: PageRange) {
-    records.shrink_in_flight((chunk.len() - left.len()) as u64);
-    records.put_back(left);
+fn settle(queue: &mut Queue, chunk: PageRange, left: PageRange) {
+    queue.shrink_in_flight((chunk.len() - left.len()) as u64);
+    queue.put_back(left);
 }
 
 /// First the pages, in slices: from Linux 6.17 on that holds no lock that another thread wants to map,
@@ -120,27 +119,13 @@ fn tear_down(chunk: PageRange, there: usize, process: u64) -> Result<(), PageRan
             }
             mapped = PageRange::new(piece.end, chunk.end);
         }
-        took(piece.len(), began.elapsed());
+        slice::took(piece.len(), began.elapsed());
         at = piece.end;
     }
     let began = Instant::now();
     unmap(mapped).map_err(|_| mapped)?;
-    note_longest(began.elapsed());
+    slice::note_longest(began.elapsed());
     Ok(())
-}
-
-pub(super) fn took(bytes: usize, time: Duration) {
-    slice::learn(bytes, time);
-    note_longest(time);
-}
-
-fn note_longest(time: Duration) {
-    let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    COUNTERS.retire_longest_slice_ns.fetch_max(ns, Ordering::Relaxed);
-}
-
-pub(super) fn longest_slice() -> Duration {
-    Duration::from_nanos(COUNTERS.retire_longest_slice_ns.load(Ordering::Relaxed))
 }
 
 fn unmap(range: PageRange) -> Result<(), Errno> {
@@ -165,12 +150,12 @@ pub(super) fn drain(timeout: Option<Duration>) -> bool {
     loop {
         match help() {
             Chunk::Done(_) => {}
-            _ if records::lock().is_empty() => return true,
+            _ if queue::lock().is_empty() => return true,
             // In another thread's hands.
             _ => std::thread::sleep(SHORT_WAIT),
         }
         if until.is_some_and(|until| Instant::now() >= until) {
-            return records::lock().is_empty();
+            return queue::lock().is_empty();
         }
     }
 }
@@ -184,11 +169,11 @@ pub(super) fn relieve() -> bool {
             Chunk::Done(_) => (any, failed, waited) = (true, 0, Duration::ZERO),
             Chunk::Failed => {
                 failed += 1;
-                if failed >= records::lock().count() {
+                if failed >= queue::lock().count() {
                     return any;
                 }
             }
-            Chunk::None if records::lock().is_empty() => return true,
+            Chunk::None if queue::lock().is_empty() => return true,
             // In another thread's hands, which may fail too.
             Chunk::None => {
                 if waited >= LONGEST_WAIT {

@@ -1,7 +1,7 @@
 //! Two other calls that unmap populated memory: a shrinking mremap(2), and mmap(2) with `MAP_FIXED`.
 
-use super::settings;
-use super::unmap::{self, in_slices, Known};
+use super::kind::Known;
+use super::{forget, settings, slice, unmap};
 use crate::os::mapping_list::Lister;
 use crate::os::{detach, errno, page_size};
 use crate::range::PageRange;
@@ -83,13 +83,13 @@ pub unsafe fn map_over(
         && start % page == 0
         && start != 0
         && size >= settings::min_bytes();
-    if !fits || !super::unmap::all_may_be_unmapped(PageRange::new(start, end)) {
+    if !fits || !unmap::all_may_be_unmapped(PageRange::new(start, end)) {
         return None;
     }
     let _errno = errno::Kept::now();
     let _no_wait = NoWait::here();
-    super::books::forget(PageRange::new(start, end));
-    let done = in_slices(PageRange::new(start, end), |slice| {
+    forget::forget(PageRange::new(start, end));
+    let done = slice::each(PageRange::new(start, end), |slice| {
         // SAFETY: the caller's promise.
         unsafe { detach::map_fixed(slice.start, slice.len(), protection, flags) }
     });

@@ -14,7 +14,7 @@ const MOST: usize = 512;
 const CHUNK: usize = 32 << 20;
 
 /// See the module's head.
-pub(super) struct Records {
+pub(super) struct Queue {
     waiting: [PageRange; MOST],
     count: usize,
     /// Chunks that were taken and are not unmapped yet.
@@ -25,56 +25,56 @@ pub(super) struct Records {
     failed: usize,
 }
 
-static RECORDS: Lock<Records> = Lock::new(Rank::RetireQueue, Records::none());
+static QUEUE: Lock<Queue> = Lock::new(Rank::RetireQueue, Queue::none());
 
-pub(super) type Guard = QuietGuard<'static, Records>;
+pub(super) type Guard = QuietGuard<'static, Queue>;
 
-/// The records; forks wait while they are held, so that a child never gets a copy of a mapping that is
+/// The queue; forks wait while it is held, so that a child never gets a copy of a mapping that is
 /// half way to its hidden place.
 pub(super) fn lock() -> Guard {
-    brought_up_to_date(RECORDS.lock_signals_blocked())
+    brought_up_to_date(QUEUE.lock_signals_blocked())
 }
 
-/// The same. `None`: a fork holds them, or is about to, for which the thread must not wait.
+/// The queue. `None`: a fork holds it, or is about to, for which the thread must not wait.
 pub(super) fn lock_unless_forking() -> Option<Guard> {
-    RECORDS.lock_signals_blocked_unless_forking().map(brought_up_to_date)
+    QUEUE.lock_signals_blocked_unless_forking().map(brought_up_to_date)
 }
 
-/// Chunks, and their bytes, that went while a fork held the records.
+/// Chunks, and their bytes, that went while a fork held the queue.
 static LATE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// A chunk that was taken is gone, and the records cannot be waited for: whoever has them next is told.
+/// A chunk that was taken is gone, and the queue cannot be waited for: its next holder counts it.
 pub(super) fn done_late(chunk: PageRange) {
     LATE[0].fetch_add(1, Ordering::Relaxed);
     LATE[1].fetch_add(chunk.len() as u64, Ordering::Relaxed);
 }
 
-fn brought_up_to_date(mut records: Guard) -> Guard {
+fn brought_up_to_date(mut queue: Guard) -> Guard {
     let [chunks, bytes] = [0, 1].map(|n| match LATE[n].load(Ordering::Relaxed) {
         0 => 0,
         _ => LATE[n].swap(0, Ordering::Relaxed),
     });
     if chunks + bytes > 0 {
-        records.in_flight -= chunks as usize;
-        records.bytes -= bytes;
-        records.publish();
+        queue.in_flight -= chunks as usize;
+        queue.bytes -= bytes;
+        queue.publish();
     }
-    records
+    queue
 }
 
 /// Before a fork.
 pub(super) fn hold() {
-    RECORDS.hold();
+    QUEUE.hold();
 }
 
 /// After it.
 pub(super) fn release() {
-    RECORDS.release();
+    QUEUE.release();
 }
 
 /// In a child whose handlers did not run.
 pub(super) fn recover() {
-    RECORDS.reset_in_child();
+    QUEUE.reset_in_child();
 }
 
 /// In a child, which has none of its parent's hidden mappings.
@@ -82,15 +82,15 @@ pub(super) fn reset_in_child() {
     LATE.iter().for_each(|late| late.store(0, Ordering::Relaxed));
     // SAFETY: a fork's handlers hold the lock; where none ran, this child has one thread, which has no
     // guard of it. The fields are numbers: no half-done change of them does harm.
-    let records = unsafe { RECORDS.held_value() };
-    (records.count, records.in_flight, records.bytes) = (0, 0, 0);
-    records.failed = 0;
-    records.publish();
+    let queue = unsafe { QUEUE.held_value() };
+    (queue.count, queue.in_flight, queue.bytes) = (0, 0, 0);
+    queue.failed = 0;
+    queue.publish();
 }
 
-impl Records {
-    const fn none() -> Records {
-        Records {
+impl Queue {
+    const fn none() -> Queue {
+        Queue {
             waiting: [PageRange { start: 0, end: 0 }; MOST],
             count: 0,
             in_flight: 0,
@@ -215,50 +215,50 @@ mod tests {
 
     #[test]
     fn chunks_cover_a_mapping_once() {
-        let mut records = Records::none();
+        let mut queue = Queue::none();
         let page = crate::os::page_size();
         let whole = PageRange::new(3 * page, 9 * CHUNK + 5 * page);
-        records.add(whole);
-        assert_eq!(records.take(PageRange::new(page, 2 * page), page), None);
+        queue.add(whole);
+        assert_eq!(queue.take(PageRange::new(page, 2 * page), page), None);
         let mut at = whole.start;
         let mut chunks = 0;
-        while let Some(next) = records.next() {
+        while let Some(next) = queue.next() {
             assert_eq!(next.start, at);
             // A hole of three chunks and a bit in the middle.
             let there = if at == 2 * CHUNK { 5 * CHUNK + page } else { at };
-            let chunk = records.take(next, there).unwrap();
+            let chunk = queue.take(next, there).unwrap();
             assert_eq!(chunk.start, at);
             assert!(chunk.end % CHUNK == 0 || chunk.end == whole.end);
             at = chunk.end;
             chunks += 1;
-            records.done(chunk);
+            queue.done(chunk);
         }
-        assert_eq!((at, records.bytes(), chunks), (whole.end, 0, 7));
-        assert!(records.is_empty());
+        assert_eq!((at, queue.bytes(), chunks), (whole.end, 0, 7));
+        assert!(queue.is_empty());
     }
 
     #[test]
     fn what_fails_waits_behind_the_others_and_is_joined() {
-        let mut records = Records::none();
+        let mut queue = Queue::none();
         let ranges = [(1, 3), (5, 7), (9, 12)];
         let ranges = ranges.map(|(start, end)| PageRange::new(start * CHUNK, end * CHUNK));
-        ranges.into_iter().for_each(|range| records.add(range));
+        ranges.into_iter().for_each(|range| queue.add(range));
         for n in [2, 1, 0] {
-            assert_eq!((records.next(), records.is_stuck()), (Some(ranges[n]), false));
-            let chunk = records.take(ranges[n], ranges[n].start).unwrap();
-            records.put_back(chunk);
+            assert_eq!((queue.next(), queue.is_stuck()), (Some(ranges[n]), false));
+            let chunk = queue.take(ranges[n], ranges[n].start).unwrap();
+            queue.put_back(chunk);
         }
-        assert!(records.is_stuck());
-        assert_eq!((records.next(), records.count()), (Some(ranges[2]), 3));
-        let chunk = records.take(ranges[2], ranges[2].start).unwrap();
-        records.done(chunk);
-        assert!(!records.is_stuck());
+        assert!(queue.is_stuck());
+        assert_eq!((queue.next(), queue.count()), (Some(ranges[2]), 3));
+        let chunk = queue.take(ranges[2], ranges[2].start).unwrap();
+        queue.done(chunk);
+        assert!(!queue.is_stuck());
         // What the kernel has joined from two.
-        records.add(PageRange::new(3 * CHUNK, 5 * CHUNK));
-        let top = records.next().unwrap();
-        let chunk = records.take(top, top.start).unwrap();
-        records.put_back(chunk);
-        assert_eq!(records.waiting[0], PageRange::new(CHUNK, 7 * CHUNK));
-        assert_eq!((records.count(), records.bytes()), (2, 8 * CHUNK as u64));
+        queue.add(PageRange::new(3 * CHUNK, 5 * CHUNK));
+        let top = queue.next().unwrap();
+        let chunk = queue.take(top, top.start).unwrap();
+        queue.put_back(chunk);
+        assert_eq!(queue.waiting[0], PageRange::new(CHUNK, 7 * CHUNK));
+        assert_eq!((queue.count(), queue.bytes()), (2, 8 * CHUNK as u64));
     }
 }

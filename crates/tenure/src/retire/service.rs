@@ -1,0 +1,98 @@
+//! Retire among the services: what a fork holds, what the worker does, and whether it is there to do it.
+
+use super::{bound, queue, teardown};
+use crate::error::Result;
+use crate::os::{detach, errno, generation};
+use crate::runtime::fork;
+use crate::runtime::lock::Rank;
+use crate::runtime::services::{Next, Service, Visit};
+use crate::runtime::worker;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static SERVICE: Service = Service {
+    hold: || {
+        queue::hold();
+        bound::hold();
+    },
+    release: || {
+        bound::release();
+        queue::release();
+    },
+    recover: || {
+        queue::recover();
+        bound::recover();
+    },
+    reset_in_child: |_| queue::reset_in_child(),
+    task: Some(visit),
+    shrink: Some(shrink),
+    ..Service::named("retire", &[Rank::RetireQueue, Rank::RetireBudget])
+};
+
+/// From here on a fork holds what is retire's.
+pub(super) fn register() {
+    fork::register(&SERVICE);
+}
+
+/// Has the background thread look at what waits.
+pub(super) fn stir() {
+    worker::stir(fork::register(&SERVICE));
+}
+
+fn visit(visit: &Visit) -> Next {
+    let next = teardown::visit(visit);
+    if next != Next::WhenStirred {
+        bound::look_around();
+    }
+    next
+}
+
+fn shrink() -> bool {
+    register();
+    let waits = queue::lock().bytes() > 0;
+    waits && errno::kept(teardown::relieve)
+}
+
+/// What [`prepare`] does but for the thread. A few loads when it is done.
+pub(crate) fn watch_forks() {
+    fork::look();
+    fork::watch();
+    register();
+    // What is looked up once, and allocates then.
+    let _ = generation::current();
+    bound::look_around();
+}
+
+/// Forks are watched, and the worker was started once.
+static READY: AtomicBool = AtomicBool::new(false);
+/// A range could have been moved if a worker had run.
+static WANTED: AtomicBool = AtomicBool::new(false);
+
+/// See [`super::prepare`].
+pub(super) fn prepare() -> Result<()> {
+    watch_forks();
+    worker::create("retire::prepare")?;
+    detach::learn_whether_seals_are_seen();
+    READY.store(true, Ordering::Release);
+    WANTED.store(false, Ordering::Relaxed);
+    Ok(())
+}
+
+pub(super) fn is_ready() -> bool {
+    READY.load(Ordering::Acquire)
+}
+
+/// A range could have been moved, but [`super::prepare`] was not called.
+pub(super) fn want_keeper() {
+    WANTED.store(true, Ordering::Relaxed);
+}
+
+pub(super) fn wants_keeper() -> bool {
+    WANTED.load(Ordering::Relaxed)
+}
+
+/// Whether a worker is there that gives back what is moved.
+pub(super) fn is_served() -> bool {
+    let served = is_ready() && worker::is_coming();
+    WANTED.store(!served, Ordering::Relaxed);
+    served
+}
