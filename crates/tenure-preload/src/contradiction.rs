@@ -1,7 +1,7 @@
 //! Memory that is all locked, and a pool that gives memory back: the launcher refuses the two, but the environment
 //! may ask for both.
 
-use crate::hooks::{malloc, map};
+use crate::serving::{ALLOCATIONS, MAPPINGS};
 use crate::text::say;
 use std::ffi::CStr;
 use tenure_launch as launch;
@@ -12,13 +12,13 @@ const LOCK: &CStr = c"TENURE_LOCK";
 pub fn settle() {
     // SAFETY: a terminated string; in the constructor, before any thread that could change it.
     let lock = unsafe { libc::getenv(LOCK.as_ptr()) };
-    if lock.is_null() || !(malloc::is_served() || map::is_served()) {
+    if lock.is_null() || !(ALLOCATIONS.are_served() || MAPPINGS.are_served()) {
         return;
     }
     // SAFETY: a terminated string of the environment.
     if let Ok(Some(_)) = launch::lock(unsafe { CStr::from_ptr(lock) }.to_bytes()) {
-        malloc::serve_no_more();
-        map::serve_no_more();
+        ALLOCATIONS.serve_no_more();
+        MAPPINGS.serve_no_more();
         say(format_args!(
             "TENURE_LOCK keeps all memory, and TENURE_LARGE and TENURE_MMAP are there to give it back: the pool is \
              left off; choose one"

@@ -49,7 +49,6 @@ counters! {
     /// Large requests that it did not.
     ALLOCATIONS_PASSED,
     FREES_SERVED,
-    REALLOCATIONS_SERVED,
     MMAPS,
     MMAPS_SERVED,
     MMAP_BYTES,
@@ -64,9 +63,6 @@ counters! {
     ZAPPED_BEFORE_BYTES,
     MREMAPS,
     MADVISES,
-    /// MADV_DONTNEED answered by zeroing and MADV_FREE.
-    PURGES_KEPT_WARM,
-    PURGES_KEPT_WARM_BYTES,
     /// Calls that took a run out of the pool.
     TAINTED,
     POPULATED,

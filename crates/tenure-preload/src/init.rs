@@ -1,63 +1,16 @@
-//! From the environment to what the hooks do.
-//!
-//! At the first call of any hook: register the fork handlers, and find the next definitions. The
-//! former must be before any allocator's: such handlers take locks in the reverse order of their
-//! registration, and an allocator calls mapping hooks with its own locks held, so its locks come
-//! before this library's. In the constructor: read the environment and engage. Until then
-//! every call passes through.
+//! From the environment to what the hooks do: in the constructor. Until then every call passes through.
 
 use crate::allocator::{Allocator, WhyNot};
-use crate::hooks::{self, malloc, map};
+use crate::errno::Errno;
+use crate::hooks::{exit, in_flight, malloc};
+use crate::serving::{ALLOCATIONS, MAPPINGS};
 use crate::text::{say, Bytes, Text};
-use crate::{commit, heap, keeper, limits, next, report, seen};
+use crate::{commit, counters, first_use, keeper, limits, real, report};
 use std::ffi::CStr;
 use std::fmt::{Display, Write};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use tenure::{pool, retire};
 use tenure_launch::{self as launch, variable, Lock};
-
-pub static POPULATE_THREADS: AtomicUsize = AtomicUsize::new(0);
-
-/// At the first call of a hook, which may be before the C library is initialised.
-#[cold]
-pub fn first_call() {
-    if FORKS_REGISTERED.swap(true, Ordering::AcqRel) {
-        return;
-    }
-    let errno = hooks::Errno::keep();
-    keeper::own_process();
-    // First of all, so that its handler before the fork runs last: the others' allocate.
-    // SAFETY: the functions live forever and do not unwind.
-    unsafe {
-        libc::pthread_atfork(
-            Some(heap::before_fork),
-            Some(heap::after_fork),
-            Some(heap::after_fork),
-        )
-    };
-    tenure::register_fork_handlers();
-    // SAFETY: as above.
-    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    drop(errno);
-}
-
-static FORKS_REGISTERED: AtomicBool = AtomicBool::new(false);
-
-/// At every mapping call: an allocator's constructor may run before any allocation comes by here, and it
-/// maps memory before it registers its handlers. One load.
-#[inline]
-pub fn first_mapping() {
-    if !FORKS_REGISTERED.load(Ordering::Relaxed) {
-        first_call();
-    }
-}
-
-extern "C" fn in_child() {
-    keeper::restart_in_child();
-    hooks::threads::restart_in_child();
-    seen::restart();
-    report::restart_in_child();
-}
 
 fn terminated(name: &str) -> Text<64> {
     let mut text = Text::<64>::new();
@@ -96,13 +49,13 @@ fn disabled() -> bool {
 }
 
 pub fn constructor() {
-    first_call();
-    next::look_up();
+    first_use::first_call();
+    real::look_up();
     if disabled() {
         return;
     }
-    let errno = hooks::Errno::keep();
-    hooks::threads::find_whether_alone();
+    let errno = Errno::keep();
+    keeper::find_whether_alone();
     tenure::watch_forks();
     // rustix finds the kernel's clock by looking up a symbol at the first use, which takes the loader's lock:
     // now, and not with a lock of ours held.
@@ -125,7 +78,7 @@ pub fn constructor() {
         leave_children_alone();
     }
     let reports = report::prepare(value(variable::REPORT), is_launched);
-    seen::COUNTING.store(reports, Ordering::Relaxed);
+    counters::COUNTING.store(reports, Ordering::Relaxed);
     if let Some(lock) = lock {
         lock_everything(lock, is_launched);
     }
@@ -142,16 +95,15 @@ pub fn constructor() {
     serve(large.and_then(Result::ok), mmap.and_then(Result::ok));
     if let Some(bytes) = unmap {
         retire::configure(retire::settings().with_min_bytes(bytes));
-        map::UNMAP_LEAST.store(bytes, Ordering::Relaxed);
+        MAPPINGS.retire(bytes);
     }
     if let Some(threads) = populate {
-        POPULATE_THREADS.store(threads, Ordering::Relaxed);
-        map::POPULATE_LEAST.store(launch::POPULATE_LEAST, Ordering::Relaxed);
+        MAPPINGS.populate(launch::POPULATE_LEAST, threads);
     }
     if allocator == Allocator::Programs && (mmap.is_some() || unmap.is_some()) {
         // No allocation of the program's comes by, at which the keeper could be started later; and now is
         // too early: a process with a thread cannot enter a user namespace, as sandboxes do.
-        hooks::threads::start_keeper_with_them();
+        keeper::start_with_next_thread();
     }
     if is_launched && !value(variable::QUIET).is_some_and(launch::is_on) {
         announce(large, mmap, unmap, populate, lock);
@@ -165,17 +117,15 @@ fn serve(large: Option<usize>, mmap: Option<usize>) {
     }
     // A program that touches a large block here and there takes no more memory than alone.
     pool::configure(pool::settings().with_huge_pages(pool::HugePages::System));
-    hooks::in_flight::look_for_libraries();
+    in_flight::look_for_libraries();
     let most = commit::largest_served();
     if let Some(bytes) = mmap {
-        map::MMAP_MOST.store(most, Ordering::Relaxed);
-        map::MMAP_LEAST.store(bytes, Ordering::Relaxed);
+        MAPPINGS.serve(bytes, most);
     }
     if let Some(bytes) = large {
         // The next allocator is glibc's then.
         malloc::teach_glibc();
-        malloc::serve_up_to(most);
-        malloc::serve_from(bytes);
+        ALLOCATIONS.serve(bytes, most);
     }
 }
 
@@ -225,7 +175,7 @@ fn lock_everything(lock: Lock, is_launched: bool) {
         say(format_args!("{error}"));
         if is_launched {
             // What was asked for cannot be had: as if the launcher had found out.
-            hooks::exit::leave(125);
+            exit::leave(125);
         }
     }
 }

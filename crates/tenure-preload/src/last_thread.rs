@@ -6,8 +6,9 @@
 //! main thread ends is told by the destructor of a value of its own, which the C library calls by whatever way a
 //! thread ends, and not at `exit`.
 
+use crate::errno::Errno;
 use crate::heap::Blocked;
-use crate::{hooks, keeper};
+use crate::keeper;
 use std::ffi::{c_void, CStr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -48,7 +49,7 @@ unsafe extern "C" fn main_thread_ends(_: *mut c_void) {
     let is_main = rustix::thread::gettid() == rustix::process::getpid();
     // Another thread has the value if it forked the process's parent: not here.
     if is_main && keeper::is_own_process() && !LOOKED_FOR.swap(true, Ordering::Relaxed) {
-        let _errno = hooks::Errno::keep();
+        let _errno = Errno::keep();
         let _signals = Blocked::all();
         keeper::wait_until_uncounted();
         if tenure::ends_with_the_last_thread() {

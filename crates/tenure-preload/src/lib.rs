@@ -16,25 +16,29 @@
 #![allow(missing_docs, clippy::missing_safety_doc)]
 
 mod allocator;
+mod bootstrap_alloc;
 mod commit;
 mod contradiction;
-mod early;
-mod engage;
+mod counters;
+mod errno;
+mod first_use;
 mod heap;
 mod hooks;
+mod init;
 mod keeper;
+mod kernel;
 mod last_thread;
 mod limits;
-mod next;
+mod real;
 mod report;
-mod seen;
+mod serving;
 mod symbol;
 mod text;
 mod tls;
 
 /// Called by the loader after the constructors of the libraries that this one needs.
 extern "C" fn constructor() {
-    engage::constructor();
+    init::constructor();
     contradiction::settle();
     last_thread::watch_main_thread();
 }

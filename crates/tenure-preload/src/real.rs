@@ -1,12 +1,13 @@
 //! The definitions behind this library's: those of the next library in the loader's order.
 
-use crate::symbol;
+use crate::errno::Errno;
+use crate::{first_use, symbol};
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 static LOOKING: AtomicBool = AtomicBool::new(false);
 
-macro_rules! next {
+macro_rules! definitions {
     ($($name:ident = $symbol:literal : $kind:ty;)*) => {
         $(
             /// `None` while it is looked up, and where there is none.
@@ -50,7 +51,7 @@ macro_rules! next {
     };
 }
 
-next! {
+definitions! {
     malloc = c"malloc": unsafe extern "C" fn(usize) -> *mut c_void;
     free = c"free": unsafe extern "C" fn(*mut c_void);
     calloc = c"calloc": unsafe extern "C" fn(usize, usize) -> *mut c_void;
@@ -80,8 +81,8 @@ type Remap = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, ...) -> *mut
 /// nothing may be looked up.
 macro_rules! known {
     ($name:ident) => {
-        match $crate::next::is_known(&$crate::next::at::$name) {
-            true => $crate::next::$name(),
+        match $crate::real::is_known(&$crate::real::at::$name) {
+            true => $crate::real::$name(),
             false => None,
         }
     };
@@ -117,7 +118,7 @@ pub fn thread_creation() -> Option<ThreadCreation> {
 }
 
 /// Finds all of them. A call that comes from within, or from another thread meanwhile, finds none and
-/// is served by [`crate::early`].
+/// is served by [`crate::bootstrap_alloc`].
 #[cold]
 pub fn look_up() {
     static DONE: AtomicBool = AtomicBool::new(false);
@@ -125,8 +126,8 @@ pub fn look_up() {
         return;
     }
     // dlsym sets errno where a symbol is missing.
-    let errno = crate::hooks::Errno::keep();
-    crate::engage::first_call();
+    let errno = Errno::keep();
+    first_use::first_call();
     look_up_each();
     thread_creation();
     drop(errno);

@@ -1,8 +1,8 @@
 //! What was done and saved, said once at the end.
 
 use crate::allocator::Allocator;
+use crate::counters::*;
 use crate::keeper;
-use crate::seen::*;
 use crate::text::{say, Bytes, Text};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -196,7 +196,7 @@ fn write(text: &mut Text<4096>) -> std::fmt::Result {
             "  avoided: up to {} page faults ({} reused while warm or offered), about {} system calls",
             reused / page,
             Bytes(reused),
-            2 * reuses + in_place + 2 * PURGES_KEPT_WARM.get(),
+            2 * reuses + in_place,
         )?;
         writeln!(
             text,

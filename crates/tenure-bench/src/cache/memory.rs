@@ -1,7 +1,7 @@
 //! What a cache takes beyond its values' bytes.
 
+use super::contestants::{Maker, MAKERS};
 use super::store::{blank, Store};
-use super::{Maker, MAKERS};
 use crate::harness::{settled_rss, Comparison, Contestant, Goal, Report, Role, Sample, Unit};
 use crate::Options;
 use std::io;

@@ -1,5 +1,6 @@
 //! Time per operation under read, write and mixed traffic.
 
+use super::contestants::{self, Named};
 use super::keys::Pattern;
 use super::store::{blank, Store, Tally};
 use crate::harness::{parallel, Comparison, Contestant, Goal, Report, Role, Sample, Unit};
@@ -89,7 +90,7 @@ fn run_plan(options: &Options, plan: &[Traffic], report: &mut Report<'_>) -> io:
         return Ok(());
     };
     let all: Vec<u64> = (0..first.values as u64).collect();
-    let stores = super::contestants(first.values, first.value_len)?;
+    let stores = contestants::all(first.values, first.value_len)?;
     for (_, _, store) in &stores {
         store.write_each(&all, &mut blank(first.value_len))?;
     }
@@ -111,7 +112,7 @@ impl Traffic {
         )
     }
 
-    fn comparison<'a>(&'a self, stores: &'a [super::Named]) -> Comparison<'a> {
+    fn comparison<'a>(&'a self, stores: &'a [Named]) -> Comparison<'a> {
         let each = self.operations / self.threads;
         let sequences: Vec<_> = (0..self.threads)
             .map(|thread| self.pattern.sequence(self.values, each, 1 + thread as u64))

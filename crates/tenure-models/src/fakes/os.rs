@@ -217,11 +217,7 @@ pub(crate) mod advise {
         populate(range, DATA)
     }
 
-    pub(crate) fn populate_read(range: PageRange) -> Result<(), Errno> {
-        populate(range, ZERO)
-    }
-
-    fn populate(range: PageRange, with: u32) -> Result<(), Errno> {
+    pub(super) fn populate(range: PageRange, with: u32) -> Result<(), Errno> {
         for at in range.start..range.end {
             let mut result = Ok(());
             let mut fresh = false;
@@ -249,6 +245,14 @@ pub(crate) mod advise {
             }
         }
         Ok(())
+    }
+}
+
+pub(crate) mod populate {
+    use super::*;
+
+    pub(crate) fn for_reading(range: PageRange) -> Result<(), Errno> {
+        advise::populate(range, ZERO)
     }
 }
 

@@ -1,63 +1,14 @@
 //! `syscall(2)`: calls that a program makes by their number. Those that name mappings are the kernel's like all
 //! others, after the pool has let go of what they name. None is served.
 //!
-//! This library's own calls go past it (`kernel!`).
+//! This library's own calls go past it ([`crate::kernel`]).
 
 use super::rules::{let_go, of_advice};
-use super::{rlimit, state};
-use crate::next::known;
+use super::{confine, rlimit, state};
+use crate::kernel::call;
+use crate::real::known;
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use tenure::pool::mapped::{self, Call};
-
-/// The kernel's call of that number; sets errno.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
-    let result: c_long;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller's call, as the kernel takes it; it changes no other register.
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            inlateout("rax") number => result,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack),
-        );
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above.
-    unsafe {
-        std::arch::asm!(
-            "svc 0",
-            inlateout("x0") a => result,
-            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f, in("x8") number,
-            options(nostack),
-        );
-    }
-    const LAST_ERRNO: c_long = 4095;
-    if (-LAST_ERRNO..0).contains(&result) {
-        super::Errno::set(-result as c_int);
-        return -1;
-    }
-    result
-}
-
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
-    // SAFETY: the caller's call.
-    unsafe { libc::syscall(number, a, b, c, d, e, f) }
-}
-
-/// A call of the kernel's by number and up to six arguments, of any kind that fits a register.
-macro_rules! kernel {
-    ($number:expr $(, $argument:expr)* $(,)?) => {{
-        let given: &[std::ffi::c_long] = &[$($argument as std::ffi::c_long),*];
-        let mut all = [0; 6];
-        all[..given.len()].copy_from_slice(given);
-        $crate::hooks::by_number::call($number, all)
-    }};
-}
-pub(crate) use kernel;
 
 /// Before a call by number.
 fn before(number: c_long, [a, b, c, d, e, _]: [c_long; 6]) {
@@ -143,7 +94,7 @@ pub unsafe extern "C" fn syscall(
     e: c_long,
     f: c_long,
 ) -> c_long {
-    super::confine::call_comes(number, a);
+    confine::call_comes(number, a);
     if number == libc::SYS_mlockall {
         // SAFETY: the program's call.
         return unsafe { state::mlockall(a as c_int) }.into();

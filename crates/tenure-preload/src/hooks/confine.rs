@@ -12,6 +12,7 @@
 //!
 //! Everything goes on as it came. A program that makes these calls by itself, past the C library, is not seen.
 
+use crate::errno::missing;
 use crate::keeper::{self, Threads};
 use crate::symbol::OfTheLibrary;
 use std::ffi::{c_int, c_long, c_void};
@@ -62,7 +63,7 @@ macro_rules! alone {
                 },
             );
             match NEXT.get() {
-                next if next.is_null() => super::missing(),
+                next if next.is_null() => missing(),
                 // SAFETY: the C library's function of that name; the program's call.
                 next => unsafe {
                     std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($kind),*) -> c_int>(next)(

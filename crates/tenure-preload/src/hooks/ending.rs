@@ -1,6 +1,7 @@
 //! The end of the pool, for a program with which it would interfere.
 
-use super::{malloc, map, Errno};
+use crate::errno::Errno;
+use crate::serving::{ALLOCATIONS, MAPPINGS};
 use std::time::Duration;
 use tenure::{pool, retire};
 
@@ -11,8 +12,8 @@ const LONGEST_TEARDOWN: Duration = Duration::from_secs(60);
 /// waits to be torn down goes first, too.
 pub fn end_the_pool() {
     let _errno = Errno::keep();
-    malloc::serve_no_more();
-    map::serve_no_more();
+    ALLOCATIONS.serve_no_more();
+    MAPPINGS.serve_no_more();
     pool::end();
     retire::drain(Some(LONGEST_TEARDOWN));
 }

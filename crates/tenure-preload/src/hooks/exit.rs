@@ -1,7 +1,7 @@
 //! Ends of the process at which the destructors do not run.
 
-use super::by_number::kernel;
-use crate::{next, report};
+use crate::kernel::kernel;
+use crate::{real, report};
 use std::ffi::c_int;
 
 /// Ends the process as the kernel does.
@@ -15,7 +15,7 @@ pub fn leave(status: c_int) -> ! {
 #[no_mangle]
 pub unsafe extern "C" fn _exit(status: c_int) -> ! {
     report::at_exit();
-    match next::exit_now() {
+    match real::exit_now() {
         // SAFETY: the program's call.
         Some(exit) => unsafe { exit(status) },
         None => leave(status),
@@ -33,7 +33,7 @@ pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
 #[no_mangle]
 pub unsafe extern "C" fn quick_exit(status: c_int) -> ! {
     report::at_exit();
-    match next::quick_exit() {
+    match real::quick_exit() {
         // SAFETY: the program's call.
         Some(exit) => unsafe { exit(status) },
         None => leave(status),

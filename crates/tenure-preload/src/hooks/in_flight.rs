@@ -4,7 +4,7 @@
 //!
 //! A program that makes these calls by itself, past the C library, is not seen.
 
-use super::Errno;
+use crate::errno::{missing, Errno};
 use crate::symbol::{self, OfTheLibrary};
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn vmsplice(
     static NEXT: OfTheLibrary = OfTheLibrary::new(c"vmsplice");
     type Function = unsafe extern "C" fn(c_int, *const libc::iovec, usize, c_uint) -> isize;
     match NEXT.get() {
-        next if next.is_null() => super::missing() as isize,
+        next if next.is_null() => missing() as isize,
         // SAFETY: the C library's function of that name; the program's call.
         next => unsafe {
             std::mem::transmute::<*mut c_void, Function>(next)(fd, vector, count, flags)
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn setsockopt(
     type Function =
         unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;
     match NEXT.get() {
-        next if next.is_null() => super::missing(),
+        next if next.is_null() => missing(),
         // SAFETY: as above.
         next => unsafe {
             std::mem::transmute::<*mut c_void, Function>(next)(fd, level, name, value, len)

@@ -1,7 +1,8 @@
 //! malloc and its kin: large requests from the pool, everything else from the next allocator.
 
-use super::Errno;
-use crate::{early, keeper, next, seen};
+use crate::errno::Errno;
+use crate::serving::ALLOCATIONS;
+use crate::{bootstrap_alloc, counters, keeper, real};
 use std::ffi::{c_int, c_void};
 use std::ptr::{null_mut, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,59 +10,15 @@ use tenure::pool;
 
 /// malloc's promise on this library's platforms.
 const ALIGN: usize = 16;
-const NEVER: usize = usize::MAX;
-
-/// Requests from so many bytes on are looked at: the pool's size, or 0 while the next call is to start
-/// the keeper, or a thread is starting it. One comparison in the usual case.
-static LOOK_FROM: AtomicUsize = AtomicUsize::new(NEVER);
-static SERVE_FROM: AtomicUsize = AtomicUsize::new(NEVER);
-
-/// Larger requests are the next allocator's.
-static SERVE_UP_TO: AtomicUsize = AtomicUsize::new(isize::MAX as usize);
-
-/// Bounds what is served.
-pub fn serve_up_to(bytes: usize) {
-    SERVE_UP_TO.store(bytes.min(isize::MAX as usize), Ordering::Relaxed);
-}
-
-fn is_served_at_all(size: usize) -> bool {
-    size <= SERVE_UP_TO.load(Ordering::Relaxed)
-}
-
-/// Serves requests from so many bytes on.
-pub fn serve_from(bytes: usize) {
-    SERVE_FROM.store(bytes, Ordering::Relaxed);
-    LOOK_FROM.store(bytes, Ordering::Relaxed);
-}
-
-pub fn is_served() -> bool {
-    SERVE_FROM.load(Ordering::Relaxed) != NEVER
-}
-
-/// From here on nothing new is served; what is served is freed as before.
-pub fn serve_no_more() {
-    serve_from(NEVER);
-}
-
-/// Has the next allocation look whether the keeper is to be started.
-#[cold]
-pub fn notice_next() {
-    LOOK_FROM.store(0, Ordering::Relaxed);
-}
-
-#[inline]
-pub fn looked_at(size: usize) -> bool {
-    size >= LOOK_FROM.load(Ordering::Relaxed)
-}
 
 /// Whether the pool is to serve it. Every request that is looked at comes by here.
 fn served(size: usize) -> bool {
-    let from = SERVE_FROM.load(Ordering::Relaxed);
-    if LOOK_FROM.load(Ordering::Relaxed) == 0 && !keeper::is_starting() {
-        LOOK_FROM.store(from, Ordering::Relaxed);
+    let from = ALLOCATIONS.from();
+    if ALLOCATIONS.look_at_all() && !keeper::is_starting() {
+        ALLOCATIONS.look_at_served();
     }
     keeper::start_if_wanted();
-    size >= from && is_served_at_all(size)
+    size >= from && ALLOCATIONS.reach(size)
 }
 
 /// A run of the pool's for a request that is looked at; `None`: the next allocator's.
@@ -69,15 +26,15 @@ fn served(size: usize) -> bool {
 #[inline(never)]
 pub fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
     if keeper::is_starting_here() {
-        return Some(early::alloc(size, align)).filter(|at| !at.is_null());
+        return Some(bootstrap_alloc::alloc(size, align)).filter(|at| !at.is_null());
     }
     if !served(size) {
         return None;
     }
     let run = pool::alloc(size, align, zeroed);
     match run {
-        Some(_) => seen::ALLOCATIONS_SERVED.one(),
-        None => seen::ALLOCATIONS_PASSED.one(),
+        Some(_) => counters::ALLOCATIONS_SERVED.one(),
+        None => counters::ALLOCATIONS_PASSED.one(),
     }
     run.map(|run| run.as_ptr().cast())
 }
@@ -106,7 +63,7 @@ fn teach(size: usize) {
     if size > MOST_TAUGHT / 9 * 8 {
         TEACHES.store(false, Ordering::Relaxed);
     }
-    if let (Some(malloc), Some(free)) = (next::malloc(), next::free()) {
+    if let (Some(malloc), Some(free)) = (real::malloc(), real::free()) {
         let _errno = Errno::keep();
         // What the heap adds to a block's size would take the largest past the bound.
         // SAFETY: a plain allocation, given back at once.
@@ -118,7 +75,7 @@ fn teach(size: usize) {
 #[cold]
 #[inline(never)]
 pub unsafe fn free_run(at: *mut c_void) {
-    seen::FREES_SERVED.one();
+    counters::FREES_SERVED.one();
     if let Some(at) = NonNull::new(at.cast()) {
         if TEACHES.load(Ordering::Relaxed) {
             teach(pool::usable_size(at).unwrap_or(0));
@@ -151,7 +108,7 @@ fn none() -> *mut c_void {
 /// While the next allocator is being looked up.
 #[cold]
 fn early_alloc(size: usize, align: usize) -> *mut c_void {
-    let at = early::alloc(size, align);
+    let at = bootstrap_alloc::alloc(size, align);
     if at.is_null() {
         return none();
     }
@@ -160,12 +117,12 @@ fn early_alloc(size: usize, align: usize) -> *mut c_void {
 
 #[no_mangle]
 pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
-    if looked_at(size) {
+    if ALLOCATIONS.are_looked_at(size) {
         if let Some(run) = large(size, ALIGN, false) {
             return run;
         }
     }
-    match next::malloc() {
+    match real::malloc() {
         // SAFETY: the program's call.
         Some(malloc) => unsafe { malloc(size) },
         None => early_alloc(size, ALIGN),
@@ -178,10 +135,10 @@ pub unsafe extern "C" fn free(at: *mut c_void) {
         // SAFETY: the program's call.
         return unsafe { free_run(at) };
     }
-    if early::owns(at) {
+    if bootstrap_alloc::owns(at) {
         return;
     }
-    if let Some(free) = next::free() {
+    if let Some(free) = real::free() {
         // SAFETY: the program's call.
         unsafe { free(at) }
     }
@@ -189,11 +146,11 @@ pub unsafe extern "C" fn free(at: *mut c_void) {
 
 #[no_mangle]
 pub unsafe extern "C" fn free_sized(at: *mut c_void, size: usize) {
-    if owns(at) || early::owns(at) {
+    if owns(at) || bootstrap_alloc::owns(at) {
         // SAFETY: the program's call, here and below.
         return unsafe { free(at) };
     }
-    match next::free_sized() {
+    match real::free_sized() {
         // SAFETY: as above.
         Some(free_sized) => unsafe { free_sized(at, size) },
         // SAFETY: as above.
@@ -203,11 +160,11 @@ pub unsafe extern "C" fn free_sized(at: *mut c_void, size: usize) {
 
 #[no_mangle]
 pub unsafe extern "C" fn free_aligned_sized(at: *mut c_void, align: usize, size: usize) {
-    if owns(at) || early::owns(at) {
+    if owns(at) || bootstrap_alloc::owns(at) {
         // SAFETY: the program's call, here and below.
         return unsafe { free(at) };
     }
-    match next::free_aligned_sized() {
+    match real::free_aligned_sized() {
         // SAFETY: as above.
         Some(free_aligned_sized) => unsafe { free_aligned_sized(at, align, size) },
         // SAFETY: as above.
@@ -225,16 +182,16 @@ pub unsafe extern "C" fn cfree(at: *mut c_void) {
 #[no_mangle]
 pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     if let Some(total) = count.checked_mul(size) {
-        if looked_at(total) {
+        if ALLOCATIONS.are_looked_at(total) {
             if let Some(run) = large(total, ALIGN, true) {
                 return run;
             }
         }
-        if next::calloc().is_none() {
+        if real::calloc().is_none() {
             return early_alloc(total, ALIGN);
         }
     }
-    match next::calloc() {
+    match real::calloc() {
         // SAFETY: the program's call; a product that overflows is the next one's to refuse.
         Some(calloc) => unsafe { calloc(count, size) },
         None => none(),
@@ -251,17 +208,17 @@ pub unsafe extern "C" fn realloc(at: *mut c_void, size: usize) -> *mut c_void {
         // SAFETY: the program's call, here and below.
         return unsafe { realloc_run(at, size) };
     }
-    if early::owns(at) {
+    if bootstrap_alloc::owns(at) {
         // SAFETY: as above.
-        return unsafe { move_elsewhere(at, early::size(at), size) };
+        return unsafe { move_elsewhere(at, bootstrap_alloc::size(at), size) };
     }
-    if looked_at(size) {
+    if ALLOCATIONS.are_looked_at(size) {
         // SAFETY: as above.
         if let Some(run) = unsafe { grow_into_pool(at, size) } {
             return run;
         }
     }
-    match next::realloc() {
+    match real::realloc() {
         // SAFETY: as above.
         Some(realloc) => unsafe { realloc(at, size) },
         None => none(),
@@ -290,12 +247,11 @@ pub unsafe fn realloc_run_with(
         unsafe { free_run(at) };
         return null_mut();
     }
-    seen::REALLOCATIONS_SERVED.one();
-    let from = SERVE_FROM.load(Ordering::Relaxed);
+    let from = ALLOCATIONS.from();
     // Half of it: a block that grows and shrinks about the bound is not to move each time.
     // What has special wishes stays the pool's, which can fulfil them.
     let special = zeroed || align > ALIGN;
-    if (special || size >= from / 2) && is_served_at_all(size) {
+    if (special || size >= from / 2) && ALLOCATIONS.reach(size) {
         // SAFETY: as above.
         let moved = unsafe { pool::realloc(run, size, align, zeroed) };
         keeper::start_if_wanted();
@@ -318,7 +274,7 @@ pub unsafe fn realloc_run_with(
 
 /// Copies to the next allocator's memory, and frees the old block.
 unsafe fn move_elsewhere(at: *mut c_void, old: usize, size: usize) -> *mut c_void {
-    let Some(malloc) = next::malloc() else { return early_alloc(size, ALIGN) };
+    let Some(malloc) = real::malloc() else { return early_alloc(size, ALIGN) };
     // SAFETY: a plain allocation.
     let new = unsafe { malloc(size) };
     if !new.is_null() {
@@ -337,17 +293,17 @@ unsafe fn move_elsewhere(at: *mut c_void, old: usize, size: usize) -> *mut c_voi
 #[cold]
 #[inline(never)]
 unsafe fn grow_into_pool(at: *mut c_void, size: usize) -> Option<*mut c_void> {
-    let usable = next::malloc_usable_size()?;
+    let usable = real::malloc_usable_size()?;
     if !served(size) {
         return None;
     }
     // SAFETY: a block of the next allocator's, as the program says.
     let old = unsafe { usable(at) };
-    if old >= SERVE_FROM.load(Ordering::Relaxed) {
+    if old >= ALLOCATIONS.from() {
         return None;
     }
     let new: *mut c_void = pool::alloc(size, ALIGN, false)?.as_ptr().cast();
-    seen::ALLOCATIONS_SERVED.one();
+    counters::ALLOCATIONS_SERVED.one();
     // SAFETY: as in `move_elsewhere`; all usable bytes may be read.
     unsafe {
         std::ptr::copy_nonoverlapping(at.cast::<u8>(), new.cast(), old.min(size));
@@ -359,18 +315,18 @@ unsafe fn grow_into_pool(at: *mut c_void, size: usize) -> Option<*mut c_void> {
 #[no_mangle]
 pub unsafe extern "C" fn posix_memalign(to: *mut *mut c_void, align: usize, size: usize) -> c_int {
     let valid = align.is_power_of_two() && align % size_of::<*mut c_void>() == 0;
-    if valid && looked_at(size) {
+    if valid && ALLOCATIONS.are_looked_at(size) {
         if let Some(run) = large(size, align, false) {
             // SAFETY: the caller's place for the answer.
             unsafe { *to = run };
             return 0;
         }
     }
-    match next::posix_memalign() {
+    match real::posix_memalign() {
         // SAFETY: the program's call.
         Some(posix_memalign) => unsafe { posix_memalign(to, align, size) },
         None => {
-            let at = early::alloc(size, align);
+            let at = bootstrap_alloc::alloc(size, align);
             if at.is_null() {
                 return libc::ENOMEM;
             }
@@ -385,7 +341,7 @@ type Aligned = unsafe extern "C" fn(usize, usize) -> *mut c_void;
 
 #[inline]
 unsafe fn aligned(next: Option<Aligned>, align: usize, size: usize) -> *mut c_void {
-    if looked_at(size) && align.is_power_of_two() {
+    if ALLOCATIONS.are_looked_at(size) && align.is_power_of_two() {
         if let Some(run) = large(size, align.max(ALIGN), false) {
             return run;
         }
@@ -400,23 +356,23 @@ unsafe fn aligned(next: Option<Aligned>, align: usize, size: usize) -> *mut c_vo
 #[no_mangle]
 pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
     // SAFETY: the program's call.
-    unsafe { aligned(next::aligned_alloc(), align, size) }
+    unsafe { aligned(real::aligned_alloc(), align, size) }
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     // SAFETY: the program's call.
-    unsafe { aligned(next::memalign(), align, size) }
+    unsafe { aligned(real::memalign(), align, size) }
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
-    if looked_at(size) {
+    if ALLOCATIONS.are_looked_at(size) {
         if let Some(run) = large(size, rustix::param::page_size(), false) {
             return run;
         }
     }
-    match next::valloc() {
+    match real::valloc() {
         // SAFETY: the program's call.
         Some(valloc) => unsafe { valloc(size) },
         None => early_alloc(size, rustix::param::page_size()),
@@ -426,12 +382,14 @@ pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
 #[no_mangle]
 pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
     let page = rustix::param::page_size();
-    if let (true, Some(whole)) = (looked_at(size), size.checked_next_multiple_of(page)) {
+    if let (true, Some(whole)) =
+        (ALLOCATIONS.are_looked_at(size), size.checked_next_multiple_of(page))
+    {
         if let Some(run) = large(whole, page, false) {
             return run;
         }
     }
-    match next::pvalloc() {
+    match real::pvalloc() {
         // SAFETY: the program's call.
         Some(pvalloc) => unsafe { pvalloc(size) },
         None => early_alloc(size, page),
@@ -443,11 +401,11 @@ pub unsafe extern "C" fn malloc_usable_size(at: *mut c_void) -> usize {
     if owns(at) {
         return NonNull::new(at.cast()).and_then(pool::usable_size).unwrap_or(0);
     }
-    if early::owns(at) {
+    if bootstrap_alloc::owns(at) {
         // SAFETY: a block of that arena's, as the program says.
-        return unsafe { early::size(at) };
+        return unsafe { bootstrap_alloc::size(at) };
     }
-    match next::malloc_usable_size() {
+    match real::malloc_usable_size() {
         // SAFETY: the program's call.
         Some(malloc_usable_size) => unsafe { malloc_usable_size(at) },
         None => 0,

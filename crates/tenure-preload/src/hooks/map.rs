@@ -3,44 +3,21 @@
 //! All of it by raw system calls. Whoever calls may hold an allocator's locks, or be a signal handler:
 //! nothing here allocates or starts a thread, but for a populate in parallel, which the caller asked for.
 
-use super::by_number::kernel;
 use super::rules::{is_plain_memory, let_go_of_pool, touches_pool};
-use super::Errno;
-use crate::{engage, keeper, seen};
-use std::ffi::{c_int, c_long, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use crate::errno::Errno;
+use crate::kernel::kernel;
+use crate::serving::MAPPINGS;
+use crate::{counters, first_use, keeper};
+use std::ffi::{c_int, c_void};
 use std::time::Instant;
 use tenure::pool::mapped::{self, Call, Unmapped};
 use tenure::populate::{Access, Populate};
 use tenure::retire;
 
-const NEVER: usize = usize::MAX;
-/// From how many bytes on mmap is served from the pool, munmap retired, MAP_POPULATE done in parallel.
-pub static MMAP_LEAST: AtomicUsize = AtomicUsize::new(NEVER);
-pub static UNMAP_LEAST: AtomicUsize = AtomicUsize::new(NEVER);
-pub static POPULATE_LEAST: AtomicUsize = AtomicUsize::new(NEVER);
-
-/// Larger mappings are the kernel's, to make or to refuse.
-pub static MMAP_MOST: AtomicUsize = AtomicUsize::new(NEVER);
-
-pub fn is_served() -> bool {
-    MMAP_LEAST.load(Ordering::Relaxed) != NEVER
-}
-
-/// From here on mmap is the kernel's.
-pub fn serve_no_more() {
-    MMAP_LEAST.store(NEVER, Ordering::Relaxed);
-}
-
 /// mimalloc's segments, the largest alignment that an allocator asks for by its hints.
 const LARGEST_HINTED_ALIGN: usize = 32 << 20;
 
-#[inline]
-pub fn reaches(len: usize, least: &AtomicUsize) -> bool {
-    len >= least.load(Ordering::Relaxed)
-}
-
-pub unsafe fn raw_mmap(
+unsafe fn raw_mmap(
     at: *mut c_void,
     len: usize,
     protection: c_int,
@@ -61,9 +38,9 @@ pub unsafe extern "C" fn mmap(
     fd: c_int,
     offset: i64,
 ) -> *mut c_void {
-    engage::first_mapping();
-    seen::MMAPS.one();
-    seen::MMAP_BYTES.add(len as u64);
+    first_use::first_mapping();
+    counters::MMAPS.one();
+    counters::MMAP_BYTES.add(len as u64);
     if fd >= 0 {
         super::in_flight::mapped_file(flags, offset);
     }
@@ -72,12 +49,12 @@ pub unsafe extern "C" fn mmap(
         if let Some(answer) = unsafe { mmap_somewhere(at, len, protection, flags, fd, offset) } {
             return answer;
         }
-    } else if reaches(len, &MMAP_LEAST) && len <= MMAP_MOST.load(Ordering::Relaxed) {
+    } else if MAPPINGS.serves(len) {
         if let Some(run) = from_pool(at, len, protection, flags, offset) {
             return run;
         }
     }
-    if flags & libc::MAP_POPULATE != 0 && reaches(len, &POPULATE_LEAST) {
+    if flags & libc::MAP_POPULATE != 0 && MAPPINGS.populates(len) {
         // SAFETY: as above.
         return unsafe { mmap_populated(at, len, protection, flags, fd, offset) };
     }
@@ -118,7 +95,7 @@ fn from_pool(
     let errno = Errno::keep();
     let run = mapped::map(len, align)?;
     drop(errno);
-    seen::MMAPS_SERVED.one();
+    counters::MMAPS_SERVED.one();
     keeper::ask();
     Some(run.as_ptr().cast())
 }
@@ -144,11 +121,11 @@ unsafe fn mmap_somewhere(
             drop(errno);
             // SAFETY: the program's call.
             return Some(unsafe { mmap_over_pool(at, len, protection, flags, fd, offset) });
-        } else if reaches(len, &UNMAP_LEAST) && is_private_anonymous(flags) {
+        } else if MAPPINGS.retires(len) && is_private_anonymous(flags) {
             // SAFETY: the program replaces what is there.
             if let Some(answer) = unsafe { retire::map_over(at.cast(), len, protection, flags) } {
-                seen::ZAPPED_BEFORE.one();
-                seen::ZAPPED_BEFORE_BYTES.add(len as u64);
+                counters::ZAPPED_BEFORE.one();
+                counters::ZAPPED_BEFORE_BYTES.add(len as u64);
                 keeper::ask();
                 return Some(match answer {
                     Ok(at) => at.cast(),
@@ -168,7 +145,7 @@ unsafe fn mmap_somewhere(
         let_go_of_pool(start, len, Call::Uses);
         return None;
     }
-    if !no_replace && reaches(len, &MMAP_LEAST) {
+    if !no_replace && MAPPINGS.serves(len) {
         // A hint is a wish. Granted where the kernel would grant it, it would keep a program that
         // relies on it (a sanitizer's shadow) right.
         if is_aligned_wish(start) {
@@ -237,23 +214,23 @@ unsafe fn mmap_populated(
         return made;
     }
     let whole = len.next_multiple_of(rustix::param::page_size());
-    let threads = engage::POPULATE_THREADS.load(Ordering::Relaxed);
+    let threads = MAPPINGS.populate_threads();
     if let Ok(report) = Populate::new(made.cast(), whole, access).threads(threads).run() {
-        seen::POPULATED.one();
-        seen::POPULATED_BYTES.add(report.populated);
+        counters::POPULATED.one();
+        counters::POPULATED_BYTES.add(report.populated);
     }
     made
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn munmap(at: *mut c_void, len: usize) -> c_int {
-    seen::MUNMAPS.one();
+    counters::MUNMAPS.one();
     if touches_pool(at as usize, len) {
         // SAFETY: the program's call, here and below.
         if let Some(answer) = unsafe { munmap_of_pool(at, len) } {
             return answer;
         }
-    } else if reaches(len, &UNMAP_LEAST) {
+    } else if MAPPINGS.retires(len) {
         // SAFETY: as above.
         return unsafe { munmap_retired(at, len) };
     }
@@ -276,7 +253,7 @@ unsafe fn munmap_of_pool(at: *mut c_void, len: usize) -> Option<c_int> {
             Some(-1)
         }
         _ => {
-            seen::MUNMAPS_OF_POOL.one();
+            counters::MUNMAPS_OF_POOL.one();
             Some(0)
         }
     }
@@ -289,14 +266,14 @@ unsafe fn munmap_retired(at: *mut c_void, len: usize) -> c_int {
     let began = Instant::now();
     // SAFETY: the program's call.
     let done = unsafe { retire::munmap_raw(at.cast(), len) };
-    seen::LONGEST_MUNMAP_NS.at_least(began.elapsed().as_nanos() as u64);
+    counters::LONGEST_MUNMAP_NS.at_least(began.elapsed().as_nanos() as u64);
     drop(errno);
     keeper::ask();
     match done {
         Ok(way) => {
             if way != retire::Way::Plain {
-                seen::MUNMAPS_RETIRED.one();
-                seen::RETIRED_BYTES.add(len as u64);
+                counters::MUNMAPS_RETIRED.one();
+                counters::RETIRED_BYTES.add(len as u64);
             }
             0
         }
@@ -305,10 +282,4 @@ unsafe fn munmap_retired(at: *mut c_void, len: usize) -> c_int {
             -1
         }
     }
-}
-
-/// A raw call of `advice`.
-pub unsafe fn raw_madvise(at: *mut c_void, len: usize, advice: c_int) -> c_long {
-    // SAFETY: the caller's call; it sets errno.
-    unsafe { kernel!(libc::SYS_madvise, at, len, advice) }
 }

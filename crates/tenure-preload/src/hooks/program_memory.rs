@@ -1,7 +1,7 @@
 //! Reading what the program passes a pointer to: a bad one is the kernel's to refuse.
 
-use super::by_number::kernel;
-use super::Errno;
+use crate::errno::Errno;
+use crate::kernel::kernel;
 use std::ffi::{c_int, c_void};
 
 /// What lies there; `None`: it cannot be read.

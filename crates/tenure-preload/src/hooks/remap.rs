@@ -1,11 +1,11 @@
 //! mremap.
 
-use super::by_number::kernel;
-use super::map::{reaches, UNMAP_LEAST};
 use super::rules::{is_plain_growth, let_go_of_pool, touches_pool};
-use super::Errno;
-use crate::next::known;
-use crate::{keeper, seen};
+use crate::errno::Errno;
+use crate::kernel::kernel;
+use crate::real::known;
+use crate::serving::MAPPINGS;
+use crate::{counters, keeper};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use tenure::pool::mapped::{self, Call};
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn mremap(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
-    seen::MREMAPS.one();
+    counters::MREMAPS.one();
     if touches_pool(at as usize, old_len) {
         if let Some(grown) = grown_in_pool(at, old_len, new_len, flags) {
             return grown;
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn mremap(
     let cut = old_len.saturating_sub(new_len);
     let may_be_cut = flags & !libc::MREMAP_MAYMOVE == 0 && new_len > 0;
     // SAFETY: the program's call, here and below.
-    if may_be_cut && reaches(cut, &UNMAP_LEAST) && unsafe { shrunk(at, old_len, new_len, flags) } {
+    if may_be_cut && MAPPINGS.retires(cut) && unsafe { shrunk(at, old_len, new_len, flags) } {
         return at;
     }
     // SAFETY: as above.
@@ -107,8 +107,8 @@ unsafe fn shrunk(at: *mut c_void, old_len: usize, new_len: usize, flags: c_int) 
     drop(errno);
     keeper::ask();
     if gone {
-        seen::ZAPPED_BEFORE.one();
-        seen::ZAPPED_BEFORE_BYTES.add((old_len - new_len) as u64);
+        counters::ZAPPED_BEFORE.one();
+        counters::ZAPPED_BEFORE_BYTES.add((old_len - new_len) as u64);
     }
     gone
 }

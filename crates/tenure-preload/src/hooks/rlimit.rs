@@ -1,9 +1,9 @@
 //! A limit on the process's own memory (`RLIMIT_AS`, `RLIMIT_DATA`) counts what is reserved, kept free or waits to be
 //! torn down, so that a program would be refused what the plain one gets. Under such a limit there is no pool.
 
-use super::by_number::kernel;
 use super::{ending, program_memory};
 use crate::keeper;
+use crate::kernel::kernel;
 use crate::limits::FAR;
 use rustix::process::{getrlimit, Resource};
 use std::ffi::{c_int, c_uint};

@@ -20,8 +20,8 @@
 //! A range is let go of before the call, also of one that the kernel then refuses: its addresses are the pool's
 //! again once the program has unmapped them.
 
-use super::Errno;
-use crate::seen;
+use crate::counters;
+use crate::errno::Errno;
 use std::ffi::{c_int, c_void};
 use tenure::pool;
 use tenure::pool::mapped::{self, Call};
@@ -80,6 +80,6 @@ pub fn let_go(at: *const c_void, len: usize, call: Call) {
 pub fn let_go_of_pool(at: usize, len: usize, call: Call) {
     let _errno = Errno::keep();
     if mapped::let_go(at, len, call) {
-        seen::TAINTED.one();
+        counters::TAINTED.one();
     }
 }

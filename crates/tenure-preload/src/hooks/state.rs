@@ -1,20 +1,27 @@
 //! Calls that name mappings, and change their state or look at them. The calls themselves are made as they are, after
 //! the pool has let go of what [`super::rules`] says.
 
-use super::by_number::kernel;
-use super::map::raw_madvise;
 use super::rules::{let_go, let_go_of_pool, of_advice, touches_pool};
-use super::{ending, program_memory, Errno};
-use crate::next::known;
-use crate::seen;
+use super::{confine, ending, program_memory};
+use crate::counters;
+use crate::errno::Errno;
+use crate::kernel::kernel;
+use crate::real::known;
+use crate::serving::MAPPINGS;
 use crate::symbol::OfTheLibrary;
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use tenure::pool::{self, mapped, mapped::Call};
 use tenure::retire;
 
+/// A raw call of `advice`.
+unsafe fn raw_madvise(at: *mut c_void, len: usize, advice: c_int) -> c_long {
+    // SAFETY: the caller's call; it sets errno.
+    unsafe { kernel!(libc::SYS_madvise, at, len, advice) }
+}
+
 #[no_mangle]
 pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int {
-    seen::MADVISES.one();
+    counters::MADVISES.one();
     if touches_pool(at as usize, len) {
         // Every large array of numpy's asks for huge pages: that takes none out of the pool.
         let huge = advice == libc::MADV_HUGEPAGE && mapped::may_have_huge_pages(at as usize, len);
@@ -149,7 +156,7 @@ pub unsafe extern "C" fn prctl(
     c: c_ulong,
     d: c_ulong,
 ) -> c_int {
-    super::confine::prctl_comes(option);
+    confine::prctl_comes(option);
     if option == libc::PR_SET_VMA {
         let_go(b as *const c_void, c as usize, Call::Changes);
     }
@@ -182,7 +189,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     let done = unsafe { kernel!(libc::SYS_ioctl, fd, request as c_long, argument) as c_int };
     if done == 0 && request == UFFDIO_API {
         // What it maps from here on it may want to be asked for, page by page.
-        super::map::serve_no_more();
+        MAPPINGS.serve_no_more();
     }
     done
 }

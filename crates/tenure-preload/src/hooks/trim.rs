@@ -1,7 +1,7 @@
 //! glibc's functions about its heap, which is not all of malloc any more: what the pool has free is given back too, and
 //! what it has handed out is counted as mapped blocks are.
 
-use super::malloc;
+use crate::serving::ALLOCATIONS;
 use crate::symbol::OfTheLibrary;
 use std::ffi::{c_int, c_void};
 use tenure::pool;
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn malloc_trim(keep_bytes: usize) -> c_int {
 
 /// Blocks that the pool has handed out, and their bytes. With `--mmap` the mappings that it serves are among them.
 fn handed_out() -> (u64, u64) {
-    if !malloc::is_served() {
+    if !ALLOCATIONS.are_served() {
         return (0, 0);
     }
     let stats = pool::stats();

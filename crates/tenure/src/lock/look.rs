@@ -3,7 +3,8 @@
 use super::claims::{Claims, Level};
 use super::ledger::Ledger;
 use crate::os::internal;
-use crate::os::maps::{self, Mapping};
+use crate::os::maps;
+use crate::os::maps_line::Mapping;
 use crate::os::mlock::{self, Seen};
 use crate::os::page_size;
 use crate::os::smaps::{self, Entry};

@@ -1,5 +1,6 @@
 //! `madvise` and its relatives, by effect.
 
+use super::errno::last_errno;
 use crate::range::PageRange;
 use rustix::io::Errno;
 use rustix::mm::{madvise, Advice};
@@ -132,14 +133,9 @@ pub(crate) fn populate_write(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxPopulateWrite)
 }
 
-/// Makes every page of the range readable: a page never touched becomes the shared zero page, which
-/// costs no memory. `MADV_POPULATE_READ`, or [`super::touch`] where that is missing.
+/// Makes every page of the range readable, as [`super::populate::for_reading`] says, or fails where
+/// the kernel does not know `MADV_POPULATE_READ`.
 pub(crate) fn populate_read(range: PageRange) -> Result<(), Errno> {
-    super::populate::populate(range, false).map_err(|stop| stop.errno)
-}
-
-/// `MADV_POPULATE_READ` and nothing in its stead.
-pub(crate) fn populate_read_plain(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxPopulateRead)
 }
 
@@ -155,9 +151,4 @@ pub(crate) fn reads_as_zeros(page: PageRange) -> bool {
         let done = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
         done == piece.len() as isize && bytes.iter().all(|byte| *byte == 0)
     })
-}
-
-/// `errno` of the libc call that just failed.
-pub(crate) fn last_errno() -> Errno {
-    Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }

@@ -181,7 +181,7 @@ fn mseal(start: usize, len: usize) -> Result<(), Errno> {
     // SAFETY: the callers seal nothing, or a page of their own.
     super::errno::kept(|| match unsafe { libc::syscall(MSEAL, start, len, 0usize) } {
         0 => Ok(()),
-        _ => Err(super::advise::last_errno()),
+        _ => Err(super::errno::last_errno()),
     })
 }
 

@@ -1,5 +1,12 @@
 //! `errno`, for code that runs where a program does not expect a system call.
 
+use rustix::io::Errno;
+
+/// `errno` of the C library's call that just failed.
+pub(crate) fn last_errno() -> Errno {
+    Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+}
+
 /// Does something and puts the thread's `errno` back to what it was.
 pub(crate) fn kept<R>(act: impl FnOnce() -> R) -> R {
     let _kept = Kept::now();

@@ -2,7 +2,8 @@
 //! allocator.
 
 use super::brief::{self, Brief};
-use super::maps::{self, Mapping};
+use super::maps;
+use super::maps_line::{name_in_line, parse_line, Mapping};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 
@@ -99,9 +100,9 @@ impl Lister {
         loop {
             // Looked at again by the next call if it reaches past what that asks for.
             let Some((line, after)) = text.line(self.maps.as_fd())? else { return Ok(None) };
-            match maps::parse_line(&text.buffer[line.clone()]) {
+            match parse_line(&text.buffer[line.clone()]) {
                 Some(mapping) if mapping.end > addr => {
-                    let name = maps::name_in_line(&text.buffer[line]);
+                    let name = name_in_line(&text.buffer[line]);
                     return Ok(Some(Listed::new(mapping, 0, name)));
                 }
                 _ => text.pass(after),

@@ -1,6 +1,6 @@
 //! `mlock2`, `munlock` and the whole-process calls, and a cheap question: is it locked?
 
-use super::advise::last_errno;
+use super::errno::last_errno;
 use crate::range::PageRange;
 use rustix::io::Errno;
 use rustix::mm::{mlock_with, mlockall, munlock, munlockall, MlockAllFlags, MlockFlags};

@@ -22,6 +22,7 @@ pub(crate) mod limits;
 pub(crate) mod lru;
 pub(crate) mod mapping_list;
 pub(crate) mod maps;
+pub(crate) mod maps_line;
 pub(crate) mod memory_limit;
 pub(crate) mod mlock;
 pub(crate) mod mounts;

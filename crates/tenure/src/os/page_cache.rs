@@ -1,6 +1,6 @@
 //! Which pages of a file are in the page cache: `cachestat` (6.5+), else `mincore`.
 
-use super::advise::last_errno;
+use super::errno::last_errno;
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::mm::{mmap, munmap, MapFlags, ProtFlags};

@@ -1,7 +1,8 @@
 //! Which pages of a range are there: PAGEMAP_SCAN (6.7+), else `/proc/self/pagemap`.
 
-use super::advise::{self, last_errno};
+use super::advise;
 use super::brief::{self, Brief};
+use super::errno::last_errno;
 use super::{generation, page_size};
 use crate::range::PageRange;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd};

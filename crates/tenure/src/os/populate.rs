@@ -1,18 +1,11 @@
 //! Making pages resident: `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` (5.14+), or the touch loop.
 
 use super::reserve::Scratch;
-use super::{advise, page_size, touch};
+use super::touch::{self, Stop};
+use super::{advise, page_size};
 use crate::range::PageRange;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU8, Ordering};
-
-/// Why a range could not be populated. The pages before the one that failed may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stop {
-    pub errno: Errno,
-    /// The page, where it is known: `madvise` does not say.
-    pub page: Option<usize>,
-}
 
 // 0 unknown, 1 works, 2 refused or missing; for reading and for writing.
 static WORKS: [AtomicU8; 2] = [const { AtomicU8::new(0) }; 2];
@@ -67,6 +60,12 @@ pub(crate) fn populate(range: PageRange, write: bool) -> Result<(), Stop> {
     }
 }
 
+/// Makes every page of the range readable: a page never touched becomes the shared zero page, which
+/// costs no memory. `MADV_POPULATE_READ`, or [`super::touch`] where that is missing.
+pub(crate) fn for_reading(range: PageRange) -> Result<(), Errno> {
+    populate(range, false).map_err(|stop| stop.errno)
+}
+
 /// The first page of a range that `MADV_POPULATE` does not make resident, and what it answers for that
 /// page; `None`: all are there. Found by halving, so that what is there is walked over twice.
 pub(crate) fn first_refused(range: PageRange, write: bool) -> Option<(usize, Errno)> {
@@ -87,6 +86,6 @@ fn plain(range: PageRange, write: bool) -> Result<(), Errno> {
     if write {
         advise::populate_write(range)
     } else {
-        advise::populate_read_plain(range)
+        advise::populate_read(range)
     }
 }

@@ -5,6 +5,7 @@ use super::advise;
 use super::maps;
 use super::memory_limit;
 use super::pagemap::{self, Pagemap, Pages};
+use super::populate;
 use super::pressure::PressureWatch;
 use super::reserve::Scratch;
 use super::touch;
@@ -413,7 +414,7 @@ fn try_populate_write() -> Result<(), Cause> {
 
 fn try_populate_read() -> Result<(), Cause> {
     let page = scratch_page()?;
-    advise::populate_read_plain(page.range())?;
+    advise::populate_read(page.range())?;
     let Ok(pagemap) = Pagemap::open() else { return Ok(()) };
     ensure(pagemap.count(page.range(), Pages::Missing) == Ok(0))
 }
@@ -458,7 +459,7 @@ fn try_pagemap() -> Result<(), Cause> {
 fn try_pagemap_scan() -> Result<(), Cause> {
     let page = scratch_page()?;
     let pagemap = Pagemap::open().map_err(Some)?;
-    advise::populate_read(page.range())?;
+    populate::for_reading(page.range())?;
     // The zero page must be told from data: that is what the scan is for.
     let data = pagemap.count(page.range(), Pages::Data).map_err(Some)?;
     ensure(pagemap::scan_works() && data == 0)

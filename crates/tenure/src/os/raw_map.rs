@@ -1,6 +1,6 @@
 //! `mmap` with a caller's own flags, and moving a mapping over another.
 
-use super::advise::last_errno;
+use super::errno::last_errno;
 use crate::range::PageRange;
 use rustix::io::Errno;
 use std::ffi::{c_int, c_void};

@@ -1,6 +1,6 @@
 //! A SIGBUS handler that chains the one before it.
 
-use super::advise::last_errno;
+use super::errno::last_errno;
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::mem::MaybeUninit;

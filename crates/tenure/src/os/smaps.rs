@@ -3,7 +3,7 @@
 //! Reading it walks the page tables of every mapping up to the end of the range asked about (about
 //! 10 ns a mapped page), so it is for questions that [`super::maps`] and `msync` cannot answer.
 
-use super::maps::{self, Mapping};
+use super::maps_line::{name_in_line, parse_line, Mapping};
 use crate::range::PageRange;
 use rustix::io::Errno;
 
@@ -102,14 +102,14 @@ fn take_line(
         if let Some(entry) = current.take() {
             each(entry);
         }
-        if let Some(mapping) = maps::parse_line(line) {
+        if let Some(mapping) = parse_line(line) {
             if mapping.start >= range.end {
                 return false;
             }
             if mapping.end > range.start {
                 *current = Some(Entry {
                     mapping,
-                    name: name_of(line),
+                    name: String::from_utf8_lossy(name_in_line(line)).into_owned(),
                     page_size: super::page_size(),
                     rss: 0,
                     locked: 0,
@@ -135,17 +135,6 @@ fn take_line(
         }
     }
     true
-}
-
-/// What stands after address, protection, offset, device and inode.
-fn name_of(line: &[u8]) -> String {
-    let text = String::from_utf8_lossy(line);
-    let mut rest = text.as_ref();
-    for _ in 0..5 {
-        rest = rest.trim_start_matches(' ');
-        rest = rest.split_once(' ').map_or("", |(_, rest)| rest);
-    }
-    rest.trim_start().to_owned()
 }
 
 #[cfg(test)]
@@ -225,7 +214,7 @@ mod tests {
 
     #[test]
     fn names_and_sizes_are_read() {
-        let here = name_of as *const () as usize / page_size() * page_size();
+        let here = entries as *const () as usize / page_size() * page_size();
         let found = entries(PageRange::new(here, here + page_size()));
         assert_eq!(found.len(), 1);
         let program = std::env::current_exe().unwrap();

@@ -11,5 +11,5 @@ pub(crate) fn has_ended(number: i32) -> bool {
     let process = rustix::process::getpid().as_raw_nonzero().get();
     // SAFETY: signal 0 is sent to nobody; the kernel only looks for the thread.
     let found = unsafe { libc::syscall(libc::SYS_tgkill, process, number, 0) };
-    found < 0 && super::advise::last_errno() == rustix::io::Errno::SRCH
+    found < 0 && super::errno::last_errno() == rustix::io::Errno::SRCH
 }

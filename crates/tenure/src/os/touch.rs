@@ -1,13 +1,20 @@
 //! Touching pages through the kernel, which answers `EFAULT` where a load or store of ours would
 //! raise a signal: no handler is needed, and none is disturbed.
 
-use super::advise::last_errno;
+use super::errno::last_errno;
 use super::page_size;
-use super::populate::Stop;
 use crate::range::PageRange;
 use rustix::io::Errno;
 use std::ffi::c_void;
 use std::sync::atomic::AtomicU32;
+
+/// Why a range could not be populated. The pages before the one that failed may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stop {
+    pub errno: Errno,
+    /// The page, where it is known: `madvise` does not say.
+    pub page: Option<usize>,
+}
 
 /// Reads a byte of each page (`process_vm_readv` on ourselves). About 100 ns a page that is there.
 pub(crate) fn read_each_page(range: PageRange) -> Result<(), Stop> {

@@ -6,7 +6,7 @@
 //! do just that. So all *registering* goes through the private copy, which such a program cannot
 //! close or replace by another file.
 
-use super::advise::last_errno;
+use super::errno::last_errno;
 use super::{generation, wiped};
 use crate::range::PageRange;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};

@@ -2,6 +2,7 @@
 //! three, and once the process has `vm.max_map_count` mappings, 65,530 by default, the program's threads,
 //! files and allocators fail.
 
+use crate::os::maps_line::Mapping;
 use crate::os::{limits, maps};
 use crate::range::PageRange;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -66,7 +67,7 @@ fn now_ms() -> u64 {
 /// Whether the range is whole mappings. `false` also where that would take a reading of all mappings.
 fn is_whole(range: PageRange) -> bool {
     let mut whole = true;
-    let inside = |mapping: maps::Mapping| mapping.start >= range.start && mapping.end <= range.end;
+    let inside = |mapping: Mapping| mapping.start >= range.start && mapping.end <= range.end;
     !maps::query_is_missing()
         && maps::each_mapping(range, |mapping| whole &= inside(mapping)).is_ok()
         && whole

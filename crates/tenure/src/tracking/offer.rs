@@ -7,7 +7,7 @@ use super::side::{without, Words};
 use super::state::{flag, Claim, Word};
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::touch::read_each_page;
-use crate::os::{self, advise, lru, page_size, words};
+use crate::os::{self, advise, lru, page_size, populate, words};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::fork;
@@ -266,7 +266,7 @@ pub(super) fn make_readable(
         None => List::of(&[piece])?,
     };
     for hole in without(&missing, lost)?.iter() {
-        match advise::populate_read(*hole) {
+        match populate::for_reading(*hole) {
             // Found gone by nobody yet, and watched.
             Err(Errno::FAULT | Errno::HWPOISON) if claim.word().has(Word::REMADE) => {}
             done => done?,

@@ -3,7 +3,7 @@
 use super::state::{flag, Claim, Tracked, Word};
 use super::wake::stir;
 use super::{backpressure, claims, detection, offer, TRACKING};
-use crate::os::{advise, page_size, signal, uffd};
+use crate::os::{advise, page_size, populate, signal, uffd};
 use crate::range::PageRange;
 use crate::runtime::worker;
 use rustix::io::Errno;
@@ -61,7 +61,7 @@ pub(crate) fn fill_page(page: usize, bytes: &[u8]) -> Result<(), Errno> {
             if let Some(mut claim) = claim_holder(page) {
                 return fill_claimed(&mut claim, page, bytes);
             }
-            match advise::populate_read(page) {
+            match populate::for_reading(page) {
                 // The range may have been offered and purged again since the look for it.
                 Err(Errno::FAULT | Errno::HWPOISON) => {}
                 done => return done,
@@ -101,7 +101,7 @@ pub(crate) fn fail_page(watcher: uffd::Watcher, page: PageRange, toucher: u32) {
     let mut look = |_| match claim_holder(page) {
         None if TRACKING.slab.holder_of(page.start).is_some() => {
             // Where it is missing it may have been offered, and taken, since the look for its claim.
-            is_there = advise::populate_read_plain(page).is_ok();
+            is_there = advise::populate_read(page).is_ok();
             is_there.then_some(None)
         }
         claim => Some(claim),
@@ -112,9 +112,7 @@ pub(crate) fn fail_page(watcher: uffd::Watcher, page: PageRange, toucher: u32) {
     }
     let not_known = |errno| matches!(errno, Errno::INVAL | Errno::NOTTY | Errno::OPNOTSUPP);
     // Before 6.6 there is no poison.
-    if uffd::poison(watcher, page).is_err_and(not_known)
-        && advise::populate_read_plain(page).is_err()
-    {
+    if uffd::poison(watcher, page).is_err_and(not_known) && advise::populate_read(page).is_err() {
         signal::send_sigbus(toucher);
     }
 }
@@ -142,7 +140,7 @@ fn fill_claimed(claim: &mut Claim, page: PageRange, bytes: &[u8]) -> Result<(), 
             Err(Errno::NOENT) => false,
             Err(errno) => return Err(errno),
         };
-        match advise::populate_read(page) {
+        match populate::for_reading(page) {
             Err(Errno::HWPOISON) if is_watched => {
                 // SAFETY: a poisoned page holds nothing. Under the claim no other thread replaces it.
                 unsafe { advise::drop_pages_though_locked(page)? };

@@ -209,7 +209,7 @@ fn place(object: &Object, start: usize, bytes: &[u8]) -> Result<(), Errno> {
             Ok(()) => {}
             Err(Errno::EXIST) => {
                 let there = PageRange::new(at, at + page);
-                if advise::populate_read_plain(there) == Err(Errno::HWPOISON) {
+                if advise::populate_read(there) == Err(Errno::HWPOISON) {
                     // Poisoned by a refill that failed before. A handler of touches may be about to replace
                     // it, too: the one of the two that comes first does.
                     touched::fill_page(at, chunk)?;

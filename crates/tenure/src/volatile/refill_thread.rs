@@ -175,7 +175,7 @@ fn make(missing: PageRange) -> Made {
     let Some(object) = find(missing.start) else { return Made::Never };
     let Attempt::Mine(turn) = object.refilling.attempt() else { return Made::Later };
     turn.goes_on_in_child();
-    if advise::populate_read_plain(missing).is_ok() {
+    if advise::populate_read(missing).is_ok() {
         return Made::Before; // by a pin
     }
     let Some(function) = &object.refill else { return Made::Never };

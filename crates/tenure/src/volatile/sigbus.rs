@@ -1,7 +1,7 @@
 //! A handler for touches of purged pages.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::os::{advise, page_size, signal};
+use crate::os::{page_size, populate, signal};
 use crate::range::PageRange;
 use crate::tracking::backpressure;
 use crate::tracking::touched::{self, look_at, Standing};
@@ -173,7 +173,7 @@ fn on_bus(address: usize) -> bool {
         };
         // Another thread has taken the range back since the touch, or has forgotten it as well: the page is there
         // if the kernel says so.
-        if advise::populate_read(PageRange::new(page, page + page_size())).is_ok() {
+        if populate::for_reading(PageRange::new(page, page + page_size())).is_ok() {
             return may_try_again(page, look.changes);
         }
         // If not, it may have been offered and purged again since the look. Of a page that no range holds, one

@@ -20,7 +20,7 @@ struct Module {
     /// The file that it is in, as a module's name: an inline module belongs to its file.
     file: Name,
     children: BTreeSet<String>,
-    /// Its functions, and those of its types.
+    /// Its functions and macros, and the functions of its types.
     functions: BTreeSet<String>,
     /// What `use` brings in, by its name here.
     names: HashMap<String, Written>,
@@ -226,6 +226,12 @@ impl Reader<'_> {
                     let function = self.word(1).unwrap_or_default().to_owned();
                     self.into.modules.entry(name.clone()).or_default().functions.insert(function);
                     self.at += 2;
+                }
+                // A macro is named as a function is, once `pub(crate) use` has given it a path.
+                Some("macro_rules") if self.is(1, '!') && self.word(2).is_some() => {
+                    let defined = self.word(2).unwrap_or_default().to_owned();
+                    self.into.modules.entry(name.clone()).or_default().functions.insert(defined);
+                    self.at += 3;
                 }
                 Some("use") => {
                     self.at += 1;
