@@ -67,7 +67,7 @@ extern "C" fn end_after_the_last(_: *mut c_void) -> *mut c_void {
     while named_threads() != Some(0) {
         std::thread::sleep(Duration::from_millis(20));
     }
-    // SAFETY: what the C library does when its last thread ends.
+    // SAFETY: the program's threads have ended, so no code of theirs runs beside its exit handlers.
     unsafe { libc::exit(0) }
 }
 

@@ -39,7 +39,8 @@ macro_rules! definitions {
                     if at.is_null() {
                         return None;
                     }
-                    // SAFETY: as above.
+                    // SAFETY: `look_up` stored the address of the function of that name, whose type
+                    // C's headers give.
                     Some(unsafe { std::mem::transmute::<*mut c_void, $kind>(at) })
                 }
             )*

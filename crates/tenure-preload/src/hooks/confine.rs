@@ -64,7 +64,8 @@ macro_rules! alone {
             );
             match NEXT.get() {
                 next if next.is_null() => missing(),
-                // SAFETY: the C library's function of that name; the program's call.
+                // SAFETY: the C library's function of that name, which gets the program's own
+                // arguments unchanged.
                 next => unsafe {
                     std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($kind),*) -> c_int>(next)(
                         $($argument),*

@@ -11,7 +11,8 @@ pub unsafe extern "C" fn pthread_create(
     argument: *mut c_void,
 ) -> c_int {
     let Some(create) = real::thread_creation() else { return libc::EAGAIN };
-    // SAFETY: the program's call.
+    // SAFETY: the program makes this call itself, and it goes on unchanged to the definition behind
+    // this one.
     let answer = unsafe { create(thread, attributes, body, argument) };
     if answer == 0 {
         keeper::thread_was_created();

@@ -37,7 +37,7 @@ pub unsafe fn mmap(
     fd: i32,
     off: i64,
 ) -> Result<*mut u8> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that nothing refers to what a `MAP_FIXED` would replace.
     let at = unsafe { raw_map::map(addr as usize, len, prot, flags, fd, off) };
     at.map(|at| at as *mut u8).map_err(|errno| failed("mmap", addr as usize, len, errno))
 }
@@ -223,7 +223,7 @@ impl Mapping {
         offset: u64,
         len: usize,
     ) -> Result<Mapping> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises of the file what `Mapping::file` asks for.
         let mapping = unsafe { Mapping::file(file, offset, len) }?;
         charge(&mut ledger::open(), "Mapping::file_locked_on_fault", mapping.range())?;
         Ok(mapping)

@@ -90,7 +90,8 @@ pub unsafe fn map_over(
     let _no_wait = NoWait::here();
     forget::forget(PageRange::new(start, end));
     let done = slice::each(PageRange::new(start, end), |slice| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that nothing refers to what is mapped there, which the call
+        // replaces.
         unsafe { detach::map_fixed(slice.start, slice.len(), protection, flags) }
     });
     Some(done.map(|()| addr).map_err(|errno| errno.raw_os_error()))

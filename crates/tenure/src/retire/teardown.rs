@@ -131,7 +131,7 @@ fn tear_down(chunk: PageRange, there: usize, process: u64) -> Result<(), PageRan
 fn unmap(range: PageRange) -> Result<(), Errno> {
     let mut tries = 0;
     loop {
-        // SAFETY: as in `tear_down`.
+        // SAFETY: a part of a hidden mapping, which nobody knows; each part is unmapped once.
         match unsafe { detach::unmap(range.start, range.len()) } {
             // The mapping count is at its limit, and another thread is still at the chunk above this
             // one: when that is gone, this needs no split.

@@ -115,7 +115,8 @@ pub(crate) unsafe fn free(block: NonNull<u8>, bytes: usize) {
     };
     // In a signal's handler that cannot have the lock the block is lost.
     let _ = HEAP.with_also_in_forks(|heap| {
-        // SAFETY: the caller's block, aligned to 64.
+        // SAFETY: the caller promises that the block is in use no more; its first word is inside it
+        // and aligned.
         unsafe { *(at as *mut usize) = heap[size].free };
         heap[size].free = at;
     });

@@ -96,7 +96,7 @@ impl Mailbox {
     pub unsafe fn push(&self, job: *mut Link) {
         let mut head = self.jobs.load(Ordering::Relaxed);
         loop {
-            // SAFETY: the link is valid, see above; nobody else has it yet.
+            // SAFETY: the caller promises that the link stays where it is; nobody else has it yet.
             unsafe { &*job }.next.store(head, Ordering::Relaxed);
             match self.jobs.compare_exchange(head, job, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return,

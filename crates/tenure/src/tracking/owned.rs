@@ -263,7 +263,7 @@ impl OwnedRange {
             let Some(mut claim) = claims().claim(self.id, self.tracked(), |_| true) else {
                 return Ok(());
             };
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that no bytes of the range are in use.
             unsafe { revive::discard(&mut claim) }
         };
         match services::retry(discard, |errno| *errno == Errno::NOMEM) {

@@ -58,7 +58,7 @@ pub(crate) struct Tracked {
 // SAFETY: all fields but `side` are atomics; `side` is reached through a `Claim`, of which there is one
 // at a time, and `Side` is `Send`.
 unsafe impl Sync for Tracked {}
-// SAFETY: as above; nothing in it belongs to a thread.
+// SAFETY: its fields are atomics, and `side`, which is `Send`: nothing in it belongs to a thread.
 unsafe impl Send for Tracked {}
 
 #[cfg(not(loom))]
