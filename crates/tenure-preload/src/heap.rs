@@ -3,6 +3,8 @@
 //! All signals are blocked while its lock is held (two system calls, 0.2 µs), so that a hook called in
 //! a handler cannot find it held by the thread it interrupted. Hooks hardly ever allocate.
 
+#![allow(unsafe_code, reason = "is an allocator")]
+
 use dlmalloc::Dlmalloc;
 use rustix::mm::{mremap, munmap, MremapFlags};
 use std::alloc::{GlobalAlloc, Layout};

@@ -1,5 +1,7 @@
 //! System calls of this library's own, past every definition of the C library's.
 
+#![allow(unsafe_code, reason = "makes system calls")]
+
 use crate::errno::Errno;
 use std::ffi::{c_int, c_long};
 

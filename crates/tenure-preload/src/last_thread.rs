@@ -6,6 +6,8 @@
 //! main thread ends is told by the destructor of a value of its own, which the C library calls by whatever way a
 //! thread ends, and not at `exit`.
 
+#![allow(unsafe_code, reason = "registers a destructor with the C library, and starts a thread")]
+
 use crate::errno::Errno;
 use crate::heap::Blocked;
 use crate::keeper;

@@ -1,5 +1,10 @@
 //! What was done and saved, said once at the end.
 
+#![allow(
+    unsafe_code,
+    reason = "reads the environment before the program runs, and asks about its descriptors"
+)]
+
 use crate::allocator::Allocator;
 use crate::counters::*;
 use crate::keeper;

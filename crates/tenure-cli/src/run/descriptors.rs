@@ -1,5 +1,7 @@
 //! Standard descriptors that are closed stay so for the program.
 
+#![allow(unsafe_code, reason = "looks at descriptors before main, and closes them in the child")]
+
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -1,5 +1,7 @@
 //! SIGPIPE goes on to the program as this one got it.
 
+#![allow(unsafe_code, reason = "looks at SIGPIPE before main, and sets it in the child")]
+
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};

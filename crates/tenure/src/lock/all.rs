@@ -1,5 +1,7 @@
 //! The whole process: everything that is mapped, and what will be.
 
+#![allow(unsafe_code, reason = "maps a page to learn what mlockall(2) holds")]
+
 use super::change::{clear_pieces, strengthen, weaken, Uncleared};
 use super::claims::{Claims, Level};
 use super::guard::refuse_volatile;

@@ -1,5 +1,7 @@
 //! Mappings that are locked on fault from birth.
 
+#![allow(unsafe_code, reason = "maps with the program's own flags")]
+
 use super::cause::{self, Silent};
 use super::claims::Claims;
 use super::ledger::{self, Ledger};

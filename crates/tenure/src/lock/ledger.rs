@@ -4,6 +4,8 @@
 //! without one. Everything else is as smaps shows it; that it was asked for by us is kept as a hint, so
 //! that asking again costs no reading of smaps.
 
+#![allow(unsafe_code, reason = "keeps one ledger for each process, by pointer")]
+
 use super::claims::Claims;
 use super::When;
 use crate::os::generation;

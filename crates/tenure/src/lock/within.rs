@@ -1,5 +1,7 @@
 //! Locked on fault within a budget: of a range larger than may be locked, the part used last.
 
+#![allow(unsafe_code, reason = "takes the program's word that a range stays mapped")]
+
 use super::account::account;
 use super::guard::{lock, Lock};
 use super::look::{self, Special};

@@ -79,6 +79,8 @@
 //! another thread may map where an earlier part was before a later one is gone. A hidden mapping can be seen
 //! in `/proc/self/maps`, and goes into a core dump.
 
+#![allow(unsafe_code, reason = "unmaps what the program gives up")]
+
 mod bound;
 mod forget;
 mod kind;

@@ -1,5 +1,7 @@
 //! Two other calls that unmap populated memory: a shrinking mremap(2), and mmap(2) with `MAP_FIXED`.
 
+#![allow(unsafe_code, reason = "unmaps what the program gives up")]
+
 use super::kind::Known;
 use super::{forget, settings, slice, unmap};
 use crate::os::mapping_list::Lister;

@@ -1,6 +1,8 @@
 //! Giving the memory of hidden mappings back, slice by slice: by the worker, and by callers that have to
 //! wait for it.
 
+#![allow(unsafe_code, reason = "unmaps what nobody knows any more")]
+
 use super::queue::{self, Queue};
 use super::slice;
 use crate::os::pagemap::Pagemap;

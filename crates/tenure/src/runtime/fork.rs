@@ -2,6 +2,8 @@
 //! handlers did not run (made by a raw `clone`, or before the first use) is noticed by
 //! the first lock or claim that it takes, and what the handlers should have done is done then.
 
+#![allow(unsafe_code, reason = "registers itself in the section of initial functions")]
+
 use super::fork_state::{FORKS, UNDER_WAY};
 use super::lock::{Lock, Rank};
 use super::services::{self, Service};

@@ -7,6 +7,8 @@
 //! Blocks have sizes of powers of two, cut from chunks that are never given back; each size has a list of free
 //! blocks. A block above the largest size is a mapping of its own.
 
+#![allow(unsafe_code, reason = "hands out memory")]
+
 use super::fork_state;
 use super::lock::{Lock, Rank};
 use super::services::Service;

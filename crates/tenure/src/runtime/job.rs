@@ -1,5 +1,7 @@
 //! One thing to do on the background thread, while its sender waits.
 
+#![allow(unsafe_code, reason = "runs jobs that lie on their senders' stacks")]
+
 use super::event::Event;
 use super::mailbox::{Link, Mailbox, JOBS};
 use crate::os::generation;

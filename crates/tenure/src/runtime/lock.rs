@@ -1,5 +1,7 @@
 //! The one lock. It knows its owner, its place in the order of locks, and forks.
 
+#![allow(unsafe_code, reason = "gives out the value that it guards")]
+
 use super::fork_state as fork;
 use super::services;
 use crate::os::futex::Futex;

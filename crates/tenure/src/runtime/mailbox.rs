@@ -2,6 +2,8 @@
 //! jobs. There is no lock: nothing to hold over a fork, and nothing that a signal's handler could find
 //! held.
 
+#![allow(unsafe_code, reason = "links jobs that lie on their senders' stacks")]
+
 use crate::sync::{fence, AtomicPtr, AtomicU32, Futex, Ordering};
 use std::time::Duration;
 

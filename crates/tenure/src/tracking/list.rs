@@ -1,5 +1,7 @@
 //! Lists and boxes for what is noted under a claim: in tenure's own memory, and a want of it is an error.
 
+#![allow(unsafe_code, reason = "keeps values in memory of its own")]
+
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::range::PageRange;
 use crate::runtime::heap;

@@ -1,5 +1,7 @@
 //! A range that tenure owns together with its mapping: an object, or a segment of a cache.
 
+#![allow(unsafe_code, reason = "owns mappings that a claim guards")]
+
 use super::list::List;
 use super::offer::Refusal;
 use super::revive;

@@ -1,5 +1,7 @@
 //! Taking offered pages back.
 
+#![allow(unsafe_code, reason = "drops pages that are reported as lost")]
+
 use super::detection;
 use super::list::{listed, List};
 use super::offer::{kind, NO_WORD};

@@ -18,6 +18,8 @@
 //! in the upper half of the word changes with every pin, claim and reuse, so an exchange that started
 //! from a stale word fails.
 
+#![allow(unsafe_code, reason = "shares state that a claim guards")]
+
 mod claim;
 
 pub(crate) use self::claim::Claim;
