@@ -51,10 +51,10 @@ extern "C" fn destructor() {
 
 #[used]
 #[allow(unsafe_code, reason = "the loader calls a function in this section")]
-#[link_section = ".init_array"]
+#[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = constructor;
 
 #[used]
 #[allow(unsafe_code, reason = "the loader calls a function in this section")]
-#[link_section = ".fini_array"]
+#[unsafe(link_section = ".fini_array")]
 static DESTRUCTOR: extern "C" fn() = destructor;

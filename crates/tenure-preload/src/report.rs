@@ -164,7 +164,7 @@ fn open() -> Result<OwnedFd, Errno> {
     rustix::fs::open(name, flags, Mode::from_raw_mode(0o644))
 }
 
-extern "C" {
+unsafe extern "C" {
     static program_invocation_short_name: *const std::ffi::c_char;
 }
 

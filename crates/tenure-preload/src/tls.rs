@@ -21,7 +21,7 @@
 use std::ffi::{c_int, c_void};
 
 /// See above. Rust's own reference to it is weak, and finds this definition first.
-#[no_mangle]
+#[unsafe(no_mangle)]
 unsafe extern "C" fn tenure_registers_no_destructor(
     _destructor: *mut c_void,
     _object: *mut c_void,

@@ -11,7 +11,7 @@ static CLOSED: AtomicU8 = AtomicU8::new(0);
 
 /// Before Rust's runtime, which opens /dev/null in the place of what is closed.
 #[used]
-#[link_section = ".init_array"]
+#[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look;
 
 extern "C" fn look() {

@@ -10,7 +10,7 @@ static IGNORED: AtomicBool = AtomicBool::new(false);
 
 /// Before Rust's runtime, which ignores the signal here, and lets it kill what is started from here.
 #[used]
-#[link_section = ".init_array"]
+#[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look;
 
 extern "C" fn look() {

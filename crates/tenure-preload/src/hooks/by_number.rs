@@ -84,7 +84,7 @@ fn names_mappings(number: c_long) -> bool {
 
 /// C declares variable arguments; they are where these six are.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(
     number: c_long,
     a: c_long,

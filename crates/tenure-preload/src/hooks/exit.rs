@@ -12,7 +12,7 @@ pub fn leave(status: c_int) -> ! {
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn _exit(status: c_int) -> ! {
     report::at_exit();
     match real::exit_now() {
@@ -23,7 +23,7 @@ pub unsafe extern "C" fn _exit(status: c_int) -> ! {
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
     // SAFETY: `_exit` under its other name, which the program calls itself.
     unsafe { _exit(status) }
@@ -31,7 +31,7 @@ pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
 
 /// The C library runs the handlers of at_quick_exit and then calls its own `_exit`, which is not seen:
 /// the report is as of the beginning.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn quick_exit(status: c_int) -> ! {
     report::at_exit();
     match real::quick_exit() {

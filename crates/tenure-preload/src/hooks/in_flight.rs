@@ -36,7 +36,7 @@ pub fn mapped_file(flags: c_int, offset: i64) {
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmsplice(
     fd: c_int,
     vector: *const libc::iovec,
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn vmsplice(
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn setsockopt(
     fd: c_int,
     level: c_int,

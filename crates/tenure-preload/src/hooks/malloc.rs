@@ -115,7 +115,7 @@ fn early_alloc(size: usize, align: usize) -> *mut c_void {
     at
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
     if ALLOCATIONS.are_looked_at(size) {
         if let Some(run) = large(size, ALIGN, false) {
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(at: *mut c_void) {
     if owns(at) {
         // SAFETY: the program makes this call itself, so nothing uses the block any more; it is the
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn free(at: *mut c_void) {
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn free_sized(at: *mut c_void, size: usize) {
     if owns(at) || bootstrap_alloc::owns(at) {
         // SAFETY: the program makes this call itself, so nothing uses the block any more.
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn free_sized(at: *mut c_void, size: usize) {
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn free_aligned_sized(at: *mut c_void, align: usize, size: usize) {
     if owns(at) || bootstrap_alloc::owns(at) {
         // SAFETY: the program makes this call itself, so nothing uses the block any more.
@@ -178,13 +178,13 @@ pub unsafe extern "C" fn free_aligned_sized(at: *mut c_void, align: usize, size:
 }
 
 /// An old name, which old programs still use.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cfree(at: *mut c_void) {
     // SAFETY: `free` under its old name, which the program calls itself.
     unsafe { free(at) }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     if let Some(total) = count.checked_mul(size) {
         if ALLOCATIONS.are_looked_at(total) {
@@ -204,7 +204,7 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(at: *mut c_void, size: usize) -> *mut c_void {
     if at.is_null() {
         // SAFETY: what realloc means by it.
@@ -324,7 +324,7 @@ unsafe fn grow_into_pool(at: *mut c_void, size: usize) -> Option<*mut c_void> {
     Some(new)
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(to: *mut *mut c_void, align: usize, size: usize) -> c_int {
     let valid = align.is_power_of_two() && align % size_of::<*mut c_void>() == 0;
     if valid && ALLOCATIONS.are_looked_at(size) {
@@ -367,20 +367,20 @@ unsafe fn aligned(next: Option<Aligned>, align: usize, size: usize) -> *mut c_vo
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
     // SAFETY: the function that `aligned_alloc` names behind this one, with the program's own
     // arguments.
     unsafe { aligned(real::aligned_alloc(), align, size) }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     // SAFETY: the function that `memalign` names behind this one, with the program's own arguments.
     unsafe { aligned(real::memalign(), align, size) }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
     if ALLOCATIONS.are_looked_at(size) {
         if let Some(run) = large(size, rustix::param::page_size(), false) {
@@ -395,7 +395,7 @@ pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
     let page = rustix::param::page_size();
     if let (true, Some(whole)) =
@@ -413,7 +413,7 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(at: *mut c_void) -> usize {
     if owns(at) {
         return NonNull::new(at.cast()).and_then(pool::usable_size).unwrap_or(0);

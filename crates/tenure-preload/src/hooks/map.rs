@@ -30,7 +30,7 @@ unsafe fn raw_mmap(
     unsafe { kernel!(libc::SYS_mmap, at, len, protection, flags, fd, offset) as *mut c_void }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap(
     at: *mut c_void,
     len: usize,
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn mmap(
     unsafe { raw_mmap(at, len, protection, flags, fd, offset) }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap64(
     at: *mut c_void,
     len: usize,
@@ -225,7 +225,7 @@ unsafe fn mmap_populated(
     made
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(at: *mut c_void, len: usize) -> c_int {
     counters::MUNMAPS.one();
     if touches_pool(at as usize, len) {

@@ -43,7 +43,7 @@ unsafe fn of_the_library(
 }
 
 /// C declares it with a variable argument; the fifth is where that would be.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mremap(
     at: *mut c_void,
     old_len: usize,

@@ -50,14 +50,14 @@ pub unsafe fn call(
     done
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn setrlimit64(resource: c_uint, new: *const libc::rlimit64) -> c_int {
     // SAFETY: the program makes this call itself, so its structure is what the kernel asks for, or
     // the kernel refuses it.
     unsafe { call(0, resource, new, std::ptr::null_mut()) }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn prlimit64(
     pid: c_int,
     resource: c_uint,
@@ -70,14 +70,14 @@ pub unsafe extern "C" fn prlimit64(
 }
 
 /// On 64 bits the same structure.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn setrlimit(resource: c_uint, new: *const libc::rlimit) -> c_int {
     const { assert!(size_of::<libc::rlimit>() == size_of::<libc::rlimit64>()) };
     // SAFETY: the program's own call; the two structures are the same on 64 bits.
     unsafe { call(0, resource, new.cast(), std::ptr::null_mut()) }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn prlimit(
     pid: c_int,
     resource: c_uint,

@@ -20,7 +20,7 @@ unsafe fn raw_madvise(at: *mut c_void, len: usize, advice: c_int) -> c_long {
     unsafe { kernel!(libc::SYS_madvise, at, len, advice) }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int {
     counters::MADVISES.one();
     if touches_pool(at as usize, len) {
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> 
 
 /// Answers an error number and leaves `errno` alone. POSIX_MADV_DONTNEED does nothing, as in the C
 /// library: the kernel's would lose the contents.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int {
     if advice == libc::POSIX_MADV_DONTNEED {
         return 0;
@@ -62,7 +62,7 @@ pub fn let_go_of_each(vector: *const libc::iovec, count: usize, advice: c_int) {
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn process_madvise(
     pidfd: c_int,
     vector: *const libc::iovec,
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn process_madvise(
 macro_rules! calls {
     ($($name:ident $call:ident = $number:ident ($($more:ident: $kind:ty),*);)*) => {
         $(
-            #[no_mangle]
+            #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name(at: *mut c_void, len: usize $(, $more: $kind)*) -> c_int {
                 let_go(at, len, Call::$call);
                 // SAFETY: the program makes this call itself, and it goes to the kernel with its
@@ -106,7 +106,7 @@ calls! {
 }
 
 /// The C library's own definition makes the call: where the kernel lacks it, that one answers for it.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlock2(at: *mut c_void, len: usize, flags: c_uint) -> c_int {
     let_go(at, len, Call::Changes);
     match known!(mlock2) {
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn mlock2(at: *mut c_void, len: usize, flags: c_uint) -> c
 }
 
 /// A cancellation point: the C library's own, through which a thread's end may unwind.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn msync(at: *mut c_void, len: usize, flags: c_int) -> c_int {
     let_go(at, len, Call::Uses);
     static NEXT: OfTheLibrary = OfTheLibrary::new(c"msync");
@@ -135,7 +135,7 @@ pub unsafe extern "C-unwind" fn msync(at: *mut c_void, len: usize, flags: c_int)
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn pkey_mprotect(
     at: *mut c_void,
     len: usize,
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn pkey_mprotect(
 }
 
 /// Names of mappings last. C declares variable arguments.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn prctl(
     option: c_int,
     a: c_ulong,
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn prctl(
 /// handler is to be asked for each page that the program has not touched, though the run's are there.
 ///
 /// The same number may mean something else to another descriptor, and the argument be no pointer.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     const UFFDIO_API: c_ulong = 0xc018_aa3f;
     const UFFDIO_REGISTER: c_ulong = 0xc020_aa00;
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
 }
 
 /// With SHM_REMAP it replaces what is mapped there.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
     if flags & libc::SHM_REMAP != 0 && touches_pool(at as usize, 1) {
         let mut about = std::mem::MaybeUninit::<libc::shmid_ds>::zeroed();
@@ -232,7 +232,7 @@ pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *m
 ///
 /// Before the call, if it will be allowed: afterwards all of it would be resident, and Linux counts a mapping of 16
 /// TiB as none when it locks it and as 16 TiB when it unmaps it.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
     // unchanged.

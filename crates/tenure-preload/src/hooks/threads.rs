@@ -3,7 +3,7 @@
 use crate::{keeper, real};
 use std::ffi::{c_int, c_void};
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
     attributes: *const libc::pthread_attr_t,

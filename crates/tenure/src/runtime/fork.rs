@@ -55,7 +55,7 @@ extern "C" fn register_handlers() {
 /// When the program or the library is loaded: handlers that the program registers later then run while tenure
 /// holds nothing, and may use it. Where a linker has dropped this the first use registers them.
 #[used]
-#[link_section = ".init_array"]
+#[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = register_handlers;
 
 extern "C" fn on_prepare() {
