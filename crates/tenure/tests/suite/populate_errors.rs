@@ -322,8 +322,10 @@ fn a_full_disk() {
             let held = file.metadata().unwrap().blocks() as usize * 512;
             assert!(held >= done * PAGE, "{held} bytes are allocated of {done} pages");
         }
-        drop(raw);
+        drop((raw, file));
         std::fs::remove_file(&path).unwrap();
+        // The blocks are free for the next file once the journal has been written.
+        tool("sync", &["-f", &disk.mounted()]).unwrap();
     }
 }
 
