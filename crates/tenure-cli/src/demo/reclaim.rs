@@ -34,7 +34,7 @@ pub fn reclaim(bytes: u64) -> anyhow::Result<()> {
 }
 
 fn own_resident() -> u64 {
-    super::party::own_bytes("self")
+    super::process::own_bytes("self")
 }
 
 /// The mappings in which the kernel counts lazily freed pages.

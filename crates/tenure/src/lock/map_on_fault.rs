@@ -2,10 +2,10 @@
 
 #![allow(unsafe_code, reason = "maps with the program's own flags")]
 
-use super::cause::{self, Silent};
 use super::claims::Claims;
+use super::diagnose::{self, Silent};
 use super::ledger::{self, Ledger};
-use super::{look, Kinds, When};
+use super::{inspect, Kinds, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::Mapping;
 use crate::os::mlock::{self, Seen};
@@ -147,7 +147,7 @@ pub unsafe fn mmap_on_fault(
 /// before is dropped before it or after, and never unlocks it.
 fn charge(ledger: &mut Ledger, call: &'static str, range: PageRange) -> Result<()> {
     mlock::lock(range, true).map_err(|errno| {
-        let error = cause::refused(call, range, errno, range.len(), 0);
+        let error = diagnose::refused(call, range, errno, range.len(), 0);
         match (error.kind(), errno) {
             // As the kernel answers MAP_LOCKED beyond the limit.
             (ErrorKind::LockLimit, rustix::io::Errno::NOMEM) => error.with_errno(libc::EAGAIN),
@@ -155,8 +155,8 @@ fn charge(ledger: &mut Ledger, call: &'static str, range: PageRange) -> Result<(
         }
     })?;
     if mlock::seen(range) != Ok(Seen::Locked) {
-        if let Some(why) = look::impossible(range) {
-            return Err(cause::silent(call, range, Silent::Nothing(range.start, why)));
+        if let Some(why) = inspect::impossible(range) {
+            return Err(diagnose::silent(call, range, Silent::Nothing(range.start, why)));
         }
     }
     outlive_guards(ledger, range);
