@@ -153,7 +153,7 @@ unsafe fn hand_out(
 ///
 /// Errors (NULL): EINVAL: a wrong size or priority. E2BIG: something is set that this version does not
 /// know. EOPNOTSUPP: the kernel refuses MADV_FREE. EAGAIN: the worker's thread could not be started.
-#[no_mangle]
+#[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_cache_new(opts: *const tenure_cache_opts) -> *mut tenure_cache {
     pointer("tenure_cache_new", || {
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn tenure_cache_new(opts: *const tenure_cache_opts) -> *mu
 
 /// Frees a cache; NULL is let through. No other call on it may be under way. Values that were got from
 /// it stay valid until they are released, and its memory goes with the last of them.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_cache_free(c: *mut tenure_cache) {
     status("tenure_cache_free", || {
         if !c.is_null() {
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn tenure_cache_free(c: *mut tenure_cache) {
 ///
 /// Errors: EINVAL: NULL with a length; a value longer than 4 GiB. ENOMEM: neither the kernel nor the
 /// ceiling has room for it, whatever is evicted. The key has no value then.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_cache_insert(
     c: *mut tenure_cache,
     key: *const c_void,
@@ -219,7 +219,7 @@ pub unsafe extern "C" fn tenure_cache_insert(
 /// If the segment was offered to the kernel: taking it back, 0.6 us (huge page) or 70 us.
 ///
 /// Errors (NULL): EINVAL: NULL with a length.
-#[no_mangle]
+#[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_cache_get(
     c: *mut tenure_cache,
@@ -249,7 +249,7 @@ pub unsafe extern "C" fn tenure_cache_get(
 ///
 /// An insert, a removal or a clear of the key that comes while `make` runs wins: what `make` gave is
 /// returned and not kept.
-#[no_mangle]
+#[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_cache_get_or_insert(
     c: *mut tenure_cache,
@@ -284,7 +284,7 @@ pub unsafe extern "C" fn tenure_cache_get_or_insert(
 /// inside the callback.
 ///
 /// Errors (NULL): EINVAL: NULL. ENOMEM: no memory; what was there before is kept.
-#[no_mangle]
+#[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_made_resize(into: *mut tenure_made, len: usize) -> *mut c_void {
     pointer("tenure_made_resize", || {
@@ -303,7 +303,7 @@ pub unsafe extern "C" fn tenure_made_resize(into: *mut tenure_made, len: usize) 
 
 /// Whether the value is in the cache: 0 if it was made by tenure_cache_get_or_insert and found no room,
 /// and for NULL.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_value_is_cached(value: *const tenure_value) -> c_int {
     status("tenure_value_is_cached", || {
         // SAFETY: what the header asks of the caller.
@@ -312,7 +312,7 @@ pub unsafe extern "C" fn tenure_value_is_cached(value: *const tenure_value) -> c
 }
 
 /// Lets a value go, on any thread; NULL is let through. Its bytes must not be touched afterwards.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_value_release(value: *mut tenure_value) {
     status("tenure_value_release", || {
         if !value.is_null() {
@@ -327,7 +327,7 @@ pub unsafe extern "C" fn tenure_value_release(value: *mut tenure_value) {
 /// segment is released.
 ///
 /// Errors: EINVAL: NULL with a length.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_cache_remove(
     c: *mut tenure_cache,
     key: *const c_void,
@@ -343,7 +343,7 @@ pub unsafe extern "C" fn tenure_cache_remove(
 /// Removes everything.
 ///
 /// Errors: EINVAL: NULL.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_cache_clear(c: *mut tenure_cache) -> c_int {
     status("tenure_cache_clear", || {
         // SAFETY: what the header asks of the caller.
@@ -355,7 +355,7 @@ pub unsafe extern "C" fn tenure_cache_clear(c: *mut tenure_cache) -> c_int {
 /// Writes what the cache has done and holds to `*out`, which has `size` bytes, as tenure_stats does.
 ///
 /// Errors: EINVAL: NULL.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_cache_stats(
     c: *mut tenure_cache,
     out: *mut tenure_cache_stats,

@@ -12,7 +12,7 @@
 // The header has the items in this order; the blank lines keep rustfmt from sorting it.
 pub mod ranges;
 
-pub mod purged_access;
+pub mod sigbus;
 
 pub mod volatile;
 

@@ -52,7 +52,7 @@ pub(crate) fn kind(flags: c_uint) -> Result<When, Failure> {
 /// TENURE_MLOCK_LOCKED also a page past the end of its file, a guard page, one without access, a full
 /// tmpfs: tenure_last_error() says which, where and what to do. EPERM: the limit is 0. EAGAIN: no
 /// memory to make all of it resident.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int {
     status("tenure_mlock2", || {
         let when = kind(flags)?;
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn tenure_mlock2(addr: *const c_void, len: usize, flags: c
 /// Errors: EINVAL: empty or wrapping; no kind, or one that there is not. ENOMEM: part of it
 /// is not mapped; too many mappings; the limit was lowered below what is locked. Nothing is changed
 /// then.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_munlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int {
     status("tenure_munlock2", || {
         let all = TENURE_MLOCK_LOCKED | TENURE_MLOCK_ONFAULT;
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn tenure_munlock2(addr: *const c_void, len: usize, flags:
 /// Errors: EINVAL: neither MCL_CURRENT nor MCL_FUTURE, or an unknown flag; memory is
 /// volatile (with MCL_CURRENT). ENOMEM: more is mapped than the limit allows to be locked.
 /// EPERM: the limit is 0. Nothing is changed then.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn tenure_mlockall(flags: c_int) -> c_int {
     status("tenure_mlockall", || {
         lock::mlockall(scope(flags)?)?;
@@ -113,7 +113,7 @@ pub extern "C" fn tenure_mlockall(flags: c_int) -> c_int {
 ///
 /// Errors: EINVAL: no flag, or an unknown one. ENOMEM: a future lock is to end while something stays
 /// locked, and more is mapped than the limit allows to be locked. Nothing is changed then.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn tenure_munlockall2(flags: c_int) -> c_int {
     status("tenure_munlockall2", || {
         lock::munlockall2(scope(flags)?)?;
@@ -128,7 +128,7 @@ pub extern "C" fn tenure_munlockall2(flags: c_int) -> c_int {
 ///
 /// Errors: mmap's. With TENURE_MAP_LOCKONFAULT also EAGAIN: over RLIMIT_MEMLOCK; EPERM: the limit is 0;
 /// EINVAL: MAP_LOCKED as well, or MAP_DROPPABLE. Nothing is mapped then, and what was there still is.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_mmap(
     addr: *mut c_void,
     len: usize,

@@ -77,7 +77,7 @@ pub struct tenure_lock_answer {
 /// still wants locked. NULL on failure.
 ///
 /// Errors: as tenure_mlock2. Nothing is locked then.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_lock(
     addr: *const c_void,
     len: usize,
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn tenure_lock(
 
 /// Gives a lock back and frees the handle; NULL is nothing to do. Before or after the memory is
 /// unmapped is the same. In a forked child it unlocks nothing, for a child inherits no locks.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_unlock(l: *mut tenure_held) {
     status("tenure_unlock", || {
         if !l.is_null() {
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn tenure_unlock(l: *mut tenure_held) {
 ///
 /// Errors: EINVAL: empty or wrapping; NULL with a room. E2BIG: part_size is no structure's. Others:
 /// /proc/self/smaps or /proc/self/pagemap could not be read.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_lock_receipt(
     addr: *const c_void,
     len: usize,
@@ -156,7 +156,7 @@ fn state(state: State) -> u32 {
 /// Kubernetes. `out` may be NULL; else it has `size` bytes. Cost: about 200 us.
 ///
 /// Errors: EINVAL, E2BIG: the size is no structure's. Others: /proc is not mounted.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_lock_explain(
     bytes: u64,
     out: *mut tenure_lock_answer,

@@ -41,7 +41,7 @@ pub struct tenure_within_status {
 ///
 /// Errors: as tenure_mlock2 with TENURE_MLOCK_ONFAULT; EAGAIN: no thread could be started. Nothing is
 /// locked then.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_lock_gradually(
     addr: *const c_void,
     len: usize,
@@ -66,7 +66,7 @@ unsafe fn gradual<'a>(g: *const tenure_gradual) -> Outcome<MutexGuard<'a, Gradua
 /// Writes how far the background is to `*out`, which has `size` bytes.
 ///
 /// Errors: EINVAL: NULL.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_gradual_progress(
     g: *const tenure_gradual,
     out: *mut tenure_populate_progress,
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn tenure_gradual_progress(
 /// is; 1: not yet. `result` may be NULL; it is written when it is over. Waiting again returns the same.
 ///
 /// Errors: as tenure_populate: what could not be made resident. The lock stays.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_gradual_wait(
     g: *const tenure_gradual,
     timeout_ms: c_int,
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn tenure_gradual_wait(
 const NAP: Duration = Duration::from_millis(1);
 
 /// Ends the background, unlocks, and frees the handle. NULL is nothing to do.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_gradual_end(g: *mut tenure_gradual) {
     status("tenure_gradual_end", || {
         if !g.is_null() {
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn tenure_gradual_end(g: *mut tenure_gradual) {
 /// Errors: EINVAL: empty or wrapping; volatile; a budget below 16 pages. ENOMEM, EPERM: the
 /// budget is more than may still be locked. ENOMEM: part of it is not mapped. EAGAIN: no thread could
 /// be started.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_lock_within(
     addr: *const c_void,
     len: usize,
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn tenure_lock_within(
 /// Writes how it stands to `*out`, which has `size` bytes.
 ///
 /// Errors: EINVAL: NULL.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_within_status(
     w: *const tenure_within,
     out: *mut tenure_within_status,
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn tenure_within_status(
 }
 
 /// Unlocks all of it and frees the handle. NULL is nothing to do.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_within_end(w: *mut tenure_within) {
     status("tenure_within_end", || {
         if !w.is_null() {

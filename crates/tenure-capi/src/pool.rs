@@ -120,7 +120,7 @@ fn refused(size: usize) -> Failure {
 ///
 /// Errors: ENOMEM: more than the largest block (128 GiB where addresses are not limited), or the kernel
 /// refuses to map more.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn tenure_alloc(size: usize) -> *mut c_void {
     pointer("tenure_alloc", || block(size, 1, false))
 }
@@ -129,7 +129,7 @@ pub extern "C" fn tenure_alloc(size: usize) -> *mut c_void {
 /// that are there are zeroed.
 ///
 /// Errors: as tenure_alloc; ENOMEM also where the product overflows.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn tenure_calloc(count: usize, size: usize) -> *mut c_void {
     pointer("tenure_calloc", || block(count.saturating_mul(size), 1, true))
 }
@@ -137,7 +137,7 @@ pub extern "C" fn tenure_calloc(count: usize, size: usize) -> *mut c_void {
 /// The same as tenure_alloc at a multiple of `align`, a power of two.
 ///
 /// Errors: as tenure_alloc; EINVAL: not a power of two.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn tenure_aligned_alloc(align: usize, size: usize) -> *mut c_void {
     pointer("tenure_aligned_alloc", || {
         if !align.is_power_of_two() {
@@ -153,7 +153,7 @@ pub extern "C" fn tenure_aligned_alloc(align: usize, size: usize) -> *mut c_void
 /// without being copied. NULL: as tenure_alloc. NULL is returned on failure, and the block is as it was.
 ///
 /// Errors: as tenure_alloc.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_realloc(p: *mut c_void, size: usize) -> *mut c_void {
     pointer("tenure_realloc", || {
         let Some(block_at) = NonNull::new(p.cast::<u8>()) else {
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn tenure_realloc(p: *mut c_void, size: usize) -> *mut c_v
 
 /// Gives a block back; NULL is let be. errno stays as it is. A pointer that is not a block's start, or
 /// was freed before, ends the process with a message on standard error.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_free(p: *mut c_void) {
     status("tenure_free", || {
         if let Some(p) = NonNull::new(p.cast::<u8>()) {
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn tenure_free(p: *mut c_void) {
 
 /// How many bytes the block has room for; all may be used from then on. 0: NULL, or not a block that is
 /// in use.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn tenure_usable_size(p: *const c_void) -> usize {
     value("tenure_usable_size", 0, || {
         Ok(NonNull::new(p.cast_mut().cast::<u8>()).and_then(pool::usable_size).unwrap_or(0))
@@ -190,14 +190,14 @@ pub extern "C" fn tenure_usable_size(p: *const c_void) -> usize {
 }
 
 /// 1: the address lies in the pool's range. 0: it does not. One comparison.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn tenure_pool_owns(p: *const c_void) -> c_int {
     status("tenure_pool_owns", || Ok(c_int::from(pool::owns(p.cast()))))
 }
 
 /// Gives the memory of all that is free in the pool back to the kernel at once, as malloc_trim. 1: there was some;
 /// 0: there was none.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn tenure_pool_trim() -> c_int {
     status("tenure_pool_trim", || Ok(c_int::from(pool::trim())))
 }
@@ -205,7 +205,7 @@ pub extern "C" fn tenure_pool_trim() -> c_int {
 /// Starts the worker for the pool, for programs that must not have a thread created in tenure_alloc.
 ///
 /// Errors: EAGAIN: no thread could be created. ENOMEM: no addresses could be reserved.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn tenure_pool_prepare() -> c_int {
     status("tenure_pool_prepare", || {
         pool::prepare()?;
@@ -216,7 +216,7 @@ pub extern "C" fn tenure_pool_prepare() -> c_int {
 /// Sets how the pool works. NULL: as it is without being set.
 ///
 /// Errors: EINVAL, E2BIG: a wrong size.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_pool_configure(opts: *const tenure_pool_opts) -> c_int {
     status("tenure_pool_configure", || {
         let defaults = tenure_pool_opts {
@@ -248,7 +248,7 @@ pub unsafe extern "C" fn tenure_pool_configure(opts: *const tenure_pool_opts) ->
 /// Cost: about 2 us; no system call.
 ///
 /// Errors: EINVAL: NULL.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_pool_stats(out: *mut tenure_pool_stats, size: usize) -> c_int {
     status("tenure_pool_stats", || {
         let now = pool::stats();

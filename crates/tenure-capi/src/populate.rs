@@ -262,7 +262,7 @@ fn watched(asked: Populate, opts: &tenure_populate_opts) -> Result<Report, Faile
 ///
 /// Cost: the kernel's own, for up to 4 MiB in one call; beyond, a microsecond for each piece of a few
 /// milliseconds.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_populate(
     addr: *const c_void,
     len: usize,
@@ -286,7 +286,7 @@ pub unsafe extern "C" fn tenure_populate(
 ///
 /// Errors: as tenure_populate, as far as they can be told beforehand. EAGAIN: no thread could be
 /// started. EINVAL also: opts->progress is set.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_populate_start(
     addr: *const c_void,
     len: usize,
@@ -319,7 +319,7 @@ unsafe fn background<'a>(p: *const tenure_populating) -> Outcome<&'a Background>
 /// Writes how far it is to `*out`, which has `size` bytes.
 ///
 /// Errors: EINVAL: NULL.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_populate_progress(
     p: *const tenure_populating,
     out: *mut tenure_populate_progress,
@@ -336,7 +336,7 @@ pub unsafe extern "C" fn tenure_populate_progress(
 /// Has it end at its next piece, a few milliseconds later, without waiting for that.
 ///
 /// Errors: EINVAL: NULL.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_populate_cancel(p: *const tenure_populating) -> c_int {
     status("tenure_populate_cancel", || {
         // SAFETY: what the header asks of the caller.
@@ -349,7 +349,7 @@ pub unsafe extern "C" fn tenure_populate_cancel(p: *const tenure_populating) -> 
 /// 1: not yet.
 ///
 /// Errors: EINVAL: NULL.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_populate_wait(
     p: *const tenure_populating,
     timeout_ms: c_int,
@@ -366,7 +366,7 @@ pub unsafe extern "C" fn tenure_populate_wait(
 /// be NULL. To end it sooner: tenure_populate_cancel first. The handle is freed unless this is EINVAL.
 ///
 /// Errors: as tenure_populate. ECANCELED also: in a child made by fork.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_populate_end(
     p: *mut tenure_populating,
     result: *mut tenure_populate_result,
@@ -385,7 +385,7 @@ pub unsafe extern "C" fn tenure_populate_end(
 /// Frees the handle and lets the populate go on. The range should stay mapped until it is done.
 ///
 /// Errors: EINVAL: NULL.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_populate_detach(p: *mut tenure_populating) -> c_int {
     status("tenure_populate_detach", || {
         // SAFETY: what the header asks of the caller.
@@ -408,7 +408,7 @@ pub unsafe extern "C" fn tenure_populate_detach(p: *mut tenure_populating) -> c_
 /// mapping, part of a huge page of the pool, locked shared memory, or any locked memory before Linux
 /// 5.18. EACCES: shared memory
 /// mapped read-only. ENOMEM: part of it is not mapped.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_discard(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_discard", || {
         // SAFETY: what the header asks of the caller: nobody needs the bytes.

@@ -47,7 +47,7 @@ pub(crate) fn found(outcome: Found) -> c_int {
 /// writable. ENOMEM: part of it is not mapped, or 33 million ranges are known already. EOPNOTSUPP:
 /// the kernel refuses MADV_FREE. EAGAIN: the worker's thread could not be started. Nothing is marked
 /// then.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_mvolatile(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_mvolatile", || {
         // SAFETY: what the header asks of the caller.
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn tenure_mvolatile(addr: *mut c_void, len: usize) -> c_in
 /// marked with another.
 ///
 /// Errors: as tenure_mvolatile; EINVAL also for a priority above 7.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_mvolatile_priority(
     addr: *mut c_void,
     len: usize,
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn tenure_mvolatile_priority(
 /// Errors: EINVAL: empty, unaligned or wrapping; or no longer writable. ENOMEM: part of it is not
 /// mapped, or there is no memory for pages that a fork shares. After an error each part is either
 /// volatile as before or the program's again; no loss is forgotten: the next call for it tells it.
-#[no_mangle]
+#[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_mnovolatile(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_mnovolatile", || {
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn tenure_mnovolatile(addr: *mut c_void, len: usize) -> c_
 /// its offset from `addr`, in no particular order, before the function returns. It may be NULL.
 ///
 /// Errors: as tenure_mnovolatile.
-#[no_mangle]
+#[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_mnovolatile_map(
     addr: *mut c_void,
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn tenure_mnovolatile_map(
 /// Errors: EINVAL: nothing in the range is marked, the range is empty, unaligned or wrapping, or
 /// it was locked meanwhile. ENOMEM: the process has too many mappings. EBUSY: a process made by fork
 /// shares the pages.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_offer_now(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_offer_now", || {
         // SAFETY: what the header asks of the caller of tenure_mvolatile.
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn tenure_offer_now(addr: *mut c_void, len: usize) -> c_in
 /// tenure_mnovolatile_map says what went.
 ///
 /// Errors: as tenure_offer_now.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_purge_now(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_purge_now", || {
         // SAFETY: what the header asks of the caller of tenure_mvolatile.
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn tenure_purge_now(addr: *mut c_void, len: usize) -> c_in
 /// it or use it for something else; the next tenure_mvolatile checks it anew.
 ///
 /// Errors: as tenure_mnovolatile.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_forget(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_forget", || {
         // SAFETY: what the header asks of the caller of tenure_mvolatile.
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn tenure_forget(addr: *mut c_void, len: usize) -> c_int {
 
 /// 1 if any page of the range is volatile, 0 if none is, or if the range is empty, unaligned or
 /// wrapping, which no marked one can be.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_is_volatile(addr: *const c_void, len: usize) -> c_int {
     status("tenure_is_volatile", || Ok(c_int::from(volatile::is_volatile(addr.cast(), len))))
 }

@@ -140,7 +140,7 @@ fn keep_sentence(call: &str, failure: &Failure) {
 /// The sentence behind this thread's last failure: which call, on which range, why, and what to do
 /// about it. Never NULL; empty if no call of this thread has failed. Valid until the thread's next
 /// call that fails, or its end.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn tenure_last_error() -> *const c_char {
     value("tenure_last_error", c"".as_ptr(), || Ok(sentence()))
 }
@@ -155,7 +155,7 @@ fn sentence() -> *const c_char {
 }
 
 /// The version of the library, such as "0.1.0".
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn tenure_version() -> *const c_char {
     value("tenure_version", VERSION.as_ptr(), || Ok(VERSION.as_ptr()))
 }

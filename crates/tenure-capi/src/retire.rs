@@ -63,7 +63,7 @@ fn in_force() -> tenure_retire_settings {
 /// Errors: munmap's, with nothing changed. EINVAL: empty, unaligned, past the end of the address space, or
 /// its ends cut a huge page of hugetlbfs. EPERM: sealed. ENOMEM: it would make two of a mapping, and there
 /// are vm.max_map_count already.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_munmap(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_munmap", || {
         // SAFETY: what the header asks of the caller.
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn tenure_munmap(addr: *mut c_void, len: usize) -> c_int {
 /// slices, which take the caller as long as munmap takes or longer.
 ///
 /// Errors: as tenure_munmap. tenure_last_error() has nothing to add, for that would take memory.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_munmap_raw(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_munmap_raw", || {
         // SAFETY: what the header asks of the caller.
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn tenure_munmap_raw(addr: *mut c_void, len: usize) -> c_i
 /// it by itself.
 ///
 /// Errors: EAGAIN: no thread could be created.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn tenure_munmap_prepare() -> c_int {
     status("tenure_munmap_prepare", || {
         retire::prepare()?;
@@ -103,7 +103,7 @@ pub extern "C" fn tenure_munmap_prepare() -> c_int {
 
 /// Waits until the memory of all that tenure_munmap has taken away is back, at most `timeout_ms`; less than
 /// 0: however long it takes. The caller helps. 0: it is; 1: not yet.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn tenure_munmap_drain(timeout_ms: c_int) -> c_int {
     status("tenure_munmap_drain", || {
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
@@ -114,7 +114,7 @@ pub extern "C" fn tenure_munmap_drain(timeout_ms: c_int) -> c_int {
 /// Writes how tenure_munmap works at present to `*out`, which has `size` bytes.
 ///
 /// Errors: EINVAL: NULL, or no room for the size field.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_retire_settings(
     out: *mut tenure_retire_settings,
     size: usize,
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn tenure_retire_settings(
 ///
 /// Errors: EINVAL: NULL, the size field is too small, or an unknown value of files. E2BIG: something is set
 /// that this version does not know.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_retire_configure(settings: *const tenure_retire_settings) -> c_int {
     status("tenure_retire_configure", || {
         if settings.is_null() {

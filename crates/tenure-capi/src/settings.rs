@@ -42,7 +42,7 @@ fn in_force() -> tenure_settings {
 /// of them are meant.
 ///
 /// Errors: EINVAL: NULL, or no room for the size field.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_settings(out: *mut tenure_settings, size: usize) -> c_int {
     status("tenure_settings", || {
         if size < size_of::<usize>() {
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn tenure_settings(out: *mut tenure_settings, size: usize)
 ///
 /// Errors: EINVAL: NULL, or the size field is too small. E2BIG: something is set that this version
 /// does not know.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_configure(settings: *const tenure_settings) -> c_int {
     status("tenure_configure", || {
         if settings.is_null() {
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn tenure_configure(settings: *const tenure_settings) -> c
 /// refill function stay.
 ///
 /// 0: they have ended; 1: not within a second (Linux before 5.9, or close_range is refused).
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn tenure_end_background_threads() -> c_int {
     status("tenure_end_background_threads", || {
         Ok(c_int::from(!tenure_core::end_background_threads()))

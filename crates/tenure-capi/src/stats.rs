@@ -111,7 +111,7 @@ pub struct tenure_survey {
 /// Cost: one look at each known range (about 3 ns); no system call.
 ///
 /// Errors: EINVAL: NULL.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_stats(out: *mut tenure_stats, size: usize) -> c_int {
     status("tenure_stats", || {
         let now = tenure_core::stats();
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn tenure_stats(out: *mut tenure_stats, size: usize) -> c_
 /// Cost: 4 ns a page (PAGEMAP_SCAN, Linux 6.7; before, a read of /proc/self/pagemap).
 ///
 /// Errors: EINVAL: NULL. Others: /proc/self/pagemap could not be read.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_survey(out: *mut tenure_survey, size: usize) -> c_int {
     status("tenure_survey", || {
         let survey = tenure_core::survey()?;

@@ -153,7 +153,7 @@ unsafe fn buffer<'a>(v: *const tenure_volatile) -> Outcome<&'a Volatile> {
 ///
 /// Errors (NULL): EINVAL: the length is 0. ENOMEM: no address space, too many mappings. EOPNOTSUPP:
 /// the kernel refuses MADV_FREE. EAGAIN: the worker's thread could not be started.
-#[no_mangle]
+#[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn tenure_volatile_new(len: usize) -> *mut tenure_volatile {
     pointer("tenure_volatile_new", || make(len, &tenure_volatile_opts::default()))
@@ -163,7 +163,7 @@ pub extern "C" fn tenure_volatile_new(len: usize) -> *mut tenure_volatile {
 ///
 /// Errors (NULL): as tenure_volatile_new; EINVAL also for a wrong size, priority or refill_scope.
 /// E2BIG: something is set that this version does not know. arg stays the caller's then.
-#[no_mangle]
+#[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_volatile_new_with(
     len: usize,
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn tenure_volatile_new_with(
 }
 
 /// Frees a buffer; NULL is let through. Its bytes must not be touched afterwards, pinned or not.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_free(v: *mut tenure_volatile) {
     status("tenure_volatile_free", || {
         if !v.is_null() {
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn tenure_volatile_free(v: *mut tenure_volatile) {
 /// tries again. EDEADLK: the refill callback pins the buffer that it makes, or waits for a thread that
 /// does. ENOMEM: no memory for pages that a fork shares. The buffer is not pinned by this call then, and
 /// nothing is lost.
-#[no_mangle]
+#[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_volatile_pin(
     v: *mut tenure_volatile,
@@ -230,7 +230,7 @@ pub unsafe extern "C" fn tenure_volatile_pin(
 /// Takes a pin away: exactly one for each tenure_volatile_pin that did not fail.
 ///
 /// Errors: EINVAL: NULL, or it is not pinned.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_unpin(v: *mut tenure_volatile) -> c_int {
     status("tenure_volatile_unpin", || {
         // SAFETY: what the header asks of the caller: a pin whose guard was forgotten is taken back,
@@ -248,7 +248,7 @@ pub unsafe extern "C" fn tenure_volatile_unpin(v: *mut tenure_volatile) -> c_int
 /// answer holds as long as the pin.
 ///
 /// Errors: as tenure_volatile_pin.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_lost(
     v: *mut tenure_volatile,
     gone: tenure_gone_fn,
@@ -271,7 +271,7 @@ pub unsafe extern "C" fn tenure_volatile_lost(
 /// Declares the contents good again after they were lost. Call it while pinned.
 ///
 /// Errors: EINVAL: NULL.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_restored(v: *mut tenure_volatile) -> c_int {
     status("tenure_volatile_restored", || {
         // SAFETY: what the header asks of the caller.
@@ -283,7 +283,7 @@ pub unsafe extern "C" fn tenure_volatile_restored(v: *mut tenure_volatile) -> c_
 /// Changes how willingly the buffer is given up, from 0 (first) to 7 (last).
 ///
 /// Errors: EINVAL: NULL, or a priority above 7.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_set_priority(
     v: *mut tenure_volatile,
     priority: c_uint,
@@ -296,7 +296,7 @@ pub unsafe extern "C" fn tenure_volatile_set_priority(
 }
 
 /// The buffer's length in bytes; 0 for NULL.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_len(v: *const tenure_volatile) -> usize {
     value("tenure_volatile_len", 0, || {
         // SAFETY: what the header asks of the caller.
@@ -308,7 +308,7 @@ pub unsafe extern "C" fn tenure_volatile_len(v: *const tenure_volatile) -> usize
 /// raises SIGBUS, or is refilled while the toucher waits; if the refill fails, SIGBUS. Where
 /// tenure_detection() is TENURE_DETECTION_WORDS it reads as zeros, so there the bytes may be read only
 /// while pinned. Without a pin they are never to be written. NULL for NULL.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_address(v: *const tenure_volatile) -> *mut c_void {
     pointer("tenure_volatile_address", || {
         // SAFETY: what the header asks of the caller.
@@ -319,7 +319,7 @@ pub unsafe extern "C" fn tenure_volatile_address(v: *const tenure_volatile) -> *
 /// Tells the kernel now that it may take the bytes, without the usual wait.
 ///
 /// Errors: EINVAL: NULL, or pinned. Others as tenure_offer_now.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_offer_now(v: *mut tenure_volatile) -> c_int {
     status("tenure_volatile_offer_now", || {
         // SAFETY: what the header asks of the caller.
@@ -332,7 +332,7 @@ pub unsafe extern "C" fn tenure_volatile_offer_now(v: *mut tenure_volatile) -> c
 /// may be NULL) is then how many are gone.
 ///
 /// Errors: as tenure_volatile_offer_now.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_purge_now(
     v: *mut tenure_volatile,
     gone: *mut usize,

@@ -11,7 +11,9 @@ use tenure_testkit::skip;
 const WRAPPERS: [&str; 3] = ["status", "pointer", "value"];
 
 fn is_no_mangle(attribute: &Attribute) -> bool {
-    attribute.path().is_ident("no_mangle")
+    // `#[unsafe(no_mangle)]`
+    let inside = attribute.parse_args::<syn::Ident>();
+    attribute.path().is_ident("unsafe") && inside.is_ok_and(|inside| inside == "no_mangle")
 }
 
 /// What the wrapper is called with: `None` if the body is anything but one call of it.

@@ -83,10 +83,12 @@ fn carry_out(command: Command) -> anyhow::Result<()> {
 }
 
 /// An empty variable of ours counts as unset, as it does for the library.
+#[allow(unsafe_code, reason = "changes the environment while there is one thread")]
 fn forget_empty_variables() {
     for (name, value) in std::env::vars_os() {
         if value.is_empty() && name.as_encoded_bytes().starts_with(b"TENURE_") {
-            std::env::remove_var(name);
+            // SAFETY: the first thing that the program does: no other thread reads the environment.
+            unsafe { std::env::remove_var(name) };
         }
     }
 }

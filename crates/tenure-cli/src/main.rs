@@ -1,5 +1,7 @@
 //! The `tenure` command.
 
+#![deny(unsafe_code)]
+
 mod bench;
 mod cli;
 mod demo;

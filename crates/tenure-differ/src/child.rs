@@ -1,5 +1,7 @@
 //! Runs a plan in a child, plain or under the library.
 
+#![allow(unsafe_code, reason = "sets the child's personality, and ends its process group")]
+
 use crate::options::Set;
 use crate::plan::{self, Call};
 use crate::program::{Kind, Programs};

@@ -5,6 +5,8 @@
 //! - [`child`]: one run. [`options`]: the sets. [`compare`]: what differs. [`known`]: what may.
 //! - [`command_line`], [`minimise`], [`report`], [`launch`]: the driver.
 
+#![deny(unsafe_code)]
+
 pub mod child;
 pub mod command_line;
 pub mod compare;

@@ -1,5 +1,7 @@
 //! The differential driver's command line.
 
+#![forbid(unsafe_code)]
+
 use clap::Parser;
 use std::process::ExitCode;
 use tenure_differ::command_line::Options;

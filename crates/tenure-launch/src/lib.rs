@@ -3,6 +3,8 @@
 //!
 //! Nothing here allocates: the library reads its environment inside the first `malloc` of a process.
 
+#![forbid(unsafe_code)]
+
 use std::fmt;
 
 /// The file name of the library.

@@ -5,6 +5,8 @@
 //! an allocator do not come here, and a library that defined such names would be in the way of a plugin's own.
 //! So the pool serves malloc only in front of the C library; C++'s operators call `malloc` and `free` there.
 
+#![allow(unsafe_code, reason = "asks the loader")]
+
 use crate::symbol;
 use std::ffi::{c_void, CStr};
 use std::fmt;

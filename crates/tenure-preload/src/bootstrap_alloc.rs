@@ -1,6 +1,8 @@
 //! Memory for calls that come while the next allocator is still being looked up: `dlsym` itself may
 //! allocate.
 
+#![allow(unsafe_code, reason = "hands out memory")]
+
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};

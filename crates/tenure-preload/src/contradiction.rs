@@ -1,6 +1,8 @@
 //! Memory that is all locked, and a pool that gives memory back: the launcher refuses the two, but the environment
 //! may ask for both.
 
+#![allow(unsafe_code, reason = "reads the environment before the program runs")]
+
 use crate::serving::{ALLOCATIONS, MAPPINGS};
 use crate::text::say;
 use std::ffi::CStr;

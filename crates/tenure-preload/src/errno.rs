@@ -1,5 +1,7 @@
 //! `errno`, which belongs to the program.
 
+#![allow(unsafe_code, reason = "reads and writes the thread's errno")]
+
 /// `errno` as it is, put back on drop.
 pub struct Errno(i32);
 

@@ -4,6 +4,8 @@
 //! registration, and an allocator calls mapping hooks with its own locks held, so its locks come
 //! before this library's.
 
+#![allow(unsafe_code, reason = "registers fork handlers")]
+
 use crate::errno::Errno;
 use crate::{counters, heap, keeper, last_thread, report};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -3,6 +3,8 @@
 //! All signals are blocked while its lock is held (two system calls, 0.2 µs), so that a hook called in
 //! a handler cannot find it held by the thread it interrupted. Hooks hardly ever allocate.
 
+#![allow(unsafe_code, reason = "is an allocator")]
+
 use dlmalloc::Dlmalloc;
 use rustix::mm::{mremap, munmap, MremapFlags};
 use std::alloc::{GlobalAlloc, Layout};
@@ -80,22 +82,23 @@ impl Heap {
 // SAFETY: dlmalloc's calls have GlobalAlloc's contract.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller promises that the layout has a size, and dlmalloc takes any alignment.
         self.with(|heap| unsafe { heap.malloc(layout.size(), layout.align()) })
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as above.
+        // SAFETY: the caller promises that the layout has a size, and dlmalloc takes any alignment.
         self.with(|heap| unsafe { heap.calloc(layout.size(), layout.align()) })
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: as above.
+        // SAFETY: the caller promises that the block came from this heap with this layout, and is
+        // in use no more.
         self.with(|heap| unsafe { heap.free(at, layout.size(), layout.align()) });
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // SAFETY: as above.
+        // SAFETY: the caller promises that the block came from this heap with this layout.
         self.with(|heap| unsafe { heap.realloc(at, layout.size(), layout.align(), new_size) })
     }
 }

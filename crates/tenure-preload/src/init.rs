@@ -1,5 +1,7 @@
 //! From the environment to what the hooks do: in the constructor. Until then every call passes through.
 
+#![allow(unsafe_code, reason = "reads the environment before the program runs")]
+
 use crate::allocator::{Allocator, WhyNot};
 use crate::errno::Errno;
 use crate::hooks::{exit, in_flight, malloc};

@@ -6,6 +6,8 @@
 //! short-lived thread, because starting waits for the new thread, and whoever calls `malloc` may
 //! hold the loader's lock.
 
+#![allow(unsafe_code, reason = "starts a thread on a stack of its own")]
+
 use crate::errno::Errno;
 use crate::heap::Blocked;
 use crate::serving::ALLOCATIONS;

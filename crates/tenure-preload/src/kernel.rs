@@ -1,5 +1,7 @@
 //! System calls of this library's own, past every definition of the C library's.
 
+#![allow(unsafe_code, reason = "makes system calls")]
+
 use crate::errno::Errno;
 use std::ffi::{c_int, c_long};
 
@@ -8,7 +10,8 @@ use std::ffi::{c_int, c_long};
 pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
     let result: c_long;
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller's call, as the kernel takes it; it changes no other register.
+    // SAFETY: the caller promises that the kernel may act on these arguments; the instruction
+    // changes no other register.
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -19,7 +22,8 @@ pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
         );
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: the caller's call, as the kernel takes it; it changes no other register.
+    // SAFETY: the caller promises that the kernel may act on these arguments; the instruction
+    // changes no other register.
     unsafe {
         std::arch::asm!(
             "svc 0",
@@ -38,7 +42,7 @@ pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
-    // SAFETY: the caller's call.
+    // SAFETY: the caller promises that the kernel may act on these arguments.
     unsafe { libc::syscall(number, a, b, c, d, e, f) }
 }
 

@@ -6,6 +6,8 @@
 //! main thread ends is told by the destructor of a value of its own, which the C library calls by whatever way a
 //! thread ends, and not at `exit`.
 
+#![allow(unsafe_code, reason = "registers a destructor with the C library, and starts a thread")]
+
 use crate::errno::Errno;
 use crate::heap::Blocked;
 use crate::keeper;
@@ -67,7 +69,7 @@ extern "C" fn end_after_the_last(_: *mut c_void) -> *mut c_void {
     while named_threads() != Some(0) {
         std::thread::sleep(Duration::from_millis(20));
     }
-    // SAFETY: what the C library does when its last thread ends.
+    // SAFETY: the program's threads have ended, so no code of theirs runs beside its exit handlers.
     unsafe { libc::exit(0) }
 }
 

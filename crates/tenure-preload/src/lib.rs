@@ -14,6 +14,7 @@
 
 // Each function has C's documentation: what it does is what the function of that name does.
 #![allow(missing_docs, clippy::missing_safety_doc)]
+#![deny(unsafe_code)]
 
 mod allocator;
 mod bootstrap_alloc;
@@ -49,9 +50,11 @@ extern "C" fn destructor() {
 }
 
 #[used]
-#[link_section = ".init_array"]
+#[allow(unsafe_code, reason = "the loader calls a function in this section")]
+#[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = constructor;
 
 #[used]
-#[link_section = ".fini_array"]
+#[allow(unsafe_code, reason = "the loader calls a function in this section")]
+#[unsafe(link_section = ".fini_array")]
 static DESTRUCTOR: extern "C" fn() = destructor;

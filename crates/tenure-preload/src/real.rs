@@ -1,5 +1,7 @@
 //! The definitions behind this library's: those of the next library in the loader's order.
 
+#![allow(unsafe_code, reason = "calls what the loader has found, as the function that it is")]
+
 use crate::errno::Errno;
 use crate::{first_use, symbol};
 use std::ffi::{c_int, c_long, c_uint, c_void};
@@ -39,7 +41,8 @@ macro_rules! definitions {
                     if at.is_null() {
                         return None;
                     }
-                    // SAFETY: as above.
+                    // SAFETY: `look_up` stored the address of the function of that name, whose type
+                    // C's headers give.
                     Some(unsafe { std::mem::transmute::<*mut c_void, $kind>(at) })
                 }
             )*

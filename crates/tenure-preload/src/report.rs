@@ -1,5 +1,10 @@
 //! What was done and saved, said once at the end.
 
+#![allow(
+    unsafe_code,
+    reason = "reads the environment before the program runs, and asks about its descriptors"
+)]
+
 use crate::allocator::Allocator;
 use crate::counters::*;
 use crate::keeper;
@@ -159,7 +164,7 @@ fn open() -> Result<OwnedFd, Errno> {
     rustix::fs::open(name, flags, Mode::from_raw_mode(0o644))
 }
 
-extern "C" {
+unsafe extern "C" {
     static program_invocation_short_name: *const std::ffi::c_char;
 }
 

@@ -1,5 +1,7 @@
 //! Where a symbol is defined.
 
+#![allow(unsafe_code, reason = "asks the loader")]
+
 use std::ffi::{c_void, CStr};
 use std::sync::atomic::{AtomicPtr, Ordering};
 

@@ -1,5 +1,7 @@
 //! Text without allocation: at exit, and before anything works.
 
+#![allow(unsafe_code, reason = "writes to a descriptor of the program's")]
+
 use rustix::io::Errno;
 use std::fmt::{self, Write};
 use std::os::fd::BorrowedFd;

@@ -16,10 +16,12 @@
 //! tenure's. So this library has that function, too, hidden as well, and it registers nothing. The
 //! keeper's threads do not end; a program's thread that forked leaves some 200 bytes behind.
 
+#![allow(unsafe_code, reason = "defines functions that the loader and the C library call")]
+
 use std::ffi::{c_int, c_void};
 
 /// See above. Rust's own reference to it is weak, and finds this definition first.
-#[no_mangle]
+#[unsafe(no_mangle)]
 unsafe extern "C" fn tenure_registers_no_destructor(
     _destructor: *mut c_void,
     _object: *mut c_void,

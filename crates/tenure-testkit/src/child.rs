@@ -142,13 +142,19 @@ fn die_with_parent() {
 }
 
 fn execute(test: &str, env: &[(&str, &str)]) -> io::Result<ChildResult> {
+    let env = [env, &[(BODY_VARIABLE, test)]].concat();
+    run_harness(&[test, "--exact", "--nocapture", "--include-ignored"], &env)
+}
+
+/// Runs this test program once more, one test after the other.
+pub(crate) fn run_harness(arguments: &[&str], env: &[(&str, &str)]) -> io::Result<ChildResult> {
     // A memory file, unlike a pipe, needs no reader while the child runs and no end of file from
     // whatever the child may leave behind. Both streams share its offset.
     let mut printed = File::from(memfd_create("child-output", MemfdFlags::CLOEXEC)?);
     let mut child = Command::new(std::env::current_exe()?)
-        .args([test, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"])
+        .args(arguments)
+        .arg("--test-threads=1")
         .envs(env.iter().copied())
-        .env(BODY_VARIABLE, test)
         .env(skip::FILE_VARIABLE, skip::file())
         .stdin(Stdio::null())
         .stdout(printed.try_clone()?)
@@ -171,7 +177,7 @@ fn execute(test: &str, env: &[(&str, &str)]) -> io::Result<ChildResult> {
     let mut bytes = Vec::new();
     printed.read_to_end(&mut bytes)?;
     let output = String::from_utf8_lossy(&bytes).into_owned();
-    assert!(ended, "the child of {test} took longer than {PATIENCE_SECONDS} s: {output}");
+    assert!(ended, "{arguments:?} took longer than {PATIENCE_SECONDS} s: {output}");
     Ok(ChildResult { status, output })
 }
 

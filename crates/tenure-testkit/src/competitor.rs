@@ -188,7 +188,7 @@ fn readable_within(fd: impl AsFd, patience: Duration) -> bool {
 }
 
 #[used]
-#[link_section = ".init_array"]
+#[unsafe(link_section = ".init_array")]
 static START_UP_HOOK: extern "C" fn() = {
     extern "C" fn hook() {
         if let Some(parent) = std::env::var_os(HOOK_VARIABLE) {

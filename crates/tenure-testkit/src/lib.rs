@@ -4,6 +4,7 @@
 //! itself when dropped. What cannot be had on a machine (a privilege, a kernel feature) is an
 //! [`Unavailable`] with a sentence that says why, never a panic.
 //!
+//! - [`tests_under`]: a program's own tests, run once more under a filter.
 //! - [`build`]: libraries and C programs for a test.
 //! - [`cgroup`]: a memory-limited cgroup of either version, with its counters.
 //! - [`competitor`]: a process beside us that takes and gives back memory on request.
@@ -16,6 +17,7 @@
 //! - [`skip`](mod@skip): skips with reasons, listed at the end of `cargo test --workspace`.
 //! - [`zram`]: swap for as long as it is needed.
 
+mod again;
 pub mod build;
 pub mod cgroup;
 pub mod child;
@@ -30,6 +32,7 @@ pub mod skip;
 mod unavailable;
 pub mod zram;
 
+pub use again::tests_under;
 pub use cgroup::MemoryCgroup;
 pub use child::{as_nobody, in_child, run_child, undisturbed, ChildResult};
 pub use competitor::Competitor;

@@ -2,6 +2,8 @@
 //! return is known: nothing older than the last write that was over before, nothing newer than the
 //! last that has begun.
 
+#![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
+
 use crate::closures::Wild;
 use crate::keys::{armed, Called, Key, Mischief, Spot, TruthHasher};
 use crate::rng::{mix, Rng};

@@ -1,5 +1,7 @@
 //! What the closures do that tenure calls: they panic, fork, call tenure, and take their time.
 
+#![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
+
 use crate::rng::Rng;
 use crate::{doing, forks, panics, sys, wrong};
 use std::sync::atomic::{AtomicU32, Ordering};

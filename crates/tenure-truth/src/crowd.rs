@@ -2,6 +2,8 @@
 //! waits for its turn, so calls meet inside tenure. No thread touches the pages, except one that from time to
 //! time has them alone, and holds what was lost against what was reported.
 
+#![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
+
 use crate::forks::{self, Kind};
 use crate::model::{self, Found};
 use crate::rng::Rng;

@@ -1,5 +1,7 @@
 //! What each thread is doing.
 
+#![allow(unsafe_code, reason = "shares memory with its child processes")]
+
 use crate::sys;
 use crate::tally::tally;
 use std::cell::Cell;

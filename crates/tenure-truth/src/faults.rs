@@ -1,5 +1,7 @@
 //! System calls that fail, and descriptors that are closed behind tenure's back.
 
+#![allow(unsafe_code, reason = "takes descriptors and limits away from itself")]
+
 use crate::rng::Rng;
 use crate::setting;
 use crate::sys;

@@ -1,5 +1,7 @@
 //! Forks during the first use of tenure, and before it, in a process made for each trial.
 
+#![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
+
 use crate::gate::Gate;
 use crate::ranges::{Closure, Ranges};
 use crate::rng::Rng;

@@ -1,5 +1,7 @@
 //! Forks of every kind; the children verify what they inherited and say how it went.
 
+#![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
+
 use crate::rng::Rng;
 use crate::setting;
 use crate::sys::{self, PAGE};

@@ -1,5 +1,7 @@
 //! A gate that processes share: a child waits at it, its parent opens it.
 
+#![allow(unsafe_code, reason = "shares memory with its child processes")]
+
 use crate::sys;
 use std::sync::atomic::{AtomicU32, Ordering};
 

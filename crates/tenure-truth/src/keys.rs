@@ -1,5 +1,7 @@
 //! Keys whose hashing, comparison and end panic or call the cache, and a hasher that mixes nothing.
 
+#![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
+
 use crate::panics;
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hash, Hasher};

@@ -1,5 +1,7 @@
 //! Runs configurations in processes of their own, and says how they ended.
 
+#![allow(unsafe_code, reason = "ends a process group")]
+
 use crate::config::{self, Config};
 use crate::driver;
 use crate::pressure::Pressure;

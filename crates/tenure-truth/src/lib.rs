@@ -8,6 +8,8 @@
 //! - [`config`], [`launch`], [`driver`], [`doing`](mod@doing), [`watchdog`], [`tally`], [`wrong`](mod@wrong), [`report`]: the
 //!   machine.
 
+#![deny(unsafe_code)]
+
 pub mod caches;
 pub mod closures;
 pub mod config;

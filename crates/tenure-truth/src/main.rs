@@ -1,5 +1,7 @@
 //! The truth machine's command line.
 
+#![forbid(unsafe_code)]
+
 use clap::Parser;
 use std::process::ExitCode;
 use tenure_truth::launch::{run, Options};

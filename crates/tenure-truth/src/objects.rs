@@ -1,5 +1,7 @@
 //! Objects that one thread owns.
 
+#![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
+
 use crate::model::{pattern, Found};
 use crate::refill::{Maker, Mood, MADE};
 use crate::rng::Rng;

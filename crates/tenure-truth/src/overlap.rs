@@ -3,6 +3,8 @@
 //! A thread may touch a page while it holds it: it has unmarked it itself, and nobody marks it before
 //! all holders have let go. The thread that marks is alone on its pages.
 
+#![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
+
 use crate::model::{self, Found};
 use crate::rng::Rng;
 use crate::setting::judge;

@@ -1,5 +1,7 @@
 //! Raw ranges that one thread owns, so that every page's fate is known.
 
+#![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
+
 use crate::forks::Spare;
 use crate::model::{self, Found, Pages};
 use crate::rng::Rng;

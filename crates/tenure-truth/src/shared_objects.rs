@@ -1,5 +1,7 @@
 //! Objects that all threads pin, touch, purge and replace.
 
+#![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
+
 use crate::model::Found;
 use crate::objects::{fill, look, lost_pages, sample, some_len};
 use crate::refill::{Maker, Mood, MADE};

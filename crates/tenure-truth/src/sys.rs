@@ -1,5 +1,7 @@
 //! The system calls that the driver makes itself.
 
+#![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
+
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes of a page.

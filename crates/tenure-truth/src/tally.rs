@@ -1,6 +1,8 @@
 //! Counters and findings in memory that forked processes and the launcher share, so that they
 //! outlive a crash.
 
+#![allow(unsafe_code, reason = "shares memory with its child processes")]
+
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicU8, Ordering};
 

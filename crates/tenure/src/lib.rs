@@ -54,6 +54,8 @@
 //! - The working set always fits: a cache with a fixed size does as well, a little faster.
 //! - Resident memory must fall at once: offered memory counts in RSS until the kernel takes it.
 
+#![deny(unsafe_code)]
+
 #[cfg(not(target_os = "linux"))]
 compile_error!("tenure is built on Linux's memory management and runs on nothing else");
 #[cfg(not(target_pointer_width = "64"))]
@@ -70,6 +72,10 @@ mod stats;
 mod sync;
 mod tracking;
 
+#[allow(
+    unsafe_code,
+    reason = "gives out bytes of segments under a pin, and reads tables without a lock"
+)]
 pub mod cache;
 pub mod lock;
 pub mod page_cache;

@@ -1,5 +1,7 @@
 //! Owned mappings: memory that is unmapped when its owner goes.
 
+#![allow(unsafe_code, reason = "gives out the bytes of a mapping that it owns")]
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, advise, reserve};
 use crate::range::PageRange;

@@ -2,6 +2,8 @@
 //! tenure's, or with a claim. The program's allocator may be tenure's own pool, whose locks come later in the
 //! order; and a fork may hold its locks while it waits for the claim.
 
+#![allow(unsafe_code, reason = "is the tests' allocator")]
+
 use crate::runtime::lock;
 use crate::sync::{own_claims, set_own_claims};
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use tenure::retire::{self, Way};
 use tenure_testkit::{in_child, this_test};
 
-extern "C" {
+unsafe extern "C" {
     fn __sigsetjmp(buffer: *mut u64, save_mask: i32) -> i32;
     fn siglongjmp(buffer: *mut u64, value: i32) -> !;
 }

@@ -15,7 +15,7 @@ impl QuietKeeper {
     }
 
     /// For as long as the result lives the keeper offers whatever is marked, at once.
-    pub fn interrupted(&self) -> impl Drop {
+    pub fn interrupted(&self) -> impl Drop + use<> {
         let interruption = Interruption;
         set_wait(Duration::ZERO);
         interruption

@@ -4,10 +4,10 @@ mod live;
 mod neighbour;
 mod options;
 mod outcome;
-mod party;
 mod piece;
 mod popularity;
 mod prepare;
+mod process;
 mod reclaim;
 mod report;
 mod room;
@@ -22,7 +22,7 @@ mod worker;
 
 pub use neighbour::run as neighbour;
 pub use options::Args;
-pub use party::{NEIGHBOUR, WORKER};
+pub use process::{NEIGHBOUR, WORKER};
 pub use worker::run as work;
 
 use crate::failure::{Found, WrongUsage};

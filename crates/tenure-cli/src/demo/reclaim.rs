@@ -5,6 +5,8 @@
 //! `MADV_FREE` and not taken back are dropped, all others stay (or go to swap, where there is some).
 //! Unlike real pressure it goes by address and not by age.
 
+#![allow(unsafe_code, reason = "gives advice for memory that it was given")]
+
 use anyhow::Context;
 use rustix::mm::{madvise, Advice};
 use std::ffi::c_void;
@@ -32,7 +34,7 @@ pub fn reclaim(bytes: u64) -> anyhow::Result<()> {
 }
 
 fn own_resident() -> u64 {
-    super::party::own_bytes("self")
+    super::process::own_bytes("self")
 }
 
 /// The mappings in which the kernel counts lazily freed pages.

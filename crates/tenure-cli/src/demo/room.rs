@@ -1,6 +1,6 @@
 //! The memory that worker and neighbour share, and who enforces its limit.
 
-use super::party::Party;
+use super::process::Process;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use tenure_testkit::{MemoryCgroup, Unavailable};
@@ -124,8 +124,8 @@ impl Room {
     }
 
     /// Puts a process into it.
-    pub fn admit(&self, party: &Party) -> std::io::Result<()> {
-        self.group.as_ref().map_or(Ok(()), |group| group.add_pid(party.pid()))
+    pub fn admit(&self, process: &Process) -> std::io::Result<()> {
+        self.group.as_ref().map_or(Ok(()), |group| group.add_pid(process.pid()))
     }
 
     /// The kernel's counters, if it is the kernel that counts.

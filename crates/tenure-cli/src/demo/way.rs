@@ -2,7 +2,7 @@
 //! what to need, and looks ten times a second.
 
 use super::outcome::{Death, Outcome, Sample, Way, Who};
-use super::party::{self, Party};
+use super::process::{self, Process};
 use super::room::{Enforcement, Room, Verdict};
 use super::schedule::Schedule;
 use super::wire::{FromWorker, Hold, Holds, Plan, ToWorker};
@@ -43,17 +43,17 @@ pub fn run(
 ) -> anyhow::Result<Outcome> {
     let room = Room::open(common.enforcement, common.limit)?;
     // Both are in the group before they have any memory to speak of.
-    let (mut worker, from_worker) = Party::spawn(party::WORKER)?;
+    let (mut worker, from_worker) = Process::spawn(process::WORKER)?;
     room.admit(&worker).context("cannot put the worker into its cgroup")?;
-    let (mut neighbour, from_neighbour) = Party::spawn(party::NEIGHBOUR)?;
+    let (mut neighbour, from_neighbour) = Process::spawn(process::NEIGHBOUR)?;
     room.admit(&neighbour).context("cannot put the neighbour into its cgroup")?;
 
     worker.tell(&ToWorker::Plan(Box::new(plan)))?;
-    let FromWorker::Ready = party::expect(&from_worker, &mut worker, PATIENCE)? else {
+    let FromWorker::Ready = process::expect(&from_worker, &mut worker, PATIENCE)? else {
         bail!("the worker has started out of turn");
     };
     neighbour.tell(&Hold { bytes: common.schedule.least })?;
-    let holds: Holds = party::expect(&from_neighbour, &mut neighbour, PATIENCE)?;
+    let holds: Holds = process::expect(&from_neighbour, &mut neighbour, PATIENCE)?;
     worker.tell(&ToWorker::Go)?;
 
     let mut run = Run {
@@ -78,9 +78,9 @@ pub fn run(
 
 struct Run<'a> {
     common: &'a Common<'a>,
-    worker: Party,
+    worker: Process,
     from_worker: Receiver<FromWorker>,
-    neighbour: Party,
+    neighbour: Process,
     from_neighbour: Receiver<Holds>,
     // After the processes: a cgroup can be removed only when they have left it.
     room: Room,
@@ -199,7 +199,7 @@ impl Run<'_> {
         let by = if status.signal() == Some(9) && self.room.oom_kills() > 0 {
             "the kernel's OOM killer".into()
         } else {
-            party::describe(status)
+            process::describe(status)
         };
         Some(Death { who, at, by })
     }
@@ -225,7 +225,7 @@ impl Run<'_> {
     fn finish(mut self, way: &Way, mut death: Option<Death>) -> anyhow::Result<Outcome> {
         self.worker.tell(&ToWorker::Stop)?;
         loop {
-            match party::expect(&self.from_worker, &mut self.worker, PATIENCE) {
+            match process::expect(&self.from_worker, &mut self.worker, PATIENCE) {
                 Ok(FromWorker::Done(counts)) => {
                     self.counts = counts;
                     break;

@@ -5,6 +5,8 @@
 //! when the call is made, and takes the process with it: systemd units with `SystemCallFilter=` and
 //! without `SystemCallErrorNumber=` have such filters.
 
+#![allow(unsafe_code, reason = "tries system calls on memory of its own")]
+
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;

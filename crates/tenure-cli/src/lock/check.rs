@@ -1,6 +1,6 @@
 //! Whether it can be done, asked before anything is locked.
 
-use super::held::Way;
+use super::locked_file::Way;
 use super::mappings;
 use crate::files::{self, data, pool, FileAt};
 use crate::interrupt::Interrupt;

@@ -2,11 +2,11 @@
 
 mod budget;
 mod check;
-mod held;
-mod keep;
+mod lock_set;
+mod locked_file;
 mod mappings;
 mod notify;
-mod told;
+mod output;
 mod trouble;
 mod watch;
 
@@ -15,15 +15,15 @@ use crate::files::{self, counted, progress::Display, Found, Selection};
 use crate::interrupt::Interrupt;
 use crate::size;
 use budget::Budget;
-use held::Way;
-use keep::{Keep, Reason};
+use lock_set::{LockSet, Reason};
+use locked_file::Way;
+use output::Output;
 use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 use tenure::lock::When;
-use told::Told;
 use trouble::Trouble;
 use watch::{anchors, Watch, LOOK_EVERY};
 
@@ -104,17 +104,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let when = if args.on_fault { When::OnFault } else { When::Now };
     let way = Way { when, part: args.selection.range };
     let threads = args.threads.unwrap_or(0) as usize;
-    let mut told = Told::new(args.quiet, args.verbose, args.json);
+    let mut output = Output::new(args.quiet, args.verbose, args.json);
     check::raise_limit();
 
     // Where there is no inotify left (fs.inotify.max_user_instances), looking now and then must do.
-    let mut watch = args.follow.then(Watch::new).and_then(|watch| told.watching(watch));
-    let found = find(&args.selection, watch.as_mut(), &interrupt, &mut told);
-    told.problems(&found);
+    let mut watch = args.follow.then(Watch::new).and_then(|watch| output.watching(watch));
+    let found = find(&args.selection, watch.as_mut(), &interrupt, &mut output);
+    output.problems(&found);
     let need = check::need(&found.files, way, threads, &interrupt);
     if interrupt.is_set() {
         // Perhaps before everything was looked at: then the answers below would be wrong.
-        told.unlocked(0, 0);
+        output.unlocked(0, 0);
         return Err(Failed.into());
     }
     if !args.partial {
@@ -124,34 +124,34 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if !args.force {
         check::room(&need)?;
     }
-    let mut keep = Keep::new(way, threads, &interrupt, Budget::new(args.force));
+    let mut set = LockSet::new(way, threads, &interrupt, Budget::new(args.force));
     let done = AtomicU64::new(0);
     let mut display = Display::new("reading", need.missing_pages, &done, args.quiet || args.json);
-    let events = keep.round(&found, Reason::Time, &done, || display.tick());
+    let events = set.round(&found, Reason::Time, &done, || display.tick());
     drop(display);
-    told.start(&events);
-    told.passed_over(&found);
-    let no_room = keep.troubles().any(Trouble::is_want);
+    output.start(&events);
+    output.passed_over(&found);
+    let no_room = set.troubles().any(Trouble::is_want);
     if no_room && !args.partial {
         anyhow::bail!("nothing stays locked (--partial locks as many files as fit)");
     }
-    if !args.follow && keep.held().next().is_none() && !interrupt.is_set() {
+    if !args.follow && set.files().next().is_none() && !interrupt.is_set() {
         anyhow::bail!("there is no file to keep");
     }
     if !interrupt.is_set() {
-        told.receipt(&keep, &need, when)?;
-        announce("READY=1", &keep);
+        output.receipt(&set, &need, when)?;
+        announce("READY=1", &set);
         if args.follow {
-            follow(args, watch, &mut keep, &interrupt, &mut told)?;
+            follow(args, watch, &mut set, &interrupt, &mut output)?;
         } else {
             interrupt_only(&interrupt)?;
         }
     }
     let _ = notify::tell("STOPPING=1");
-    let failed = keep.troubles().next().is_some() || told.has_problems();
-    let (files, bytes) = (keep.held().count(), keep.charged());
-    drop(keep);
-    told.unlocked(files, bytes);
+    let failed = set.troubles().next().is_some() || output.has_problems();
+    let (files, bytes) = (set.files().count(), set.charged());
+    drop(set);
+    output.unlocked(files, bytes);
     if failed {
         return Err(Failed.into());
     }
@@ -165,11 +165,11 @@ fn interrupt_only(interrupt: &Interrupt) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn announce(state: &str, keep: &Keep<'_>) {
-    let files = counted(keep.held().count(), "file");
-    let status = format!("{state}\nSTATUS={files} locked, {}", size::show(keep.charged()));
+fn announce(state: &str, set: &LockSet<'_>) {
+    let files = counted(set.files().count(), "file");
+    let status = format!("{state}\nSTATUS={files} locked, {}", size::show(set.charged()));
     if let Err(error) = notify::tell(&status) {
-        eprintln!("tenure: the service manager could not be told: {error}");
+        eprintln!("tenure: the service manager could not be output: {error}");
     }
 }
 
@@ -179,7 +179,7 @@ fn find(
     selection: &Selection,
     watch: Option<&mut Watch>,
     interrupt: &Interrupt,
-    told: &mut Told,
+    output: &mut Output,
 ) -> Found {
     let mut found = files::walk(selection, interrupt.flag());
     let Some(watch) = watch else { return found };
@@ -191,7 +191,7 @@ fn find(
             anchors(path, &mut directories);
         }
         let (new, refused) = watch.set(&directories);
-        told.unwatched(refused);
+        output.unwatched(refused);
         if !new {
             break;
         }
@@ -207,15 +207,15 @@ fn drain(watch: &mut Option<Watch>) -> io::Result<bool> {
 fn follow(
     args: &Args,
     mut watch: Option<Watch>,
-    keep: &mut Keep<'_>,
+    set: &mut LockSet<'_>,
     interrupt: &Interrupt,
-    told: &mut Told,
+    output: &mut Output,
 ) -> anyhow::Result<()> {
     let mut next_look = Instant::now() + LOOK_EVERY;
     let mut rest = SETTLE;
     let nobody_looks = AtomicU64::new(0);
     while !interrupt.is_set() {
-        let until = keep.due().map_or(next_look, |due| due.min(next_look));
+        let until = set.due().map_or(next_look, |due| due.min(next_look));
         let wait = until.saturating_duration_since(Instant::now());
         interrupt.sleep(watch.as_ref().map(Watch::fd), Some(wait))?;
         let happened = drain(&mut watch)?;
@@ -228,15 +228,15 @@ fn follow(
         }
         let began = Instant::now();
         let reason = if began >= next_look { Reason::Time } else { Reason::Event };
-        let found = find(&args.selection, watch.as_mut(), interrupt, told);
+        let found = find(&args.selection, watch.as_mut(), interrupt, output);
         if interrupt.is_set() {
             break; // what it did not come to is not gone
         }
-        told.problems(&found);
-        let events = keep.round(&found, reason, &nobody_looks, || {});
-        told.changes(&events);
+        output.problems(&found);
+        let events = set.round(&found, reason, &nobody_looks, || {});
+        output.changes(&events);
         if !events.is_empty() {
-            announce("READY=1", keep);
+            announce("READY=1", set);
         }
         if reason == Reason::Time {
             next_look = Instant::now() + LOOK_EVERY;

@@ -1,5 +1,7 @@
 //! Standard descriptors that are closed stay so for the program.
 
+#![allow(unsafe_code, reason = "looks at descriptors before main, and closes them in the child")]
+
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -9,7 +11,7 @@ static CLOSED: AtomicU8 = AtomicU8::new(0);
 
 /// Before Rust's runtime, which opens /dev/null in the place of what is closed.
 #[used]
-#[link_section = ".init_array"]
+#[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look;
 
 extern "C" fn look() {

@@ -1,5 +1,7 @@
 //! SIGPIPE goes on to the program as this one got it.
 
+#![allow(unsafe_code, reason = "looks at SIGPIPE before main, and sets it in the child")]
+
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +10,7 @@ static IGNORED: AtomicBool = AtomicBool::new(false);
 
 /// Before Rust's runtime, which ignores the signal here, and lets it kill what is started from here.
 #[used]
-#[link_section = ".init_array"]
+#[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look;
 
 extern "C" fn look() {

@@ -84,7 +84,7 @@ fn names_mappings(number: c_long) -> bool {
 
 /// C declares variable arguments; they are where these six are.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(
     number: c_long,
     a: c_long,
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn syscall(
 ) -> c_long {
     confine::call_comes(number, a);
     if number == libc::SYS_mlockall {
-        // SAFETY: the program's call.
+        // SAFETY: the program makes this call itself, so its flags are for the kernel to judge.
         return unsafe { state::mlockall(a as c_int) }.into();
     }
     // setrlimit's structure is the same on 64 bits.
@@ -106,21 +106,25 @@ pub unsafe extern "C" fn syscall(
         _ => None,
     };
     if let Some((pid, resource, new, old)) = limits {
-        // SAFETY: the program's call.
+        // SAFETY: the program makes this call itself, so its structures are what the kernel asks
+        // for, or the kernel refuses them.
         return unsafe { rlimit::call(pid, resource, new as *const _, old as *mut _) }.into();
     }
     if !names_mappings(number) {
         return match known!(syscall) {
-            // SAFETY: the program's call.
+            // SAFETY: the program makes this call itself, and it goes on unchanged to the
+            // definition behind this one.
             Some(next) => unsafe { next(number, a, b, c, d, e, f) },
             // Before the next definition is known, which is not to be looked up here.
-            // SAFETY: as above.
+            // SAFETY: the program makes this call itself, and it goes to the kernel with its
+            // arguments unchanged.
             None => unsafe { call(number, [a, b, c, d, e, f]) },
         };
     }
     let arguments = [a, b, c, d, e, f];
     before(number, arguments);
-    // SAFETY: as above.
+    // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
+    // unchanged.
     let result = unsafe { call(number, arguments) };
     if result == -1 {
         refused(number, arguments);

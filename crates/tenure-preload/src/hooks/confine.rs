@@ -53,7 +53,7 @@ pub fn call_comes(number: c_long, first: c_long) {
 /// Defines a function of the C library's that goes to its next definition after the threads have ended.
 macro_rules! alone {
     ($name:ident ( $($argument:ident : $kind:ty),* )) => {
-        #[no_mangle]
+        #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
             keeper::end(Threads::Later);
             static NEXT: OfTheLibrary = OfTheLibrary::new(
@@ -64,7 +64,8 @@ macro_rules! alone {
             );
             match NEXT.get() {
                 next if next.is_null() => missing(),
-                // SAFETY: the C library's function of that name; the program's call.
+                // SAFETY: the C library's function of that name, which gets the program's own
+                // arguments unchanged.
                 next => unsafe {
                     std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($kind),*) -> c_int>(next)(
                         $($argument),*

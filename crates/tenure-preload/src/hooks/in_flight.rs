@@ -36,7 +36,7 @@ pub fn mapped_file(flags: c_int, offset: i64) {
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmsplice(
     fd: c_int,
     vector: *const libc::iovec,
@@ -48,14 +48,15 @@ pub unsafe extern "C" fn vmsplice(
     type Function = unsafe extern "C" fn(c_int, *const libc::iovec, usize, c_uint) -> isize;
     match NEXT.get() {
         next if next.is_null() => missing() as isize,
-        // SAFETY: the C library's function of that name; the program's call.
+        // SAFETY: the C library's function of that name, which gets the program's own arguments
+        // unchanged.
         next => unsafe {
             std::mem::transmute::<*mut c_void, Function>(next)(fd, vector, count, flags)
         },
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn setsockopt(
     fd: c_int,
     level: c_int,
@@ -71,7 +72,8 @@ pub unsafe extern "C" fn setsockopt(
         unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;
     match NEXT.get() {
         next if next.is_null() => missing(),
-        // SAFETY: as above.
+        // SAFETY: the C library's function of that name, which gets the program's own arguments
+        // unchanged.
         next => unsafe {
             std::mem::transmute::<*mut c_void, Function>(next)(fd, level, name, value, len)
         },

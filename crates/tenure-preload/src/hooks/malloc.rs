@@ -80,7 +80,7 @@ pub unsafe fn free_run(at: *mut c_void) {
         if TEACHES.load(Ordering::Relaxed) {
             teach(pool::usable_size(at).unwrap_or(0));
         }
-        // SAFETY: the program frees it.
+        // SAFETY: the program makes this call itself, so nothing uses the block any more.
         unsafe { pool::free(at) };
     }
     keeper::start_if_wanted();
@@ -115,7 +115,7 @@ fn early_alloc(size: usize, align: usize) -> *mut c_void {
     at
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
     if ALLOCATIONS.are_looked_at(size) {
         if let Some(run) = large(size, ALIGN, false) {
@@ -123,63 +123,68 @@ pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
         }
     }
     match real::malloc() {
-        // SAFETY: the program's call.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
+        // behind this one.
         Some(malloc) => unsafe { malloc(size) },
         None => early_alloc(size, ALIGN),
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(at: *mut c_void) {
     if owns(at) {
-        // SAFETY: the program's call.
+        // SAFETY: the program makes this call itself, so nothing uses the block any more; it is the
+        // pool's.
         return unsafe { free_run(at) };
     }
     if bootstrap_alloc::owns(at) {
         return;
     }
     if let Some(free) = real::free() {
-        // SAFETY: the program's call.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
+        // behind this one.
         unsafe { free(at) }
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn free_sized(at: *mut c_void, size: usize) {
     if owns(at) || bootstrap_alloc::owns(at) {
-        // SAFETY: the program's call, here and below.
+        // SAFETY: the program makes this call itself, so nothing uses the block any more.
         return unsafe { free(at) };
     }
     match real::free_sized() {
-        // SAFETY: as above.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
+        // behind this one.
         Some(free_sized) => unsafe { free_sized(at, size) },
-        // SAFETY: as above.
+        // SAFETY: the program makes this call itself, so nothing uses the block any more.
         None => unsafe { free(at) },
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn free_aligned_sized(at: *mut c_void, align: usize, size: usize) {
     if owns(at) || bootstrap_alloc::owns(at) {
-        // SAFETY: the program's call, here and below.
+        // SAFETY: the program makes this call itself, so nothing uses the block any more.
         return unsafe { free(at) };
     }
     match real::free_aligned_sized() {
-        // SAFETY: as above.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
+        // behind this one.
         Some(free_aligned_sized) => unsafe { free_aligned_sized(at, align, size) },
-        // SAFETY: as above.
+        // SAFETY: the program makes this call itself, so nothing uses the block any more.
         None => unsafe { free(at) },
     }
 }
 
 /// An old name, which old programs still use.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cfree(at: *mut c_void) {
-    // SAFETY: the program's call.
+    // SAFETY: `free` under its old name, which the program calls itself.
     unsafe { free(at) }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     if let Some(total) = count.checked_mul(size) {
         if ALLOCATIONS.are_looked_at(total) {
@@ -192,34 +197,39 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
         }
     }
     match real::calloc() {
-        // SAFETY: the program's call; a product that overflows is the next one's to refuse.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
+        // behind this one, which refuses a product that overflows.
         Some(calloc) => unsafe { calloc(count, size) },
         None => none(),
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(at: *mut c_void, size: usize) -> *mut c_void {
     if at.is_null() {
         // SAFETY: what realloc means by it.
         return unsafe { malloc(size) };
     }
     if owns(at) {
-        // SAFETY: the program's call, here and below.
+        // SAFETY: the program makes this call itself, so it uses the block under its new address
+        // from here on.
         return unsafe { realloc_run(at, size) };
     }
     if bootstrap_alloc::owns(at) {
-        // SAFETY: as above.
+        // SAFETY: a block of the arena's, of that size, which the program uses under its new
+        // address from here on.
         return unsafe { move_elsewhere(at, bootstrap_alloc::size(at), size) };
     }
     if ALLOCATIONS.are_looked_at(size) {
-        // SAFETY: as above.
+        // SAFETY: a block of the next allocator's, which the program uses under its new address
+        // from here on.
         if let Some(run) = unsafe { grow_into_pool(at, size) } {
             return run;
         }
     }
     match real::realloc() {
-        // SAFETY: as above.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
+        // behind this one.
         Some(realloc) => unsafe { realloc(at, size) },
         None => none(),
     }
@@ -229,7 +239,7 @@ pub unsafe extern "C" fn realloc(at: *mut c_void, size: usize) -> *mut c_void {
 #[cold]
 #[inline(never)]
 pub unsafe fn realloc_run(at: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: the program's call.
+    // SAFETY: the caller promises that the run may move.
     unsafe { realloc_run_with(at, size, ALIGN, false) }
 }
 
@@ -243,7 +253,7 @@ pub unsafe fn realloc_run_with(
     let Some(run) = NonNull::new(at.cast::<u8>()) else { return none() };
     if size == 0 {
         // As glibc does.
-        // SAFETY: the program's call, here and below.
+        // SAFETY: realloc to 0 bytes frees: nothing uses the block any more.
         unsafe { free_run(at) };
         return null_mut();
     }
@@ -252,7 +262,7 @@ pub unsafe fn realloc_run_with(
     // What has special wishes stays the pool's, which can fulfil them.
     let special = zeroed || align > ALIGN;
     if (special || size >= from / 2) && ALLOCATIONS.reach(size) {
-        // SAFETY: as above.
+        // SAFETY: the caller promises that the run may move.
         let moved = unsafe { pool::realloc(run, size, align, zeroed) };
         keeper::start_if_wanted();
         if let Some(moved) = moved {
@@ -264,11 +274,12 @@ pub unsafe fn realloc_run_with(
     }
     let Some(old) = pool::usable_size(run) else {
         // Not the start of an allocation: freeing it says so, and ends the process.
-        // SAFETY: as above.
+        // SAFETY: the program gives the pointer up; one that is no block is told and ends the
+        // process.
         unsafe { free_run(at) };
         return null_mut();
     };
-    // SAFETY: as above.
+    // SAFETY: the run has `old` bytes, and the caller promises that it may move.
     unsafe { move_elsewhere(at, old, size) }
 }
 
@@ -304,7 +315,8 @@ unsafe fn grow_into_pool(at: *mut c_void, size: usize) -> Option<*mut c_void> {
     }
     let new: *mut c_void = pool::alloc(size, ALIGN, false)?.as_ptr().cast();
     counters::ALLOCATIONS_SERVED.one();
-    // SAFETY: as in `move_elsewhere`; all usable bytes may be read.
+    // SAFETY: the new run has `size` bytes, the old block `old`, and all of those may be read. The
+    // old one is the program's to give up.
     unsafe {
         std::ptr::copy_nonoverlapping(at.cast::<u8>(), new.cast(), old.min(size));
         free(at);
@@ -312,25 +324,26 @@ unsafe fn grow_into_pool(at: *mut c_void, size: usize) -> Option<*mut c_void> {
     Some(new)
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(to: *mut *mut c_void, align: usize, size: usize) -> c_int {
     let valid = align.is_power_of_two() && align % size_of::<*mut c_void>() == 0;
     if valid && ALLOCATIONS.are_looked_at(size) {
         if let Some(run) = large(size, align, false) {
-            // SAFETY: the caller's place for the answer.
+            // SAFETY: the program passes a place for the address.
             unsafe { *to = run };
             return 0;
         }
     }
     match real::posix_memalign() {
-        // SAFETY: the program's call.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
+        // behind this one.
         Some(posix_memalign) => unsafe { posix_memalign(to, align, size) },
         None => {
             let at = bootstrap_alloc::alloc(size, align);
             if at.is_null() {
                 return libc::ENOMEM;
             }
-            // SAFETY: the caller's place for the answer.
+            // SAFETY: the program passes a place for the address.
             unsafe { *to = at };
             0
         }
@@ -347,25 +360,27 @@ unsafe fn aligned(next: Option<Aligned>, align: usize, size: usize) -> *mut c_vo
         }
     }
     match next {
-        // SAFETY: the program's call.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
+        // behind this one.
         Some(next) => unsafe { next(align, size) },
         None => early_alloc(size, align),
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
-    // SAFETY: the program's call.
+    // SAFETY: the function that `aligned_alloc` names behind this one, with the program's own
+    // arguments.
     unsafe { aligned(real::aligned_alloc(), align, size) }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
-    // SAFETY: the program's call.
+    // SAFETY: the function that `memalign` names behind this one, with the program's own arguments.
     unsafe { aligned(real::memalign(), align, size) }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
     if ALLOCATIONS.are_looked_at(size) {
         if let Some(run) = large(size, rustix::param::page_size(), false) {
@@ -373,13 +388,14 @@ pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
         }
     }
     match real::valloc() {
-        // SAFETY: the program's call.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
+        // behind this one.
         Some(valloc) => unsafe { valloc(size) },
         None => early_alloc(size, rustix::param::page_size()),
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
     let page = rustix::param::page_size();
     if let (true, Some(whole)) =
@@ -390,13 +406,14 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
         }
     }
     match real::pvalloc() {
-        // SAFETY: the program's call.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
+        // behind this one.
         Some(pvalloc) => unsafe { pvalloc(size) },
         None => early_alloc(size, page),
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(at: *mut c_void) -> usize {
     if owns(at) {
         return NonNull::new(at.cast()).and_then(pool::usable_size).unwrap_or(0);
@@ -406,7 +423,8 @@ pub unsafe extern "C" fn malloc_usable_size(at: *mut c_void) -> usize {
         return unsafe { bootstrap_alloc::size(at) };
     }
     match real::malloc_usable_size() {
-        // SAFETY: the program's call.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
+        // behind this one.
         Some(malloc_usable_size) => unsafe { malloc_usable_size(at) },
         None => 0,
     }

@@ -25,11 +25,12 @@ unsafe fn raw_mmap(
     fd: c_int,
     offset: i64,
 ) -> *mut c_void {
-    // SAFETY: the caller's call; it sets errno.
+    // SAFETY: the caller promises of the call what mmap(2) asks for: of `MAP_FIXED`, that nothing
+    // refers to what it replaces.
     unsafe { kernel!(libc::SYS_mmap, at, len, protection, flags, fd, offset) as *mut c_void }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap(
     at: *mut c_void,
     len: usize,
@@ -45,7 +46,7 @@ pub unsafe extern "C" fn mmap(
         super::in_flight::mapped_file(flags, offset);
     }
     if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 || !at.is_null() {
-        // SAFETY: the program's call, here and below.
+        // SAFETY: the program makes this call itself, so nothing refers to what it replaces.
         if let Some(answer) = unsafe { mmap_somewhere(at, len, protection, flags, fd, offset) } {
             return answer;
         }
@@ -55,14 +56,15 @@ pub unsafe extern "C" fn mmap(
         }
     }
     if flags & libc::MAP_POPULATE != 0 && MAPPINGS.populates(len) {
-        // SAFETY: as above.
+        // SAFETY: the program makes this call itself, so nothing refers to what it replaces.
         return unsafe { mmap_populated(at, len, protection, flags, fd, offset) };
     }
-    // SAFETY: as above.
+    // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
+    // unchanged.
     unsafe { raw_mmap(at, len, protection, flags, fd, offset) }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap64(
     at: *mut c_void,
     len: usize,
@@ -71,7 +73,7 @@ pub unsafe extern "C" fn mmap64(
     fd: c_int,
     offset: i64,
 ) -> *mut c_void {
-    // SAFETY: the program's call, under its other name.
+    // SAFETY: `mmap` under its other name, which the program calls itself.
     unsafe { mmap(at, len, protection, flags, fd, offset) }
 }
 
@@ -119,10 +121,10 @@ unsafe fn mmap_somewhere(
     if fixed {
         if in_pool {
             drop(errno);
-            // SAFETY: the program's call.
+            // SAFETY: the program makes this call itself, so nothing refers to what it replaces.
             return Some(unsafe { mmap_over_pool(at, len, protection, flags, fd, offset) });
         } else if MAPPINGS.retires(len) && is_private_anonymous(flags) {
-            // SAFETY: the program replaces what is there.
+            // SAFETY: the program makes this call itself, so nothing refers to what it replaces.
             if let Some(answer) = unsafe { retire::map_over(at.cast(), len, protection, flags) } {
                 counters::ZAPPED_BEFORE.one();
                 counters::ZAPPED_BEFORE_BYTES.add(len as u64);
@@ -176,7 +178,8 @@ unsafe fn mmap_over_pool(
     offset: i64,
 ) -> *mut c_void {
     let_go_of_pool(at as usize, len, Call::Replaces);
-    // SAFETY: the program's call.
+    // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
+    // unchanged.
     let made = unsafe { raw_mmap(at, len, protection, flags, fd, offset) };
     if made == libc::MAP_FAILED {
         mapped::was_refused(at as usize, len);
@@ -197,7 +200,7 @@ unsafe fn mmap_populated(
     offset: i64,
 ) -> *mut c_void {
     let alone = flags & !libc::MAP_POPULATE;
-    // SAFETY: the program's call.
+    // SAFETY: the program makes this call itself; only the populating is left out, which follows.
     let made = unsafe { raw_mmap(at, len, protection, alone, fd, offset) };
     if made == libc::MAP_FAILED || flags & libc::MAP_NONBLOCK != 0 {
         return made;
@@ -222,19 +225,20 @@ unsafe fn mmap_populated(
     made
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(at: *mut c_void, len: usize) -> c_int {
     counters::MUNMAPS.one();
     if touches_pool(at as usize, len) {
-        // SAFETY: the program's call, here and below.
+        // SAFETY: the program makes this call itself, so nothing refers to the range any more.
         if let Some(answer) = unsafe { munmap_of_pool(at, len) } {
             return answer;
         }
     } else if MAPPINGS.retires(len) {
-        // SAFETY: as above.
+        // SAFETY: the program makes this call itself, so nothing refers to the range any more.
         return unsafe { munmap_retired(at, len) };
     }
-    // SAFETY: as above.
+    // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
+    // unchanged.
     unsafe { kernel!(libc::SYS_munmap, at, len) as c_int }
 }
 
@@ -242,7 +246,7 @@ pub unsafe extern "C" fn munmap(at: *mut c_void, len: usize) -> c_int {
 #[inline(never)]
 unsafe fn munmap_of_pool(at: *mut c_void, len: usize) -> Option<c_int> {
     let errno = Errno::keep();
-    // SAFETY: the program's call.
+    // SAFETY: the caller promises that nothing refers to the range any more.
     let done = unsafe { mapped::unmap(at as usize, len) };
     drop(errno);
     keeper::ask();
@@ -264,7 +268,7 @@ unsafe fn munmap_of_pool(at: *mut c_void, len: usize) -> Option<c_int> {
 unsafe fn munmap_retired(at: *mut c_void, len: usize) -> c_int {
     let errno = Errno::keep();
     let began = Instant::now();
-    // SAFETY: the program's call.
+    // SAFETY: the caller promises that nothing refers to the range any more.
     let done = unsafe { retire::munmap_raw(at.cast(), len) };
     counters::LONGEST_MUNMAP_NS.at_least(began.elapsed().as_nanos() as u64);
     drop(errno);

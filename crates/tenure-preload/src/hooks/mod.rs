@@ -1,5 +1,10 @@
 //! The functions that programs call.
 
+#![allow(
+    unsafe_code,
+    reason = "defines the C library's functions, which take the program's pointers"
+)]
+
 mod by_number;
 mod confine;
 mod ending;

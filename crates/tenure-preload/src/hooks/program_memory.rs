@@ -16,7 +16,8 @@ pub unsafe fn read<T: Copy>(at: *const T) -> Option<T> {
         .step_by(WORD)
         .all(|offset| is_readable(at.cast::<u8>().wrapping_add(offset).cast()));
     drop(errno);
-    // SAFETY: readable, and the caller's promise.
+    // SAFETY: every word of it was read by the kernel just now, and the caller promises that nobody
+    // unmaps it and that any bytes are a `T`.
     readable.then(|| unsafe { at.read_unaligned() })
 }
 

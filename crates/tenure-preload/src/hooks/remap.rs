@@ -18,7 +18,8 @@ unsafe fn raw_mremap(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
-    // SAFETY: the caller's call; it sets errno.
+    // SAFETY: the caller promises of the call what mremap(2) asks for: nothing refers to what goes
+    // or moves.
     unsafe { kernel!(libc::SYS_mremap, at, old_len, new_len, flags, to) as *mut c_void }
 }
 
@@ -32,15 +33,17 @@ unsafe fn of_the_library(
     to: *mut c_void,
 ) -> *mut c_void {
     match known!(mremap) {
-        // SAFETY: the C library's function of that name; the program's call.
+        // SAFETY: the C library's function of that name, which gets the program's own arguments
+        // unchanged.
         Some(next) => unsafe { next(at, old_len, new_len, flags, to) },
-        // SAFETY: the program's call.
+        // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
+        // unchanged.
         None => unsafe { raw_mremap(at, old_len, new_len, flags, to) },
     }
 }
 
 /// C declares it with a variable argument; the fifth is where that would be.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mremap(
     at: *mut c_void,
     old_len: usize,
@@ -57,7 +60,7 @@ pub unsafe extern "C" fn mremap(
     }
     if flags & libc::MREMAP_FIXED != 0 && touches_pool(to as usize, new_len) {
         let_go_of_pool(to as usize, new_len, Call::Replaces);
-        // SAFETY: the program's call.
+        // SAFETY: the program makes this call itself, so nothing refers to what goes or moves.
         let moved = unsafe { of_the_library(at, old_len, new_len, flags, to) };
         if moved == libc::MAP_FAILED {
             mapped::was_refused(to as usize, new_len);
@@ -66,11 +69,11 @@ pub unsafe extern "C" fn mremap(
     }
     let cut = old_len.saturating_sub(new_len);
     let may_be_cut = flags & !libc::MREMAP_MAYMOVE == 0 && new_len > 0;
-    // SAFETY: the program's call, here and below.
+    // SAFETY: the program makes this call itself, so nothing refers to the tail any more.
     if may_be_cut && MAPPINGS.retires(cut) && unsafe { shrunk(at, old_len, new_len, flags) } {
         return at;
     }
-    // SAFETY: as above.
+    // SAFETY: the program makes this call itself, so nothing refers to what goes or moves.
     unsafe { of_the_library(at, old_len, new_len, flags, to) }
 }
 
@@ -87,7 +90,8 @@ fn grown_in_pool(
         return None;
     }
     let errno = Errno::keep();
-    // SAFETY: the program's call.
+    // SAFETY: the program makes this call itself, so it uses the run under its new address from
+    // here on.
     let grown = unsafe { mapped::resize(at as usize, old_len, new_len) };
     drop(errno);
     keeper::ask();

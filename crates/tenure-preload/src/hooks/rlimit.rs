@@ -27,14 +27,15 @@ pub unsafe fn call(
     new: *const libc::rlimit64,
     old: *mut libc::rlimit64,
 ) -> c_int {
-    // SAFETY: the program's call; it sets errno.
+    // SAFETY: the caller promises that the structures are what the kernel asks for, or the kernel
+    // refuses them.
     let call = || unsafe { kernel!(libc::SYS_prlimit64, pid, resource, new, old) as c_int };
     let counts = [libc::RLIMIT_AS, libc::RLIMIT_DATA].contains(&resource);
     // A child of vfork, which shares this memory, limits itself.
     if !counts || !keeper::is_own_process() || !(pid == 0 || pid == keeper::pid()) {
         return call();
     }
-    // SAFETY: the caller's structure, or null, or what the kernel is about to refuse.
+    // SAFETY: two whole words, which hold any bytes; what cannot be read is found out.
     let limit = unsafe { program_memory::read(new) };
     let Some(limit) = limit.filter(|limit| limit.rlim_cur < FAR) else { return call() };
     if is_allowed(resource, &limit) {
@@ -49,38 +50,40 @@ pub unsafe fn call(
     done
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn setrlimit64(resource: c_uint, new: *const libc::rlimit64) -> c_int {
-    // SAFETY: the program's call.
+    // SAFETY: the program makes this call itself, so its structure is what the kernel asks for, or
+    // the kernel refuses it.
     unsafe { call(0, resource, new, std::ptr::null_mut()) }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn prlimit64(
     pid: c_int,
     resource: c_uint,
     new: *const libc::rlimit64,
     old: *mut libc::rlimit64,
 ) -> c_int {
-    // SAFETY: the program's call.
+    // SAFETY: the program makes this call itself, so its structures are what the kernel asks for,
+    // or the kernel refuses them.
     unsafe { call(pid, resource, new, old) }
 }
 
 /// On 64 bits the same structure.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn setrlimit(resource: c_uint, new: *const libc::rlimit) -> c_int {
     const { assert!(size_of::<libc::rlimit>() == size_of::<libc::rlimit64>()) };
-    // SAFETY: the program's call.
+    // SAFETY: the program's own call; the two structures are the same on 64 bits.
     unsafe { call(0, resource, new.cast(), std::ptr::null_mut()) }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn prlimit(
     pid: c_int,
     resource: c_uint,
     new: *const libc::rlimit,
     old: *mut libc::rlimit,
 ) -> c_int {
-    // SAFETY: the program's call.
+    // SAFETY: the program's own call; the two structures are the same on 64 bits.
     unsafe { call(pid, resource, new.cast(), old.cast()) }
 }

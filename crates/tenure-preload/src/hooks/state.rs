@@ -15,11 +15,12 @@ use tenure::retire;
 
 /// A raw call of `advice`.
 unsafe fn raw_madvise(at: *mut c_void, len: usize, advice: c_int) -> c_long {
-    // SAFETY: the caller's call; it sets errno.
+    // SAFETY: the caller promises that the program gave this advice itself, or one that loses no
+    // contents.
     unsafe { kernel!(libc::SYS_madvise, at, len, advice) }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int {
     counters::MADVISES.one();
     if touches_pool(at as usize, len) {
@@ -29,23 +30,23 @@ pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> 
             let_go_of_pool(at as usize, len, of_advice(advice));
         }
     }
-    // SAFETY: the program's call.
+    // SAFETY: the program gives this advice itself.
     unsafe { raw_madvise(at, len, advice) as c_int }
 }
 
 /// Answers an error number and leaves `errno` alone. POSIX_MADV_DONTNEED does nothing, as in the C
 /// library: the kernel's would lose the contents.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int {
     if advice == libc::POSIX_MADV_DONTNEED {
         return 0;
     }
     let_go(at, len, of_advice(advice));
     let _errno = Errno::keep();
-    // SAFETY: the program's call.
+    // SAFETY: the program gives this advice itself; the one that would lose contents was left out.
     match unsafe { raw_madvise(at, len, advice) } {
         0 => 0,
-        // SAFETY: this thread's errno.
+        // SAFETY: the C library gives the address of the calling thread's own errno.
         _ => unsafe { *libc::__errno_location() },
     }
 }
@@ -55,13 +56,13 @@ pub unsafe extern "C" fn posix_madvise(at: *mut c_void, len: usize, advice: c_in
 pub fn let_go_of_each(vector: *const libc::iovec, count: usize, advice: c_int) {
     for at in 0..count.min(libc::UIO_MAXIOV as usize) {
         let part = vector.wrapping_add(at);
-        // SAFETY: the program passes so many, or the kernel refuses the vector.
+        // SAFETY: two whole words, which hold any bytes; what cannot be read is found out.
         let Some(part) = (unsafe { program_memory::read(part) }) else { break };
         let_go(part.iov_base, part.iov_len, of_advice(advice));
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn process_madvise(
     pidfd: c_int,
     vector: *const libc::iovec,
@@ -70,7 +71,8 @@ pub unsafe extern "C" fn process_madvise(
     flags: c_uint,
 ) -> isize {
     let_go_of_each(vector, count, advice);
-    // SAFETY: the program's call.
+    // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
+    // unchanged.
     unsafe { kernel!(libc::SYS_process_madvise, pidfd, vector, count, advice, flags) as isize }
 }
 
@@ -78,10 +80,11 @@ pub unsafe extern "C" fn process_madvise(
 macro_rules! calls {
     ($($name:ident $call:ident = $number:ident ($($more:ident: $kind:ty),*);)*) => {
         $(
-            #[no_mangle]
+            #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name(at: *mut c_void, len: usize $(, $more: $kind)*) -> c_int {
                 let_go(at, len, Call::$call);
-                // SAFETY: the program's call.
+                // SAFETY: the program makes this call itself, and it goes to the kernel with its
+                // arguments unchanged.
                 unsafe { kernel!(libc::$number, at, len $(, $more)*) as c_int }
             }
         )*
@@ -103,32 +106,36 @@ calls! {
 }
 
 /// The C library's own definition makes the call: where the kernel lacks it, that one answers for it.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlock2(at: *mut c_void, len: usize, flags: c_uint) -> c_int {
     let_go(at, len, Call::Changes);
     match known!(mlock2) {
-        // SAFETY: the C library's function of that name; the program's call.
+        // SAFETY: the C library's function of that name, which gets the program's own arguments
+        // unchanged.
         Some(next) => unsafe { next(at, len, flags) },
-        // SAFETY: the program's call.
+        // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
+        // unchanged.
         None => unsafe { kernel!(libc::SYS_mlock2, at, len, flags) as c_int },
     }
 }
 
 /// A cancellation point: the C library's own, through which a thread's end may unwind.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn msync(at: *mut c_void, len: usize, flags: c_int) -> c_int {
     let_go(at, len, Call::Uses);
     static NEXT: OfTheLibrary = OfTheLibrary::new(c"msync");
     type Function = unsafe extern "C-unwind" fn(*mut c_void, usize, c_int) -> c_int;
     match NEXT.get() {
-        // SAFETY: the program's call.
+        // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
+        // unchanged.
         next if next.is_null() => unsafe { kernel!(libc::SYS_msync, at, len, flags) as c_int },
-        // SAFETY: the C library's function of that name; the program's call.
+        // SAFETY: the C library's function of that name, which gets the program's own arguments
+        // unchanged.
         next => unsafe { std::mem::transmute::<*mut c_void, Function>(next)(at, len, flags) },
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn pkey_mprotect(
     at: *mut c_void,
     len: usize,
@@ -137,7 +144,8 @@ pub unsafe extern "C" fn pkey_mprotect(
 ) -> c_int {
     let_go(at, len, Call::Changes);
     // The kernel may lack keys; without one the C library makes the plain call.
-    // SAFETY: the program's call.
+    // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
+    // unchanged.
     unsafe {
         if key == -1 {
             kernel!(libc::SYS_mprotect, at, len, protection) as c_int
@@ -148,7 +156,7 @@ pub unsafe extern "C" fn pkey_mprotect(
 }
 
 /// Names of mappings last. C declares variable arguments.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn prctl(
     option: c_int,
     a: c_ulong,
@@ -160,7 +168,8 @@ pub unsafe extern "C" fn prctl(
     if option == libc::PR_SET_VMA {
         let_go(b as *const c_void, c as usize, Call::Changes);
     }
-    // SAFETY: the program's call.
+    // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
+    // unchanged.
     unsafe { kernel!(libc::SYS_prctl, option, a, b, c, d) as c_int }
 }
 
@@ -168,7 +177,7 @@ pub unsafe extern "C" fn prctl(
 /// handler is to be asked for each page that the program has not touched, though the run's are there.
 ///
 /// The same number may mean something else to another descriptor, and the argument be no pointer.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     const UFFDIO_API: c_ulong = 0xc018_aa3f;
     const UFFDIO_REGISTER: c_ulong = 0xc020_aa00;
@@ -185,7 +194,8 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
             let_go(start as *const c_void, len, Call::Changes);
         }
     }
-    // SAFETY: the program's call.
+    // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
+    // unchanged.
     let done = unsafe { kernel!(libc::SYS_ioctl, fd, request as c_long, argument) as c_int };
     if done == 0 && request == UFFDIO_API {
         // What it maps from here on it may want to be asked for, page by page.
@@ -195,7 +205,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
 }
 
 /// With SHM_REMAP it replaces what is mapped there.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
     if flags & libc::SHM_REMAP != 0 && touches_pool(at as usize, 1) {
         let mut about = std::mem::MaybeUninit::<libc::shmid_ds>::zeroed();
@@ -205,14 +215,16 @@ pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *m
             about.assume_init().shm_segsz
         };
         let_go_of_pool(at as usize, size, Call::Replaces);
-        // SAFETY: the program's call.
+        // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
+        // unchanged.
         let attached = unsafe { kernel!(libc::SYS_shmat, id, at, flags) as *mut c_void };
         if attached == libc::MAP_FAILED {
             mapped::was_refused(at as usize, size);
         }
         return attached;
     }
-    // SAFETY: the program's call.
+    // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
+    // unchanged.
     unsafe { kernel!(libc::SYS_shmat, id, at, flags) as *mut c_void }
 }
 
@@ -220,9 +232,10 @@ pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *m
 ///
 /// Before the call, if it will be allowed: afterwards all of it would be resident, and Linux counts a mapping of 16
 /// TiB as none when it locks it and as 16 TiB when it unmaps it.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
-    // SAFETY: the program's call.
+    // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
+    // unchanged.
     let call = || unsafe { kernel!(libc::SYS_mlockall, flags) as c_int };
     if is_allowed(flags) {
         ending::end_the_pool();

@@ -3,7 +3,7 @@
 use crate::{keeper, real};
 use std::ffi::{c_int, c_void};
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
     attributes: *const libc::pthread_attr_t,
@@ -11,7 +11,8 @@ pub unsafe extern "C" fn pthread_create(
     argument: *mut c_void,
 ) -> c_int {
     let Some(create) = real::thread_creation() else { return libc::EAGAIN };
-    // SAFETY: the program's call.
+    // SAFETY: the program makes this call itself, and it goes on unchanged to the definition behind
+    // this one.
     let answer = unsafe { create(thread, attributes, body, argument) };
     if answer == 0 {
         keeper::thread_was_created();

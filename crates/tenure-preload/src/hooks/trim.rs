@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use tenure::pool;
 
 /// Goes on to the next definition; the pool first, which may be all that has something free.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_trim(keep_bytes: usize) -> c_int {
     static NEXT: OfTheLibrary = OfTheLibrary::new(c"malloc_trim");
     let ours = c_int::from(pool::trim());
@@ -32,7 +32,7 @@ fn handed_out() -> (u64, u64) {
 }
 
 #[cfg(target_env = "gnu")]
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mallinfo2() -> libc::mallinfo2 {
     static NEXT: OfTheLibrary = OfTheLibrary::new(c"mallinfo2");
     // SAFETY: a structure of numbers.
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn mallinfo2() -> libc::mallinfo2 {
 
 /// The same in numbers that overflow, as glibc has it.
 #[cfg(target_env = "gnu")]
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mallinfo() -> libc::mallinfo {
     static NEXT: OfTheLibrary = OfTheLibrary::new(c"mallinfo");
     // SAFETY: a structure of numbers.

@@ -61,6 +61,12 @@ static void refuse_the_absurd(void) {
     void *volatile large = realloc(at, all + all / 4);
     CHECK(mode == '1' || !large);
     free(large ? large : at);
+    /* A hint for the alignment is no other wish. */
+    char *mapped = mmap((void *)(4UL << 40), all + all / 4, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(mode == '1' ? mapped != MAP_FAILED : mapped == MAP_FAILED && errno == ENOMEM);
+    if (mapped != MAP_FAILED)
+        munmap(mapped, all + all / 4);
 }
 
 int main(void) {

@@ -1,11 +1,11 @@
 //! Taking and giving back claims, so that the kernel holds what they say: all of it or, after a
 //! failure, what it held before.
 
-use super::cause::{self, Silent};
 use super::claims::{Claims, Level};
+use super::diagnose::{self, Silent};
+use super::inspect::{self, look, Piece, Special};
 use super::ledger::{self, Ledger};
-use super::look::{self, look, Piece, Special};
-use super::{unfilled, Kinds, When};
+use super::{Kinds, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::maps;
 use crate::os::mlock::{self, Seen};
@@ -27,7 +27,7 @@ pub(super) fn take(call: &'static str, range: PageRange, when: When) -> Result<u
     // Reading a large file in takes long: without the ledger's lock, since from here on the claims
     // keep everybody else from weakening these pages.
     let Err(errno) = fill(range, Some(&pieces)) else { return Ok(since) };
-    let error = unfilled::cause_of(call, range, errno);
+    let error = diagnose::unfilled(call, range, errno);
     let mut ledger = ledger::open();
     for part in ledger.still(range, since) {
         let _ = give_back(&mut ledger, part, when);
@@ -40,12 +40,12 @@ pub(super) fn take(call: &'static str, range: PageRange, when: When) -> Result<u
 pub(super) fn take_uncounted(call: &'static str, range: PageRange, when: When) -> Result<()> {
     {
         let mut ledger = ledger::open();
-        if ledger.was_asked(range, when) && look::locked_whole(range) {
+        if ledger.was_asked(range, when) && inspect::locked_whole(range) {
             drop(ledger);
             // Again, as programs do that lock what they are about to use: smaps need not be read.
             return match when {
                 When::OnFault => Ok(()),
-                When::Now => fill(range, None).map_err(|e| unfilled::cause_of(call, range, e)),
+                When::Now => fill(range, None).map_err(|e| diagnose::unfilled(call, range, e)),
             };
         }
         if when == When::OnFault {
@@ -67,11 +67,11 @@ fn claim(
     range: PageRange,
     after: impl Fn(Claims) -> Claims,
 ) -> Result<Vec<Piece>> {
-    let mut pieces = look(ledger, range).map_err(|t| cause::trouble(call, range, t))?;
+    let mut pieces = look(ledger, range).map_err(|t| diagnose::trouble(call, range, t))?;
     for piece in &pieces {
         if let Some(Special::Impossible(why)) = piece.special {
             let silent = Silent::Nothing(piece.range.start, why);
-            return Err(cause::silent(call, range, silent));
+            return Err(diagnose::silent(call, range, silent));
         }
     }
     if let Err(error) = charge(call, range, &unlocked(&pieces)) {
@@ -103,7 +103,7 @@ fn without_resident(ledger: &Ledger, range: PageRange, error: &Error) -> Option<
     if error.kind() != ErrorKind::LockLimit {
         return None;
     }
-    let pieces = look::look_closely(ledger, range).ok()?;
+    let pieces = inspect::look_closely(ledger, range).ok()?;
     let resident = |p: &Piece| matches!(p.special, Some(Special::AlwaysResident(_)));
     pieces.iter().any(resident).then_some(pieces)
 }
@@ -136,9 +136,9 @@ fn charge(call: &'static str, range: PageRange, parts: &[PageRange]) -> Result<(
         let failed = locked
             .map_err(|errno| {
                 let charged = parts[..done].iter().map(PageRange::len).sum();
-                cause::refused(call, range, errno, needed, charged)
+                diagnose::refused(call, range, errno, needed, charged)
             })
-            .and_then(|()| verify(*part).map_err(|why| cause::silent(call, range, why)));
+            .and_then(|()| verify(*part).map_err(|why| diagnose::silent(call, range, why)));
         if let Err(error) = failed {
             for part in &parts[..=done] {
                 let _ = weaken(*part, Level::Unlocked);
@@ -156,7 +156,7 @@ fn verify(part: PageRange) -> std::result::Result<(), Silent> {
     }
     let mut doubtful = Vec::new();
     let listed = maps::each_mapping(part, |mapping| {
-        let Some(within) = look::overlap(&mapping, part) else { return };
+        let Some(within) = inspect::overlap(&mapping, part) else { return };
         if mlock::seen(within) != Ok(Seen::Locked) {
             doubtful.push(within);
         }
@@ -169,7 +169,7 @@ fn verify(part: PageRange) -> std::result::Result<(), Silent> {
         };
     }
     for within in doubtful {
-        if let Some(why) = look::impossible(within) {
+        if let Some(why) = inspect::impossible(within) {
             return Err(Silent::Nothing(within.start, why));
         }
     }
@@ -183,7 +183,7 @@ fn fill(range: PageRange, pieces: Option<&[Piece]>) -> std::result::Result<(), E
     let parts = pieces.map_or_else(|| vec![range], ordinary);
     let Err(errno) = attempt(&parts) else { return Ok(()) };
     // Special mappings that an earlier claim hid from a quick look: secretmem fails here.
-    let closely = look::look_closely(&ledger::open(), range);
+    let closely = inspect::look_closely(&ledger::open(), range);
     match closely {
         Ok(closely) if closely.iter().any(|p| p.special.is_some()) => attempt(&ordinary(&closely)),
         _ => Err(errno),
@@ -246,7 +246,7 @@ pub(super) fn clear(
 ) -> std::result::Result<(), Uncleared> {
     let guarded = |claims: Option<Claims>| claims.is_some_and(|c| c.now + c.on_fault > 0);
     if kinds == Kinds::ALL
-        && look::one_mapping(range)
+        && inspect::one_mapping(range)
         && !ledger.pieces(range).into_iter().any(|(_, claims)| guarded(claims))
     {
         // Whatever kinds there are, none stays: they need not be found out.
@@ -254,8 +254,8 @@ pub(super) fn clear(
         ledger.set(range, Claims::default());
         return Ok(());
     }
-    let pieces = match mlock::seen(range).map_err(look::Trouble::from)? {
-        Seen::Locked => look::look_closely(ledger, range)?,
+    let pieces = match mlock::seen(range).map_err(inspect::Trouble::from)? {
+        Seen::Locked => inspect::look_closely(ledger, range)?,
         _ => look(ledger, range)?,
     };
     clear_pieces(ledger, &pieces, kinds)
@@ -264,12 +264,12 @@ pub(super) fn clear(
 /// Why a lock could not be cleared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Uncleared {
-    Trouble(look::Trouble),
+    Trouble(inspect::Trouble),
     Refused(PageRange, Errno),
 }
 
-impl From<look::Trouble> for Uncleared {
-    fn from(trouble: look::Trouble) -> Uncleared {
+impl From<inspect::Trouble> for Uncleared {
+    fn from(trouble: inspect::Trouble) -> Uncleared {
         Uncleared::Trouble(trouble)
     }
 }
@@ -306,7 +306,7 @@ pub(super) fn weaken(part: PageRange, to: Level) -> std::result::Result<(), Errn
         return Ok(());
     }
     let mut within = Vec::new();
-    maps::each_mapping(part, |mapping| within.extend(look::overlap(&mapping, part)))?;
+    maps::each_mapping(part, |mapping| within.extend(inspect::overlap(&mapping, part)))?;
     let mut result = Ok(());
     for piece in within {
         let done = match (mlock::seen(piece), to) {

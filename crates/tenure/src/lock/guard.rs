@@ -2,7 +2,7 @@
 
 use super::change;
 use super::receipt::{receipt, Receipt};
-use super::{cause, ledger, When};
+use super::{diagnose, ledger, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::generation;
 use crate::range::PageRange;
@@ -196,7 +196,7 @@ impl Lock {
                 self.since = since;
             }
             When::OnFault => change::downgrade(&mut ledger::open(), self.range, self.since)
-                .map_err(|(part, errno)| cause::not_weakened(call, self.range, part, errno))?,
+                .map_err(|(part, errno)| diagnose::not_weakened(call, self.range, part, errno))?,
         }
         self.when = when;
         Ok(())

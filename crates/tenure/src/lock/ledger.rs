@@ -4,6 +4,8 @@
 //! without one. Everything else is as smaps shows it; that it was asked for by us is kept as a hint, so
 //! that asking again costs no reading of smaps.
 
+#![allow(unsafe_code, reason = "keeps one ledger for each process, by pointer")]
+
 use super::claims::Claims;
 use super::When;
 use crate::os::generation;
@@ -83,7 +85,7 @@ pub(super) fn open_if(generation: u64) -> Option<MutexGuard<'static, Ledger>> {
 /// The ledger, if there is one that knows anything. Allocates nothing. `None` also if a fork holds it for which
 /// the thread must not wait: what is unmapped meanwhile stays in it.
 pub(super) fn open_if_any() -> Option<MutexGuard<'static, Ledger>> {
-    // SAFETY: as in `home`.
+    // SAFETY: null, or a `Home` that was leaked before it was stored here: it is never freed.
     let home = unsafe { HOME.load(Ordering::Acquire).as_ref() }?;
     (home.generation == generation::current()).then(|| fork::lock(&home.ledger))?
 }

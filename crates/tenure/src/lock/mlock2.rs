@@ -2,7 +2,7 @@
 
 use super::change::{self, Uncleared};
 use super::guard::refuse_volatile;
-use super::{cause, ledger, Kinds, When};
+use super::{diagnose, ledger, Kinds, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::range::PageRange;
 
@@ -63,7 +63,7 @@ pub fn munlock2(addr: *const u8, len: usize, kinds: Kinds) -> Result<()> {
             .on(range.start, len));
     }
     change::clear(&mut ledger::open(), range, kinds).map_err(|uncleared| match uncleared {
-        Uncleared::Trouble(trouble) => cause::trouble(call, range, trouble),
-        Uncleared::Refused(part, errno) => cause::not_weakened(call, range, part, errno),
+        Uncleared::Trouble(trouble) => diagnose::trouble(call, range, trouble),
+        Uncleared::Refused(part, errno) => diagnose::not_weakened(call, range, part, errno),
     })
 }

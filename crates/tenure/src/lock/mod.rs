@@ -42,29 +42,28 @@
 //! `mlock2` (4.4). `PROCMAP_QUERY` (6.11) makes a lock cheaper.
 
 mod account;
-mod all;
-mod born;
-mod cause;
 mod change;
 mod claims;
+mod diagnose;
 mod explain;
 mod gradually;
 mod guard;
+mod inspect;
 mod kinds;
 mod ledger;
-mod look;
+mod map_on_fault;
 mod mlock2;
+mod mlockall;
 mod receipt;
-mod unfilled;
 mod within;
 
+pub use self::mlockall::{mlockall, munlockall2, Scope};
 pub use account::{account, Account};
-pub use all::{mlockall, munlockall2, Scope};
-pub use born::{mmap, mmap_on_fault};
 pub use explain::{explain, Explanation, Verdict};
 pub use gradually::{gradually, Gradual};
 pub use guard::{lock, Lock};
 pub use kinds::{Kinds, When};
+pub use map_on_fault::{mmap, mmap_on_fault};
 pub use mlock2::{mlock2, munlock2};
 pub use receipt::{receipt, receipt_of_everything, Part, Receipt, State};
 pub use within::{within, Within, WithinStatus};

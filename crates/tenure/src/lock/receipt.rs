@@ -1,7 +1,7 @@
 //! What is locked in fact, mapping by mapping.
 
 use super::claims::Level;
-use super::look::{self, Special};
+use super::inspect::{self, Special};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::smaps;
@@ -185,7 +185,7 @@ pub fn receipt(addr: *const u8, len: usize) -> Result<Receipt> {
 /// As [`receipt()`], but for `EINVAL`.
 #[doc(alias = "smaps")]
 pub fn receipt_of_everything() -> Result<Receipt> {
-    look_at(look::everything())
+    look_at(inspect::everything())
 }
 
 fn look_at(range: PageRange) -> Result<Receipt> {
@@ -200,8 +200,8 @@ fn look_at(range: PageRange) -> Result<Receipt> {
     };
     let mut parts = Vec::new();
     smaps::each_entry(range, |entry| {
-        let Some(part) = look::overlap(&entry.mapping, range) else { return };
-        let state = match (look::special(&entry), look::level(&entry)) {
+        let Some(part) = inspect::overlap(&entry.mapping, range) else { return };
+        let state = match (inspect::special(&entry), inspect::level(&entry)) {
             (Some(Special::AlwaysResident(why)), _) => State::AlwaysResident(why),
             (Some(Special::Impossible(why)), _) => State::Impossible(why),
             (None, Level::Full) => State::Full,

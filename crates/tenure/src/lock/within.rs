@@ -1,9 +1,11 @@
 //! Locked on fault within a budget: of a range larger than may be locked, the part used last.
 
+#![allow(unsafe_code, reason = "takes the program's word that a range stays mapped")]
+
 use super::account::account;
 use super::guard::{lock, Lock};
-use super::look::{self, Special};
-use super::{cause, ledger, When};
+use super::inspect::{self, Special};
+use super::{diagnose, ledger, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::thread::{spawn_quiet, Thread};
@@ -75,8 +77,8 @@ pub unsafe fn within(addr: *const u8, len: usize, budget: usize) -> Result<Withi
         let remedy = "give it more, or lock single pages with lock::lock";
         return Err(Error::new(ErrorKind::BadRange, CALL, why, remedy).on(range.start, len));
     }
-    let pieces = look::look_closely(&ledger::open(), range);
-    for piece in pieces.map_err(|trouble| cause::trouble(CALL, range, trouble))? {
+    let pieces = inspect::look_closely(&ledger::open(), range);
+    for piece in pieces.map_err(|trouble| diagnose::trouble(CALL, range, trouble))? {
         let Some(Special::AlwaysResident(why) | Special::Impossible(why)) = piece.special else {
             continue;
         };
@@ -86,7 +88,7 @@ pub unsafe fn within(addr: *const u8, len: usize, budget: usize) -> Result<Withi
     }
     if account()?.room().is_some_and(|room| room < budget.min(range.len()) as u64) {
         let errno = rustix::io::Errno::NOMEM;
-        return Err(cause::refused(CALL, range, errno, budget.min(range.len()), 0));
+        return Err(diagnose::refused(CALL, range, errno, budget.min(range.len()), 0));
     }
     let pagemap = Pagemap::open().map_err(|errno| unreadable(CALL, range, errno))?;
     let window = window_for(budget, range.len());

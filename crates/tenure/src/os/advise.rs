@@ -54,7 +54,7 @@ pub(crate) unsafe fn drop_locked_pages(range: PageRange) -> Result<(), Errno> {
 /// # Safety
 /// As [`drop_pages`].
 pub(crate) unsafe fn drop_pages_though_locked(range: PageRange) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that nobody wants the contents of the range.
     unsafe {
         match drop_pages(range) {
             Err(Errno::INVAL) => drop_locked_pages(range),

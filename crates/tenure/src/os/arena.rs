@@ -30,9 +30,9 @@ pub(crate) fn reserve(len: usize, align: usize) -> Result<PageRange, Errno> {
 /// The range is part of a reservation of the caller's.
 pub(crate) unsafe fn allow(range: PageRange) -> Result<(), Errno> {
     let access = MprotectFlags::READ | MprotectFlags::WRITE;
-    // SAFETY: the caller's promise; access is only added.
+    // SAFETY: the caller promises that the range is part of its reservation; access is only added.
     unsafe { mm::mprotect(range.start as *mut c_void, range.len(), access) }?;
-    // SAFETY: advice for the same range.
+    // SAFETY: changes only whether core dumps have the range.
     let _ = unsafe { mm::madvise(range.start as *mut c_void, range.len(), Advice::LinuxDoDump) };
     Ok(())
 }
@@ -42,7 +42,8 @@ pub(crate) unsafe fn allow(range: PageRange) -> Result<(), Errno> {
 /// # Safety
 /// Nothing uses the range any more, and it is part of a reservation of the caller's.
 pub(crate) unsafe fn reserve_anew(range: PageRange) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the range is part of its reservation and that nothing uses
+    // it any more.
     unsafe {
         mm::mmap_anonymous(
             range.start as *mut c_void,
@@ -58,7 +59,7 @@ pub(crate) unsafe fn reserve_anew(range: PageRange) -> Result<(), Errno> {
 ///
 /// `EEXIST`: one is. `ENOMEM`: too many mappings.
 pub(crate) fn reserve_free(range: PageRange) -> Result<(), Errno> {
-    // SAFETY: replaces nothing.
+    // SAFETY: `MAP_FIXED_NOREPLACE` fails where anything is mapped, so this replaces nothing.
     let at = unsafe {
         mm::mmap_anonymous(
             range.start as *mut c_void,
@@ -80,7 +81,7 @@ pub(crate) fn reserve_free(range: PageRange) -> Result<(), Errno> {
 /// # Safety
 /// Nothing uses the range any more.
 pub(crate) unsafe fn close(range: PageRange) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that nothing uses the range any more.
     unsafe { mm::mprotect(range.start as *mut c_void, range.len(), MprotectFlags::empty()) }
 }
 
@@ -92,7 +93,7 @@ pub(crate) unsafe fn close(range: PageRange) -> Result<(), Errno> {
 /// The range is part of a reservation of the caller's.
 pub(crate) unsafe fn open(range: PageRange) -> Result<(), Errno> {
     let access = MprotectFlags::READ | MprotectFlags::WRITE;
-    // SAFETY: the caller's promise; access is only added.
+    // SAFETY: the caller promises that the range is part of its reservation; access is only added.
     unsafe { mm::mprotect(range.start as *mut c_void, range.len(), access) }
 }
 
@@ -126,7 +127,8 @@ pub(crate) unsafe fn move_pages(from: PageRange, to: usize) -> Result<(), NotMov
     if one.mapping.start > from.start || one.mapping.end < from.end {
         return Err(NotMoved::Unchanged);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that both ranges are its own, and that nothing uses the target,
+    // nor the source under its old address.
     let moved = unsafe {
         mm::mremap_fixed(
             from.start as *mut c_void,
@@ -139,7 +141,7 @@ pub(crate) unsafe fn move_pages(from: PageRange, to: usize) -> Result<(), NotMov
     moved.map(drop).map_err(|_| {
         // If it is a hole now, nobody else's mapping is to land among the reserved addresses.
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
-        // SAFETY: replaces nothing.
+        // SAFETY: `MAP_FIXED_NOREPLACE` fails where anything is mapped, so this replaces nothing.
         let _ =
             unsafe { mm::mmap_anonymous(to as *mut c_void, from.len(), ProtFlags::empty(), flags) };
         NotMoved::TargetLost
@@ -151,7 +153,7 @@ pub(crate) unsafe fn move_pages(from: PageRange, to: usize) -> Result<(), NotMov
 /// # Safety
 /// As for `munmap(2)`: nothing uses the range any more.
 pub(crate) unsafe fn unmap(addr: usize, len: usize) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that nothing uses the range any more.
     unsafe { mm::munmap(addr as *mut c_void, len) }
 }
 

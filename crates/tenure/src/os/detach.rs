@@ -84,7 +84,8 @@ impl Hidden {
         let len = piece.len();
         let at = piece.start.wrapping_add(self.distance);
         debug_assert!(self.base <= at && at + len <= self.end);
-        // SAFETY: the caller's promise for the source; the target is ours alone.
+        // SAFETY: the caller promises that nothing refers to the source any more, and the target is
+        // ours alone.
         let moved = unsafe {
             mremap_fixed(
                 piece.start as *mut c_void,
@@ -221,7 +222,7 @@ pub(crate) fn learn_whether_seals_are_seen() {
 /// # Safety
 /// Nothing refers to it any more.
 pub(crate) unsafe fn unmap(start: usize, len: usize) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that nothing refers to the range any more.
     unsafe { munmap(start as *mut c_void, len) }
 }
 
@@ -255,7 +256,8 @@ pub(crate) unsafe fn zap(range: PageRange) -> Result<(), Errno> {
     // SAFETY: nobody refers to a hidden mapping.
     match unsafe { madvise(start, len, Advice::LinuxDontNeed) } {
         // Locked (5.18+; before, munmap does it).
-        // SAFETY: as above.
+        // SAFETY: the same call with the advice for locked pages: nobody refers to a hidden
+        // mapping.
         Err(Errno::INVAL) => unsafe { madvise(start, len, Advice::LinuxDontneedLocked) },
         other => other,
     }
@@ -274,7 +276,8 @@ pub(crate) unsafe fn map_fixed(
     let protection = ProtFlags::from_bits_retain(protection as u32);
     let flags = MapFlags::from_bits_retain(flags as u32)
         - MapFlags::from_bits_retain(libc::MAP_ANONYMOUS as u32);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that nothing refers to what is mapped there, which the call
+    // replaces.
     unsafe { mmap_anonymous(start as *mut c_void, len, protection, flags | MapFlags::FIXED) }
         .map(drop)
 }

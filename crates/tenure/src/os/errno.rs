@@ -25,7 +25,8 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // SAFETY: as above.
+        // SAFETY: the C library gives the address of the calling thread's own errno, which is
+        // always valid.
         unsafe { *libc::__errno_location() = self.0 };
     }
 }

@@ -19,7 +19,8 @@ pub(crate) fn lock(range: PageRange, on_fault: bool) -> Result<(), Errno> {
 
 /// Unlocks a range, up to its first hole.
 pub(crate) fn unlock(range: PageRange) -> Result<(), Errno> {
-    // SAFETY: as above.
+    // SAFETY: unlocking changes where pages may go, never what they hold; the kernel checks the
+    // range.
     unsafe { munlock(range.start as *mut c_void, range.len()) }
 }
 

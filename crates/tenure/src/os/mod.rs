@@ -3,7 +3,7 @@
 //! Everything above calls these functions; each says what it needs and what it leaves behind, so
 //! that the callers' reasoning rests on one contract. Nothing here keeps policy.
 
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes the system calls")]
 
 pub(crate) mod advise;
 pub(crate) mod apart;

@@ -44,7 +44,7 @@ mod tests {
         assert!(memory.reads_as_zeros(PageRange::new(range.start, range.start + page)));
         assert!(!memory.reads_as_zeros(PageRange::new(range.start + page, range.end)));
         let both = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: as above.
+        // SAFETY: memory of this test's own, which gets its access back.
         unsafe { libc::mprotect(range.start as *mut _, 2 * page, both) };
     }
 }

@@ -17,7 +17,7 @@ pub(crate) unsafe fn map(
     fd: i32,
     offset: i64,
 ) -> Result<usize, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that nothing refers to what a `MAP_FIXED` would replace.
     let at = unsafe { libc::mmap(addr as *mut c_void, len, protection, flags, fd, offset) };
     if at == libc::MAP_FAILED {
         return Err(last_errno());
@@ -32,7 +32,7 @@ pub(crate) unsafe fn map(
 /// # Safety
 /// Nothing refers to either range.
 pub(crate) unsafe fn move_over(from: PageRange, to: usize) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that nothing refers to either range.
     let at = unsafe {
         libc::mremap(
             from.start as *mut c_void,
@@ -53,7 +53,7 @@ pub(crate) unsafe fn move_over(from: PageRange, to: usize) -> Result<(), Errno> 
 /// # Safety
 /// Nobody relies on an access that is taken away.
 pub(crate) unsafe fn protect(range: PageRange, protection: c_int) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that nobody relies on an access that is taken away.
     match unsafe { libc::mprotect(range.start as *mut c_void, range.len(), protection) } {
         0 => Ok(()),
         _ => Err(last_errno()),

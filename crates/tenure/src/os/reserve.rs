@@ -51,7 +51,7 @@ pub(crate) fn map_file(
 /// # Safety
 /// Nothing may refer to the range any more.
 pub(crate) unsafe fn unmap(range: PageRange) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that nothing refers to the range any more.
     unsafe { munmap(range.start as *mut c_void, range.len()) }
 }
 

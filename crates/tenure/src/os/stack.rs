@@ -88,7 +88,7 @@ impl Stack {
         let guard = PageRange::new(mapped.start, mapped.start + page);
         // SAFETY: nobody uses it yet.
         if unsafe { raw_map::protect(guard, libc::PROT_NONE) }.is_err() {
-            // SAFETY: as above.
+            // SAFETY: mapped just above for this stack, which no thread uses yet.
             let _ = unsafe { reserve::unmap(mapped) };
             return None;
         }

@@ -66,7 +66,8 @@ pub(crate) struct Thread(libc::pthread_t);
 
 // SAFETY: a thread's id may be used by any thread; this value is the only one that joins or detaches it.
 unsafe impl Send for Thread {}
-// SAFETY: as above; nothing is done with a shared reference.
+// SAFETY: a shared reference gives no access to the id: it is used only by joining and dropping,
+// which take the value.
 unsafe impl Sync for Thread {}
 
 impl Thread {

@@ -243,7 +243,7 @@ pub(crate) struct Fault {
 pub(crate) fn read_fault(fd: RawFd) -> Result<Option<Fault>, Errno> {
     const EVENT_PAGEFAULT: u8 = 0x12;
     let mut message = [0u8; size_of::<Message>()];
-    // SAFETY: the caller keeps the descriptor open for the call.
+    // SAFETY: the caller keeps the descriptor open for this call, which only borrows it.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     match rustix::io::read(borrowed, &mut message) {
         Ok(n) if n == message.len() => {

@@ -49,14 +49,16 @@ impl Taken {
 
     fn room<T>(&self) -> *mut T {
         const { assert!(size_of::<T>() <= size_of::<[u64; ROOM]>() && align_of::<T>() <= 8) };
-        // SAFETY: a place of its own inside the page, as above.
+        // SAFETY: `place` lies inside the page, which is mapped for ever. Only its address is
+        // taken.
         unsafe { (&raw mut (*self.place).room).cast() }
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        // SAFETY: as in `new`.
+        // SAFETY: `place` lies inside the page, which is mapped for ever and aligned; all use this
+        // word as an atomic only.
         let word = unsafe { &(*self.place).user };
         let _ = word.compare_exchange(self.user, 0, Ordering::Release, Ordering::Relaxed);
     }

@@ -1,5 +1,7 @@
 //! The pool as a Rust allocator.
 
+#![allow(unsafe_code, reason = "is an allocator")]
+
 use super::{owns, MIN_RUN_BYTES};
 use crate::error::{Error, ErrorKind, Result};
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,5 +1,7 @@
 //! An owned block of the pool's.
 
+#![allow(unsafe_code, reason = "gives out the bytes of a run that it owns")]
+
 use super::api;
 use crate::error::{Error, ErrorKind, Result};
 use std::fmt;

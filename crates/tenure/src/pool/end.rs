@@ -1,6 +1,8 @@
 //! The pool's end: for a program that locks all its memory. Every mapping counts then, and all that may be
 //! accessed becomes resident, so nothing of the pool's may be left but what the program has.
 
+#![allow(unsafe_code, reason = "closes what is left of runs")]
+
 use super::run::{flag, state};
 use super::territory::{self, Spot, Territory};
 use super::{give_up, leave, lookup, release};

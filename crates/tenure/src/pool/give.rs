@@ -1,5 +1,7 @@
 //! Taking a run back.
 
+#![allow(unsafe_code, reason = "takes a block back by its address")]
+
 use super::counters::{self, Counter};
 use super::run::{flag, state, Run};
 use super::territory::{Spot, Territory};

@@ -1,6 +1,8 @@
 //! What becomes of free runs with time: offered, then returned. Done by the worker, a little at a
 //! visit, and past the bound by whoever frees.
 
+#![allow(unsafe_code, reason = "offers and drops pages of free runs")]
+
 use super::counters::{self, Counter};
 use super::queue::{Item, Work};
 use super::run::{flag, state};

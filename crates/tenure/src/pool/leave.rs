@@ -5,6 +5,8 @@
 //! unmapped, and its addresses are the kernel's business from then on, as if there were no pool. When all of
 //! them are free the pool may reserve them again: the kernel says so (`MAP_FIXED_NOREPLACE`).
 
+#![allow(unsafe_code, reason = "unmaps and closes runs")]
+
 use super::counters::{self, Counter};
 use super::run::{flag, state};
 use super::territory::{Spot, Territory};

@@ -24,6 +24,8 @@
 //! (`os::fork::NoWait`): while one is under way `map` returns `None`, and what is unmapped goes to a list
 //! without a lock.
 
+#![allow(unsafe_code, reason = "stands in for mmap(2) and munmap(2)")]
+
 mod missing;
 
 pub use missing::drop_zeros;

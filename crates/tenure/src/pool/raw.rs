@@ -1,5 +1,7 @@
 //! The raw calls: what an allocator behind `malloc` needs. None allocates, creates a thread or changes `errno`.
 
+#![allow(unsafe_code, reason = "is malloc's interface")]
+
 use super::counters::{self, Counter};
 use super::run::{state, Run};
 use super::{give, lookup, resize, take};

@@ -1,5 +1,7 @@
 //! Making a run larger or smaller: in place, else by moving its pages to another run.
 
+#![allow(unsafe_code, reason = "copies and moves blocks")]
+
 use super::counters::{self, Counter};
 use super::run::{flag, state, Run, BORDERS};
 use super::take::{self, Request};

@@ -4,6 +4,8 @@
 //! From an address to its run is thus a table look-up and a division, and the bookkeeping is an array
 //! for each area.
 
+#![allow(unsafe_code, reason = "keeps tables in memory that it maps itself")]
+
 use super::class;
 use super::run::{state, Run};
 use super::settings::{settings, HugePages};

@@ -1,5 +1,7 @@
 //! Zeroing a run that has pages: only those that are there, so that the resident set does not grow.
 
+#![allow(unsafe_code, reason = "clears pages of a free run")]
+
 use super::counters::{self, Counter};
 use super::run::flag;
 use super::settings::{settings, HugePages};

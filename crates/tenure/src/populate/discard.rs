@@ -1,5 +1,7 @@
 //! Giving pages back: the other half of a sparse mapping.
 
+#![allow(unsafe_code, reason = "drops what the program gives up")]
+
 use super::backing::Backing;
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::maps::{self, Described};

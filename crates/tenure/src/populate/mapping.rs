@@ -1,5 +1,7 @@
 //! Populating and discarding an owned mapping.
 
+#![allow(unsafe_code, reason = "drops part of a mapping that it borrows exclusively")]
+
 use super::{discard, Access, Failed, HugePages, Populate, Report};
 use crate::error::Result;
 use crate::mapping::{Mapping, PageSize};

@@ -4,6 +4,8 @@
 //! would. A memory cgroup at its limit does not wait for a teardown that lags, it kills. So what waits
 //! is kept below what is free, by the caller if need be.
 
+#![allow(unsafe_code, reason = "takes over what is known in a forked child")]
+
 use super::{queue, settings, teardown};
 use crate::os::memory_limit::governing_group;
 use crate::os::room_now::{resident_bytes, Files, RoomNow};

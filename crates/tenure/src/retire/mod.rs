@@ -79,6 +79,8 @@
 //! another thread may map where an earlier part was before a later one is gone. A hidden mapping can be seen
 //! in `/proc/self/maps`, and goes into a core dump.
 
+#![allow(unsafe_code, reason = "unmaps what the program gives up")]
+
 mod bound;
 mod forget;
 mod kind;
@@ -149,7 +151,7 @@ pub unsafe fn munmap(addr: *mut u8, len: usize) -> Result<Way> {
         // Without the background thread it goes in slices.
         let _ = prepare();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that nothing refers to the range any more.
     unsafe { munmap_raw(addr, len) }.map_err(|errno| explain(errno, addr as usize, len))
 }
 
@@ -188,7 +190,7 @@ pub unsafe fn munmap_raw(addr: *mut u8, len: usize) -> std::result::Result<Way, 
             unmap::unmap(PageRange::new(start, end), Known::Nothing, settings::min_bytes())
         }
         // The kernel's to refuse, or page 0.
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that nothing refers to the range any more.
         _ => unsafe { detach::unmap(start, len) }.map(|()| Way::Plain),
     };
     done.map_err(Errno::raw_os_error)

@@ -3,6 +3,8 @@
 //! A fixed array, so that nothing here allocates. It belongs to one process: hidden mappings are not
 //! copied into a child (`MADV_DONTFORK`), which therefore begins with none.
 
+#![allow(unsafe_code, reason = "takes over the queue in a forked child")]
+
 use crate::range::PageRange;
 use crate::runtime::counters::GAUGES;
 use crate::runtime::lock::{Lock, QuietGuard, Rank};

@@ -1,5 +1,7 @@
 //! Two other calls that unmap populated memory: a shrinking mremap(2), and mmap(2) with `MAP_FIXED`.
 
+#![allow(unsafe_code, reason = "unmaps what the program gives up")]
+
 use super::kind::Known;
 use super::{forget, settings, slice, unmap};
 use crate::os::mapping_list::Lister;
@@ -90,7 +92,8 @@ pub unsafe fn map_over(
     let _no_wait = NoWait::here();
     forget::forget(PageRange::new(start, end));
     let done = slice::each(PageRange::new(start, end), |slice| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that nothing refers to what is mapped there, which the call
+        // replaces.
         unsafe { detach::map_fixed(slice.start, slice.len(), protection, flags) }
     });
     Some(done.map(|()| addr).map_err(|errno| errno.raw_os_error()))

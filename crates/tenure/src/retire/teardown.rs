@@ -1,6 +1,8 @@
 //! Giving the memory of hidden mappings back, slice by slice: by the worker, and by callers that have to
 //! wait for it.
 
+#![allow(unsafe_code, reason = "unmaps what nobody knows any more")]
+
 use super::queue::{self, Queue};
 use super::slice;
 use crate::os::pagemap::Pagemap;
@@ -131,7 +133,7 @@ fn tear_down(chunk: PageRange, there: usize, process: u64) -> Result<(), PageRan
 fn unmap(range: PageRange) -> Result<(), Errno> {
     let mut tries = 0;
     loop {
-        // SAFETY: as in `tear_down`.
+        // SAFETY: a part of a hidden mapping, which nobody knows; each part is unmapped once.
         match unsafe { detach::unmap(range.start, range.len()) } {
             // The mapping count is at its limit, and another thread is still at the chunk above this
             // one: when that is gone, this needs no split.

@@ -4,6 +4,8 @@
 //! address is dealt with once, in ascending order: as soon as a part is gone, another thread's new mapping may
 //! be there.
 
+#![allow(unsafe_code, reason = "unmaps what the program gives up")]
+
 use super::kind::{is_movable, Known};
 use super::{bound, forget, queue, service, slice};
 use crate::os::detach::Hidden;

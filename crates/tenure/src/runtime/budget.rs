@@ -1,6 +1,8 @@
 //! How much memory is left under the limits that hold for this process, asked at most ten times a second:
 //! an answer takes three to five small files, about 50 µs.
 
+#![allow(unsafe_code, reason = "takes over a lock in a forked child")]
+
 use super::fork_state;
 use super::lock::{Lock, Rank};
 use super::services::Service;

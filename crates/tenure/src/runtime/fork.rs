@@ -2,6 +2,8 @@
 //! handlers did not run (made by a raw `clone`, or before the first use) is noticed by
 //! the first lock or claim that it takes, and what the handlers should have done is done then.
 
+#![allow(unsafe_code, reason = "registers itself in the section of initial functions")]
+
 use super::fork_state::{FORKS, UNDER_WAY};
 use super::lock::{Lock, Rank};
 use super::services::{self, Service};
@@ -53,7 +55,7 @@ extern "C" fn register_handlers() {
 /// When the program or the library is loaded: handlers that the program registers later then run while tenure
 /// holds nothing, and may use it. Where a linker has dropped this the first use registers them.
 #[used]
-#[link_section = ".init_array"]
+#[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = register_handlers;
 
 extern "C" fn on_prepare() {

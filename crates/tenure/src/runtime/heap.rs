@@ -7,6 +7,8 @@
 //! Blocks have sizes of powers of two, cut from chunks that are never given back; each size has a list of free
 //! blocks. A block above the largest size is a mapping of its own.
 
+#![allow(unsafe_code, reason = "hands out memory")]
+
 use super::fork_state;
 use super::lock::{Lock, Rank};
 use super::services::Service;
@@ -115,7 +117,8 @@ pub(crate) unsafe fn free(block: NonNull<u8>, bytes: usize) {
     };
     // In a signal's handler that cannot have the lock the block is lost.
     let _ = HEAP.with_also_in_forks(|heap| {
-        // SAFETY: the caller's block, aligned to 64.
+        // SAFETY: the caller promises that the block is in use no more; its first word is inside it
+        // and aligned.
         unsafe { *(at as *mut usize) = heap[size].free };
         heap[size].free = at;
     });

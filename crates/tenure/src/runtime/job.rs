@@ -1,5 +1,7 @@
 //! One thing to do on the background thread, while its sender waits.
 
+#![allow(unsafe_code, reason = "runs jobs that lie on their senders' stacks")]
+
 use super::event::Event;
 use super::mailbox::{Link, Mailbox, JOBS};
 use crate::os::generation;
@@ -137,7 +139,8 @@ pub(crate) fn run_all(newest: *mut Link) {
     }
     while !oldest.is_null() {
         let head = oldest.cast::<Head>();
-        // SAFETY: as above; the next link is read before the job is run, after which it may be gone.
+        // SAFETY: the sender keeps its link until the job is run; the next link is read before
+        // that.
         unsafe {
             oldest = (*oldest).next.load(Ordering::Relaxed);
             ((*head).run)(head);

@@ -1,5 +1,7 @@
 //! The one lock. It knows its owner, its place in the order of locks, and forks.
 
+#![allow(unsafe_code, reason = "gives out the value that it guards")]
+
 use super::fork_state as fork;
 use super::services;
 use crate::os::futex::Futex;
@@ -279,7 +281,8 @@ impl<T: ?Sized> Lock<T> {
     /// of it.
     #[allow(clippy::mut_from_ref, reason = "the lock is held, as the contract says")]
     pub unsafe fn held_value(&self) -> &mut T {
-        // SAFETY: the caller's promise: there is no guard, and no other thread can make one.
+        // SAFETY: the caller promises that there is no guard, and that no other thread can make
+        // one.
         unsafe { &mut *self.value.get() }
     }
 
@@ -337,7 +340,7 @@ impl<T: ?Sized> Deref for Guard<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the guard is the only one, see `Sync`.
+        // SAFETY: while this guard lives no other thread has the lock, so nobody changes the value.
         unsafe { &*self.lock.value.get() }
     }
 }
@@ -345,7 +348,8 @@ impl<T: ?Sized> Deref for Guard<'_, T> {
 impl<T: ?Sized> DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the guard is the only one, see `Sync`, and it is borrowed exclusively.
+        // SAFETY: while this guard lives no other thread has the lock, and the guard itself is
+        // borrowed exclusively.
         unsafe { &mut *self.lock.value.get() }
     }
 }

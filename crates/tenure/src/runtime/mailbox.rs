@@ -2,6 +2,8 @@
 //! jobs. There is no lock: nothing to hold over a fork, and nothing that a signal's handler could find
 //! held.
 
+#![allow(unsafe_code, reason = "links jobs that lie on their senders' stacks")]
+
 use crate::sync::{fence, AtomicPtr, AtomicU32, Futex, Ordering};
 use std::time::Duration;
 
@@ -96,7 +98,7 @@ impl Mailbox {
     pub unsafe fn push(&self, job: *mut Link) {
         let mut head = self.jobs.load(Ordering::Relaxed);
         loop {
-            // SAFETY: the link is valid, see above; nobody else has it yet.
+            // SAFETY: the caller promises that the link stays where it is; nobody else has it yet.
             unsafe { &*job }.next.store(head, Ordering::Relaxed);
             match self.jobs.compare_exchange(head, job, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return,

@@ -4,6 +4,8 @@
 //! A promise registers one `static` (the pool two, at two places in the order of locks) before it takes
 //! its first lock. Registering takes no lock and allocates nothing.
 
+#![allow(unsafe_code, reason = "reads services from a list of pointers that are never freed")]
+
 use super::rank::Rank;
 use crate::os::signal::Blocked;
 use crate::range::PageRange;

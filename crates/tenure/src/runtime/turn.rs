@@ -1,6 +1,8 @@
 //! One thread at a time does something that may wait, allocate and call the program's code: more than may be
 //! done under a lock.
 
+#![allow(unsafe_code, reason = "follows a list of waiting threads, each on its own stack")]
+
 use super::waits;
 use crate::os::generation;
 use crate::sync::{thread_number, AtomicU64, Futex, Ordering};

@@ -6,6 +6,8 @@
 //! look and the entry in the list of waits are one step under one lock, so of the threads of a
 //! circle the last to come sees all others.
 
+#![allow(unsafe_code, reason = "follows a list of waits that lie on their threads' stacks")]
+
 use super::event::LONGEST_SLEEP;
 use super::lock::assert_none_held;
 use crate::os::generation;

@@ -1,5 +1,7 @@
 //! Tracked ranges in a forked child.
 
+#![allow(unsafe_code, reason = "takes over the map in a forked child, and drops pages")]
+
 use super::list::List;
 use super::map::{IntervalMap, Supplies};
 use super::state::{flag, Claim, RangeId, Tracked, Word};

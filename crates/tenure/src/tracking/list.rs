@@ -1,5 +1,7 @@
 //! Lists and boxes for what is noted under a claim: in tenure's own memory, and a want of it is an error.
 
+#![allow(unsafe_code, reason = "keeps values in memory of its own")]
+
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::range::PageRange;
 use crate::runtime::heap;
@@ -24,7 +26,8 @@ const FEW: usize = 4;
 
 // SAFETY: the list owns its values, and shares them as a reference to it does.
 unsafe impl<T: Send> Send for List<T> {}
-// SAFETY: as above.
+// SAFETY: the list owns its values, and a shared reference to it gives shared references to them
+// only.
 unsafe impl<T: Sync> Sync for List<T> {}
 
 impl<T> List<T> {
@@ -181,7 +184,7 @@ impl<T> Deref for List<T> {
 
 impl<T> DerefMut for List<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above, and borrowed mutably.
+        // SAFETY: so many values were written there, and the list is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.values_mut(), self.len) }
     }
 }
@@ -260,7 +263,7 @@ impl<T> Deref for Own<T> {
 
 impl<T> DerefMut for Own<T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above, and borrowed mutably.
+        // SAFETY: `new` wrote the value, which this owns and which is borrowed exclusively.
         unsafe { self.at.as_mut() }
     }
 }

@@ -1,6 +1,8 @@
 //! The interval map's lock. A signal's handler may make a child while the thread that it interrupts changes the map:
 //! there the thread goes on with the change, and what the child has to do to the map waits until it is whole.
 
+#![allow(unsafe_code, reason = "takes over the map in a forked child")]
+
 use super::map::IntervalMap;
 use crate::runtime::lock::{Guard, Lock, Rank};
 use std::ops::{Deref, DerefMut};

@@ -1,5 +1,7 @@
 //! Telling the kernel that it may take a range's pages.
 
+#![allow(unsafe_code, reason = "lets the kernel discard pages, and reads their words")]
+
 use super::detection::{self, Kind};
 use super::holes;
 use super::list::{listed, List};

@@ -1,5 +1,7 @@
 //! A range that tenure owns together with its mapping: an object, or a segment of a cache.
 
+#![allow(unsafe_code, reason = "owns mappings that a claim guards")]
+
 use super::list::List;
 use super::offer::Refusal;
 use super::revive;
@@ -263,7 +265,7 @@ impl OwnedRange {
             let Some(mut claim) = claims().claim(self.id, self.tracked(), |_| true) else {
                 return Ok(());
             };
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that no bytes of the range are in use.
             unsafe { revive::discard(&mut claim) }
         };
         match services::retry(discard, |errno| *errno == Errno::NOMEM) {

@@ -171,8 +171,7 @@ pub(crate) fn exact(range: PageRange) -> Option<RangeId> {
 pub(crate) fn is_marked(range: PageRange) -> bool {
     any() && {
         let map = TRACKING.map.lock();
-        let marked = map.overlapping(range).any(|id| tracked(id).load().pins() == 0);
-        marked
+        map.overlapping(range).any(|id| tracked(id).load().pins() == 0)
     }
 }
 

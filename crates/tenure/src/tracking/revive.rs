@@ -1,5 +1,7 @@
 //! Taking offered pages back.
 
+#![allow(unsafe_code, reason = "drops pages that are reported as lost")]
+
 use super::detection;
 use super::list::{listed, List};
 use super::offer::{kind, NO_WORD};
@@ -172,7 +174,8 @@ fn end_if_done(claim: &mut Claim, gone: &[PageRange], suspect: bool) -> Result<(
     if suspect && remade && detection::register(kind(claim), range).is_ok() {
         // Before they go: a page that is touched while nothing watches it would be one of zeros.
         claim.set(flag::WATCHED | flag::WHOLLY_WATCHED);
-        // SAFETY: as below.
+        // SAFETY: the range is offered, so its contents may be gone at any time; all of it is
+        // reported as lost.
         unsafe { zero(range)? };
         claim.clear(flag::DENSE);
         return Ok(());
@@ -210,7 +213,7 @@ fn end_if_done(claim: &mut Claim, gone: &[PageRange], suspect: bool) -> Result<(
 /// # Safety
 /// The pages' contents are nobody's any more.
 unsafe fn zero(range: PageRange) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that nobody wants the pages' contents.
     unsafe { advise::drop_pages_though_locked(range) }
 }
 
@@ -219,7 +222,8 @@ unsafe fn zero(range: PageRange) -> Result<(), Errno> {
 /// # Safety
 /// As [`zero`]; mapped and writable.
 unsafe fn make_zero(range: PageRange) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that nobody wants the pages' contents, and that they are mapped
+    // and writable.
     unsafe {
         if zero(range).is_err() {
             std::ptr::write_bytes(range.start as *mut u8, 0, range.len());
@@ -370,7 +374,7 @@ fn take_back_by_words(claim: &mut Claim, suspect: bool) -> Result<List<PageRange
 pub(super) unsafe fn discard(claim: &mut Claim) -> Result<(), Errno> {
     // Still watched, its pages must stay, or writing the next contents would raise SIGBUS.
     end_watch(claim)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that nobody wants the range's contents.
     unsafe { advise::drop_pages_though_locked(claim.range())? };
     if let Some(side) = claim.side() {
         (side.words, side.told) = (None, None);

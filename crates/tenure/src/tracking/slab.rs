@@ -1,5 +1,7 @@
 //! Where tracked ranges live: chunks that are never given back, and a list of the free ones. No lock.
 
+#![allow(unsafe_code, reason = "gives out tracked ranges by number")]
+
 use super::state::{Claim, Claims, RangeId, Tracked, Word};
 use crate::range::PageRange;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};

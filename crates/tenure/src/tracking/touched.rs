@@ -1,5 +1,7 @@
 //! Touches of pages that are gone: what a signal's handler asks, and pages that are made again without a pin.
 
+#![allow(unsafe_code, reason = "drops pages that are reported as lost")]
+
 use super::state::{flag, Claim, Tracked, Word};
 use super::wake::stir;
 use super::{backpressure, claims, detection, offer, TRACKING};

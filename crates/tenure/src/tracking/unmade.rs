@@ -4,6 +4,8 @@
 //! Where the descriptors are replaced the watch ends, and a touch makes a page of zeros that would count as
 //! made. So what is lost is discarded again before it is [watched anew](super::watch_again).
 
+#![allow(unsafe_code, reason = "drops pages that are reported as lost")]
+
 use super::list::List;
 use super::state::{Claim, Word};
 use crate::os::advise;

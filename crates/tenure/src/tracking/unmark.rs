@@ -202,11 +202,10 @@ fn is_there(word: Word) -> bool {
 /// Whether no part of the range is volatile or offered, or may be so soon.
 fn all_there(range: PageRange) -> bool {
     let map = TRACKING.map.lock();
-    let there = map.overlapping(range).all(|id| {
+    map.overlapping(range).all(|id| {
         let word = tracked(id).load();
         is_there(word) && !word.has(Word::CLAIMED)
-    });
-    there
+    })
 }
 
 /// Takes what is recorded as lost inside `range`: each loss goes to one caller. `None`: a part is not there any
@@ -231,8 +230,7 @@ fn take_losses(range: PageRange) -> Result<Option<List<PageRange>>, Errno> {
 
 fn is_lost(range: PageRange) -> bool {
     let map = TRACKING.map.lock();
-    let lost = map.overlapping(range).any(|id| tracked(id).load().has(Word::LOST));
-    lost
+    map.overlapping(range).any(|id| tracked(id).load().has(Word::LOST))
 }
 
 /// Pins every marked range that overlaps, cut to `range`; returns all that overlap.

@@ -1,5 +1,7 @@
 //! One owned buffer of volatile memory.
 
+#![allow(unsafe_code, reason = "gives out the bytes of a buffer under a pin")]
+
 use super::object::Object;
 use super::refill::Refill;
 use super::{make_again, refill_thread, refused, Outcome};

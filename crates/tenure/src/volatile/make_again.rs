@@ -1,5 +1,7 @@
 //! Making purged bytes again: at a pin, or when a thread touches them without one.
 
+#![allow(unsafe_code, reason = "fills and drops pages of a buffer")]
+
 use super::object::Object;
 use super::refill::{Refill, RefillError};
 use crate::error::{Error, ErrorKind};

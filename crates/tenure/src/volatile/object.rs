@@ -1,5 +1,7 @@
 //! What an owned buffer is made of.
 
+#![allow(unsafe_code, reason = "gives out the bytes of a buffer under a pin")]
+
 use super::refill::Refill;
 use crate::range::PageRange;
 use crate::runtime::turn::Turn;

@@ -1,5 +1,7 @@
 //! Marking and unmarking ranges that the program has mapped itself.
 
+#![allow(unsafe_code, reason = "takes the program's word for ranges of its own")]
+
 use super::{recent_ranges, refused, Outcome};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::maps::Unfit;

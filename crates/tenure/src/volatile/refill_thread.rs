@@ -4,6 +4,8 @@
 //! program can close nothing. The [other](refill_runner) runs the program's functions: it has the program's
 //! descriptors.
 
+#![allow(unsafe_code, reason = "takes over a list in a forked child, and borrows a descriptor")]
+
 use super::object::Object;
 use super::{make_again, refill_runner};
 use crate::os::{advise, page_size, thread, uffd};

@@ -1,5 +1,7 @@
 //! A handler for touches of purged pages.
 
+#![allow(unsafe_code, reason = "keeps the program's handler as an address")]
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::{page_size, populate, signal};
 use crate::range::PageRange;

@@ -16,7 +16,8 @@ fn bytes(key: u64, version: u64, len: usize) -> Vec<u8> {
         .collect()
 }
 
-pub fn values_of_every_size_come_back() {
+#[test]
+fn values_of_every_size_come_back() {
     let cache = Cache::<u64>::new().unwrap();
     let sizes = [0, 1, 100, 4096, 70_000, 600_000, 2 << 20, (2 << 20) + 1, 20_000_000];
     for (key, len) in sizes.iter().enumerate() {
@@ -35,7 +36,8 @@ pub fn values_of_every_size_come_back() {
     assert_eq!(cache.stats().values, 0);
 }
 
-pub fn a_ceiling_holds_and_what_is_used_stays() {
+#[test]
+fn a_ceiling_holds_and_what_is_used_stays() {
     let ceiling = 64 << 20;
     let cache = Cache::<u64>::builder().ceiling(ceiling).build().unwrap();
     let value = bytes(0, 0, 4000);
@@ -69,7 +71,8 @@ pub fn a_ceiling_holds_and_what_is_used_stays() {
     assert!(hot as f64 > 0.99 * asked as f64, "{hot} of {asked}: {stats:?}");
 }
 
-pub fn overwriting_gives_space_back() {
+#[test]
+fn overwriting_gives_space_back() {
     let cache = Cache::<u64>::builder().ceiling(256 << 20).build().unwrap();
     for round in 0..40 {
         for key in 0..4_000u64 {
@@ -93,7 +96,8 @@ pub fn overwriting_gives_space_back() {
     }
 }
 
-pub fn a_held_value_survives_everything() {
+#[test]
+fn a_held_value_survives_everything() {
     let cache = Cache::<u64>::builder().ceiling(16 << 20).build().unwrap();
     cache.insert(1, &bytes(1, 0, 4000)).unwrap();
     let held = cache.get(&1).unwrap();
@@ -104,7 +108,8 @@ pub fn a_held_value_survives_everything() {
     assert!(held[..] == bytes(1, 0, 4000)[..]);
 }
 
-pub fn values_end() {
+#[test]
+fn values_end() {
     let cache =
         Cache::<String>::builder().time_to_live(Duration::from_millis(200)).build().unwrap();
     cache.insert("a".into(), b"x").unwrap();
@@ -118,7 +123,8 @@ pub fn values_end() {
     assert!(cache.contains_key("a") && cache.get("a").is_some() && !cache.contains_key("b"));
 }
 
-pub fn a_missing_value_is_made_once() {
+#[test]
+fn a_missing_value_is_made_once() {
     let cache = Cache::<u64>::new().unwrap();
     let made = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -146,7 +152,8 @@ pub fn a_missing_value_is_made_once() {
     assert_eq!(cache.get_or_insert_with(&1000, || vec![5]).unwrap()[..], [5]);
 }
 
-pub fn bookkeeping_stays_below_one_percent() {
+#[test]
+fn bookkeeping_stays_below_one_percent() {
     let cache = Cache::<u64>::builder().ceiling(1 << 30).build().unwrap();
     let value = vec![1u8; 4096];
     for count in [20_000u64, 27_000, 33_000, 41_000, 60_000] {
@@ -161,7 +168,8 @@ pub fn bookkeeping_stays_below_one_percent() {
     }
 }
 
-pub fn threads_never_see_wrong_bytes_while_segments_are_reused() {
+#[test]
+fn threads_never_see_wrong_bytes_while_segments_are_reused() {
     tenure::volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
     let cache = Cache::<u64>::builder().ceiling(24 << 20).build().unwrap();
     let wrong = AtomicU64::new(0);
@@ -193,19 +201,3 @@ pub fn threads_never_see_wrong_bytes_while_segments_are_reused() {
     assert_eq!(wrong.load(Ordering::Relaxed), 0);
     assert!(hits.load(Ordering::Relaxed) > 10_000);
 }
-
-/// Everything in this file, by name, for those who run it under a filter.
-#[allow(dead_code)]
-pub const ALL: &[(&str, fn())] = &[
-    ("values_of_every_size_come_back", values_of_every_size_come_back),
-    ("a_ceiling_holds_and_what_is_used_stays", a_ceiling_holds_and_what_is_used_stays),
-    ("overwriting_gives_space_back", overwriting_gives_space_back),
-    ("a_held_value_survives_everything", a_held_value_survives_everything),
-    ("values_end", values_end),
-    ("a_missing_value_is_made_once", a_missing_value_is_made_once),
-    ("bookkeeping_stays_below_one_percent", bookkeeping_stays_below_one_percent),
-    (
-        "threads_never_see_wrong_bytes_while_segments_are_reused",
-        threads_never_see_wrong_bytes_while_segments_are_reused,
-    ),
-];

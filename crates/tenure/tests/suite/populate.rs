@@ -17,7 +17,8 @@ fn populated(raw: &Raw, access: Access, threads: usize) -> Report {
     report
 }
 
-pub fn every_page_of_anonymous_memory() {
+#[test]
+fn every_page_of_anonymous_memory() {
     for len in [PAGE, 5 * PAGE, 2 * MIB, 3 * MIB + PAGE, 40 * MIB] {
         for threads in [0, 1, 2, 5] {
             let raw = Raw::anonymous(len / PAGE);
@@ -33,7 +34,8 @@ pub fn every_page_of_anonymous_memory() {
     }
 }
 
-pub fn contents_stay_on_every_backing() {
+#[test]
+fn contents_stay_on_every_backing() {
     let place = Place::new("contents");
     let len = 6 * MIB;
     let pattern = |i: usize| (i % 251) as u8 + 1;
@@ -64,7 +66,8 @@ pub fn contents_stay_on_every_backing() {
     assert!(std::fs::read(place.path.join("file")).unwrap() == bytes);
 }
 
-pub fn reading_a_file_dirties_nothing_and_writing_a_private_one_copies() {
+#[test]
+fn reading_a_file_dirties_nothing_and_writing_a_private_one_copies() {
     let place = Place::new("dirty");
     let mut file = place.file(0);
     file.write_all(&vec![7; 4 * MIB]).unwrap();
@@ -82,7 +85,8 @@ pub fn reading_a_file_dirties_nothing_and_writing_a_private_one_copies() {
 
 /// On a disk a hole can be mapped for reading, and for writing without a block behind it being
 /// there beforehand; with the file passed, and asked for, there is one.
-pub fn holes_of_files_are_allocated() {
+#[test]
+fn holes_of_files_are_allocated() {
     use std::os::unix::fs::MetadataExt;
     let place = Place::new("sparse");
     let len = 8 * MIB;
@@ -105,7 +109,8 @@ pub fn holes_of_files_are_allocated() {
     assert_eq!(file.metadata().unwrap().len(), len as u64, "the size stays");
 }
 
-pub fn a_part_may_span_mappings_of_many_kinds() {
+#[test]
+fn a_part_may_span_mappings_of_many_kinds() {
     let raw = Raw::anonymous(1024);
     let memory = memfd(256 * PAGE, 0).unwrap();
     // SAFETY: over pages of the mapping just made, which nobody uses.
@@ -130,7 +135,8 @@ pub fn a_part_may_span_mappings_of_many_kinds() {
 }
 
 /// A counter on each page, added to without rest: what the touch does in between loses no count.
-pub fn writers_meanwhile_lose_nothing() {
+#[test]
+fn writers_meanwhile_lose_nothing() {
     let raw = Raw::anonymous(512);
     let stop = AtomicBool::new(false);
     let rounds = AtomicU32::new(0);
@@ -160,7 +166,8 @@ pub fn writers_meanwhile_lose_nothing() {
     }
 }
 
-pub fn parts_come_and_go_in_a_sparse_mapping() {
+#[test]
+fn parts_come_and_go_in_a_sparse_mapping() {
     let mut map = Mapping::anonymous(1 << 38).unwrap();
     let (start, step) = (map.as_ptr() as usize, 1usize << 30);
     // Of what is around the parts, and in them. Not by smaps: the kernel merges neighbours' mappings.
@@ -185,7 +192,8 @@ pub fn parts_come_and_go_in_a_sparse_mapping() {
     assert_eq!(map.discard(0, (1 << 38) + PAGE).unwrap_err().errno(), libc::EINVAL);
 }
 
-pub fn each_kind_is_discarded_in_its_way() {
+#[test]
+fn each_kind_is_discarded_in_its_way() {
     let place = Place::new("discard");
     let mut file = place.file(0);
     file.write_all(&vec![7; 16 * PAGE]).unwrap();
@@ -244,7 +252,8 @@ pub fn each_kind_is_discarded_in_its_way() {
     assert!((0..15).all(|i| raw.byte(i) == 3));
 }
 
-pub fn volatile_memory_is_refused() {
+#[test]
+fn volatile_memory_is_refused() {
     let mut map = Mapping::anonymous(64 * PAGE).unwrap();
     map.as_mut_slice().fill(5);
     let p = map.as_mut_ptr();
@@ -265,7 +274,8 @@ pub fn volatile_memory_is_refused() {
     assert!(map.as_slice().iter().all(|byte| *byte == 5));
 }
 
-pub fn locked_memory_is_populated() {
+#[test]
+fn locked_memory_is_populated() {
     let raw = Raw::try_map(64 * PAGE, READ_WRITE, ANONYMOUS, -1).unwrap();
     // SAFETY: plain numbers; on fault.
     assert_eq!(unsafe { libc::mlock2(raw.start as *const _, raw.len, 1) }, 0);
@@ -274,7 +284,8 @@ pub fn locked_memory_is_populated() {
     assert_eq!((smaps.locked, smaps.has_flag("lf")), (raw.len as u64, true));
 }
 
-pub fn bad_ranges_are_refused() {
+#[test]
+fn bad_ranges_are_refused() {
     let raw = Raw::anonymous(4);
     for (start, len) in [(raw.start, 0), (raw.start + 1, PAGE), (raw.start, usize::MAX)] {
         let failed = Populate::new(start as *const u8, len, Access::Read).run().unwrap_err();
@@ -284,7 +295,8 @@ pub fn bad_ranges_are_refused() {
 }
 
 /// As madvise takes them: what a mapping of a file is long is seldom whole pages.
-pub fn odd_lengths_are_rounded_up() {
+#[test]
+fn odd_lengths_are_rounded_up() {
     let raw = Raw::anonymous(4);
     let report = Populate::new(raw.start as *const u8, PAGE + 1, Access::Write).run().unwrap();
     assert_eq!((report.bytes, report.populated), (2 * PAGE as u64, 2 * PAGE as u64));
@@ -293,23 +305,3 @@ pub fn odd_lengths_are_rounded_up() {
     mapping.populate(0, mapping.len(), Access::Write).unwrap();
     assert_eq!(present_pages(mapping.as_ptr() as usize, 2 * PAGE), [true, true]);
 }
-
-/// Everything in this file, by name, for those who run it under a filter.
-#[allow(dead_code)]
-pub const ALL: &[(&str, fn())] = &[
-    ("every_page_of_anonymous_memory", every_page_of_anonymous_memory),
-    ("contents_stay_on_every_backing", contents_stay_on_every_backing),
-    (
-        "reading_a_file_dirties_nothing_and_writing_a_private_one_copies",
-        reading_a_file_dirties_nothing_and_writing_a_private_one_copies,
-    ),
-    ("holes_of_files_are_allocated", holes_of_files_are_allocated),
-    ("a_part_may_span_mappings_of_many_kinds", a_part_may_span_mappings_of_many_kinds),
-    ("writers_meanwhile_lose_nothing", writers_meanwhile_lose_nothing),
-    ("parts_come_and_go_in_a_sparse_mapping", parts_come_and_go_in_a_sparse_mapping),
-    ("each_kind_is_discarded_in_its_way", each_kind_is_discarded_in_its_way),
-    ("volatile_memory_is_refused", volatile_memory_is_refused),
-    ("locked_memory_is_populated", locked_memory_is_populated),
-    ("bad_ranges_are_refused", bad_ranges_are_refused),
-    ("odd_lengths_are_rounded_up", odd_lengths_are_rounded_up),
-];

@@ -51,7 +51,8 @@ fn read(raw: &Raw) -> Populate {
     Populate::new(raw.ptr(), raw.len, Access::Read)
 }
 
-pub fn holes_at_the_beginning_in_the_middle_and_at_the_end() {
+#[test]
+fn holes_at_the_beginning_in_the_middle_and_at_the_end() {
     for pages in [16, 2000] {
         for hole in [0, 1, pages / 2, pages - 1] {
             for access in [Access::Write, Access::Read] {
@@ -70,7 +71,8 @@ pub fn holes_at_the_beginning_in_the_middle_and_at_the_end() {
     }
 }
 
-pub fn protection() {
+#[test]
+fn protection() {
     let raw = Raw::anonymous(64);
     raw.protect(40, libc::PROT_READ);
     // The kernel's word for it is EINVAL, as for much else.
@@ -83,7 +85,8 @@ pub fn protection() {
     fails_at(&raw, &read(&raw), 20, ErrorKind::NoAccess, &["read", "PROT_READ"]);
 }
 
-pub fn past_the_end_of_a_file() {
+#[test]
+fn past_the_end_of_a_file() {
     let place = Place::new("past-the-end");
     for given in [true, false] {
         let memory = memfd(100 * PAGE, 0).unwrap();
@@ -111,7 +114,8 @@ pub fn past_the_end_of_a_file() {
     }
 }
 
-pub fn a_guard_region() {
+#[test]
+fn a_guard_region() {
     const MADV_GUARD_INSTALL: i32 = 102;
     let raw = Raw::anonymous(64);
     if let Err(errno) = raw.advise(33, 2, MADV_GUARD_INSTALL) {
@@ -122,7 +126,8 @@ pub fn a_guard_region() {
     fails_at(&raw, &read(&raw), 33, ErrorKind::NoBacking, &["guard"]);
 }
 
-pub fn secret_memory() {
+#[test]
+fn secret_memory() {
     const SYS_MEMFD_SECRET: i64 = 447;
     // SAFETY: plain numbers.
     let fd = unsafe { libc::syscall(SYS_MEMFD_SECRET, 0) };
@@ -181,14 +186,16 @@ fn watch(raw: &Raw, first: usize, pages: usize) -> Result<OwnedFd, String> {
     }
 }
 
-pub fn a_page_that_userfaultfd_watches() {
+#[test]
+fn a_page_that_userfaultfd_watches() {
     let raw = Raw::anonymous(64);
     let _fd = or_skip!(watch(&raw, 48, 8));
     plain_fails(&raw, Access::Write, libc::EFAULT);
     fails_at(&raw, &write(&raw), 48, ErrorKind::NoBacking, &["userfaultfd"]);
 }
 
-pub fn a_poisoned_page() {
+#[test]
+fn a_poisoned_page() {
     let raw = Raw::anonymous(64);
     let fd = or_skip!(watch(&raw, 48, 8));
     let mut poison = UffdRange { start: raw.page(50) as u64, len: PAGE as u64, mode: 0, out: 0 };
@@ -208,7 +215,8 @@ pub fn a_poisoned_page() {
     assert_eq!(failed.error.errno(), libc::EHWPOISON);
 }
 
-pub fn a_full_tmpfs() {
+#[test]
+fn a_full_tmpfs() {
     let place = or_skip!(Place::tmpfs("full", MIB, ""));
     for (given, allocate) in [(false, false), (true, false), (true, true)] {
         for access in [Access::Write, Access::Read] {
@@ -282,7 +290,8 @@ impl Drop for Disk {
 
 /// Holes are allocated first, so a full disk is an error before a page is dirty that could not be
 /// written back; without the file it is one all the same.
-pub fn a_full_disk() {
+#[test]
+fn a_full_disk() {
     let disk = or_skip!(Disk::of(12 * MIB));
     for (given, access) in [(true, Access::Write), (true, Access::Read), (false, Access::Write)] {
         let path = format!("{}/file", disk.mounted());
@@ -313,8 +322,10 @@ pub fn a_full_disk() {
             let held = file.metadata().unwrap().blocks() as usize * 512;
             assert!(held >= done * PAGE, "{held} bytes are allocated of {done} pages");
         }
-        drop(raw);
+        drop((raw, file));
         std::fs::remove_file(&path).unwrap();
+        // The blocks are free for the next file once the journal has been written.
+        tool("sync", &["-f", &disk.mounted()]).unwrap();
     }
 }
 
@@ -348,7 +359,8 @@ impl Drop for Pool {
     }
 }
 
-pub fn a_pool_of_huge_pages_used_up() {
+#[test]
+fn a_pool_of_huge_pages_used_up() {
     const HUGE: usize = 2 * MIB;
     let _pool = or_skip!(Pool::of(3));
     let flags = ANONYMOUS | libc::MAP_HUGETLB;
@@ -374,7 +386,8 @@ pub fn a_pool_of_huge_pages_used_up() {
     }
 }
 
-pub fn huge_pages_of_the_pool_come_and_go() {
+#[test]
+fn huge_pages_of_the_pool_come_and_go() {
     const HUGE: usize = 2 * MIB;
     let _pool = or_skip!(Pool::of(4));
     let path = NR_HUGEPAGES.replace("nr_hugepages", "free_hugepages");
@@ -406,19 +419,3 @@ pub fn huge_pages_of_the_pool_come_and_go() {
         }
     }
 }
-
-/// Everything in this file, by name, for those who run it under a filter.
-#[allow(dead_code)]
-pub const ALL: &[(&str, fn())] = &[
-    ("holes", holes_at_the_beginning_in_the_middle_and_at_the_end),
-    ("protection", protection),
-    ("past_the_end_of_a_file", past_the_end_of_a_file),
-    ("a_guard_region", a_guard_region),
-    ("secret_memory", secret_memory),
-    ("a_page_that_userfaultfd_watches", a_page_that_userfaultfd_watches),
-    ("a_poisoned_page", a_poisoned_page),
-    ("a_full_tmpfs", a_full_tmpfs),
-    ("a_full_disk", a_full_disk),
-    ("a_pool_of_huge_pages_used_up", a_pool_of_huge_pages_used_up),
-    ("huge_pages_of_the_pool_come_and_go", huge_pages_of_the_pool_come_and_go),
-];

@@ -1,5 +1,5 @@
 //! What marking and unmarking raw ranges promise, on real pages: run as it is, and again with
-//! parts of the kernel refused.
+//! parts of the kernel refused (`refused.rs`).
 
 use tenure::volatile::{self, Detection};
 use tenure::{ErrorKind, Mapping, Outcome, PageSize};
@@ -23,7 +23,8 @@ fn original(i: usize) -> u8 {
     (i % 251) as u8 + 1
 }
 
-pub fn intact_pages_keep_their_bytes() {
+#[test]
+fn intact_pages_keep_their_bytes() {
     for (len, pages) in [(64 * PAGE, PageSize::Base), (4 << 20, PageSize::Huge)] {
         let mut map = filled(len, pages);
         let p = map.as_mut_ptr();
@@ -40,7 +41,8 @@ pub fn intact_pages_keep_their_bytes() {
     }
 }
 
-pub fn a_purge_is_told_with_exactly_its_pages() {
+#[test]
+fn a_purge_is_told_with_exactly_its_pages() {
     for (len, pages) in [(64 * PAGE, PageSize::Base), (8 << 20, PageSize::Huge)] {
         let mut map = filled(len, pages);
         let p = map.as_mut_ptr();
@@ -68,7 +70,8 @@ pub fn a_purge_is_told_with_exactly_its_pages() {
     }
 }
 
-pub fn untouched_pages_are_not_purged() {
+#[test]
+fn untouched_pages_are_not_purged() {
     let len = 4 << 20;
     let mut map = Mapping::anonymous_with(len, PageSize::Base).unwrap();
     map.as_mut_slice()[0] = 1;
@@ -84,7 +87,8 @@ pub fn untouched_pages_are_not_purged() {
     assert!(map.as_slice()[1..].iter().all(|b| *b == 0));
 }
 
-pub fn what_cannot_be_volatile_is_refused_with_its_reason() {
+#[test]
+fn what_cannot_be_volatile_is_refused_with_its_reason() {
     let len = 16 * PAGE;
     let mut shared = Mapping::memfd("tenure", len).unwrap();
     let mut map = filled(len, PageSize::Base);
@@ -120,7 +124,8 @@ pub fn what_cannot_be_volatile_is_refused_with_its_reason() {
     assert!((0..len / PAGE).all(|i| page_is(&map, i, original(i))));
 }
 
-pub fn sub_ranges_split_and_merge_as_locks_do() {
+#[test]
+fn sub_ranges_split_and_merge_as_locks_do() {
     let pages = 64;
     let mut map = filled(pages * PAGE, PageSize::Base);
     let p = map.as_mut_ptr();
@@ -161,7 +166,8 @@ pub fn sub_ranges_split_and_merge_as_locks_do() {
     unsafe { volatile::forget(p, pages * PAGE).unwrap() };
 }
 
-pub fn the_keeper_offers_by_itself() {
+#[test]
+fn the_keeper_offers_by_itself() {
     let len = 4 << 20;
     let mut map = filled(len, PageSize::Huge);
     let p = map.as_mut_ptr();
@@ -185,17 +191,3 @@ pub fn the_keeper_offers_by_itself() {
     }
     assert!((0..len / PAGE).all(|i| page_is(&map, i, original(i))));
 }
-
-/// Everything in this file, by name, for those who run it under a filter.
-#[allow(dead_code)]
-pub const ALL: &[(&str, fn())] = &[
-    ("intact_pages_keep_their_bytes", intact_pages_keep_their_bytes),
-    ("a_purge_is_told_with_exactly_its_pages", a_purge_is_told_with_exactly_its_pages),
-    ("untouched_pages_are_not_purged", untouched_pages_are_not_purged),
-    (
-        "what_cannot_be_volatile_is_refused_with_its_reason",
-        what_cannot_be_volatile_is_refused_with_its_reason,
-    ),
-    ("sub_ranges_split_and_merge_as_locks_do", sub_ranges_split_and_merge_as_locks_do),
-    ("the_keeper_offers_by_itself", the_keeper_offers_by_itself),
-];

@@ -1,6 +1,8 @@
 //! Pages that are there, and that the program takes to be missing: it is about to have a userfaultfd told
 //! of each page that is touched for the first time.
 
+#![allow(unsafe_code, reason = "reads and drops pages of a free run")]
+
 use crate::os::mapping_list::Lister;
 use crate::os::own_memory::OwnMemory;
 use crate::os::pagemap::{Pagemap, Pages};

@@ -1,5 +1,7 @@
 //! The claim of a range, and all that may be done with it alone.
 
+#![allow(unsafe_code, reason = "gives out the state that a claim guards")]
+
 use super::{Claims, RangeId, Tracked, Word};
 use crate::range::PageRange;
 use crate::sync::{AtomicU8, Ordering};

@@ -18,6 +18,8 @@
 //! in the upper half of the word changes with every pin, claim and reuse, so an exchange that started
 //! from a stale word fails.
 
+#![allow(unsafe_code, reason = "shares state that a claim guards")]
+
 mod claim;
 
 pub(crate) use self::claim::Claim;
@@ -58,7 +60,7 @@ pub(crate) struct Tracked {
 // SAFETY: all fields but `side` are atomics; `side` is reached through a `Claim`, of which there is one
 // at a time, and `Side` is `Send`.
 unsafe impl Sync for Tracked {}
-// SAFETY: as above; nothing in it belongs to a thread.
+// SAFETY: its fields are atomics, and `side`, which is `Send`: nothing in it belongs to a thread.
 unsafe impl Send for Tracked {}
 
 #[cfg(not(loom))]

@@ -48,7 +48,7 @@ struct Segment {
 
 /// A file that is held.
 #[derive(Debug)]
-pub struct Held {
+pub struct LockedFile {
     /// Which.
     pub id: FileId,
     /// Where it was found last.
@@ -61,7 +61,7 @@ pub struct Held {
     data: u64,
 }
 
-impl Held {
+impl LockedFile {
     /// Bytes of whole pages, as they are charged.
     pub fn charged(&self) -> u64 {
         self.segments.iter().map(Segment::len).sum()
@@ -132,16 +132,22 @@ impl Segment {
 }
 
 /// Maps, locks and fills a file.
-pub fn hold(at: &FileAt, threads: usize, means: &Means<'_>) -> Result<Held, Trouble> {
+pub fn hold(at: &FileAt, threads: usize, means: &Means<'_>) -> Result<LockedFile, Trouble> {
     let opened = files::open(&at.path).map_err(|error| Trouble::of_opening(at, error));
     let (file, id, stamp) = opened?;
-    let mut held =
-        Held { id, path: at.path.clone(), stamp, settled: false, segments: Vec::new(), data: 0 };
+    let mut held = LockedFile {
+        id,
+        path: at.path.clone(),
+        stamp,
+        settled: false,
+        segments: Vec::new(),
+        data: 0,
+    };
     held.bring_up_to(&file, stamp, threads, means)?;
     Ok(held)
 }
 
-impl Held {
+impl LockedFile {
     /// Follows a change: new parts are locked, what was cut off is let go, pages that were replaced
     /// are locked again.
     pub fn follow(

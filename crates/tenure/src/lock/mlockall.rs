@@ -1,11 +1,13 @@
 //! The whole process: everything that is mapped, and what will be.
 
+#![allow(unsafe_code, reason = "maps a page to learn what mlockall(2) holds")]
+
 use super::change::{clear_pieces, strengthen, weaken, Uncleared};
 use super::claims::{Claims, Level};
 use super::guard::refuse_volatile;
+use super::inspect::{self, Piece};
 use super::ledger::{self, Ledger};
-use super::look::{self, Piece};
-use super::{cause, explain, Kinds, When};
+use super::{diagnose, explain, Kinds, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::mlock::{self, Seen};
 use crate::os::pagemap::{Pagemap, Pages};
@@ -80,7 +82,7 @@ pub fn mlockall(scope: Scope) -> Result<()> {
         ));
     }
     if current {
-        refuse_volatile(call, look::everything())?;
+        refuse_volatile(call, inspect::everything())?;
         let (mut count, mut bytes) = (0_usize, 0);
         tracking::each(|tracked, word| {
             if word.pins() == 0 || word.has(Word::OFFERED) {
@@ -160,8 +162,8 @@ pub fn munlockall2(scope: Scope) -> Result<()> {
         let _ = mlock::lock_all(false, true, coming == When::OnFault);
     }
     cleared.map_err(|uncleared| match uncleared {
-        Uncleared::Trouble(trouble) => cause::trouble(call, look::everything(), trouble),
-        Uncleared::Refused(part, errno) => cause::not_weakened(call, part, part, errno),
+        Uncleared::Trouble(trouble) => diagnose::trouble(call, inspect::everything(), trouble),
+        Uncleared::Refused(part, errno) => diagnose::not_weakened(call, part, part, errno),
     })?;
     ledger.future = if ends { None } else { coming };
     Ok(())
@@ -170,8 +172,8 @@ pub fn munlockall2(scope: Scope) -> Result<()> {
 /// All that is mapped, in order.
 fn mappings() -> std::result::Result<Vec<PageRange>, Errno> {
     let mut found = Vec::new();
-    maps::each_mapping(look::everything(), |mapping| {
-        found.extend(look::overlap(&mapping, look::everything()));
+    maps::each_mapping(inspect::everything(), |mapping| {
+        found.extend(inspect::overlap(&mapping, inspect::everything()));
     })?;
     Ok(found)
 }
@@ -181,7 +183,7 @@ fn locked_now(ledger: &Ledger) -> std::result::Result<Vec<Piece>, Errno> {
     if limits::locked_bytes() == Ok(0) && ledger.is_empty() {
         return Ok(Vec::new());
     }
-    let mut pieces = look::look_everywhere(ledger)?;
+    let mut pieces = inspect::look_everywhere(ledger)?;
     pieces.retain(|piece| piece.kernel > Level::Unlocked || !piece.claims.is_plain());
     Ok(pieces)
 }

@@ -1,7 +1,7 @@
 //! All files that are held, and rounds that make them what they should be.
 
 use super::budget::Budget;
-use super::held::{self, Held, Means, Way};
+use super::locked_file::{self, LockedFile, Means, Way};
 use super::trouble::Trouble;
 use crate::files::fill::Filling;
 use crate::files::{self, pool, FileAt, FileId, Found, Stamp};
@@ -38,44 +38,44 @@ pub enum Reason {
     Time,
 }
 
-/// What is held.
-pub struct Keep<'a> {
+/// The files that are locked.
+pub struct LockSet<'a> {
     way: Way,
     threads: usize,
     interrupt: &'a Interrupt,
     budget: Budget,
-    held: BTreeMap<FileId, Held>,
+    files: BTreeMap<FileId, LockedFile>,
     troubles: HashMap<FileId, (Stamp, Trouble)>,
     gone: HashMap<FileId, Instant>,
 }
 
-impl<'a> Keep<'a> {
+impl<'a> LockSet<'a> {
     /// Holds nothing yet.
-    pub fn new(way: Way, threads: usize, interrupt: &'a Interrupt, budget: Budget) -> Keep<'a> {
-        Keep {
+    pub fn new(way: Way, threads: usize, interrupt: &'a Interrupt, budget: Budget) -> LockSet<'a> {
+        LockSet {
             way,
             threads,
             interrupt,
             budget,
-            held: BTreeMap::new(),
+            files: BTreeMap::new(),
             troubles: HashMap::new(),
             gone: HashMap::new(),
         }
     }
 
     /// The files.
-    pub fn held(&self) -> impl Iterator<Item = &Held> {
-        self.held.values()
+    pub fn files(&self) -> impl Iterator<Item = &LockedFile> {
+        self.files.values()
     }
 
     /// Bytes charged.
     pub fn charged(&self) -> u64 {
-        self.held().map(Held::charged).sum()
+        self.files().map(LockedFile::charged).sum()
     }
 
     /// Bytes of data that are to be resident, in whole pages.
     pub fn data(&self) -> u64 {
-        self.held().map(Held::data).sum()
+        self.files().map(LockedFile::data).sum()
     }
 
     /// What could not be locked, as of the last round.
@@ -106,14 +106,14 @@ impl<'a> Keep<'a> {
         let fresh: Vec<&FileAt> = found
             .files
             .iter()
-            .filter(|at| !self.held.contains_key(&at.id) && self.is_due(at, reason))
+            .filter(|at| !self.files.contains_key(&at.id) && self.is_due(at, reason))
             .collect();
         // Told once: with every try the numbers in it are others.
-        let told = |keep: &Self, at: &FileAt| {
-            keep.troubles.get(&at.id).is_some_and(|(_, trouble)| trouble.is_want())
+        let is_told = |set: &Self, at: &FileAt| {
+            set.troubles.get(&at.id).is_some_and(|(_, trouble)| trouble.is_want())
         };
         let known: HashSet<FileId> =
-            fresh.iter().filter(|at| told(self, at)).map(|at| at.id).collect();
+            fresh.iter().filter(|at| is_told(self, at)).map(|at| at.id).collect();
         let mut no_room = self.hold(&fresh, done, &mut events, &mut tick);
         if self.release(found, &ids, &mut events) {
             // What was let go may have made the room.
@@ -140,25 +140,25 @@ impl<'a> Keep<'a> {
 
     fn follow(&mut self, at: &FileAt, reason: Reason, done: &AtomicU64, events: &mut Vec<Event>) {
         let due = self.is_due(at, reason);
-        let Some(mut held) = self.held.remove(&at.id) else { return };
-        held.path.clone_from(&at.path);
-        let changed = (held.stamp != at.stamp || !held.settled) && due;
+        let Some(mut file) = self.files.remove(&at.id) else { return };
+        file.path.clone_from(&at.path);
+        let changed = (file.stamp != at.stamp || !file.settled) && due;
         // Others may have brought more of it into the page cache.
         let fuller = self.way.when == When::OnFault && reason == Reason::Time;
         if (changed || fuller) && !self.interrupt.is_set() {
-            let before = held.charged();
-            match held.follow(at, self.threads, &self.means(done)) {
+            let before = file.charged();
+            match file.follow(at, self.threads, &self.means(done)) {
                 Ok(()) => {
                     self.troubles.remove(&at.id);
                     if changed {
-                        let after = held.charged();
+                        let after = file.charged();
                         events.push(Event::Changed(at.path.clone(), before, after));
                     }
                 }
                 Err(trouble) => self.trouble(at, trouble, events),
             }
         }
-        self.held.insert(at.id, held);
+        self.files.insert(at.id, file);
     }
 
     /// Returns those for which the limit, or memory, has no room.
@@ -172,17 +172,17 @@ impl<'a> Keep<'a> {
         let means = self.means(done);
         let hold = |at: &&FileAt, threads: usize| match means.filling.over() {
             Some(over) => Err(over.into()),
-            None => held::hold(at, threads, &means),
+            None => locked_file::hold(at, threads, &means),
         };
         let is_large = |at: &&FileAt| self.way.part.of(at.stamp.size).end >= files::LARGE;
         let results = pool::run(fresh, self.threads, is_large, hold, tick);
         let mut no_room = Vec::new();
         for (at, result) in fresh.iter().zip(results) {
             match result {
-                Ok(held) => {
+                Ok(file) => {
                     self.troubles.remove(&at.id);
-                    events.push(Event::Locked(at.path.clone(), held.charged()));
-                    self.held.insert(held.id, held);
+                    events.push(Event::Locked(at.path.clone(), file.charged()));
+                    self.files.insert(file.id, file);
                 }
                 Err(want) if want.is_want() => {
                     self.troubles.insert(at.id, (at.stamp, want));
@@ -214,13 +214,13 @@ impl<'a> Keep<'a> {
 
     /// Whether anything was.
     fn release(&mut self, found: &Found, ids: &HashSet<FileId>, events: &mut Vec<Event>) -> bool {
-        let before = self.held.len();
+        let before = self.files.len();
         let paths: HashSet<&Path> = found.files.iter().map(|at| at.path.as_path()).collect();
         let now = Instant::now();
         self.gone.retain(|id, _| !ids.contains(id));
-        let lost: Vec<FileId> = self.held.keys().filter(|id| !ids.contains(id)).copied().collect();
+        let lost: Vec<FileId> = self.files.keys().filter(|id| !ids.contains(id)).copied().collect();
         for id in lost {
-            let path = self.held[&id].path.clone();
+            let path = self.files[&id].path.clone();
             let why = if paths.contains(path.as_path()) {
                 "replaced"
             } else {
@@ -241,11 +241,11 @@ impl<'a> Keep<'a> {
                 continue;
             }
             self.gone.remove(&id);
-            if let Some(held) = self.held.remove(&id) {
-                events.push(Event::Released(path, held.charged(), why));
+            if let Some(file) = self.files.remove(&id) {
+                events.push(Event::Released(path, file.charged(), why));
             }
         }
-        self.held.len() < before
+        self.files.len() < before
     }
 }
 
@@ -275,9 +275,9 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         for (found, troubles) in found.iter().zip([0, 1]) {
             let way = Way { when: When::Now, part: Default::default() };
-            let mut keep = Keep::new(way, 1, &interrupt, Budget::new(false));
-            let events = keep.round(found, Reason::Time, &AtomicU64::new(0), || {});
-            assert_eq!((events.len(), keep.troubles().count()), (troubles, troubles));
+            let mut set = LockSet::new(way, 1, &interrupt, Budget::new(false));
+            let events = set.round(found, Reason::Time, &AtomicU64::new(0), || {});
+            assert_eq!((events.len(), set.troubles().count()), (troubles, troubles));
         }
     }
 }

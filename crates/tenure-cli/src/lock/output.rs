@@ -1,7 +1,7 @@
 //! What is said: changes on standard output, troubles on standard error, each once.
 
 use super::check::Need;
-use super::keep::{Event, Keep};
+use super::lock_set::{Event, LockSet};
 use super::watch::{Watch, LOOK_EVERY};
 use crate::files::{counted, Found, Problem, Skipped};
 use crate::name::shown;
@@ -39,7 +39,7 @@ struct Ready {
 }
 
 /// The speaker.
-pub struct Told {
+pub struct Output {
     quiet: bool,
     verbose: bool,
     json: bool,
@@ -48,10 +48,10 @@ pub struct Told {
     unwatched: bool,
 }
 
-impl Told {
+impl Output {
     /// `quiet`: errors only. `verbose`: also what is no news.
-    pub fn new(quiet: bool, verbose: bool, json: bool) -> Told {
-        Told {
+    pub fn new(quiet: bool, verbose: bool, json: bool) -> Output {
+        Output {
             quiet,
             verbose,
             json,
@@ -190,10 +190,10 @@ impl Told {
     }
 
     /// What is locked in fact, by the kernel's own word, and that it is done.
-    pub fn receipt(&self, keep: &Keep<'_>, need: &Need, when: When) -> anyhow::Result<()> {
-        let truth = Truth::of(keep)?;
-        let files = counted(keep.held().count(), "file");
-        let charged = size::show(keep.charged());
+    pub fn receipt(&self, set: &LockSet<'_>, need: &Need, when: When) -> anyhow::Result<()> {
+        let truth = Truth::of(set)?;
+        let files = counted(set.files().count(), "file");
+        let charged = size::show(set.charged());
         if truth.unlocked > 0 {
             self.warn(&format!(
                 "{} are mapped and not locked: {}",
@@ -202,7 +202,7 @@ impl Told {
             ));
         }
         let resident = match truth.resident {
-            all if all >= keep.data() => "all of it resident".to_owned(),
+            all if all >= set.data() => "all of it resident".to_owned(),
             some => format!("{} of it resident", size::show(some)),
         };
         let how = match when {
@@ -221,9 +221,9 @@ impl Told {
         }
         self.say(&format!("ready: {files} {how}, {charged}, {resident}"));
         self.object(&Line::Ready(Ready {
-            files: keep.held().count(),
-            bytes: keep.charged(),
-            resident_bytes: truth.resident.min(keep.charged()),
+            files: set.files().count(),
+            bytes: set.charged(),
+            resident_bytes: truth.resident.min(set.charged()),
             not_locked_bytes: truth.unlocked,
             holes_bytes: need.holes,
             on_fault: when == When::OnFault,
@@ -248,9 +248,9 @@ struct Truth {
 }
 
 impl Truth {
-    fn of(keep: &Keep<'_>) -> anyhow::Result<Truth> {
+    fn of(set: &LockSet<'_>) -> anyhow::Result<Truth> {
         let places: BTreeMap<usize, usize> =
-            keep.held().flat_map(|held| held.places()).map(|p| (p.start, p.end)).collect();
+            set.files().flat_map(|held| held.places()).map(|p| (p.start, p.end)).collect();
         let mut truth = Truth::default();
         for part in receipt_of_everything()?.parts {
             let ours = places.range(..=part.start).next_back();

@@ -1,9 +1,11 @@
 //! Mappings that are locked on fault from birth.
 
-use super::cause::{self, Silent};
+#![allow(unsafe_code, reason = "maps with the program's own flags")]
+
 use super::claims::Claims;
+use super::diagnose::{self, Silent};
 use super::ledger::{self, Ledger};
-use super::{look, Kinds, When};
+use super::{inspect, Kinds, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::Mapping;
 use crate::os::mlock::{self, Seen};
@@ -37,7 +39,7 @@ pub unsafe fn mmap(
     fd: i32,
     off: i64,
 ) -> Result<*mut u8> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that nothing refers to what a `MAP_FIXED` would replace.
     let at = unsafe { raw_map::map(addr as usize, len, prot, flags, fd, off) };
     at.map(|at| at as *mut u8).map_err(|errno| failed("mmap", addr as usize, len, errno))
 }
@@ -145,7 +147,7 @@ pub unsafe fn mmap_on_fault(
 /// before is dropped before it or after, and never unlocks it.
 fn charge(ledger: &mut Ledger, call: &'static str, range: PageRange) -> Result<()> {
     mlock::lock(range, true).map_err(|errno| {
-        let error = cause::refused(call, range, errno, range.len(), 0);
+        let error = diagnose::refused(call, range, errno, range.len(), 0);
         match (error.kind(), errno) {
             // As the kernel answers MAP_LOCKED beyond the limit.
             (ErrorKind::LockLimit, rustix::io::Errno::NOMEM) => error.with_errno(libc::EAGAIN),
@@ -153,8 +155,8 @@ fn charge(ledger: &mut Ledger, call: &'static str, range: PageRange) -> Result<(
         }
     })?;
     if mlock::seen(range) != Ok(Seen::Locked) {
-        if let Some(why) = look::impossible(range) {
-            return Err(cause::silent(call, range, Silent::Nothing(range.start, why)));
+        if let Some(why) = inspect::impossible(range) {
+            return Err(diagnose::silent(call, range, Silent::Nothing(range.start, why)));
         }
     }
     outlive_guards(ledger, range);
@@ -223,7 +225,7 @@ impl Mapping {
         offset: u64,
         len: usize,
     ) -> Result<Mapping> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises of the file what `Mapping::file` asks for.
         let mapping = unsafe { Mapping::file(file, offset, len) }?;
         charge(&mut ledger::open(), "Mapping::file_locked_on_fault", mapping.range())?;
         Ok(mapping)

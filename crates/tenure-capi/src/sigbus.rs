@@ -24,7 +24,7 @@ static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
 /// How purges are noticed in this process: TENURE_DETECTION_USERFAULTFD, or TENURE_DETECTION_WORDS
 /// where userfaultfd is refused (many container profiles). `tenure doctor` says why.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn tenure_detection() -> c_int {
     status("tenure_detection", || {
         Ok(match volatile::detection() {
@@ -46,7 +46,7 @@ pub extern "C" fn tenure_detection() -> c_int {
 /// TENURE_DETECTION_WORDS, purged pages raise no SIGBUS and the handler is never called.
 ///
 /// Errors: those of sigaction(2).
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_on_purged_access(handler: tenure_purged_access_fn) -> c_int {
     status("tenure_on_purged_access", || {
         let pointer = handler.map_or(std::ptr::null_mut(), |handler| handler as *mut ());

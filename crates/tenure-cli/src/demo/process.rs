@@ -16,16 +16,16 @@ pub const NEIGHBOUR: &str = "demo-neighbour";
 
 /// A process of the demo.
 #[derive(Debug)]
-pub struct Party {
+pub struct Process {
     child: Child,
     to: Option<ChildStdin>,
     status: Option<ExitStatus>,
 }
 
-impl Party {
+impl Process {
     /// Starts this program with a hidden `command`. The messages it sends arrive at the receiver,
     /// which is closed when it ends.
-    pub fn spawn<T>(command: &str) -> anyhow::Result<(Party, Receiver<T>)>
+    pub fn spawn<T>(command: &str) -> anyhow::Result<(Process, Receiver<T>)>
     where
         T: DeserializeOwned + Send + 'static,
     {
@@ -50,7 +50,7 @@ impl Party {
                 }
             }
         });
-        Ok((Party { child, to, status: None }, receiver))
+        Ok((Process { child, to, status: None }, receiver))
     }
 
     /// Its process id.
@@ -110,7 +110,7 @@ fn own_pages(statm: &str) -> u64 {
     }
 }
 
-impl Drop for Party {
+impl Drop for Process {
     fn drop(&mut self) {
         // The end of its input is its sign to leave; one that is stuck is not waited for.
         self.to = None;
@@ -126,14 +126,18 @@ impl Drop for Party {
 }
 
 /// The next message within `patience`; an error that names the process if none comes.
-pub fn expect<T>(from: &Receiver<T>, party: &mut Party, patience: Duration) -> anyhow::Result<T> {
+pub fn expect<T>(
+    from: &Receiver<T>,
+    process: &mut Process,
+    patience: Duration,
+) -> anyhow::Result<T> {
     from.recv_timeout(patience).map_err(|e| {
-        let how = match (e, party.ended()) {
+        let how = match (e, process.ended()) {
             (RecvTimeoutError::Timeout, _) => "does not answer".to_string(),
             (_, Some(status)) => format!("ended early: {}", describe(status)),
             (_, None) => "closed its pipe".to_string(),
         };
-        anyhow::anyhow!("a process of the demo (pid {}) {how}", party.pid())
+        anyhow::anyhow!("a process of the demo (pid {}) {how}", process.pid())
     })
 }
 
