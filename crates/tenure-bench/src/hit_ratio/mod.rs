@@ -3,6 +3,7 @@
 //! A request is a get, and an insert after a miss. tenure stores real bytes, which are checked at every
 //! hit; the peers are given the weight of each value alone, which is all that their policies see.
 
+mod caching;
 mod loads;
 mod ours;
 mod peers;
@@ -10,6 +11,7 @@ mod trace;
 
 use crate::harness::{Comparison, Contestant, Goal, Outcome, Report, Role, Sample, Unit};
 use crate::Options;
+use caching::{Caching, Sizes};
 use std::fmt::Write;
 use std::io;
 use std::rc::Rc;
@@ -22,20 +24,6 @@ const SHARES: [u64; 5] = [1, 5, 10, 20, 40];
 const MAY_BE_BEHIND: f64 = 0.5;
 /// The most requests that are read from a file.
 const MOST: usize = 4_000_000;
-
-/// The size of each key's value, by the key's number.
-type Sizes = Arc<[u32]>;
-
-/// A cache whose hits are counted.
-trait Caching {
-    /// Gets a key's value, and puts it in after a miss; `true`: it was there.
-    fn request(&mut self, key: u32) -> bool;
-
-    /// What was found wrong.
-    fn verdict(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 type Maker = fn(bytes: u64, sizes: &Sizes) -> io::Result<Box<dyn Caching>>;
 

@@ -1,6 +1,6 @@
 //! tenure's cache, with the bytes that the others get as its ceiling, and real values.
 
-use super::{Caching, Sizes};
+use super::caching::{Caching, Sizes};
 use crate::cache::store::{blank, check, stamp};
 use std::io;
 

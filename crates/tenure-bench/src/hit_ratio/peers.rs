@@ -1,7 +1,7 @@
 //! The caches that tenure's hit ratio is compared with, by the weight of their values alone: what they hold
 //! are no bytes. One shard each, where that is a choice, for shards cost hits.
 
-use super::{Caching, Sizes};
+use super::caching::{Caching, Sizes};
 
 /// Plain LRU: what everybody knows.
 pub(super) struct Lru {
@@ -63,7 +63,7 @@ pub(super) use of_crates::{FoyerFifo, FoyerLfu, FoyerLru, FoyerS3Fifo, Moka, Qui
 
 #[cfg(feature = "peers")]
 mod of_crates {
-    use super::super::{Caching, Sizes};
+    use super::super::caching::{Caching, Sizes};
     use foyer_memory::{EvictionConfig, FifoConfig, LfuConfig, LruConfig, S3FifoConfig};
 
     /// moka: W-TinyLFU.

@@ -147,6 +147,12 @@ impl Growth {
         footprint + SEGMENT as u64 <= self.target() + SPARE * SEGMENT as u64
     }
 
+    /// Whether one segment more may be used, of memory that the cache has or may have; the one that values
+    /// move to is not counted.
+    pub fn has_room(&self, used: u64) -> bool {
+        used <= self.target()
+    }
+
     /// Whether the cache is larger than it should be, the one segment not counted that takes in what
     /// survives an eviction.
     pub fn too_large(&self, footprint: u64) -> bool {
