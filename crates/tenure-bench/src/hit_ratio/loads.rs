@@ -5,8 +5,11 @@ use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};
 
+/// Makes the requests of a load.
+pub(crate) type Make = fn(&mut Load);
+
 /// All generated loads: their names, and what makes their requests.
-pub(crate) const LOADS: &[(&str, fn(&mut Load))] = &[
+pub(crate) const LOADS: &[(&str, Make)] = &[
     ("Zipf 0.8", |load| load.zipf(0.8)),
     ("Zipf 1.0", |load| load.zipf(1.0)),
     ("scans beside Zipf", Load::scans),
@@ -25,7 +28,7 @@ pub(crate) struct Load {
 }
 
 /// A load of about `requests` requests, and of values that take about `bytes` together.
-pub(crate) fn generate(name: &str, make: fn(&mut Load), requests: usize, bytes: u64) -> Trace {
+pub(crate) fn generate(name: &str, make: Make, requests: usize, bytes: u64) -> Trace {
     let mut load = Load {
         random: Xoshiro256PlusPlus::seed_from_u64(11),
         requests,

@@ -45,6 +45,7 @@ mod lanes;
 mod life;
 mod link;
 mod lists;
+mod opening;
 mod pins;
 mod place;
 mod policy;

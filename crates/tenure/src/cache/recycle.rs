@@ -83,9 +83,13 @@ impl Space {
         self.take_empty(now, true)?.ok_or_else(all_held)
     }
 
-    /// While there is room, what probation has no room for is protected.
+    /// While the cache grows, what probation has no room for is protected.
     fn let_pass(&self) {
         let mut lists = self.lists.lock();
+        if lists.footprint <= lists.grown_to {
+            return;
+        }
+        lists.grown_to = lists.footprint;
         if self.policy.is_full(lists.probation.bytes(), lists.growth.target()) {
             if let Some(segment) = lists.probation.pop(&self.segments) {
                 segment.set_protected(true);
@@ -167,6 +171,7 @@ impl Space {
         let mut lists = self.lists.lock();
         let footprint = lists.footprint;
         lists.growth.purged(bytes, footprint, now);
+        lists.grown_to = lists.grown_to.min(footprint);
     }
 
     /// Gives one segment's memory back: an empty one's, or the oldest one's. `false`: there is none.

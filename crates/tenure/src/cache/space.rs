@@ -79,6 +79,8 @@ pub(super) struct Lists {
     pub draining: List,
     /// Bytes of segments with memory.
     pub footprint: u64,
+    /// The most of them since the kernel took some.
+    pub grown_to: u64,
     pub growth: Growth,
     /// The segment where the next look for purges begins.
     pub hand: Option<u32>,
@@ -115,6 +117,7 @@ impl Space {
                     unmapped: List::new(Name::Unmapped),
                     draining: List::new(Name::Draining),
                     footprint: 0,
+                    grown_to: 0,
                     growth: Growth::new(floor, ceiling),
                     hand: None,
                     sampled: None,
@@ -468,7 +471,7 @@ impl Space {
         lists.bare = List::new(Name::Bare);
         lists.unmapped = List::new(Name::Unmapped);
         lists.draining = List::new(Name::Draining);
-        lists.footprint = 0;
+        (lists.footprint, lists.grown_to) = (0, 0);
         (lists.hand, lists.sampled) = (None, None);
     }
 
