@@ -12,6 +12,7 @@
 mod backing;
 pub mod cache;
 pub mod harness;
+pub mod hit_ratio;
 pub mod lazy_free;
 pub mod load;
 pub mod lock_on_fault;
@@ -33,6 +34,11 @@ const BENCHES: &[(&str, &str, Bench)] = &[
         "cache",
         "get, insert and mixed use of tenure's cache against moka, quick_cache and foyer",
         cache::run,
+    ),
+    (
+        "hit-ratio",
+        "what tenure's cache finds, and what others do with as many bytes: generated loads and traces",
+        hit_ratio::run,
     ),
     (
         "lazy-free",
@@ -143,7 +149,16 @@ mod tests {
         assert_eq!(all, listed);
         assert_eq!(
             all,
-            ["cache", "lazy-free", "lock-on-fault", "populate", "programs", "unmap", "volatile"]
+            [
+                "cache",
+                "hit-ratio",
+                "lazy-free",
+                "lock-on-fault",
+                "populate",
+                "programs",
+                "unmap",
+                "volatile"
+            ]
         );
     }
 }

@@ -26,6 +26,8 @@ pub struct Options {
     pub launcher: Option<PathBuf>,
     /// Where files on a disk go; otherwise `/var/tmp`, or else the directory for temporary files.
     pub dir: Option<PathBuf>,
+    /// Files of requests for `hit-ratio`, beside the loads that it generates.
+    pub traces: Vec<PathBuf>,
     /// The Python interpreter of `programs`; otherwise `TENURE_BENCH_PYTHON`, or else `python3`.
     pub python: Option<PathBuf>,
 }

@@ -86,6 +86,7 @@ fn every_bench_runs_in_smoke_mode() {
         match *name {
             "volatile" => volatile(&ran),
             "cache" => cache(&ran),
+            "hit-ratio" => hit_ratio(&ran),
             "lock-on-fault" => lock_on_fault(&ran),
             "populate" => populate(&ran),
             "lazy-free" => lazy_free(&ran),
@@ -238,5 +239,18 @@ fn cache(ran: &Ran) {
     for peer in ["moka", "quick_cache", "foyer"] {
         assert!(ran.median("get, 1 KiB values, uniform", peer) > 1.0);
         assert!(ran.median("resident bytes beyond the value", peer) > 0.0, "{}", ran.text);
+    }
+}
+
+fn hit_ratio(ran: &Ran) {
+    for load in ["Zipf 0.8", "scans beside Zipf", "loop", "mixed sizes"] {
+        let misses = ran.median(&format!("{load}: in 40 % "), "tenure");
+        assert!((1.0..100.0).contains(&misses), "{load}: {misses}");
+        assert!(ran.median(&format!("{load}: in 40 % "), "plain LRU") > 1.0);
+    }
+    assert_eq!(ran.median("loop: in 20 % ", "plain LRU"), 100.0, "LRU finds nothing in a loop");
+    #[cfg(feature = "peers")]
+    for peer in ["moka", "quick_cache", "foyer S3-FIFO", "foyer LFU", "foyer LRU", "foyer FIFO"] {
+        assert!(ran.median("Zipf 1.0: in 10 % ", peer) < 90.0, "{}", ran.text);
     }
 }

@@ -15,6 +15,7 @@ Examples:
   tenure bench unmap --size 16G --filter '4 KiB pages:'
   tenure bench lazy-free --filter ebizzy --threads 1,32
   tenure bench programs --filter numpy --python venv/bin/python
+  tenure bench hit-ratio --trace OLTP.lis.zst P6.lis.zst --json hits.json
   tenure bench cache --filter zipf --threads 1,4 --rounds 9 --json cache.json
 
 Every table has the contestants interleaved after a warm-up round; rows in which tenure loses are \
@@ -48,6 +49,10 @@ pub struct Args {
     /// Directory for files on a disk [default: /var/tmp].
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// A trace for hit-ratio, beside the loads that it generates: ARC's .lis, libCacheSim's .csv or
+    /// oracleGeneral, each perhaps compressed (.zst). May be given several times.
+    #[arg(long = "trace", value_name = "FILE", num_args = 1..)]
+    traces: Vec<PathBuf>,
     /// The Python interpreter of programs, which may be a virtual environment's with numpy, pandas,
     /// pyarrow and Pillow [default: TENURE_BENCH_PYTHON, or else python3].
     #[arg(long, value_name = "PATH")]
@@ -104,6 +109,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         load_generator: vec![this_program().into(), LOAD.into()],
         launcher: Some(this_program()),
         dir: args.dir.clone(),
+        traces: args.traces.clone(),
         python: args.python.clone(),
     };
     Ok(tenure_bench::run(&args.names, &options)?)

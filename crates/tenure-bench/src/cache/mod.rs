@@ -9,7 +9,7 @@ mod memory;
 mod ours;
 #[cfg(feature = "peers")]
 mod peers;
-mod store;
+pub(crate) mod store;
 mod traffic;
 
 use crate::harness::Report;

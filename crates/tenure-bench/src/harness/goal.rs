@@ -16,6 +16,8 @@ pub enum Goal {
     SpeedOfBestPeer(f64),
     /// At most this many times what the fastest peer takes.
     TimesOfBestPeer(f64),
+    /// At most this much more than the best peer, in the comparison's unit.
+    MoreThanBestPeer(f64),
     /// At most this much of what was counted beside, by the name of its column.
     BesideAtMost(&'static str, f64),
     /// At most this many times what was counted beside for the named contestant: the column, the
@@ -78,6 +80,11 @@ impl Goal {
                 let what = format!("at most {limit}x the best peer");
                 (what, times, times / limit, behind(ours, row, limit))
             }
+            Goal::MoreThanBestPeer(limit) => {
+                let (_, theirs) = best_peer(rows)?;
+                let what = format!("at most {} more than the best peer", unit.show(limit));
+                (what, mine - theirs, mine / (theirs + limit), None)
+            }
             Goal::BesideAtMost(name, limit) => {
                 let beside = Stats::of(column_of(ours, name)?)?.median;
                 (format!("{name} at most {limit}"), beside, beside / limit, None)
@@ -102,9 +109,14 @@ pub(crate) fn best_peer(rows: &[Row]) -> Option<(&Row, f64)> {
         .min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
-/// All findings about one of our rows: its goals in their order, then the best peer if it is ahead.
+/// All findings about one of our rows: its goals in their order, then the best peer if it is ahead,
+/// unless a goal says how far ahead it may be.
 pub(crate) fn findings(ours: &Row, goals: &[Goal], rows: &[Row], unit: Unit) -> Vec<Finding> {
     let mut found: Vec<_> = goals.iter().filter_map(|goal| goal.judge(ours, rows, unit)).collect();
+    let allowed = |goal: &Goal| matches!(goal, Goal::MoreThanBestPeer(_));
+    if goals.iter().any(allowed) {
+        return found;
+    }
     if let (Some((peer, best)), Some(stats)) = (best_peer(rows), ours.stats) {
         if stats.median > best {
             let times = stats.median / best;
@@ -158,6 +170,7 @@ mod tests {
             Goal::FasterThan("slow peer", 1.6),
             Goal::SpeedOfBestPeer(0.8),
             Goal::TimesOfBestPeer(1.2),
+            Goal::MoreThanBestPeer(2.0),
             Goal::BesideAtMost("setup ms", 0.5),
             Goal::BesideTimesOf("setup ms", "slow peer", 1.0),
         ] {
@@ -174,6 +187,7 @@ mod tests {
             (Goal::FasterThan("slow peer", 5.0), 20.0 / 12.0, 3.0),
             (Goal::SpeedOfBestPeer(1.0), 10.0 / 12.0, 1.2),
             (Goal::TimesOfBestPeer(0.8), 1.2, 1.5),
+            (Goal::MoreThanBestPeer(0.0), 2.0, 1.2),
             (Goal::BesideAtMost("setup ms", 0.25), 0.5, 2.0),
             (Goal::BesideTimesOf("setup ms", "fast peer", 0.8), 1.0, 1.25),
         ] {
@@ -192,6 +206,16 @@ mod tests {
         assert!(!found[0].loses());
         assert!(found[1].loses() && found[1].what == "to fast peer");
         assert!((found[1].loses_by - 1.2).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_peer_that_is_ahead_by_no_more_than_allowed_makes_no_losing_row() {
+        let rows = rows();
+        for (allowed, loses) in [(1.0, true), (2.0, false)] {
+            let goals = [Goal::MoreThanBestPeer(allowed)];
+            let found = findings(&rows[0], &goals, &rows, Unit::Percent);
+            assert_eq!((found.len(), found[0].loses()), (1, loses));
+        }
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub enum Unit {
     Mebibytes,
     /// System calls.
     Calls,
+    /// Parts in a hundred, of which less is better: misses.
+    Percent,
 }
 
 impl Unit {
@@ -27,6 +29,7 @@ impl Unit {
             Unit::Bytes => "B",
             Unit::Mebibytes => "MiB",
             Unit::Calls => "calls",
+            Unit::Percent => "%",
         };
         let places = match value.abs() {
             v if v >= 100.0 || self == Unit::Calls => 0,

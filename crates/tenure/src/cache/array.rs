@@ -4,7 +4,7 @@
 //! line, in which most searches end. A slot that is in use belongs to its key until no reader can
 //! read it any more, so a reader that finds a key finds its place beside it.
 
-use super::place::{Place, USED};
+use super::place::Place;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, UnsafeCell};
 use std::alloc::{alloc, dealloc, handle_alloc_error, Layout};
 use std::borrow::Borrow;
@@ -235,15 +235,14 @@ impl<K> Array<K> {
         Place(self.place(at).swap(place.0, Ordering::AcqRel))
     }
 
-    /// Marks a place as used, if it is still in the slot.
+    /// Counts a use of a place, if it is still in the slot and its uses are not counted already. A use
+    /// that is counted at the same time by another thread may be lost.
     #[inline]
     pub fn mark_used(&self, at: usize, place: Place) {
-        let _ = self.place(at).compare_exchange(
-            place.0,
-            place.0 | USED,
-            Ordering::Relaxed,
-            Ordering::Relaxed,
-        );
+        if let Some(used) = place.used_again() {
+            let (order, failed) = (Ordering::Relaxed, Ordering::Relaxed);
+            let _ = self.place(at).compare_exchange(place.0, used.0, order, failed);
+        }
     }
 
     /// Removes a live entry; answers its place. Under the writers' lock.

@@ -1,16 +1,17 @@
 //! Making room: what is emptied, and what of it moves on.
 
-use super::lists::Name;
+use super::lanes::Filling;
+use super::lists::List;
 use super::place::Place;
-use super::segment::{footprint, Header, Segment, HEADER, SEGMENT};
-use super::space::{Filling, Index, Lists, Space};
+use super::segment::{footprint, Header, Segment, Segments, HEADER, SEGMENT};
+use super::space::{Index, Lists, Space};
 use crate::os::pagemap::Pagemap;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// How many segments each new one looks at for purges.
 const LOOK: usize = 32;
-/// How far from the old end of the queue an empty segment is looked for before a full one is taken.
+/// How far from the old end of a list an empty segment is looked for before a full one is taken.
 const REACH: usize = 16;
 /// How far an unpinned segment is looked for.
 const FAR: usize = 4096;
@@ -18,8 +19,44 @@ const FAR: usize = 4096;
 const SAMPLE: usize = 64;
 
 impl Lists {
-    /// Calls `each` for up to `most` segments of the queue from `from` on, or from its old end;
-    /// answers where to go on.
+    /// Puts a segment that is in no list into that of its kind.
+    pub(super) fn close(&mut self, all: &Segments, segment: &Segment) {
+        let is_protected = segment.is_protected();
+        if is_protected { &mut self.protected } else { &mut self.probation }.push(all, segment);
+    }
+
+    /// Takes a closed segment out of its list; `false`: it is in none.
+    pub(super) fn take(&mut self, all: &Segments, segment: &Segment) -> bool {
+        self.probation.remove(all, segment) || self.protected.remove(all, segment)
+    }
+
+    /// How many segments are closed.
+    pub(super) fn closed(&self) -> usize {
+        self.probation.len() + self.protected.len()
+    }
+
+    /// Takes a closed segment out.
+    pub(super) fn pop_closed<'a>(&mut self, all: &'a Segments) -> Option<&'a Segment> {
+        self.probation.pop(all).or_else(|| self.protected.pop(all))
+    }
+
+    /// Bytes of segments that are in use.
+    pub(super) fn used(&self) -> u64 {
+        self.footprint.saturating_sub(self.free.bytes())
+    }
+
+    /// The closed segment that follows one, round and round.
+    fn after(&self, segment: &Segment) -> Option<u32> {
+        let (first, second) = (self.probation.first(), self.protected.first());
+        if self.protected.has(segment) {
+            self.protected.after(segment).or(first).or(second)
+        } else {
+            self.probation.after(segment).or(second).or(first)
+        }
+    }
+
+    /// Calls `each` for up to `most` closed segments from `from` on, or from the oldest; answers where to go
+    /// on.
     fn walk<'a>(
         &self,
         space: &'a Space,
@@ -27,22 +64,23 @@ impl Lists {
         most: usize,
         mut each: impl FnMut(&'a Segment),
     ) -> Option<u32> {
-        let listed = |number: &u32| self.queue.has(space.segments.must(*number));
-        let mut at = from.filter(listed).or(self.queue.first());
-        for _ in 0..most.min(self.queue.len()) {
+        let listed = |number: &u32| space.segments.must(*number).is_closed();
+        let first = self.probation.first().or(self.protected.first());
+        let mut at = from.filter(listed).or(first);
+        for _ in 0..most.min(self.closed()) {
             let segment = space.segments.must(at?);
             each(segment);
-            at = self.queue.after(segment).or(self.queue.first());
+            at = self.after(segment);
         }
         at
     }
 }
 
 impl Space {
-    /// Takes a segment out of the queue, pinned; `false`: it is not there.
+    /// Takes a closed segment out of its list, pinned; `false`: it is in none.
     fn take_out(&self, segment: &Segment) -> bool {
         let mut lists = self.lists.lock();
-        let taken = lists.queue.remove(&self.segments, segment);
+        let taken = lists.take(&self.segments, segment);
         if taken {
             // Before the lock is free: see `reset_in_child`.
             segment.range.pin();
@@ -51,7 +89,7 @@ impl Space {
     }
 
     /// Takes back the pages of a segment that [`Space::take_out`] took; if there is no memory for
-    /// that, the segment goes back to the queue.
+    /// that, the segment goes back to its list.
     fn settle_or_return(&self, segment: &Segment) -> bool {
         match segment.settle() {
             Ok(0) => true,
@@ -60,7 +98,7 @@ impl Space {
                 true
             }
             Err(_) => {
-                self.lists.lock().queue.push(&self.segments, segment);
+                self.lists.lock().close(&self.segments, segment);
                 segment.unpin();
                 false
             }
@@ -68,7 +106,7 @@ impl Space {
     }
 
     pub(super) fn retire_if_empty(&self, index: &dyn Index, segment: &Segment) {
-        if segment.life.live() != 0 || !segment.link.is(Name::Queue) {
+        if segment.life.live() != 0 || !segment.is_closed() {
             return;
         }
         if segment.range.pins() > 0 {
@@ -79,7 +117,7 @@ impl Space {
                 self.expire(index, segment);
                 self.put_away(segment, false);
             } else {
-                self.lists.lock().queue.push(&self.segments, segment);
+                self.lists.lock().close(&self.segments, segment);
                 segment.unpin();
             }
         }
@@ -101,7 +139,7 @@ impl Space {
             }
         });
         // No more than a quarter of a ceiling may be held, or too little is left to replace.
-        let pinned = pinned * lists.queue.len() as u64 / u64::max(looked, 1);
+        let pinned = pinned * lists.closed() as u64 / u64::max(looked, 1);
         let crowded = lists.growth.is_much_of_ceiling(pinned * SEGMENT as u64);
         self.crowded.store(crowded, Ordering::Relaxed);
         drop(lists);
@@ -126,32 +164,24 @@ impl Space {
         }
     }
 
-    /// A segment to empty, out of the queue, pinned and settled: one with nothing left in it near
-    /// the old end, else the oldest that nobody has pinned.
+    /// A segment to empty, out of its list, pinned and settled: one with nothing left in it near the old
+    /// end, else the oldest that nobody has pinned, of the list that the policy gives up first.
     pub(super) fn victim(&self) -> Option<&Segment> {
-        // Each try takes one out of the queue; without memory for any, it ends.
+        // Each try takes one out of its list; without memory for any, it ends.
         for _ in 0..8 {
             let mut lists = self.lists.lock();
-            let (mut empty, mut oldest) = (None, None);
-            let mut looked = 0;
-            let mut at = lists.queue.first();
-            while let Some(number) = at.filter(|_| looked < REACH || oldest.is_none()) {
-                let segment = self.segments.must(number);
-                looked += 1;
-                if segment.range.pins() == 0 {
-                    oldest = oldest.or(Some(segment));
-                    if empty.is_none() && looked <= REACH && segment.life.live() == 0 {
-                        empty = Some(segment);
-                    }
-                }
-                at = lists.queue.after(segment).filter(|_| looked < FAR);
-            }
-            if oldest.is_none() {
+            let new = lists.probation.bytes();
+            let is_full = self.policy.is_full(new, lists.growth.target());
+            let segment = match is_full || lists.protected.len() == 0 {
+                true => self.oldest(&lists.probation).or_else(|| self.oldest(&lists.protected)),
+                false => self.oldest(&lists.protected).or_else(|| self.oldest(&lists.probation)),
+            };
+            let Some(segment) = segment else {
                 // Gets return copies from now on, so that values that are let go make room.
                 self.crowded.store(true, Ordering::Relaxed);
-            }
-            let segment = empty.or(oldest)?;
-            lists.queue.remove(&self.segments, segment);
+                return None;
+            };
+            lists.take(&self.segments, segment);
             segment.range.pin();
             drop(lists);
             if self.settle_or_return(segment) {
@@ -161,31 +191,88 @@ impl Space {
         None
     }
 
-    /// Empties the oldest segment into `into`, which nobody else fills yet.
-    pub(super) fn evict(&self, index: &dyn Index, into: &mut Filling<'_>) {
-        let Some(victim) = self.victim() else { return };
-        let mut room = SEGMENT / 2;
-        let generation = victim.life.generation();
+    /// An empty segment near the old end of a list, else its oldest, of those that nobody has pinned.
+    fn oldest(&self, list: &List) -> Option<&Segment> {
+        let (mut oldest, mut looked) = (None, 0);
+        let mut at = list.first();
+        while let Some(number) = at.filter(|_| looked < REACH || oldest.is_none()) {
+            let segment = self.segments.must(number);
+            looked += 1;
+            if segment.range.pins() == 0 {
+                if looked <= REACH && segment.life.live() == 0 {
+                    return Some(segment);
+                }
+                oldest = oldest.or(Some(segment));
+            }
+            at = list.after(segment).filter(|_| looked < FAR);
+        }
+        oldest
+    }
+
+    /// Empties the segment that the policy gives up first. `keeps`: values that have proved their worth move
+    /// on. `false`: there is none to empty.
+    pub(super) fn evict(&self, index: &dyn Index, keeps: bool) -> bool {
+        let Some(victim) = self.victim() else { return false };
+        let filled = victim.filled.load(Ordering::Acquire);
+        if victim.is_shared() {
+            let target = self.lists.lock().growth.target();
+            self.policy.follow(target, victim.life.values(), filled);
+        }
+        let (generation, is_protected) = (victim.life.generation(), victim.is_protected());
+        let mut stays = false;
         self.each_value(victim, |at, head| {
             let from = Place::new(victim.number, generation, at);
             let Some(place) = index.holds(head.hash, from) else { return };
             let need = footprint(head.len as usize, self.expires);
             let deadline = self.deadline(victim, at);
-            if place.used()
-                && need <= room.min(SEGMENT - into.at)
-                && victim.whole(at, need)
-                && !index.expired(deadline)
-                && self.move_value(victim, from, into, head, deadline, index)
-            {
-                room -= need;
-                return;
+            let cost = self.policy.cost(need);
+            if keeps && place.uses() >= cost && victim.whole(at, need) && !index.expired(deadline) {
+                let left = if is_protected { place.uses().saturating_sub(cost) } else { 0 };
+                if !victim.is_shared() {
+                    // It has its segment to itself, and keeps it.
+                    stays = index.relocate(head.hash, from, from.with_uses(left));
+                } else if self.protect(victim, from, left, head, deadline, index) {
+                    return;
+                }
             }
-            if index.forget(head.hash, from) {
+            if !stays && index.forget(head.hash, from) {
                 self.counts.evicted.fetch_add(1, Ordering::Relaxed);
+                self.policy.evicted(head.hash, need, is_protected);
             }
         });
+        if stays {
+            victim.set_protected(true);
+            self.lists.lock().close(&self.segments, victim);
+            victim.unpin();
+            return true;
+        }
         self.expire(index, victim);
         self.put_away(victim, false);
+        true
+    }
+
+    /// Copies a value into the protected lane's open segment. `false`: there is no room, or the value was
+    /// replaced meanwhile.
+    fn protect(
+        &self,
+        victim: &Segment,
+        from: Place,
+        uses: u32,
+        head: Header,
+        deadline: u64,
+        index: &dyn Index,
+    ) -> bool {
+        let need = footprint(head.len as usize, self.expires);
+        let mut into = loop {
+            match self.reserve(&self.protected, need) {
+                Ok(filling) => break filling,
+                Err(seen) if self.open_spare(seen) => {}
+                Err(_) => return false,
+            }
+        };
+        let moved = self.move_value(victim, from, uses, &mut into, head, deadline, index);
+        into.segment.unpin();
+        moved
     }
 
     /// Moves what is left of segments that are mostly overwritten or removed values into `into`, so
@@ -202,11 +289,9 @@ impl Space {
                 let from = Place::new(sparse.number, generation, at);
                 let need = footprint(head.len as usize, self.expires);
                 let deadline = self.deadline(sparse, at);
-                if index.holds(head.hash, from).is_none() {
-                    return;
-                }
+                let Some(place) = index.holds(head.hash, from) else { return };
                 if sparse.whole(at, need) && !index.expired(deadline) {
-                    left.push((from, head, deadline));
+                    left.push((place, head, deadline));
                     bytes += need;
                 } else if index.forget(head.hash, from) {
                     self.counts.evicted.fetch_add(1, Ordering::Relaxed);
@@ -214,12 +299,12 @@ impl Space {
             });
             if bytes > SEGMENT - into.at {
                 // Few values are left in it, but large ones.
-                self.lists.lock().queue.push(&self.segments, sparse);
+                self.lists.lock().close(&self.segments, sparse);
                 sparse.unpin();
                 break;
             }
             for (from, head, deadline) in left {
-                self.move_value(sparse, from, into, head, deadline, index);
+                self.move_value(sparse, from, from.uses(), into, head, deadline, index);
             }
             self.expire(index, sparse);
             self.put_away(sparse, false);
@@ -229,7 +314,7 @@ impl Space {
     }
 
     /// The segment with the smallest share of values left, of some, if it is less than half; out of
-    /// the queue, pinned, settled.
+    /// its list, pinned, settled.
     fn sparsest(&self) -> Option<&Segment> {
         let mut best: Option<(f32, &Segment)> = None;
         let mut lists = self.lists.lock();
@@ -242,16 +327,18 @@ impl Space {
             }
         });
         let (_, segment) = best?;
-        lists.queue.remove(&self.segments, segment);
+        lists.take(&self.segments, segment);
         segment.range.pin();
         drop(lists);
         self.settle_or_return(segment).then_some(segment)
     }
 
+    #[allow(clippy::too_many_arguments)]
     fn move_value(
         &self,
         victim: &Segment,
         from: Place,
+        uses: u32,
         into: &mut Filling<'_>,
         head: Header,
         deadline: u64,
@@ -259,13 +346,13 @@ impl Space {
     ) -> bool {
         let bytes = victim.bytes(from.offset() + self.head(), head.len as usize);
         into.segment.write(into.at + self.head(), bytes);
-        let place = self.fill(into, head, deadline);
+        let place = self.fill(into, head, deadline).with_uses(uses);
         if index.relocate(head.hash, from, place) {
             into.at += footprint(head.len as usize, self.expires);
             self.counts.moved.fetch_add(1, Ordering::Relaxed);
             return true;
         }
-        // Overwritten meanwhile: no place leads to the copy, and the next value goes there.
+        // Overwritten meanwhile: no place leads to the copy.
         into.segment.life.take_back(into.generation);
         false
     }
@@ -276,6 +363,8 @@ impl Space {
         self.each_value(victim, |at, head| {
             if index.forget(head.hash, Place::new(victim.number, generation, at)) {
                 self.counts.evicted.fetch_add(1, Ordering::Relaxed);
+                let need = footprint(head.len as usize, self.expires);
+                self.policy.evicted(head.hash, need, victim.is_protected());
             }
         });
     }

@@ -147,10 +147,16 @@ impl Growth {
         footprint + SEGMENT as u64 <= self.target() + SPARE * SEGMENT as u64
     }
 
-    /// Whether the cache is larger than it should be, the one segment not counted that takes in what
+    /// Whether one segment more may be used, of memory that the cache has or may have; the one that values
+    /// move to is not counted.
+    pub fn has_room(&self, used: u64) -> bool {
+        used <= self.target()
+    }
+
+    /// Whether the cache is larger than it should be, the segments not counted that take in what
     /// survives an eviction.
     pub fn too_large(&self, footprint: u64) -> bool {
-        footprint > self.target() + SEGMENT as u64 && footprint > self.floor
+        footprint > self.target() + SPARE * SEGMENT as u64 && footprint > self.floor
     }
 }
 
@@ -169,7 +175,7 @@ mod tests {
         assert_eq!(growth.target(), 90 * S);
         assert!(growth.may_grow(89 * S, start));
         assert!(!growth.may_grow(90 * S, start), "just purged: no growth");
-        assert!(growth.too_large(92 * S) && !growth.too_large(91 * S));
+        assert!(growth.too_large(93 * S) && !growth.too_large(92 * S));
         let later = start + QUIET;
         assert!(growth.may_grow(90 * S, later), "one try after a quiet second");
         assert!(!growth.may_grow(91 * S, later), "but no second at once");

@@ -10,8 +10,10 @@ const NONE: u32 = u32::MAX;
 pub(super) enum Name {
     /// In none: open, or in the hands of a thread.
     None,
-    /// Closed, oldest first.
-    Queue,
+    /// Closed, with new values, oldest first.
+    Probation,
+    /// Closed, with values that have proved their worth, oldest first.
+    Protected,
     /// Empty, volatile, with memory.
     Free,
     /// Empty, pinned, with a mapping but without pages.

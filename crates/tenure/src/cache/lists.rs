@@ -13,15 +13,21 @@ pub(super) struct List {
     first: Option<u32>,
     last: Option<u32>,
     len: usize,
+    bytes: u64,
 }
 
 impl List {
     pub fn new(name: Name) -> List {
-        List { name, first: None, last: None, len: 0 }
+        List { name, first: None, last: None, len: 0, bytes: 0 }
     }
 
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Bytes of its segments' memory.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     pub fn first(&self) -> Option<u32> {
@@ -54,6 +60,7 @@ impl List {
         }
         self.last = Some(segment.number);
         self.len += 1;
+        self.bytes += segment.capacity() as u64;
     }
 
     /// Takes a segment out; `false`: it is not in this list.
@@ -72,6 +79,7 @@ impl List {
         }
         segment.link.name.store(Name::None as u8, Ordering::Relaxed);
         self.len -= 1;
+        self.bytes = self.bytes.saturating_sub(segment.capacity() as u64);
         true
     }
 

@@ -2,9 +2,12 @@
 
 const OFFSET_BITS: u32 = 18;
 const SEGMENT_BITS: u32 = 22;
-const GENERATION_BITS: u32 = 23;
-/// The value was asked for since it was put there.
-pub(super) const USED: u64 = 1 << 63;
+const GENERATION_BITS: u32 = 22;
+const USES_SHIFT: u32 = OFFSET_BITS + SEGMENT_BITS + GENERATION_BITS;
+/// How often the value was asked for since it was put there, up to [`MOST_USES`].
+pub(super) const USED: u64 = (MOST_USES as u64) << USES_SHIFT;
+/// As many uses as are counted.
+pub(super) const MOST_USES: u32 = 3;
 
 /// Values start at multiples of this.
 pub(super) const UNIT: usize = 8;
@@ -13,7 +16,7 @@ pub(super) const GENERATIONS: u32 = (1 << GENERATION_BITS) - 1;
 /// As many segments as a place can name.
 pub(super) const SEGMENTS: u32 = 1 << SEGMENT_BITS;
 
-/// A segment, a generation of it, an offset in it, and whether the value was used since it was put
+/// A segment, a generation of it, an offset in it, and how often the value was used since it was put
 /// there. Never 0, because generations begin at 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place(pub u64);
@@ -48,13 +51,22 @@ impl Place {
     pub fn generation(self) -> u32 {
         (self.0 >> (OFFSET_BITS + SEGMENT_BITS)) as u32 & GENERATIONS
     }
-    /// The same place, whether used or not.
+    /// The same place, however often used.
     #[inline]
     pub fn same(self, other: Place) -> bool {
         (self.0 ^ other.0) & !USED == 0
     }
     #[inline]
-    pub fn used(self) -> bool {
-        self.0 & USED != 0
+    pub fn uses(self) -> u32 {
+        (self.0 >> USES_SHIFT) as u32
+    }
+    /// The same place after one use more, if it is counted.
+    #[inline]
+    pub fn used_again(self) -> Option<Place> {
+        (self.0 & USED != USED).then(|| Place(self.0 + (1 << USES_SHIFT)))
+    }
+    /// The same place with as many uses, none above [`MOST_USES`].
+    pub fn with_uses(self, uses: u32) -> Place {
+        Place(self.0 & !USED | u64::from(uses.min(MOST_USES)) << USES_SHIFT)
     }
 }

@@ -1,59 +1,129 @@
 //! How a segment becomes empty and is opened again.
 
+use super::lanes::Filling;
 use super::segment::{map, Segment, SEGMENT};
-use super::space::{all_held, no_memory, Filling, Index, Space};
+use super::space::{all_held, no_memory, Index, Space};
 use crate::error::Result;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// How many segments that somebody had pinned are looked at each time.
 const DRAIN: usize = 32;
+/// Of how many segments that are emptied for one new one the used values are kept.
+const KEEP: usize = 8;
 
 impl Space {
     /// The next segment to fill, pinned, perhaps with values that moved in already.
     pub(super) fn open(&self, index: &dyn Index) -> Result<Filling<'_>> {
-        let now = Instant::now();
-        self.hear(now);
-        self.tidy(index, now);
-        let segment = match self.take_empty(now)? {
-            Some(segment) => segment,
-            // Nothing empty, and no more may be taken: the oldest one's values go, used or not.
-            None => return self.empty_in_place(index),
-        };
+        let segment = self.room_for_one(index)?;
         let mut into = Filling { segment, generation: segment.life.generation(), at: 0 };
-        let last = self.lists.lock().free.len() == 0;
-        if last && !self.compact(index, &mut into) {
-            // The last empty segment takes in what survives of the oldest, which is empty then.
-            let mut lists = self.lists.lock();
-            let footprint = lists.footprint;
-            let grows = lists.growth.may_grow(footprint, now);
-            drop(lists);
-            if !grows {
-                self.evict(index, &mut into);
-            }
+        if self.lists.lock().free.len() == 0 {
+            self.compact(index, &mut into);
         }
         Ok(into)
     }
 
-    /// An empty segment with memory, pinned and reset, in no list. `None`: there is none, and the
-    /// cache may not grow.
-    fn take_empty(&self, now: Instant) -> Result<Option<&Segment>> {
+    /// Opens the next segment for protected values, for new ones that come back. The caller may empty
+    /// segments.
+    pub(super) fn open_protected(&self, index: &dyn Index, seen: u64) -> Result<()> {
+        let segment = self.room_for_one(index)?;
+        if !self.open_with(segment, seen) {
+            self.put_away_empty(segment);
+        }
+        Ok(())
+    }
+
+    /// Opens the next segment for protected values that move there, in memory beyond the cache's size if
+    /// there is no other. `false`: there is none.
+    pub(super) fn open_spare(&self, seen: u64) -> bool {
+        let Ok(Some(segment)) = self.take_empty(Instant::now(), true) else { return false };
+        if !self.open_with(segment, seen) {
+            self.put_away_empty(segment);
+        }
+        true
+    }
+
+    /// Lets the protected lane fill an empty segment, if it still has open what was seen.
+    fn open_with(&self, segment: &Segment, seen: u64) -> bool {
+        let Some(opening) = self.protected.opening.take() else { return false };
+        opening.goes_on_in_child();
+        let is_wanted = self.protected.open.load(Ordering::Acquire) == seen;
+        if is_wanted {
+            let next = Filling { segment, generation: segment.life.generation(), at: 0 };
+            self.put_open(&self.protected, &next);
+        }
+        is_wanted
+    }
+
+    /// Puts away a segment that was taken to be filled, and was not.
+    fn put_away_empty(&self, segment: &Segment) {
+        self.lists.lock().free.push(&self.segments, segment);
+        segment.unpin();
+    }
+
+    /// An empty segment, pinned and reset, in no list. Others are emptied for it if the cache may not grow.
+    fn room_for_one(&self, index: &dyn Index) -> Result<&Segment> {
+        let now = Instant::now();
+        self.hear(now);
+        self.tidy(index, now);
+        for tries in 0..64 {
+            // What is kept of the emptied ones may take up as much as they had. Then less is kept.
+            let some = self.take_empty(now, tries >= KEEP)?;
+            if let Some(segment) = some {
+                if tries == 0 {
+                    self.let_pass();
+                }
+                return Ok(segment);
+            }
+            if !self.evict(index, tries < KEEP) {
+                break;
+            }
+        }
+        // A reader may come to each that is chosen, but then not to all.
+        self.take_empty(now, true)?.ok_or_else(all_held)
+    }
+
+    /// While the cache grows, what probation has no room for is protected.
+    fn let_pass(&self) {
         let mut lists = self.lists.lock();
+        if lists.footprint <= lists.grown_to {
+            return;
+        }
+        lists.grown_to = lists.footprint;
+        if self.policy.is_full(lists.probation.bytes(), lists.growth.target()) {
+            if let Some(segment) = lists.probation.pop(&self.segments) {
+                segment.set_protected(true);
+                lists.close(&self.segments, segment);
+            }
+        }
+    }
+
+    /// An empty segment with memory, pinned and reset, in no list. `None`: there is none, and the
+    /// cache may not grow. `spare`: a little more memory may be used for a moment.
+    fn take_empty(&self, now: Instant, spare: bool) -> Result<Option<&Segment>> {
+        let mut lists = self.lists.lock();
+        let (used, footprint) = (lists.used(), lists.footprint);
+        // The segment that protected values move to is not counted.
+        let may = spare
+            || lists.free.len() > 0 && lists.growth.has_room(used)
+            || lists.growth.may_grow(used, now)
+            || lists.growth.has_room(used);
+        if !may {
+            return Ok(None);
+        }
         if let Some(segment) = lists.free.pop(&self.segments) {
             // Pinned before the lock is free: see `reset_in_child`.
             let plain = segment.range.pin();
             drop(lists);
             // Its contents do not matter, only that its pages can be written again.
             if !plain && segment.settle().is_err() {
-                self.lists.lock().free.push(&self.segments, segment);
-                segment.unpin();
+                self.put_away_empty(segment);
                 return Err(no_memory());
             }
             segment.reset();
             return Ok(Some(segment));
         }
-        let footprint = lists.footprint;
-        if !lists.growth.may_grow(footprint, now) && !lists.growth.has_spare(footprint) {
+        if !lists.growth.has_spare(footprint) {
             return Ok(None);
         }
         // Counted before it is there, so that other threads do not take the same room.
@@ -75,25 +145,6 @@ impl Space {
             self.counted_off(SEGMENT as u64);
         }
         segment.map(Some)
-    }
-
-    /// Empties the oldest segment that nobody reads, for new values.
-    fn empty_in_place(&self, index: &dyn Index) -> Result<Filling<'_>> {
-        // A reader may come to each that is chosen, but then not to all.
-        for _ in 0..64 {
-            let Some(segment) = self.victim() else { break };
-            self.drop_values(index, segment);
-            self.expire(index, segment);
-            if segment.is_shared() && segment.life.alone(&segment.range) {
-                segment.reset();
-                return Ok(Filling { segment, generation: segment.life.generation(), at: 0 });
-            }
-            self.put_away(segment, false);
-            if let Some(segment) = self.take_empty(Instant::now())? {
-                return Ok(Filling { segment, generation: segment.life.generation(), at: 0 });
-            }
-        }
-        Err(all_held())
     }
 
     /// What is to be done before the next segment is chosen.
@@ -120,6 +171,7 @@ impl Space {
         let mut lists = self.lists.lock();
         let footprint = lists.footprint;
         lists.growth.purged(bytes, footprint, now);
+        lists.grown_to = lists.grown_to.min(footprint);
     }
 
     /// Gives one segment's memory back: an empty one's, or the oldest one's. `false`: there is none.

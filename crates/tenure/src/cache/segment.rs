@@ -54,6 +54,8 @@ pub(super) struct Segment {
     /// Whether any bit of `lost` is set.
     damaged: AtomicBool,
     pub is_emptied: AtomicBool,
+    /// Whether its values are protected: see [`policy`](super::policy).
+    is_protected: AtomicBool,
     pub range: OwnedRange,
     pub link: Link,
     /// The next segment that may have lost its last value; see `Space::emptied`.
@@ -74,6 +76,7 @@ impl Segment {
             link: Link::new(),
             next_emptied: AtomicU32::new(0),
             is_emptied: AtomicBool::new(false),
+            is_protected: AtomicBool::new(false),
             base: AtomicUsize::new(0),
             capacity: AtomicUsize::new(0),
             filled: AtomicUsize::new(0),
@@ -134,6 +137,15 @@ impl Segment {
         // A try that failed first may have told the same.
         in_order(&mut gone);
         Ok(gone.iter().map(PageRange::len).sum())
+    }
+
+    pub fn is_protected(&self) -> bool {
+        self.is_protected.load(Ordering::Relaxed)
+    }
+
+    /// Says of which kind it is. By the thread that has it out of all lists, or under the lock of the lists.
+    pub fn set_protected(&self, protected: bool) {
+        self.is_protected.store(protected, Ordering::Relaxed);
     }
 
     /// Takes a pin away.
@@ -400,7 +412,7 @@ mod tests {
         for _ in 0..5 {
             all.make().unwrap();
         }
-        let (mut queue, mut free) = (List::new(Name::Queue), List::new(Name::Free));
+        let (mut queue, mut free) = (List::new(Name::Probation), List::new(Name::Free));
         all.iter().for_each(|segment| queue.push(&all, segment));
         assert!(queue.remove(&all, all.must(2)) && !queue.remove(&all, all.must(2)));
         assert!(queue.remove(&all, all.must(4)));

@@ -1,9 +1,9 @@
 //! Where new values go: open segments, and the lists that the others are in.
 //!
-//! Values are appended to an open segment; a full one joins a queue. When the cache may not grow,
-//! the oldest segment is emptied: values that were used since they were put there move to the new
-//! open segment, the others go. That approximates LRU (it is CLOCK with segments), and no reader
-//! waits: it holds pins on old segments, which are reused only when the last pin is gone.
+//! Values are appended to an open segment; a full one joins a list. When the cache may not grow, the
+//! oldest segment of one list is emptied: the [policy](super::policy) says which, and which of its
+//! values move on. No reader waits: it holds pins on old segments, which are reused only when the
+//! last pin is gone.
 //!
 //! A thread takes a segment out of the lists under the lock, and is then the only one that moves it
 //! on in its life. What takes system calls it does without the lock. Every call that locks the lists,
@@ -11,14 +11,16 @@
 
 use super::growth::Growth;
 use super::inside::{is_inside, Inside};
+use super::lanes::{Filling, Lane};
 use super::lists::{List, Name};
 use super::pins;
-use super::place::{Place, GENERATIONS, UNIT};
+use super::place::{Place, GENERATIONS};
+use super::policy::Policy;
 use super::segment::{footprint, map, Header, Segment, Segments, EXPIRY, HEADER, SEGMENT};
 use crate::error::{Error, ErrorKind, Result};
 use crate::runtime::budget;
 use crate::runtime::lock::{Lock, Rank};
-use crate::runtime::turn::{Mine, Turn};
+use crate::runtime::turn::Mine;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -51,7 +53,11 @@ pub(super) struct SpaceCounts {
 pub(super) struct Space {
     pub segments: Segments,
     pub counts: SpaceCounts,
-    lanes: Box<[Lane]>,
+    pub policy: Policy,
+    /// Where new values go.
+    pub lanes: Box<[Lane]>,
+    /// Where protected values go.
+    pub protected: Lane,
     pub lists: Lock<Lists>,
     /// Purged bytes that readers have met and the lists have not heard of.
     pub met: AtomicU64,
@@ -63,58 +69,23 @@ pub(super) struct Space {
     pub expires: bool,
 }
 
-/// Threads of one lane fill the same open segment.
-#[repr(align(64))]
-struct Lane {
-    /// The open segment, which the lane has pinned: see [`Open`].
-    open: AtomicU64,
-    /// Held while the next segment is opened.
-    opening: Turn,
-}
-
-/// An open segment: its number, its generation, and how far it is filled. 0 stands for none.
-#[derive(Clone, Copy)]
-struct Open(u64);
-
-impl Open {
-    fn new(segment: u32, generation: u32, at: usize) -> Open {
-        Open(u64::from(generation) << 41 | u64::from(segment) << 19 | (at / UNIT) as u64)
-    }
-    fn decode(word: u64) -> Option<Open> {
-        (word != 0).then_some(Open(word))
-    }
-    fn segment(self) -> u32 {
-        (self.0 >> 19) as u32 & (super::place::SEGMENTS - 1)
-    }
-    fn generation(self) -> u32 {
-        (self.0 >> 41) as u32
-    }
-    fn at(self) -> usize {
-        (self.0 as usize & ((1 << 19) - 1)) * UNIT
-    }
-}
-
 pub(super) struct Lists {
-    /// Closed segments, oldest first.
-    pub queue: List,
+    /// Closed segments, oldest first: those with new values, and those with protected ones.
+    pub probation: List,
+    pub protected: List,
     pub free: List,
     pub bare: List,
     pub unmapped: List,
     pub draining: List,
     /// Bytes of segments with memory.
     pub footprint: u64,
+    /// The most of them since the kernel took some.
+    pub grown_to: u64,
     pub growth: Growth,
     /// The segment where the next look for purges begins.
     pub hand: Option<u32>,
     /// The segment where the next look for sparse ones begins.
     pub sampled: Option<u32>,
-}
-
-/// A part of an open segment that is being filled, pinned.
-pub(super) struct Filling<'a> {
-    pub segment: &'a Segment,
-    pub generation: u32,
-    pub at: usize,
 }
 
 /// Room for a value in a segment that the caller has pinned, and unpins.
@@ -130,20 +101,23 @@ pub(super) struct Room<'a> {
 impl Space {
     pub fn new(lanes: usize, ceiling: u64, priority: u8, expires: bool) -> Space {
         let floor = (lanes as u64 + 2) * SEGMENT as u64;
-        let lane = |_| Lane { open: AtomicU64::new(0), opening: Turn::new() };
         Space {
             segments: Segments::new(priority),
             counts: SpaceCounts::default(),
-            lanes: (0..lanes).map(lane).collect(),
+            policy: Policy::new(),
+            lanes: (0..lanes).map(|_| Lane::new(false)).collect(),
+            protected: Lane::new(true),
             lists: Lock::new(
                 Rank::CacheSpace,
                 Lists {
-                    queue: List::new(Name::Queue),
+                    probation: List::new(Name::Probation),
+                    protected: List::new(Name::Protected),
                     free: List::new(Name::Free),
                     bare: List::new(Name::Bare),
                     unmapped: List::new(Name::Unmapped),
                     draining: List::new(Name::Draining),
                     footprint: 0,
+                    grown_to: 0,
                     growth: Growth::new(floor, ceiling),
                     hand: None,
                     sampled: None,
@@ -223,52 +197,38 @@ impl Space {
             return self.large(index, head, deadline, need);
         }
         let lane = &self.lanes[lane % self.lanes.len()];
+        if self.policy.samples(head.hash) {
+            self.policy.play(head.hash, need);
+        }
         let mut evicted = false;
+        let mut to = lane;
+        if self.policy.comes_back(head.hash, need) {
+            to = &self.protected;
+        }
         loop {
-            let seen = lane.open.load(Ordering::Acquire);
-            match Open::decode(seen).filter(|open| open.at() + need <= SEGMENT) {
-                None => {
-                    self.open_next(index, lane, seen)?;
-                    evicted = true;
+            match self.reserve(to, need) {
+                Ok(filling) => {
+                    let place = self.fill(&filling, head, deadline);
+                    let at = filling.at + self.head();
+                    return Ok(Room { segment: filling.segment, place, at, evicted });
                 }
-                Some(open) => {
-                    let segment = self.segments.must(open.segment());
-                    // The pin first: while the lane has the segment open it is pinned and settled.
-                    segment.range.pin();
-                    let (generation, at) = (open.generation(), open.at());
-                    let next = Open::new(open.segment(), generation, at + need);
-                    let exchanged = lane.open.compare_exchange(
-                        seen,
-                        next.0,
-                        Ordering::AcqRel,
-                        Ordering::Relaxed,
-                    );
-                    if exchanged.is_ok() {
-                        let filling = Filling { segment, generation, at };
-                        let place = self.fill(&filling, head, deadline);
-                        return Ok(Room { segment, place, at: at + self.head(), evicted });
+                Err(seen) => {
+                    let opened = self.open_next(index, lane, to, seen);
+                    if to.is_protected && opened.is_err() {
+                        to = lane;
+                        continue;
                     }
-                    segment.unpin();
+                    opened?;
+                    evicted = true;
                 }
             }
         }
     }
 
-    /// Writes a value's header; answers its place.
-    pub fn fill(&self, filling: &Filling<'_>, head: Header, deadline: u64) -> Place {
-        let Filling { segment, generation, at } = *filling;
-        segment.write(at, &head.len.to_ne_bytes());
-        segment.write(at + 4, &head.hash.to_ne_bytes());
-        if self.expires {
-            segment.write(at + HEADER, &deadline.to_ne_bytes());
-        }
-        segment.life.add(generation);
-        Place::new(segment.number, generation, at)
-    }
-
-    /// Closes a lane's segment, if it is still the one seen, and opens another.
-    fn open_next(&self, index: &dyn Index, lane: &Lane, seen: u64) -> Result<()> {
-        let Some(opening) = lane.opening.take() else {
+    /// Closes a lane's segment, if it is still the one seen, and opens another. `own`: the lane of this
+    /// thread's new values; only its holder empties segments for it.
+    fn open_next(&self, index: &dyn Index, own: &Lane, lane: &Lane, seen: u64) -> Result<()> {
+        let Some(opening) = own.opening.take() else {
             let why = "the drop of a key that makes room uses the cache that makes it";
             let remedy = "have keys not insert into their cache when they are dropped";
             return Err(Error::new(ErrorKind::Deadlock, "Cache", why, remedy));
@@ -277,10 +237,14 @@ impl Space {
         if lane.open.load(Ordering::Acquire) != seen {
             return Ok(());
         }
-        let next = self.open(index)?;
-        let open = Open::new(next.segment.number, next.generation, next.at);
-        let before = lane.open.swap(open.0, Ordering::AcqRel);
+        if lane.is_protected {
+            return self.open_protected(index, seen);
+        }
+        // Closed first: it may be the one to empty.
+        let before = lane.open.swap(0, Ordering::AcqRel);
         self.close(before);
+        let next = self.open(index)?;
+        self.put_open(lane, &next);
         Ok(())
     }
 
@@ -299,20 +263,6 @@ impl Space {
     fn bytes_of(&self, kind: impl Fn(&Segment) -> bool) -> u64 {
         let of_kind = |segment: &&Segment| segment.capacity() > 0 && kind(segment);
         self.segments.iter().filter(of_kind).map(|s| s.capacity() as u64).sum()
-    }
-
-    /// Puts a lane's segment into the queue.
-    fn close(&self, open: u64) {
-        let Some(open) = Open::decode(open) else { return };
-        let segment = self.segments.must(open.segment());
-        segment.filled.store(open.at(), Ordering::Release);
-        let mut lists = self.lists.lock();
-        lists.queue.push(&self.segments, segment);
-        drop(lists);
-        if segment.life.live() == 0 {
-            self.may_be_empty(segment);
-        }
-        segment.unpin();
     }
 
     /// The deadline of the value at an offset, if values have one here.
@@ -386,7 +336,8 @@ impl Space {
         let filling = Filling { segment, generation: segment.life.generation(), at: 0 };
         let place = self.fill(&filling, head, deadline);
         segment.filled.store(need, Ordering::Release);
-        self.lists.lock().queue.push(&self.segments, segment);
+        segment.set_protected(false);
+        self.lists.lock().close(&self.segments, segment);
         Ok(Room { segment, place, at: self.head(), evicted: true })
     }
 
@@ -400,18 +351,18 @@ impl Space {
     /// Forgets all values; the index has forgotten them already.
     pub fn clear(&self, index: &dyn Index) {
         let _inside = Inside::begin();
-        for lane in &self.lanes {
+        for lane in self.all_lanes() {
             let opening = lane.opening.take();
             opening.iter().for_each(Mine::goes_on_in_child);
             let before = lane.open.swap(0, Ordering::AcqRel);
             self.close(before);
         }
         // No more than there are: other threads may fill segments all the time.
-        let mut left = self.lists.lock().queue.len();
+        let mut left = self.lists.lock().closed();
         while left > 0 {
             left -= 1;
             let mut lists = self.lists.lock();
-            let Some(segment) = lists.queue.pop(&self.segments) else { return };
+            let Some(segment) = lists.pop_closed(&self.segments) else { return };
             segment.range.pin();
             drop(lists);
             self.expire(index, segment);
@@ -424,7 +375,8 @@ impl Space {
         let _inside = Inside::begin();
         let lists = self.lists.lock();
         let made = u64::from(self.segments.made());
-        (lists.footprint, lists.growth.target(), made * Segment::BOOKKEEPING as u64)
+        let bookkeeping = made * Segment::BOOKKEEPING as u64 + self.policy.bytes();
+        (lists.footprint, lists.growth.target(), bookkeeping)
     }
 
     /// Takes the lists' lock over a fork. The right to open a segment is not waited for: its holder
@@ -461,7 +413,7 @@ impl Space {
             if !segment.link.is(Name::Bare) {
                 footprint += segment.capacity() as u64;
             }
-            if segment.link.is(Name::Queue) && segment.life.live() == 0 {
+            if segment.is_closed() && segment.life.live() == 0 {
                 self.may_be_empty(segment);
             }
         }
@@ -485,11 +437,6 @@ impl Space {
         }
     }
 
-    fn is_open(&self, segment: &Segment) -> bool {
-        let opens = |lane: &Lane| Open::decode(lane.open.load(Ordering::Relaxed));
-        self.lanes.iter().filter_map(opens).any(|open| open.segment() == segment.number)
-    }
-
     /// In a child whose fork handlers did not run: frees the locks. `true`: that of the lists was
     /// held, so that they may be half changed.
     pub fn recover(&self) -> bool {
@@ -507,7 +454,7 @@ impl Space {
     /// lost.
     pub fn abandon(&self, index: &dyn Index) {
         let _inside = Inside::begin();
-        for lane in &self.lanes {
+        for lane in self.all_lanes() {
             lane.open.store(0, Ordering::SeqCst);
         }
         for segment in self.segments.iter() {
@@ -518,12 +465,13 @@ impl Space {
         }
         self.emptied.store(0, Ordering::SeqCst);
         let mut lists = self.lists.lock();
-        lists.queue = List::new(Name::Queue);
+        lists.probation = List::new(Name::Probation);
+        lists.protected = List::new(Name::Protected);
         lists.free = List::new(Name::Free);
         lists.bare = List::new(Name::Bare);
         lists.unmapped = List::new(Name::Unmapped);
         lists.draining = List::new(Name::Draining);
-        lists.footprint = 0;
+        (lists.footprint, lists.grown_to) = (0, 0);
         (lists.hand, lists.sampled) = (None, None);
     }
 

@@ -76,6 +76,11 @@ impl<K, S> Inner<K, S> {
         let found_any = found.is_some();
         if let Some((place, entered)) = found {
             let value = self.read(hash, place, entered, &mut Miss::Gone);
+            if let Some(value) = &value {
+                if self.space.policy.samples(hash) {
+                    self.space.policy.play(hash, value.len());
+                }
+            }
             if value.is_some() {
                 return value;
             }

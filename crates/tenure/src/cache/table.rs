@@ -203,9 +203,7 @@ impl<K> Table<K> {
         Q: Eq + ?Sized,
     {
         let (hit, prepared) = locate(self.newest(section), hash, key, early, |_| ())?;
-        if !hit.place.used() {
-            hit.array.mark_used(hit.at, hit.place);
-        }
+        hit.array.mark_used(hit.at, hit.place);
         Some((hit.place, prepared))
     }
 
@@ -218,7 +216,7 @@ impl<K> Table<K> {
         locate(self.newest(section), hash, key, |_| (), |_| ()).map(|(hit, ())| hit.place)
     }
 
-    /// The place with its used bit, if a key leads to it.
+    /// The place with its uses, if a key leads to it.
     pub fn holds(&self, hash: u32, place: Place) -> Option<Place> {
         let writer = self.writer.lock();
         at_place(self.current(&writer), hash, place).map(|hit| hit.place)
@@ -335,6 +333,8 @@ impl<K> Table<K> {
             if let Some((hit, ())) = found {
                 if hit.array.is_live(hit.at) {
                     if change.may() {
+                        // The key has been used as often as before.
+                        let place = place.with_uses(hit.place.uses());
                         change.made(Some(hit.array.set_place(hit.at, place)));
                     }
                     return;

@@ -1,0 +1,170 @@
+//! What share of the requests a cache answers, with the same bytes for values as others have.
+//!
+//! A request is a get, and an insert after a miss. tenure stores real bytes, which are checked at every
+//! hit; the peers are given the weight of each value alone, which is all that their policies see.
+
+mod caching;
+mod loads;
+mod ours;
+mod peers;
+mod trace;
+
+use crate::harness::{Comparison, Contestant, Goal, Outcome, Report, Role, Sample, Unit};
+use crate::Options;
+use caching::{Caching, Sizes};
+use std::fmt::Write;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use trace::Trace;
+
+/// Shares of the bytes of all keys' values that the caches get, in percent.
+const SHARES: [u64; 5] = [1, 5, 10, 20, 40];
+/// How many points of the hit ratio tenure may be behind the best peer.
+const MAY_BE_BEHIND: f64 = 0.5;
+/// The most requests that are read from a file.
+const MOST: usize = 4_000_000;
+
+type Maker = fn(bytes: u64, sizes: &Sizes) -> io::Result<Box<dyn Caching>>;
+
+macro_rules! maker {
+    ($cache:path) => {
+        |bytes, sizes| Ok(Box::new(<$cache>::new(bytes, sizes)))
+    };
+}
+
+const MAKERS: &[(&str, Role, Maker)] = &[
+    ("tenure", Role::Ours, |bytes, sizes| Ok(Box::new(ours::Ours::new(bytes, sizes)?))),
+    ("plain LRU", Role::Peer, maker!(peers::Lru)),
+    #[cfg(feature = "peers")]
+    ("moka", Role::Peer, maker!(peers::Moka)),
+    #[cfg(feature = "peers")]
+    ("quick_cache", Role::Peer, maker!(peers::QuickCache)),
+    #[cfg(feature = "peers")]
+    ("foyer S3-FIFO", Role::Peer, maker!(peers::FoyerS3Fifo)),
+    #[cfg(feature = "peers")]
+    ("foyer LFU", Role::Peer, maker!(peers::FoyerLfu)),
+    #[cfg(feature = "peers")]
+    ("foyer LRU", Role::Peer, maker!(peers::FoyerLru)),
+    #[cfg(feature = "peers")]
+    ("foyer FIFO", Role::Peer, maker!(peers::FoyerFifo)),
+];
+
+/// Runs the bench.
+///
+/// # Errors
+/// `InvalidData` if the cache served wrong bytes or a trace cannot be understood; else what the report or
+/// the system said.
+pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
+    let requests = options.size(1_000_000, 60_000);
+    let bytes = options.size(2 << 30, 256 << 20) as u64;
+    let mut table = Table::default();
+    for (name, make) in loads::LOADS {
+        measure(options, report, &mut table, || Ok(loads::generate(name, *make, requests, bytes)))?;
+    }
+    for path in &options.traces {
+        measure(options, report, &mut table, || {
+            Trace::read(path, options.size(MOST, 60_000), bytes)
+        })?;
+    }
+    table.finish(report)
+}
+
+fn measure(
+    options: &Options,
+    report: &mut Report<'_>,
+    table: &mut Table,
+    make: impl FnOnce() -> io::Result<Trace>,
+) -> io::Result<()> {
+    let trace = Rc::new(make()?);
+    let sizes: Sizes = Arc::from(&trace.sizes[..]);
+    let mut text = String::new();
+    for share in SHARES {
+        let bytes = trace.distinct_bytes() * share / 100;
+        let title = format!("{}: in {share} % of its {} values' bytes", trace.name, sizes.len());
+        if !options.wants(&title) {
+            continue;
+        }
+        let mut comparison = Comparison::new(title, Unit::Percent);
+        for &(name, role, make) in MAKERS {
+            let (trace, sizes) = (trace.clone(), sizes.clone());
+            let misses = move || misses(&trace, &mut *make(bytes, &sizes)?);
+            // Once: a second time would give the same.
+            let contestant = Contestant::new(name, role, misses).once();
+            comparison = comparison.with(match role {
+                Role::Ours => contestant.goal(Goal::MoreThanBestPeer(MAY_BE_BEHIND)),
+                _ => contestant,
+            });
+        }
+        if let Some(outcome) = report.measure(comparison, 1)? {
+            text.push_str(&table.add(&trace.name, share, outcome));
+        }
+    }
+    if text.is_empty() {
+        return Ok(());
+    }
+    report.print(&text)
+}
+
+/// The share of requests, in percent, that find nothing.
+fn misses(trace: &Trace, cache: &mut dyn Caching) -> io::Result<Sample> {
+    let hits = trace.requests.iter().filter(|request| cache.request(request.key)).count();
+    cache.verdict()?;
+    Ok(Sample::from(100.0 - 100.0 * hits as f64 / trace.requests.len() as f64))
+}
+
+/// The hit ratios of all rows.
+#[derive(Default)]
+struct Table {
+    /// Of each contestant, in all rows.
+    sums: Vec<(String, f64)>,
+    rows: usize,
+    within: usize,
+}
+
+impl Table {
+    /// Adds a row; answers it as text.
+    fn add(&mut self, trace: &str, share: u64, outcome: &Outcome) -> String {
+        let hits: Vec<(&str, Role, f64)> = outcome
+            .rows
+            .iter()
+            .filter_map(|row| Some((row.name.as_str(), row.role, 100.0 - row.stats?.median)))
+            .collect();
+        let mut text = String::new();
+        if self.rows == 0 {
+            let names: String = hits.iter().map(|(name, ..)| format!("{name:>14}")).collect();
+            let _ = writeln!(text, "{:<24}{names}  tenure to the best", "hits, %");
+            self.sums = hits.iter().map(|(name, ..)| (name.to_string(), 0.0)).collect();
+        }
+        let _ = write!(text, "{:<24}", format!("{trace}: in {share} %"));
+        for ((_, sum), (_, _, hit)) in self.sums.iter_mut().zip(&hits) {
+            *sum += hit;
+            let _ = write!(text, "{hit:>14.2}");
+        }
+        let best = hits.iter().filter(|hit| hit.1 == Role::Peer).map(|hit| hit.2).reduce(f64::max);
+        let ours = hits.iter().find(|hit| hit.1 == Role::Ours).map(|hit| hit.2);
+        if let (Some(best), Some(ours)) = (best, ours) {
+            let is_within = best - ours <= MAY_BE_BEHIND;
+            self.within += usize::from(is_within);
+            let _ = write!(text, "  {:+.2}{}", ours - best, if is_within { "" } else { " LOSES" });
+        }
+        self.rows += 1;
+        text.push('\n');
+        text
+    }
+
+    fn finish(self, report: &mut Report<'_>) -> io::Result<()> {
+        if self.rows == 0 {
+            return Ok(());
+        }
+        let mean = |(name, sum): &(String, f64)| format!("{name} {:.2}", sum / self.rows as f64);
+        let means: Vec<String> = self.sums.iter().map(mean).collect();
+        report.note(format!(
+            "tenure is within {MAY_BE_BEHIND} points of the best peer, or ahead, in {} of {} rows; \
+             on average: {}",
+            self.within,
+            self.rows,
+            means.join(", ")
+        ))
+    }
+}

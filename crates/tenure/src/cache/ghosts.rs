@@ -1,0 +1,182 @@
+//! Which keys were evicted lately: two bytes for each, found by the key's hash.
+//!
+//! A ghost is a fingerprint of 11 bits and the time of the eviction in 5 bits. Eight of them are a bucket; a new
+//! one takes the place of the oldest, long before the time begins again. Threads change the table without a lock: what one loses of another's is a
+//! ghost less.
+
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+const BUCKET: usize = 8;
+/// The first table's ghosts; each further one has twice as many.
+const FIRST: usize = 1 << 12;
+const TABLES: usize = 18;
+/// Moments there are; then they begin again.
+const MOMENTS: u16 = 32;
+/// Moments in which a cache's bytes are evicted once.
+const PER_CACHE: u64 = 8;
+
+/// See the module's head. Takes no memory before the first eviction.
+pub(super) struct Ghosts {
+    /// A table that has become too small stays, for threads that are in it, and is not used any more.
+    tables: [AtomicPtr<AtomicU16>; TABLES],
+    current: AtomicU32,
+    /// Bytes evicted so far.
+    evicted: AtomicU64,
+    /// Bytes of evictions that are a moment.
+    moment: AtomicU64,
+}
+
+fn ghost(hash: u32, moment: u16) -> u16 {
+    // Not 0, which stands for none.
+    (hash as u16 & (u16::MAX / MOMENTS)).max(1) * MOMENTS + moment
+}
+
+impl Ghosts {
+    pub fn new() -> Ghosts {
+        Ghosts {
+            tables: [const { AtomicPtr::new(null_mut()) }; TABLES],
+            current: AtomicU32::new(0),
+            evicted: AtomicU64::new(0),
+            moment: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    /// Follows the cache's size: `values` of `bytes` in all. Allocates; under no lock.
+    pub fn fit(&self, values: u64, bytes: u64) {
+        self.moment.store((bytes / PER_CACHE).max(1), Ordering::Relaxed);
+        let wanted = |number: &usize| (FIRST << number) as u64 >= values;
+        let number = (0..TABLES).find(wanted).unwrap_or(TABLES - 1);
+        let current = self.current.load(Ordering::Relaxed) as usize;
+        // No smaller one: a cache that shrinks may grow again.
+        let number = number.max(current);
+        if self.table(number).is_none() {
+            let new: Box<[AtomicU16]> = (0..FIRST << number).map(|_| AtomicU16::new(0)).collect();
+            let (new, place) = (Box::into_raw(new).cast(), &self.tables[number]);
+            let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
+            if place.compare_exchange(null_mut(), new, order, failed).is_err() {
+                // SAFETY: made above, and not published.
+                unsafe { free(number, new) };
+            }
+        }
+        self.current.store(number as u32, Ordering::Relaxed);
+    }
+
+    fn table(&self, number: usize) -> Option<&[AtomicU16]> {
+        let table = self.tables[number].load(Ordering::Acquire);
+        // SAFETY: not null, so it is a table of this number, which has as many ghosts, is not moved, and
+        // is freed with `self`.
+        (!table.is_null()).then(|| unsafe { std::slice::from_raw_parts(table, FIRST << number) })
+    }
+
+    fn now(&self) -> u16 {
+        let moments = self.evicted.load(Ordering::Relaxed) / self.moment.load(Ordering::Relaxed);
+        (moments % u64::from(MOMENTS)) as u16
+    }
+
+    /// The bucket of a hash: by bits that the fingerprint has not.
+    fn bucket(&self, hash: u32) -> Option<&[AtomicU16]> {
+        let table = self.table(self.current.load(Ordering::Relaxed) as usize)?;
+        let buckets = (table.len() / BUCKET) as u64;
+        // The low bits of a hash choose its shard, the high bits are not among the fingerprint's.
+        let number = (u64::from(hash) * buckets) >> 32;
+        table.get(number as usize * BUCKET..(number as usize + 1) * BUCKET)
+    }
+
+    /// So many bytes were evicted.
+    pub fn pass(&self, bytes: usize) {
+        self.evicted.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Remembers that the value of this hash was evicted now.
+    pub fn add(&self, hash: u32) {
+        let now = self.now();
+        let Some(bucket) = self.bucket(hash) else { return };
+        let age = |place: &&AtomicU16| match place.load(Ordering::Relaxed) {
+            0 => MOMENTS,
+            ghost => now.wrapping_sub(ghost) % MOMENTS,
+        };
+        if let Some(oldest) = bucket.iter().max_by_key(age) {
+            oldest.store(ghost(hash, now), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the value of this hash was evicted within the last `moments`; forgets it.
+    pub fn take(&self, hash: u32, moments: u16) -> bool {
+        let now = self.now();
+        let own = ghost(hash, 0);
+        let of_hash = |place: &&AtomicU16| place.load(Ordering::Relaxed) & !(MOMENTS - 1) == own;
+        let found = self.bucket(hash).and_then(|bucket| bucket.iter().find(of_hash));
+        found.is_some_and(|place| {
+            let ghost = place.swap(0, Ordering::Relaxed);
+            ghost != 0 && now.wrapping_sub(ghost) % MOMENTS <= moments
+        })
+    }
+
+    /// Bytes of the tables.
+    pub fn bytes(&self) -> u64 {
+        (0..TABLES).filter_map(|number| self.table(number)).map(size_of_val).sum::<usize>() as u64
+    }
+}
+
+/// # Safety
+/// Null, or a table of that number, which nobody else has.
+unsafe fn free(number: usize, table: *mut AtomicU16) {
+    if !table.is_null() {
+        let table = std::ptr::slice_from_raw_parts_mut(table, FIRST << number);
+        // SAFETY: from `Box::into_raw` of a slice of this length, and nobody else has it.
+        drop(unsafe { Box::from_raw(table) });
+    }
+}
+
+impl Drop for Ghosts {
+    fn drop(&mut self) {
+        for (number, table) in self.tables.iter_mut().enumerate() {
+            // SAFETY: nobody else has it.
+            unsafe { free(number, *table.get_mut()) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hash(key: u32) -> u32 {
+        key.wrapping_mul(0x9E37_79B1)
+    }
+
+    #[test]
+    fn ghosts_are_found_once_and_for_as_long_as_asked() {
+        let ghosts = Ghosts::new();
+        assert!(!ghosts.take(hash(1), 15), "nothing was evicted");
+        ghosts.fit(4000, 4000 * 100);
+        (0..2000).for_each(|key| {
+            ghosts.pass(100);
+            ghosts.add(hash(key));
+        });
+        // 2000 of 4000 values: half of the cache, four moments.
+        assert!((0..100).filter(|key| ghosts.take(hash(*key), 3)).count() < 10);
+        let found = (1000..2000).filter(|key| ghosts.take(hash(*key), 3)).count();
+        assert!(found > 950, "{found} of 1000");
+        assert!((1000..2000).filter(|key| ghosts.take(hash(*key), 15)).count() < 20);
+        let strangers = (10_000..20_000).filter(|key| ghosts.take(hash(*key), 15)).count();
+        assert!(strangers < 50, "{strangers} of 10000");
+    }
+
+    #[test]
+    fn what_was_evicted_long_ago_does_not_look_new() {
+        for times in [3, 4, 5, 8, 9] {
+            let ghosts = Ghosts::new();
+            ghosts.fit(4100, 4100 * 100);
+            let mut back = 0;
+            for at in 0..20 * 4100u32 {
+                let key = hash(at % (4100 * times));
+                back += u32::from(ghosts.take(key, 7));
+                ghosts.pass(100);
+                ghosts.add(key);
+            }
+            assert!(back < 20 * 41, "{back} of a loop {times} times as long as the cache");
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Which values stay when the cache may not grow.
+//!
+//! A new value is on *probation*: its segment is the first to be emptied. A value that was used meanwhile moves
+//! to the *protected* part, the others leave a [ghost](super::ghosts). A value that comes back while its ghost is
+//! there is protected at once. When the oldest protected segment is emptied, its used values move to the newest
+//! one, and each time a use is taken from them (S3-FIFO, on segments). So one scan washes out no more than
+//! probation. How large probation is, and how long ghosts last, [trials](super::trials) find out.
+
+use super::ghosts::Ghosts;
+use super::trials::{self, Settings, Trials, SETTINGS, START, VALUES};
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// See the module's head.
+pub(super) struct Policy {
+    /// Keys whose mixed hash is below this are played in the trials. 0 before the first eviction.
+    sampled_below: AtomicU32,
+    /// The number of the settings in use.
+    settings: AtomicUsize,
+    /// Bytes that a value takes; 1: not known.
+    average: AtomicU32,
+    /// Bytes of the cache, in proportion to the sample: what each trial has room for.
+    room: AtomicU64,
+    ghosts: Ghosts,
+    /// A thread plays a request in the trials, or makes them. Nobody waits for it. It stays set in a child that
+    /// is forked meanwhile by another thread: the settings stay as they are there.
+    is_playing: AtomicBool,
+    trials: UnsafeCell<Option<Trials>>,
+}
+
+// SAFETY: `trials`, the only field that is not `Sync`, is used only by the thread that has set `is_playing`, and
+// what it holds may be used by any thread.
+unsafe impl Sync for Policy {}
+
+#[inline]
+fn mixed(hash: u32) -> u32 {
+    // Other bits than those that choose slot and shard.
+    hash.wrapping_mul(0x9E37_79B1).rotate_left(16)
+}
+
+impl Policy {
+    pub fn new() -> Policy {
+        Policy {
+            sampled_below: AtomicU32::new(0),
+            settings: AtomicUsize::new(START),
+            average: AtomicU32::new(1),
+            room: AtomicU64::new(0),
+            ghosts: Ghosts::new(),
+            is_playing: AtomicBool::new(false),
+            trials: UnsafeCell::new(None),
+        }
+    }
+
+    fn settings(&self) -> Settings {
+        SETTINGS[self.settings.load(Ordering::Relaxed)]
+    }
+
+    /// Whether requests for this key are to be [`played`](Policy::play).
+    #[inline]
+    pub fn samples(&self, hash: u32) -> bool {
+        mixed(hash) < self.sampled_below.load(Ordering::Relaxed)
+    }
+
+    /// Plays a request in the trials, unless another thread does so.
+    #[cold]
+    pub fn play(&self, hash: u32, bytes: usize) {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let (room, average) =
+            (self.room.load(Ordering::Relaxed), self.average.load(Ordering::Relaxed));
+        self.with_trials(|trials| {
+            if let Some(trials) = trials {
+                let best = trials.request(hash, bytes, room, average);
+                self.settings.store(best, Ordering::Relaxed);
+            }
+        });
+    }
+
+    fn with_trials(&self, change: impl FnOnce(&mut Option<Trials>)) {
+        if self.is_playing.swap(true, Ordering::Acquire) {
+            return;
+        }
+        // SAFETY: this thread has set `is_playing`, so no other one uses the trials until it is cleared below. A
+        // handler of a signal that comes here meanwhile on this thread finds it set, too.
+        change(unsafe { &mut *self.trials.get() });
+        self.is_playing.store(false, Ordering::Release);
+    }
+
+    /// Before an eviction: the cache has `bytes`, and the segment that is emptied `values` in `filled` bytes.
+    /// Allocates; under no lock.
+    pub fn follow(&self, bytes: u64, values: u32, filled: usize) {
+        if values > 0 {
+            let own = (filled / values as usize).clamp(1, 1 << 30) as u32;
+            let average = match self.average.load(Ordering::Relaxed) {
+                1 => own,
+                before => before - before / 8 + own / 8,
+            };
+            self.average.store(average.max(2), Ordering::Relaxed);
+        }
+        let average = self.average.load(Ordering::Relaxed);
+        if average == 1 {
+            // Nothing is known about the values yet.
+            return;
+        }
+        let values = (bytes / u64::from(average)).max(1);
+        self.ghosts.fit(values, bytes);
+        let wanted = (VALUES << 32) / values.max(VALUES + 1);
+        let below = u64::from(self.sampled_below.load(Ordering::Relaxed));
+        let fits = below > wanted / 2 && below / 2 < wanted;
+        if !fits {
+            self.with_trials(|trials| {
+                match trials {
+                    Some(trials) => trials.reset(),
+                    None => *trials = Some(Trials::new()),
+                }
+                self.sampled_below.store(wanted as u32, Ordering::Relaxed);
+            });
+        }
+        let below = u64::from(self.sampled_below.load(Ordering::Relaxed));
+        let room = (u128::from(bytes) * u128::from(below)) >> 32;
+        self.room.store(room as u64, Ordering::Relaxed);
+    }
+
+    /// Whether probation has more than its part: `bytes` of the cache's `all`.
+    pub fn is_full(&self, bytes: u64, all: u64) -> bool {
+        bytes > all / 1024 * self.settings().probation
+    }
+
+    /// How many uses keep a value that takes so many bytes.
+    pub fn cost(&self, bytes: usize) -> u32 {
+        trials::cost(bytes, self.average.load(Ordering::Relaxed))
+    }
+
+    /// A value of this hash, of so many bytes, was evicted. One that was protected leaves no ghost: in a loop,
+    /// each that came back would evict the one that is asked for next.
+    pub fn evicted(&self, hash: u32, bytes: usize, was_protected: bool) {
+        self.ghosts.pass(bytes);
+        if !was_protected {
+            self.ghosts.add(hash);
+        }
+    }
+
+    /// Whether a new value of this hash, of so many bytes, is protected at once.
+    pub fn comes_back(&self, hash: u32, bytes: usize) -> bool {
+        self.ghosts.take(hash, self.settings().memory) && trials::comes_back(self.cost(bytes))
+    }
+
+    /// Bytes that the policy takes.
+    pub fn bytes(&self) -> u64 {
+        let trials = self.sampled_below.load(Ordering::Relaxed) > 0;
+        self.ghosts.bytes() + if trials { Trials::BYTES } else { 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_as_large_as_trials_want_it() {
+        let policy = Policy::new();
+        let hashes = || (0..100_000u32).map(|key| key.wrapping_mul(0x85EB_CA6B));
+        assert!(!hashes().any(|hash| policy.samples(hash)), "nothing was evicted");
+        policy.follow(100_000 * 500, 1000, 500_000);
+        let sampled = hashes().filter(|hash| policy.samples(*hash)).count() as u64;
+        assert!((VALUES / 2..VALUES * 2).contains(&sampled), "{sampled} of 100000");
+        assert!(policy.bytes() < 100_000 * 5, "{} bytes", policy.bytes());
+    }
+
+    #[test]
+    fn nobody_waits_for_a_thread_that_plays() {
+        let policy = Policy::new();
+        policy.follow(1 << 20, 10, 1000);
+        policy.is_playing.store(true, Ordering::Relaxed);
+        let hash = (0..u32::MAX).find(|hash| policy.samples(*hash)).unwrap();
+        policy.play(hash, 100);
+        policy.follow(64 << 20, 10, 1000);
+        assert_eq!(policy.settings(), SETTINGS[START]);
+    }
+}

@@ -1,0 +1,363 @@
+//! Small caches without values, which try settings of the policy on a sample of the keys.
+//!
+//! Which settings are best depends on the program: a loop wants a cache that holds on to what it has, news
+//! want one that forgets. Each trial plays the same requests with settings of its own, and the cache takes the
+//! settings of the trial that has found most lately. All memory is taken at once.
+
+use super::place::MOST_USES;
+
+/// What can be set about the policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Settings {
+    /// The part of the cache that is for new values, in 1024ths.
+    pub probation: u64,
+    /// How long a ghost brings its value back into the protected part: until so many eighths of the
+    /// cache were evicted, and the one that has begun.
+    pub memory: u16,
+}
+
+/// From what holds on most to what forgets most. The cache begins with [`START`].
+pub(super) const SETTINGS: [Settings; 6] = [
+    Settings { probation: 20, memory: 0 },
+    Settings { probation: 20, memory: 1 },
+    Settings { probation: 30, memory: 7 },
+    Settings { probation: 100, memory: 11 },
+    Settings { probation: 300, memory: 7 },
+    Settings { probation: 700, memory: 7 },
+];
+pub(super) const START: usize = 2;
+const COUNT: usize = SETTINGS.len();
+
+/// As many values as a trial is to have room for.
+pub(super) const VALUES: u64 = 256;
+/// Keys that are known, in all trials together.
+const NODES: usize = 1536;
+const CHAINS: usize = 512;
+const NONE: u16 = u16::MAX;
+
+/// Requests after which the trials are compared, and earlier hits count a little less.
+const ROUND: u32 = 32;
+const FADING: f32 = 0.99;
+/// By how many hits another trial must be ahead, so that chance alone does not change the settings: 0.2 % of
+/// the requests that count.
+const AHEAD: f32 = 0.002 * ROUND as f32 / (1.0 - FADING);
+
+/// Where a key is in one trial.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Probation,
+    Protected,
+    Ghost,
+    None,
+}
+
+/// A key.
+#[derive(Clone, Copy)]
+struct Node {
+    hash: u32,
+    bytes: u32,
+    /// The next of its chain, or of the free ones.
+    next: u16,
+    /// In how many trials it is.
+    known: u16,
+}
+
+/// A key's place in one trial.
+#[derive(Clone, Copy)]
+struct Seat {
+    before: u16,
+    after: u16,
+    part: Part,
+    uses: u8,
+}
+
+#[derive(Clone, Copy)]
+struct Line {
+    first: u16,
+    last: u16,
+    bytes: u64,
+}
+
+const EMPTY: Line = Line { first: NONE, last: NONE, bytes: 0 };
+
+/// See the module's head.
+pub(super) struct Trials {
+    nodes: Box<[Node]>,
+    chains: Box<[u16]>,
+    free: u16,
+    seats: Box<[[Seat; NODES]]>,
+    lines: [[Line; 3]; COUNT],
+    /// Hits, the fewer the longer ago.
+    hits: [f32; COUNT],
+    requests: u32,
+    best: usize,
+}
+
+impl Trials {
+    pub fn new() -> Trials {
+        let node = Node { hash: 0, bytes: 0, next: NONE, known: 0 };
+        let seat = Seat { before: NONE, after: NONE, part: Part::None, uses: 0 };
+        let mut trials = Trials {
+            nodes: vec![node; NODES].into(),
+            chains: vec![NONE; CHAINS].into(),
+            free: NONE,
+            seats: vec![[seat; NODES]; COUNT].into(),
+            lines: [[EMPTY; 3]; COUNT],
+            hits: [0.0; COUNT],
+            requests: 0,
+            best: START,
+        };
+        trials.reset();
+        trials
+    }
+
+    /// Begins again with empty caches; the settings stay.
+    pub fn reset(&mut self) {
+        self.chains.fill(NONE);
+        for (at, node) in self.nodes.iter_mut().enumerate() {
+            let next = if at + 1 < NODES { at as u16 + 1 } else { NONE };
+            *node = Node { hash: 0, bytes: 0, next, known: 0 };
+        }
+        self.free = 0;
+        let seat = Seat { before: NONE, after: NONE, part: Part::None, uses: 0 };
+        self.seats.iter_mut().for_each(|seats| seats.fill(seat));
+        self.lines = [[EMPTY; 3]; COUNT];
+        self.hits = [0.0; COUNT];
+        self.requests = 0;
+    }
+
+    pub const BYTES: u64 = (size_of::<Trials>()
+        + NODES * (size_of::<Node>() + COUNT * size_of::<Seat>())
+        + CHAINS * size_of::<u16>()) as u64;
+
+    /// Plays a request in caches of `room` bytes; `average`: the size of a value. Answers the number of the
+    /// best settings now.
+    pub fn request(&mut self, hash: u32, bytes: u32, room: u64, average: u32) -> usize {
+        let Some(node) = self.find_or_make(hash, bytes) else { return self.best };
+        self.nodes[node as usize].known += 1;
+        for trial in 0..COUNT {
+            self.play(trial, node, room, average);
+        }
+        self.let_go(node);
+        self.requests += 1;
+        if self.requests % ROUND == 0 {
+            for trial in 0..COUNT {
+                if self.hits[trial] > self.hits[self.best] + AHEAD {
+                    self.best = trial;
+                }
+            }
+            self.hits.iter_mut().for_each(|hits| *hits *= FADING);
+        }
+        self.best
+    }
+
+    fn find_or_make(&mut self, hash: u32, bytes: u32) -> Option<u16> {
+        let chain = hash as usize % CHAINS;
+        let mut at = self.chains[chain];
+        while at != NONE {
+            let node = &self.nodes[at as usize];
+            if node.hash == hash {
+                return Some(at);
+            }
+            at = node.next;
+        }
+        // Ghosts go first when there are too many keys.
+        for trial in (0..COUNT).cycle().take(64 * COUNT) {
+            if self.free != NONE {
+                break;
+            }
+            let ghost = self.lines[trial][Part::Ghost as usize].first;
+            if ghost != NONE {
+                self.leave(trial, ghost);
+                self.let_go(ghost);
+            }
+        }
+        let at = self.free;
+        let node = self.nodes.get_mut(at as usize)?;
+        self.free = node.next;
+        *node = Node { hash, bytes, next: self.chains[chain], known: 0 };
+        self.chains[chain] = at;
+        Some(at)
+    }
+
+    /// One thing less knows the key.
+    fn let_go(&mut self, node: u16) {
+        let Node { hash, next, known, .. } = self.nodes[node as usize];
+        self.nodes[node as usize].known = known - 1;
+        if known > 1 {
+            return;
+        }
+        let chain = hash as usize % CHAINS;
+        let mut at = self.chains[chain];
+        if at == node {
+            self.chains[chain] = next;
+        }
+        while at != NONE {
+            let after = self.nodes[at as usize].next;
+            if after == node {
+                self.nodes[at as usize].next = next;
+            }
+            at = after;
+        }
+        self.nodes[node as usize].next = self.free;
+        self.free = node;
+    }
+
+    fn play(&mut self, trial: usize, node: u16, room: u64, average: u32) {
+        let bytes = u64::from(self.nodes[node as usize].bytes);
+        let cost = cost(bytes as usize, average);
+        let part = self.seats[trial][node as usize].part;
+        if matches!(part, Part::Probation | Part::Protected) {
+            let uses = &mut self.seats[trial][node as usize].uses;
+            *uses = (*uses + 1).min(MOST_USES as u8);
+            self.hits[trial] += 1.0;
+            return;
+        }
+        let mut into = Part::Probation;
+        if part == Part::Ghost {
+            self.leave(trial, node);
+            self.nodes[node as usize].known -= 1;
+            if comes_back(cost) {
+                into = Part::Protected;
+            }
+        }
+        if bytes > room {
+            return;
+        }
+        while self.bytes(trial) + bytes > room && self.evict(trial, room, average) {}
+        // While there is room, what probation has no room for is protected.
+        while self.is_full(trial, room) && self.bytes(trial) + 2 * bytes + room / 64 < room {
+            let first = self.lines[trial][Part::Probation as usize].first;
+            self.leave(trial, first);
+            self.enter(trial, first, Part::Protected);
+        }
+        self.seats[trial][node as usize].uses = 0;
+        self.nodes[node as usize].known += 1;
+        self.enter(trial, node, into);
+    }
+
+    fn bytes(&self, trial: usize) -> u64 {
+        let line = |part: Part| self.lines[trial][part as usize].bytes;
+        line(Part::Probation) + line(Part::Protected)
+    }
+
+    /// Whether probation has more than its part.
+    fn is_full(&self, trial: usize, room: u64) -> bool {
+        let probation = &self.lines[trial][Part::Probation as usize];
+        probation.first != NONE && probation.bytes > room * SETTINGS[trial].probation / 1024
+    }
+
+    fn evict(&mut self, trial: usize, room: u64, average: u32) -> bool {
+        let protected = self.lines[trial][Part::Protected as usize].first;
+        let is_new = protected == NONE || self.is_full(trial, room);
+        let node =
+            if is_new { self.lines[trial][Part::Probation as usize].first } else { protected };
+        if node == NONE {
+            return false;
+        }
+        let cost = cost(self.nodes[node as usize].bytes as usize, average);
+        let uses = u32::from(self.seats[trial][node as usize].uses);
+        self.leave(trial, node);
+        if uses >= cost {
+            let left = if is_new { 0 } else { uses - cost };
+            self.seats[trial][node as usize].uses = left as u8;
+            self.enter(trial, node, Part::Protected);
+            return true;
+        }
+        if !is_new {
+            self.let_go(node);
+            return true;
+        }
+        self.enter(trial, node, Part::Ghost);
+        let most = room * (u64::from(SETTINGS[trial].memory) + 1) / 8;
+        while self.lines[trial][Part::Ghost as usize].bytes > most {
+            let ghost = self.lines[trial][Part::Ghost as usize].first;
+            if ghost == NONE {
+                break;
+            }
+            self.leave(trial, ghost);
+            self.let_go(ghost);
+        }
+        true
+    }
+
+    fn enter(&mut self, trial: usize, node: u16, part: Part) {
+        let line = &mut self.lines[trial][part as usize];
+        let before = std::mem::replace(&mut line.last, node);
+        line.bytes += u64::from(self.nodes[node as usize].bytes);
+        let seats = &mut self.seats[trial];
+        match seats.get_mut(before as usize) {
+            Some(seat) => seat.after = node,
+            None => line.first = node,
+        }
+        let seat = &mut seats[node as usize];
+        (seat.before, seat.after, seat.part) = (before, NONE, part);
+    }
+
+    /// Takes a key out of the line that it is in.
+    fn leave(&mut self, trial: usize, node: u16) {
+        let seats = &mut self.seats[trial];
+        let Seat { before, after, part, .. } = seats[node as usize];
+        seats[node as usize].part = Part::None;
+        let Some(line) = self.lines[trial].get_mut(part as usize) else { return };
+        line.bytes = line.bytes.saturating_sub(u64::from(self.nodes[node as usize].bytes));
+        match seats.get_mut(before as usize) {
+            Some(seat) => seat.after = after,
+            None => line.first = after,
+        }
+        match seats.get_mut(after as usize) {
+            Some(seat) => seat.before = before,
+            None => line.last = before,
+        }
+    }
+}
+
+/// How many uses keep a value of so many bytes: a large one takes the place of several.
+pub(super) fn cost(bytes: usize, average: u32) -> u32 {
+    let average = average.max(1) as usize;
+    ((bytes + average / 2) / average).clamp(1, MOST_USES as usize) as u32
+}
+
+/// Whether a value of this cost is protected at once when it comes back.
+pub(super) fn comes_back(cost: u32) -> bool {
+    cost <= 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn played(requests: impl Iterator<Item = u32>) -> Settings {
+        let mut trials = Trials::new();
+        let mut best = START;
+        for key in requests {
+            best = trials.request(key.wrapping_mul(0x9E37_79B1), 100, 100 * VALUES, 100);
+        }
+        SETTINGS[best]
+    }
+
+    #[test]
+    fn a_loop_holds_on_and_news_forget() {
+        let round = (0..60_000u32).map(|at| at % 700);
+        assert!(played(round).memory < 7, "a loop: ghosts would bring back what is gone again");
+        // Each key is asked for four times, a hundred requests apart, and never again.
+        let news = (0..60_000u32).map(|at| at / 4 + 200 * (3 - at % 4) / 4);
+        assert!(played(news).probation > 100);
+    }
+
+    #[test]
+    fn keys_that_are_gone_from_all_trials_are_free_again() {
+        let mut trials = Trials::new();
+        for key in 0..100_000u32 {
+            trials.request(key.wrapping_mul(0x9E37_79B1), 100, 100 * VALUES, 100);
+        }
+        let in_chains = |trials: &Trials| {
+            let next = |at: &u16| Some(trials.nodes[*at as usize].next).filter(|at| *at != NONE);
+            let first = trials.chains.iter().filter(|at| **at != NONE);
+            first.map(|at| std::iter::successors(Some(*at), next).count()).sum::<usize>()
+        };
+        let known = trials.nodes.iter().filter(|node| node.known > 0).count();
+        assert_eq!(in_chains(&trials), known);
+        assert!((VALUES as usize..NODES).contains(&known), "{known}");
+    }
+}
