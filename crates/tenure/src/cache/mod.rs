@@ -5,7 +5,8 @@
 //! faster then, and twice as fast at overwriting values of 100 KiB).
 //!
 //! Values of any length are packed into 2 MiB segments of volatile memory. The kernel takes whole
-//! segments in its ordinary reclaim, oldest first. The next get of such a value notices it and misses. A
+//! segments in its ordinary reclaim, those first that were offered first. Where the cache itself must make room, values
+//! that were used stay and those that were used once go: a scan does not wash it out. The next get of such a value notices it and misses. A
 //! get never returns wrong or partial bytes: it pins the segment before it looks, and a segment is reused
 //! only when no thread has it pinned.
 //!

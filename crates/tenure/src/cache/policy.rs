@@ -4,7 +4,7 @@
 //! to the *protected* part, the others leave a [ghost](super::ghosts). A value that comes back while its ghost is
 //! there is protected at once. When the oldest protected segment is emptied, its used values move to the newest
 //! one, and each time a use is taken from them (S3-FIFO, on segments). So one scan washes out no more than
-//! probation. How large probation is, and how long ghosts last, [trials](super::trials) find out.
+//! probation. How large probation is, and how long ghosts last, [trials] find out.
 
 use super::ghosts::Ghosts;
 use super::trials::{self, Settings, Trials, SETTINGS, START, VALUES};

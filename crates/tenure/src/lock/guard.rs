@@ -66,7 +66,7 @@ pub(super) fn refuse_volatile(call: &'static str, range: PageRange) -> Result<()
 ///
 /// Dropping it before or after the memory is unmapped is equally harmless; where the range belongs to
 /// another mapping by then that was locked by other code than tenure, or by a future lock of
-/// [`mlockall`](super::mlockall), drop it before. In a forked child it does nothing, for a child
+/// [`mlockall`](super::mlockall()), drop it before. In a forked child it does nothing, for a child
 /// inherits no locks.
 ///
 /// ```

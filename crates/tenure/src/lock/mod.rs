@@ -21,7 +21,7 @@
 //! | the part of a range that was used last, up to a budget | [`within()`] |
 //! | what is locked in fact | [`receipt()`] |
 //! | whether a lock would be allowed, and the lines that raise the limit | [`explain()`] |
-//! | the calls as C has them, without a guard | [`mlock2()`], [`munlock2`], [`mlockall`], [`munlockall2`], [`mmap_on_fault`] |
+//! | the calls as C has them, without a guard | [`mlock2()`], [`munlock2`], [`mlockall()`], [`munlockall2`], [`mmap_on_fault`] |
 //!
 //! Guards count: where two overlap and one is dropped, the pages of the other stay locked. The kernel's own
 //! calls do not count. What cannot be locked whole is not locked at all: after a failure every page is as it
