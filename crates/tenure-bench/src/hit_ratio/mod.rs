@@ -56,15 +56,15 @@ const MAKERS: &[(&str, Role, Maker)] = &[
 /// `InvalidData` if the cache served wrong bytes or a trace cannot be understood; else what the report or
 /// the system said.
 pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
-    let requests = options.size(1_000_000, 60_000);
-    let bytes = options.size(2 << 30, 256 << 20) as u64;
+    let requests = options.size(1_000_000, 20_000);
+    let bytes = options.size(2 << 30, 128 << 20) as u64;
     let mut table = Table::default();
     for (name, make) in loads::LOADS {
         measure(options, report, &mut table, || Ok(loads::generate(name, *make, requests, bytes)))?;
     }
     for path in &options.traces {
         measure(options, report, &mut table, || {
-            Trace::read(path, options.size(MOST, 60_000), bytes)
+            Trace::read(path, options.size(MOST, 20_000), bytes)
         })?;
     }
     table.finish(report)
