@@ -190,6 +190,7 @@ fn prepare_if_needed() {
 ///
 /// ```
 /// use tenure::pool;
+/// pool::prepare()?; // where no worker runs, the first free blocks are given back at once
 /// let run = pool::alloc(8 << 20, 16, false).expect("there is room");
 /// // SAFETY: the run is this example's, has the room, and is not used again.
 /// unsafe {
@@ -198,6 +199,7 @@ fn prepare_if_needed() {
 /// }
 /// assert!(pool::trim());
 /// assert_eq!(pool::stats().warm_bytes, 0);
+/// # Ok::<(), tenure::Error>(())
 /// ```
 pub fn trim() -> bool {
     errno::kept(keep::trim)
