@@ -153,6 +153,10 @@ impl Run<'_> {
         } else {
             self.waiting_since = None;
         }
+        // What is given back needs no room: it is asked for even while the room is short.
+        if wanted < self.held && !self.asked {
+            self.ask(wanted)?;
+        }
         let together = self.worker.resident() + self.neighbour.resident().max(wanted);
         match self.room.judge(together, now, self.counts.gave_up) {
             Verdict::Fits => {}
@@ -175,11 +179,15 @@ impl Run<'_> {
                 return Ok(Some(Death { who, at, by: "the stand-in".into() }));
             }
         }
-        if wanted != self.held && !self.asked {
-            self.asked = true;
-            self.neighbour.tell(&Hold { bytes: wanted })?;
+        if wanted > self.held && !self.asked {
+            self.ask(wanted)?;
         }
         Ok(None)
+    }
+
+    fn ask(&mut self, bytes: u64) -> anyhow::Result<()> {
+        self.asked = true;
+        self.neighbour.tell(&Hold { bytes })
     }
 
     fn find_death(&mut self, at: f64) -> Option<Death> {
