@@ -40,9 +40,10 @@ fn check(result: &Value, limit: u64) {
         let counts = &way["counts"];
         let count = |name: &str| counts[name].as_u64().expect("a count");
         assert_eq!(count("wrong_bytes"), 0);
-        // One request may have been answered and not yet been counted when the counts were sent.
-        let answered = count("hits") + count("made");
-        assert!(answered.abs_diff(count("requests")) <= 1, "{counts}");
+        let (answered, requests) = (count("hits") + count("made"), count("requests"));
+        // The counts of a worker that was killed are those of its last report, made while it served.
+        let was_killed = !way["death"].is_null();
+        assert!(answered == requests || was_killed && count("hits") <= requests, "{counts}");
         assert!(count("hits") > 100, "{counts}");
     }
     // The stand-in can take only what the cache has offered by then: on a busy machine it may have to kill.
