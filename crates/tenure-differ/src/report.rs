@@ -4,7 +4,7 @@ use crate::command_line::Options;
 use crate::compare::Difference;
 use crate::plan::{line, Call};
 use std::collections::BTreeMap;
-use tenure_testkit::json;
+use tenure_measure::json;
 
 /// The sum of a run.
 #[derive(Clone, Debug, Default)]

@@ -2,7 +2,7 @@
 //! concern the whole process.
 
 use crate::skip;
-use crate::unavailable::Unavailable;
+use crate::Unavailable;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::process::{pidfd_open, Pid, PidfdFlags};

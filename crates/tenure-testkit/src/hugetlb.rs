@@ -1,6 +1,6 @@
 //! The kernel's pool of huge pages.
 
-use crate::unavailable::Unavailable;
+use crate::Unavailable;
 use std::fs;
 
 const FILE: &str = "/proc/sys/vm/nr_hugepages";

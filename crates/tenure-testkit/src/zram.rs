@@ -1,6 +1,6 @@
 //! Swap on compressed memory, for as long as it is needed.
 
-use crate::unavailable::Unavailable;
+use crate::Unavailable;
 use std::ffi::CString;
 use std::fs::{self, OpenOptions};
 use std::io;

@@ -4,7 +4,7 @@ use crate::caches::{Plan, Sizes};
 use crate::closures::Wild;
 use crate::faults::{Fault, COPY, MAP, REGISTER, UNREGISTER};
 use crate::pressure::NEED;
-use tenure_testkit::seccomp::{Call, Errno};
+use tenure_measure::seccomp::{Call, Errno};
 
 /// How often each kind of operation comes, against the others.
 #[derive(Clone, Copy, Debug, Default)]

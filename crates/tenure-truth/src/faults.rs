@@ -10,8 +10,8 @@ use crate::wrong;
 use std::sync::atomic::Ordering;
 use std::sync::OnceLock;
 use tenure::volatile::{self, Detection};
-use tenure_testkit::seccomp::{Call, Errno, Filter, NthFailure, When};
-use tenure_testkit::Unavailable;
+use tenure_measure::seccomp::{Call, Errno, Filter, NthFailure, When};
+use tenure_measure::Unavailable;
 
 /// Which system calls fail, and how.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tenure_testkit::{Competitor, MemoryCgroup, Unavailable};
+use tenure_measure::{Competitor, MemoryCgroup, Unavailable};
 
 /// What the group may take.
 const LIMIT: u64 = 256 << 20;

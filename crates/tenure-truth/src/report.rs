@@ -1,7 +1,7 @@
 //! What the configurations counted, as a table and as JSON lines.
 
 use crate::tally::Counts;
-use tenure_testkit::json;
+use tenure_measure::json;
 
 /// How one configuration went.
 #[derive(Clone, Debug, Default)]

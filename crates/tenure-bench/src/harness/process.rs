@@ -2,7 +2,7 @@
 
 use std::thread;
 use std::time::Duration;
-use tenure_testkit::pages::rss;
+use tenure_measure::pages::rss;
 
 /// Page faults of all threads so far that needed no input.
 pub fn minor_faults() -> u64 {

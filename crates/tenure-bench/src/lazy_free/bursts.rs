@@ -10,7 +10,7 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use std::io::{self, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
-use tenure_testkit::MemoryCgroup;
+use tenure_measure::MemoryCgroup;
 
 /// Of the limit, in each turn.
 const SHARE_PERCENT: usize = 60;

@@ -164,7 +164,7 @@ mod tests {
     fn a_populated_mapping_is_resident() {
         let case = Case { content: Content::Anon, len: 8 << 20 };
         let fresh = case.populated(&Options::default()).unwrap();
-        let found = tenure_testkit::pages::smaps_over(fresh.addr as usize, fresh.len);
+        let found = tenure_measure::pages::smaps_over(fresh.addr as usize, fresh.len);
         assert_eq!(found.iter().map(|mapping| mapping.rss).sum::<u64>(), 8 << 20);
     }
 }

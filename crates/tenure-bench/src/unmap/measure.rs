@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
-use tenure_testkit::pages::rss;
+use tenure_measure::pages::rss;
 
 /// How long the bystanders watch at least.
 const WATCH_MIN: Duration = Duration::from_millis(20);

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tenure::volatile;
 use tenure::Outcome;
-use tenure_testkit::pages::smaps_over;
+use tenure_measure::pages::smaps_over;
 
 /// The page size asked for. Never left to the system's policy, so that the same row means the same
 /// on every machine.
@@ -150,7 +150,7 @@ impl Map {
         self.smaps(|smaps| smaps.lazy_free)
     }
 
-    fn smaps(&self, field: impl Fn(&tenure_testkit::pages::Smaps) -> u64) -> u64 {
+    fn smaps(&self, field: impl Fn(&tenure_measure::pages::Smaps) -> u64) -> u64 {
         smaps_over(self.addr as usize, self.len).iter().map(field).sum()
     }
 

@@ -12,7 +12,7 @@ use crate::harness::{
 use crate::Options;
 use rustix::mm::Advice;
 use std::io;
-use tenure_testkit::seccomp::count_syscalls;
+use tenure_measure::seccomp::count_syscalls;
 
 const PIECE: usize = 8 << 20;
 const MAP: usize = 10 * PIECE;

@@ -42,7 +42,7 @@ mod tests {
     fn a_block_is_resident() {
         let block = super::block().unwrap();
         let range = (block.as_ptr() as usize, block.len());
-        let resident = tenure_testkit::pages::present_pages(range.0, range.1);
+        let resident = tenure_measure::pages::present_pages(range.0, range.1);
         assert!(resident.iter().all(|present| *present));
     }
 }

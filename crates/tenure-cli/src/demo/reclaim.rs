@@ -78,7 +78,7 @@ LazyFree:              0 kB\n";
         // SAFETY: nothing relies on these bytes any more.
         unsafe { given.unchecked_advise(memmap2::UncheckedAdvice::Free) }.unwrap();
         let gone = || {
-            let pages = tenure_testkit::pages::present_pages(given.as_ptr() as usize, given.len());
+            let pages = tenure_measure::pages::present_pages(given.as_ptr() as usize, given.len());
             pages.iter().filter(|present| !**present).count() * rustix::param::page_size()
         };
         // A page that another processor has just put into a batch is passed over.

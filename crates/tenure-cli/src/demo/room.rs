@@ -3,7 +3,7 @@
 use super::process::Process;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use tenure_testkit::{MemoryCgroup, Unavailable};
+use tenure_measure::{MemoryCgroup, Unavailable};
 
 /// Set in the environment of the program that systemd-run starts for us.
 const IN_SCOPE: &str = "TENURE_DEMO_IN_SCOPE";

@@ -1,7 +1,7 @@
 //! System calls refused, failed at the Nth, counted or forbidden, by seccomp filters of our own.
 //!
 //! A filter cannot be taken off again and is inherited by the threads and children of the thread
-//! that has it. So filters belong into a child ([`in_child`](crate::in_child)) or onto a thread
+//! that has it. So filters belong into a child (`in_child` of the test kit) or onto a thread
 //! made for it.
 
 mod count;
