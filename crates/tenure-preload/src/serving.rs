@@ -113,6 +113,13 @@ impl Mappings {
         self.map_from.store(NEVER, Ordering::Relaxed);
     }
 
+    /// From here on every call is the kernel's.
+    pub fn leave_all(&self) {
+        for from in [&self.map_from, &self.unmap_from, &self.populate_from] {
+            from.store(NEVER, Ordering::Relaxed);
+        }
+    }
+
     pub fn are_served(&self) -> bool {
         self.map_from.load(Ordering::Relaxed) != NEVER
     }

@@ -2,7 +2,7 @@
 
 mod kit;
 
-use kit::{done, program, LARGE};
+use kit::{done, program, LARGE, SETS};
 use tenure_testkit::build::text;
 
 /// The same output as plain, with tenure's threads there before and gone after.
@@ -17,6 +17,20 @@ fn no_thread_is_left_outside_of_a_sandbox() {
         for options in [&[LARGE][..], kit::ALL] {
             let mut command = program.under(options, None);
             let output = done(way, command.env("THREADS_FIRST", "1").arg(way));
+            assert_eq!(output.stdout, expected.stdout, "{way}, {options:?}: {}", text(&output));
+        }
+    }
+}
+
+/// A filter ends the process for every call that the C library's malloc does not make: ours make none of them.
+#[test]
+fn a_strict_filter_ends_no_program_that_it_would_not_end() {
+    let program = program!("filtered.c");
+    for way in ["prctl", "seccomp"] {
+        let mut plain = program.plain();
+        let expected = done(way, plain.arg(way));
+        for options in SETS {
+            let output = done(way, program.under(options, None).arg(way));
             assert_eq!(output.stdout, expected.stdout, "{way}, {options:?}: {}", text(&output));
         }
     }

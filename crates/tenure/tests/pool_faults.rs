@@ -4,8 +4,9 @@ mod pool_kit;
 
 use pool_kit::*;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
+use tenure::pool::mapped::{self, Call};
 use tenure::pool::{self, Settings};
 use tenure_testkit::pages::smaps_of;
 use tenure_testkit::{in_child, run_child, this_test};
@@ -118,37 +119,43 @@ extern "C" fn allocate_in_handler(_: libc::c_int) {
     HANDLED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Signals arrive in the midst of every call, and the handler does the same.
+/// Runs `work` while signals arrive in the midst of every call, one at a time, until `work` has ended.
+fn under_signals(handler: extern "C" fn(libc::c_int), work: impl FnOnce()) {
+    // SAFETY: the handler does what is being tested; a zeroed sigaction is a valid one.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = libc::SA_RESTART;
+        assert_eq!(libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()), 0);
+    }
+    let done = AtomicBool::new(false);
+    // SAFETY: the calling thread, which outlives the sender.
+    let me = unsafe { libc::pthread_self() } as usize;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Random(3);
+            while !done.load(Ordering::Relaxed) {
+                let before = HANDLED.load(Ordering::Relaxed);
+                // SAFETY: a live thread.
+                unsafe { libc::pthread_kill(me as libc::pthread_t, libc::SIGUSR1) };
+                // One at a time, or the thread does nothing but handle signals.
+                while HANDLED.load(Ordering::Relaxed) == before {
+                    std::thread::yield_now();
+                }
+                (0..random.below(2000)).for_each(|_| std::hint::spin_loop());
+            }
+        });
+        work();
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
 #[test]
 fn a_signal_handler_may_allocate() {
     in_child(this_test!(), &[], || {
         pool::configure(Settings::default().with_offer_after(Duration::from_millis(1)));
         pool::prepare().unwrap();
-        let handler = allocate_in_handler as extern "C" fn(libc::c_int);
-        // SAFETY: the handler does what is being tested; a zeroed sigaction is a valid one.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = handler as usize;
-            action.sa_flags = libc::SA_RESTART;
-            assert_eq!(libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()), 0);
-        }
-        let done = AtomicBool::new(false);
-        // SAFETY: the calling thread, which outlives the sender.
-        let me = unsafe { libc::pthread_self() } as usize;
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut random = Random(3);
-                while !done.load(Ordering::Relaxed) {
-                    let before = HANDLED.load(Ordering::Relaxed);
-                    // SAFETY: a live thread.
-                    unsafe { libc::pthread_kill(me as libc::pthread_t, libc::SIGUSR1) };
-                    // One at a time, or the thread does nothing but handle signals.
-                    while HANDLED.load(Ordering::Relaxed) == before {
-                        std::thread::yield_now();
-                    }
-                    (0..random.below(2000)).for_each(|_| std::hint::spin_loop());
-                }
-            });
+        under_signals(allocate_in_handler, || {
             let mut random = Random(7);
             let mut held: Vec<(NonNull<u8>, usize, u64)> = Vec::new();
             let mut seed = 0;
@@ -168,10 +175,44 @@ fn a_signal_handler_may_allocate() {
                 assert!(signed(p, size, seed));
                 give(p);
             }
-            done.store(true, Ordering::Relaxed);
         });
         let stats = pool::stats();
         assert_eq!((stats.in_use, stats.in_use_bytes), (0, 0), "{stats:?}");
+    });
+}
+
+/// Addresses that were freed lately.
+static FREED: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
+
+extern "C" fn change_free_runs_in_handler(_: libc::c_int) {
+    for place in &FREED {
+        // The thread that was interrupted may have one of them again: an allocation stays.
+        mapped::let_go(place.swap(0, Ordering::Relaxed), 4096, Call::Changes);
+    }
+    HANDLED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A handler's mprotect of a free run that is on its way to the kernel, while its own thread has a list for which the
+/// thread waits that has the queue.
+#[test]
+fn a_signal_handler_may_change_free_runs() {
+    in_child(this_test!(), &[], || {
+        let settings = Settings::default().with_offer_after(Duration::ZERO).with_warm_max(0);
+        pool::configure(settings);
+        pool::prepare().unwrap();
+        under_signals(change_free_runs_in_handler, || {
+            let mut random = Random(7);
+            while HANDLED.load(Ordering::Relaxed) < 60_000 {
+                let runs = [(); 32].map(|()| take(66_000 << random.below(6)));
+                for run in runs {
+                    bytes(run, 1)[0] = 1;
+                    give(run);
+                    FREED[random.below(FREED.len())]
+                        .store(run.as_ptr() as usize, Ordering::Relaxed);
+                }
+            }
+        });
+        assert!(pool::stats().remapped > 0, "{:?}", pool::stats());
     });
 }
 

@@ -94,7 +94,7 @@ pub unsafe extern "C" fn syscall(
     e: c_long,
     f: c_long,
 ) -> c_long {
-    confine::call_comes(number, a);
+    confine::call_comes(number, a, b, c);
     if number == libc::SYS_mlockall {
         // SAFETY: the program makes this call itself, so its flags are for the kernel to judge.
         return unsafe { state::mlockall(a as c_int) }.into();

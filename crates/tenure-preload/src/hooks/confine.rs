@@ -1,8 +1,8 @@
 //! Calls by which a thread gives up rights, or leaves namespaces: for itself alone, or only where the process has no
 //! other thread. Tenure's threads end before them: none is left outside of the program's sandbox, with the
 //! program's memory in its hands. From then on the program's own calls do their work, until one may
-//! start a thread again, which has that caller's rights; after a filter none is started any more, for
-//! the filter may end the process for it.
+//! start a thread again, which has that caller's rights. Before a filter the pool ends, too, and no thread is started
+//! any more: the filter may end the process for what the program itself does not do.
 //!
 //! | call | who is next | what is looked at |
 //! | --- | --- | --- |
@@ -12,15 +12,25 @@
 //!
 //! Everything goes on as it came. A program that makes these calls by itself, past the C library, is not seen.
 
+use super::ending;
 use crate::errno::missing;
 use crate::keeper::{self, Threads};
 use crate::symbol::OfTheLibrary;
-use std::ffi::{c_int, c_long, c_void};
+use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
+
+fn filter_comes() {
+    keeper::end(Threads::Never);
+    if keeper::is_own_process() {
+        ending::end_before_filter();
+    }
+}
 
 /// Called before `prctl`.
-pub fn prctl_comes(option: c_int) {
+pub fn prctl_comes(option: c_int, mode: c_ulong, filter: c_ulong) {
+    let mode = mode as u32;
     match option {
-        libc::PR_SET_SECCOMP => keeper::end(Threads::Never),
+        // Without a filter the program asks whether there could be one.
+        libc::PR_SET_SECCOMP if mode == libc::SECCOMP_MODE_STRICT || filter != 0 => filter_comes(),
         libc::PR_SET_NO_NEW_PRIVS | libc::PR_CAPBSET_DROP | libc::PR_SET_SECUREBITS => {
             keeper::end(Threads::Later);
         }
@@ -30,10 +40,16 @@ pub fn prctl_comes(option: c_int) {
 
 /// Called before `syscall`.
 #[inline]
-pub fn call_comes(number: c_long, first: c_long) {
+pub fn call_comes(number: c_long, first: c_long, second: c_long, third: c_long) {
     match number {
-        libc::SYS_seccomp => keeper::end(Threads::Never),
-        libc::SYS_prctl => prctl_comes(first as c_int),
+        libc::SYS_seccomp => {
+            let operation = first as c_uint;
+            let sets = operation == libc::SECCOMP_SET_MODE_FILTER && third != 0;
+            if operation == libc::SECCOMP_SET_MODE_STRICT || sets {
+                filter_comes();
+            }
+        }
+        libc::SYS_prctl => prctl_comes(first as c_int, second as c_ulong, third as c_ulong),
         // The C library's functions for users and groups go to all threads; these calls do not.
         libc::SYS_capset
         | libc::SYS_landlock_restrict_self

@@ -11,18 +11,6 @@ use std::ptr::null_mut;
 use tenure::pool::mapped::{self, Call};
 use tenure::{pool, retire};
 
-unsafe fn raw_mremap(
-    at: *mut c_void,
-    old_len: usize,
-    new_len: usize,
-    flags: c_int,
-    to: *mut c_void,
-) -> *mut c_void {
-    // SAFETY: the caller promises of the call what mremap(2) asks for: nothing refers to what goes
-    // or moves.
-    unsafe { kernel!(libc::SYS_mremap, at, old_len, new_len, flags, to) as *mut c_void }
-}
-
 /// The program's call. The C library's own definition makes it: newer ones (Debian 12's among them) answer unknown
 /// flags themselves, and a filter that refuses the call never sees those.
 unsafe fn of_the_library(
@@ -38,7 +26,9 @@ unsafe fn of_the_library(
         Some(next) => unsafe { next(at, old_len, new_len, flags, to) },
         // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
         // unchanged.
-        None => unsafe { raw_mremap(at, old_len, new_len, flags, to) },
+        None => unsafe {
+            kernel!(libc::SYS_mremap, at, old_len, new_len, flags, to) as *mut c_void
+        },
     }
 }
 
@@ -105,7 +95,7 @@ unsafe fn shrunk(at: *mut c_void, old_len: usize, new_len: usize, flags: c_int) 
     let errno = Errno::keep();
     // The kernel is asked first about the part that stays: what it refuses must not have lost its tail.
     // SAFETY: the program's call with the tail left out, which changes nothing.
-    let is_allowed = unsafe { raw_mremap(at, new_len, new_len, flags, null_mut()) } == at;
+    let is_allowed = unsafe { of_the_library(at, new_len, new_len, flags, null_mut()) } == at;
     // SAFETY: the program gives the tail up.
     let gone = is_allowed && unsafe { retire::detach_tail(at.cast(), old_len, new_len) };
     drop(errno);

@@ -38,16 +38,8 @@ pub unsafe fn call(
     // SAFETY: two whole words, which hold any bytes; what cannot be read is found out.
     let limit = unsafe { program_memory::read(new) };
     let Some(limit) = limit.filter(|limit| limit.rlim_cur < FAR) else { return call() };
-    if is_allowed(resource, &limit) {
-        // Before the call: with the limit in force another thread's mmap would fail.
-        ending::end_the_pool();
-        return call();
-    }
-    let done = call();
-    if done == 0 {
-        ending::end_the_pool();
-    }
-    done
+    // With the limit in force another thread's mmap would fail.
+    ending::around(is_allowed(resource, &limit), call)
 }
 
 #[unsafe(no_mangle)]

@@ -164,7 +164,7 @@ pub unsafe extern "C" fn prctl(
     c: c_ulong,
     d: c_ulong,
 ) -> c_int {
-    confine::prctl_comes(option);
+    confine::prctl_comes(option, a, b);
     if option == libc::PR_SET_VMA {
         let_go(b as *const c_void, c as usize, Call::Changes);
     }
@@ -237,15 +237,7 @@ pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
     // unchanged.
     let call = || unsafe { kernel!(libc::SYS_mlockall, flags) as c_int };
-    if is_allowed(flags) {
-        ending::end_the_pool();
-        return call();
-    }
-    let done = call();
-    if done == 0 {
-        ending::end_the_pool();
-    }
-    done
+    ending::around(is_allowed(flags), call)
 }
 
 /// Whether the kernel will allow it once the pool has ended. Under a finite RLIMIT_MEMLOCK all that is mapped

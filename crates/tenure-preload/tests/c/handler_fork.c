@@ -2,7 +2,7 @@
    and waits for that lock. */
 #include "check.h"
 
-enum { ROUNDS = 300, LEN = 2 << 20, LARGE = 8 << 20, PAGE = 4096 };
+enum { ROUNDS = 100, LEN = 2 << 20, LARGE = 8 << 20, PAGE = 4096 };
 
 static _Atomic int handled, over;
 

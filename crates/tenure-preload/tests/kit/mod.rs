@@ -131,8 +131,14 @@ impl Program {
     /// Runs to its end, in good order, with the same output under each set of options as without.
     pub fn same_under_all_options(&self) -> Output {
         let expected = done(self.name, &mut self.plain());
-        for options in SETS.into_iter().chain([DISABLED]) {
-            self.same(options, None, &expected);
+        // Two at a time: most programs wait half of the time, for each other or for the machine's pages.
+        let sets: Vec<_> = SETS.into_iter().chain([DISABLED]).collect();
+        for pair in sets.chunks(2) {
+            std::thread::scope(|scope| {
+                for options in pair {
+                    scope.spawn(|| self.same(options, None, &expected));
+                }
+            });
         }
         expected
     }
@@ -140,14 +146,18 @@ impl Program {
     /// The same, and over other allocators.
     pub fn same_everywhere(&self) {
         let expected = self.same_under_all_options();
-        for allocator in allocators() {
-            // Some do not do what is asked here even alone: mimalloc 2.0.9 aborts where new should throw.
-            let mut alone = self.plain();
-            alone.env("LD_PRELOAD", &allocator);
-            if attempt(&mut alone).status.success() {
-                self.same(ALL, Some(&allocator), &expected);
+        std::thread::scope(|scope| {
+            for allocator in allocators() {
+                scope.spawn(|| {
+                    // Some do not do what is asked here even alone: mimalloc 2.0.9 aborts where new should throw.
+                    let (allocator, mut alone) = (allocator, self.plain());
+                    alone.env("LD_PRELOAD", &allocator);
+                    if attempt(&mut alone).status.success() {
+                        self.same(ALL, Some(&allocator), &expected);
+                    }
+                });
             }
-        }
+        });
     }
 
     pub fn same(&self, options: &[(&str, &str)], beneath: Option<&Path>, expected: &Output) {

@@ -140,6 +140,11 @@ pub(super) fn held() -> (u64, u64) {
     (runs, bytes)
 }
 
+/// Whether the calling thread has one of the locks, further up.
+pub(super) fn is_mine() -> bool {
+    KEPT.slots.iter().any(|slot| slot.0.is_mine())
+}
+
 /// The slot's lock, for a fork.
 pub(super) fn lock(slot: usize) -> &'static Lock<Cache> {
     &KEPT.slots[slot].0

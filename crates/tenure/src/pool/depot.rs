@@ -241,6 +241,11 @@ pub(super) fn take_oldest(
     })?
 }
 
+/// Whether the calling thread has one of the locks, further up.
+pub(super) fn is_mine() -> bool {
+    CENTRAL.depots.iter().any(|depot| depot.lists.is_mine())
+}
+
 /// The lock of a class, for a fork.
 pub(super) fn lock(class: usize) -> &'static Lock<Lists> {
     &CENTRAL.depots[class].lists

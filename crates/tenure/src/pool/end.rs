@@ -54,6 +54,20 @@ pub fn end() {
     }
 }
 
+/// [`end`] for a process that is about to install a filter of system calls: from now on the pool makes none but
+/// `munmap`, when a run is given back.
+///
+/// ```
+/// use tenure::pool;
+/// pool::end_before_filter(); // a launcher does so before the program's own seccomp
+/// assert!(pool::has_ended());
+/// ```
+#[doc(alias = "seccomp")]
+pub fn end_before_filter() {
+    end();
+    release::expect_a_filter();
+}
+
 /// How many bytes of addresses [`end`] would unmap, at least.
 ///
 /// ```

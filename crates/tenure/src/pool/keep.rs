@@ -11,7 +11,7 @@ use super::territory::{self, Spot, Territory};
 use super::{cache, depot, leave, queue, slot};
 use crate::os::{advise, errno, page_size};
 use crate::range::PageRange;
-use crate::runtime::lock::Rank;
+use crate::runtime::lock::{Guard, Rank};
 use crate::runtime::services::{Next, Service, ServiceId, Visit};
 use crate::runtime::{budget, fork, worker};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -80,7 +80,17 @@ static DECAY: Service = Service {
 
 /// In a child whose handlers did not run: what is half done goes on.
 fn recover() {
-    queue::work().reset_in_child();
+    queue::reset_in_child();
+}
+
+/// The queue, for a thread that allocates, frees or trims. `None`: this thread has it already, or a list, further up
+/// (it is a signal's handler): whoever has the queue may wait for that list.
+fn work() -> Option<Guard<'static, Work>> {
+    let lock = queue::work();
+    lock.try_lock().or_else(|| match cache::is_mine() || depot::is_mine() {
+        true => None,
+        false => lock.lock_unless_mine(),
+    })
 }
 
 /// The service whose task gives free runs up.
@@ -149,7 +159,7 @@ fn return_some(territory: &Territory, bytes: u64, free: u64) {
     let until = Instant::now() + BUDGET + TIME_A_MEBIBYTE * (bytes >> 20) as u32;
     // The lock is free in between: a fork waits for it.
     while depot::free_bytes() > least && Instant::now() < until {
-        let Some(mut work) = queue::work_soon() else { return };
+        let Some(mut work) = work() else { return };
         if !work.return_oldest(territory, least) {
             return;
         }
@@ -181,7 +191,7 @@ fn past_bound(attended: bool, is_near: bool) {
     let Some(territory) = territory::known() else { return };
     // Waits for whoever is at it: that does no more than it has time for, and what stays warm meanwhile counts in a
     // group of processes that is near its limit.
-    if let Some(mut work) = queue::work_soon() {
+    if let Some(mut work) = work() {
         let (now, warm) = (Instant::now(), depot::warm_bytes());
         let until = now + BUDGET;
         let mut return_after = Duration::MAX;
@@ -223,7 +233,7 @@ pub(super) fn trim() -> bool {
         work.pressed = work.go_on(territory, until, Duration::ZERO, Duration::ZERO);
         work.pressed
     };
-    while queue::work().with(has_more).unwrap_or(false) {}
+    while work().is_some_and(|mut work| has_more(&mut work)) {}
     counters::get(Counter::ReturnedBytes) != before
 }
 
@@ -390,7 +400,7 @@ impl Item {
 
     /// One slice. Answers whether it was the last.
     fn step(&mut self, territory: &Territory) -> bool {
-        // Before every slice: see `wait_for_slice`.
+        let _slice = queue::Slice::begin(self.spot);
         if territory.run(self.spot).state() != state::QUEUED {
             return true;
         }
@@ -447,5 +457,40 @@ impl Item {
             run.set_touched(0);
             depot::put(territory, self.spot, state::RETURNED);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As in a signal's handler that interrupted its thread at a list for which the queue's holder waits.
+    #[test]
+    fn a_thread_that_has_a_list_does_not_wait_for_the_queue() {
+        // A thread that has a lock allocates nothing, so they tell each other by a number.
+        let step = AtomicU32::new(0);
+        let come_to = |number| {
+            while step.load(Ordering::SeqCst) < number {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let work = queue::work().lock_unless_mine();
+                step.store(1, Ordering::SeqCst);
+                come_to(2);
+                drop(work);
+            });
+            come_to(1);
+            let in_depot = depot::lock(7).lock_unless_mine();
+            let beside_depot = work().is_some();
+            drop(in_depot);
+            let in_slot = cache::lock(1).lock_unless_mine();
+            let beside_slot = work().is_some();
+            drop(in_slot);
+            step.store(2, Ordering::SeqCst);
+            let alone = work().is_some();
+            assert!(!beside_depot && !beside_slot && alone);
+        });
     }
 }

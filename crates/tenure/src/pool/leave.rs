@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 
 /// Runs that have left are looked at one after the other, so many for each fresh one.
 const TRIES: usize = 2;
-/// How often a run is looked at that is in another thread's hands, for some nanoseconds.
-const TURNS: usize = 100;
+/// How long a run is waited for that is in another thread's hands: for some nanoseconds, unless that thread lost its
+/// processor in the midst of it. In a signal's handler it may be the hands of the thread itself, further up.
+const IN_OTHER_HANDS: Duration = Duration::from_millis(100);
 
 struct Leave {
     /// Runs that are on their way out of the pool.
@@ -49,24 +50,29 @@ fn unmap(start: usize, end: usize) {
     }
 }
 
-/// Nobody waits longer for another thread, which may want a lock of the waiter's program.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// Nobody waits longer for a thread that unmaps a run: it waits for nobody but the kernel, so it is slow only where
+/// the machine is, and only a debugger, or a monitor of its unmaps that waits for this thread, stops it for ever.
+const FOR_AN_UNMAP: Duration = Duration::from_secs(10);
+/// Nor for a fork, which waits for the locks of the program's allocator: this thread may have one, further up.
+const FOR_A_FORK: Duration = Duration::from_millis(100);
 
 /// While it lives a run of the calling thread's is on its way out. No signal comes: its handler could wait for this
 /// thread.
 struct Leaving {
-    _blocked: Blocked,
+    _blocked: Option<Blocked>,
 }
 
 impl Leaving {
     fn begin() -> Leaving {
-        let blocked = Blocked::all();
+        // Under a filter that call may be forbidden. The pool is over then, so only a handler that names memory which
+        // its own thread is giving back waits, and not for ever.
+        let blocked = (!release::is_filtered()).then(Blocked::all);
         // Before the first address can be another's.
         release::expect_holes();
         LEAVE.leaving.fetch_add(1, Ordering::SeqCst);
         if LEAVE.held.load(Ordering::SeqCst) {
             LEAVE.leaving.fetch_sub(1, Ordering::SeqCst);
-            wait_while(|| LEAVE.held.load(Ordering::SeqCst));
+            wait_while(FOR_A_FORK, || LEAVE.held.load(Ordering::SeqCst));
             LEAVE.leaving.fetch_add(1, Ordering::SeqCst);
         }
         Leaving { _blocked: blocked }
@@ -79,10 +85,10 @@ impl Drop for Leaving {
     }
 }
 
-fn wait_while(holds: impl Fn() -> bool) {
+fn wait_while(longest: Duration, holds: impl Fn() -> bool) {
     if holds() {
         let began = Instant::now();
-        while holds() && began.elapsed() < PATIENCE {
+        while holds() && began.elapsed() < longest {
             std::thread::yield_now();
         }
     }
@@ -90,7 +96,7 @@ fn wait_while(holds: impl Fn() -> bool) {
 
 /// Waits until all runs that were on their way out have left: what the pool unmaps of them is unmapped.
 pub(super) fn wait() {
-    wait_while(|| LEAVE.leaving.load(Ordering::SeqCst) != 0);
+    wait_while(FOR_AN_UNMAP, || LEAVE.leaving.load(Ordering::SeqCst) != 0);
 }
 
 /// Before a fork.
@@ -147,7 +153,8 @@ pub(super) fn whole(territory: &Territory, spot: Spot) {
 /// allocation in use stays.
 pub(super) fn any(territory: &Territory, spot: Spot) {
     let run = territory.run(spot);
-    for _ in 0..TURNS {
+    let mut since = None;
+    loop {
         let leaving = Leaving::begin();
         let from = run.state();
         match from {
@@ -163,7 +170,7 @@ pub(super) fn any(territory: &Territory, spot: Spot) {
             {
                 if from == state::QUEUED {
                     // Or the program's next pages there would be offered in the place of the run's.
-                    queue::wait_for_slice();
+                    queue::wait_for_slice(spot);
                 }
                 // It is noted when its list, or the queue, comes upon it.
                 split::forget_state(run);
@@ -173,8 +180,10 @@ pub(super) fn any(territory: &Territory, spot: Spot) {
             }
             _ => {}
         }
-        // In another thread's hands. It may be this thread's own, further up: then not for ever.
         drop(leaving);
+        if since.get_or_insert_with(Instant::now).elapsed() >= IN_OTHER_HANDS {
+            return;
+        }
         std::thread::yield_now();
     }
 }

@@ -80,7 +80,7 @@ mod zero;
 pub use api::Pool;
 pub use buffer::Buffer;
 pub use class::MIN_RUN_BYTES;
-pub use end::{end, has_ended, unused_address_bytes};
+pub use end::{end, end_before_filter, has_ended, unused_address_bytes};
 pub use give_up::{give_up_addresses, spare_address_bytes};
 pub use lookup::owns;
 pub use raw::{alloc, free, realloc, usable_size};

@@ -2,13 +2,12 @@
 
 use super::territory::{Spot, Territory};
 use crate::os::page_size;
+use crate::os::signal::Blocked;
 use crate::runtime::fork;
-use crate::runtime::lock::{Guard, Lock, Rank};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::runtime::lock::{Lock, Rank};
+use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A visit's work takes 2 ms.
-const PATIENCE: Duration = Duration::from_millis(10);
 /// How many runs the queue has room for.
 const LENGTH: usize = 128;
 
@@ -19,6 +18,8 @@ struct Queue {
     runs: AtomicU64,
     /// Their bytes that former users may have written.
     bytes: AtomicU64,
+    /// The run of which a part is being told to the kernel, by [`Slice`]'s code. 0: none.
+    slice_of: AtomicU64,
     work: Lock<Work>,
 }
 
@@ -26,6 +27,7 @@ static QUEUE: Queue = Queue {
     clock: AtomicU32::new(0),
     runs: AtomicU64::new(0),
     bytes: AtomicU64::new(0),
+    slice_of: AtomicU64::new(0),
     work: Lock::new(
         Rank::PoolDecay,
         Work {
@@ -71,23 +73,48 @@ pub(super) fn work() -> &'static Lock<Work> {
     &QUEUE.work
 }
 
-/// The same for a thread that allocates or frees. It does not wait for ever: it may be a signal's handler, and whoever
-/// has the lock may wait for a list that the handler's thread was changing.
-pub(super) fn work_soon() -> Option<Guard<'static, Work>> {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        let work = QUEUE.work.try_lock();
-        if work.is_some() || QUEUE.work.is_guarded_here() || Instant::now() >= until {
-            return work;
-        }
+/// While it lives, a part of a queued run is told to the kernel, if the run is still queued when it begins.
+/// No signal comes meanwhile: its handler could wait for this very thread.
+pub(super) struct Slice {
+    _blocked: Blocked,
+}
+
+impl Slice {
+    /// Before the run's state is looked at.
+    pub fn begin(spot: Spot) -> Slice {
+        let blocked = Blocked::all();
+        // In one order with the state for all threads: either the run is seen to have left the queue, or this is
+        // seen by whoever took it out.
+        QUEUE.slice_of.store(code(spot), Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        Slice { _blocked: blocked }
+    }
+}
+
+impl Drop for Slice {
+    fn drop(&mut self) {
+        QUEUE.slice_of.store(0, Ordering::SeqCst);
+    }
+}
+
+fn code(spot: Spot) -> u64 {
+    ((spot.class as u64) << 32 | u64::from(spot.index)) + 1
+}
+
+/// Waits until a slice of the run that may have begun before is through: the caller has taken the run out of the
+/// queue, and is about to leave its addresses to the program. It takes no lock: its thread may have one, further up,
+/// for which the queue's holder waits.
+pub(super) fn wait_for_slice(spot: Spot) {
+    fence(Ordering::SeqCst);
+    while QUEUE.slice_of.load(Ordering::SeqCst) == code(spot) {
         std::thread::yield_now();
     }
 }
 
-/// Waits until a slice that may have begun before is through: the caller has taken a run out of the queue, and
-/// is about to leave its addresses to the program.
-pub(super) fn wait_for_slice() {
-    drop(QUEUE.work.lock_unless_mine());
+/// In a child whose handlers did not run: a thread of the parent's was at it.
+pub(super) fn reset_in_child() {
+    QUEUE.work.reset_in_child();
+    QUEUE.slice_of.store(0, Ordering::SeqCst);
 }
 
 /// Runs and bytes between two states.
@@ -157,4 +184,47 @@ pub(super) fn count_out(territory: &Territory, spot: Spot) -> u64 {
 
 fn bytes(territory: &Territory, spot: Spot) -> u64 {
     (territory.run(spot).touched() * page_size()) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPOT: Spot = Spot { class: 3, index: 5 };
+
+    /// A signal's handler may hold up, further down on its thread, what the queue's holder waits for.
+    #[test]
+    fn a_slice_is_waited_for_and_the_queues_lock_is_not() {
+        // Threads that have a lock allocate nothing, so they tell each other by a number.
+        let step = AtomicU32::new(0);
+        let come_to = |number| {
+            while step.load(Ordering::SeqCst) < number {
+                std::thread::yield_now();
+            }
+        };
+        let tell = |number| step.store(number, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let work = work().lock_unless_mine();
+                tell(1);
+                come_to(2);
+                let slice = Slice::begin(SPOT);
+                tell(3);
+                std::thread::sleep(Duration::from_millis(50));
+                tell(4);
+                drop(slice);
+                come_to(5);
+                drop(work);
+            });
+            come_to(1);
+            wait_for_slice(SPOT);
+            tell(2);
+            come_to(3);
+            wait_for_slice(Spot { class: 3, index: 6 });
+            wait_for_slice(SPOT);
+            let is_through = step.load(Ordering::SeqCst) == 4;
+            tell(5);
+            assert!(is_through);
+        });
+    }
 }

@@ -9,12 +9,15 @@ struct Released {
     holes: AtomicBool,
     /// The pool has ended.
     over: AtomicBool,
+    /// And the process may be ended for any system call but those of the C library's malloc.
+    filtered: AtomicBool,
 }
 
 static RELEASED: Released = Released {
     addresses: AtomicBool::new(false),
     holes: AtomicBool::new(false),
     over: AtomicBool::new(false),
+    filtered: AtomicBool::new(false),
 };
 
 /// Whether the addresses that no run has had were given up.
@@ -50,4 +53,14 @@ pub(super) fn is_over() -> bool {
 /// The pool ends.
 pub(super) fn end() {
     RELEASED.over.store(true, Ordering::SeqCst);
+}
+
+/// Whether the process may be ended for any system call but those of the C library's malloc.
+pub(super) fn is_filtered() -> bool {
+    RELEASED.filtered.load(Ordering::Relaxed)
+}
+
+/// From now on it may be.
+pub(super) fn expect_a_filter() {
+    RELEASED.filtered.store(true, Ordering::SeqCst);
 }

@@ -274,6 +274,11 @@ impl<T: ?Sized> Lock<T> {
         word & OWNER == thread_number() && word & BY_FORK == 0
     }
 
+    /// Whether the calling thread has it: a guard of it further up, or a fork's.
+    pub fn is_mine(&self) -> bool {
+        self.word.word.load(Ordering::Relaxed) & OWNER == thread_number()
+    }
+
     /// The value, for a fork's handlers, which hold the lock.
     ///
     /// # Safety

@@ -1,0 +1,86 @@
+/* A program that allows itself, once its work is set up, only the calls that the C library's malloc makes. */
+#include "check.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+
+#define ALLOW(number)                                                                              \
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+
+static void filter(int by_prctl) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+        ALLOW(SYS_brk),
+        ALLOW(SYS_mmap),
+        ALLOW(SYS_munmap),
+        ALLOW(SYS_mremap),
+        ALLOW(SYS_write),
+        ALLOW(SYS_exit_group),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+    };
+    struct sock_fprog program = {sizeof code / sizeof *code, code};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    if (by_prctl)
+        CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    else
+        CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == 0);
+}
+
+enum { BLOCKS = 40, LARGEST = 6 * MIB };
+static char *blocks[BLOCKS];
+static size_t lens[BLOCKS];
+static unsigned seed = 11;
+
+/* Blocks are made, made larger or smaller, and freed. */
+static void work(int rounds) {
+    for (int n = 0; n < rounds; n++) {
+        int i = rand_r(&seed) % BLOCKS;
+        size_t len = ((size_t)rand_r(&seed) % LARGEST) & ~(size_t)7;
+        CHECK(!blocks[i] || is_filled(blocks[i], lens[i], i));
+        switch (rand_r(&seed) % 4) {
+        case 0: {
+            char *block = realloc(blocks[i], len + 8);
+            CHECK(block);
+            CHECK(!blocks[i] || is_filled(block, lens[i] < len ? lens[i] : len, i));
+            blocks[i] = block;
+            break;
+        }
+        case 1:
+            free(blocks[i]);
+            blocks[i] = calloc(1, len + 8);
+            CHECK(blocks[i] && is_zero(blocks[i], len));
+            break;
+        default:
+            free(blocks[i]);
+            blocks[i] = malloc(len + 8);
+            CHECK(blocks[i]);
+        }
+        lens[i] = len;
+        fill(blocks[i], len, i);
+    }
+}
+
+int main(int count, char **arguments) {
+    int by_prctl = count > 1 && !strcmp(arguments[1], "prctl");
+    work(400);
+    char *mapped = map(16 * MIB);
+    fill(mapped, 16 * MIB, 99);
+    /* Asking what there is changes nothing. */
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, NULL) == -1 && errno == EFAULT);
+    CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, NULL) == -1 && errno == EFAULT);
+    printf("filtered\n");
+    fflush(stdout);
+    filter(by_prctl);
+    CHECK(munmap(mapped + 8 * MIB, 8 * MIB) == 0);
+    CHECK(is_filled(mapped, 8 * MIB, 99));
+    CHECK(munmap(mapped, 8 * MIB) == 0);
+    work(400);
+    for (int i = 0; i < BLOCKS; i++) {
+        CHECK(!blocks[i] || is_filled(blocks[i], lens[i], i));
+        free(blocks[i]);
+    }
+    mapped = map(16 * MIB);
+    fill(mapped, 16 * MIB, 98);
+    CHECK(munmap(mapped, 16 * MIB) == 0);
+    printf("done\n");
+    return 0;
+}
