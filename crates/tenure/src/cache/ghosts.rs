@@ -1,8 +1,8 @@
 //! Which keys were evicted lately: two bytes for each, found by the key's hash.
 //!
 //! A ghost is a fingerprint of 11 bits and the time of the eviction in 5 bits. Eight of them are a bucket; a new
-//! one takes the place of the oldest, long before the time begins again. Threads change the table without a lock: what one loses of another's is a
-//! ghost less.
+//! one takes the place of the oldest, long before the time begins again. Threads change the table without a lock:
+//! what one loses of another's is a ghost less.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -42,7 +42,8 @@ impl Ghosts {
         }
     }
 
-    /// Follows the cache's size: `values` of `bytes` in all. Allocates; under no lock.
+    /// Follows the cache's size: `values` of `bytes` in all. Allocates; under no lock. Where memory is refused, the
+    /// table stays as it is.
     pub fn fit(&self, values: u64, bytes: u64) {
         self.moment.store((bytes / PER_CACHE).max(1), Ordering::Relaxed);
         let wanted = |number: &usize| (FIRST << number) as u64 >= values;
@@ -51,7 +52,12 @@ impl Ghosts {
         // No smaller one: a cache that shrinks may grow again.
         let number = number.max(current);
         if self.table(number).is_none() {
-            let new: Box<[AtomicU16]> = (0..FIRST << number).map(|_| AtomicU16::new(0)).collect();
+            let mut new: Vec<AtomicU16> = Vec::new();
+            if new.try_reserve_exact(FIRST << number).is_err() {
+                return;
+            }
+            new.resize_with(FIRST << number, || AtomicU16::new(0));
+            let new = new.into_boxed_slice();
             let (new, place) = (Box::into_raw(new).cast(), &self.tables[number]);
             let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
             if place.compare_exchange(null_mut(), new, order, failed).is_err() {

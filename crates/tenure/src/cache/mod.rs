@@ -182,7 +182,7 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
     CacheBuilder<K, S>
 {
     /// The most bytes of memory that the cache may take; by default what the machine and the memory
-    /// cgroup allow. Two segments of 2 MiB may come on top for a moment, whatever is held, and a few
+    /// cgroup allow. Two segments of 2 MiB may come on top, whatever is held, and a few
     /// are taken in any case.
     ///
     /// ```

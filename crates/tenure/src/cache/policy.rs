@@ -110,7 +110,7 @@ impl Policy {
             self.with_trials(|trials| {
                 match trials {
                     Some(trials) => trials.reset(),
-                    None => *trials = Some(Trials::new()),
+                    None => *trials = Trials::new(),
                 }
                 self.sampled_below.store(wanted as u32, Ordering::Relaxed);
             });

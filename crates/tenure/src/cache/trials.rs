@@ -93,22 +93,30 @@ pub(super) struct Trials {
     best: usize,
 }
 
+fn filled<T: Clone>(value: T, len: usize) -> Option<Box<[T]>> {
+    let mut all = Vec::new();
+    all.try_reserve_exact(len).ok()?;
+    all.resize(len, value);
+    Some(all.into_boxed_slice())
+}
+
 impl Trials {
-    pub fn new() -> Trials {
+    /// `None`: the memory for it was refused.
+    pub fn new() -> Option<Trials> {
         let node = Node { hash: 0, bytes: 0, next: NONE, known: 0 };
         let seat = Seat { before: NONE, after: NONE, part: Part::None, uses: 0 };
         let mut trials = Trials {
-            nodes: vec![node; NODES].into(),
-            chains: vec![NONE; CHAINS].into(),
+            nodes: filled(node, NODES)?,
+            chains: filled(NONE, CHAINS)?,
             free: NONE,
-            seats: vec![[seat; NODES]; COUNT].into(),
+            seats: filled([seat; NODES], COUNT)?,
             lines: [[EMPTY; 3]; COUNT],
             hits: [0.0; COUNT],
             requests: 0,
             best: START,
         };
         trials.reset();
-        trials
+        Some(trials)
     }
 
     /// Begins again with empty caches; the settings stay.
@@ -328,7 +336,7 @@ mod tests {
     use super::*;
 
     fn played(requests: impl Iterator<Item = u32>) -> Settings {
-        let mut trials = Trials::new();
+        let mut trials = Trials::new().expect("there is memory");
         let mut best = START;
         for key in requests {
             best = trials.request(key.wrapping_mul(0x9E37_79B1), 100, 100 * VALUES, 100);
@@ -347,7 +355,7 @@ mod tests {
 
     #[test]
     fn keys_that_are_gone_from_all_trials_are_free_again() {
-        let mut trials = Trials::new();
+        let mut trials = Trials::new().expect("there is memory");
         for key in 0..100_000u32 {
             trials.request(key.wrapping_mul(0x9E37_79B1), 100, 100 * VALUES, 100);
         }
