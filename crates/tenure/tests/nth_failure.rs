@@ -71,7 +71,8 @@ fn scenario() {
             let _ = cache.insert(key, &vec![key as u8; 60_000]);
             for old in 0..key {
                 if let Some(value) = cache.get(&old) {
-                    assert!(value.iter().all(|b| *b == old as u8));
+                    // All bytes are as the first: compared so, 80,000 values take no minute.
+                    assert!(value[0] == old as u8 && value[1..] == value[..value.len() - 1]);
                 }
             }
         }

@@ -109,7 +109,7 @@ fn a_loss_is_heard_by_one_unmark_of_two() {
 /// A part is unmarked, so the range is cut, while the whole is.
 #[test]
 fn a_cut_loses_and_doubles_nothing() {
-    check("raw, an unmark of a part and one of the whole", 2, Order::Fences, || {
+    check("raw, an unmark of a part and one of the whole", 1, Order::Fences, || {
         marked(2, || {
             scan();
             KERNEL.reclaim(PageRange::new(4, 6));
