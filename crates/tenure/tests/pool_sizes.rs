@@ -73,7 +73,7 @@ fn sizes_that_alternate_keep_their_pages() {
         pool::configure(still(HugePages::Never));
         pool::prepare().unwrap();
         let turns =
-            |n| one_after_the_other((0..n).map(|n| if n % 2 == 0 { 48 * MIB } else { 20 * MIB }));
+            |n| one_after_the_other((0..n).map(|n| if n % 2 == 0 { 24 * MIB } else { 12 * MIB }));
         turns(20);
         let faults = minor_faults();
         turns(100);

@@ -34,12 +34,12 @@ const PAYS_FROM: u64 = 512 << 20;
 /// Less is no rate.
 const SHORTEST_RATE: Duration = Duration::from_millis(50);
 
-/// What may lie free beside a run that gets new pages, at first.
-const MAY_LIE_FREE: u64 = 4 << 20;
-/// The part of what is in use that may.
-const PART_FREE: u64 = 16;
-/// How often that doubles: each time that a run is taken again which had been returned for another's sake.
-const MOST_DOUBLINGS: u32 = 16;
+/// When a run gets new pages, what is in use and free together may be as much as was ever in use, and so much more.
+const MORE: u64 = 4 << 20;
+/// Or this part of what was in use.
+const PART_MORE: u64 = 16;
+/// How often [`MORE`] doubles: each time that a run is taken again which had been returned for another's sake.
+const MOST_DOUBLINGS: u32 = 2;
 /// Smaller runs without pages return nothing: a system call for each would cost more than their pages.
 const ROOM_FROM: usize = 512 << 10;
 /// For returning a mebibyte of base pages; the page faults of the new one take thrice as long.
@@ -56,8 +56,10 @@ struct Keep {
     returned_at_once: AtomicBool,
     /// And a run without pages was taken after that; it stays so.
     takes_again: AtomicBool,
-    /// How often what may lie free has doubled.
+    /// How often [`MORE`] has doubled.
     doublings: AtomicU32,
+    /// The most that was in use when a run got new pages.
+    most_in_use: AtomicU64,
 }
 
 static KEEP: Keep = Keep {
@@ -67,6 +69,7 @@ static KEEP: Keep = Keep {
     returned_at_once: AtomicBool::new(false),
     takes_again: AtomicBool::new(false),
     doublings: AtomicU32::new(0),
+    most_in_use: AtomicU64::new(0),
 };
 
 /// The background thread holds this lock while it calls the kernel, for a millisecond or two: held early.
@@ -131,8 +134,9 @@ fn offers() -> bool {
     offers
 }
 
-/// Memory of `bytes` is about to come: a run without pages was taken. What is free beside it, beyond what may be, is
-/// returned, else a program whose sizes change would have the memory of each beside that of the others.
+/// Memory of `bytes` is about to come: a run without pages was taken. What is free beside it is returned as far as the
+/// process would have more than at its largest before, else a program whose sizes change would have the memory of each
+/// beside that of the others.
 ///
 /// Not moved to the new run: its owner may want few of the pages.
 pub(super) fn make_room(territory: &Territory, spot: Spot, bytes: usize) {
@@ -144,18 +148,24 @@ pub(super) fn make_room(territory: &Territory, spot: Spot, bytes: usize) {
             (doublings < MOST_DOUBLINGS).then_some(doublings + 1)
         });
     }
+    if bytes < ROOM_FROM {
+        return;
+    }
+    // Another thread may free between the two looks.
+    let in_use = bytes as u64
+        + counters::get(Counter::AllocatedBytes).saturating_sub(counters::get(Counter::FreedBytes));
+    let most = in_use.max(KEEP.most_in_use.fetch_max(in_use, Ordering::Relaxed));
+    let more = (MORE << KEEP.doublings.load(Ordering::Relaxed)).max(most / PART_MORE);
+    let may = (most + more).saturating_sub(in_use);
     let free = depot::free_bytes();
-    if bytes >= ROOM_FROM && free > MAY_LIE_FREE {
-        return_some(territory, bytes as u64, free);
+    if free > may {
+        return_some(territory, bytes as u64, may.max(free.saturating_sub(bytes as u64)));
     }
 }
 
+/// Returns what is free beyond `least`.
 #[cold]
-fn return_some(territory: &Territory, bytes: u64, free: u64) {
-    let in_use =
-        counters::get(Counter::AllocatedBytes).wrapping_sub(counters::get(Counter::FreedBytes));
-    let may = MAY_LIE_FREE.max(in_use / PART_FREE) << KEEP.doublings.load(Ordering::Relaxed);
-    let least = may.max(free.saturating_sub(bytes));
+fn return_some(territory: &Territory, bytes: u64, least: u64) {
     let until = Instant::now() + BUDGET + TIME_A_MEBIBYTE * (bytes >> 20) as u32;
     // The lock is free in between: a fork waits for it.
     while depot::free_bytes() > least && Instant::now() < until {
