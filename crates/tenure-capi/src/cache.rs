@@ -104,7 +104,7 @@ pub struct tenure_cache_stats {
 /// # Safety
 /// NULL, or from `tenure_cache_new` and not freed.
 unsafe fn cache<'a>(c: *const tenure_cache) -> Outcome<&'a Arc<Cache<Key>>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `c` is NULL, or a live cache from `tenure_cache_new`, as this function requires.
     let c = unsafe { c.as_ref() };
     c.map(|c| &c.cache).ok_or_else(|| Failure::invalid("the cache is NULL; make one first"))
 }
@@ -120,7 +120,8 @@ unsafe fn slice<'a>(what: &str, bytes: *const c_void, len: usize) -> Outcome<&'a
             "the {what} is {len} bytes at {bytes:p}, where no {len} bytes can be"
         )));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `bytes` is not NULL here, so it points to `len` bytes that do not change during `'a`,
+    // as this function requires. `len` is at most `isize::MAX`.
     Ok(unsafe { std::slice::from_raw_parts(bytes.cast(), len) })
 }
 
@@ -135,11 +136,11 @@ unsafe fn hand_out(
     len: *mut usize,
 ) -> *mut tenure_value {
     if !bytes.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: `bytes` is not NULL here, so it is writable, as this function requires.
         unsafe { bytes.write(value.as_ptr().cast()) };
     }
     if !len.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: `len` is not NULL here, so it is writable, as this function requires.
         unsafe { len.write(value.len()) };
     }
     // SAFETY: only the lifetime changes. What the value refers to is in the cache behind the Arc,
@@ -157,7 +158,7 @@ unsafe fn hand_out(
 #[must_use]
 pub unsafe extern "C" fn tenure_cache_new(opts: *const tenure_cache_opts) -> *mut tenure_cache {
     pointer("tenure_cache_new", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a structure that is as long as its size field says.
         let opts = unsafe { sized::read(opts, tenure_cache_opts::default())? };
         if opts.reserved != 0 {
             return Err(Failure::new(libc::E2BIG, "the reserved field is set; zero it"));
@@ -179,7 +180,8 @@ pub unsafe extern "C" fn tenure_cache_new(opts: *const tenure_cache_opts) -> *mu
 pub unsafe extern "C" fn tenure_cache_free(c: *mut tenure_cache) {
     status("tenure_cache_free", || {
         if !c.is_null() {
-            // SAFETY: from `tenure_cache_new`, and the header says that this is its last use.
+            // SAFETY: the pointer came from `Box::into_raw` in `tenure_cache_new`, and the C caller
+            // frees a cache only once, when no other call uses it.
             drop(unsafe { Box::from_raw(c) });
         }
         Ok(0)
@@ -200,7 +202,8 @@ pub unsafe extern "C" fn tenure_cache_insert(
     value_len: usize,
 ) -> c_int {
     status("tenure_cache_insert", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes a live cache, and for the key and the value as many readable
+        // bytes as the lengths say, which do not change during the call.
         let (cache, key, value) =
             unsafe { (cache(c)?, slice("key", key, key_len)?, slice("value", value, value_len)?) };
         cache.insert(Bytes::new(key).to_owned(), value)?;
@@ -229,11 +232,13 @@ pub unsafe extern "C" fn tenure_cache_get(
     len: *mut usize,
 ) -> *mut tenure_value {
     pointer("tenure_cache_get", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes a live cache, and a key with as many readable bytes as
+        // `key_len` says.
         let (cache, key) = unsafe { (cache(c)?, slice("key", key, key_len)?) };
         let value = cache.get(Bytes::new(key));
         let value = value.ok_or_else(|| Failure::unexplained(libc::ENOENT))?;
-        // SAFETY: as above; the value is of that cache.
+        // SAFETY: the value is of this cache, and the C caller passes NULL or writable places for
+        // `bytes` and `len`.
         Ok(unsafe { hand_out(cache, value, bytes, len) })
     })
 }
@@ -261,12 +266,14 @@ pub unsafe extern "C" fn tenure_cache_get_or_insert(
     len: *mut usize,
 ) -> *mut tenure_value {
     pointer("tenure_cache_get_or_insert", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes a live cache, and a key with as many readable bytes as
+        // `key_len` says, which do not change during the call.
         let (cache, key) = unsafe { (cache(c)?, slice("key", key, key_len)?) };
         let make = make.ok_or_else(|| Failure::invalid("make is NULL; use tenure_cache_get"))?;
         let value = cache.get_or_try_insert_with(Bytes::new(key), || {
             let mut made = tenure_made { bytes: Vec::new() };
-            // SAFETY: the program's own function, with the arguments the header promises it.
+            // SAFETY: this is the C caller's own function. It gets its own argument, and a value
+            // that lives until it returns.
             match unsafe { make(arg, &mut made) } {
                 0 => Ok(made.bytes),
                 answer => {
@@ -274,7 +281,8 @@ pub unsafe extern "C" fn tenure_cache_get_or_insert(
                 }
             }
         })?;
-        // SAFETY: as above; the value is of that cache.
+        // SAFETY: the value is of this cache, and the C caller passes NULL or writable places for
+        // `bytes` and `len`.
         Ok(unsafe { hand_out(cache, value, bytes, len) })
     })
 }
@@ -288,7 +296,8 @@ pub unsafe extern "C" fn tenure_cache_get_or_insert(
 #[must_use]
 pub unsafe extern "C" fn tenure_made_resize(into: *mut tenure_made, len: usize) -> *mut c_void {
     pointer("tenure_made_resize", || {
-        // SAFETY: what the header asks of the caller: inside the callback nobody else has it.
+        // SAFETY: `into` is NULL, or what the `make` callback received. While the callback runs,
+        // only that callback has a pointer to it.
         let made = unsafe { into.as_mut() }
             .ok_or_else(|| Failure::invalid("NULL; pass what the make callback was given"))?;
         let more = len.saturating_sub(made.bytes.len());
@@ -306,7 +315,7 @@ pub unsafe extern "C" fn tenure_made_resize(into: *mut tenure_made, len: usize) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_value_is_cached(value: *const tenure_value) -> c_int {
     status("tenure_value_is_cached", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a value that is not released yet.
         Ok(unsafe { value.as_ref() }.map_or(0, |value| c_int::from(value.value.is_cached())))
     })
 }
@@ -316,7 +325,8 @@ pub unsafe extern "C" fn tenure_value_is_cached(value: *const tenure_value) -> c
 pub unsafe extern "C" fn tenure_value_release(value: *mut tenure_value) {
     status("tenure_value_release", || {
         if !value.is_null() {
-            // SAFETY: from `hand_out`, and the header says that this is its last use.
+            // SAFETY: the pointer came from `Box::into_raw` in `hand_out`, and the C caller
+            // releases a value only once and does not use it afterwards.
             drop(unsafe { Box::from_raw(value) });
         }
         Ok(0)
@@ -334,7 +344,8 @@ pub unsafe extern "C" fn tenure_cache_remove(
     key_len: usize,
 ) -> c_int {
     status("tenure_cache_remove", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes a live cache, and a key with as many readable bytes as
+        // `key_len` says.
         let (cache, key) = unsafe { (cache(c)?, slice("key", key, key_len)?) };
         Ok(c_int::from(cache.remove(Bytes::new(key))))
     })
@@ -346,7 +357,7 @@ pub unsafe extern "C" fn tenure_cache_remove(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_cache_clear(c: *mut tenure_cache) -> c_int {
     status("tenure_cache_clear", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL or a live cache.
         unsafe { cache(c)? }.clear();
         Ok(0)
     })
@@ -362,7 +373,7 @@ pub unsafe extern "C" fn tenure_cache_stats(
     size: usize,
 ) -> c_int {
     status("tenure_cache_stats", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL or a live cache.
         let now = unsafe { cache(c)? }.stats();
         let stats = tenure_cache_stats {
             hits: now.hits,
@@ -378,7 +389,8 @@ pub unsafe extern "C" fn tenure_cache_stats(
             target_bytes: now.target_bytes,
             bookkeeping_bytes: now.bookkeeping_bytes,
         };
-        // SAFETY: what the header asks of the caller; integers of one size, so no padding.
+        // SAFETY: the C caller passes NULL or `size` writable bytes. All fields are integers of one
+        // size, so there is no padding.
         unsafe { sized::write(out, size, &stats) }
     })
 }

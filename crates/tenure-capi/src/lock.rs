@@ -139,12 +139,14 @@ pub unsafe extern "C" fn tenure_mmap(
 ) -> *mut c_void {
     value("tenure_mmap", libc::MAP_FAILED, || {
         if flags & TENURE_MAP_LOCKONFAULT == 0 {
-            // SAFETY: mmap's own contract, which the header passes on to the caller.
+            // SAFETY: the C caller has the duties of mmap: with MAP_FIXED nothing in the program
+            // uses what is mapped at `addr`.
             let at = unsafe { lock::mmap(addr.cast(), len, prot, flags, fd, off)? };
             return Ok(at.cast());
         }
         let flags = flags & !TENURE_MAP_LOCKONFAULT;
-        // SAFETY: as above.
+        // SAFETY: the C caller has the duties of mmap: with MAP_FIXED nothing in the program uses
+        // what is mapped at `addr`.
         let at = unsafe { lock::mmap_on_fault(addr.cast(), len, prot, flags, fd, off)? };
         Ok(at.cast())
     })

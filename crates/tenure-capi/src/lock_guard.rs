@@ -97,7 +97,8 @@ pub unsafe extern "C" fn tenure_lock(
 pub unsafe extern "C" fn tenure_unlock(l: *mut tenure_held) {
     status("tenure_unlock", || {
         if !l.is_null() {
-            // SAFETY: from `tenure_lock`, and not given back yet, as the header asks of the caller.
+            // SAFETY: the pointer came from `Box::into_raw` in `tenure_lock`, and the C caller
+            // gives a lock back only once.
             drop(unsafe { Box::from_raw(l) });
         }
         Ok(0)
@@ -182,7 +183,8 @@ pub unsafe extern "C" fn tenure_lock_explain(
             has_ipc_lock: u32::from(account.ipc_lock && account.first_user_namespace),
         };
         if !out.is_null() {
-            // SAFETY: what the header asks of the caller; integers without padding.
+            // SAFETY: `out` is not NULL here, so the C caller passes `size` writable bytes. The
+            // fields are integers without padding.
             unsafe { sized::write(out, size, &answer) }?;
         }
         if found.is_allowed() {

@@ -56,7 +56,8 @@ pub unsafe extern "C" fn tenure_lock_gradually(
 /// # Safety
 /// NULL, or from `tenure_lock_gradually` and not ended.
 unsafe fn gradual<'a>(g: *const tenure_gradual) -> Outcome<MutexGuard<'a, Gradual>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `g` is NULL, or a lock from `tenure_lock_gradually` that is not ended yet, as this
+    // function requires.
     match unsafe { g.as_ref() } {
         Some(held) => Ok(held.gradual.lock().unwrap_or_else(PoisonError::into_inner)),
         None => Err(Failure::invalid("the lock is NULL; pass what tenure_lock_gradually gave")),
@@ -73,9 +74,11 @@ pub unsafe extern "C" fn tenure_gradual_progress(
     size: usize,
 ) -> c_int {
     status("tenure_gradual_progress", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a lock from `tenure_lock_gradually` that is not
+        // ended yet.
         let now = progress_of(unsafe { gradual(g) }?.progress());
-        // SAFETY: as above; integers of one size, so no padding.
+        // SAFETY: the C caller passes NULL or `size` writable bytes. All fields are integers of one
+        // size, so there is no padding.
         unsafe { sized::write(out, size, &now) }
     })
 }
@@ -91,17 +94,20 @@ pub unsafe extern "C" fn tenure_gradual_wait(
     result: *mut tenure_populate_result,
 ) -> c_int {
     status("tenure_gradual_wait", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a structure with as many writable bytes as its size
+        // field says.
         let size = unsafe { room(result) }?;
         let patience = u64::try_from(timeout_ms).map_or(Duration::MAX, Duration::from_millis);
         let until = Instant::now().checked_add(patience);
         loop {
             // Not held while waiting, or nobody else could ask for the progress.
-            // SAFETY: as above.
+            // SAFETY: the C caller passes NULL, or a lock from `tenure_lock_gradually` that is not
+            // ended before this call returns.
             let mut held = unsafe { gradual(g) }?;
             if held.is_finished() {
                 let outcome = held.wait();
-                // SAFETY: as above.
+                // SAFETY: `result` is NULL, or has as many writable bytes as its size field says,
+                // and `room` has read `size` from there.
                 return unsafe { tell(result, size, outcome) };
             }
             drop(held);
@@ -121,7 +127,8 @@ const NAP: Duration = Duration::from_millis(1);
 pub unsafe extern "C" fn tenure_gradual_end(g: *mut tenure_gradual) {
     status("tenure_gradual_end", || {
         if !g.is_null() {
-            // SAFETY: what the header asks of the caller: from tenure_lock_gradually, and not used again.
+            // SAFETY: the pointer came from `Box::into_raw` in `tenure_lock_gradually`, and the C
+            // caller ends a lock only once and does not use it afterwards.
             drop(unsafe { Box::from_raw(g) });
         }
         Ok(0)
@@ -148,7 +155,8 @@ pub unsafe extern "C" fn tenure_lock_within(
 ) -> *mut tenure_within {
     pointer("tenure_lock_within", || {
         let (addr, len) = whole_pages(addr, len);
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller keeps the range mapped, and the same memory in it, until it ends the
+        // lock.
         let within = unsafe { lock::within(addr, len, budget) }?;
         Ok(Box::into_raw(Box::new(tenure_within { within })))
     })
@@ -164,7 +172,8 @@ pub unsafe extern "C" fn tenure_within_status(
     size: usize,
 ) -> c_int {
     status("tenure_within_status", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a lock from `tenure_lock_within` that is not ended
+        // yet.
         let Some(held) = (unsafe { w.as_ref() }) else {
             return Err(Failure::invalid("the lock is NULL; pass what tenure_lock_within gave"));
         };
@@ -176,7 +185,8 @@ pub unsafe extern "C" fn tenure_within_status(
             looks: now.looks,
             refused: now.refused,
         };
-        // SAFETY: as above; integers of one size, so no padding.
+        // SAFETY: the C caller passes NULL or `size` writable bytes. All fields are integers of one
+        // size, so there is no padding.
         unsafe { sized::write(out, size, &value) }
     })
 }
@@ -186,7 +196,8 @@ pub unsafe extern "C" fn tenure_within_status(
 pub unsafe extern "C" fn tenure_within_end(w: *mut tenure_within) {
     status("tenure_within_end", || {
         if !w.is_null() {
-            // SAFETY: what the header asks of the caller: from tenure_lock_within, and not used again.
+            // SAFETY: the pointer came from `Box::into_raw` in `tenure_lock_within`, and the C
+            // caller ends a lock only once and does not use it afterwards.
             drop(unsafe { Box::from_raw(w) });
         }
         Ok(0)

@@ -159,7 +159,8 @@ pub unsafe extern "C" fn tenure_realloc(p: *mut c_void, size: usize) -> *mut c_v
         let Some(block_at) = NonNull::new(p.cast::<u8>()) else {
             return block(size, 1, false);
         };
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes a block of the pool that is not freed yet, and uses only the
+        // returned block if the call succeeds.
         match unsafe { pool::realloc(block_at, size, 1, false) } {
             Some(p) => Ok(p.as_ptr().cast()),
             None => Err(refused(size)),
@@ -173,7 +174,8 @@ pub unsafe extern "C" fn tenure_realloc(p: *mut c_void, size: usize) -> *mut c_v
 pub unsafe extern "C" fn tenure_free(p: *mut c_void) {
     status("tenure_free", || {
         if let Some(p) = NonNull::new(p.cast::<u8>()) {
-            // SAFETY: what the header asks of the caller.
+            // SAFETY: the C caller passes a block of the pool that is not freed yet, and does not
+            // use it afterwards.
             unsafe { pool::free(p) }
         }
         Ok(0)
@@ -227,7 +229,7 @@ pub unsafe extern "C" fn tenure_pool_configure(opts: *const tenure_pool_opts) ->
             never_huge: 0,
             never_reuse: 0,
         };
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a structure that is as long as its size field says.
         let opts = unsafe { sized::read(opts, defaults) }?;
         let mut settings = pool::Settings::default()
             .with_offer_after(Duration::from_millis(opts.offer_after_ms))
@@ -276,7 +278,8 @@ pub unsafe extern "C" fn tenure_pool_stats(out: *mut tenure_pool_stats, size: us
             total_remapped: now.remapped,
             total_refused: now.refused,
         };
-        // SAFETY: what the header asks of the caller; integers of one size, so no padding.
+        // SAFETY: the C caller passes NULL or `size` writable bytes. All fields are integers of one
+        // size, so there is no padding.
         unsafe { sized::write(out, size, &stats) }
     })
 }

@@ -175,7 +175,8 @@ pub(crate) unsafe fn room(result: *mut tenure_populate_result) -> Outcome<usize>
     if result.is_null() {
         return Ok(0);
     }
-    // SAFETY: the caller's promise; the first field is the size.
+    // SAFETY: `result` is not NULL here, and its first field, the size, is readable, as this
+    // function requires.
     let size = unsafe { result.cast::<usize>().read() };
     if size < FIRST_RESULT {
         return Err(Failure::invalid(format!(
@@ -207,7 +208,8 @@ pub(crate) unsafe fn tell(
             threads: report.threads as u64,
             first_missing: report.first_missing.unwrap_or(0) as *mut c_void,
         };
-        // SAFETY: the caller's promise; fields of one size, so no padding.
+        // SAFETY: `result` is not NULL here, and has `size` writable bytes, as this function
+        // requires. All fields have one size, so there is no padding.
         unsafe { sized::write(result, size, &value) }?;
     }
     match outcome {
@@ -271,12 +273,14 @@ pub unsafe extern "C" fn tenure_populate(
     result: *mut tenure_populate_result,
 ) -> c_int {
     status("tenure_populate", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a result with as many writable bytes as its size
+        // field says.
         let size = unsafe { room(result) }?;
-        // SAFETY: as above.
+        // SAFETY: the C caller passes NULL, or a structure that is as long as its size field says.
         let opts = unsafe { sized::read(opts, tenure_populate_opts::default()) }?;
         let outcome = watched(request(addr, len, how, &opts)?, &opts);
-        // SAFETY: as above.
+        // SAFETY: `result` is NULL, or has as many writable bytes as its size field says, and
+        // `room` has read `size` from there.
         unsafe { tell(result, size, outcome) }
     })
 }
@@ -294,7 +298,7 @@ pub unsafe extern "C" fn tenure_populate_start(
     opts: *const tenure_populate_opts,
 ) -> *mut tenure_populating {
     pointer("tenure_populate_start", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a structure that is as long as its size field says.
         let opts = unsafe { sized::read(opts, tenure_populate_opts::default()) }?;
         if opts.progress.is_some() {
             return Err(Failure::invalid(
@@ -309,7 +313,8 @@ pub unsafe extern "C" fn tenure_populate_start(
 /// # Safety
 /// NULL, or from `tenure_populate_start` and neither ended nor detached.
 unsafe fn background<'a>(p: *const tenure_populating) -> Outcome<&'a Background> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `p` is NULL, or from `tenure_populate_start` and neither ended nor detached, as this
+    // function requires.
     match unsafe { p.as_ref() } {
         Some(populating) => Ok(&populating.background),
         None => Err(Failure::invalid("the populate is NULL; pass what tenure_populate_start gave")),
@@ -326,9 +331,11 @@ pub unsafe extern "C" fn tenure_populate_progress(
     size: usize,
 ) -> c_int {
     status("tenure_populate_progress", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a handle from `tenure_populate_start` that is
+        // neither ended nor detached.
         let now = progress_of(unsafe { background(p) }?.progress());
-        // SAFETY: as above; integers of one size, so no padding.
+        // SAFETY: the C caller passes NULL or `size` writable bytes. All fields are integers of one
+        // size, so there is no padding.
         unsafe { sized::write(out, size, &now) }
     })
 }
@@ -339,7 +346,8 @@ pub unsafe extern "C" fn tenure_populate_progress(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_populate_cancel(p: *const tenure_populating) -> c_int {
     status("tenure_populate_cancel", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a handle from `tenure_populate_start` that is
+        // neither ended nor detached.
         unsafe { background(p) }?.cancel();
         Ok(0)
     })
@@ -355,7 +363,8 @@ pub unsafe extern "C" fn tenure_populate_wait(
     timeout_ms: c_int,
 ) -> c_int {
     status("tenure_populate_wait", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a handle from `tenure_populate_start` that is
+        // neither ended nor detached.
         let background = unsafe { background(p) }?;
         let patience = u64::try_from(timeout_ms).map_or(Duration::MAX, Duration::from_millis);
         Ok(c_int::from(!background.wait_timeout(patience)))
@@ -372,7 +381,9 @@ pub unsafe extern "C" fn tenure_populate_end(
     result: *mut tenure_populate_result,
 ) -> c_int {
     status("tenure_populate_end", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a handle from `tenure_populate_start` that is
+        // neither ended nor detached, and does not use it afterwards. `result` is NULL, or has as
+        // many writable bytes as its size field says.
         unsafe {
             let size = room(result)?;
             background(p)?;
@@ -388,7 +399,8 @@ pub unsafe extern "C" fn tenure_populate_end(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_populate_detach(p: *mut tenure_populating) -> c_int {
     status("tenure_populate_detach", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a handle from `tenure_populate_start` that is
+        // neither ended nor detached, and does not use it afterwards.
         unsafe {
             background(p)?;
             Box::from_raw(p).background.detach();
@@ -411,7 +423,8 @@ pub unsafe extern "C" fn tenure_populate_detach(p: *mut tenure_populating) -> c_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_discard(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_discard", || {
-        // SAFETY: what the header asks of the caller: nobody needs the bytes.
+        // SAFETY: the C caller wants the range's contents discarded: nothing in the program needs
+        // or refers to them.
         unsafe { populate::discard(addr.cast(), len) }?;
         Ok(0)
     })

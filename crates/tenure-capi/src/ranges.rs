@@ -50,7 +50,8 @@ pub(crate) fn found(outcome: Found) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_mvolatile(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_mvolatile", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller keeps the range mapped as it is until it unmarks or forgets it, and
+        // does not rely on its contents before it has unmarked it.
         unsafe { volatile::mark(addr.cast(), len)? };
         Ok(0)
     })
@@ -68,7 +69,8 @@ pub unsafe extern "C" fn tenure_mvolatile_priority(
 ) -> c_int {
     status("tenure_mvolatile_priority", || {
         let priority = self::priority(priority)?;
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller keeps the range mapped as it is until it unmarks or forgets it, and
+        // does not rely on its contents before it has unmarked it.
         unsafe { volatile::mark_with_priority(addr.cast(), len, priority)? };
         Ok(0)
     })
@@ -89,7 +91,7 @@ pub unsafe extern "C" fn tenure_mvolatile_priority(
 #[must_use]
 pub unsafe extern "C" fn tenure_mnovolatile(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_mnovolatile", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller owns the range and holds it mapped during the call.
         Ok(found(unsafe { volatile::unmark(addr.cast(), len)? }))
     })
 }
@@ -107,7 +109,8 @@ pub unsafe extern "C" fn tenure_mnovolatile_map(
     arg: *mut c_void,
 ) -> c_int {
     status("tenure_mnovolatile_map", || {
-        // SAFETY: what the header asks of the caller, of the callback as well.
+        // SAFETY: the C caller owns the range and holds it mapped during the call. The callback is
+        // the caller's own function, and gets its own argument.
         let outcome = unsafe {
             volatile::unmark_with_map(addr.cast(), len, |extent| {
                 if let Some(gone) = gone {
@@ -127,7 +130,8 @@ pub unsafe extern "C" fn tenure_mnovolatile_map(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_offer_now(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_offer_now", || {
-        // SAFETY: what the header asks of the caller of tenure_mvolatile.
+        // SAFETY: the C caller has marked the range, so it does not rely on the contents, and keeps
+        // it mapped.
         unsafe { volatile::offer_now(addr.cast(), len)? };
         Ok(0)
     })
@@ -141,7 +145,8 @@ pub unsafe extern "C" fn tenure_offer_now(addr: *mut c_void, len: usize) -> c_in
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_purge_now(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_purge_now", || {
-        // SAFETY: what the header asks of the caller of tenure_mvolatile.
+        // SAFETY: the C caller has marked the range, so it does not rely on the contents, and keeps
+        // it mapped.
         unsafe { volatile::purge_now(addr.cast(), len)? };
         Ok(0)
     })
@@ -154,7 +159,7 @@ pub unsafe extern "C" fn tenure_purge_now(addr: *mut c_void, len: usize) -> c_in
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_forget(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_forget", || {
-        // SAFETY: what the header asks of the caller of tenure_mvolatile.
+        // SAFETY: the C caller owns the range and holds it mapped during the call.
         unsafe { volatile::forget(addr.cast(), len)? };
         Ok(0)
     })

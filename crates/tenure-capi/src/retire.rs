@@ -66,7 +66,8 @@ fn in_force() -> tenure_retire_settings {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_munmap(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_munmap", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller has the duties of munmap: nothing in the program uses the range any
+        // more.
         unsafe { retire::munmap(addr.cast(), len)? };
         Ok(0)
     })
@@ -80,7 +81,8 @@ pub unsafe extern "C" fn tenure_munmap(addr: *mut c_void, len: usize) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_munmap_raw(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_munmap_raw", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller has the duties of munmap: nothing in the program uses the range any
+        // more.
         match unsafe { retire::munmap_raw(addr.cast(), len) } {
             Ok(_) => Ok(0),
             Err(errno) => Err(Failure::unexplained(errno)),
@@ -125,7 +127,8 @@ pub unsafe extern "C" fn tenure_retire_settings(
         }
         let mut settings = in_force();
         settings.size = size.min(size_of::<tenure_retire_settings>());
-        // SAFETY: what the header asks of the caller; integers of one size, so no padding.
+        // SAFETY: `out` is NULL, which `write` refuses, or has `size` writable bytes. All fields
+        // are integers of one size, so there is no padding.
         unsafe { sized::write(out, size, &settings) }
     })
 }
@@ -142,7 +145,7 @@ pub unsafe extern "C" fn tenure_retire_configure(settings: *const tenure_retire_
                 "no settings; pass what tenure_retire_settings has filled in",
             ));
         }
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: `settings` is not NULL here, and is as long as its size field says.
         let wanted = unsafe { sized::read(settings, in_force())? };
         let mut settings = Settings::default();
         settings.min_bytes = usize::try_from(wanted.min_bytes).unwrap_or(usize::MAX);

@@ -50,7 +50,8 @@ pub unsafe extern "C" fn tenure_settings(out: *mut tenure_settings, size: usize)
         }
         let mut settings = in_force();
         settings.size = size.min(size_of::<tenure_settings>());
-        // SAFETY: what the header asks of the caller; integers of one size, so no padding.
+        // SAFETY: `out` is NULL, which `write` refuses, or has `size` writable bytes. All fields
+        // are integers of one size, so there is no padding.
         unsafe { sized::write(out, size, &settings) }
     })
 }
@@ -65,7 +66,7 @@ pub unsafe extern "C" fn tenure_configure(settings: *const tenure_settings) -> c
         if settings.is_null() {
             return Err(Failure::invalid("no settings; pass what tenure_settings has filled in"));
         }
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: `settings` is not NULL here, and is as long as its size field says.
         let wanted = unsafe { sized::read(settings, in_force())? };
         let mut settings = Settings::default();
         settings.offer_after = Duration::from_micros(wanted.offer_after_us);

@@ -159,7 +159,8 @@ pub unsafe extern "C" fn tenure_stats(out: *mut tenure_stats, size: usize) -> c_
             total_retire_helped_bytes: total.retire_helped_bytes,
             retire_longest_slice_ns: total.retire_longest_slice_ns,
         };
-        // SAFETY: what the header asks of the caller; integers of one size, so no padding.
+        // SAFETY: the C caller passes NULL or `size` writable bytes. All fields are integers of one
+        // size, so there is no padding.
         unsafe { sized::write(out, size, &stats) }
     })
 }
@@ -176,7 +177,8 @@ pub unsafe extern "C" fn tenure_survey(out: *mut tenure_survey, size: usize) -> 
         let survey = tenure_core::survey()?;
         let survey =
             tenure_survey { offered_bytes: survey.offered_bytes, gone_bytes: survey.gone_bytes };
-        // SAFETY: what the header asks of the caller; integers of one size, so no padding.
+        // SAFETY: the C caller passes NULL or `size` writable bytes. All fields are integers of one
+        // size, so there is no padding.
         unsafe { sized::write(out, size, &survey) }
     })
 }

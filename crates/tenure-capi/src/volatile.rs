@@ -86,9 +86,11 @@ struct Callback {
     owned: AtomicBool,
 }
 
-// SAFETY: the header says that the callback is called on any thread, and `free_arg` too.
+// SAFETY: tenure.h tells C callers that tenure calls `refill` and `free_arg` on any thread, so the
+// argument must not be tied to one.
 unsafe impl Send for Callback {}
-// SAFETY: the header says that it may be called by several threads at once.
+// SAFETY: tenure.h tells C callers that several threads may call `refill` at once, so the argument
+// must bear it. Nothing else is shared but an atomic.
 unsafe impl Sync for Callback {}
 
 impl Callback {
@@ -141,7 +143,8 @@ fn make(len: usize, opts: &tenure_volatile_opts) -> Outcome<*mut tenure_volatile
 /// # Safety
 /// NULL, or from `tenure_volatile_new*` and not freed.
 unsafe fn buffer<'a>(v: *const tenure_volatile) -> Outcome<&'a Volatile> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `v` is NULL, or a buffer from `tenure_volatile_new*` that is not freed, as this
+    // function requires.
     let v = unsafe { v.as_ref() };
     v.map(|v| &v.buffer).ok_or_else(|| Failure::invalid("the buffer is NULL; make one first"))
 }
@@ -170,7 +173,7 @@ pub unsafe extern "C" fn tenure_volatile_new_with(
     opts: *const tenure_volatile_opts,
 ) -> *mut tenure_volatile {
     pointer("tenure_volatile_new_with", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a structure that is as long as its size field says.
         let opts = unsafe { sized::read(opts, tenure_volatile_opts::default())? };
         make(len, &opts)
     })
@@ -181,7 +184,8 @@ pub unsafe extern "C" fn tenure_volatile_new_with(
 pub unsafe extern "C" fn tenure_volatile_free(v: *mut tenure_volatile) {
     status("tenure_volatile_free", || {
         if !v.is_null() {
-            // SAFETY: from `make`, and the header says that this is its last use.
+            // SAFETY: the pointer came from `Box::into_raw` in `make`, and the C caller frees a
+            // buffer only once, when no other call uses it.
             drop(unsafe { Box::from_raw(v) });
         }
         Ok(0)
@@ -213,14 +217,14 @@ pub unsafe extern "C" fn tenure_volatile_pin(
     bytes: *mut *mut c_void,
 ) -> c_int {
     status("tenure_volatile_pin", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a buffer that is not freed before the call returns.
         let buffer = unsafe { buffer(v)? };
         let pinned = buffer.pin()?;
         let answer = found(pinned.outcome());
         // The pin is taken away by `tenure_volatile_unpin`.
         forget(pinned);
         if !bytes.is_null() {
-            // SAFETY: what the header asks of the caller.
+            // SAFETY: `bytes` is not NULL here, so the C caller passes a writable place.
             unsafe { bytes.write(buffer.as_ptr().cast()) };
         }
         Ok(answer)
@@ -233,8 +237,8 @@ pub unsafe extern "C" fn tenure_volatile_pin(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_unpin(v: *mut tenure_volatile) -> c_int {
     status("tenure_volatile_unpin", || {
-        // SAFETY: what the header asks of the caller: a pin whose guard was forgotten is taken back,
-        // and its bytes are not used any more.
+        // SAFETY: the C caller passes NULL or a live buffer, gives back a pin of its own, whose
+        // guard was forgotten in `tenure_volatile_pin`, and does not use the bytes any more.
         if unsafe { buffer(v)?.unpin() } {
             Ok(0)
         } else {
@@ -255,7 +259,7 @@ pub unsafe extern "C" fn tenure_volatile_lost(
     arg: *mut c_void,
 ) -> c_int {
     status("tenure_volatile_lost", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a buffer that is not freed before the call returns.
         let pinned = unsafe { buffer(v)? }.pin()?;
         let lost = pinned.lost();
         if let Some(gone) = gone {
@@ -274,7 +278,7 @@ pub unsafe extern "C" fn tenure_volatile_lost(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_restored(v: *mut tenure_volatile) -> c_int {
     status("tenure_volatile_restored", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a buffer that is not freed before the call returns.
         unsafe { buffer(v)? }.restored();
         Ok(0)
     })
@@ -289,7 +293,7 @@ pub unsafe extern "C" fn tenure_volatile_set_priority(
     priority: c_uint,
 ) -> c_int {
     status("tenure_volatile_set_priority", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a buffer that is not freed before the call returns.
         unsafe { buffer(v)? }.set_priority(self::priority(priority)?);
         Ok(0)
     })
@@ -299,7 +303,7 @@ pub unsafe extern "C" fn tenure_volatile_set_priority(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_len(v: *const tenure_volatile) -> usize {
     value("tenure_volatile_len", 0, || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a buffer that is not freed before the call returns.
         Ok(unsafe { v.as_ref() }.map_or(0, |v| v.buffer.len()))
     })
 }
@@ -311,7 +315,7 @@ pub unsafe extern "C" fn tenure_volatile_len(v: *const tenure_volatile) -> usize
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_address(v: *const tenure_volatile) -> *mut c_void {
     pointer("tenure_volatile_address", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a buffer that is not freed before the call returns.
         Ok(unsafe { v.as_ref() }.map_or(std::ptr::null_mut(), |v| v.buffer.as_ptr().cast()))
     })
 }
@@ -322,7 +326,7 @@ pub unsafe extern "C" fn tenure_volatile_address(v: *const tenure_volatile) -> *
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_offer_now(v: *mut tenure_volatile) -> c_int {
     status("tenure_volatile_offer_now", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a buffer that is not freed before the call returns.
         unsafe { buffer(v)? }.offer_now()?;
         Ok(0)
     })
@@ -338,10 +342,10 @@ pub unsafe extern "C" fn tenure_volatile_purge_now(
     gone: *mut usize,
 ) -> c_int {
     status("tenure_volatile_purge_now", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a buffer that is not freed before the call returns.
         let bytes = unsafe { buffer(v)? }.purge_now()?;
         if !gone.is_null() {
-            // SAFETY: what the header asks of the caller.
+            // SAFETY: `gone` is not NULL here, so the C caller passes a writable place.
             unsafe { gone.write(bytes) };
         }
         Ok(0)

@@ -143,9 +143,9 @@ fn memory_of_each_kind_is_still_told_by_name() {
             assert_eq!(backing(&area), kind);
             // SAFETY: the area is this test's alone.
             unsafe { std::ptr::write_bytes(area.page(0), 5, 2 * PAGE) };
-            // SAFETY: as above.
+            // SAFETY: the area is this test's alone, and its contents are not needed any more.
             unsafe { tenure::populate::discard(area.page(0), 2 * PAGE) }.unwrap();
-            // SAFETY: as above.
+            // SAFETY: the area is readable, and this test's alone.
             assert_eq!(unsafe { std::ptr::read_volatile(area.page(1)) }, 0, "{kind:?}");
         }
         // SAFETY: our own descriptor.

@@ -252,7 +252,7 @@ fn a_stale_guard_does_not_unlock_a_mapping_born_locked() {
     assert_eq!(area.held(), [OnFault; 4]);
     // In place of what is mapped, moved there.
     let stale = lock::lock(area.page(1), 2 * PAGE, When::OnFault).unwrap();
-    // SAFETY: as above.
+    // SAFETY: the area's own place, which nothing refers to. What it holds is to be replaced.
     unsafe {
         let flags = ANONYMOUS | libc::MAP_FIXED;
         lock::mmap_on_fault(area.page(0), 4 * PAGE, RW, flags, -1, 0).unwrap();
@@ -275,7 +275,8 @@ fn a_child_of_fork_has_no_locks_and_its_guards_do_nothing() {
                 Ok("1") => unsafe {
                     libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32
                 },
-                // SAFETY: as above.
+                // SAFETY: the child uses the allocator and system calls, and no other thread runs
+                // that could hold a lock.
                 _ => unsafe { libc::fork() },
             };
             if pid == 0 {
@@ -330,14 +331,15 @@ fn a_fork_while_other_threads_lock_leaves_the_child_usable() {
                 });
             }
             for _ in 0..200 {
-                // SAFETY: as above.
+                // SAFETY: glibc keeps its allocator usable in a child and tenure its own locks; the
+                // child uses nothing else of the other threads.
                 let pid = unsafe { libc::fork() };
                 if pid == 0 {
                     // SAFETY: a hang is the failure that is looked for.
                     unsafe { libc::alarm(10) };
                     let own = lock::lock(area.page(40), PAGE, When::Now);
                     let ok = own.is_ok() && held(area.page(40) as usize, 1) == [Full];
-                    // SAFETY: as above.
+                    // SAFETY: ends the child at once, without the parent's exit handlers.
                     unsafe { libc::_exit(if ok { 0 } else { 1 }) };
                 }
                 let mut status = 0;

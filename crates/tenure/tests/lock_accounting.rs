@@ -210,7 +210,8 @@ fn born_locked_on_fault_nothing_is_resident_and_all_is_charged() {
 
 /// SAFETY of the calls below: nothing but this test refers to the areas.
 fn born(at: *mut u8, len: usize, flags: i32, fd: i32) -> tenure::Result<*mut u8> {
-    // SAFETY: see above.
+    // SAFETY: the callers pass no address, or one inside an area of their test to which nothing
+    // refers.
     unsafe { lock::mmap_on_fault(at, len, RW, ANONYMOUS | flags, fd, 0) }
 }
 

@@ -234,7 +234,7 @@ fn what_makes_no_sense_is_refused() {
         unsafe { tenure::volatile::mark(area.page(0), 4 * PAGE).unwrap() };
         let error = lock::mlockall(with(CURRENT, ON_FAULT)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::IsVolatile);
-        // SAFETY: as above.
+        // SAFETY: the area's own pages, which nothing refers to.
         unsafe { tenure::volatile::forget(area.page(0), 4 * PAGE).unwrap() };
         assert_eq!(vm_lck(), 0);
     });
@@ -262,7 +262,7 @@ fn volatile_memory_passes_through_the_end_of_a_future_lock() {
             lock::mlockall(with(FUTURE, ON_FAULT)).unwrap();
             lock::munlockall2(FUTURE).unwrap();
             assert_eq!((area.held(), stays.held()), (vec![Not; 64], vec![Full; 2]));
-            // SAFETY: as above.
+            // SAFETY: the area's own pages, which are read only after they are unmarked.
             unsafe {
                 if purged {
                     let gone = tenure::volatile::purge_now(area.page(0), 64 * PAGE).unwrap();
@@ -278,7 +278,7 @@ fn volatile_memory_passes_through_the_end_of_a_future_lock() {
                 assert!(all.iter().all(|b| *b == byte), "page {page}");
             }
         }
-        // SAFETY: as above.
+        // SAFETY: the area's own pages, which nothing refers to any more.
         unsafe { tenure::volatile::forget(area.page(0), 64 * PAGE).unwrap() };
         drop(guard);
     });

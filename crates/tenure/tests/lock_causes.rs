@@ -128,9 +128,9 @@ fn a_guard_page_and_a_page_without_access() {
         assert_eq!(unsafe { libc::mprotect(area.page(6).cast(), PAGE, libc::PROT_NONE) }, 0);
         let at = format!("the page at {:#x} is mapped without access", area.page(6) as usize);
         fails(&area, When::Now, ErrorKind::NoAccess, libc::ENOMEM, &[&at, "PROT_NONE"]);
-        // SAFETY: as above.
+        // SAFETY: the page is inside the area, and gets back the access that it had.
         unsafe { libc::mprotect(area.page(6).cast(), PAGE, RW) };
-        // SAFETY: as above.
+        // SAFETY: the page is inside the area, and nothing refers to it.
         if unsafe { libc::madvise(area.page(5).cast(), PAGE, MADV_GUARD_INSTALL) } != 0 {
             skip!("no MADV_GUARD_INSTALL (6.13+)");
         }
@@ -157,7 +157,7 @@ fn a_page_that_was_used_before_its_access_was_taken_away() {
         assert_eq!(unsafe { libc::mprotect(area.page(5).cast(), PAGE, libc::PROT_NONE) }, 0);
         let at = format!("the page at {:#x} is mapped without access", area.page(5) as usize);
         fails(&area, When::Now, ErrorKind::NoAccess, libc::ENOMEM, &[&at, "PROT_NONE"]);
-        // SAFETY: as above.
+        // SAFETY: the page is inside the area, and nothing refers to it.
         assert_eq!(unsafe { libc::mprotect(area.page(5).cast(), PAGE, libc::PROT_WRITE) }, 0);
         let guard = lock::lock(area.page(0), 8 * PAGE, When::Now).unwrap();
         assert_eq!(area.held(), [Full; 8], "any access will do");
@@ -242,7 +242,8 @@ fn a_full_tmpfs() {
             drop((area, file));
             let _ = std::fs::remove_file(&path);
         }
-        // SAFETY: as above.
+        // SAFETY: the string ends in NUL and outlives the call. The mount is in a namespace of this
+        // child's own.
         unsafe {
             libc::umount2(
                 std::ffi::CString::new(dir.to_str().unwrap()).unwrap().as_ptr(),

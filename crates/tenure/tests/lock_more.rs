@@ -277,7 +277,7 @@ fn a_budget_beyond_the_limit_locks_nothing() {
         println!("{error}");
         assert_eq!(error.kind(), ErrorKind::LockLimit);
         for budget in [PAGE, 1, 0] {
-            // SAFETY: as above.
+            // SAFETY: the call fails, and the mapping outlives it.
             let error = unsafe { lock::within(area.page(0), 8 * MIB, budget) }.unwrap_err();
             println!("{error}");
             assert_eq!((error.kind(), error.errno()), (ErrorKind::BadRange, libc::EINVAL));

@@ -202,7 +202,7 @@ fn states_that_nobody_saw_are_not_inherited() {
         for call in [libc::SYS_mprotect, libc::SYS_munmap] {
             let p = map(MIB);
             let at = p.as_ptr() as usize;
-            // SAFETY: as above.
+            // SAFETY: a page of the test's own run, which nothing refers to.
             assert_eq!(unsafe { libc::syscall(call, at + PAGE, PAGE, libc::PROT_NONE) }, 0);
             assert_eq!(unmap(p, 0, MIB), Unmapped::Done);
             let again = map(MIB);
@@ -211,7 +211,7 @@ fn states_that_nobody_saw_are_not_inherited() {
         let p = map(MIB);
         let at = p.as_ptr() as usize;
         bytes(p, MIB).fill(9);
-        // SAFETY: as above.
+        // SAFETY: a page of the test's own run. A seal changes no contents.
         let sealed = unsafe { libc::syscall(libc::SYS_mseal, at + 8 * PAGE, PAGE, 0) };
         if sealed != 0 {
             tenure_testkit::skip!("this kernel cannot seal");
@@ -433,7 +433,7 @@ fn a_mapping_over_a_free_run_keeps_its_contents() {
                 // Runs from before a fork are returned, not offered.
                 // SAFETY: the child ends at once.
                 match unsafe { libc::fork() } {
-                    // SAFETY: as said.
+                    // SAFETY: ends the child at once, without the parent's exit handlers.
                     0 => unsafe { libc::_exit(0) },
                     // SAFETY: our own child.
                     child => unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) },

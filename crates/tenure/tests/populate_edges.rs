@@ -64,7 +64,7 @@ fn a_touch_wakes_nobody() {
             Populate::new(raw.ptr(), raw.len, Access::Write).run().unwrap();
             std::thread::sleep(Duration::from_millis(100));
             let early = woken.load(Ordering::SeqCst);
-            // SAFETY: as above.
+            // SAFETY: a mapped, aligned word that nobody changes.
             unsafe {
                 let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
                 libc::syscall(libc::SYS_futex, word, wake, i32::MAX);
@@ -93,7 +93,8 @@ fn a_child_with_its_parents_number_is_not_kept_waiting() {
                 .start()
                 .unwrap();
             while background.progress().populated == 0 {}
-            // SAFETY: as above.
+            // SAFETY: this process has no other threads that hold locks, and the child leaves by
+            // _exit.
             let inner = unsafe {
                 assert_eq!(libc::unshare(libc::CLONE_NEWPID), 0);
                 libc::fork()
@@ -101,7 +102,7 @@ fn a_child_with_its_parents_number_is_not_kept_waiting() {
             if inner == 0 {
                 let own = std::process::id();
                 drop(background);
-                // SAFETY: as above.
+                // SAFETY: ends the child at once, without the parent's exit handlers.
                 unsafe { libc::_exit(if own == 1 { 7 } else { 8 }) };
             }
             let mut status = 0;
@@ -119,7 +120,7 @@ fn a_child_with_its_parents_number_is_not_kept_waiting() {
             }
         }
         let mut status = 0;
-        // SAFETY: as above.
+        // SAFETY: waits for a child of this process, and writes a local.
         assert_eq!(unsafe { libc::waitpid(outer, &mut status, 0) }, outer);
         assert_eq!(status, 7 << 8, "the child waited for threads that it does not have");
     });
@@ -168,7 +169,7 @@ fn nothing_is_discarded_beside_what_is_locked() {
     let bytes: Vec<u8> = (0..8).map(|page| raw.byte(page)).collect();
     assert_eq!(bytes, [9; 8], "something is gone");
     assert_eq!(present_pages(raw.start, raw.len), [true; 8]);
-    // SAFETY: as above.
+    // SAFETY: the mapping is this test's own, and nothing refers to the memory.
     unsafe {
         assert_eq!(libc::munlock(raw.page(7) as *const _, PAGE), 0);
         discard(raw.start as *mut u8, raw.len).unwrap();

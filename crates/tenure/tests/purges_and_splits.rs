@@ -42,7 +42,7 @@ fn a_purge_and_an_unmark_of_a_part_never_wait_for_ever() {
             }
             let start = Instant::now();
             while start.elapsed() < PATIENCE / 2 {
-                // SAFETY: as above.
+                // SAFETY: inside the mapping, which outlives the threads. Nobody reads it.
                 unsafe {
                     volatile::mark(base as *mut u8, pages * PAGE).unwrap();
                     // EINVAL where the others have just unmarked all of it.

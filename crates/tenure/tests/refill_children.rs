@@ -203,7 +203,8 @@ fn what_was_lost_is_made_beside_a_thread_that_looks_at_it() {
             assert_eq!(forked(pinned_beside_a_look), Ended::Well);
         }
         let pinned_and_locked = || {
-            // SAFETY: as above.
+            // SAFETY: the call takes numbers only. The child uses no descriptor of the parent's
+            // from here on, and ends soon.
             unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
             // SAFETY: locks the child's memory.
             if unsafe { libc::mlockall(libc::MCL_CURRENT) } != 0 {

@@ -113,7 +113,8 @@ fn it_reads_purged_memory_that_a_handler_makes_again() {
             }
             Ok(())
         }));
-        // SAFETY: as above.
+        // SAFETY: this test's own memory, which lives on. A handler makes again what is purged of
+        // it.
         unsafe { volatile::mark(source as *mut u8, LEN).unwrap() };
         assert!(purge(source as *mut u8, LEN));
         assert_eq!(purged_and_touched(&buffer), 7);

@@ -147,7 +147,7 @@ kinds! {
         locked(false)
     };
     locked_on_fault, Way::InSlices, || {
-        // SAFETY: as above.
+        // SAFETY: asks for the effective user, and cannot fail.
         if unsafe { libc::geteuid() } != 0 {
             return Err("a limit on locked memory holds for ordinary users".into());
         }

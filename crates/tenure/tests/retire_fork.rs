@@ -20,12 +20,14 @@ thread_local! {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: as called.
+        // SAFETY: the caller of `alloc` passes a layout whose size is not zero, and the system's
+        // allocator asks for no more.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: as called.
+        // SAFETY: the caller of `dealloc` passes a block of `alloc` with its layout, and that block
+        // is the system allocator's.
         unsafe { System.dealloc(p, layout) }
     }
 }

@@ -205,7 +205,8 @@ fn what_others_map_meanwhile_is_not_touched() {
                         }
                         std::thread::yield_now();
                         for page in (at..at + len).step_by(PAGE) {
-                            // SAFETY: as above.
+                            // SAFETY: an aligned word of the mapping just made, which stays mapped
+                            // until below.
                             assert_eq!(unsafe { (page as *const u64).read_volatile() }, n + 1);
                         }
                         // SAFETY: ours.

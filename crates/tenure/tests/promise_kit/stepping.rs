@@ -153,6 +153,6 @@ pub fn stepped(act: impl FnOnce()) {
     // SAFETY: changes the trap flag, for which there is a handler.
     unsafe { std::arch::asm!("pushfq", "or qword ptr [rsp], 0x100", "popfq") };
     act();
-    // SAFETY: as above.
+    // SAFETY: changes the trap flag back, and nothing else.
     unsafe { std::arch::asm!("pushfq", "and qword ptr [rsp], ~0x100", "popfq") };
 }

@@ -408,13 +408,13 @@ fn huge_pages_of_the_pool_come_and_go() {
             println!("{}", asked.plan().unwrap());
             assert_eq!(asked.run().unwrap().populated, 4 * HUGE as u64);
             assert_eq!((free(), raw.leading()), (0, 4 * HUGE / PAGE));
-            // SAFETY: here and below: a mapping of this test's own, without references into it.
+            // SAFETY: a mapping of this test's own, without references into it.
             let part = unsafe { discard(raw.start as *mut u8, PAGE) };
             assert_eq!(part.unwrap_err().kind(), ErrorKind::BadRange, "not half of one");
-            // SAFETY: as above.
+            // SAFETY: a mapping of this test's own, without references into it.
             unsafe { discard(raw.start as *mut u8, HUGE) }.unwrap();
             assert_eq!(free(), 1);
-            // SAFETY: as above.
+            // SAFETY: a mapping of this test's own, without references into it.
             unsafe { discard(raw.start as *mut u8, raw.len) }.unwrap();
         }
     }

@@ -95,7 +95,8 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // SAFETY: ours; nothing else is mapped into its holes (see `NEXT`).
+        // SAFETY: the memory is this structure's own. Each test maps at addresses that no other
+        // mapping gets, so nothing else is in its holes.
         unsafe { libc::munmap(self.start as *mut _, self.len) };
     }
 }
