@@ -339,7 +339,7 @@ mod tests {
         map.as_mut_slice()[0] = 6;
         assert_eq!(map.as_slice()[1], 5);
         assert_eq!(std::fs::read(&path).unwrap()[4096], 5);
-        // SAFETY: as above.
+        // SAFETY: the file is this test's alone.
         let past_end = unsafe { Mapping::file(&file, 4096, 5000) }.unwrap_err();
         assert_eq!(past_end.errno(), libc::EINVAL);
         std::fs::remove_file(&path).unwrap();

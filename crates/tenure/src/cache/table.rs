@@ -398,7 +398,8 @@ impl<K> Table<K> {
             return;
         }
         let mut at = newest.older.swap(null_mut(), Ordering::AcqRel);
-        // SAFETY: the table's own, and nobody else reads them: see `close`.
+        // SAFETY: the table owns its arrays, and no reader is in a section since `close` returned
+        // true.
         while let Some(array) = unsafe { at.as_ref() } {
             // SAFETY: the lock is held and nobody is in a section.
             unsafe { array.move_to(newest) };

@@ -37,7 +37,7 @@ enum Holder<'a> {
 // SAFETY: the bytes are the value's own or those of a segment, which nobody writes while it is
 // pinned; a pin and a token may be given back on any thread.
 unsafe impl Send for Value<'_> {}
-// SAFETY: as above; a shared value is only read.
+// SAFETY: a shared value is only read: its bytes do not change while it is pinned.
 unsafe impl Sync for Value<'_> {}
 
 impl<'a> Value<'a> {

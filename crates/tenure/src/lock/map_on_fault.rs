@@ -117,7 +117,8 @@ pub unsafe fn mmap_on_fault(
     let mut ledger = ledger::open();
     let unasked = ledger.future == Some(When::Now) && flags & libc::MAP_POPULATE == 0;
     let first_prot = if unasked { libc::PROT_NONE } else { prot };
-    // SAFETY: no MAP_FIXED, so nothing is replaced; of a file, the caller's promise.
+    // SAFETY: without MAP_FIXED nothing is replaced. The duties for a mapped file are the caller's,
+    // as this function's documentation says.
     let made = unsafe { raw_map::map(hint, size, first_prot, first_flags, fd, off) };
     let range = made.map(|at| PageRange::new(at, at + size)).map_err(failed)?;
     let settled = charge(&mut ledger, call, range).and_then(|()| {
@@ -128,7 +129,8 @@ pub unsafe fn mmap_on_fault(
         if !replaces {
             return Ok(range.start);
         }
-        // SAFETY: nobody knows the new mapping; of the old one, the caller's promise.
+        // SAFETY: nobody knows the new mapping, and the caller asked for MAP_FIXED, so nothing
+        // refers to the old one.
         unsafe { raw_map::move_over(range, start) }.map_err(failed)?;
         outlive_guards(&mut ledger, PageRange::new(start, start + size));
         Ok(start)
@@ -225,7 +227,8 @@ impl Mapping {
         offset: u64,
         len: usize,
     ) -> Result<Mapping> {
-        // SAFETY: the caller promises of the file what `Mapping::file` asks for.
+        // SAFETY: nobody truncates or writes the file while it is mapped, as this function
+        // requires.
         let mapping = unsafe { Mapping::file(file, offset, len) }?;
         charge(&mut ledger::open(), "Mapping::file_locked_on_fault", mapping.range())?;
         Ok(mapping)

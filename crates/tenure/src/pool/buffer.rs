@@ -141,7 +141,7 @@ impl Deref for Buffer {
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and borrowed exclusively.
+        // SAFETY: `len` initialised bytes that are ours, borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
     }
 }

@@ -128,7 +128,7 @@ pub unsafe fn resize(addr: usize, old_len: usize, new_len: usize) -> Option<NonN
     if !whole || new_len > room && run.size() > resize::COPY_UP_TO {
         return None;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the range is a whole run; nothing uses its old address if it moves.
     let at = unsafe { super::realloc(NonNull::new(addr as *mut u8)?, new_len, page, true) }?;
     if let Some((territory, spot)) = lookup::find(at.as_ptr() as usize) {
         territory.run(spot).set(flag::MAPPED);
@@ -188,7 +188,7 @@ pub unsafe fn unmap(addr: usize, len: usize) -> Unmapped {
     }
     for (start, end) in [(range.start, inside.start), (inside.end, range.end)] {
         if start < end {
-            // SAFETY: the caller's promise; not the pool's.
+            // SAFETY: nothing uses the range any more, and this end is not the pool's.
             if let Err(errno) = unsafe { arena::unmap(start, end - start) } {
                 return Unmapped::Failed(errno.raw_os_error());
             }
@@ -197,11 +197,11 @@ pub unsafe fn unmap(addr: usize, len: usize) -> Unmapped {
     let mut result = Unmapped::Done;
     pieces(territory, inside, |piece| {
         let done = match piece {
-            // SAFETY: the caller's promise.
+            // SAFETY: nothing uses the range any more, of which this is a part.
             Piece::Run(spot, part) => unsafe { unmap_part(territory, spot, part) },
-            // SAFETY: the caller's promise; the pool has given these addresses up.
+            // SAFETY: nothing uses the range, and the pool has given up its addresses.
             Piece::Gap(gap) if release::is_done() => unsafe { arena::unmap(gap.start, gap.len()) },
-            // SAFETY: the caller's promise; what no run has is reserved, or the program's.
+            // SAFETY: nothing uses the range, and no run of the pool is in the gap.
             Piece::Gap(gap) if holds_foreign() => unsafe { arena::reserve_anew(gap) },
             Piece::Gap(_) => Ok(()),
         };
@@ -479,7 +479,7 @@ unsafe fn unmap_part(territory: &Territory, spot: Spot, part: PageRange) -> Resu
         state::IN_USE => {}
         state::LEFT => {
             leave::wait();
-            // SAFETY: the caller's promise; it is not the pool's.
+            // SAFETY: nothing uses the part any more, and it has left the pool.
             return unsafe { arena::unmap(part.start, part.len()) };
         }
         // Unmapped already.
@@ -494,14 +494,14 @@ unsafe fn unmap_part(territory: &Territory, spot: Spot, part: PageRange) -> Resu
     let is_mapping = run.is(flag::MAPPED);
     if !is_mapping && run.state() != state::IN_USE {
         // It has left since, and its flags with it.
-        // SAFETY: the caller's promise.
+        // SAFETY: nothing uses the part any more.
         return unsafe { unmap_part(territory, spot, part) };
     }
     if is_mapping {
         if is_whole && leave::is_as_it_was(territory, spot) {
             if run.claim(state::IN_USE, state::MOVING).is_err() {
                 // Another thread is at it, too: it unmaps it, or it has the run leave.
-                // SAFETY: the caller's promise.
+                // SAFETY: nothing uses the part any more.
                 return unsafe { unmap_part(territory, spot, part) };
             }
             if leave::close(territory, spot) {
@@ -515,7 +515,7 @@ unsafe fn unmap_part(territory: &Territory, spot: Spot, part: PageRange) -> Resu
             run.set_state(state::IN_USE);
         }
         leave::any(territory, spot);
-        // SAFETY: the caller's promise.
+        // SAFETY: nothing uses the part any more, and it has left the pool.
         return unsafe { arena::unmap(part.start, part.len()) };
     }
     if is_whole {
@@ -525,6 +525,6 @@ unsafe fn unmap_part(territory: &Territory, spot: Spot, part: PageRange) -> Resu
     }
     // A part of an allocation, which is to be freed yet.
     run.set(flag::TAINTED);
-    // SAFETY: the caller's promise. In one step, so that a racing thread finds data or SIGSEGV.
+    // SAFETY: nothing uses the part. In one step: a racing thread finds data or SIGSEGV.
     unsafe { arena::reserve_anew(cut) }
 }

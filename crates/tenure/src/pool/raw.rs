@@ -55,7 +55,7 @@ pub fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
 /// Nothing uses the run any more.
 #[doc(alias = "munmap")]
 pub unsafe fn free(p: NonNull<u8>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: nothing uses the run any more, as this function requires.
     unsafe { give::free(p.as_ptr() as usize) }
 }
 
@@ -87,7 +87,7 @@ pub unsafe fn realloc(
     align: usize,
     zeroed: bool,
 ) -> Option<NonNull<u8>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `p` is a run of the pool, and the caller uses only the returned address.
     unsafe { resize::realloc(p.as_ptr() as usize, new_size, align, zeroed) }
 }
 
