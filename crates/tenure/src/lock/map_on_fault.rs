@@ -1,4 +1,4 @@
-//! Mappings that are locked on fault from birth.
+//! Mappings that are locked on fault from the start.
 
 #![allow(unsafe_code, reason = "maps with the program's own flags")]
 
@@ -13,7 +13,7 @@ use crate::os::{self, maps, raw_map, reserve};
 use crate::range::PageRange;
 use rustix::fd::AsFd;
 
-/// `mmap(2)`: what [`mmap_on_fault`] is without the lock, for callers that choose by a flag.
+/// Calls `mmap(2)`: it is [`mmap_on_fault`] without the lock, for callers that choose by a flag.
 ///
 /// ```
 /// let flags = 0x22; // MAP_PRIVATE | MAP_ANONYMOUS
@@ -50,12 +50,11 @@ fn failed(call: &'static str, start: usize, len: usize, errno: rustix::io::Errno
         .on(start, len)
 }
 
-/// Maps memory as `mmap(2)` does, locked on fault from birth: no page that is ever touched there is
-/// paged out. It is what `MAP_LOCKONFAULT` was proposed for; `flags` and `prot` are `mmap`'s own, and
-/// `fd` is -1 for anonymous memory. The whole length is charged against `RLIMIT_MEMLOCK`, and the
-/// charge ends with `munmap`.
+/// Maps memory as `mmap(2)` does, locked on fault from the start: no page of it that is ever touched is
+/// paged out. `MAP_LOCKONFAULT` was proposed to Linux for this. `flags` and `prot` are `mmap`'s own, and
+/// `fd` is -1 for anonymous memory. The whole length is charged against `RLIMIT_MEMLOCK` until `munmap`.
 ///
-/// With `MAP_FIXED` what is mapped there already is replaced only once the new mapping is locked.
+/// With `MAP_FIXED` the old mapping is replaced only when the new mapping is locked.
 ///
 /// ```
 /// let flags = 0x22; // MAP_PRIVATE | MAP_ANONYMOUS
@@ -177,9 +176,9 @@ fn outlive_guards(ledger: &mut Ledger, range: PageRange) {
 }
 
 impl Mapping {
-    /// [`Mapping::anonymous`], locked on fault from birth: no page that is ever touched is paged out.
-    /// The whole length is charged against `RLIMIT_MEMLOCK` until the mapping is dropped; nothing of it
-    /// is resident yet.
+    /// Maps memory as [`Mapping::anonymous`] does, locked on fault from the start: no page that is
+    /// ever touched is paged out. The whole length is charged against `RLIMIT_MEMLOCK` until the
+    /// mapping is dropped. No page of it is resident yet.
     ///
     /// ```
     /// let arena = tenure::Mapping::anonymous_locked_on_fault(64 << 10)?;
@@ -204,8 +203,9 @@ impl Mapping {
         Ok(Mapping::adopt(PageRange::new(start, end), len))
     }
 
-    /// [`Mapping::file`], locked on fault: what is touched of the file stays in memory, and nothing is
-    /// read before. The whole length is charged until the mapping is dropped.
+    /// Maps a file as [`Mapping::file`] does, locked on fault: each page of the file that is
+    /// touched stays in memory, and nothing is read before. The whole length is charged against
+    /// `RLIMIT_MEMLOCK` until the mapping is dropped.
     ///
     /// ```
     /// let program = std::fs::File::open("/proc/self/exe")?;
@@ -234,7 +234,8 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// [`Mapping::memfd`], locked on fault. The whole length is charged until the mapping is dropped.
+    /// Maps a memfd as [`Mapping::memfd`] does, locked on fault. The whole length is charged
+    /// against `RLIMIT_MEMLOCK` until the mapping is dropped.
     ///
     /// ```
     /// let mut shared = tenure::Mapping::memfd_locked_on_fault("table", 64 << 10)?;

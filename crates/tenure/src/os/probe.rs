@@ -1,5 +1,5 @@
-//! What this kernel and this user's rights allow, found by doing each thing once on a scratch page
-//! and looking at the effect. A version number would not tell what a seccomp profile refuses.
+//! What this kernel and this user's rights allow. Each thing is done once on a scratch page, and its effect is
+//! checked: a version number would not show what a seccomp profile refuses.
 
 use super::advise;
 use super::maps;
@@ -55,7 +55,7 @@ pub struct Finding {
     pub errno: Option<i32>,
     /// What it is.
     pub what: &'static str,
-    /// What its absence costs the user.
+    /// What its absence costs the program.
     pub consequence: &'static str,
     /// What can be done about it.
     pub remedy: &'static str,
@@ -71,7 +71,7 @@ pub struct Capabilities {
     findings: Vec<Finding>,
 }
 
-/// Tries everything once per process; later calls answer from memory.
+/// Tries everything once per process. Later calls return what the first one found.
 ///
 /// ```
 /// if !tenure::capabilities().works("userfaultfd") {
@@ -87,7 +87,7 @@ pub fn capabilities() -> &'static Capabilities {
 }
 
 impl Capabilities {
-    /// The findings, most important first.
+    /// Returns the findings, most important first.
     ///
     /// ```
     /// assert!(!tenure::capabilities().findings().is_empty());
@@ -96,7 +96,7 @@ impl Capabilities {
         &self.findings
     }
 
-    /// Whether the finding of that name works.
+    /// Returns whether the finding of that name works.
     ///
     /// ```
     /// let name = tenure::capabilities().findings()[0].name;

@@ -33,8 +33,8 @@ impl Pool {
         }
     }
 
-    /// A run for `layout`, whose contents are whatever its former user left; a page of it may change
-    /// by itself until it is first written.
+    /// Returns a run for `layout`. Its contents are what its former user left, and a page of it may
+    /// change by itself until it is first written.
     ///
     /// ```
     /// use std::alloc::Layout;
@@ -56,7 +56,7 @@ impl Pool {
         Pool::serve("Pool::alloc", layout, false)
     }
 
-    /// The same, all zeros.
+    /// Returns a run for `layout` that holds zeros.
     ///
     /// ```
     /// use std::alloc::Layout;
@@ -135,7 +135,7 @@ impl Pool {
         unsafe { self.resize("Pool::grow", p, new, false) }
     }
 
-    /// The same; the new bytes are zeros.
+    /// Makes a block larger as [`grow`](Self::grow) does, and the new bytes zero.
     ///
     /// ```
     /// use std::alloc::Layout;

@@ -6,7 +6,7 @@
 use super::territory::{self, Territory};
 use super::{mapped, release};
 
-/// How many bytes of addresses [`give_up_addresses`] would give back.
+/// Returns how many bytes of addresses [`give_up_addresses`] would give back.
 ///
 /// ```
 /// println!("{} GiB of addresses can be given up", tenure::pool::spare_address_bytes() >> 30);
@@ -18,9 +18,9 @@ pub fn spare_address_bytes() -> u64 {
     })
 }
 
-/// Gives back the addresses that no run has had yet. Runs in use stay as they are, and what is free is used
-/// again; where that does not do, [`alloc`](super::alloc) returns `None` from then on. For good: a
-/// reservation is made once. Takes one system call for each class of sizes (200 µs in all).
+/// Gives back the addresses that no run has had yet, for good. Runs in use stay as they are, and free runs are
+/// used again; where there is none, [`alloc`](super::alloc) returns `None` from then on. Takes one system call for
+/// each class of sizes (200 µs in all).
 ///
 /// `false`: there is no reservation; it was given up before; the program has mapped something of its own among the
 /// pool's addresses; or the call comes from a signal's handler that has interrupted the pool on its thread.
