@@ -11,8 +11,8 @@ use std::time::Duration;
 use tenure_core::cache::Value;
 use tenure_core::Cache;
 
-/// A cache without a size: it grows while there is room, and shrinks when others need the room. A
-/// get returns the bytes that were put in, or nothing: never wrong or partial ones.
+/// A cache without a size: it grows while there is room, and gives way when others need the memory.
+/// A get returns the bytes that were put in, or nothing; it never returns wrong or partial bytes.
 pub struct tenure_cache {
     cache: Arc<Cache<Key>>,
 }
@@ -25,31 +25,32 @@ pub struct tenure_value {
     _cache: Arc<Cache<Key>>,
 }
 
-/// Where a make callback puts the value that it makes.
+/// The place where a make callback puts the value that it makes.
 pub struct tenure_made {
     bytes: Vec<u8>,
 }
 
-/// Makes the value that tenure_cache_get_or_insert did not find: asks tenure_made_resize for room and
-/// fills it (without asking, the value is empty). Returns 0, or anything else if there is no value.
+/// Makes the value that tenure_cache_get_or_insert did not find: it asks tenure_made_resize for
+/// room and fills that. (If it does not ask, the value is empty.) Returns 0, or another number if
+/// there is no value.
 pub type tenure_make_fn =
     Option<unsafe extern "C" fn(arg: *mut c_void, into: *mut tenure_made) -> c_int>;
 
-/// What tenure_cache_new may be told. Start from TENURE_CACHE_OPTS_INIT.
+/// The options of tenure_cache_new. Start from TENURE_CACHE_OPTS_INIT.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_cache_opts {
     /// sizeof(struct tenure_cache_opts).
     pub size: usize,
-    /// How willingly the cache's memory is given up against other volatile memory of the process:
-    /// from 0 (first) to 7 (last).
+    /// When the kernel takes the cache's memory, compared with other volatile memory of the
+    /// process: from 0 (first) to 7 (last).
     pub priority: c_uint,
     /// Must be 0.
     pub reserved: c_uint,
-    /// The most bytes of memory that the cache may take; 0: what the machine and the memory cgroup
-    /// allow. A few segments of 2 MiB are taken in any case.
+    /// The most bytes of memory that the cache may take. 0: what the machine and the memory cgroup
+    /// allow. The cache takes a few segments of 2 MiB in any case.
     pub ceiling: u64,
-    /// How long a value may be returned after it was put in, in milliseconds; 0: without end.
+    /// How long the cache returns a value after it was put in, in milliseconds. 0: without end.
     pub ttl_ms: u64,
 }
 
@@ -70,13 +71,14 @@ impl Default for tenure_cache_opts {
     }
 }
 
-/// Written by tenure_cache_stats. Counts since the cache was made, but for those that say "now".
+/// What a cache has done, counted since it was made, and what it holds now. Written by
+/// tenure_cache_stats.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_cache_stats {
     /// Gets that found their value.
     pub hits: u64,
-    /// Gets that did not, for whatever reason.
+    /// Gets that did not find their value, for any reason.
     pub misses: u64,
     /// Values put in.
     pub insertions: u64,
@@ -90,9 +92,9 @@ pub struct tenure_cache_stats {
     pub purged_bytes: u64,
     /// Values that were moved because they were used, when their segment was emptied.
     pub moved_values: u64,
-    /// Keys now in the index; some may lead to values that are gone.
+    /// Keys that are in the index now. Some may lead to values that are gone.
     pub values: u64,
-    /// Bytes of the segments now, filled or not, as far as they are known not to be purged.
+    /// Bytes of the segments now, filled or not, without those that are known to be purged.
     pub footprint_bytes: u64,
     /// The footprint that purges and free memory now allow without asking again.
     pub target_bytes: u64,
@@ -149,7 +151,7 @@ unsafe fn hand_out(
     Box::into_raw(Box::new(tenure_value { value, _cache: cache.clone() }))
 }
 
-/// Makes a cache; it takes no memory before the first value is put in. `opts` may be NULL. Free it
+/// Makes a cache. It takes no memory before the first value is put in. `opts` may be NULL. Free it
 /// with tenure_cache_free.
 ///
 /// Errors (NULL): EINVAL: a wrong size or priority. E2BIG: something is set that this version does not
@@ -174,8 +176,8 @@ pub unsafe extern "C" fn tenure_cache_new(opts: *const tenure_cache_opts) -> *mu
     })
 }
 
-/// Frees a cache; NULL is let through. No other call on it may be under way. Values that were got from
-/// it stay valid until they are released, and its memory goes with the last of them.
+/// Frees a cache. NULL does nothing. No other call on the cache may be under way. Values that a get
+/// has returned stay valid until they are released, and the memory goes with the last of them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_cache_free(c: *mut tenure_cache) {
     status("tenure_cache_free", || {
@@ -211,15 +213,16 @@ pub unsafe extern "C" fn tenure_cache_insert(
     })
 }
 
-/// The value under a key, pinned; its bytes are at `*bytes`, `*len` of them (either may be NULL).
-/// Release it soon with tenure_value_release: while it is held, the kernel cannot take the 2 MiB segment
-/// that it lies in. While very many values are held, the bytes are a copy.
+/// Returns the value under a key, pinned. Its bytes are at `*bytes`, and there are `*len` of them
+/// (`bytes` and `len` may be NULL). Release it soon with tenure_value_release: while the program
+/// holds it, the kernel cannot take the 2 MiB segment that it lies in. While the program holds very
+/// many values, the bytes are a copy.
 ///
-/// NULL with errno ENOENT, and tenure_last_error() as it was, if there is no value: it was never there,
-/// was evicted or purged, or its time is over.
+/// Returns NULL with errno ENOENT, and leaves tenure_last_error() as it was, if there is no value:
+/// it was never there, it was evicted or purged, or its time is over.
 ///
-/// Cost: a pin and an unpin, two atomic instructions for the index, and a small allocation.
-/// If the segment was offered to the kernel: taking it back, 0.6 us (huge page) or 70 us.
+/// Cost: a pin and an unpin, two atomic instructions for the index, and a small allocation. If the
+/// segment was offered to the kernel, taking it back: 0.6 us (huge page) or 70 us.
 ///
 /// Errors (NULL): EINVAL: NULL with a length.
 #[unsafe(no_mangle)]
@@ -243,17 +246,17 @@ pub unsafe extern "C" fn tenure_cache_get(
     })
 }
 
-/// tenure_cache_get that has a missing value made: `make` is called with `arg` on the calling thread,
-/// once however many threads ask for the key meanwhile; they wait. If the cache has no room
-/// for the value it is returned all the same (see tenure_value_is_cached). If `make` fails, a thread
-/// that waited tries itself.
+/// Does what tenure_cache_get does, and has a missing value made: it calls `make` with `arg` on the
+/// calling thread, once however many threads ask for the key meanwhile. They wait. If the cache has
+/// no room for the value, the call returns it all the same (see tenure_value_is_cached). If `make`
+/// fails, a thread that waited calls its own.
 ///
 /// Errors (NULL): EINVAL: NULL with a length, or `make` is NULL; the value made is longer than 4 GiB.
 /// EIO: `make` failed. EDEADLK: the value is being made by this thread, or by one that waits for this
 /// thread, for another value or for a buffer's refill.
 ///
-/// An insert, a removal or a clear of the key that comes while `make` runs wins: what `make` gave is
-/// returned and not kept.
+/// An insert, a removal or a clear of the key that comes while `make` runs wins: the call returns
+/// what `make` gave, and the cache does not keep it.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_cache_get_or_insert(
@@ -287,9 +290,9 @@ pub unsafe extern "C" fn tenure_cache_get_or_insert(
     })
 }
 
-/// Room for the value that a make callback is making: `len` bytes, zeroed where they are new. May be
-/// called again, to grow or shrink; what was written is kept, but it may lie elsewhere. Only for use
-/// inside the callback.
+/// Returns room for the value that a make callback is making: `len` bytes, zeroed where they are
+/// new. The callback may call it again, to grow or to shrink: what was written is kept, but may lie
+/// elsewhere. Only for use inside the callback.
 ///
 /// Errors (NULL): EINVAL: NULL. ENOMEM: no memory; what was there before is kept.
 #[unsafe(no_mangle)]
@@ -310,8 +313,8 @@ pub unsafe extern "C" fn tenure_made_resize(into: *mut tenure_made, len: usize) 
     })
 }
 
-/// Whether the value is in the cache: 0 if it was made by tenure_cache_get_or_insert and found no room,
-/// and for NULL.
+/// Returns 1 if the value is in the cache. Returns 0 if tenure_cache_get_or_insert made it and
+/// found no room, or the key was changed meanwhile, and for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_value_is_cached(value: *const tenure_value) -> c_int {
     status("tenure_value_is_cached", || {
@@ -320,7 +323,8 @@ pub unsafe extern "C" fn tenure_value_is_cached(value: *const tenure_value) -> c
     })
 }
 
-/// Lets a value go, on any thread; NULL is let through. Its bytes must not be touched afterwards.
+/// Releases a value, on any thread. NULL does nothing. The program must not touch its bytes
+/// afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_value_release(value: *mut tenure_value) {
     status("tenure_value_release", || {
@@ -333,8 +337,8 @@ pub unsafe extern "C" fn tenure_value_release(value: *mut tenure_value) {
     });
 }
 
-/// Removes a key and its value: 1, or 0 if there was none. The space is free when the last value of its
-/// segment is released.
+/// Removes a key and its value. Returns 1, or 0 if there was none. The space is free when the last
+/// value of its segment is released.
 ///
 /// Errors: EINVAL: NULL with a length.
 #[unsafe(no_mangle)]
@@ -363,7 +367,8 @@ pub unsafe extern "C" fn tenure_cache_clear(c: *mut tenure_cache) -> c_int {
     })
 }
 
-/// Writes what the cache has done and holds to `*out`, which has `size` bytes, as tenure_stats does.
+/// Writes what the cache has done and what it holds to `*out`, which has `size` bytes, as
+/// tenure_stats does.
 ///
 /// Errors: EINVAL: NULL.
 #[unsafe(no_mangle)]

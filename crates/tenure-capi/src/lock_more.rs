@@ -14,12 +14,12 @@ pub struct tenure_gradual {
     gradual: Mutex<Gradual>,
 }
 
-/// A range of which the part used last is locked. Opaque.
+/// A range whose part that was used last is locked. Opaque.
 pub struct tenure_within {
     within: Within,
 }
 
-/// How a lock within a budget stands.
+/// How much a lock within a budget has locked now, and what it did so far.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_within_status {
@@ -27,17 +27,18 @@ pub struct tenure_within_status {
     pub locked_bytes: u64,
     /// Bytes that were locked since the start.
     pub moved_in_bytes: u64,
-    /// Bytes that had to make room since the start.
+    /// Bytes that were unlocked for them since the start.
     pub moved_out_bytes: u64,
-    /// Times a look was taken at what is used.
+    /// How often the thread has looked at what is used.
     pub looks: u64,
     /// Windows that the kernel refused to lock.
     pub refused: u64,
 }
 
-/// Locks the pages that [addr, addr + len) touches on fault, and makes them resident in the background: usable at once, whole
-/// soon, each page locked from the moment it is there. Files are populated for reading, other memory
-/// for writing. NULL on failure. The caller waits 0.1 to 0.2 ms for the start of two threads.
+/// Locks the pages that [addr, addr + len) touches on fault now, and prefaults them in the
+/// background. The program may use them at once. Each page is locked from the moment it is
+/// resident. Files are populated for reading, other memory for writing. Returns NULL on failure.
+/// The caller waits 0.1 to 0.2 ms for the start of two threads.
 ///
 /// Errors: as tenure_mlock2 with TENURE_MLOCK_ONFAULT; EAGAIN: no thread could be started. Nothing is
 /// locked then.
@@ -64,7 +65,7 @@ unsafe fn gradual<'a>(g: *const tenure_gradual) -> Outcome<MutexGuard<'a, Gradua
     }
 }
 
-/// Writes how far the background is to `*out`, which has `size` bytes.
+/// Writes how far the background threads have come to `*out`, which has `size` bytes.
 ///
 /// Errors: EINVAL: NULL.
 #[unsafe(no_mangle)]
@@ -83,10 +84,11 @@ pub unsafe extern "C" fn tenure_gradual_progress(
     })
 }
 
-/// Waits until all of it is resident, at most `timeout_ms`; less than 0: however long it takes. 0: it
-/// is; 1: not yet. `result` may be NULL; it is written when it is over. Waiting again returns the same.
+/// Waits until all pages are resident, at most `timeout_ms`. Less than 0: for as long as it takes.
+/// Returns 0 if they are, and 1 if they are not. `result` may be NULL. It is written when the work
+/// is over. A second call returns the same result.
 ///
-/// Errors: as tenure_populate: what could not be made resident. The lock stays.
+/// Errors: as tenure_populate, for what could not be made resident. The lock stays.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_gradual_wait(
     g: *const tenure_gradual,
@@ -122,7 +124,7 @@ pub unsafe extern "C" fn tenure_gradual_wait(
 
 const NAP: Duration = Duration::from_millis(1);
 
-/// Ends the background, unlocks, and frees the handle. NULL is nothing to do.
+/// Ends the background threads, unlocks, and frees the handle. NULL does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_gradual_end(g: *mut tenure_gradual) {
     status("tenure_gradual_end", || {
@@ -135,14 +137,15 @@ pub unsafe extern "C" fn tenure_gradual_end(g: *mut tenure_gradual) {
     });
 }
 
-/// Keeps locked what was last used of the pages that [addr, addr + len) touches, `budget` bytes at most; the rest stays the
-/// kernel's to page out. For a range larger than RLIMIT_MEMLOCK allows. A page that was touched is
-/// locked some 20 ms later. NULL on failure. Costs 24 bytes for each window of which something is
-/// resident (a 16th to a quarter of the budget, 2 MiB or a thousandth of large ones).
+/// Keeps the pages of [addr, addr + len) locked that were used last, `budget` bytes at most. The
+/// kernel may page out the rest. It is for a range that is larger than RLIMIT_MEMLOCK allows. A
+/// page that was touched is locked some 20 ms later. Returns NULL on failure. Costs 24 bytes for
+/// each window of which something is resident (a 16th to a quarter of the budget, 2 MiB or a
+/// thousandth of large ones).
 ///
-/// Until tenure_within_end the range must stay mapped as it is: pages of shared mappings are taken out
-/// of the page table to see whether they are used again, and private memory mapped there instead could
-/// lose its contents.
+/// Until tenure_within_end the range must stay mapped as it is. tenure takes pages of shared
+/// mappings out of the page table, to see whether they are used again: if private memory were
+/// mapped there instead, its contents could be lost.
 ///
 /// Errors: EINVAL: empty or wrapping; volatile; a budget below 16 pages. ENOMEM, EPERM: the
 /// budget is more than may still be locked. ENOMEM: part of it is not mapped. EAGAIN: no thread could
@@ -162,7 +165,7 @@ pub unsafe extern "C" fn tenure_lock_within(
     })
 }
 
-/// Writes how it stands to `*out`, which has `size` bytes.
+/// Writes how much is locked now, and what was done so far, to `*out`, which has `size` bytes.
 ///
 /// Errors: EINVAL: NULL.
 #[unsafe(no_mangle)]
@@ -191,7 +194,7 @@ pub unsafe extern "C" fn tenure_within_status(
     })
 }
 
-/// Unlocks all of it and frees the handle. NULL is nothing to do.
+/// Unlocks the whole range and frees the handle. NULL does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_within_end(w: *mut tenure_within) {
     status("tenure_within_end", || {

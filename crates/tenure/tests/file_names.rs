@@ -62,7 +62,7 @@ fn a_name_that_is_no_utf_8_hides_neither_its_file_nor_its_neighbours() {
         area.mlock(0, 2).unwrap();
         lock::munlock2(area.page(0), PAGE, NOW).unwrap();
         assert_eq!(area.held(), [Not, Full, Not, Not, Not, Not]);
-        // So is the file's own, whoever made it.
+        // So is the file's own, whichever program made it.
         mapped.mlock(0, 2).unwrap();
         lock::mlock2(mapped.page(0), 2 * PAGE, When::Now).unwrap();
         let receipt = lock::receipt(area.page(0), 6 * PAGE).unwrap();

@@ -206,7 +206,7 @@ fn what_is_unmapped_under_a_guard_is_left_alone() {
     assert_eq!(area.held(), [OnFault, Not, Held::Hole, OnFault]);
     drop(on_fault);
     assert_eq!(area.held(), [Not, Not, Held::Hole, Not]);
-    // Whoever locks the new mapping counts afresh.
+    // A lock of the new mapping counts afresh.
     let guard = lock::lock(area.page(0), 2 * PAGE, When::Now).unwrap();
     assert_eq!(area.held()[..2], [Full, Full]);
     drop(guard);

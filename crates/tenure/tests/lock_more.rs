@@ -139,7 +139,7 @@ fn dropping_a_gradual_lock_ends_it() {
         let resident = || smaps_over(area.at, 2048 * MIB).iter().map(|map| map.rss).sum::<u64>();
         let at_drop = resident();
         std::thread::sleep(Duration::from_millis(30));
-        assert_eq!(resident(), at_drop, "somebody still populates");
+        assert_eq!(resident(), at_drop, "a thread still populates");
     });
 }
 

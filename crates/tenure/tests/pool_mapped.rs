@@ -325,8 +325,8 @@ fn what_is_not_the_pools_is_left_to_munmap() {
     });
 }
 
-/// A thread reads a run while `part` of it is unmapped: its data, then SIGSEGV, or the zeros of whoever
-/// has the run next. What goes, goes at once: who finds zeros finds none of the data any more.
+/// A thread reads a run while `part` of it is unmapped: its data, then SIGSEGV, or the zeros of the
+/// next owner. A part goes at once: a reader that finds zeros finds none of the data any more.
 fn read_while_unmapped(part: std::ops::Range<usize>) {
     let p = map(64 * MIB);
     bytes(p, 64 * MIB).fill(0x77);

@@ -174,7 +174,7 @@ fn addresses_given_up_are_the_programs() {
         assert_eq!(again, free);
         sign(again, 5 << 20, 2);
         assert_eq!(pool::alloc(700 << 20, 1, false), None);
-        // Somebody else's, between the pool's runs.
+        // The program's own, between the pool's runs.
         let far = held.as_ptr() as usize + (1 << 30);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         // SAFETY: free addresses.

@@ -14,7 +14,7 @@ use tenure_testkit::pages::{present_pages, rss};
 use tenure_testkit::seccomp::{Call, Errno, Filter};
 use tenure_testkit::{run_child, skip, this_test};
 
-/// A watcher's panic ends what it watched: whoever catches it may unmap the range.
+/// A watcher's panic ends what it watched: the code that catches it may unmap the range.
 #[test]
 fn a_panic_of_the_watcher_ends_the_populate() {
     let result = run_child(this_test!(), &[], || {

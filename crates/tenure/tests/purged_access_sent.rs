@@ -1,4 +1,4 @@
-//! A SIGBUS that somebody sends does what it would do without tenure, and takes nothing from tenure's handler.
+//! A SIGBUS that a process sends does what it would do without tenure, and takes nothing from tenure's handler.
 
 mod promise_kit;
 

@@ -161,7 +161,7 @@ fn one_try(three: usize, hold: &Hold) -> (bool, bool) {
     }
 }
 
-/// `unpin` is for callers that count: one too many is refused, whoever else calls it meanwhile.
+/// `unpin` is for callers that count: one too many is refused, even if other threads call it meanwhile.
 #[test]
 fn extra_unpins_change_nothing() {
     promised(this_test!(), || {

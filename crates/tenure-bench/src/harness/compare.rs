@@ -39,7 +39,7 @@ impl Sample {
 
 type Measure<'a> = Box<dyn FnMut() -> io::Result<Sample> + 'a>;
 
-/// Someone who takes part in a comparison.
+/// One side of a comparison.
 pub struct Contestant<'a> {
     name: String,
     role: Role,

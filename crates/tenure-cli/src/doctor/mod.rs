@@ -13,13 +13,13 @@ use tenure::{Finding, Status};
 use trial::{Ending, Outcome};
 
 const NOTES: &str = "\
-Each line is the result of doing the thing once and looking at its effect. WARN: something stands \
-in for it, at the price that the line names. FAIL: nothing stands in. The first line, trial, is a \
-process of its own that does with tenure what programs do: only there a seccomp filter shows that \
-kills the process for a system call.
+Each line is the result of trying a feature once and looking at its effect. WARN: the feature is \
+missing, and tenure replaces it at the price that the line names. FAIL: the feature is missing, and \
+nothing replaces it. The first line, trial, is a separate process that uses tenure as programs do: \
+only there the doctor can see a seccomp filter that kills the process for a system call.
 
-Exit code: 1 if something is missing for which nothing stands in; with --strict, also if \
-something is only replaced.";
+Exit code: 1 if a feature is missing that nothing replaces; with --strict, also if tenure replaces \
+one.";
 
 /// Try what this kernel allows, and print what to do where it does not.
 #[derive(Debug, clap::Args)]

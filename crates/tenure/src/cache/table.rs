@@ -387,7 +387,7 @@ impl<K> Table<K> {
         self.harvest();
     }
 
-    /// Moves all keys into the newest array, unless somebody is in a section or there is no room.
+    /// Moves all keys into the newest array, unless a reader is in a section or there is no room.
     fn unite(&self, writer: &mut Guard<'_, Writer<K>>) {
         let Some(newest) = self.current(writer) else { return };
         let Some(older) = newest.older() else { return };

@@ -190,7 +190,7 @@ pub(crate) fn register(watcher: Watcher, range: PageRange) -> Result<(), Errno> 
     watcher.act(IOC_REGISTER, &mut argument)
 }
 
-/// Ends it: missing pages fault in as zeros again. Wakes whoever waits in the range.
+/// Ends it: missing pages fault in as zeros again. Wakes the threads that wait in the range.
 pub(crate) fn unregister(watcher: Watcher, range: PageRange) -> Result<(), Errno> {
     watcher.act(IOC_UNREGISTER, &mut range_arg(range))
 }

@@ -39,7 +39,7 @@ pub fn give_up_addresses() -> bool {
     if mapped::holds_foreign() {
         return false;
     }
-    // Whoever finds that another thread has begun comes here when the addresses are gone.
+    // A thread that finds that another has begun comes here when the addresses are gone.
     let Some(_held) = Territory::allowing().lock_unless_mine() else { return false };
     // Before the first address can be anybody's: who looks one up must not take it for the pool's.
     release::expect_holes();

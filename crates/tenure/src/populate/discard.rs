@@ -100,7 +100,7 @@ pub unsafe fn discard(addr: *mut u8, len: usize) -> Result<()> {
 enum Way {
     /// This process's pages.
     Drop,
-    /// The object's pages, for all who map it.
+    /// The object's pages, for all processes that map it.
     Remove,
 }
 

@@ -74,7 +74,7 @@ impl Counter {
         let done = self.done.fetch_add(bytes, Ordering::AcqRel) + bytes;
         let now = since_start.as_nanos() as u64;
         let newest = self.newer.at.load(Ordering::Relaxed);
-        // Whoever wins moves the marks on; a reader between the stores is off by one window.
+        // The thread that wins moves the marks on; a reader between the stores is off by one window.
         if now >= newest.saturating_add(HALF_WINDOW)
             && self
                 .newer

@@ -177,7 +177,7 @@ pub(super) fn run_with(
             }
         });
     }
-    // Should `each` panic, this is dropped: whoever catches it may unmap the range.
+    // Should `each` panic, this is dropped: the code that catches it may unmap the range.
     let watched = Background::new(job);
     while !watched.wait_timeout(every.max(Duration::from_millis(1))) {
         each(&watched.progress());

@@ -4,7 +4,7 @@ use crate::sync::{fence, AtomicU32, Futex, Ordering};
 use std::time::Duration;
 
 /// A wait ends at the latest after this, and begins again: a child whose fork handlers did not run has
-/// nobody who would ring.
+/// no thread that would ring.
 pub(super) const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 /// Where threads wait. It has no state of its own, so a fork need not hold it.
