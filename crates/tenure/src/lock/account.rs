@@ -13,6 +13,7 @@ use std::fmt;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias = "RLIMIT_MEMLOCK")]
 pub struct Account {
     /// Charged already (`VmLck`).
     pub locked: u64,

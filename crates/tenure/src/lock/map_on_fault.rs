@@ -25,6 +25,9 @@ use rustix::fd::AsFd;
 /// # Ok::<(), tenure::Error>(())
 /// ```
 ///
+/// # Cost
+/// One system call.
+///
 /// # Errors
 /// `mmap`'s, with its errno.
 ///
@@ -215,6 +218,9 @@ impl Mapping {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// # Cost
+    /// As [`mmap_on_fault`].
+    ///
     /// # Safety
     /// As [`Mapping::file`].
     ///
@@ -242,6 +248,9 @@ impl Mapping {
     /// shared.as_mut_slice()[0] = 7; // this page stays in memory
     /// # Ok::<(), tenure::Error>(())
     /// ```
+    ///
+    /// # Cost
+    /// As [`Mapping::memfd`] and [`mmap_on_fault`].
     ///
     /// # Errors
     /// As [`Mapping::memfd`] and [`mmap_on_fault`].

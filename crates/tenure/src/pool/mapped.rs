@@ -97,9 +97,10 @@ pub fn holds(addr: usize) -> bool {
     })
 }
 
-/// `mremap(addr, old_len, new_len, MREMAP_MAYMOVE)` of a run of [`map`]'s that grows: in place where it has the
-/// room, else by a copy to another run, of up to 512 KiB. What is new reads as zeros. `None`: not the whole of such
-/// a run, or there is no room, or the kernel moves its page tables as quickly; nothing has changed.
+/// Does `mremap(addr, old_len, new_len, MREMAP_MAYMOVE)` for a run of [`map`] that grows: in place
+/// where it has the room, otherwise by a copy of up to 512 KiB to another run. New bytes read as
+/// zeros. `None`: it is not the whole of such a run, or there is no room, or the kernel moves its
+/// page tables as quickly. Nothing has changed then.
 ///
 /// ```
 /// use tenure::pool::mapped;
@@ -111,8 +112,11 @@ pub fn holds(addr: usize) -> bool {
 /// }
 /// ```
 ///
+/// # Cost
+/// As [`realloc`](super::realloc).
+///
 /// # Safety
-/// As for `mremap(2)`.
+/// As for `mremap(2)`: nothing uses the old address any more if the run moves.
 #[doc(alias = "mremap")]
 pub unsafe fn resize(addr: usize, old_len: usize, new_len: usize) -> Option<NonNull<u8>> {
     let _no_wait = NoWait::here();
@@ -156,8 +160,9 @@ pub enum Unmapped {
     Failed(i32),
 }
 
-/// `munmap` of a range that may lie in the pool in whole or in part. Unlike [`free`](super::free) it
-/// takes any range that `munmap` takes, parts that are unmapped already included.
+/// Does `munmap` for a range that may lie in the pool in whole or in part. Unlike
+/// [`free`](super::free) it takes any range that `munmap` takes, also with parts that are unmapped
+/// already.
 ///
 /// ```
 /// use tenure::pool::mapped::{map, unmap, Unmapped};

@@ -203,6 +203,7 @@ fn prepare_if_needed() {
 /// assert_eq!(pool::stats().warm_bytes, 0);
 /// # Ok::<(), tenure::Error>(())
 /// ```
+#[doc(alias = "malloc_trim")]
 pub fn trim() -> bool {
     errno::kept(keep::trim)
 }

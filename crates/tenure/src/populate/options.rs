@@ -68,6 +68,9 @@ pub enum HugePages {
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "nothing is populated until it runs"]
+#[doc(alias = "madvise")]
+#[doc(alias = "MADV_POPULATE_WRITE")]
+#[doc(alias = "MAP_POPULATE")]
 pub struct Populate {
     pub(crate) start: usize,
     pub(crate) len: usize,

@@ -22,6 +22,9 @@ use crate::runtime::fork::NoWait;
 /// # Ok::<(), tenure::Error>(())
 /// ```
 ///
+/// # Cost
+/// As [`munmap`](super::munmap).
+///
 /// # Safety
 /// As mremap(2): nothing refers to the tail any more.
 #[doc(alias = "mremap")]
@@ -64,6 +67,9 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
 /// assert!(done.is_none()); // too small to matter: make the plain call
 /// # Ok::<(), tenure::Error>(())
 /// ```
+///
+/// # Cost
+/// As mmap(2), and a system call for each slice.
 ///
 /// # Safety
 /// As mmap(2) with `MAP_FIXED`: nothing refers to what is mapped there.

@@ -36,6 +36,7 @@ use std::sync::Arc;
 /// [`Volatile::restored`] is called, or a refill function has made it again. So no nested pin takes
 /// zeros for contents.
 #[derive(Debug)]
+#[doc(alias = "MADV_FREE")]
 pub struct Volatile {
     inner: Arc<Object>,
 }

@@ -76,6 +76,7 @@ pub unsafe fn mark(addr: *mut u8, len: usize) -> Result<()> {
 ///
 /// # Safety
 /// As [`mark`].
+#[doc(alias = "mvolatile")]
 pub unsafe fn mark_with_priority(addr: *mut u8, len: usize, priority: Priority) -> Result<()> {
     mark_range("mark", addr, len, Some(priority))
 }
@@ -147,6 +148,7 @@ pub unsafe fn unmark(addr: *mut u8, len: usize) -> Result<Outcome> {
 ///
 /// # Safety
 /// As [`mark`].
+#[doc(alias = "mnovolatile")]
 pub unsafe fn unmark_with_map(
     addr: *mut u8,
     len: usize,
