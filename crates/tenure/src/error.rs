@@ -134,7 +134,7 @@ impl Error {
             .with_errno(errno.raw_os_error())
     }
 
-    /// The same cause under another `errno`, where the kernel's own call has more than one for it.
+    /// Keeps the cause and changes the `errno`, where the kernel's own call has more than one for it.
     pub(crate) fn with_errno(mut self, errno: i32) -> Self {
         self.errno = errno;
         self

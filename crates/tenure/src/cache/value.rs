@@ -30,7 +30,7 @@ enum Holder<'a> {
     Token(&'a Segment),
     /// The bytes are a `Box<[u8]>`: a copy of what is in the cache.
     Copy,
-    /// The same, and not in the cache.
+    /// The bytes are a `Box<[u8]>`, and the value is not in the cache.
     Uncached,
 }
 

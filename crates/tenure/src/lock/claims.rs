@@ -1,4 +1,4 @@
-//! Who wants a page locked, and what follows for the kernel.
+//! The claims on a page, and how the kernel has to lock it for them.
 
 use super::{Kinds, When};
 

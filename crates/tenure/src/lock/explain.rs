@@ -151,7 +151,7 @@ fn lines(bytes: u64, soft_is_enough: bool) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// The same in one sentence, for an error.
+/// Returns how to raise the limit in one sentence, for an error.
 pub(super) fn remedy(account: &Account, limit_needed: u64) -> String {
     let kib = limit_needed.div_ceil(1024);
     let soft = account.hard.is_none_or(|hard| hard >= limit_needed);

@@ -319,7 +319,7 @@ pub(crate) fn is_userfaultfd(fd: RawFd) -> bool {
     }
 }
 
-/// The same by the link that `/proc` shows. Allocates nothing.
+/// Whether the link that `/proc` shows is a userfaultfd's. Allocates nothing.
 fn names_userfaultfd(fd: RawFd) -> bool {
     let mut name = [0u8; 32];
     let mut path = *b"/proc/thread-self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";

@@ -138,7 +138,7 @@ fn help(job: &Arc<Job>, count: usize, helpers: impl Fn(usize) -> Helpers) -> usi
             Err(_) => job.without_one(),
         }
     }
-    // Who goes on with something else does not wait for them.
+    // A caller that goes on with something else does not wait for them.
     job.open(if helpers(0) == Helpers::Urgent { started } else { 0 });
     started
 }

@@ -30,7 +30,7 @@ impl Event {
         self.wait_for(&mut done, None);
     }
 
-    /// The same, for `timeout` at most. `false`: it does not hold yet.
+    /// Waits until `done` holds, for `timeout` at most. `false`: it does not hold yet.
     pub fn wait_until_timeout(&self, mut done: impl FnMut() -> bool, timeout: Duration) -> bool {
         self.wait_for(&mut done, Some(timeout))
     }

@@ -92,7 +92,7 @@ fn drop_zeros_of_run(range: PageRange, changed: bool) {
     }
 }
 
-/// The same, of pages that are there.
+/// Drops the zeros among pages that are there.
 fn drop_zeros_there(from: usize, to: usize, reads_as_zeros: impl Fn(PageRange) -> bool) {
     let page = page_size();
     let mut at = from;
