@@ -114,7 +114,7 @@ pub fn filter() -> Result<(), Unavailable> {
 const DESCRIPTORS: i32 = 2048;
 
 fn is_open(fd: i32) -> bool {
-    // SAFETY: plain numbers.
+    // SAFETY: the call takes numbers only, and asks for the flags of a descriptor.
     unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
 }
 

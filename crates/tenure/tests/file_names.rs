@@ -128,7 +128,8 @@ fn memory_of_each_kind_is_still_told_by_name() {
         };
         // SAFETY: a name that ends in NUL.
         let memfd = unsafe { libc::memfd_create(c"x".as_ptr(), 0) };
-        // SAFETY: our own descriptor.
+        // SAFETY: the descriptor is this test's own, and the call changes the length of its file
+        // only.
         assert_eq!(unsafe { libc::ftruncate(memfd, 2 * PAGE as i64) }, 0);
         let zero = File::options().read(true).write(true).open("/dev/zero").unwrap();
         let anonymous = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
@@ -148,7 +149,7 @@ fn memory_of_each_kind_is_still_told_by_name() {
             // SAFETY: the area is readable, and this test's alone.
             assert_eq!(unsafe { std::ptr::read_volatile(area.page(1)) }, 0, "{kind:?}");
         }
-        // SAFETY: our own descriptor.
+        // SAFETY: the descriptor is this test's own, and is not used any more.
         unsafe { libc::close(memfd) };
     });
 }

@@ -62,7 +62,7 @@ fn now_is_resident_and_on_fault_is_not_until_it_is_touched() {
     let area = Area::new(8);
     let on_fault = lock::lock(area.page(0), 4 * PAGE, When::OnFault).unwrap();
     let now = lock::lock(area.page(4), 4 * PAGE, When::Now).unwrap();
-    // SAFETY: mapped and writable.
+    // SAFETY: the page is inside the area, which is writable, and to which nothing refers.
     unsafe { area.page(1).write(1) };
     let present = present_pages(area.at, 8 * PAGE);
     assert_eq!(present, [false, true, false, false, true, true, true, true]);
@@ -292,7 +292,7 @@ fn a_child_of_fork_has_no_locks_and_its_guards_do_nothing() {
                 unsafe { libc::_exit(if ok { 0 } else { 1 }) };
             }
             let mut status = 0;
-            // SAFETY: our own child.
+            // SAFETY: waits for a child of this process, and writes a local.
             assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
             assert_eq!(status, 0, "the child saw something else");
             assert_eq!(area.held(), [Full, Full, Not, Not]);
@@ -343,7 +343,7 @@ fn a_fork_while_other_threads_lock_leaves_the_child_usable() {
                     unsafe { libc::_exit(if ok { 0 } else { 1 }) };
                 }
                 let mut status = 0;
-                // SAFETY: our own child.
+                // SAFETY: waits for a child of this process, and writes a local.
                 assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
                 assert_eq!(status, 0);
             }
@@ -449,10 +449,11 @@ fn a_lock_that_fails_takes_nothing_back_from_other_threads() {
             for _ in 0..5 {
                 // SAFETY: a name that ends in NUL.
                 let memfd = unsafe { libc::memfd_create(c"x".as_ptr(), 0) };
-                // SAFETY: our own descriptor.
+                // SAFETY: the descriptor is this test's own, and the call changes the length of its
+                // file only.
                 assert_eq!(unsafe { libc::ftruncate(memfd, (PAGES * PAGE) as i64) }, 0);
                 let area = Area::with(PAGES + 2, RW, libc::MAP_SHARED, memfd).unwrap();
-                // SAFETY: our own descriptor.
+                // SAFETY: the descriptor is this test's own, and is not used any more.
                 unsafe { libc::close(memfd) };
                 if area.mlock_on_fault(0, PAGES + 2).is_err() {
                     skip!("{PAGES} pages are more than this user may lock");

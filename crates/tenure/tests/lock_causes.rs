@@ -177,14 +177,15 @@ fn the_cause_is_found_where_the_page_map_is_closed() {
         }
         // SAFETY: a name that ends in NUL.
         let memfd = unsafe { libc::memfd_create(c"x".as_ptr(), 0) };
-        // SAFETY: our own descriptor.
+        // SAFETY: the descriptor is this test's own, and the call changes the length of its file
+        // only.
         assert_eq!(unsafe { libc::ftruncate(memfd, 2 * PAGE as i64) }, 0);
         let area = Area::with(8, RW, libc::MAP_SHARED, memfd).unwrap();
         area.mlock_on_fault(1, 1).unwrap();
         let page = format!("the page at {:#x} lies past the end", area.page(2) as usize);
         let size = format!("has {} bytes", 2 * PAGE);
         fails(&area, When::Now, ErrorKind::NoBacking, libc::ENOMEM, &[&page, &size]);
-        // SAFETY: our own descriptor.
+        // SAFETY: the descriptor is this test's own, and is not used any more.
         unsafe { libc::close(memfd) };
         const MADV_GUARD_INSTALL: i32 = 102;
         let area = Area::new(8);
@@ -267,7 +268,7 @@ fn a_mapping_that_cannot_be_cut_any_more() {
         let filler = Area::new(2 * most);
         let mut at = 0;
         loop {
-            // SAFETY: inside the filler.
+            // SAFETY: the page is inside the filler, which nothing reads or writes.
             if unsafe { libc::mprotect(filler.page(at).cast(), PAGE, libc::PROT_READ) } != 0 {
                 break;
             }
@@ -383,7 +384,8 @@ fn memory_that_never_leaves_is_accepted_and_told_apart() {
         // SAFETY: memfd_secret takes flags only.
         let fd = unsafe { libc::syscall(447, 0) } as i32;
         if fd >= 0 {
-            // SAFETY: our own descriptor.
+            // SAFETY: the descriptor is this test's own, and the call changes the length of its
+            // file only.
             assert_eq!(unsafe { libc::ftruncate(fd, 4 * PAGE as i64) }, 0);
             let area = Area::with(4, RW, libc::MAP_SHARED, fd).unwrap();
             let charged = vm_lck();
@@ -397,7 +399,7 @@ fn memory_that_never_leaves_is_accepted_and_told_apart() {
                 drop((now, again));
             }
             assert_eq!(vm_lck(), charged);
-            // SAFETY: our own descriptor.
+            // SAFETY: the descriptor is this test's own, and is not used any more.
             unsafe { libc::close(fd) };
         } else {
             println!("no memfd_secret: {}", std::io::Error::last_os_error());

@@ -283,7 +283,7 @@ fn a_budget_beyond_the_limit_locks_nothing() {
             assert_eq!((error.kind(), error.errno()), (ErrorKind::BadRange, libc::EINVAL));
         }
         area.unmap(7, 1);
-        // SAFETY: refused.
+        // SAFETY: the call is to be refused, and the mapping outlives it.
         let error = unsafe { lock::within(area.page(0), 8 * MIB, MIB) }.unwrap_err();
         println!("{error}");
         assert_eq!(error.kind(), ErrorKind::NotMapped);

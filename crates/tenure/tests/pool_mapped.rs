@@ -241,7 +241,7 @@ fn what_is_unmapped_is_closed() {
             // An allocation of that size opens it, too.
             let block = pool::alloc(len, PAGE, false).unwrap();
             sign(block, len, 3);
-            // SAFETY: allocated above.
+            // SAFETY: the block came from the pool above, and is not used any more.
             unsafe { pool::free(block) };
         }
     });
@@ -435,7 +435,7 @@ fn a_mapping_over_a_free_run_keeps_its_contents() {
                 match unsafe { libc::fork() } {
                     // SAFETY: ends the child at once, without the parent's exit handlers.
                     0 => unsafe { libc::_exit(0) },
-                    // SAFETY: our own child.
+                    // SAFETY: waits for a child of this process. A null status is allowed.
                     child => unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) },
                 };
             }

@@ -80,7 +80,7 @@ fn a_touch_wakes_nobody() {
 #[test]
 fn a_child_with_its_parents_number_is_not_kept_waiting() {
     let result = run_child(this_test!(), &[], || {
-        // SAFETY: plain numbers.
+        // SAFETY: the call takes a flag only, and concerns children to come.
         if unsafe { libc::unshare(libc::CLONE_NEWPID) } != 0 {
             skip!("no pid namespace can be made: {}", std::io::Error::last_os_error());
         }
@@ -160,7 +160,7 @@ fn nothing_is_discarded_beside_what_is_locked() {
     let at = unsafe { libc::mmap(raw.page(4) as *mut _, 4 * PAGE, READ_WRITE, shared, -1, 0) };
     assert_eq!(at as usize, raw.page(4));
     (0..8).for_each(|page| raw.set(page, 9));
-    // SAFETY: plain numbers.
+    // SAFETY: the page is inside the mapping. A lock changes no contents.
     assert_eq!(unsafe { libc::mlock(raw.page(7) as *const _, PAGE) }, 0);
     // SAFETY: nothing refers to the memory.
     let error = unsafe { discard(raw.start as *mut u8, raw.len) }.unwrap_err();
@@ -194,7 +194,7 @@ fn many_parts_of_a_mapping_leave_mappings_to_the_program() {
         for i in 0..parts - 1 {
             let at = first + i * 4 * MIB;
             fill(at).unwrap();
-            // SAFETY: of this test alone.
+            // SAFETY: the memory is this test's alone, and its contents are not needed any more.
             unsafe { discard(at as *mut u8, 2 * MIB) }.unwrap();
         }
         let count = tenure_testkit::pages::map_count();
@@ -238,7 +238,7 @@ fn at_the_bound_on_mappings_a_populate_ends() {
             begun.recv().unwrap();
             send.send(fill(first + 6 * MIB).is_ok())
         });
-        // SAFETY: inside the filler.
+        // SAFETY: the page is inside the filler, which nothing reads or writes.
         let cut = |at| unsafe { libc::mprotect(at as *mut _, PAGE, libc::PROT_READ) } == 0;
         assert!((0..2 * most).step_by(2).any(|page| !cut(filler.page(page))));
         begin.send(()).unwrap();

@@ -150,7 +150,7 @@ fn what_was_lost_before_the_descriptors_were_is_made_all_the_same() {
         let touched_and_made = || {
             close_all();
             // Nothing watches it now: what is read, and written, is nobody's.
-            // SAFETY: mapped.
+            // SAFETY: the byte is inside the buffer, which is mapped; a purged page is refilled.
             unsafe { buffer.as_ptr().write_volatile(1) };
             FAILS.store(false, Ordering::SeqCst);
             let pinned = buffer.pin().unwrap();

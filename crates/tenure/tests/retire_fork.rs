@@ -40,7 +40,7 @@ const LEN: usize = 16 * MIB;
 /// Sealing no pages succeeds wherever `mseal` exists.
 fn mappings_can_be_sealed() -> bool {
     const MSEAL: libc::c_long = 462;
-    // SAFETY: of no pages.
+    // SAFETY: the call names no pages, so it changes nothing.
     unsafe { libc::syscall(MSEAL, 0, 0, 0) == 0 }
 }
 
@@ -237,7 +237,7 @@ fn everything_is_back_after_many_cycles() {
             touch(at, len.min(64 * PAGE));
             if n % 5 == 0 {
                 // Refused for an ordinary user above the limit: the cycle is none the worse.
-                // SAFETY: a mapping of ours.
+                // SAFETY: the range is a mapping of this test's own. A lock changes no contents.
                 unsafe { libc::syscall(libc::SYS_mlock2, at, len, 1) };
             }
             unmap(at, len).unwrap();

@@ -279,7 +279,7 @@ fn volatile_memory_is_refused() {
 #[test]
 fn locked_memory_is_populated() {
     let raw = Raw::try_map(64 * PAGE, READ_WRITE, ANONYMOUS, -1).unwrap();
-    // SAFETY: plain numbers; on fault.
+    // SAFETY: the range is a mapping of this test's own. A lock changes no contents.
     assert_eq!(unsafe { libc::mlock2(raw.start as *const _, raw.len, 1) }, 0);
     populated(&raw, Access::Write, 1);
     let smaps = smaps_of(raw.start).unwrap();

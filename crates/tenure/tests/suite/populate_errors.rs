@@ -129,12 +129,12 @@ fn a_guard_region() {
 #[test]
 fn secret_memory() {
     const SYS_MEMFD_SECRET: i64 = 447;
-    // SAFETY: plain numbers.
+    // SAFETY: the call takes flags only, and makes a descriptor.
     let fd = unsafe { libc::syscall(SYS_MEMFD_SECRET, 0) };
     if fd < 0 {
         skip!("no secret memory here: errno {}", errno());
     }
-    // SAFETY: a new descriptor.
+    // SAFETY: the descriptor is new, so nothing else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
     truncate(&fd, 4 * PAGE);
     let raw = match Raw::try_map(4 * PAGE, READ_WRITE, libc::MAP_SHARED, fd.as_raw_fd()) {

@@ -119,7 +119,7 @@ pub fn memfd(len: usize, flags: libc::c_uint) -> Result<OwnedFd, String> {
 }
 
 pub fn truncate(fd: &impl AsRawFd, len: usize) {
-    // SAFETY: plain numbers.
+    // SAFETY: the descriptor is borrowed for the call, which changes the length of its file only.
     assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), len as i64) }, 0);
 }
 
