@@ -71,8 +71,8 @@ pub struct Args {
     #[arg(long, env = variable::UNMAPPED, value_name = "closed|open", require_equals = true,
           value_parser = unmapped)]
     unmapped: Option<String>,
-    /// Retire munmap from SIZE on: it returns at once, and the memory follows without stalling other threads. What
-    /// a MAP_FIXED mapping or a shrinking mremap replaces goes beforehand [SIZE: 32M].
+    /// Retire munmap from SIZE on: it returns at once, and the memory follows without stalling other threads.
+    /// Memory that a MAP_FIXED mapping or a shrinking mremap replaces goes without stalls, too [SIZE: 32M].
     #[arg(long, env = variable::UNMAP, value_name = "retire[:SIZE]", num_args = 0..=1,
           require_equals = true, default_missing_value = "retire", value_parser = unmap)]
     unmap: Option<String>,
