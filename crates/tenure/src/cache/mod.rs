@@ -183,9 +183,9 @@ impl<K: Hash + Eq> CacheBuilder<K> {
 impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'static>
     CacheBuilder<K, S>
 {
-    /// Sets the most bytes of memory that the cache may take. The default is what the machine and
-    /// the memory cgroup allow. For a moment the cache may take two segments of 2 MiB more. It
-    /// takes a few segments in any case.
+    /// The most bytes of memory that the cache may take; by default what the machine and the memory
+    /// cgroup allow. Two segments of 2 MiB may come on top, whatever is held, and a few
+    /// are taken in any case.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::builder().ceiling(64 << 20).build()?;

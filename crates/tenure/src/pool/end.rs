@@ -54,7 +54,7 @@ pub fn end() {
     }
 }
 
-/// Returns how many bytes of addresses [`end`] would unmap, at least.
+/// How many bytes of addresses [`end`] would unmap, at least.
 ///
 /// ```
 /// println!("{} GiB of addresses are not used", tenure::pool::unused_address_bytes() >> 30);
