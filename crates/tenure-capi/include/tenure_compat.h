@@ -45,7 +45,7 @@ static inline int mnovolatile(void *addr, size_t len)
 #undef MLOCK_ONFAULT
 #define MLOCK_ONFAULT 2
 
-/* For mmap: locked on fault from birth. */
+/* For mmap: locked on fault from the start. */
 #define MAP_LOCKONFAULT 0x01000000
 
 /* The C library declares some of these names for the kernel's calls. Where its header comes later,

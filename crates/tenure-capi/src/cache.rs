@@ -11,8 +11,8 @@ use std::time::Duration;
 use tenure_core::cache::Value;
 use tenure_core::Cache;
 
-/// A cache without a size: it grows while there is room, and shrinks when others need the room. A
-/// get returns the bytes that were put in, or nothing: never wrong or partial ones.
+/// A cache without a size: it grows while there is room, and gives way when others need the memory.
+/// A get returns the bytes that were put in, or nothing; it never returns wrong or partial bytes.
 pub struct tenure_cache {
     cache: Arc<Cache<Key>>,
 }
@@ -25,31 +25,32 @@ pub struct tenure_value {
     _cache: Arc<Cache<Key>>,
 }
 
-/// Where a make callback puts the value that it makes.
+/// The place where a make callback puts the value that it makes.
 pub struct tenure_made {
     bytes: Vec<u8>,
 }
 
-/// Makes the value that tenure_cache_get_or_insert did not find: asks tenure_made_resize for room and
-/// fills it (without asking, the value is empty). Returns 0, or anything else if there is no value.
+/// Makes the value that tenure_cache_get_or_insert did not find: it asks tenure_made_resize for
+/// room and fills that. (If it does not ask, the value is empty.) Returns 0, or another number if
+/// there is no value.
 pub type tenure_make_fn =
     Option<unsafe extern "C" fn(arg: *mut c_void, into: *mut tenure_made) -> c_int>;
 
-/// What tenure_cache_new may be told. Start from TENURE_CACHE_OPTS_INIT.
+/// The options of tenure_cache_new. Start from TENURE_CACHE_OPTS_INIT.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_cache_opts {
     /// sizeof(struct tenure_cache_opts).
     pub size: usize,
-    /// How willingly the cache's memory is given up against other volatile memory of the process:
-    /// from 0 (first) to 7 (last).
+    /// When the kernel takes the cache's memory, compared with other volatile memory of the
+    /// process: from 0 (first) to 7 (last).
     pub priority: c_uint,
     /// Must be 0.
     pub reserved: c_uint,
-    /// The most bytes of memory that the cache may take; 0: what the machine and the memory cgroup
-    /// allow. A few segments of 2 MiB are taken in any case.
+    /// The most bytes of memory that the cache may take. 0: what the machine and the memory cgroup
+    /// allow. The cache takes a few segments of 2 MiB in any case.
     pub ceiling: u64,
-    /// How long a value may be returned after it was put in, in milliseconds; 0: without end.
+    /// How long the cache returns a value after it was put in, in milliseconds. 0: without end.
     pub ttl_ms: u64,
 }
 
@@ -70,13 +71,14 @@ impl Default for tenure_cache_opts {
     }
 }
 
-/// Written by tenure_cache_stats. Counts since the cache was made, but for those that say "now".
+/// What a cache has done, counted since it was made, and what it holds now. Written by
+/// tenure_cache_stats.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_cache_stats {
     /// Gets that found their value.
     pub hits: u64,
-    /// Gets that did not, for whatever reason.
+    /// Gets that did not find their value, for any reason.
     pub misses: u64,
     /// Values put in.
     pub insertions: u64,
@@ -90,9 +92,9 @@ pub struct tenure_cache_stats {
     pub purged_bytes: u64,
     /// Values that were moved because they were used, when their segment was emptied.
     pub moved_values: u64,
-    /// Keys now in the index; some may lead to values that are gone.
+    /// Keys that are in the index now. Some may lead to values that are gone.
     pub values: u64,
-    /// Bytes of the segments now, filled or not, as far as they are known not to be purged.
+    /// Bytes of the segments now, filled or not, without those that are known to be purged.
     pub footprint_bytes: u64,
     /// The footprint that purges and free memory now allow without asking again.
     pub target_bytes: u64,
@@ -104,7 +106,7 @@ pub struct tenure_cache_stats {
 /// # Safety
 /// NULL, or from `tenure_cache_new` and not freed.
 unsafe fn cache<'a>(c: *const tenure_cache) -> Outcome<&'a Arc<Cache<Key>>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `c` is NULL, or a live cache from `tenure_cache_new`, as this function requires.
     let c = unsafe { c.as_ref() };
     c.map(|c| &c.cache).ok_or_else(|| Failure::invalid("the cache is NULL; make one first"))
 }
@@ -120,7 +122,8 @@ unsafe fn slice<'a>(what: &str, bytes: *const c_void, len: usize) -> Outcome<&'a
             "the {what} is {len} bytes at {bytes:p}, where no {len} bytes can be"
         )));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `bytes` is not NULL here, so it points to `len` bytes that do not change during `'a`,
+    // as this function requires. `len` is at most `isize::MAX`.
     Ok(unsafe { std::slice::from_raw_parts(bytes.cast(), len) })
 }
 
@@ -135,11 +138,11 @@ unsafe fn hand_out(
     len: *mut usize,
 ) -> *mut tenure_value {
     if !bytes.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: `bytes` is not NULL here, so it is writable, as this function requires.
         unsafe { bytes.write(value.as_ptr().cast()) };
     }
     if !len.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: `len` is not NULL here, so it is writable, as this function requires.
         unsafe { len.write(value.len()) };
     }
     // SAFETY: only the lifetime changes. What the value refers to is in the cache behind the Arc,
@@ -148,7 +151,7 @@ unsafe fn hand_out(
     Box::into_raw(Box::new(tenure_value { value, _cache: cache.clone() }))
 }
 
-/// Makes a cache; it takes no memory before the first value is put in. `opts` may be NULL. Free it
+/// Makes a cache. It takes no memory before the first value is put in. `opts` may be NULL. Free it
 /// with tenure_cache_free.
 ///
 /// Errors (NULL): EINVAL: a wrong size or priority. E2BIG: something is set that this version does not
@@ -157,7 +160,7 @@ unsafe fn hand_out(
 #[must_use]
 pub unsafe extern "C" fn tenure_cache_new(opts: *const tenure_cache_opts) -> *mut tenure_cache {
     pointer("tenure_cache_new", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a structure that is as long as its size field says.
         let opts = unsafe { sized::read(opts, tenure_cache_opts::default())? };
         if opts.reserved != 0 {
             return Err(Failure::new(libc::E2BIG, "the reserved field is set; zero it"));
@@ -173,13 +176,14 @@ pub unsafe extern "C" fn tenure_cache_new(opts: *const tenure_cache_opts) -> *mu
     })
 }
 
-/// Frees a cache; NULL is let through. No other call on it may be under way. Values that were got from
-/// it stay valid until they are released, and its memory goes with the last of them.
+/// Frees a cache. NULL does nothing. No other call on the cache may be under way. Values that a get
+/// has returned stay valid until they are released, and the memory goes with the last of them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_cache_free(c: *mut tenure_cache) {
     status("tenure_cache_free", || {
         if !c.is_null() {
-            // SAFETY: from `tenure_cache_new`, and the header says that this is its last use.
+            // SAFETY: the pointer came from `Box::into_raw` in `tenure_cache_new`, and the C caller
+            // frees a cache only once, when no other call uses it.
             drop(unsafe { Box::from_raw(c) });
         }
         Ok(0)
@@ -200,7 +204,8 @@ pub unsafe extern "C" fn tenure_cache_insert(
     value_len: usize,
 ) -> c_int {
     status("tenure_cache_insert", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes a live cache, and for the key and the value as many readable
+        // bytes as the lengths say, which do not change during the call.
         let (cache, key, value) =
             unsafe { (cache(c)?, slice("key", key, key_len)?, slice("value", value, value_len)?) };
         cache.insert(Bytes::new(key).to_owned(), value)?;
@@ -208,15 +213,16 @@ pub unsafe extern "C" fn tenure_cache_insert(
     })
 }
 
-/// The value under a key, pinned; its bytes are at `*bytes`, `*len` of them (either may be NULL).
-/// Release it soon with tenure_value_release: while it is held, the kernel cannot take the 2 MiB segment
-/// that it lies in. While very many values are held, the bytes are a copy.
+/// Returns the value under a key, pinned. Its bytes are at `*bytes`, and there are `*len` of them
+/// (`bytes` and `len` may be NULL). Release it soon with tenure_value_release: while the program
+/// holds it, the kernel cannot take the 2 MiB segment that it lies in. While the program holds very
+/// many values, the bytes are a copy.
 ///
-/// NULL with errno ENOENT, and tenure_last_error() as it was, if there is no value: it was never there,
-/// was evicted or purged, or its time is over.
+/// Returns NULL with errno ENOENT, and leaves tenure_last_error() as it was, if there is no value:
+/// it was never there, it was evicted or purged, or its time is over.
 ///
-/// Cost: a pin and an unpin, two atomic instructions for the index, and a small allocation.
-/// If the segment was offered to the kernel: taking it back, 0.6 us (huge page) or 70 us.
+/// Cost: a pin and an unpin, two atomic instructions for the index, and a small allocation. If the
+/// segment was offered to the kernel, taking it back: 0.6 us (huge page) or 70 us.
 ///
 /// Errors (NULL): EINVAL: NULL with a length.
 #[unsafe(no_mangle)]
@@ -229,26 +235,28 @@ pub unsafe extern "C" fn tenure_cache_get(
     len: *mut usize,
 ) -> *mut tenure_value {
     pointer("tenure_cache_get", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes a live cache, and a key with as many readable bytes as
+        // `key_len` says.
         let (cache, key) = unsafe { (cache(c)?, slice("key", key, key_len)?) };
         let value = cache.get(Bytes::new(key));
         let value = value.ok_or_else(|| Failure::unexplained(libc::ENOENT))?;
-        // SAFETY: as above; the value is of that cache.
+        // SAFETY: the value is of this cache, and the C caller passes NULL or writable places for
+        // `bytes` and `len`.
         Ok(unsafe { hand_out(cache, value, bytes, len) })
     })
 }
 
-/// tenure_cache_get that has a missing value made: `make` is called with `arg` on the calling thread,
-/// once however many threads ask for the key meanwhile; they wait. If the cache has no room
-/// for the value it is returned all the same (see tenure_value_is_cached). If `make` fails, a thread
-/// that waited tries itself.
+/// Does what tenure_cache_get does, and has a missing value made: it calls `make` with `arg` on the
+/// calling thread, once however many threads ask for the key meanwhile. They wait. If the cache has
+/// no room for the value, the call returns it all the same (see tenure_value_is_cached). If `make`
+/// fails, a thread that waited calls its own.
 ///
 /// Errors (NULL): EINVAL: NULL with a length, or `make` is NULL; the value made is longer than 4 GiB.
 /// EIO: `make` failed. EDEADLK: the value is being made by this thread, or by one that waits for this
 /// thread, for another value or for a buffer's refill.
 ///
-/// An insert, a removal or a clear of the key that comes while `make` runs wins: what `make` gave is
-/// returned and not kept.
+/// An insert, a removal or a clear of the key that comes while `make` runs wins: the call returns
+/// what `make` gave, and the cache does not keep it.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_cache_get_or_insert(
@@ -261,12 +269,14 @@ pub unsafe extern "C" fn tenure_cache_get_or_insert(
     len: *mut usize,
 ) -> *mut tenure_value {
     pointer("tenure_cache_get_or_insert", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes a live cache, and a key with as many readable bytes as
+        // `key_len` says, which do not change during the call.
         let (cache, key) = unsafe { (cache(c)?, slice("key", key, key_len)?) };
         let make = make.ok_or_else(|| Failure::invalid("make is NULL; use tenure_cache_get"))?;
         let value = cache.get_or_try_insert_with(Bytes::new(key), || {
             let mut made = tenure_made { bytes: Vec::new() };
-            // SAFETY: the program's own function, with the arguments the header promises it.
+            // SAFETY: this is the C caller's own function. It gets its own argument, and a value
+            // that lives until it returns.
             match unsafe { make(arg, &mut made) } {
                 0 => Ok(made.bytes),
                 answer => {
@@ -274,21 +284,23 @@ pub unsafe extern "C" fn tenure_cache_get_or_insert(
                 }
             }
         })?;
-        // SAFETY: as above; the value is of that cache.
+        // SAFETY: the value is of this cache, and the C caller passes NULL or writable places for
+        // `bytes` and `len`.
         Ok(unsafe { hand_out(cache, value, bytes, len) })
     })
 }
 
-/// Room for the value that a make callback is making: `len` bytes, zeroed where they are new. May be
-/// called again, to grow or shrink; what was written is kept, but it may lie elsewhere. Only for use
-/// inside the callback.
+/// Returns room for the value that a make callback is making: `len` bytes, zeroed where they are
+/// new. The callback may call it again, to grow or to shrink: what was written is kept, but may lie
+/// elsewhere. Only for use inside the callback.
 ///
 /// Errors (NULL): EINVAL: NULL. ENOMEM: no memory; what was there before is kept.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_made_resize(into: *mut tenure_made, len: usize) -> *mut c_void {
     pointer("tenure_made_resize", || {
-        // SAFETY: what the header asks of the caller: inside the callback nobody else has it.
+        // SAFETY: `into` is NULL, or what the `make` callback received. While the callback runs,
+        // only that callback has a pointer to it.
         let made = unsafe { into.as_mut() }
             .ok_or_else(|| Failure::invalid("NULL; pass what the make callback was given"))?;
         let more = len.saturating_sub(made.bytes.len());
@@ -301,30 +313,32 @@ pub unsafe extern "C" fn tenure_made_resize(into: *mut tenure_made, len: usize) 
     })
 }
 
-/// Whether the value is in the cache: 0 if it was made by tenure_cache_get_or_insert and found no room,
-/// and for NULL.
+/// Returns 1 if the value is in the cache. Returns 0 if tenure_cache_get_or_insert made it and
+/// found no room, or the key was changed meanwhile, and for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_value_is_cached(value: *const tenure_value) -> c_int {
     status("tenure_value_is_cached", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a value that is not released yet.
         Ok(unsafe { value.as_ref() }.map_or(0, |value| c_int::from(value.value.is_cached())))
     })
 }
 
-/// Lets a value go, on any thread; NULL is let through. Its bytes must not be touched afterwards.
+/// Releases a value, on any thread. NULL does nothing. The program must not touch its bytes
+/// afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_value_release(value: *mut tenure_value) {
     status("tenure_value_release", || {
         if !value.is_null() {
-            // SAFETY: from `hand_out`, and the header says that this is its last use.
+            // SAFETY: the pointer came from `Box::into_raw` in `hand_out`, and the C caller
+            // releases a value only once and does not use it afterwards.
             drop(unsafe { Box::from_raw(value) });
         }
         Ok(0)
     });
 }
 
-/// Removes a key and its value: 1, or 0 if there was none. The space is free when the last value of its
-/// segment is released.
+/// Removes a key and its value. Returns 1, or 0 if there was none. The space is free when the last
+/// value of its segment is released.
 ///
 /// Errors: EINVAL: NULL with a length.
 #[unsafe(no_mangle)]
@@ -334,7 +348,8 @@ pub unsafe extern "C" fn tenure_cache_remove(
     key_len: usize,
 ) -> c_int {
     status("tenure_cache_remove", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes a live cache, and a key with as many readable bytes as
+        // `key_len` says.
         let (cache, key) = unsafe { (cache(c)?, slice("key", key, key_len)?) };
         Ok(c_int::from(cache.remove(Bytes::new(key))))
     })
@@ -346,13 +361,14 @@ pub unsafe extern "C" fn tenure_cache_remove(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_cache_clear(c: *mut tenure_cache) -> c_int {
     status("tenure_cache_clear", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL or a live cache.
         unsafe { cache(c)? }.clear();
         Ok(0)
     })
 }
 
-/// Writes what the cache has done and holds to `*out`, which has `size` bytes, as tenure_stats does.
+/// Writes what the cache has done and what it holds to `*out`, which has `size` bytes, as
+/// tenure_stats does.
 ///
 /// Errors: EINVAL: NULL.
 #[unsafe(no_mangle)]
@@ -362,7 +378,7 @@ pub unsafe extern "C" fn tenure_cache_stats(
     size: usize,
 ) -> c_int {
     status("tenure_cache_stats", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL or a live cache.
         let now = unsafe { cache(c)? }.stats();
         let stats = tenure_cache_stats {
             hits: now.hits,
@@ -378,7 +394,8 @@ pub unsafe extern "C" fn tenure_cache_stats(
             target_bytes: now.target_bytes,
             bookkeeping_bytes: now.bookkeeping_bytes,
         };
-        // SAFETY: what the header asks of the caller; integers of one size, so no padding.
+        // SAFETY: the C caller passes NULL or `size` writable bytes. All fields are integers of one
+        // size, so there is no padding.
         unsafe { sized::write(out, size, &stats) }
     })
 }

@@ -9,8 +9,8 @@ pub const TENURE_MLOCK_LOCKED: c_uint = 1;
 /// For tenure_mlock2 and tenure_munlock2: each page from its first touch on.
 pub const TENURE_MLOCK_ONFAULT: c_uint = 2;
 
-/// For tenure_mmap, beside mmap's own flags: locked on fault from birth. The bit is one that Linux has
-/// no use for, and it does not reach the kernel.
+/// For tenure_mmap, with mmap's own flags: the mapping is locked on fault from the start. Linux
+/// does not use this bit, and it does not reach the kernel.
 pub const TENURE_MAP_LOCKONFAULT: c_int = 0x0100_0000;
 
 /// The pages that the range touches, as the kernel's own calls take it. What would wrap around stays as
@@ -37,21 +37,21 @@ pub(crate) fn kind(flags: c_uint) -> Result<When, Failure> {
     }
 }
 
-/// Locks the pages that [addr, addr + len) touches: TENURE_MLOCK_LOCKED makes all of it resident and keeps it so,
-/// TENURE_MLOCK_ONFAULT keeps each page from its first touch on; exactly one of them. The whole length
-/// is charged against RLIMIT_MEMLOCK either way, once.
+/// Locks the pages that [addr, addr + len) touches. TENURE_MLOCK_LOCKED makes all of them resident
+/// and keeps them so. TENURE_MLOCK_ONFAULT keeps each page from its first touch on. Pass exactly
+/// one of the two. The whole length is charged against RLIMIT_MEMLOCK either way, once.
 ///
-/// Unlike the kernel's mlock2 it changes nothing when it fails, a lock on fault does not weaken a full
-/// one, and memory of which the kernel only pretends to lock it (MAP_DROPPABLE) is an error. The two
-/// kinds are kept apart: see tenure_munlock2. It is not counted: a second call adds nothing.
+/// Unlike the kernel's mlock2 it changes nothing when it fails, and a lock on fault does not weaken
+/// a full lock. Memory that the kernel only pretends to lock (MAP_DROPPABLE) is an error. The two
+/// kinds are kept apart: see tenure_munlock2. The lock is not counted: a second call adds nothing.
 ///
 /// Cost: on fault about 7 us for a mapping of any size with nothing locked in it.
 ///
-/// Errors: EINVAL: empty or wrapping; flags are not exactly one kind; part of it is
-/// volatile; MAP_DROPPABLE. ENOMEM: over the limit; a hole; too many mappings; with
-/// TENURE_MLOCK_LOCKED also a page past the end of its file, a guard page, one without access, a full
-/// tmpfs: tenure_last_error() says which, where and what to do. EPERM: the limit is 0. EAGAIN: no
-/// memory to make all of it resident.
+/// Errors: EINVAL: empty or wrapping; flags are not exactly one kind; part of it is volatile;
+/// MAP_DROPPABLE. ENOMEM: over the limit; a hole; too many mappings. With TENURE_MLOCK_LOCKED also
+/// a page past the end of its file, a guard page, a page without access, a full tmpfs:
+/// tenure_last_error() says which page, and what to do. EPERM: the limit is 0. EAGAIN: no memory to
+/// make all of it resident.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int {
     status("tenure_mlock2", || {
@@ -62,16 +62,15 @@ pub unsafe extern "C" fn tenure_mlock2(addr: *const c_void, len: usize, flags: c
     })
 }
 
-/// Clears the kinds of lock named from the pages that [addr, addr + len) touches, and no others: a range locked in both ways
-/// and cleared of TENURE_MLOCK_LOCKED stays locked on fault. Pages that stay locked are not unlocked
-/// even for an instant.
+/// Clears the kinds of lock named from the pages that [addr, addr + len) touches, and no others. A
+/// range that was locked in both ways and is cleared of TENURE_MLOCK_LOCKED stays locked on fault.
+/// Pages that stay locked are not unlocked for an instant.
 ///
-/// Cost: one system call where nothing is locked; else a reading of /proc/self/smaps (10 ns for each
-/// resident page of the process).
+/// Cost: one system call where nothing is locked. Otherwise a reading of /proc/self/smaps (10 ns
+/// for each resident page of the process).
 ///
-/// Errors: EINVAL: empty or wrapping; no kind, or one that there is not. ENOMEM: part of it
-/// is not mapped; too many mappings; the limit was lowered below what is locked. Nothing is changed
-/// then.
+/// Errors: EINVAL: empty or wrapping; no kind, or an unknown kind. ENOMEM: part of it is not
+/// mapped; too many mappings; the limit was lowered below what is locked. Nothing is changed then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_munlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int {
     status("tenure_munlock2", || {
@@ -92,9 +91,10 @@ pub unsafe extern "C" fn tenure_munlock2(addr: *const c_void, len: usize, flags:
     })
 }
 
-/// Locks everything that is mapped (MCL_CURRENT), everything that will be (MCL_FUTURE),
-/// or both; with MCL_ONFAULT each page from its first touch on. Without MCL_FUTURE it
-/// ends an earlier one. The flags are those of <sys/mman.h>. Unlike the kernel's call it does not weaken what is locked in full.
+/// Locks everything that is mapped (MCL_CURRENT), everything that will be mapped (MCL_FUTURE), or
+/// both. With MCL_ONFAULT each page is locked from its first touch on. A call without MCL_FUTURE
+/// ends an earlier future lock. The flags are those of <sys/mman.h>. Unlike the kernel's call it
+/// does not weaken what is locked in full.
 ///
 /// Errors: EINVAL: neither MCL_CURRENT nor MCL_FUTURE, or an unknown flag; memory is
 /// volatile (with MCL_CURRENT). ENOMEM: more is mapped than the limit allows to be locked.
@@ -107,9 +107,9 @@ pub extern "C" fn tenure_mlockall(flags: c_int) -> c_int {
     })
 }
 
-/// Clears what tenure_mlockall set: MCL_CURRENT full locks of what is mapped,
-/// MCL_ONFAULT locks on fault of what is mapped and future ones, MCL_FUTURE the locking of
-/// mappings to come. Pages that stay locked are not unlocked even for an instant.
+/// Clears what tenure_mlockall set. MCL_CURRENT: full locks of what is mapped. MCL_ONFAULT: locks
+/// on fault of what is mapped, and future ones. MCL_FUTURE: the locking of mappings to come. Pages
+/// that stay locked are not unlocked for an instant.
 ///
 /// Errors: EINVAL: no flag, or an unknown one. ENOMEM: a future lock is to end while something stays
 /// locked, and more is mapped than the limit allows to be locked. Nothing is changed then.
@@ -121,10 +121,10 @@ pub extern "C" fn tenure_munlockall2(flags: c_int) -> c_int {
     })
 }
 
-/// mmap(2), and with TENURE_MAP_LOCKONFAULT among the flags the mapping is locked on fault from birth:
-/// no page that is ever touched is paged out, and none is resident yet. With MAP_FIXED as well, what is
-/// mapped there is replaced only once the new mapping is locked. Returns MAP_FAILED (not NULL) on
-/// failure.
+/// Does what mmap(2) does. With TENURE_MAP_LOCKONFAULT among the flags the mapping is locked on
+/// fault from the start: no page that is ever touched is paged out, and no page is resident yet.
+/// With MAP_FIXED as well, the old mapping is replaced only when the new one is locked. Returns
+/// MAP_FAILED (not NULL) on failure.
 ///
 /// Errors: mmap's. With TENURE_MAP_LOCKONFAULT also EAGAIN: over RLIMIT_MEMLOCK; EPERM: the limit is 0;
 /// EINVAL: MAP_LOCKED as well, or MAP_DROPPABLE. Nothing is mapped then, and what was there still is.
@@ -139,12 +139,14 @@ pub unsafe extern "C" fn tenure_mmap(
 ) -> *mut c_void {
     value("tenure_mmap", libc::MAP_FAILED, || {
         if flags & TENURE_MAP_LOCKONFAULT == 0 {
-            // SAFETY: mmap's own contract, which the header passes on to the caller.
+            // SAFETY: the C caller has the duties of mmap: with MAP_FIXED nothing in the program
+            // uses what is mapped at `addr`.
             let at = unsafe { lock::mmap(addr.cast(), len, prot, flags, fd, off)? };
             return Ok(at.cast());
         }
         let flags = flags & !TENURE_MAP_LOCKONFAULT;
-        // SAFETY: as above.
+        // SAFETY: the C caller has the duties of mmap: with MAP_FIXED nothing in the program uses
+        // what is mapped at `addr`.
         let at = unsafe { lock::mmap_on_fault(addr.cast(), len, prot, flags, fd, off)? };
         Ok(at.cast())
     })

@@ -21,7 +21,7 @@ pub const TENURE_LOCK_ON_FAULT: u32 = 2;
 pub const TENURE_LOCK_ALWAYS_RESIDENT: u32 = 3;
 /// The kernel's own calls succeed and lock nothing: MAP_DROPPABLE, device memory.
 pub const TENURE_LOCK_IMPOSSIBLE: u32 = 4;
-/// Of a kind that this header does not name.
+/// A state that this header does not name.
 pub const TENURE_LOCK_OTHER: u32 = 5;
 
 /// How a part of a range in one mapping is locked.
@@ -49,7 +49,8 @@ pub const TENURE_LOCK_RAISE_SOFT: u32 = 2;
 /// The hard limit is too low: it must be raised where the process is started.
 pub const TENURE_LOCK_RAISE_HARD: u32 = 3;
 
-/// Whether so much more could be locked, and the numbers behind it. UINT64_MAX is an unlimited limit.
+/// Whether a number of bytes more could be locked, and the numbers behind it. UINT64_MAX stands for
+/// no limit.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_lock_answer {
@@ -59,9 +60,9 @@ pub struct tenure_lock_answer {
     pub locked_bytes: u64,
     /// The limit that would be enough.
     pub limit_needed_bytes: u64,
-    /// RLIMIT_MEMLOCK as it holds.
+    /// The soft limit (RLIMIT_MEMLOCK) now.
     pub soft_limit_bytes: u64,
-    /// What it may be raised to.
+    /// What the soft limit can be raised to.
     pub hard_limit_bytes: u64,
     /// What the machine, or the tightest memory cgroup, has free: a lock of more may be allowed and
     /// then end in the kernel's OOM killer.
@@ -72,9 +73,10 @@ pub struct tenure_lock_answer {
     pub has_ipc_lock: u32,
 }
 
-/// Locks the pages that [addr, addr + len) touches, as tenure_mlock2 does, and counted: overlapping
-/// locks nest, and tenure_unlock leaves locked what another one, tenure_mlock2 or tenure_mlockall
-/// still wants locked. NULL on failure.
+/// Locks the pages that [addr, addr + len) touches, as tenure_mlock2 does, until tenure_unlock.
+/// Locks count: where two overlap and one is given back, the pages of the other stay locked.
+/// tenure_unlock also leaves what tenure_mlock2 or tenure_mlockall has locked. Returns NULL on
+/// failure.
 ///
 /// Errors: as tenure_mlock2. Nothing is locked then.
 #[unsafe(no_mangle)]
@@ -91,28 +93,29 @@ pub unsafe extern "C" fn tenure_lock(
     })
 }
 
-/// Gives a lock back and frees the handle; NULL is nothing to do. Before or after the memory is
-/// unmapped is the same. In a forked child it unlocks nothing, for a child inherits no locks.
+/// Gives a lock back and frees the handle. NULL does nothing. The call may come before or after the
+/// memory is unmapped. In a forked child it unlocks nothing, because a child inherits no locks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_unlock(l: *mut tenure_held) {
     status("tenure_unlock", || {
         if !l.is_null() {
-            // SAFETY: from `tenure_lock`, and not given back yet, as the header asks of the caller.
+            // SAFETY: the pointer came from `Box::into_raw` in `tenure_lock`, and the C caller
+            // gives a lock back only once.
             drop(unsafe { Box::from_raw(l) });
         }
         Ok(0)
     });
 }
 
-/// Writes how [addr, addr + len) is locked in fact, by the kernel's own books, mapping by mapping in
-/// order of address: at most `room` parts of `part_size` bytes each (sizeof(struct tenure_lock_part)).
-/// Where two parts do not touch, nothing is mapped between. Returns how many parts there are, which may
-/// be more than `room`; `parts` may be NULL with a `room` of 0.
+/// Writes how [addr, addr + len) is locked in fact, as the kernel reports it, mapping by mapping in
+/// order of address: at most `room` parts of `part_size` bytes each (sizeof(struct
+/// tenure_lock_part)). Where two parts do not touch, nothing is mapped between. Returns how many
+/// parts there are, which may be more than `room`. `parts` may be NULL with a `room` of 0.
 ///
 /// Cost: a reading of /proc/self/smaps up to the end of the range (10 ns for each resident page).
 ///
-/// Errors: EINVAL: empty or wrapping; NULL with a room. E2BIG: part_size is no structure's. Others:
-/// /proc/self/smaps or /proc/self/pagemap could not be read.
+/// Errors: EINVAL: empty or wrapping; NULL with a room. E2BIG: part_size is not the size of the
+/// structure. Others: /proc/self/smaps or /proc/self/pagemap could not be read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_lock_receipt(
     addr: *const c_void,
@@ -151,11 +154,11 @@ fn state(state: State) -> u32 {
     }
 }
 
-/// Says whether `bytes` more could be locked, without locking anything: 0: yes; 1: no, and
-/// tenure_last_error() then says what is missing and what to write for a shell, systemd, Docker and
-/// Kubernetes. `out` may be NULL; else it has `size` bytes. Cost: about 200 us.
+/// Returns 0 if `bytes` more could be locked, and 1 if not, without locking anything. After 1
+/// tenure_last_error() says what is missing, and what to write for a shell, systemd, Docker and
+/// Kubernetes. `out` may be NULL; otherwise it has `size` bytes. Cost: about 200 us.
 ///
-/// Errors: EINVAL, E2BIG: the size is no structure's. Others: /proc is not mounted.
+/// Errors: EINVAL, E2BIG: the size is not that of the structure. Others: /proc is not mounted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_lock_explain(
     bytes: u64,
@@ -182,7 +185,8 @@ pub unsafe extern "C" fn tenure_lock_explain(
             has_ipc_lock: u32::from(account.ipc_lock && account.first_user_namespace),
         };
         if !out.is_null() {
-            // SAFETY: what the header asks of the caller; integers without padding.
+            // SAFETY: `out` is not NULL here, so the C caller passes `size` writable bytes. The
+            // fields are integers without padding.
             unsafe { sized::write(out, size, &answer) }?;
         }
         if found.is_allowed() {

@@ -14,12 +14,12 @@ pub struct tenure_gradual {
     gradual: Mutex<Gradual>,
 }
 
-/// A range of which the part used last is locked. Opaque.
+/// A range whose part that was used last is locked. Opaque.
 pub struct tenure_within {
     within: Within,
 }
 
-/// How a lock within a budget stands.
+/// How much a lock within a budget has locked now, and what it did so far.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_within_status {
@@ -27,17 +27,18 @@ pub struct tenure_within_status {
     pub locked_bytes: u64,
     /// Bytes that were locked since the start.
     pub moved_in_bytes: u64,
-    /// Bytes that had to make room since the start.
+    /// Bytes that were unlocked for them since the start.
     pub moved_out_bytes: u64,
-    /// Times a look was taken at what is used.
+    /// How often the thread has looked at what is used.
     pub looks: u64,
     /// Windows that the kernel refused to lock.
     pub refused: u64,
 }
 
-/// Locks the pages that [addr, addr + len) touches on fault, and makes them resident in the background: usable at once, whole
-/// soon, each page locked from the moment it is there. Files are populated for reading, other memory
-/// for writing. NULL on failure. The caller waits 0.1 to 0.2 ms for the start of two threads.
+/// Locks the pages that [addr, addr + len) touches on fault now, and prefaults them in the
+/// background. The program may use them at once. Each page is locked from the moment it is
+/// resident. Files are populated for reading, other memory for writing. Returns NULL on failure.
+/// The caller waits 0.1 to 0.2 ms for the start of two threads.
 ///
 /// Errors: as tenure_mlock2 with TENURE_MLOCK_ONFAULT; EAGAIN: no thread could be started. Nothing is
 /// locked then.
@@ -56,14 +57,15 @@ pub unsafe extern "C" fn tenure_lock_gradually(
 /// # Safety
 /// NULL, or from `tenure_lock_gradually` and not ended.
 unsafe fn gradual<'a>(g: *const tenure_gradual) -> Outcome<MutexGuard<'a, Gradual>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `g` is NULL, or a lock from `tenure_lock_gradually` that is not ended yet, as this
+    // function requires.
     match unsafe { g.as_ref() } {
         Some(held) => Ok(held.gradual.lock().unwrap_or_else(PoisonError::into_inner)),
         None => Err(Failure::invalid("the lock is NULL; pass what tenure_lock_gradually gave")),
     }
 }
 
-/// Writes how far the background is to `*out`, which has `size` bytes.
+/// Writes how far the background threads have come to `*out`, which has `size` bytes.
 ///
 /// Errors: EINVAL: NULL.
 #[unsafe(no_mangle)]
@@ -73,17 +75,20 @@ pub unsafe extern "C" fn tenure_gradual_progress(
     size: usize,
 ) -> c_int {
     status("tenure_gradual_progress", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a lock from `tenure_lock_gradually` that is not
+        // ended yet.
         let now = progress_of(unsafe { gradual(g) }?.progress());
-        // SAFETY: as above; integers of one size, so no padding.
+        // SAFETY: the C caller passes NULL or `size` writable bytes. All fields are integers of one
+        // size, so there is no padding.
         unsafe { sized::write(out, size, &now) }
     })
 }
 
-/// Waits until all of it is resident, at most `timeout_ms`; less than 0: however long it takes. 0: it
-/// is; 1: not yet. `result` may be NULL; it is written when it is over. Waiting again returns the same.
+/// Waits until all pages are resident, at most `timeout_ms`. Less than 0: for as long as it takes.
+/// Returns 0 if they are, and 1 if they are not. `result` may be NULL. It is written when the work
+/// is over. A second call returns the same result.
 ///
-/// Errors: as tenure_populate: what could not be made resident. The lock stays.
+/// Errors: as tenure_populate, for what could not be made resident. The lock stays.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_gradual_wait(
     g: *const tenure_gradual,
@@ -91,17 +96,20 @@ pub unsafe extern "C" fn tenure_gradual_wait(
     result: *mut tenure_populate_result,
 ) -> c_int {
     status("tenure_gradual_wait", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a structure with as many writable bytes as its size
+        // field says.
         let size = unsafe { room(result) }?;
         let patience = u64::try_from(timeout_ms).map_or(Duration::MAX, Duration::from_millis);
         let until = Instant::now().checked_add(patience);
         loop {
             // Not held while waiting, or nobody else could ask for the progress.
-            // SAFETY: as above.
+            // SAFETY: the C caller passes NULL, or a lock from `tenure_lock_gradually` that is not
+            // ended before this call returns.
             let mut held = unsafe { gradual(g) }?;
             if held.is_finished() {
                 let outcome = held.wait();
-                // SAFETY: as above.
+                // SAFETY: `result` is NULL, or has as many writable bytes as its size field says,
+                // and `room` has read `size` from there.
                 return unsafe { tell(result, size, outcome) };
             }
             drop(held);
@@ -116,26 +124,28 @@ pub unsafe extern "C" fn tenure_gradual_wait(
 
 const NAP: Duration = Duration::from_millis(1);
 
-/// Ends the background, unlocks, and frees the handle. NULL is nothing to do.
+/// Ends the background threads, unlocks, and frees the handle. NULL does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_gradual_end(g: *mut tenure_gradual) {
     status("tenure_gradual_end", || {
         if !g.is_null() {
-            // SAFETY: what the header asks of the caller: from tenure_lock_gradually, and not used again.
+            // SAFETY: the pointer came from `Box::into_raw` in `tenure_lock_gradually`, and the C
+            // caller ends a lock only once and does not use it afterwards.
             drop(unsafe { Box::from_raw(g) });
         }
         Ok(0)
     });
 }
 
-/// Keeps locked what was last used of the pages that [addr, addr + len) touches, `budget` bytes at most; the rest stays the
-/// kernel's to page out. For a range larger than RLIMIT_MEMLOCK allows. A page that was touched is
-/// locked some 20 ms later. NULL on failure. Costs 24 bytes for each window of which something is
-/// resident (a 16th to a quarter of the budget, 2 MiB or a thousandth of large ones).
+/// Keeps the pages of [addr, addr + len) locked that were used last, `budget` bytes at most. The
+/// kernel may page out the rest. It is for a range that is larger than RLIMIT_MEMLOCK allows. A
+/// page that was touched is locked some 20 ms later. Returns NULL on failure. Costs 24 bytes for
+/// each window of which something is resident (a 16th to a quarter of the budget, 2 MiB or a
+/// thousandth of large ones).
 ///
-/// Until tenure_within_end the range must stay mapped as it is: pages of shared mappings are taken out
-/// of the page table to see whether they are used again, and private memory mapped there instead could
-/// lose its contents.
+/// Until tenure_within_end the range must stay mapped as it is. tenure takes pages of shared
+/// mappings out of the page table, to see whether they are used again: if private memory were
+/// mapped there instead, its contents could be lost.
 ///
 /// Errors: EINVAL: empty or wrapping; volatile; a budget below 16 pages. ENOMEM, EPERM: the
 /// budget is more than may still be locked. ENOMEM: part of it is not mapped. EAGAIN: no thread could
@@ -148,13 +158,14 @@ pub unsafe extern "C" fn tenure_lock_within(
 ) -> *mut tenure_within {
     pointer("tenure_lock_within", || {
         let (addr, len) = whole_pages(addr, len);
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller keeps the range mapped, and the same memory in it, until it ends the
+        // lock.
         let within = unsafe { lock::within(addr, len, budget) }?;
         Ok(Box::into_raw(Box::new(tenure_within { within })))
     })
 }
 
-/// Writes how it stands to `*out`, which has `size` bytes.
+/// Writes how much is locked now, and what was done so far, to `*out`, which has `size` bytes.
 ///
 /// Errors: EINVAL: NULL.
 #[unsafe(no_mangle)]
@@ -164,7 +175,8 @@ pub unsafe extern "C" fn tenure_within_status(
     size: usize,
 ) -> c_int {
     status("tenure_within_status", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a lock from `tenure_lock_within` that is not ended
+        // yet.
         let Some(held) = (unsafe { w.as_ref() }) else {
             return Err(Failure::invalid("the lock is NULL; pass what tenure_lock_within gave"));
         };
@@ -176,17 +188,19 @@ pub unsafe extern "C" fn tenure_within_status(
             looks: now.looks,
             refused: now.refused,
         };
-        // SAFETY: as above; integers of one size, so no padding.
+        // SAFETY: the C caller passes NULL or `size` writable bytes. All fields are integers of one
+        // size, so there is no padding.
         unsafe { sized::write(out, size, &value) }
     })
 }
 
-/// Unlocks all of it and frees the handle. NULL is nothing to do.
+/// Unlocks the whole range and frees the handle. NULL does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_within_end(w: *mut tenure_within) {
     status("tenure_within_end", || {
         if !w.is_null() {
-            // SAFETY: what the header asks of the caller: from tenure_lock_within, and not used again.
+            // SAFETY: the pointer came from `Box::into_raw` in `tenure_lock_within`, and the C
+            // caller ends a lock only once and does not use it afterwards.
             drop(unsafe { Box::from_raw(w) });
         }
         Ok(0)

@@ -13,11 +13,11 @@ use tenure_core::pool;
 pub struct tenure_pool_opts {
     /// sizeof(struct tenure_pool_opts).
     pub size: usize,
-    /// How long a freed block stays warm before it is the kernel's to take, in ms (500).
+    /// How long a freed block stays warm before it is offered to the kernel, in ms (500).
     pub offer_after_ms: u64,
     /// How long after it was freed it leaves the resident set, in ms (10,000).
     pub return_after_ms: u64,
-    /// How many bytes may be warm; 0: a quarter of what is free under the limits that hold.
+    /// How many bytes may be warm. 0: a quarter of what is free under the limits of the process.
     pub warm_max: u64,
     /// Not 0: no block gets huge pages. Takes effect for sizes that were not used before.
     pub never_huge: u32,
@@ -31,7 +31,8 @@ unsafe impl Versioned for tenure_pool_opts {
     const FIRST: usize = size_of::<tenure_pool_opts>();
 }
 
-/// Written by tenure_pool_stats. Counts named `total_` are since the start, the others are of now.
+/// What the pool holds, and what it did. Written by tenure_pool_stats. Numbers named `total_` count
+/// since the start, the others are of now.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_pool_stats {
@@ -39,15 +40,15 @@ pub struct tenure_pool_stats {
     pub in_use: u64,
     /// The bytes it asked for with them.
     pub in_use_bytes: u64,
-    /// Free blocks of which the kernel was told nothing.
+    /// Free blocks that are warm: the kernel cannot take them yet.
     pub warm: u64,
     /// Their bytes that former users may have written.
     pub warm_bytes: u64,
-    /// Free blocks that are the kernel's to take (MADV_FREE).
+    /// Free blocks that are offered: the kernel may take them (MADV_FREE).
     pub offered: u64,
     /// Their bytes that former users may have written; some may be gone.
     pub offered_bytes: u64,
-    /// Free blocks without memory.
+    /// Free blocks that are returned: they have no memory.
     pub returned: u64,
     /// Their bytes of addresses.
     pub returned_bytes: u64,
@@ -109,12 +110,12 @@ fn refused(size: usize) -> Failure {
     Failure::new(libc::ENOMEM, text)
 }
 
-/// A block of `size` bytes, page-aligned, with whatever its former user left there: a page of it may
-/// change by itself until it is first written. The smallest block has 64 KiB; ask malloc for less.
-/// NULL on failure.
+/// Returns a block of `size` bytes, page-aligned. Its contents are what its former user left, and a
+/// page of it may change by itself until it is first written. The smallest block has 64 KiB; ask
+/// malloc for less. Returns NULL on failure.
 ///
-/// The first call starts the worker, the thread that gives free blocks to the kernel; a program whose
-/// malloc is built on this calls tenure_pool_prepare at a safe moment before.
+/// The first call starts the worker, the thread that gives free blocks to the kernel. A program
+/// whose malloc is built on this call calls tenure_pool_prepare at a safe moment before.
 ///
 /// Cost: 50 to 100 ns for a block that is warm or offered.
 ///
@@ -125,8 +126,8 @@ pub extern "C" fn tenure_alloc(size: usize) -> *mut c_void {
     pointer("tenure_alloc", || block(size, 1, false))
 }
 
-/// The same for `count` times `size` bytes, all zeros. Of a block that was used before only the pages
-/// that are there are zeroed.
+/// Returns a block of `count` times `size` bytes that holds zeros. In a block that was used before
+/// only the pages that are resident are zeroed.
 ///
 /// Errors: as tenure_alloc; ENOMEM also where the product overflows.
 #[unsafe(no_mangle)]
@@ -134,7 +135,7 @@ pub extern "C" fn tenure_calloc(count: usize, size: usize) -> *mut c_void {
     pointer("tenure_calloc", || block(count.saturating_mul(size), 1, true))
 }
 
-/// The same as tenure_alloc at a multiple of `align`, a power of two.
+/// Returns a block as tenure_alloc does, at a multiple of `align`, a power of two.
 ///
 /// Errors: as tenure_alloc; EINVAL: not a power of two.
 #[unsafe(no_mangle)]
@@ -149,8 +150,9 @@ pub extern "C" fn tenure_aligned_alloc(align: usize, size: usize) -> *mut c_void
     })
 }
 
-/// Makes a block hold `size` bytes, as realloc: here or elsewhere, with its contents. Large blocks move
-/// without being copied. NULL: as tenure_alloc. NULL is returned on failure, and the block is as it was.
+/// Makes a block hold `size` bytes, as realloc does: at its place or at another, with its contents.
+/// Large blocks move without being copied. With NULL for `p` it does what tenure_alloc does.
+/// Returns NULL on failure, and the block is then as it was.
 ///
 /// Errors: as tenure_alloc.
 #[unsafe(no_mangle)]
@@ -159,7 +161,8 @@ pub unsafe extern "C" fn tenure_realloc(p: *mut c_void, size: usize) -> *mut c_v
         let Some(block_at) = NonNull::new(p.cast::<u8>()) else {
             return block(size, 1, false);
         };
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes a block of the pool that is not freed yet, and uses only the
+        // returned block if the call succeeds.
         match unsafe { pool::realloc(block_at, size, 1, false) } {
             Some(p) => Ok(p.as_ptr().cast()),
             None => Err(refused(size)),
@@ -167,21 +170,22 @@ pub unsafe extern "C" fn tenure_realloc(p: *mut c_void, size: usize) -> *mut c_v
     })
 }
 
-/// Gives a block back; NULL is let be. errno stays as it is. A pointer that is not a block's start, or
-/// was freed before, ends the process with a message on standard error.
+/// Gives a block back. NULL does nothing. errno stays as it is. A pointer that is not a block's
+/// start, or was freed before, ends the process with a message on standard error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_free(p: *mut c_void) {
     status("tenure_free", || {
         if let Some(p) = NonNull::new(p.cast::<u8>()) {
-            // SAFETY: what the header asks of the caller.
+            // SAFETY: the C caller passes a block of the pool that is not freed yet, and does not
+            // use it afterwards.
             unsafe { pool::free(p) }
         }
         Ok(0)
     });
 }
 
-/// How many bytes the block has room for; all may be used from then on. 0: NULL, or not a block that is
-/// in use.
+/// Returns how many bytes of the block the program may use, as malloc_usable_size does: what was
+/// asked for, in whole pages. 0: NULL, or not a block that is in use.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_usable_size(p: *const c_void) -> usize {
     value("tenure_usable_size", 0, || {
@@ -189,20 +193,21 @@ pub extern "C" fn tenure_usable_size(p: *const c_void) -> usize {
     })
 }
 
-/// 1: the address lies in the pool's range. 0: it does not. One comparison.
+/// Returns 1 if the address lies in the pool, and 0 if it does not. One comparison.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_pool_owns(p: *const c_void) -> c_int {
     status("tenure_pool_owns", || Ok(c_int::from(pool::owns(p.cast()))))
 }
 
-/// Gives the memory of all that is free in the pool back to the kernel at once, as malloc_trim. 1: there was some;
-/// 0: there was none.
+/// Gives the memory of all free blocks of the pool back to the kernel at once, as malloc_trim does.
+/// Returns 1 if there was some, and 0 if there was none.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_pool_trim() -> c_int {
     status("tenure_pool_trim", || Ok(c_int::from(pool::trim())))
 }
 
-/// Starts the worker for the pool, for programs that must not have a thread created in tenure_alloc.
+/// Starts the worker for the pool. It is for programs that must not have a thread created in
+/// tenure_alloc.
 ///
 /// Errors: EAGAIN: no thread could be created. ENOMEM: no addresses could be reserved.
 #[unsafe(no_mangle)]
@@ -213,7 +218,7 @@ pub extern "C" fn tenure_pool_prepare() -> c_int {
     })
 }
 
-/// Sets how the pool works. NULL: as it is without being set.
+/// Sets how the pool works. NULL restores the defaults.
 ///
 /// Errors: EINVAL, E2BIG: a wrong size.
 #[unsafe(no_mangle)]
@@ -227,7 +232,7 @@ pub unsafe extern "C" fn tenure_pool_configure(opts: *const tenure_pool_opts) ->
             never_huge: 0,
             never_reuse: 0,
         };
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a structure that is as long as its size field says.
         let opts = unsafe { sized::read(opts, defaults) }?;
         let mut settings = pool::Settings::default()
             .with_offer_after(Duration::from_millis(opts.offer_after_ms))
@@ -276,7 +281,8 @@ pub unsafe extern "C" fn tenure_pool_stats(out: *mut tenure_pool_stats, size: us
             total_remapped: now.remapped,
             total_refused: now.refused,
         };
-        // SAFETY: what the header asks of the caller; integers of one size, so no padding.
+        // SAFETY: the C caller passes NULL or `size` writable bytes. All fields are integers of one
+        // size, so there is no padding.
         unsafe { sized::write(out, size, &stats) }
     })
 }

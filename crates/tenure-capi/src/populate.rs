@@ -10,25 +10,26 @@ use tenure_core::populate::{
     self, Access, Background, Failed, HugePages, Populate, Progress, Report,
 };
 
-/// For reading: files are read into the page cache and not dirtied; anonymous memory gets the zero
+/// For reading. Files are read into the page cache and not dirtied. Anonymous memory gets the zero
 /// page, and takes no memory.
 pub const TENURE_POPULATE_READ: c_int = 1;
-/// For writing: memory is taken, holes of shared files are allocated, private file mappings copied.
+/// For writing. Memory is taken, holes of shared files are allocated, and private file mappings are
+/// copied.
 pub const TENURE_POPULATE_WRITE: c_int = 2;
 
 /// For flags: no MADV_HUGEPAGE first.
 pub const TENURE_POPULATE_NO_HUGE_PAGES: c_uint = 1;
-/// For flags: refuse beforehand what would not fit into the memory cgroup or the machine (ENOMEM), the
-/// tmpfs or the pool of huge pages (ENOSPC). Where it is not asked, the kernel's answer to a cgroup or
-/// a machine without room is its OOM killer.
+/// For flags: refuse a populate beforehand that would not fit into the memory cgroup or the machine
+/// (ENOMEM), the tmpfs or the pool of huge pages (ENOSPC). Without this flag the kernel may answer
+/// with its OOM killer where a cgroup or the machine has no room.
 pub const TENURE_POPULATE_WITHIN_ROOM: c_uint = 2;
 /// For flags: allocate the holes of the shared file `fd` (fallocate) also where that is not the
 /// default.
 pub const TENURE_POPULATE_ALLOCATE: c_uint = 4;
-/// For flags: never allocate them.
+/// For flags: never allocate the holes of `fd`.
 pub const TENURE_POPULATE_NO_ALLOCATE: c_uint = 8;
 
-/// How far a populate is.
+/// How far a populate has come.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_populate_progress {
@@ -42,31 +43,31 @@ pub struct tenure_populate_progress {
     pub bytes_per_second: u64,
 }
 
-/// Told how far it is. Not 0 cancels the populate.
+/// Receives how far the populate has come. If it does not return 0, the populate is cancelled.
 pub type tenure_populate_fn = Option<
     unsafe extern "C" fn(progress: *const tenure_populate_progress, arg: *mut c_void) -> c_int,
 >;
 
-/// What tenure_populate leaves at its default. Start from TENURE_POPULATE_OPTS_INIT: fd 0 is a file.
+/// The options of tenure_populate. Start from TENURE_POPULATE_OPTS_INIT: fd 0 is a file.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_populate_opts {
     /// sizeof(struct tenure_populate_opts).
     pub size: usize,
-    /// How many threads work; 0: as many as are useful, at most one for each processor that the
+    /// How many threads work. 0: as many as are useful, at most one for each processor that the
     /// process may use.
     pub threads: c_uint,
     /// TENURE_POPULATE_NO_HUGE_PAGES and its like, or-ed.
     pub flags: c_uint,
-    /// Ends it with ETIMEDOUT when it is not done by then; 0: no deadline.
+    /// The populate ends with ETIMEDOUT if it is not done by then. 0: no deadline.
     pub deadline_ms: u64,
     /// The file behind the mapping, or -1. With it the holes of a shared file are allocated before
-    /// they are written, and failures say more. It is duplicated.
+    /// they are written, and errors say more. The descriptor is duplicated.
     pub fd: c_int,
     /// How often progress is called, in milliseconds; 0: every 100.
     pub every_ms: c_uint,
-    /// Called on the calling thread while others work, and once at the end; NULL: not called. Not
-    /// for tenure_populate_start.
+    /// Called on the calling thread while other threads work, and once at the end. NULL: not
+    /// called. Not for tenure_populate_start.
     pub progress: tenure_populate_fn,
     /// Passed to progress.
     pub arg: *mut c_void,
@@ -92,7 +93,7 @@ impl Default for tenure_populate_opts {
     }
 }
 
-/// What a populate did, also where it failed. Start from TENURE_POPULATE_RESULT_INIT.
+/// What a populate did, even if it failed. Start from TENURE_POPULATE_RESULT_INIT.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_populate_result {
@@ -106,7 +107,7 @@ pub struct tenure_populate_result {
     pub elapsed_ns: u64,
     /// Threads that worked.
     pub threads: u64,
-    /// The lowest page that was not populated; NULL: all were. Everything before it is.
+    /// The lowest page that was not populated. NULL: all were. Everything before it is populated.
     pub first_missing: *mut c_void,
 }
 
@@ -175,7 +176,8 @@ pub(crate) unsafe fn room(result: *mut tenure_populate_result) -> Outcome<usize>
     if result.is_null() {
         return Ok(0);
     }
-    // SAFETY: the caller's promise; the first field is the size.
+    // SAFETY: `result` is not NULL here, and its first field, the size, is readable, as this
+    // function requires.
     let size = unsafe { result.cast::<usize>().read() };
     if size < FIRST_RESULT {
         return Err(Failure::invalid(format!(
@@ -207,7 +209,8 @@ pub(crate) unsafe fn tell(
             threads: report.threads as u64,
             first_missing: report.first_missing.unwrap_or(0) as *mut c_void,
         };
-        // SAFETY: the caller's promise; fields of one size, so no padding.
+        // SAFETY: `result` is not NULL here, and has `size` writable bytes, as this function
+        // requires. All fields have one size, so there is no padding.
         unsafe { sized::write(result, size, &value) }?;
     }
     match outcome {
@@ -245,23 +248,24 @@ fn watched(asked: Populate, opts: &tenure_populate_opts) -> Result<Report, Faile
     }
 }
 
-/// Makes the pages that `[addr, addr + len)` touches resident (addr is a multiple of the page size), for reading or for writing (`how`), in as many
-/// threads as are useful. What the pages hold does not change. `opts` may be NULL, and so may
-/// `result`, which is written also on failure: everything before result->first_missing is populated.
+/// Makes the pages that `[addr, addr + len)` touches resident, for reading or for writing (`how`),
+/// in as many threads as are useful. `addr` is a multiple of the page size. The contents of the
+/// pages do not change. `opts` may be NULL, and so may `result`. The result is written also on
+/// failure: everything before result->first_missing is populated.
 ///
-/// Where MADV_POPULATE_READ and MADV_POPULATE_WRITE (Linux 5.14) are missing, the kernel is made to
-/// touch each page, with the same answers; nothing here raises a signal.
+/// Where MADV_POPULATE_READ and MADV_POPULATE_WRITE (Linux 5.14) are missing, tenure has the kernel
+/// touch each page, with the same results. The call never raises a signal.
 ///
-/// Errors: EINVAL: addr NULL or unaligned, empty, a volatile range, a special mapping (device or secret
-/// memory), or options that make no sense. ENOMEM: not mapped, or no memory. EACCES: the mapping's
-/// protection does not allow it. EFAULT: past the end of the file, a guard region, or a page that
-/// userfaultfd watches. ENOSPC: the file system, tmpfs or pool of huge pages is full. EHWPOISON: the
-/// hardware lost the page. ETIMEDOUT: the deadline passed. ECANCELED: the callback asked for it.
-/// EBADF: fd. E2BIG: opts has more than tenure knows, or a size is no size. EAGAIN: no thread could be
-/// started beside the callback.
+/// Errors: EINVAL: addr is NULL or unaligned; empty; a volatile range; a special mapping (device or
+/// secret memory); options that make no sense. ENOMEM: not mapped, or no memory. EACCES: the
+/// mapping's protection does not allow it. EFAULT: past the end of the file, a guard region, or a
+/// page that userfaultfd watches. ENOSPC: the file system, tmpfs or pool of huge pages is full.
+/// EHWPOISON: the hardware lost the page. ETIMEDOUT: the deadline passed. ECANCELED: the callback
+/// asked for it. EBADF: fd is not open. E2BIG: opts has more than tenure knows, or a wrong size.
+/// EAGAIN: no thread could be started beside the callback.
 ///
-/// Cost: the kernel's own, for up to 4 MiB in one call; beyond, a microsecond for each piece of a few
-/// milliseconds.
+/// Cost: up to 4 MiB one system call. Beyond that a microsecond for each piece of a few
+/// milliseconds, beside the kernel's own work.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_populate(
     addr: *const c_void,
@@ -271,20 +275,23 @@ pub unsafe extern "C" fn tenure_populate(
     result: *mut tenure_populate_result,
 ) -> c_int {
     status("tenure_populate", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a result with as many writable bytes as its size
+        // field says.
         let size = unsafe { room(result) }?;
-        // SAFETY: as above.
+        // SAFETY: the C caller passes NULL, or a structure that is as long as its size field says.
         let opts = unsafe { sized::read(opts, tenure_populate_opts::default()) }?;
         let outcome = watched(request(addr, len, how, &opts)?, &opts);
-        // SAFETY: as above.
+        // SAFETY: `result` is NULL, or has as many writable bytes as its size field says, and
+        // `room` has read `size` from there.
         unsafe { tell(result, size, outcome) }
     })
 }
 
-/// Begins to populate in the background, in threads that take no signals. The handle is for
-/// tenure_populate_end or tenure_populate_detach. In a child made by fork it counts as over.
+/// Begins to populate in the background, in threads that take no signals. Pass the handle to
+/// tenure_populate_end or tenure_populate_detach. In a forked child the populate counts as over.
+/// Returns NULL on failure.
 ///
-/// Errors: as tenure_populate, as far as they can be told beforehand. EAGAIN: no thread could be
+/// Errors: as tenure_populate, as far as they are known beforehand. EAGAIN: no thread could be
 /// started. EINVAL also: opts->progress is set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_populate_start(
@@ -294,7 +301,7 @@ pub unsafe extern "C" fn tenure_populate_start(
     opts: *const tenure_populate_opts,
 ) -> *mut tenure_populating {
     pointer("tenure_populate_start", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a structure that is as long as its size field says.
         let opts = unsafe { sized::read(opts, tenure_populate_opts::default()) }?;
         if opts.progress.is_some() {
             return Err(Failure::invalid(
@@ -309,14 +316,15 @@ pub unsafe extern "C" fn tenure_populate_start(
 /// # Safety
 /// NULL, or from `tenure_populate_start` and neither ended nor detached.
 unsafe fn background<'a>(p: *const tenure_populating) -> Outcome<&'a Background> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `p` is NULL, or from `tenure_populate_start` and neither ended nor detached, as this
+    // function requires.
     match unsafe { p.as_ref() } {
         Some(populating) => Ok(&populating.background),
         None => Err(Failure::invalid("the populate is NULL; pass what tenure_populate_start gave")),
     }
 }
 
-/// Writes how far it is to `*out`, which has `size` bytes.
+/// Writes how far the populate has come to `*out`, which has `size` bytes.
 ///
 /// Errors: EINVAL: NULL.
 #[unsafe(no_mangle)]
@@ -326,27 +334,30 @@ pub unsafe extern "C" fn tenure_populate_progress(
     size: usize,
 ) -> c_int {
     status("tenure_populate_progress", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a handle from `tenure_populate_start` that is
+        // neither ended nor detached.
         let now = progress_of(unsafe { background(p) }?.progress());
-        // SAFETY: as above; integers of one size, so no padding.
+        // SAFETY: the C caller passes NULL or `size` writable bytes. All fields are integers of one
+        // size, so there is no padding.
         unsafe { sized::write(out, size, &now) }
     })
 }
 
-/// Has it end at its next piece, a few milliseconds later, without waiting for that.
+/// Ends the populate at its next piece, a few milliseconds later. The call does not wait for that.
 ///
 /// Errors: EINVAL: NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_populate_cancel(p: *const tenure_populating) -> c_int {
     status("tenure_populate_cancel", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a handle from `tenure_populate_start` that is
+        // neither ended nor detached.
         unsafe { background(p) }?.cancel();
         Ok(0)
     })
 }
 
-/// Waits until it is over, at most `timeout_ms`; less than 0: however long it takes. 0: it is over;
-/// 1: not yet.
+/// Waits until the populate is over, at most `timeout_ms`. Less than 0: for as long as it takes.
+/// Returns 0 if it is over, and 1 if it is not.
 ///
 /// Errors: EINVAL: NULL.
 #[unsafe(no_mangle)]
@@ -355,15 +366,17 @@ pub unsafe extern "C" fn tenure_populate_wait(
     timeout_ms: c_int,
 ) -> c_int {
     status("tenure_populate_wait", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a handle from `tenure_populate_start` that is
+        // neither ended nor detached.
         let background = unsafe { background(p) }?;
         let patience = u64::try_from(timeout_ms).map_or(Duration::MAX, Duration::from_millis);
         Ok(c_int::from(!background.wait_timeout(patience)))
     })
 }
 
-/// Waits until it is over, frees the handle and returns what tenure_populate would have. `result` may
-/// be NULL. To end it sooner: tenure_populate_cancel first. The handle is freed unless this is EINVAL.
+/// Waits until the populate is over, frees the handle, and returns what tenure_populate would have.
+/// `result` may be NULL. Call tenure_populate_cancel before to end it sooner. The handle is freed
+/// unless the call fails with EINVAL.
 ///
 /// Errors: as tenure_populate. ECANCELED also: in a child made by fork.
 #[unsafe(no_mangle)]
@@ -372,7 +385,9 @@ pub unsafe extern "C" fn tenure_populate_end(
     result: *mut tenure_populate_result,
 ) -> c_int {
     status("tenure_populate_end", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a handle from `tenure_populate_start` that is
+        // neither ended nor detached, and does not use it afterwards. `result` is NULL, or has as
+        // many writable bytes as its size field says.
         unsafe {
             let size = room(result)?;
             background(p)?;
@@ -388,7 +403,8 @@ pub unsafe extern "C" fn tenure_populate_end(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_populate_detach(p: *mut tenure_populating) -> c_int {
     status("tenure_populate_detach", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a handle from `tenure_populate_start` that is
+        // neither ended nor detached, and does not use it afterwards.
         unsafe {
             background(p)?;
             Box::from_raw(p).background.detach();
@@ -397,21 +413,21 @@ pub unsafe extern "C" fn tenure_populate_detach(p: *mut tenure_populating) -> c_
     })
 }
 
-/// Gives the pages of `[addr, addr + len)` back; the range stays mapped. Anonymous memory reads as
-/// zeros then, locked or not; a private mapping of a file, memfd or hugetlbfs reads as the file does;
-/// shared memory, memfds, tmpfs and hugetlbfs lose the contents for every process that maps them. A file on disk
-/// that is mapped shared is refused: it would lose its data.
+/// Gives the pages of `[addr, addr + len)` back. The range stays mapped. Anonymous memory then
+/// reads as zeros, locked or not. A private mapping of a file, memfd or hugetlbfs reads as the file
+/// does. Shared memory, memfds, tmpfs and hugetlbfs lose the contents for every process that maps
+/// them. A shared mapping of a file on disk is refused, because the file would lose its data.
 ///
-/// Nothing is discarded unless all of it can be.
+/// The call discards all of it or nothing.
 ///
-/// Errors: EINVAL: unaligned or empty, a volatile range, a file on disk mapped shared, a special
-/// mapping, part of a huge page of the pool, locked shared memory, or any locked memory before Linux
-/// 5.18. EACCES: shared memory
-/// mapped read-only. ENOMEM: part of it is not mapped.
+/// Errors: EINVAL: unaligned or empty; a volatile range; a file on disk mapped shared; a special
+/// mapping; part of a huge page of hugetlbfs; locked shared memory, or any locked memory before
+/// Linux 5.18. EACCES: shared memory mapped read-only. ENOMEM: part of it is not mapped.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_discard(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_discard", || {
-        // SAFETY: what the header asks of the caller: nobody needs the bytes.
+        // SAFETY: the C caller wants the range's contents discarded: nothing in the program needs
+        // or refers to them.
         unsafe { populate::discard(addr.cast(), len) }?;
         Ok(0)
     })

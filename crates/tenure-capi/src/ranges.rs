@@ -4,15 +4,15 @@ use crate::report::{status, Failure, Outcome};
 use libc::{c_int, c_uint, c_void};
 use tenure_core::{volatile, Outcome as Found, Priority};
 
-/// The priority of what goes first.
+/// The priority of memory that the kernel takes first.
 pub const TENURE_PRIORITY_LOWEST: c_uint = 0;
-/// The priority of what nothing else is said about.
+/// The priority of memory for which the program sets none.
 pub const TENURE_PRIORITY_DEFAULT: c_uint = 4;
-/// The priority of what goes last.
+/// The priority of memory that the kernel takes last.
 pub const TENURE_PRIORITY_HIGHEST: c_uint = 7;
 
-/// Told about an extent that is gone: `offset` and `len` in bytes from the start of what was asked
-/// about; `arg` as it was passed.
+/// Receives an extent that is gone: `offset` and `len` in bytes from the start of what was asked
+/// about, and `arg` as it was passed.
 pub type tenure_gone_fn = Option<unsafe extern "C" fn(offset: usize, len: usize, arg: *mut c_void)>;
 
 pub(crate) fn priority(level: c_uint) -> Outcome<Priority> {
@@ -31,17 +31,17 @@ pub(crate) fn found(outcome: Found) -> c_int {
     }
 }
 
-/// Makes `[addr, addr + len)` volatile: the kernel may come to be told that it can take the pages.
-/// Marking what is marked already changes nothing; any page-aligned range will do, whether or not
-/// it was marked in other pieces before.
+/// Makes `[addr, addr + len)` volatile: from now on the worker may offer the pages to the kernel.
+/// Marking a marked range again changes nothing. The range is page-aligned; it may have been marked
+/// in other pieces before.
 ///
-/// While a range is marked it must not be unmapped, replaced by another mapping, made read-only or
-/// inaccessible, or locked: call tenure_mnovolatile or tenure_forget before. A page that is gone
-/// raises SIGBUS when it is touched. Where tenure_detection() is TENURE_DETECTION_WORDS it reads as
-/// zeros instead, and a marked range must not be written.
+/// While a range is marked the program must not unmap it, replace it by another mapping, make it
+/// read-only or inaccessible, or lock it: call tenure_mnovolatile or tenure_forget before. A touch
+/// of a page that is gone raises SIGBUS. Where tenure_detection() is TENURE_DETECTION_WORDS the
+/// page reads as zeros instead, and the program must not write to a marked range.
 ///
-/// Cost: no system call for a range marked before (about 30 ns, whatever its size); about 3 us the
-/// first time, which checks it.
+/// Cost: no system call for a range that was marked before (about 30 ns, whatever its size). The
+/// first mark of a range checks it, which takes about 3 us.
 ///
 /// Errors: EINVAL: empty, unaligned or wrapping; shared memory or a file's; locked; not readable and
 /// writable. ENOMEM: part of it is not mapped, or 33 million ranges are known already. EOPNOTSUPP:
@@ -50,14 +50,15 @@ pub(crate) fn found(outcome: Found) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_mvolatile(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_mvolatile", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller keeps the range mapped as it is until it unmarks or forgets it, and
+        // does not rely on its contents before it has unmarked it.
         unsafe { volatile::mark(addr.cast(), len)? };
         Ok(0)
     })
 }
 
-/// tenure_mvolatile with a priority, from 0 (given up first) to 7 (last). It holds until the range is
-/// marked with another.
+/// Does what tenure_mvolatile does, with a priority from 0 (the kernel takes it first) to 7 (last).
+/// The priority holds until the range is marked with another.
 ///
 /// Errors: as tenure_mvolatile; EINVAL also for a priority above 7.
 #[unsafe(no_mangle)]
@@ -68,34 +69,36 @@ pub unsafe extern "C" fn tenure_mvolatile_priority(
 ) -> c_int {
     status("tenure_mvolatile_priority", || {
         let priority = self::priority(priority)?;
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller keeps the range mapped as it is until it unmarks or forgets it, and
+        // does not rely on its contents before it has unmarked it.
         unsafe { volatile::mark_with_priority(addr.cast(), len, priority)? };
         Ok(0)
     })
 }
 
-/// Makes `[addr, addr + len)` non-volatile and returns 0 if all of it is still there, 1 if at least
-/// one page is gone. Pages that are gone read as zeros and can be written; every other byte is as it
-/// was. Parts that were never marked count as there.
+/// Makes `[addr, addr + len)` non-volatile. Returns 0 if all of it is still there, and 1 if at
+/// least one page is gone. Pages that are gone read as zeros and can be written. Every other byte
+/// is as it was. Parts that were never marked count as there.
 ///
 /// Cost: no system call for a range that was not offered to the kernel (about 30 ns, whatever its
-/// size). Offered: 0.5 us for a 2 MiB huge page, 140 ns for a 4 KiB page, and 1.2 us; purged: a look
-/// at the page map (4 ns a page) as well.
+/// size). Offered: 0.5 us for a 2 MiB huge page, 140 ns for a 4 KiB page, and 1.2 us. Purged: a
+/// look at the page map (4 ns a page) as well.
 ///
 /// Errors: EINVAL: empty, unaligned or wrapping; or no longer writable. ENOMEM: part of it is not
 /// mapped, or there is no memory for pages that a fork shares. After an error each part is either
-/// volatile as before or the program's again; no loss is forgotten: the next call for it tells it.
+/// volatile as before or the program's again. No loss is forgotten: the next call for that part
+/// reports it.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_mnovolatile(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_mnovolatile", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller owns the range and holds it mapped during the call.
         Ok(found(unsafe { volatile::unmark(addr.cast(), len)? }))
     })
 }
 
-/// tenure_mnovolatile that also says what went: `gone` is called for each extent that is gone, with
-/// its offset from `addr`, in no particular order, before the function returns. It may be NULL.
+/// Does what tenure_mnovolatile does, and reports what is gone. It calls `gone` for each extent
+/// that is gone, with the offset from `addr`, in order, before it returns. `gone` may be NULL.
 ///
 /// Errors: as tenure_mnovolatile.
 #[unsafe(no_mangle)]
@@ -107,7 +110,8 @@ pub unsafe extern "C" fn tenure_mnovolatile_map(
     arg: *mut c_void,
 ) -> c_int {
     status("tenure_mnovolatile_map", || {
-        // SAFETY: what the header asks of the caller, of the callback as well.
+        // SAFETY: the C caller owns the range and holds it mapped during the call. The callback is
+        // the caller's own function, and gets its own argument.
         let outcome = unsafe {
             volatile::unmark_with_map(addr.cast(), len, |extent| {
                 if let Some(gone) = gone {
@@ -127,41 +131,43 @@ pub unsafe extern "C" fn tenure_mnovolatile_map(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_offer_now(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_offer_now", || {
-        // SAFETY: what the header asks of the caller of tenure_mvolatile.
+        // SAFETY: the C caller has marked the range, so it does not rely on the contents, and keeps
+        // it mapped.
         unsafe { volatile::offer_now(addr.cast(), len)? };
         Ok(0)
     })
 }
 
-/// Offers what is marked in the range and has the kernel discard it by its own reclaim: for tests,
-/// and to give room back at once. The kernel may leave a page that is in use elsewhere;
-/// tenure_mnovolatile_map says what went.
+/// Offers what is marked in the range, and has the kernel discard it by its own reclaim. It is for
+/// tests, and to give memory back at once. The kernel may leave a page that is in use elsewhere.
+/// tenure_mnovolatile_map reports what is gone.
 ///
 /// Errors: as tenure_offer_now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_purge_now(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_purge_now", || {
-        // SAFETY: what the header asks of the caller of tenure_mvolatile.
+        // SAFETY: the C caller has marked the range, so it does not rely on the contents, and keeps
+        // it mapped.
         unsafe { volatile::purge_now(addr.cast(), len)? };
         Ok(0)
     })
 }
 
-/// Makes the range non-volatile and drops all that tenure knows of it, so that the program may unmap
-/// it or use it for something else; the next tenure_mvolatile checks it anew.
+/// Makes the range non-volatile and forgets what tenure knows of it, so that the program may unmap
+/// it or use it for something else. The next tenure_mvolatile checks it anew.
 ///
 /// Errors: as tenure_mnovolatile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_forget(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_forget", || {
-        // SAFETY: what the header asks of the caller of tenure_mvolatile.
+        // SAFETY: the C caller owns the range and holds it mapped during the call.
         unsafe { volatile::forget(addr.cast(), len)? };
         Ok(0)
     })
 }
 
-/// 1 if any page of the range is volatile, 0 if none is, or if the range is empty, unaligned or
-/// wrapping, which no marked one can be.
+/// Returns 1 if any page of the range is volatile, and 0 if none is. Returns 0, too, if the range
+/// is empty, unaligned or wrapping, because no such range can be marked.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_is_volatile(addr: *const c_void, len: usize) -> c_int {
     status("tenure_is_volatile", || Ok(c_int::from(volatile::is_volatile(addr.cast(), len))))

@@ -137,9 +137,9 @@ fn keep_sentence(call: &str, failure: &Failure) {
     });
 }
 
-/// The sentence behind this thread's last failure: which call, on which range, why, and what to do
-/// about it. Never NULL; empty if no call of this thread has failed. Valid until the thread's next
-/// call that fails, or its end.
+/// Returns the reason of this thread's last failure in a sentence: which call, on which range, why,
+/// and what to do about it. Never NULL; empty if no call of this thread has failed. Valid until the
+/// thread's next call that fails, or its end.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_last_error() -> *const c_char {
     value("tenure_last_error", c"".as_ptr(), || Ok(sentence()))
@@ -154,7 +154,7 @@ fn sentence() -> *const c_char {
     .unwrap_or(none)
 }
 
-/// The version of the library, such as "0.1.0".
+/// Returns the version of the library, such as "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_version() -> *const c_char {
     value("tenure_version", VERSION.as_ptr(), || Ok(VERSION.as_ptr()))

@@ -7,15 +7,15 @@ use std::mem::size_of;
 use std::time::Duration;
 use tenure_core::retire::{self, Files, Settings};
 
-/// For tenure_retire_settings.pending_max: found from the limits that hold for the process.
+/// For tenure_retire_settings.pending_max: tenure finds the bound from the limits of the process.
 pub const TENURE_PENDING_AUTOMATIC: u64 = u64::MAX;
 /// For tenure_retire_settings.files: file mappings are given up before the call returns.
 pub const TENURE_FILES_AT_ONCE: u64 = 0;
-/// For tenure_retire_settings.files: later, as other memory; until then the file system cannot be
-/// unmounted and a memfd not be sealed against writes.
+/// For tenure_retire_settings.files: file mappings are given up later, as other memory is. Until
+/// then the file system cannot be unmounted, and a memfd cannot be sealed against writes.
 pub const TENURE_FILES_LATER: u64 = 1;
 
-/// How tenure_munmap works. Start from what is in force: tenure_retire_settings(&s, sizeof s).
+/// How tenure_munmap works. Start from the settings in force: tenure_retire_settings(&s, sizeof s).
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_retire_settings {
@@ -51,36 +51,41 @@ fn in_force() -> tenure_retire_settings {
     }
 }
 
-/// munmap, for large mappings in a few microseconds: when it returns, the addresses are gone (a touch
-/// raises SIGSEGV, a new mapping may take them), and the memory follows in the background, without keeping
-/// other threads from mapping, unmapping or faulting. Any mappings, holes allowed, lengths rounded up to
-/// pages, as munmap has it.
+/// Unmaps as munmap does, and a large mapping in a few microseconds. When the call returns, the
+/// addresses are free: a touch raises SIGSEGV, and a new mapping may take them. The worker gives
+/// the memory back in the background, and other threads can map, unmap and fault meanwhile. As with
+/// munmap the range may hold any mappings and holes, and the length is rounded up to pages.
 ///
-/// The first call of a process (or of a forked child) for a large range creates the background thread, which allocates:
-/// tenure_munmap_raw is for allocators. Where no thread can be created the range is unmapped in slices: other
-/// threads do not wait, the caller does. Memory that waits counts as the process's: see tenure_munmap_drain.
+/// The first call of a process (or of a forked child) for a large range creates the background
+/// thread, which allocates. Allocators call tenure_munmap_raw. Where no thread can be created the
+/// range is unmapped in slices: the caller waits, and other threads do not. Memory that waits
+/// counts as the process's: see tenure_munmap_drain.
 ///
-/// Errors: munmap's, with nothing changed. EINVAL: empty, unaligned, past the end of the address space, or
-/// its ends cut a huge page of hugetlbfs. EPERM: sealed. ENOMEM: it would make two of a mapping, and there
-/// are vm.max_map_count already.
+/// Errors: munmap's. EINVAL: empty, unaligned, past the end of the address space, or its ends cut a
+/// huge page of hugetlbfs. EPERM: sealed. ENOMEM: it would cut a mapping in two, and there are
+/// vm.max_map_count already. Nothing is changed then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_munmap(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_munmap", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller has the duties of munmap: nothing in the program uses the range any
+        // more.
         unsafe { retire::munmap(addr.cast(), len)? };
         Ok(0)
     })
 }
 
-/// tenure_munmap for an allocator's own use: it neither allocates nor creates a thread, and a signal handler may
-/// call it. Until tenure_munmap_prepare (or tenure_munmap of a large range) was called in the process it works in
-/// slices, which take the caller as long as munmap takes or longer.
+/// Does what tenure_munmap does, for an allocator: it neither allocates nor creates a thread, and a
+/// signal handler may call it. Until tenure_munmap_prepare (or tenure_munmap of a large range) was
+/// called in the process it works in slices, which take the caller as long as munmap takes or
+/// longer.
 ///
-/// Errors: as tenure_munmap. tenure_last_error() has nothing to add, for that would take memory.
+/// Errors: as tenure_munmap. It leaves tenure_last_error() as it was, because a message would take
+/// memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_munmap_raw(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_munmap_raw", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller has the duties of munmap: nothing in the program uses the range any
+        // more.
         match unsafe { retire::munmap_raw(addr.cast(), len) } {
             Ok(_) => Ok(0),
             Err(errno) => Err(Failure::unexplained(errno)),
@@ -88,9 +93,9 @@ pub unsafe extern "C" fn tenure_munmap_raw(addr: *mut c_void, len: usize) -> c_i
     })
 }
 
-/// Starts the background thread and watches forks, for tenure_munmap_raw. To be called once in a process, and
-/// again in a forked child, wherever memory may be allocated; later calls cost a few loads. tenure_munmap does
-/// it by itself.
+/// Registers the fork handlers and starts the background thread, for tenure_munmap_raw. Call it
+/// once in a process, and again in a forked child, where memory may be allocated. Later calls cost
+/// a few loads. tenure_munmap does it by itself.
 ///
 /// Errors: EAGAIN: no thread could be created.
 #[unsafe(no_mangle)]
@@ -101,8 +106,8 @@ pub extern "C" fn tenure_munmap_prepare() -> c_int {
     })
 }
 
-/// Waits until the memory of all that tenure_munmap has taken away is back, at most `timeout_ms`; less than
-/// 0: however long it takes. The caller helps. 0: it is; 1: not yet.
+/// Waits until all memory that tenure_munmap has taken away is back, at most `timeout_ms`. Less
+/// than 0: for as long as it takes. The caller helps. Returns 0 if it is back, and 1 if it is not.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_munmap_drain(timeout_ms: c_int) -> c_int {
     status("tenure_munmap_drain", || {
@@ -111,7 +116,7 @@ pub extern "C" fn tenure_munmap_drain(timeout_ms: c_int) -> c_int {
     })
 }
 
-/// Writes how tenure_munmap works at present to `*out`, which has `size` bytes.
+/// Writes the settings of tenure_munmap in force to `*out`, which has `size` bytes.
 ///
 /// Errors: EINVAL: NULL, or no room for the size field.
 #[unsafe(no_mangle)]
@@ -125,12 +130,13 @@ pub unsafe extern "C" fn tenure_retire_settings(
         }
         let mut settings = in_force();
         settings.size = size.min(size_of::<tenure_retire_settings>());
-        // SAFETY: what the header asks of the caller; integers of one size, so no padding.
+        // SAFETY: `out` is NULL, which `write` refuses, or has `size` writable bytes. All fields
+        // are integers of one size, so there is no padding.
         unsafe { sized::write(out, size, &settings) }
     })
 }
 
-/// Sets it, for the whole process and from the next call on.
+/// Sets how tenure_munmap works, for the whole process and from the next call on.
 ///
 /// Errors: EINVAL: NULL, the size field is too small, or an unknown value of files. E2BIG: something is set
 /// that this version does not know.
@@ -142,7 +148,7 @@ pub unsafe extern "C" fn tenure_retire_configure(settings: *const tenure_retire_
                 "no settings; pass what tenure_retire_settings has filled in",
             ));
         }
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: `settings` is not NULL here, and is as long as its size field says.
         let wanted = unsafe { sized::read(settings, in_force())? };
         let mut settings = Settings::default();
         settings.min_bytes = usize::try_from(wanted.min_bytes).unwrap_or(usize::MAX);

@@ -7,10 +7,11 @@ use std::mem::size_of;
 use std::time::Duration;
 use tenure_core::volatile::{self, Settings};
 
-/// For tenure_settings.unoffered_max: found from the limits that hold for the process.
+/// For tenure_settings.unoffered_max: tenure finds the bound from the limits of the process.
 pub const TENURE_AUTOMATIC: u64 = u64::MAX;
 
-/// What a program may set. Start from what is in force: tenure_settings(&s, sizeof s).
+/// The settings for volatile memory. Start from the settings in force: tenure_settings(&s, sizeof
+/// s).
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_settings {
@@ -19,8 +20,8 @@ pub struct tenure_settings {
     /// How long a range stays marked before it is offered to the kernel when memory is not short,
     /// in microseconds (500,000 unless set).
     pub offer_after_us: u64,
-    /// How many bytes may be marked and not offered; what is marked beyond that is offered at once,
-    /// oldest first. TENURE_AUTOMATIC (unless set): a quarter of what is free, at least 16 MiB.
+    /// How many bytes may be marked and not offered. Beyond that the oldest marked ranges are
+    /// offered at once. TENURE_AUTOMATIC (unless set): a quarter of what is free, at least 16 MiB.
     pub unoffered_max: u64,
 }
 
@@ -38,8 +39,8 @@ fn in_force() -> tenure_settings {
     }
 }
 
-/// Writes the settings in force to `*out`, which has `size` bytes; its own size field says how many
-/// of them are meant.
+/// Writes the settings for volatile memory in force to `*out`, which has `size` bytes. Its own size
+/// field says how many of them count.
 ///
 /// Errors: EINVAL: NULL, or no room for the size field.
 #[unsafe(no_mangle)]
@@ -50,12 +51,14 @@ pub unsafe extern "C" fn tenure_settings(out: *mut tenure_settings, size: usize)
         }
         let mut settings = in_force();
         settings.size = size.min(size_of::<tenure_settings>());
-        // SAFETY: what the header asks of the caller; integers of one size, so no padding.
+        // SAFETY: `out` is NULL, which `write` refuses, or has `size` writable bytes. All fields
+        // are integers of one size, so there is no padding.
         unsafe { sized::write(out, size, &settings) }
     })
 }
 
-/// Sets them, for the whole process; takes effect at the worker's next scan, at once if it sleeps.
+/// Sets the settings for volatile memory, for the whole process. They take effect at the worker's
+/// next scan, at once if it sleeps.
 ///
 /// Errors: EINVAL: NULL, or the size field is too small. E2BIG: something is set that this version
 /// does not know.
@@ -65,7 +68,7 @@ pub unsafe extern "C" fn tenure_configure(settings: *const tenure_settings) -> c
         if settings.is_null() {
             return Err(Failure::invalid("no settings; pass what tenure_settings has filled in"));
         }
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: `settings` is not NULL here, and is as long as its size field says.
         let wanted = unsafe { sized::read(settings, in_force())? };
         let mut settings = Settings::default();
         settings.offer_after = Duration::from_micros(wanted.offer_after_us);
@@ -76,13 +79,15 @@ pub unsafe extern "C" fn tenure_configure(settings: *const tenure_settings) -> c
     })
 }
 
-/// Ends tenure's background threads, gives back what tenure_munmap left to them, and waits until the kernel counts
-/// them no more: before unshare, setns, capset, a seccomp filter, Landlock, and other calls for a process with one
-/// thread, or for the calling thread only. The next call that needs a thread starts it anew, with the rights of its
-/// caller. Until then marked ranges stay marked. The two threads that make pages again for touches of buffers with a
-/// refill function stay.
+/// Ends tenure's background threads, does what tenure_munmap left to them, and waits until the
+/// kernel no longer counts them. Call it before unshare, setns, capset, a seccomp filter, Landlock,
+/// and other calls that the kernel allows only to a process with one thread, or that take effect
+/// for the calling thread alone. The next call that needs a thread starts it anew, with the rights
+/// of its caller. Until then marked ranges stay marked. The two threads that refill touched pages
+/// stay.
 ///
-/// 0: they have ended; 1: not within a second (Linux before 5.9, or close_range is refused).
+/// Returns 0 if they have ended, and 1 if they have not within a second (Linux before 5.9, or
+/// close_range is refused).
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_end_background_threads() -> c_int {
     status("tenure_end_background_threads", || {

@@ -8,13 +8,13 @@ use tenure_core::volatile::{self, Detection, Purged};
 
 /// A purged page raises SIGBUS when it is touched (userfaultfd).
 pub const TENURE_DETECTION_USERFAULTFD: c_int = 1;
-/// A purged page reads as zeros when it is touched; unmarking and pinning tell as exactly. A marked
-/// range must not be written, and touches are not refilled.
+/// A purged page reads as zeros when it is touched. Unmarking and pinning report purges just as
+/// exactly. The program must not write to a marked range, and touches are not refilled.
 pub const TENURE_DETECTION_WORDS: c_int = 2;
 
-/// Called for a touch of a purged page: `address` is what was touched, `[range, range + len)` the
-/// volatile range that holds it, as tenure knows it (neighbouring marks may have been merged). Not 0
-/// lets the access be tried again; 0 passes the signal on.
+/// Called for a touch of a purged page. `address` is what was touched. `[range, range + len)` is
+/// the volatile range around it, as tenure knows it (neighbouring marks may have been merged). If
+/// it returns 0, the signal goes on; otherwise the access is tried again.
 pub type tenure_purged_access_fn =
     Option<unsafe extern "C" fn(address: *mut c_void, range: *mut c_void, len: usize) -> c_int>;
 
@@ -22,8 +22,8 @@ type Handler = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> c_int;
 
 static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
-/// How purges are noticed in this process: TENURE_DETECTION_USERFAULTFD, or TENURE_DETECTION_WORDS
-/// where userfaultfd is refused (many container profiles). `tenure doctor` says why.
+/// Returns how this process finds purges: TENURE_DETECTION_USERFAULTFD, or TENURE_DETECTION_WORDS
+/// where userfaultfd is refused (many container profiles). `tenure doctor` prints why.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_detection() -> c_int {
     status("tenure_detection", || {
@@ -34,13 +34,14 @@ pub extern "C" fn tenure_detection() -> c_int {
     })
 }
 
-/// Has `handler` called on the thread that touches a purged page of a volatile range. It unmarks the
-/// range, makes its contents and returns 1, and the access is tried again; or it returns 0, and the
-/// SIGBUS handler that was installed before this call gets the signal (by default the process dies of
-/// it). A second call replaces the handler; NULL passes every signal on from then on.
+/// Calls `handler` on the thread that touches a purged page of a volatile range. If the handler
+/// unmarks the range, makes its contents and returns 1, the access is tried again. If it returns 0,
+/// the signal goes to the SIGBUS handler that was installed before this call (by default the
+/// process dies of it). A second call replaces the handler. After a call with NULL every signal
+/// goes on.
 ///
-/// The handler runs inside a signal handler, at an instruction of the program's own choosing: it may
-/// call tenure, and whatever else the touching code could call at that point.
+/// The handler runs inside a signal handler, at the instruction that touched the page. It may call
+/// tenure, and everything else that the touching code could call at that point.
 ///
 /// tenure installs no signal handler before this is called. Where tenure_detection() is
 /// TENURE_DETECTION_WORDS, purged pages raise no SIGBUS and the handler is never called.

@@ -38,7 +38,8 @@ pub(crate) unsafe fn read<T: Versioned>(from: *const T, defaults: T) -> Outcome<
     if from.is_null() {
         return Ok(defaults);
     }
-    // SAFETY: the caller's promise; the first field is the size.
+    // SAFETY: `from` is not null here, and its first field, the size, is readable, as this function
+    // requires.
     let size = unsafe { from.cast::<usize>().read() };
     if size < T::FIRST {
         return Err(Failure::invalid(format!(
@@ -50,7 +51,8 @@ pub(crate) unsafe fn read<T: Versioned>(from: *const T, defaults: T) -> Outcome<
     bound(size)?;
     let known = size_of::<T>();
     for at in known..size.max(known) {
-        // SAFETY: inside what the caller promises.
+        // SAFETY: `at` is less than `size`, and the structure has `size` readable bytes, as this
+        // function requires.
         if unsafe { from.cast::<u8>().add(at).read() } != 0 {
             return Err(Failure::new(
                 libc::E2BIG,
@@ -81,7 +83,8 @@ pub(crate) unsafe fn write<T: Copy>(to: *mut T, size: usize, value: &T) -> Outco
     bound(size)?;
     let known = size.min(size_of::<T>());
     let to = to.cast::<u8>();
-    // SAFETY: the caller's promise; `known` bytes of the value, which has no padding.
+    // SAFETY: `to` has `size` writable bytes, as this function requires, and `known` is at most
+    // `size`. The value has at least `known` bytes and no padding.
     unsafe {
         std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast::<u8>(), to, known);
         std::ptr::write_bytes(to.add(known), 0, size - known);

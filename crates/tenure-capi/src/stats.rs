@@ -4,14 +4,15 @@ use crate::report::status;
 use crate::sized;
 use libc::c_int;
 
-/// Written by tenure_stats. Counts named `total_` are since the process started (in a forked child:
-/// since its oldest ancestor did), the others are of now.
+/// What tenure holds, and what it did. Written by tenure_stats. Numbers named `total_` count since
+/// the process started (in a forked child: since its oldest ancestor did), the others are of now.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_stats {
-    /// Ranges known: pinned (not volatile), marked or offered. Buffers and a cache's segments count.
+    /// Tracked ranges: pinned (not volatile), marked or offered. Buffers and the segments of caches
+    /// count.
     pub ranges: u64,
-    /// Ranges that are not volatile at the moment.
+    /// Tracked ranges that are not volatile now.
     pub pinned: u64,
     /// Their bytes.
     pub pinned_bytes: u64,
@@ -23,10 +24,9 @@ pub struct tenure_stats {
     pub offered: u64,
     /// Their bytes; tenure_survey says how many are still there.
     pub offered_bytes: u64,
-    /// Times known ranges were pinned or unmarked, as far as the ranges still exist (each counts to
-    /// 2^32).
+    /// How often the tracked ranges of now were pinned or unmarked (each counts to 2^32).
     pub pins: u64,
-    /// Ranges told to the kernel.
+    /// Ranges that were offered to the kernel.
     pub total_offers: u64,
     /// Their bytes.
     pub total_offered_bytes: u64,
@@ -44,32 +44,32 @@ pub struct tenure_stats {
     pub total_refilled_bytes: u64,
     /// Calls of refill callbacks that failed.
     pub total_failed_refills: u64,
-    /// Offers that the kernel refused, or that would have split a huge page or taken pages that
-    /// another process shares; tried again later.
+    /// Offers that the kernel refused, or that would have split a huge page, or taken pages that
+    /// another process shares. They are tried again later.
     pub total_refused_offers: u64,
     /// Times the kernel reported pressure.
     pub total_pressure_events: u64,
     /// Scans of the worker, the background thread that offers.
     pub total_keeper_rounds: u64,
-    /// Bytes that populates made ready, those that were there already included.
+    /// Bytes that populates made ready. Bytes that were there already count.
     pub total_populated_bytes: u64,
     /// Populates that failed, were cancelled or ran out of time.
     pub total_populate_failures: u64,
-    /// Bytes that the program has from the pool; tenure_pool_stats says more.
+    /// Bytes that the program has from the pool. tenure_pool_stats has more.
     pub pool_in_use_bytes: u64,
-    /// Bytes of the pool's free blocks of which the kernel was told nothing.
+    /// Bytes of the pool's free blocks that are warm: the kernel cannot take them yet.
     pub pool_warm_bytes: u64,
-    /// Bytes of free blocks that are the kernel's to take, or are taken.
+    /// Bytes of free blocks that are offered: the kernel may take them, or has.
     pub pool_offered_bytes: u64,
-    /// Bytes of addresses of free blocks without memory.
+    /// Bytes of addresses of free blocks that are returned: they have no memory.
     pub pool_returned_bytes: u64,
     /// Blocks that the pool handed out.
     pub total_pool_allocs: u64,
-    /// Of those, blocks whose pages were there from an earlier use, or offered and perhaps there.
+    /// Those of them whose pages were resident from an earlier use, or offered.
     pub total_pool_reuses: u64,
     /// Bytes of those pages: page faults avoided.
     pub total_pool_reused_bytes: u64,
-    /// Bytes of free blocks told to the kernel.
+    /// Bytes of free blocks that were offered to the kernel.
     pub total_pool_offers_bytes: u64,
     /// Bytes of free blocks that left the resident set.
     pub total_pool_returns_bytes: u64,
@@ -89,9 +89,9 @@ pub struct tenure_stats {
     pub total_retired_plain_bytes: u64,
     /// Bytes of address space that were moved away and have been torn down since.
     pub total_torn_down_bytes: u64,
-    /// Of those, what callers tore down because too much was waiting, or because they asked.
+    /// Those of them that callers tore down, because too much was waiting or because they asked.
     pub total_retire_helped_bytes: u64,
-    /// The longest step of a teardown in nanoseconds: what another thread may have waited for.
+    /// The longest step of a teardown in nanoseconds. Another thread may have waited for it.
     pub retire_longest_slice_ns: u64,
 }
 
@@ -99,16 +99,18 @@ pub struct tenure_stats {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_survey {
-    /// Bytes offered when the survey passed.
+    /// Bytes that were offered when the survey looked.
     pub offered_bytes: u64,
-    /// Of those, bytes that the kernel has discarded; their owners learn it at the next unmark.
+    /// Those of them that the kernel has purged. The next pin or unmark reports them to the
+    /// program.
     pub gone_bytes: u64,
 }
 
-/// Writes the statistics of the process to `*out`, which has `size` bytes: pass sizeof *out. An older
-/// program gets the fields it knows; a newer one gets zeros in those that the library does not.
+/// Writes the statistics of the process to `*out`, which has `size` bytes: pass sizeof *out. An
+/// older program gets the fields that it knows. A newer program gets zeros in the fields that the
+/// library does not know.
 ///
-/// Cost: one look at each known range (about 3 ns); no system call.
+/// Cost: one look at each tracked range (about 3 ns); no system call.
 ///
 /// Errors: EINVAL: NULL.
 #[unsafe(no_mangle)]
@@ -159,13 +161,14 @@ pub unsafe extern "C" fn tenure_stats(out: *mut tenure_stats, size: usize) -> c_
             total_retire_helped_bytes: total.retire_helped_bytes,
             retire_longest_slice_ns: total.retire_longest_slice_ns,
         };
-        // SAFETY: what the header asks of the caller; integers of one size, so no padding.
+        // SAFETY: the C caller passes NULL or `size` writable bytes. All fields are integers of one
+        // size, so there is no padding.
         unsafe { sized::write(out, size, &stats) }
     })
 }
 
-/// Looks at every offered page, touching none, and writes how much is still there to `*out`, which
-/// has `size` bytes.
+/// Counts the offered pages that are still there, without touching them, and writes the numbers to
+/// `*out`, which has `size` bytes.
 ///
 /// Cost: 4 ns a page (PAGEMAP_SCAN, Linux 6.7; before, a read of /proc/self/pagemap).
 ///
@@ -176,7 +179,8 @@ pub unsafe extern "C" fn tenure_survey(out: *mut tenure_survey, size: usize) -> 
         let survey = tenure_core::survey()?;
         let survey =
             tenure_survey { offered_bytes: survey.offered_bytes, gone_bytes: survey.gone_bytes };
-        // SAFETY: what the header asks of the caller; integers of one size, so no padding.
+        // SAFETY: the C caller passes NULL or `size` writable bytes. All fields are integers of one
+        // size, so there is no padding.
         unsafe { sized::write(out, size, &survey) }
     })
 }

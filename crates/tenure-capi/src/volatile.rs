@@ -10,14 +10,14 @@ use std::sync::Arc;
 use tenure_core::volatile::{Refill, RefillError};
 use tenure_core::Volatile;
 
-/// For refill_scope: the callback makes the bytes it is asked for, single pages and longer extents.
+/// For refill_scope: the callback makes the bytes that it is asked for, single pages and longer
+/// extents.
 pub const TENURE_REFILL_PAGES: c_uint = 0;
-/// For refill_scope: the callback always makes the whole buffer; of what it makes, only what was
-/// purged is used.
+/// For refill_scope: the callback always makes the whole buffer. tenure uses only what was purged.
 pub const TENURE_REFILL_WHOLE: c_uint = 1;
 
-/// Makes `len` bytes from `offset` on again, into `bytes` (not the buffer itself). Returns 0, or
-/// anything else for a failure. It may be called by several threads at once.
+/// Makes `len` bytes from `offset` on again, into `bytes` (which is not the buffer itself). Returns
+/// 0, or another number for a failure. Several threads may call it at once.
 pub type tenure_refill_fn = Option<
     unsafe extern "C" fn(arg: *mut c_void, offset: usize, bytes: *mut c_void, len: usize) -> c_int,
 >;
@@ -25,7 +25,7 @@ pub type tenure_refill_fn = Option<
 /// Frees a callback's argument.
 pub type tenure_free_fn = Option<unsafe extern "C" fn(arg: *mut c_void)>;
 
-/// What tenure_volatile_new leaves at its default. Start from TENURE_VOLATILE_OPTS_INIT.
+/// The options of tenure_volatile_new_with. Start from TENURE_VOLATILE_OPTS_INIT.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_volatile_opts {
@@ -33,24 +33,25 @@ pub struct tenure_volatile_opts {
     pub size: usize,
     /// From 0 (given up first) to 7 (last).
     pub priority: c_uint,
-    /// TENURE_REFILL_PAGES or TENURE_REFILL_WHOLE; of no effect without refill.
+    /// TENURE_REFILL_PAGES or TENURE_REFILL_WHOLE. Without `refill` it has no effect.
     pub refill_scope: c_uint,
-    /// Makes purged bytes again, at the next pin, or when a thread touches them without a pin: that
-    /// thread waits while the callback runs on another. NULL: purged bytes read as zeros when pinned,
-    /// and raise SIGBUS when touched without a pin.
+    /// Makes purged bytes again: at the next pin, or when a thread touches them without a pin. That
+    /// thread waits while the callback runs on another thread. NULL: purged bytes read as zeros
+    /// when pinned, and raise SIGBUS when touched without a pin.
     ///
-    /// That thread has the program's descriptors, and all signals blocked but those that it raises
-    /// itself. Where tenure cannot keep descriptors of its own (private_descriptors of `tenure
-    /// doctor`), such a touch raises SIGBUS.
+    /// The other thread has the program's descriptors, and all signals blocked but those that it
+    /// raises itself. Where tenure cannot keep descriptors of its own (private_descriptors of
+    /// `tenure doctor`), a touch without a pin raises SIGBUS.
     ///
-    /// It must not touch purged pages of a buffer that has a refill callback without a pin, nor wait
-    /// for a thread that does, for a lock that it holds for instance: one thread serves them all.
+    /// One thread runs all refill callbacks. So a callback must not touch purged pages of such a
+    /// buffer without a pin, and must not wait for a thread that does so (for its lock, for
+    /// instance).
     pub refill: tenure_refill_fn,
     /// Passed to refill.
     pub arg: *mut c_void,
-    /// Called once with arg when refill will not be called again, which can be a moment after
-    /// tenure_volatile_free, on another thread. Not called if the buffer could not be made. May be
-    /// NULL.
+    /// Called once with arg when refill will not be called again. That can be a moment after
+    /// tenure_volatile_free, on another thread. It is not called if the buffer could not be made.
+    /// May be NULL.
     pub free_arg: tenure_free_fn,
 }
 
@@ -86,9 +87,11 @@ struct Callback {
     owned: AtomicBool,
 }
 
-// SAFETY: the header says that the callback is called on any thread, and `free_arg` too.
+// SAFETY: tenure.h tells C callers that tenure calls `refill` and `free_arg` on any thread, so the
+// argument must not be tied to one.
 unsafe impl Send for Callback {}
-// SAFETY: the header says that it may be called by several threads at once.
+// SAFETY: tenure.h tells C callers that several threads may call `refill` at once, so the argument
+// must bear it. Nothing else is shared but an atomic.
 unsafe impl Sync for Callback {}
 
 impl Callback {
@@ -141,15 +144,16 @@ fn make(len: usize, opts: &tenure_volatile_opts) -> Outcome<*mut tenure_volatile
 /// # Safety
 /// NULL, or from `tenure_volatile_new*` and not freed.
 unsafe fn buffer<'a>(v: *const tenure_volatile) -> Outcome<&'a Volatile> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `v` is NULL, or a buffer from `tenure_volatile_new*` that is not freed, as this
+    // function requires.
     let v = unsafe { v.as_ref() };
     v.map(|v| &v.buffer).ok_or_else(|| Failure::invalid("the buffer is NULL; make one first"))
 }
 
 /// Makes a buffer of `len` zeroed bytes, volatile from the start. Free it with tenure_volatile_free.
 ///
-/// From 2 MiB on it is made of huge pages, where the kernel has them: they are a thousand times
-/// cheaper to offer and to take back.
+/// From 2 MiB on it is made of huge pages, where the kernel has them, because they are much cheaper
+/// to offer and to take back (`tenure bench volatile`).
 ///
 /// Errors (NULL): EINVAL: the length is 0. ENOMEM: no address space, too many mappings. EOPNOTSUPP:
 /// the kernel refuses MADV_FREE. EAGAIN: the worker's thread could not be started.
@@ -159,10 +163,10 @@ pub extern "C" fn tenure_volatile_new(len: usize) -> *mut tenure_volatile {
     pointer("tenure_volatile_new", || make(len, &tenure_volatile_opts::default()))
 }
 
-/// tenure_volatile_new with options; NULL for the defaults.
+/// Does what tenure_volatile_new does, with options. NULL stands for the defaults.
 ///
 /// Errors (NULL): as tenure_volatile_new; EINVAL also for a wrong size, priority or refill_scope.
-/// E2BIG: something is set that this version does not know. arg stays the caller's then.
+/// E2BIG: something is set that this version does not know. After an error arg stays the caller's.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_volatile_new_with(
@@ -170,42 +174,44 @@ pub unsafe extern "C" fn tenure_volatile_new_with(
     opts: *const tenure_volatile_opts,
 ) -> *mut tenure_volatile {
     pointer("tenure_volatile_new_with", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a structure that is as long as its size field says.
         let opts = unsafe { sized::read(opts, tenure_volatile_opts::default())? };
         make(len, &opts)
     })
 }
 
-/// Frees a buffer; NULL is let through. Its bytes must not be touched afterwards, pinned or not.
+/// Frees a buffer. NULL does nothing. The program must not touch the bytes afterwards, pinned or
+/// not.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_free(v: *mut tenure_volatile) {
     status("tenure_volatile_free", || {
         if !v.is_null() {
-            // SAFETY: from `make`, and the header says that this is its last use.
+            // SAFETY: the pointer came from `Box::into_raw` in `make`, and the C caller frees a
+            // buffer only once, when no other call uses it.
             drop(unsafe { Box::from_raw(v) });
         }
         Ok(0)
     });
 }
 
-/// Makes the bytes stay, and says what became of them: 0 everything is as it was last written, 1
-/// something is gone and reads as zeros. `*bytes` is then their address (always the same one; `bytes`
-/// may be NULL). With a refill callback what is gone has been made again, and the answer is 0.
+/// Pins the buffer: its bytes stay. Returns 0 if everything is as it was last written, and 1 if
+/// something is gone and reads as zeros. `*bytes` is then their address, which is always the same;
+/// `bytes` may be NULL. A refill callback makes again what is gone, and the call returns 0.
 ///
-/// Pins are counted: each needs its tenure_volatile_unpin, on any thread, and the buffer is volatile
-/// again after the last. Once something was lost every pin returns 1, nested ones too, until
-/// tenure_volatile_restored says that it was made again.
+/// Pins are counted: each needs its tenure_volatile_unpin, on any thread, and the buffer is
+/// volatile again after the last. Once something was lost every pin returns 1, nested pins too,
+/// until the program calls tenure_volatile_restored.
 ///
-/// The bytes may be written while pinned; threads that have it pinned at once settle that among
-/// themselves.
+/// The bytes may be written while they are pinned. Threads that have them pinned at once must agree
+/// among themselves.
 ///
-/// Cost: not offered to the kernel: one atomic instruction, and one for the unpin, whatever the size.
-/// Offered: as tenure_mnovolatile.
+/// Cost: if the buffer is not offered, one atomic instruction each for the pin and the unpin,
+/// whatever the size. If it is offered, as tenure_mnovolatile.
 ///
 /// Errors: EINVAL: NULL. EIO: the refill callback failed; the bytes are as before, and the next pin
-/// tries again. EDEADLK: the refill callback pins the buffer that it makes, or waits for a thread that
-/// does. ENOMEM: no memory for pages that a fork shares. The buffer is not pinned by this call then, and
-/// nothing is lost.
+/// tries again. EDEADLK: the refill callback pins the buffer that it makes, or waits for a thread
+/// that does. ENOMEM: no memory for pages that a fork shares. After an error the buffer is not
+/// pinned by this call, and nothing is lost.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_volatile_pin(
@@ -213,14 +219,14 @@ pub unsafe extern "C" fn tenure_volatile_pin(
     bytes: *mut *mut c_void,
 ) -> c_int {
     status("tenure_volatile_pin", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a buffer that is not freed before the call returns.
         let buffer = unsafe { buffer(v)? };
         let pinned = buffer.pin()?;
         let answer = found(pinned.outcome());
         // The pin is taken away by `tenure_volatile_unpin`.
         forget(pinned);
         if !bytes.is_null() {
-            // SAFETY: what the header asks of the caller.
+            // SAFETY: `bytes` is not NULL here, so the C caller passes a writable place.
             unsafe { bytes.write(buffer.as_ptr().cast()) };
         }
         Ok(answer)
@@ -233,8 +239,8 @@ pub unsafe extern "C" fn tenure_volatile_pin(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_unpin(v: *mut tenure_volatile) -> c_int {
     status("tenure_volatile_unpin", || {
-        // SAFETY: what the header asks of the caller: a pin whose guard was forgotten is taken back,
-        // and its bytes are not used any more.
+        // SAFETY: the C caller passes NULL or a live buffer, gives back a pin of its own, whose
+        // guard was forgotten in `tenure_volatile_pin`, and does not use the bytes any more.
         if unsafe { buffer(v)?.unpin() } {
             Ok(0)
         } else {
@@ -243,9 +249,9 @@ pub unsafe extern "C" fn tenure_volatile_unpin(v: *mut tenure_volatile) -> c_int
     })
 }
 
-/// Says what was lost and not restored: `gone` (which may be NULL) is called for each extent, with its
-/// offset in the buffer, in order. Returns 0 if nothing is, 1 otherwise. Call it while pinned: the
-/// answer holds as long as the pin.
+/// Reports what was lost and not restored: it calls `gone` (which may be NULL) for each extent,
+/// with its offset in the buffer, in order. Returns 0 if nothing is lost, and 1 otherwise. Call it
+/// while the buffer is pinned: the result holds as long as the pin.
 ///
 /// Errors: as tenure_volatile_pin.
 #[unsafe(no_mangle)]
@@ -255,7 +261,7 @@ pub unsafe extern "C" fn tenure_volatile_lost(
     arg: *mut c_void,
 ) -> c_int {
     status("tenure_volatile_lost", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a buffer that is not freed before the call returns.
         let pinned = unsafe { buffer(v)? }.pin()?;
         let lost = pinned.lost();
         if let Some(gone) = gone {
@@ -274,13 +280,14 @@ pub unsafe extern "C" fn tenure_volatile_lost(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_restored(v: *mut tenure_volatile) -> c_int {
     status("tenure_volatile_restored", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a buffer that is not freed before the call returns.
         unsafe { buffer(v)? }.restored();
         Ok(0)
     })
 }
 
-/// Changes how willingly the buffer is given up, from 0 (first) to 7 (last).
+/// Changes when the kernel takes the buffer, compared with other volatile memory of the process:
+/// from 0 (first) to 7 (last).
 ///
 /// Errors: EINVAL: NULL, or a priority above 7.
 #[unsafe(no_mangle)]
@@ -289,29 +296,30 @@ pub unsafe extern "C" fn tenure_volatile_set_priority(
     priority: c_uint,
 ) -> c_int {
     status("tenure_volatile_set_priority", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a buffer that is not freed before the call returns.
         unsafe { buffer(v)? }.set_priority(self::priority(priority)?);
         Ok(0)
     })
 }
 
-/// The buffer's length in bytes; 0 for NULL.
+/// Returns the buffer's length in bytes; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_len(v: *const tenure_volatile) -> usize {
     value("tenure_volatile_len", 0, || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a buffer that is not freed before the call returns.
         Ok(unsafe { v.as_ref() }.map_or(0, |v| v.buffer.len()))
     })
 }
 
-/// The address of the first byte, for code that touches the bytes without a pin: a page that is gone
-/// raises SIGBUS, or is refilled while the toucher waits; if the refill fails, SIGBUS. Where
-/// tenure_detection() is TENURE_DETECTION_WORDS it reads as zeros, so there the bytes may be read only
-/// while pinned. Without a pin they are never to be written. NULL for NULL.
+/// Returns the address of the first byte, for code that touches the bytes without a pin; NULL for
+/// NULL. A touch of a page that is gone raises SIGBUS, or the page is refilled while the thread
+/// waits; if the refill fails, it raises SIGBUS. Where tenure_detection() is TENURE_DETECTION_WORDS
+/// such a page reads as zeros, so there the bytes may be read only while they are pinned. The
+/// program must not write the bytes without a pin.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_address(v: *const tenure_volatile) -> *mut c_void {
     pointer("tenure_volatile_address", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a buffer that is not freed before the call returns.
         Ok(unsafe { v.as_ref() }.map_or(std::ptr::null_mut(), |v| v.buffer.as_ptr().cast()))
     })
 }
@@ -322,14 +330,14 @@ pub unsafe extern "C" fn tenure_volatile_address(v: *const tenure_volatile) -> *
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_volatile_offer_now(v: *mut tenure_volatile) -> c_int {
     status("tenure_volatile_offer_now", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a buffer that is not freed before the call returns.
         unsafe { buffer(v)? }.offer_now()?;
         Ok(0)
     })
 }
 
-/// tenure_volatile_offer_now, and has the kernel discard the bytes by its own reclaim; `*gone` (which
-/// may be NULL) is then how many are gone.
+/// Does what tenure_volatile_offer_now does, and has the kernel discard the bytes by its own
+/// reclaim. `*gone` (`gone` may be NULL) is then the number of bytes that are gone.
 ///
 /// Errors: as tenure_volatile_offer_now.
 #[unsafe(no_mangle)]
@@ -338,10 +346,10 @@ pub unsafe extern "C" fn tenure_volatile_purge_now(
     gone: *mut usize,
 ) -> c_int {
     status("tenure_volatile_purge_now", || {
-        // SAFETY: what the header asks of the caller.
+        // SAFETY: the C caller passes NULL, or a buffer that is not freed before the call returns.
         let bytes = unsafe { buffer(v)? }.purge_now()?;
         if !gone.is_null() {
-            // SAFETY: what the header asks of the caller.
+            // SAFETY: `gone` is not NULL here, so the C caller passes a writable place.
             unsafe { gone.write(bytes) };
         }
         Ok(0)

@@ -9,10 +9,10 @@ Examples:
   tenure doctor                      what this kernel allows, and what to do where it does not
   tenure demo                        a cache under real memory pressure, in less than a minute
   tenure demo --limit 1G --dir /srv  the same with more memory, on your own files
-  tenure populate /srv/model.bin     read into the page cache what is missing of a file
+  tenure populate /srv/model.bin     read the missing parts of a file into the page cache
   tenure lock --follow /srv/www      lock files there until Ctrl-C
-  tenure run -- redis-server         run a program as it is, with large memory from the pool
-  tenure explain lock 5G             whether so much may be locked, and what to change if not
+  tenure run -- ./server             run a program as it is, with large blocks from the pool
+  tenure explain lock 5G             whether 5 GiB may be locked, and what to change if not
   tenure bench --list                the benchmarks there are
   tenure bench cache --quick         one of them, in a few seconds
 
@@ -30,15 +30,15 @@ pub struct Cli {
 enum Command {
     /// Try what this kernel allows, and print what to do where it does not.
     Doctor(doctor::Args),
-    /// Serve real files from three caches in turn, beside a neighbour whose need for memory grows.
+    /// Serve real files from three caches in turn, beside a neighbour whose need for memory rises and falls.
     Demo(demo::Args),
-    /// Read into the page cache what is missing of files, in parallel.
+    /// Read the missing parts of files into the page cache, in parallel.
     Populate(populate::Args),
     /// Lock files in memory until interrupted, and follow them when they change.
     Lock(lock::Args),
-    /// Run a program as it is, with large memory from the pool and large unmaps without stalls.
+    /// Run a program as it is, with large blocks from the pool and large unmaps without stalls.
     Run(run::Args),
-    /// Print whether so much could be locked or populated, and what to change if not.
+    /// Print whether SIZE bytes could be locked or populated, and what to change if not.
     Explain(explain::Args),
     /// Measure tenure against the alternatives on this machine.
     Bench(bench::Args),

@@ -9,8 +9,8 @@ use std::io::{self, Write};
 use tenure::lock::Explanation;
 
 const HELP: &str = "\
-The answer is about a process like this one: with its limits, its capabilities, its memory \
-cgroup. Ask in the shell, unit or container in which the program will run.
+The result holds for a process like this one: with its limits, its capabilities and its memory \
+cgroup. Run the command in the shell, unit or container in which the program will run.
 
 Examples:
   tenure explain lock 5G
@@ -19,7 +19,7 @@ Examples:
 
 Exit codes: 0 it fits, 1 it does not, 2 wrong usage.";
 
-/// Print whether so much could be locked or populated, and what to change if not.
+/// Print whether SIZE bytes could be locked or populated, and what to change if not.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {

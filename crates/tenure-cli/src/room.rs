@@ -10,7 +10,7 @@ pub fn ask() -> anyhow::Result<Room> {
     Ok(Populate::new(map.as_ptr(), page, Access::Write).room()?)
 }
 
-/// Who sets the bound, in words.
+/// What sets the bound, in words.
 pub fn limited_by(room: &Room) -> String {
     match &room.limiting {
         Limiting::Machine => "of this machine".into(),

@@ -193,7 +193,7 @@ static START_UP_HOOK: extern "C" fn() = {
     extern "C" fn hook() {
         if let Some(parent) = std::env::var_os(HOOK_VARIABLE) {
             let parent: Option<i32> = parent.to_str().and_then(|p| p.parse().ok());
-            // Set by hand, or inherited by somebody else's child: go on to main.
+            // Set by hand, or inherited by a child of another kind: go on to main.
             if parent.is_some_and(parent_is) {
                 serve(parent.unwrap_or(0));
             }

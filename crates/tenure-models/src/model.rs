@@ -36,7 +36,7 @@ pub(crate) fn lend<T: 'static>(value: T, act: impl FnOnce(&'static T)) {
     let place = Box::into_raw(Box::new(value));
     // SAFETY: made just above; the threads that have it have ended when `act` returns.
     act(unsafe { &*place });
-    // SAFETY: as above.
+    // SAFETY: the place came from `Box::into_raw` above, and the threads that had it have ended.
     drop(unsafe { Box::from_raw(place) });
 }
 

@@ -33,7 +33,7 @@ pub(crate) mod heap {
     }
 
     pub(crate) unsafe fn free(block: NonNull<u8>, bytes: usize) {
-        // SAFETY: the caller's promise: allocated with that layout.
+        // SAFETY: the caller passes a block of `allocate` of as many bytes, so it has this layout.
         unsafe { dealloc(block.as_ptr(), layout(bytes)) }
     }
 }

@@ -64,7 +64,7 @@ impl Allocator {
 pub enum WhyNot {
     /// What it keeps would count against the machine's limit.
     Charged,
-    /// The same for a limit of the process's own.
+    /// What it keeps would count against a limit of the process's own.
     Limited,
     /// See [`Allocator`].
     Programs,

@@ -3,7 +3,7 @@
 //! A program whose large memory never needs attention gets no thread. The pool and retire say when
 //! they want one; the next call of an allocation function starts it. (Mapping functions do not: an
 //! allocator may be calling them with its locks held, or a signal handler.) It is started by a
-//! short-lived thread, because starting waits for the new thread, and whoever calls `malloc` may
+//! short-lived thread, because starting waits for the new thread, and a caller of `malloc` may
 //! hold the loader's lock.
 
 #![allow(unsafe_code, reason = "starts a thread on a stack of its own")]

@@ -153,7 +153,8 @@ impl Crowd {
 
     fn unmark(&self, start: usize, count: usize) -> bool {
         let mut lost = 0;
-        // SAFETY: as in `act`.
+        // SAFETY: the pages are inside the driver's own mapping, which stays mapped, and nobody
+        // touches them meanwhile.
         let result = unsafe {
             volatile::unmark_with_map(self.at(start), count * PAGE, |gone| {
                 for page in gone.start / PAGE..gone.end / PAGE {

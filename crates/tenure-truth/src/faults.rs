@@ -62,7 +62,8 @@ pub fn first_use_without_descriptors() {
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
     let none = libc::rlimit { rlim_cur: 0, ..limit };
     let set = |limit: &libc::rlimit| {
-        // SAFETY: as above; the process's own limit.
+        // SAFETY: the kernel reads `limit`, which lives through the call, and changes only this
+        // process's own limit.
         unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) };
     };
     let Some(at) = sys::map(sys::PAGE, false) else { return };
@@ -113,7 +114,7 @@ pub fn filter() -> Result<(), Unavailable> {
 const DESCRIPTORS: i32 = 2048;
 
 fn is_open(fd: i32) -> bool {
-    // SAFETY: plain numbers.
+    // SAFETY: the call takes numbers only, and asks for the flags of a descriptor.
     unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
 }
 

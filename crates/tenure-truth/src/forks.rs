@@ -224,7 +224,7 @@ pub fn not_inherited(rng: &mut Rng) {
         tenure::volatile::mark(at as *mut u8, len)
     };
     if marked.is_ok() && rng.once_in(2) {
-        // SAFETY: as above.
+        // SAFETY: a mapping of this function's own, forgotten before it is unmapped.
         let _ = unsafe { tenure::volatile::offer_now(at as *mut u8, len) };
     }
     make(Kind::Fork, || {
@@ -252,7 +252,8 @@ pub fn not_inherited(rng: &mut Rng) {
             }
         }
     });
-    // SAFETY: as above.
+    // SAFETY: a mapping of this function's own, which is still mapped and holds nothing that is
+    // needed.
     if unsafe { tenure::volatile::forget(at as *mut u8, len) }.is_ok() {
         sys::unmap(at, len);
     }
@@ -291,7 +292,8 @@ pub fn shared_pages(rng: &mut Rng) {
         }
     }
     go.open();
-    // SAFETY: as above.
+    // SAFETY: a mapping of this function's own, which is still mapped and holds nothing that is
+    // needed.
     if unsafe { tenure::volatile::forget(at as *mut u8, len) }.is_ok() {
         sys::unmap(at, len);
     }

@@ -446,7 +446,9 @@ impl Handle {
         unsafe { &*self.0 }
     }
     fn get_mut<'a>(&self) -> &'a mut Volatile {
-        // SAFETY: as in `get`; and no other reference to the object is used while the guard lives.
+        // SAFETY: the object outlives the guard: both are in one function of `Object`, which moves
+        // and drops nothing meanwhile. That function uses no other reference to the object while
+        // the guard lives.
         unsafe { &mut *self.0.cast_mut() }
     }
 }

@@ -73,7 +73,8 @@ impl Overlap {
 
     fn unmark(&self, start: usize, count: usize) -> bool {
         let mut reports = 0;
-        // SAFETY: the driver's own memory; see the module for who touches it when.
+        // SAFETY: the range is this structure's own mapping, which stays mapped. An unmark discards
+        // nothing that was not lost before.
         let result = unsafe {
             volatile::unmark_with_map(self.at(start) as *mut u8, count * PAGE, |gone| {
                 for page in gone.start / PAGE..gone.end / PAGE {
@@ -106,12 +107,14 @@ impl Overlap {
             6..=9 => self.mark(rng, start, count),
             10 => {
                 doing!("offer_now of an overlapping range");
-                // SAFETY: as in `unmark`.
+                // SAFETY: the range is this structure's own mapping. Only marked pages are offered,
+                // and no thread touches a page that is marked.
                 let _ = unsafe { volatile::offer_now(self.at(start) as *mut u8, count * PAGE) };
             }
             _ => {
                 doing!("purge_now of an overlapping range");
-                // SAFETY: as in `unmark`.
+                // SAFETY: the range is this structure's own mapping. Only marked pages are
+                // discarded, and no thread touches a page that is marked.
                 let _ = unsafe { volatile::purge_now(self.at(start) as *mut u8, count * PAGE) };
             }
         }
@@ -176,19 +179,22 @@ impl Overlap {
                 let (at, len) = (self.at(start) as *mut u8, count * PAGE);
                 if rng.once_in(8) {
                     doing!("forget of an overlapping range");
-                    // SAFETY: as in `unmark`.
+                    // SAFETY: the range is this structure's own mapping, and this thread is alone
+                    // on these pages: it has set their holders to MARKING.
                     if let Err(error) = unsafe { volatile::forget(at, len) } {
                         judge("forget", &error, &[]);
                     }
                 }
                 doing!("mark of an overlapping range");
-                // SAFETY: as in `unmark`.
+                // SAFETY: the range is this structure's own mapping, and this thread is alone on
+                // these pages: it has set their holders to MARKING.
                 if let Err(error) = unsafe { volatile::mark(at, len) } {
                     judge("mark", &error, &[]);
                 }
                 if rng.once_in(3) {
                     doing!("purge_now of a range just marked");
-                    // SAFETY: as in `unmark`.
+                    // SAFETY: the range is this structure's own mapping, and this thread is alone
+                    // on these pages: it has set their holders to MARKING.
                     let _ = unsafe { volatile::purge_now(at, len) };
                 }
             }

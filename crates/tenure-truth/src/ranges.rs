@@ -173,7 +173,7 @@ impl Ranges {
         let (base, salt, version) = (self.base, self.model.salt, self.version + 1);
         let at = self.at(start);
         let result = panics::catching(|| {
-            // SAFETY: as in `mark`.
+            // SAFETY: the range is the driver's own mapping, which stays mapped during the call.
             unsafe {
                 volatile::unmark_with_map(at, count * PAGE, |gone| {
                     if gone.start % PAGE != 0 || gone.end % PAGE != 0 || gone.end > count * PAGE {
@@ -277,7 +277,7 @@ impl Ranges {
     /// A call without a map: a purge is reported for the range as a whole.
     fn unmark_whole_words(&mut self, start: usize, count: usize) {
         doing!("unmark");
-        // SAFETY: as in `mark`.
+        // SAFETY: the range is the driver's own mapping, which stays mapped during the call.
         let result = unsafe { volatile::unmark(self.at(start), count * PAGE) };
         match result {
             Err(error) => {
@@ -326,14 +326,16 @@ impl Ranges {
 
     fn offer(&mut self, start: usize, count: usize) {
         doing!("offer_now");
-        // SAFETY: as in `mark`.
+        // SAFETY: the range is the driver's own mapping. Only marked pages are offered, and the
+        // driver expects them to go.
         let result = unsafe { volatile::offer_now(self.at(start), count * PAGE) };
         self.judge_offer("offer_now", start, count, result.err());
     }
 
     fn purge(&mut self, rng: &mut Rng, start: usize, count: usize, closure: Closure) {
         doing!("purge_now");
-        // SAFETY: as in `mark`.
+        // SAFETY: the range is the driver's own mapping. Only marked pages are discarded, and the
+        // driver expects them to go.
         let result = unsafe { volatile::purge_now(self.at(start), count * PAGE) };
         let gone = *result.as_ref().unwrap_or(&0);
         let all_data = self.model.pages[start..start + count]
@@ -388,7 +390,7 @@ impl Ranges {
 
     fn forget(&mut self, start: usize, count: usize) {
         doing!("forget");
-        // SAFETY: as in `mark`.
+        // SAFETY: the range is the driver's own mapping, which stays mapped during the call.
         match unsafe { volatile::forget(self.at(start), count * PAGE) } {
             Ok(()) => self.learn(start, count),
             Err(error) => {
@@ -415,7 +417,7 @@ impl Ranges {
 
     fn after_panic(&mut self, start: usize, count: usize) {
         doing!("unmark after a closure panicked");
-        // SAFETY: as in `mark`.
+        // SAFETY: the range is the driver's own mapping, which stays mapped during the call.
         let again = unsafe { volatile::unmark(self.at(start), count * PAGE) };
         match again {
             Ok(_) => self.learn(start, count),
@@ -457,7 +459,8 @@ impl Ranges {
             called.set(true);
             let told = |_| reported.set(reported.get() + 1);
             setting::persist(|| {
-                // SAFETY: as in `mark`.
+                // SAFETY: the page is of the driver's own mapping, which stays mapped while the
+                // touch waits.
                 unsafe { volatile::unmark_with_map(at as *mut u8, PAGE, told) }.is_ok()
             })
         };
@@ -539,7 +542,7 @@ impl Ranges {
     fn map_again(&mut self, rng: &mut Rng) {
         doing!("forget before unmapping");
         let pages = self.pages();
-        // SAFETY: as in `mark`.
+        // SAFETY: the range is the driver's own mapping, which is unmapped only after this call.
         if let Err(error) = unsafe { volatile::forget(self.at(0), pages * PAGE) } {
             judge("forget", &error, &[]);
             return self.after_failure(0, pages);

@@ -94,7 +94,8 @@ pub fn word(at: usize) -> u64 {
 
 /// Writes one word of the driver's memory.
 pub fn set_word(at: usize, value: u64) {
-    // SAFETY: as `word`.
+    // SAFETY: callers pass aligned addresses of mappings that they own and have unmarked or mean to
+    // touch.
     unsafe { std::ptr::write_volatile(at as *mut u64, value) };
 }
 
@@ -106,7 +107,8 @@ pub fn fork() -> i32 {
 
 /// fork by the bare system call: no handler runs.
 pub fn clone_raw() -> i32 {
-    // SAFETY: as `fork`; the callers park all of the driver's other threads outside of malloc.
+    // SAFETY: children of the driver only verify, count in shared atomics, and `_exit`. The callers
+    // keep the driver's other threads outside of malloc, so the child finds its locks free.
     unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32 }
 }
 

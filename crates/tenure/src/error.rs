@@ -41,7 +41,7 @@ pub enum ErrorKind {
     NotMarked,
     /// The kernel had no memory for it, or the process has too many mappings (`ENOMEM`).
     OutOfMemory,
-    /// The kernel lacks or refuses a feature nothing can stand in for (`EOPNOTSUPP`).
+    /// The kernel lacks or refuses a feature that nothing can replace (`EOPNOTSUPP`).
     Unsupported,
     /// A refill function failed or panicked (`EIO`).
     RefillFailed,
@@ -57,11 +57,11 @@ pub enum ErrorKind {
     LockLimit,
     /// The process has as many mappings as `vm.max_map_count` allows (`ENOMEM`).
     TooManyMappings,
-    /// It was cancelled before it was done (`ECANCELED`).
+    /// The work was cancelled before it was done (`ECANCELED`).
     Cancelled,
-    /// Its deadline passed before it was done (`ETIMEDOUT`).
+    /// The deadline passed before the work was done (`ETIMEDOUT`).
     TimedOut,
-    /// The call would wait for what its own thread has yet to do (`EDEADLK`).
+    /// The call would wait for its own thread (`EDEADLK`).
     Deadlock,
     /// Any other failure of a system call; see [`Error::errno`].
     System,
@@ -134,7 +134,7 @@ impl Error {
             .with_errno(errno.raw_os_error())
     }
 
-    /// The same cause under another `errno`, where the kernel's own call has more than one for it.
+    /// Keeps the cause and changes the `errno`, where the kernel's own call has more than one for it.
     pub(crate) fn with_errno(mut self, errno: i32) -> Self {
         self.errno = errno;
         self
@@ -145,7 +145,7 @@ impl Error {
         self
     }
 
-    /// The cause.
+    /// Returns the cause.
     ///
     /// ```
     /// use tenure::{ErrorKind, Mapping};
@@ -155,7 +155,7 @@ impl Error {
         self.kind
     }
 
-    /// The `errno` value that the C ABI reports for it.
+    /// Returns the `errno` value that the C library sets for this error.
     ///
     /// ```
     /// assert_eq!(tenure::Mapping::anonymous(0).unwrap_err().errno(), 22); // EINVAL
@@ -164,7 +164,7 @@ impl Error {
         self.errno
     }
 
-    /// The range the call was given, as start address and length in bytes.
+    /// Returns the range that the call was given: its start address and its length in bytes.
     ///
     /// ```
     /// use tenure::lock::{lock, When};
@@ -176,7 +176,7 @@ impl Error {
         self.range
     }
 
-    /// What can be done about it.
+    /// Returns what can be done about the failure.
     ///
     /// ```
     /// let error = tenure::Mapping::anonymous(0).unwrap_err();

@@ -34,11 +34,11 @@
 //! | [`retire`] | unmaps at once, and gives the memory back without stalling other threads |
 //! | [`page_cache`] | tells which parts of a file are in the page cache |
 //!
-//! And beside the modules:
+//! Beside the modules there are:
 //!
-//! - [`Mapping`]: an owned mapping of whole pages, which all of them work on.
+//! - [`Mapping`]: an owned mapping of whole pages. All modules work on its memory.
 //! - [`capabilities`]: what this kernel and this user's rights allow, found by trying it.
-//! - [`stats()`] and [`survey()`]: what happened so far, and what is so now.
+//! - [`stats()`] and [`survey()`]: what happened so far, and what is volatile, offered and gone now.
 //! - [`Error`]: every failure names the call, the range, the cause and a remedy, and has an `errno`.
 //!
 //! # Words
@@ -91,8 +91,8 @@ pub use os::probe::{capabilities, Capabilities, Finding, Status};
 pub use stats::{stats, survey, Stats, Survey, Totals};
 pub use volatile::{Outcome, Priority, Volatile};
 
-/// Registers tenure's fork handlers, and does nothing else. For a launcher whose handlers must come before
-/// those of an allocator's constructor, when there is no environment yet to read.
+/// Registers tenure's fork handlers, and does nothing else. It is for a launcher whose handlers must come before
+/// those of an allocator's constructor, before the environment can be read.
 ///
 /// ```
 /// tenure::register_fork_handlers(); // in a launcher's constructor
@@ -103,10 +103,10 @@ pub fn register_fork_handlers() {
 }
 
 /// Registers the fork handlers now rather than at the first use of what needs them, and reads the
-/// environment. For allocators and launchers, where the order matters: handlers that take locks are
-/// called in the reverse order before a fork.
+/// environment. It is for allocators and launchers, where the order matters: before a fork the handlers are
+/// called in the reverse order of their registration.
 ///
-/// Starts no thread. Cheap when done.
+/// It starts no thread. Later calls cost a few loads.
 ///
 /// ```
 /// tenure::watch_forks(); // before another allocator registers its own handlers
@@ -118,9 +118,9 @@ pub fn watch_forks() {
     retire::watch_forks();
 }
 
-/// Whether a process ends with the last of the program's own threads where its main thread has ended by itself
-/// (`pthread_exit`): tenure's threads take themselves out of the C library's count. `false`: this C library does
-/// not show its count (before glibc 2.34, musl), and tenure's threads keep such a process alive.
+/// Returns whether a process whose main thread has ended by itself (`pthread_exit`) ends with the last of the
+/// program's own threads. tenure's threads take themselves out of the C library's count for that. `false`: this
+/// C library does not show its count (before glibc 2.34, musl), and tenure's threads keep such a process alive.
 ///
 /// ```
 /// if !tenure::ends_with_the_last_thread() {
@@ -132,17 +132,19 @@ pub fn ends_with_the_last_thread() -> bool {
     os::thread::find_count()
 }
 
-/// Ends tenure's background threads, gives back what they had left to do, and waits until the kernel counts them no
-/// more: for a process that enters a namespace, gives up rights or installs a filter, which are calls for one thread
-/// or of the calling thread only. The next call that needs a thread starts it anew, with the rights of its caller.
+/// Ends tenure's background threads, does what they had left to do, and waits until the kernel no longer counts
+/// them. It is for a process that enters a namespace, gives up rights or installs a filter: the kernel allows some
+/// of these calls only to a process with one thread, and others take effect for the calling thread alone. The next
+/// call that needs a thread starts it anew, with the rights of its caller.
 ///
-/// Until then marked ranges stay marked, and what is freed to the [`pool`] is given back by later calls of the
-/// program's. 0.1 ms, and the teardown of what [`retire`] has waiting.
+/// Until then marked ranges stay marked, and later calls of the program give back what is freed to the [`pool`].
+/// The two threads that make pages again for touches stay, because objects with a refill function need them.
 ///
-/// The two threads that make pages again for touches stay: an object with a refill function needs them.
+/// `false`: a thread has not ended within a second. It is in a long system call, or its descriptor table is the
+/// program's (Linux before 5.9, `close_range` refused): then the thread that listens for memory pressure stays.
 ///
-/// `false`: a thread has not ended within a second. It is at a long call of the kernel's, or its descriptor table is
-/// the program's (Linux before 5.9, `close_range` refused): then the thread that hears of memory pressure stays.
+/// # Cost
+/// 0.1 ms, and the teardown of what [`retire`] has waiting.
 ///
 /// ```
 /// let buffer = tenure::Volatile::new(1 << 20)?; // starts them

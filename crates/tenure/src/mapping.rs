@@ -1,4 +1,4 @@
-//! Owned mappings: memory that is unmapped when its owner goes.
+//! Owned mappings: memory that is unmapped when its owner is dropped.
 
 #![allow(unsafe_code, reason = "gives out the bytes of a mapping that it owns")]
 
@@ -22,7 +22,7 @@ use rustix::io::Errno;
 #[doc(alias = "MADV_NOHUGEPAGE")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PageSize {
-    /// Whatever the system's setting gives.
+    /// The size that the system's setting gives.
     #[default]
     System,
     /// Base pages only.
@@ -32,8 +32,8 @@ pub enum PageSize {
     Huge,
 }
 
-/// An owned mapping of whole pages. Dropping it unmaps it; one of
-/// [`min_bytes`](crate::retire::Settings::min_bytes) or more is retired.
+/// An owned mapping of whole pages. Dropping it unmaps it. A mapping of
+/// [`min_bytes`](crate::retire::Settings::min_bytes) or more is [retired](crate::retire).
 ///
 /// ```
 /// let mut memory = tenure::Mapping::anonymous(1 << 20)?;
@@ -75,7 +75,7 @@ impl Mapping {
         Mapping::anonymous_with(len, PageSize::System)
     }
 
-    /// [`Mapping::anonymous`] with a choice of page size.
+    /// Maps memory as [`Mapping::anonymous`] does, with a choice of page size.
     ///
     /// ```
     /// use tenure::{Mapping, PageSize};
@@ -162,7 +162,7 @@ impl Mapping {
         Mapping { range, len, writable: true, pages: PageSize::System }
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     ///
     /// ```
     /// assert!(tenure::Mapping::anonymous(4096)?.as_slice().iter().all(|byte| *byte == 0));
@@ -173,7 +173,7 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts(self.range.start as *const u8, self.len) }
     }
 
-    /// The bytes, for writing.
+    /// Returns the bytes, for writing.
     ///
     /// ```
     /// let mut memory = tenure::Mapping::anonymous(4096)?;
@@ -186,7 +186,7 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts_mut(self.range.start as *mut u8, self.len) }
     }
 
-    /// The first byte's address.
+    /// Returns the address of the first byte.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(4096)?;
@@ -197,7 +197,7 @@ impl Mapping {
         self.range.start as *const u8
     }
 
-    /// The first byte's address, for the calls that take raw ranges.
+    /// Returns the address of the first byte, for the calls that take raw ranges.
     ///
     /// ```
     /// let mut memory = tenure::Mapping::anonymous(4096)?;
@@ -211,7 +211,7 @@ impl Mapping {
         self.range.start as *mut u8
     }
 
-    /// Length in bytes, as asked for.
+    /// Returns the length in bytes, as it was asked for.
     ///
     /// ```
     /// assert_eq!(tenure::Mapping::anonymous(5000)?.len(), 5000); // as asked for
@@ -339,7 +339,7 @@ mod tests {
         map.as_mut_slice()[0] = 6;
         assert_eq!(map.as_slice()[1], 5);
         assert_eq!(std::fs::read(&path).unwrap()[4096], 5);
-        // SAFETY: as above.
+        // SAFETY: the file is this test's alone.
         let past_end = unsafe { Mapping::file(&file, 4096, 5000) }.unwrap_err();
         assert_eq!(past_end.errno(), libc::EINVAL);
         std::fs::remove_file(&path).unwrap();

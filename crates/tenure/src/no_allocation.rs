@@ -34,13 +34,14 @@ impl Unlocked {
 unsafe impl GlobalAlloc for Unlocked {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.check("an allocation");
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller of `alloc` passes a layout whose size is not zero.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         self.check("a free");
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller of `dealloc` passes a block of `alloc`, which came from `System`, with
+        // its layout.
         unsafe { System.dealloc(block, layout) }
     }
 }

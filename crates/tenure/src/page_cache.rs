@@ -12,9 +12,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The functions ask `cachestat` (6.5), and before that `mincore`. Neither tells anything to a user who
-//! does not own the file, may not write it, and does not have `CAP_FOWNER`. The functions return `None`
-//! then, where `mincore` would say that everything is resident.
+//! The functions ask `cachestat` (6.5), and before that `mincore`. Neither serves a user who does not own the
+//! file, may not write it, and does not have `CAP_FOWNER`. The functions return `None` then, where `mincore`
+//! would report that everything is resident.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::os;
@@ -25,8 +25,8 @@ use std::ops::Range;
 
 const CALL: &str = "page_cache";
 
-/// How many bytes of `[range.start, range.end)` of the file are in the page cache, in whole pages,
-/// the last one clipped to the range. `None`: the kernel does not tell this user.
+/// Returns how many bytes of `[range.start, range.end)` of the file are in the page cache, in whole
+/// pages; the last page is clipped to the range. `None`: the kernel does not tell this user.
 ///
 /// Pages that are being read at this moment count. Costs 0.2 to 3 ms a GiB with `cachestat`, 20 with
 /// `mincore`.
@@ -62,9 +62,9 @@ pub fn resident_bytes(file: impl AsFd, range: Range<u64>) -> Result<Option<u64>>
     }
 }
 
-/// The parts of `[range.start, range.end)` of the file that are in the page cache, in order; they
-/// begin and end at page boundaries or where the range does. `None`: the kernel does not tell this
-/// user.
+/// Returns the parts of `[range.start, range.end)` of the file that are in the page cache, in
+/// order. They begin and end at page boundaries, or where the range does. `None`: the kernel does
+/// not tell this user.
 ///
 /// Costs a few `cachestat` calls (0.4 µs) for each end of a part.
 ///

@@ -1,4 +1,4 @@
-//! Statistics: what happened so far, and what is so now.
+//! Statistics: what happened so far, and what tenure holds now.
 
 use crate::pool;
 use crate::runtime::counters::{totals, GAUGES};
@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 pub use crate::runtime::counters::Totals;
 
-/// The state now, and [`Totals`] since the start.
+/// What tenure holds now, and [`Totals`] since the start.
 ///
 /// ```
 /// let stats = tenure::stats();
@@ -20,9 +20,9 @@ pub use crate::runtime::counters::Totals;
 pub struct Stats {
     /// Counts since the start.
     pub total: Totals,
-    /// Ranges known: pinned, marked or offered.
+    /// Tracked ranges: pinned, marked or offered.
     pub ranges: u64,
-    /// Ranges that are not volatile at the moment.
+    /// Tracked ranges that are not volatile now.
     pub pinned: u64,
     /// Their bytes.
     pub pinned_bytes: u64,
@@ -34,7 +34,7 @@ pub struct Stats {
     pub offered: u64,
     /// Their bytes; [`survey`] says how many of them are still there.
     pub offered_bytes: u64,
-    /// Times known ranges were pinned, as far as the ranges still exist (each counts to 2^32).
+    /// How often the tracked ranges of now were pinned (each counts to 2^32).
     pub pins: u64,
     /// Retired mappings that wait to be torn down.
     pub retiring: u64,
@@ -42,15 +42,15 @@ pub struct Stats {
     pub retiring_bytes: u64,
     /// Bytes that the program has from the pool. More of it: [`pool::stats`](crate::pool::stats()).
     pub pool_in_use_bytes: u64,
-    /// Bytes of the pool's free blocks of which the kernel was told nothing.
+    /// Bytes of the pool's free blocks that are warm: the kernel cannot take them yet.
     pub pool_warm_bytes: u64,
-    /// Bytes of free blocks that are the kernel's to take, or are taken.
+    /// Bytes of free blocks that are offered: the kernel may take them, or has.
     pub pool_offered_bytes: u64,
-    /// Bytes of addresses of free blocks without memory.
+    /// Bytes of addresses of free blocks that are returned: they have no memory.
     pub pool_returned_bytes: u64,
 }
 
-/// Reads the statistics. Costs one look at each known range (about 3 ns); no system call.
+/// Reads the statistics. Costs one look at each tracked range (about 3 ns); no system call.
 ///
 /// ```
 /// let buffer = tenure::Volatile::new(1 << 20)?;
@@ -93,7 +93,7 @@ fn add_pool(all: &mut Stats) {
     total.pool_moves = now.realloc_moved;
 }
 
-/// How much of the offered memory the kernel has discarded.
+/// How much of the offered memory the kernel has purged.
 ///
 /// ```
 /// let survey = tenure::survey()?;
@@ -103,14 +103,17 @@ fn add_pool(all: &mut Stats) {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Survey {
-    /// Bytes offered when the survey passed.
+    /// Bytes that were offered when the survey looked.
     pub offered_bytes: u64,
-    /// Of those, bytes that the kernel has discarded; their owners learn it at the next unmark.
+    /// Those of them that the kernel has purged. The next pin or unmark reports them to the program.
     pub gone_bytes: u64,
 }
 
-/// Looks at every offered page's page-table entry (PAGEMAP_SCAN, 4 ns a page; `/proc/self/pagemap`
-/// before 6.7), touching none.
+/// Counts the offered pages and those that the kernel has purged, without touching a page.
+///
+/// # Cost
+/// A look at the page-table entry of each offered page (`PAGEMAP_SCAN`, 4 ns a page; before Linux 6.7
+/// `/proc/self/pagemap`).
 ///
 /// ```
 /// let survey = tenure::survey()?;

@@ -16,7 +16,7 @@ fn offers_at_once() {
 
 /// Base pages only, so that pages go one by one.
 fn without_huge_pages() {
-    // SAFETY: plain numbers.
+    // SAFETY: the call takes numbers only, and sets how this process gets huge pages.
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
 }
 

@@ -334,12 +334,12 @@ fn an_unmark_without_memory_for_its_list_fails_and_loses_nothing() {
         // SAFETY: a limit of this process's own.
         let set = |limit| assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
         set(limit(mapped * PAGE as u64));
-        // SAFETY: as above.
+        // SAFETY: this test's own mapping, which lives on.
         let error = unsafe { volatile::unmark(at, len) }.unwrap_err();
         set(limit(libc::RLIM_INFINITY));
         assert_eq!(error.errno(), libc::ENOMEM, "{error}");
         let mut lost = Vec::new();
-        // SAFETY: as above.
+        // SAFETY: this test's own mapping, which lives on.
         let _ = unsafe { volatile::unmark_with_map(at, len, |part| lost.push(part)) }.unwrap();
         let bytes: usize = lost.iter().map(|part| part.len()).sum();
         assert!(bytes >= len / 2 - 32 * PAGE, "{bytes} bytes were lost");

@@ -48,7 +48,7 @@ fn forks_offers_and_unmarks_do_not_wait_for_one_another() {
         // SAFETY: inside the mapping, which lives on.
         let mark = |i| unsafe { volatile::mark(range(i), PAGE).unwrap() };
         let take_back = |i: usize| {
-            // SAFETY: as above; each range is one thread's.
+            // SAFETY: inside the mapping, which lives on. Each range is used by one thread only.
             unsafe {
                 match volatile::unmark(range(i), PAGE).unwrap() {
                     Outcome::Intact => assert_eq!(range(i).read_volatile(), byte(2 * i)),
@@ -151,7 +151,7 @@ fn is_marked_and_stays(map: &mut Mapping, why: libc::c_int) {
     // What a fork shares is not offered.
     refill(map);
     for _ in 0..2 {
-        // SAFETY: as in `unmark`.
+        // SAFETY: the mapping lives on, and is written only where it is not marked.
         unsafe {
             volatile::mark(map.as_mut_ptr(), map.len()).unwrap();
             let refused = volatile::offer_now(map.as_mut_ptr(), map.len()).unwrap_err();
@@ -170,7 +170,7 @@ fn a_child_made_without_descriptors_takes_memory_back_and_offers_once_there_are_
         let (mut early, mut late, mut own) = (offered(), offered(), filled(PAGES));
         // Known, so that it can be marked without a look at the mappings, which takes a descriptor.
         let at = own.as_mut_ptr();
-        // SAFETY: as in `unmark`.
+        // SAFETY: the mapping lives on, and is not touched before it is unmarked.
         unsafe { volatile::mark(at, own.len()).unwrap() };
         assert_eq!(unmark(&mut own).unwrap(), Outcome::Intact);
         let mut buffers = [(); 2].map(|()| Volatile::new(PAGES * PAGE).unwrap());
@@ -194,7 +194,7 @@ fn a_child_made_without_descriptors_takes_memory_back_and_offers_once_there_are_
             assert_eq!(buffers[1].pin().unwrap().outcome(), Outcome::Purged);
             is_lost(&mut late);
             for map in [&mut early, &mut late, &mut own] {
-                // SAFETY: as in `unmark`.
+                // SAFETY: the mapping lives on, and is not touched before it is unmarked.
                 unsafe { volatile::mark(map.as_mut_ptr(), map.len()).unwrap() };
                 assert!(purge(map.as_mut_ptr(), map.len()));
                 is_lost(map);
@@ -221,7 +221,7 @@ fn a_child_that_opens_descriptors_first_offers_at_once() {
             descriptors(1024);
             // What a fork shares is not offered.
             refill(&mut own);
-            // SAFETY: as in `unmark`.
+            // SAFETY: the mapping lives on, and is not touched before it is unmarked.
             unsafe { volatile::mark(own.as_mut_ptr(), own.len()).unwrap() };
             assert!(purge(own.as_mut_ptr(), own.len()));
             is_lost(&mut own);
@@ -242,7 +242,7 @@ fn a_child_in_which_userfaultfd_is_forbidden_takes_memory_back() {
         or_skip!(forbidden.install_this_thread());
         let ended = forked(|| {
             is_lost(&mut early);
-            // SAFETY: as in `unmark`.
+            // SAFETY: the mapping lives on, and stays as it is during the call.
             unsafe { volatile::forget(early.as_mut_ptr(), early.len()).unwrap() };
             is_marked_and_stays(&mut own, libc::EPERM);
             // A child of this child finds none either.
@@ -354,7 +354,8 @@ fn a_child_that_has_closed_them_offers_ranges_at_once() {
         // SAFETY: `map` owns the range and outlives the calls.
         unsafe { volatile::mark(at, len).unwrap() };
         let offered = || {
-            // SAFETY: as above, for the child's copy, which is written while it is not marked.
+            // SAFETY: `map` owns the range, of which the child has a copy. The child writes it only
+            // while it is not marked.
             unsafe {
                 assert_eq!(volatile::unmark(at, len).unwrap(), Outcome::Intact);
                 at.write_bytes(7, len);

@@ -32,14 +32,16 @@ fn what_another_thread_has_unmarked_stays_so_when_an_unmark_fails() {
                 let filter = Filter::new().refuse(Call::Ioctl(UNREGISTER), Errno::NOMEM);
                 filter.install_this_thread().unwrap();
                 while !done.load(Ordering::Relaxed) {
-                    // SAFETY: as above.
+                    // SAFETY: this test's own memory, which outlives the thread. The unmark fails,
+                    // and the thread does not touch the pages.
                     assert!(unsafe { volatile::unmark(at as *mut u8, len) }.is_err());
                 }
             });
             let p = at as *mut u8;
             let (start, mut rounds, mut taken) = (Instant::now(), 0, 0);
             while start.elapsed() < Duration::from_secs(2) || rounds <= 100 {
-                // SAFETY: as above.
+                // SAFETY: this test's own memory. Only this thread touches its lower half, and only
+                // while it is not marked.
                 unsafe {
                     volatile::mark(p, half).unwrap();
                     for _ in 0..rounds % 1000 {
@@ -79,7 +81,8 @@ fn what_a_failed_unmark_has_kept_is_the_kernel_s_again() {
             scope.spawn(|| {
                 let filter = Filter::new().refuse(Call::Ioctl(UNREGISTER), Errno::NOMEM);
                 filter.install_this_thread().unwrap();
-                // SAFETY: as above.
+                // SAFETY: this test's own memory, which outlives the thread, and which the thread
+                // does not touch.
                 assert!(unsafe { volatile::unmark(at as *mut u8, len) }.is_err());
             });
         });

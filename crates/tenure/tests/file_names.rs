@@ -62,7 +62,7 @@ fn a_name_that_is_no_utf_8_hides_neither_its_file_nor_its_neighbours() {
         area.mlock(0, 2).unwrap();
         lock::munlock2(area.page(0), PAGE, NOW).unwrap();
         assert_eq!(area.held(), [Not, Full, Not, Not, Not, Not]);
-        // So is the file's own, whoever made it.
+        // So is the file's own, whichever program made it.
         mapped.mlock(0, 2).unwrap();
         lock::mlock2(mapped.page(0), 2 * PAGE, When::Now).unwrap();
         let receipt = lock::receipt(area.page(0), 6 * PAGE).unwrap();
@@ -128,7 +128,8 @@ fn memory_of_each_kind_is_still_told_by_name() {
         };
         // SAFETY: a name that ends in NUL.
         let memfd = unsafe { libc::memfd_create(c"x".as_ptr(), 0) };
-        // SAFETY: our own descriptor.
+        // SAFETY: the descriptor is this test's own, and the call changes the length of its file
+        // only.
         assert_eq!(unsafe { libc::ftruncate(memfd, 2 * PAGE as i64) }, 0);
         let zero = File::options().read(true).write(true).open("/dev/zero").unwrap();
         let anonymous = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
@@ -143,12 +144,12 @@ fn memory_of_each_kind_is_still_told_by_name() {
             assert_eq!(backing(&area), kind);
             // SAFETY: the area is this test's alone.
             unsafe { std::ptr::write_bytes(area.page(0), 5, 2 * PAGE) };
-            // SAFETY: as above.
+            // SAFETY: the area is this test's alone, and its contents are not needed any more.
             unsafe { tenure::populate::discard(area.page(0), 2 * PAGE) }.unwrap();
-            // SAFETY: as above.
+            // SAFETY: the area is readable, and this test's alone.
             assert_eq!(unsafe { std::ptr::read_volatile(area.page(1)) }, 0, "{kind:?}");
         }
-        // SAFETY: our own descriptor.
+        // SAFETY: the descriptor is this test's own, and is not used any more.
         unsafe { libc::close(memfd) };
     });
 }

@@ -270,7 +270,8 @@ fn shared_pages_joined_to_others_are_not_offered() {
             // SAFETY: inside the mapping, which lives on.
             let (own, shared) = unsafe { (p.add(at[0]), p.add(at[1])) };
             let child = Sharer::fork();
-            // SAFETY: as above.
+            // SAFETY: both halves are inside the mapping, which lives on, and nothing refers to
+            // them.
             unsafe {
                 // Written since the fork, so these are this process's alone; the library finds that out.
                 std::ptr::write_bytes(own, 3, half);

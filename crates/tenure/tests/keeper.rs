@@ -105,14 +105,14 @@ fn no_huge_page_is_split_by_a_mark_across_it() {
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(huge(), 4 * HUGE, "a huge page was split");
         // Once the neighbours are marked too, everything is offered.
-        // SAFETY: as above.
+        // SAFETY: both parts are inside the mapping, which lives on.
         unsafe {
             volatile::mark(p, HUGE / 2).unwrap();
             volatile::mark(p.add(7 * HUGE / 2), HUGE / 2).unwrap();
         }
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(huge(), 4 * HUGE, "a huge page was split");
-        // SAFETY: as above.
+        // SAFETY: the whole mapping, which lives on.
         unsafe {
             assert_eq!(volatile::unmark(p, 4 * HUGE), Ok(Outcome::Intact));
             volatile::forget(p, 4 * HUGE).unwrap();
@@ -158,7 +158,7 @@ fn with_swap_what_is_pinned_comes_back_and_what_is_volatile_goes() {
         let gone_expected: Vec<bool> =
             pages::pagemap(p as usize, len).unwrap().iter().map(|entry| entry.swapped()).collect();
         let mut gone = vec![false; 256];
-        // SAFETY: as above.
+        // SAFETY: the whole mapping, which lives on, and is not touched before it is unmarked.
         let outcome = unsafe {
             volatile::mark(p, len).unwrap();
             volatile::offer_now(p, len).unwrap();
@@ -170,7 +170,7 @@ fn with_swap_what_is_pinned_comes_back_and_what_is_volatile_goes() {
             assert!(!gone[i] || gone_expected[i], "page {i} was not swapped out, yet it is gone");
         }
         // Offered pages are discarded, not swapped.
-        // SAFETY: as above.
+        // SAFETY: the whole mapping, which lives on, and is not touched before it is unmarked.
         unsafe {
             volatile::mark(p, len).unwrap();
             volatile::purge_now(p, len).unwrap();

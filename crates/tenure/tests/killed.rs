@@ -71,7 +71,7 @@ fn sigkill_leaves_nothing() {
         std::fs::write(format!("{directory}/cgroup.procs"), "0").unwrap();
         std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(150 * round));
-            // SAFETY: no memory is concerned.
+            // SAFETY: the call takes numbers only, and ends this process.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         });
         use_everything();

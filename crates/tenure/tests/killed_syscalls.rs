@@ -58,7 +58,7 @@ fn a_service_under_a_filter_that_kills_keeps_its_promises() {
             }
             // The worker's turn.
             assert!(waited(|| tenure::stats().offered > 0), "round {round}: nothing was offered");
-            // SAFETY: as above.
+            // SAFETY: the whole mapping, which lives on, and is written only after it is unmarked.
             unsafe {
                 let _ = volatile::purge_now(p, len).unwrap();
                 if volatile::unmark(p, len).unwrap() == Outcome::Purged {

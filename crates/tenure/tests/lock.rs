@@ -62,7 +62,7 @@ fn now_is_resident_and_on_fault_is_not_until_it_is_touched() {
     let area = Area::new(8);
     let on_fault = lock::lock(area.page(0), 4 * PAGE, When::OnFault).unwrap();
     let now = lock::lock(area.page(4), 4 * PAGE, When::Now).unwrap();
-    // SAFETY: mapped and writable.
+    // SAFETY: the page is inside the area, which is writable, and to which nothing refers.
     unsafe { area.page(1).write(1) };
     let present = present_pages(area.at, 8 * PAGE);
     assert_eq!(present, [false, true, false, false, true, true, true, true]);
@@ -206,7 +206,7 @@ fn what_is_unmapped_under_a_guard_is_left_alone() {
     assert_eq!(area.held(), [OnFault, Not, Held::Hole, OnFault]);
     drop(on_fault);
     assert_eq!(area.held(), [Not, Not, Held::Hole, Not]);
-    // Whoever locks the new mapping counts afresh.
+    // A lock of the new mapping counts afresh.
     let guard = lock::lock(area.page(0), 2 * PAGE, When::Now).unwrap();
     assert_eq!(area.held()[..2], [Full, Full]);
     drop(guard);
@@ -252,7 +252,7 @@ fn a_stale_guard_does_not_unlock_a_mapping_born_locked() {
     assert_eq!(area.held(), [OnFault; 4]);
     // In place of what is mapped, moved there.
     let stale = lock::lock(area.page(1), 2 * PAGE, When::OnFault).unwrap();
-    // SAFETY: as above.
+    // SAFETY: the area's own place, which nothing refers to. What it holds is to be replaced.
     unsafe {
         let flags = ANONYMOUS | libc::MAP_FIXED;
         lock::mmap_on_fault(area.page(0), 4 * PAGE, RW, flags, -1, 0).unwrap();
@@ -275,7 +275,8 @@ fn a_child_of_fork_has_no_locks_and_its_guards_do_nothing() {
                 Ok("1") => unsafe {
                     libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32
                 },
-                // SAFETY: as above.
+                // SAFETY: the child uses the allocator and system calls, and no other thread runs
+                // that could hold a lock.
                 _ => unsafe { libc::fork() },
             };
             if pid == 0 {
@@ -291,7 +292,7 @@ fn a_child_of_fork_has_no_locks_and_its_guards_do_nothing() {
                 unsafe { libc::_exit(if ok { 0 } else { 1 }) };
             }
             let mut status = 0;
-            // SAFETY: our own child.
+            // SAFETY: waits for a child of this process, and writes a local.
             assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
             assert_eq!(status, 0, "the child saw something else");
             assert_eq!(area.held(), [Full, Full, Not, Not]);
@@ -330,18 +331,19 @@ fn a_fork_while_other_threads_lock_leaves_the_child_usable() {
                 });
             }
             for _ in 0..200 {
-                // SAFETY: as above.
+                // SAFETY: glibc keeps its allocator usable in a child and tenure its own locks; the
+                // child uses nothing else of the other threads.
                 let pid = unsafe { libc::fork() };
                 if pid == 0 {
                     // SAFETY: a hang is the failure that is looked for.
                     unsafe { libc::alarm(10) };
                     let own = lock::lock(area.page(40), PAGE, When::Now);
                     let ok = own.is_ok() && held(area.page(40) as usize, 1) == [Full];
-                    // SAFETY: as above.
+                    // SAFETY: ends the child at once, without the parent's exit handlers.
                     unsafe { libc::_exit(if ok { 0 } else { 1 }) };
                 }
                 let mut status = 0;
-                // SAFETY: our own child.
+                // SAFETY: waits for a child of this process, and writes a local.
                 assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
                 assert_eq!(status, 0);
             }
@@ -447,10 +449,11 @@ fn a_lock_that_fails_takes_nothing_back_from_other_threads() {
             for _ in 0..5 {
                 // SAFETY: a name that ends in NUL.
                 let memfd = unsafe { libc::memfd_create(c"x".as_ptr(), 0) };
-                // SAFETY: our own descriptor.
+                // SAFETY: the descriptor is this test's own, and the call changes the length of its
+                // file only.
                 assert_eq!(unsafe { libc::ftruncate(memfd, (PAGES * PAGE) as i64) }, 0);
                 let area = Area::with(PAGES + 2, RW, libc::MAP_SHARED, memfd).unwrap();
-                // SAFETY: our own descriptor.
+                // SAFETY: the descriptor is this test's own, and is not used any more.
                 unsafe { libc::close(memfd) };
                 if area.mlock_on_fault(0, PAGES + 2).is_err() {
                     skip!("{PAGES} pages are more than this user may lock");

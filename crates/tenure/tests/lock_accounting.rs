@@ -161,7 +161,7 @@ fn a_user_namespace_has_a_capability_that_lifts_nothing() {
             unsafe { libc::_exit(outcome) };
         }
         let mut status = 0;
-        // SAFETY: our own child.
+        // SAFETY: waits for a child of this process, and writes a local.
         assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
         match libc::WEXITSTATUS(status) {
             2 => tenure_testkit::skip!("user namespaces are not to be had"),
@@ -210,7 +210,8 @@ fn born_locked_on_fault_nothing_is_resident_and_all_is_charged() {
 
 /// SAFETY of the calls below: nothing but this test refers to the areas.
 fn born(at: *mut u8, len: usize, flags: i32, fd: i32) -> tenure::Result<*mut u8> {
-    // SAFETY: see above.
+    // SAFETY: the callers pass no address, or one inside an area of their test to which nothing
+    // refers.
     unsafe { lock::mmap_on_fault(at, len, RW, ANONYMOUS | flags, fd, 0) }
 }
 
@@ -219,18 +220,18 @@ fn a_fixed_mapping_that_cannot_be_locked_leaves_the_old_one() {
     as_each_user(this_test!(), || {
         set_limit(8 * PAGE as u64, 8 * PAGE as u64);
         let area = Area::new(16);
-        // SAFETY: mapped and writable.
+        // SAFETY: the page is inside the area, which is writable, and to which nothing refers.
         unsafe { area.page(5).write(42) };
         // MAP_FIXED|MAP_LOCKED beyond the limit, and then what is there must be there still.
         for pages in [12, 9] {
             let error = born(area.page(0), pages * PAGE, libc::MAP_FIXED, -1).unwrap_err();
             assert_eq!((error.kind(), error.errno()), (ErrorKind::LockLimit, libc::EAGAIN));
-            // SAFETY: mapped.
+            // SAFETY: the page is inside the area, which is readable.
             assert_eq!((unsafe { area.page(5).read() }, vm_lck()), (42, 0));
         }
         let at = born(area.page(4), 8 * PAGE, libc::MAP_FIXED, -1).unwrap();
         assert_eq!(at, area.page(4));
-        // SAFETY: mapped anew, as zeros.
+        // SAFETY: the page is inside the area, where new readable memory was mapped.
         assert_eq!(unsafe { area.page(5).read() }, 0);
         let expected: Vec<_> =
             (0..16).map(|i| if (4..12).contains(&i) { OnFault } else { Not }).collect();
@@ -290,11 +291,12 @@ fn a_mapping_born_under_a_future_lock_is_still_on_fault() {
         };
         assert_eq!(held(at, 8), [OnFault; 8]);
         assert_eq!(present_pages(at, 8 * PAGE), [false; 8]);
-        // SAFETY: mapped and writable.
+        // SAFETY: the mapping is this test's own and writable, and nothing refers to it.
         unsafe { (at as *mut u8).write(1) };
         let full = Area::new(2);
         assert_eq!(full.held(), [Full; 2]); // and the others are as the future lock has them
-                                            // SAFETY: ours.
+                                            // SAFETY: the mapping is this test's own, and is not
+                                            // used any more.
         unsafe { libc::munmap(at as *mut _, 8 * PAGE) };
     });
 }

@@ -41,10 +41,10 @@ fn everything_is_locked_and_cleared_by_kind() {
         // The kernel's own call weakens a full lock.
         let plain = Area::new(1);
         plain.mlock(0, 1).unwrap();
-        // SAFETY: flags only.
+        // SAFETY: the call takes flags only. A lock changes no contents.
         assert_eq!(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_ONFAULT) }, 0);
         assert_eq!(plain.held(), [OnFault]);
-        // SAFETY: none.
+        // SAFETY: the call takes no arguments. An unlock changes no contents.
         unsafe { libc::munlockall() };
         drop((guard, full));
 
@@ -96,7 +96,7 @@ fn future_ends_alone_and_nothing_else_changes() {
             lock::munlock2(new.page(0), 2 * PAGE, Kinds::ALL).unwrap();
         }
         // A future lock that other code made is found by its effect; on fault it ends with that kind.
-        // SAFETY: flags only.
+        // SAFETY: the call takes flags only. A lock changes no contents.
         assert_eq!(unsafe { libc::mlockall(libc::MCL_FUTURE | libc::MCL_ONFAULT) }, 0);
         lock::munlockall2(CURRENT).unwrap();
         let new = Area::new(1);
@@ -146,9 +146,9 @@ fn what_stays_locked_is_never_unlocked_for_an_instant() {
         let gaps = watched(area.page(9), |gaps| {
             let start = std::time::Instant::now();
             while gaps.load(Ordering::Relaxed) == 0 && start.elapsed().as_secs() < 20 {
-                // SAFETY: flags only.
+                // SAFETY: the call takes flags only. A lock changes no contents.
                 assert_eq!(unsafe { libc::mlockall(libc::MCL_FUTURE | libc::MCL_ONFAULT) }, 0);
-                // SAFETY: none.
+                // SAFETY: the call takes no arguments. An unlock changes no contents.
                 unsafe { libc::munlockall() };
                 area.mlock(0, 64).unwrap();
             }
@@ -234,7 +234,7 @@ fn what_makes_no_sense_is_refused() {
         unsafe { tenure::volatile::mark(area.page(0), 4 * PAGE).unwrap() };
         let error = lock::mlockall(with(CURRENT, ON_FAULT)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::IsVolatile);
-        // SAFETY: as above.
+        // SAFETY: the area's own pages, which nothing refers to.
         unsafe { tenure::volatile::forget(area.page(0), 4 * PAGE).unwrap() };
         assert_eq!(vm_lck(), 0);
     });
@@ -248,7 +248,7 @@ fn volatile_memory_passes_through_the_end_of_a_future_lock() {
         or_skip!(exempt());
         let area = Area::new(64);
         for page in 0..64 {
-            // SAFETY: mapped and writable.
+            // SAFETY: the page is inside the area, which is writable, and to which nothing refers.
             unsafe { area.page(page).write_bytes(page as u8 + 1, PAGE) };
         }
         let stays = Area::new(2);
@@ -262,7 +262,7 @@ fn volatile_memory_passes_through_the_end_of_a_future_lock() {
             lock::mlockall(with(FUTURE, ON_FAULT)).unwrap();
             lock::munlockall2(FUTURE).unwrap();
             assert_eq!((area.held(), stays.held()), (vec![Not; 64], vec![Full; 2]));
-            // SAFETY: as above.
+            // SAFETY: the area's own pages, which are read only after they are unmarked.
             unsafe {
                 if purged {
                     let gone = tenure::volatile::purge_now(area.page(0), 64 * PAGE).unwrap();
@@ -278,7 +278,7 @@ fn volatile_memory_passes_through_the_end_of_a_future_lock() {
                 assert!(all.iter().all(|b| *b == byte), "page {page}");
             }
         }
-        // SAFETY: as above.
+        // SAFETY: the area's own pages, which nothing refers to any more.
         unsafe { tenure::volatile::forget(area.page(0), 64 * PAGE).unwrap() };
         drop(guard);
     });

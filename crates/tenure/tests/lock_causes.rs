@@ -128,9 +128,9 @@ fn a_guard_page_and_a_page_without_access() {
         assert_eq!(unsafe { libc::mprotect(area.page(6).cast(), PAGE, libc::PROT_NONE) }, 0);
         let at = format!("the page at {:#x} is mapped without access", area.page(6) as usize);
         fails(&area, When::Now, ErrorKind::NoAccess, libc::ENOMEM, &[&at, "PROT_NONE"]);
-        // SAFETY: as above.
+        // SAFETY: the page is inside the area, and gets back the access that it had.
         unsafe { libc::mprotect(area.page(6).cast(), PAGE, RW) };
-        // SAFETY: as above.
+        // SAFETY: the page is inside the area, and nothing refers to it.
         if unsafe { libc::madvise(area.page(5).cast(), PAGE, MADV_GUARD_INSTALL) } != 0 {
             skip!("no MADV_GUARD_INSTALL (6.13+)");
         }
@@ -157,7 +157,7 @@ fn a_page_that_was_used_before_its_access_was_taken_away() {
         assert_eq!(unsafe { libc::mprotect(area.page(5).cast(), PAGE, libc::PROT_NONE) }, 0);
         let at = format!("the page at {:#x} is mapped without access", area.page(5) as usize);
         fails(&area, When::Now, ErrorKind::NoAccess, libc::ENOMEM, &[&at, "PROT_NONE"]);
-        // SAFETY: as above.
+        // SAFETY: the page is inside the area, and nothing refers to it.
         assert_eq!(unsafe { libc::mprotect(area.page(5).cast(), PAGE, libc::PROT_WRITE) }, 0);
         let guard = lock::lock(area.page(0), 8 * PAGE, When::Now).unwrap();
         assert_eq!(area.held(), [Full; 8], "any access will do");
@@ -177,14 +177,15 @@ fn the_cause_is_found_where_the_page_map_is_closed() {
         }
         // SAFETY: a name that ends in NUL.
         let memfd = unsafe { libc::memfd_create(c"x".as_ptr(), 0) };
-        // SAFETY: our own descriptor.
+        // SAFETY: the descriptor is this test's own, and the call changes the length of its file
+        // only.
         assert_eq!(unsafe { libc::ftruncate(memfd, 2 * PAGE as i64) }, 0);
         let area = Area::with(8, RW, libc::MAP_SHARED, memfd).unwrap();
         area.mlock_on_fault(1, 1).unwrap();
         let page = format!("the page at {:#x} lies past the end", area.page(2) as usize);
         let size = format!("has {} bytes", 2 * PAGE);
         fails(&area, When::Now, ErrorKind::NoBacking, libc::ENOMEM, &[&page, &size]);
-        // SAFETY: our own descriptor.
+        // SAFETY: the descriptor is this test's own, and is not used any more.
         unsafe { libc::close(memfd) };
         const MADV_GUARD_INSTALL: i32 = 102;
         let area = Area::new(8);
@@ -242,7 +243,8 @@ fn a_full_tmpfs() {
             drop((area, file));
             let _ = std::fs::remove_file(&path);
         }
-        // SAFETY: as above.
+        // SAFETY: the string ends in NUL and outlives the call. The mount is in a namespace of this
+        // child's own.
         unsafe {
             libc::umount2(
                 std::ffi::CString::new(dir.to_str().unwrap()).unwrap().as_ptr(),
@@ -266,7 +268,7 @@ fn a_mapping_that_cannot_be_cut_any_more() {
         let filler = Area::new(2 * most);
         let mut at = 0;
         loop {
-            // SAFETY: inside the filler.
+            // SAFETY: the page is inside the filler, which nothing reads or writes.
             if unsafe { libc::mprotect(filler.page(at).cast(), PAGE, libc::PROT_READ) } != 0 {
                 break;
             }
@@ -382,7 +384,8 @@ fn memory_that_never_leaves_is_accepted_and_told_apart() {
         // SAFETY: memfd_secret takes flags only.
         let fd = unsafe { libc::syscall(447, 0) } as i32;
         if fd >= 0 {
-            // SAFETY: our own descriptor.
+            // SAFETY: the descriptor is this test's own, and the call changes the length of its
+            // file only.
             assert_eq!(unsafe { libc::ftruncate(fd, 4 * PAGE as i64) }, 0);
             let area = Area::with(4, RW, libc::MAP_SHARED, fd).unwrap();
             let charged = vm_lck();
@@ -396,7 +399,7 @@ fn memory_that_never_leaves_is_accepted_and_told_apart() {
                 drop((now, again));
             }
             assert_eq!(vm_lck(), charged);
-            // SAFETY: our own descriptor.
+            // SAFETY: the descriptor is this test's own, and is not used any more.
             unsafe { libc::close(fd) };
         } else {
             println!("no memfd_secret: {}", std::io::Error::last_os_error());

@@ -139,7 +139,7 @@ fn dropping_a_gradual_lock_ends_it() {
         let resident = || smaps_over(area.at, 2048 * MIB).iter().map(|map| map.rss).sum::<u64>();
         let at_drop = resident();
         std::thread::sleep(Duration::from_millis(30));
-        assert_eq!(resident(), at_drop, "somebody still populates");
+        assert_eq!(resident(), at_drop, "a thread still populates");
     });
 }
 
@@ -277,13 +277,13 @@ fn a_budget_beyond_the_limit_locks_nothing() {
         println!("{error}");
         assert_eq!(error.kind(), ErrorKind::LockLimit);
         for budget in [PAGE, 1, 0] {
-            // SAFETY: as above.
+            // SAFETY: the call fails, and the mapping outlives it.
             let error = unsafe { lock::within(area.page(0), 8 * MIB, budget) }.unwrap_err();
             println!("{error}");
             assert_eq!((error.kind(), error.errno()), (ErrorKind::BadRange, libc::EINVAL));
         }
         area.unmap(7, 1);
-        // SAFETY: refused.
+        // SAFETY: the call is to be refused, and the mapping outlives it.
         let error = unsafe { lock::within(area.page(0), 8 * MIB, MIB) }.unwrap_err();
         println!("{error}");
         assert_eq!(error.kind(), ErrorKind::NotMapped);

@@ -55,11 +55,11 @@ fn an_unmark_that_fails_half_way_forgets_no_loss() {
             assert_eq!(volatile::purge_now(at, 16 * PAGE), Ok(16 * PAGE));
         }
         let crowded = crowd(limit() + 1000);
-        // SAFETY: as above.
+        // SAFETY: inside the mapping, which lives on, and to which nothing refers during the call.
         let first = unsafe { volatile::unmark(at, 12 * PAGE) };
         drop(crowded);
         let mut lost = [false; 12];
-        // SAFETY: as above.
+        // SAFETY: inside the mapping, which lives on, and to which nothing refers during the call.
         unsafe {
             let _ = volatile::unmark_with_map(at, 12 * PAGE, |gone| {
                 gone.step_by(PAGE).for_each(|byte| lost[byte / PAGE] = true);
@@ -69,7 +69,7 @@ fn an_unmark_that_fails_half_way_forgets_no_loss() {
         if first.is_err() {
             assert_eq!(lost, [true; 12], "of pages that are gone");
         }
-        // SAFETY: as above; unmarked.
+        // SAFETY: inside the mapping, which is unmarked and which nothing writes meanwhile.
         let bytes = unsafe { std::slice::from_raw_parts(at, 12 * PAGE) };
         assert!(bytes.iter().all(|byte| *byte == 0));
     });
@@ -100,7 +100,7 @@ fn unmarking_every_second_page_leaves_the_program_mappings() {
         }
         let mappings = pages::map_count();
         assert!(mappings < limit() / 2 + 2 * 1024 + 100, "{mappings} mappings");
-        // SAFETY: as above.
+        // SAFETY: the whole mapping, which lives on.
         let _ = unsafe { volatile::unmark(base, len) }.unwrap();
         assert!(map.as_slice().chunks(2 * PAGE).all(|pages| pages[PAGE] == 7));
     });
@@ -119,7 +119,7 @@ fn offers_begin_again_when_there_are_mappings() {
         let crowded = crowd(limit() * 6 / 10);
         // SAFETY: inside the mapping, which lives on.
         unsafe { volatile::mark(part, 4 * PAGE).unwrap() };
-        // SAFETY: as above.
+        // SAFETY: inside the mapping, which lives on, and to which nothing refers.
         let offer = || unsafe { volatile::offer_now(part, 4 * PAGE) };
         assert_eq!(offer().map_err(|error| error.kind()), Err(ErrorKind::TooManyMappings));
         drop(crowded);

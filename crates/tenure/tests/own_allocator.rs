@@ -46,12 +46,14 @@ static STARTED: AtomicBool = AtomicBool::new(false);
 // SAFETY: the system's allocator, under a lock.
 unsafe impl GlobalAlloc for Locked {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller of `alloc` passes a layout whose size is not zero, and the system's
+        // allocator asks for no more.
         locked(|| unsafe { System.alloc(layout) })
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: as above.
+        // SAFETY: the caller of `dealloc` passes a block of `alloc` with its layout, and that block
+        // is the system allocator's.
         locked(|| unsafe { System.dealloc(block, layout) });
     }
 }
@@ -102,7 +104,7 @@ fn ranges(until: Instant) {
             at.write_bytes(1, len);
         }
     }
-    // SAFETY: it is unmarked.
+    // SAFETY: the range is unmarked, mapped, and this test's own.
     unsafe { volatile::forget(at, len).unwrap() };
 }
 

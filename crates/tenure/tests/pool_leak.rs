@@ -125,7 +125,7 @@ fn mixed_cycles(thread: u64, count: usize) {
             touch(at, len.min(4 * PAGE));
             if n % 31 == 0 {
                 // Refused for an ordinary user above the limit: the cycle is none the worse.
-                // SAFETY: a mapping of ours.
+                // SAFETY: the mapping is this test's own. A lock changes no contents.
                 unsafe { libc::syscall(libc::SYS_mlock2, at, len, 1) };
             }
             unmap(at, len).unwrap();

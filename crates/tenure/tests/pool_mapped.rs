@@ -202,7 +202,7 @@ fn states_that_nobody_saw_are_not_inherited() {
         for call in [libc::SYS_mprotect, libc::SYS_munmap] {
             let p = map(MIB);
             let at = p.as_ptr() as usize;
-            // SAFETY: as above.
+            // SAFETY: a page of the test's own run, which nothing refers to.
             assert_eq!(unsafe { libc::syscall(call, at + PAGE, PAGE, libc::PROT_NONE) }, 0);
             assert_eq!(unmap(p, 0, MIB), Unmapped::Done);
             let again = map(MIB);
@@ -211,7 +211,7 @@ fn states_that_nobody_saw_are_not_inherited() {
         let p = map(MIB);
         let at = p.as_ptr() as usize;
         bytes(p, MIB).fill(9);
-        // SAFETY: as above.
+        // SAFETY: a page of the test's own run. A seal changes no contents.
         let sealed = unsafe { libc::syscall(libc::SYS_mseal, at + 8 * PAGE, PAGE, 0) };
         if sealed != 0 {
             tenure_testkit::skip!("this kernel cannot seal");
@@ -241,7 +241,7 @@ fn what_is_unmapped_is_closed() {
             // An allocation of that size opens it, too.
             let block = pool::alloc(len, PAGE, false).unwrap();
             sign(block, len, 3);
-            // SAFETY: allocated above.
+            // SAFETY: the block came from the pool above, and is not used any more.
             unsafe { pool::free(block) };
         }
     });
@@ -325,8 +325,8 @@ fn what_is_not_the_pools_is_left_to_munmap() {
     });
 }
 
-/// A thread reads a run while `part` of it is unmapped: its data, then SIGSEGV, or the zeros of whoever
-/// has the run next. What goes, goes at once: who finds zeros finds none of the data any more.
+/// A thread reads a run while `part` of it is unmapped: its data, then SIGSEGV, or the zeros of the
+/// next owner. A part goes at once: a reader that finds zeros finds none of the data any more.
 fn read_while_unmapped(part: std::ops::Range<usize>) {
     let p = map(64 * MIB);
     bytes(p, 64 * MIB).fill(0x77);
@@ -433,9 +433,9 @@ fn a_mapping_over_a_free_run_keeps_its_contents() {
                 // Runs from before a fork are returned, not offered.
                 // SAFETY: the child ends at once.
                 match unsafe { libc::fork() } {
-                    // SAFETY: as said.
+                    // SAFETY: ends the child at once, without the parent's exit handlers.
                     0 => unsafe { libc::_exit(0) },
-                    // SAFETY: our own child.
+                    // SAFETY: waits for a child of this process. A null status is allowed.
                     child => unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) },
                 };
             }

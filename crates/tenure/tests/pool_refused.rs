@@ -174,17 +174,17 @@ fn addresses_given_up_are_the_programs() {
         assert_eq!(again, free);
         sign(again, 5 << 20, 2);
         assert_eq!(pool::alloc(700 << 20, 1, false), None);
-        // Somebody else's, between the pool's runs.
+        // The program's own, between the pool's runs.
         let far = held.as_ptr() as usize + (1 << 30);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-        // SAFETY: free addresses.
+        // SAFETY: nothing is mapped at these addresses.
         let other = unsafe { libc::mmap(far as *mut _, 1 << 20, 3, flags, -1, 0) };
         assert_eq!(other as usize, far);
         assert!(!pool::owns(other.cast()) && !pool::touches(far, 1 << 20));
         assert!(pool::owns(held.as_ptr()) && pool::touches(far - (2 << 30), 2 << 30));
         // SAFETY: the test's own mapping.
         unsafe { other.cast::<u8>().write_bytes(7, 1 << 20) };
-        // SAFETY: nobody uses it.
+        // SAFETY: the mapping is this test's own, and nobody uses it.
         let done = unsafe { pool::mapped::unmap(far, 1 << 20) };
         assert_eq!(done, pool::mapped::Unmapped::Done);
         // SAFETY: free addresses again, or this fails.

@@ -49,7 +49,7 @@ fn without_a_worker_the_first_free_runs_are_returned() {
     });
 }
 
-/// Whoever frees offers: no thread will do it later. What was offered long ago is returned by later calls.
+/// The thread that frees offers: no thread will do it later. What was offered long ago is returned by later calls.
 #[test]
 fn without_a_worker_free_runs_are_offered_at_once() {
     in_child(this_test!(), &[], || {

@@ -14,7 +14,7 @@ use tenure_testkit::pages::{present_pages, rss};
 use tenure_testkit::seccomp::{Call, Errno, Filter};
 use tenure_testkit::{run_child, skip, this_test};
 
-/// A watcher's panic ends what it watched: whoever catches it may unmap the range.
+/// A watcher's panic ends what it watched: the code that catches it may unmap the range.
 #[test]
 fn a_panic_of_the_watcher_ends_the_populate() {
     let result = run_child(this_test!(), &[], || {
@@ -64,7 +64,7 @@ fn a_touch_wakes_nobody() {
             Populate::new(raw.ptr(), raw.len, Access::Write).run().unwrap();
             std::thread::sleep(Duration::from_millis(100));
             let early = woken.load(Ordering::SeqCst);
-            // SAFETY: as above.
+            // SAFETY: a mapped, aligned word that nobody changes.
             unsafe {
                 let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
                 libc::syscall(libc::SYS_futex, word, wake, i32::MAX);
@@ -80,7 +80,7 @@ fn a_touch_wakes_nobody() {
 #[test]
 fn a_child_with_its_parents_number_is_not_kept_waiting() {
     let result = run_child(this_test!(), &[], || {
-        // SAFETY: plain numbers.
+        // SAFETY: the call takes a flag only, and concerns children to come.
         if unsafe { libc::unshare(libc::CLONE_NEWPID) } != 0 {
             skip!("no pid namespace can be made: {}", std::io::Error::last_os_error());
         }
@@ -93,7 +93,8 @@ fn a_child_with_its_parents_number_is_not_kept_waiting() {
                 .start()
                 .unwrap();
             while background.progress().populated == 0 {}
-            // SAFETY: as above.
+            // SAFETY: this process has no other threads that hold locks, and the child leaves by
+            // _exit.
             let inner = unsafe {
                 assert_eq!(libc::unshare(libc::CLONE_NEWPID), 0);
                 libc::fork()
@@ -101,7 +102,7 @@ fn a_child_with_its_parents_number_is_not_kept_waiting() {
             if inner == 0 {
                 let own = std::process::id();
                 drop(background);
-                // SAFETY: as above.
+                // SAFETY: ends the child at once, without the parent's exit handlers.
                 unsafe { libc::_exit(if own == 1 { 7 } else { 8 }) };
             }
             let mut status = 0;
@@ -119,7 +120,7 @@ fn a_child_with_its_parents_number_is_not_kept_waiting() {
             }
         }
         let mut status = 0;
-        // SAFETY: as above.
+        // SAFETY: waits for a child of this process, and writes a local.
         assert_eq!(unsafe { libc::waitpid(outer, &mut status, 0) }, outer);
         assert_eq!(status, 7 << 8, "the child waited for threads that it does not have");
     });
@@ -159,7 +160,7 @@ fn nothing_is_discarded_beside_what_is_locked() {
     let at = unsafe { libc::mmap(raw.page(4) as *mut _, 4 * PAGE, READ_WRITE, shared, -1, 0) };
     assert_eq!(at as usize, raw.page(4));
     (0..8).for_each(|page| raw.set(page, 9));
-    // SAFETY: plain numbers.
+    // SAFETY: the page is inside the mapping. A lock changes no contents.
     assert_eq!(unsafe { libc::mlock(raw.page(7) as *const _, PAGE) }, 0);
     // SAFETY: nothing refers to the memory.
     let error = unsafe { discard(raw.start as *mut u8, raw.len) }.unwrap_err();
@@ -168,7 +169,7 @@ fn nothing_is_discarded_beside_what_is_locked() {
     let bytes: Vec<u8> = (0..8).map(|page| raw.byte(page)).collect();
     assert_eq!(bytes, [9; 8], "something is gone");
     assert_eq!(present_pages(raw.start, raw.len), [true; 8]);
-    // SAFETY: as above.
+    // SAFETY: the mapping is this test's own, and nothing refers to the memory.
     unsafe {
         assert_eq!(libc::munlock(raw.page(7) as *const _, PAGE), 0);
         discard(raw.start as *mut u8, raw.len).unwrap();
@@ -193,7 +194,7 @@ fn many_parts_of_a_mapping_leave_mappings_to_the_program() {
         for i in 0..parts - 1 {
             let at = first + i * 4 * MIB;
             fill(at).unwrap();
-            // SAFETY: of this test alone.
+            // SAFETY: the memory is this test's alone, and its contents are not needed any more.
             unsafe { discard(at as *mut u8, 2 * MIB) }.unwrap();
         }
         let count = tenure_testkit::pages::map_count();
@@ -237,7 +238,7 @@ fn at_the_bound_on_mappings_a_populate_ends() {
             begun.recv().unwrap();
             send.send(fill(first + 6 * MIB).is_ok())
         });
-        // SAFETY: inside the filler.
+        // SAFETY: the page is inside the filler, which nothing reads or writes.
         let cut = |at| unsafe { libc::mprotect(at as *mut _, PAGE, libc::PROT_READ) } == 0;
         assert!((0..2 * most).step_by(2).any(|page| !cut(filler.page(page))));
         begin.send(()).unwrap();

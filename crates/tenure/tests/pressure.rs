@@ -43,7 +43,8 @@ struct Seen {
 struct Ranges(*mut u8);
 // SAFETY: the address of a mapping that outlives the threads; each range is used by one thread.
 unsafe impl Send for Ranges {}
-// SAFETY: as above.
+// SAFETY: the threads share an address only, of a mapping that outlives them, and each range is
+// used by one thread.
 unsafe impl Sync for Ranges {}
 
 impl Ranges {
@@ -76,7 +77,8 @@ impl Ranges {
         };
         let _ = bytes;
         if again {
-            // SAFETY: as above.
+            // SAFETY: inside the mapping, which lives on. No other thread uses this range
+            // meanwhile.
             unsafe { volatile::mark(at, RANGE).unwrap() };
         }
     }

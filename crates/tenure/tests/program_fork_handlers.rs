@@ -40,7 +40,7 @@ fn handlers_that_the_program_registered_first_may_use_everything() {
         MARKED.store(at, Ordering::Relaxed);
         let ended = forked(|| {
             assert_eq!(CALLS.load(Ordering::Relaxed), 2);
-            // SAFETY: the child's copy.
+            // SAFETY: this is the child's copy of the mapping, which nothing else uses.
             unsafe {
                 assert_eq!(volatile::unmark(at, len).unwrap(), Outcome::Intact);
                 volatile::mark(at, len).unwrap();
@@ -49,7 +49,7 @@ fn handlers_that_the_program_registered_first_may_use_everything() {
         });
         assert_eq!(ended, Ended::Well);
         assert_eq!(CALLS.load(Ordering::Relaxed), 2);
-        // SAFETY: as above.
+        // SAFETY: this test's own mapping, which lives on.
         assert_eq!(unsafe { volatile::unmark(at, len) }.unwrap(), Outcome::Intact);
     });
 }

@@ -64,7 +64,8 @@ fn threads_that_touch_one_purged_page_all_go_on() {
                 }
                 turn.wait();
                 turn.wait();
-                // SAFETY: as above.
+                // SAFETY: this test's page. The other threads touch it only between the two waits,
+                // which are over.
                 let _ = unsafe { volatile::unmark(p, PAGE).unwrap() };
                 rounds += 1;
             }

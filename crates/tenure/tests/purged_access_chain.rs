@@ -65,12 +65,12 @@ fn installed(handler: usize, flags: i32, masked: &[i32]) -> libc::sigaction {
 /// Bits: whether this thread blocks SIGUSR1, SIGBUS, SIGUSR2.
 fn blocked() -> u32 {
     let mut mask = MaybeUninit::uninit();
-    // SAFETY: only writes the local.
+    // SAFETY: without a new mask the call only writes the old one into the local.
     let mask = unsafe {
         libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), mask.as_mut_ptr());
         mask.assume_init()
     };
-    // SAFETY: reads a valid set.
+    // SAFETY: the set was filled in by the kernel, and is only read.
     let has = |signal| unsafe { libc::sigismember(&mask, signal) as u32 };
     has(libc::SIGUSR1) | has(libc::SIGBUS) << 1 | has(libc::SIGUSR2) << 2
 }
@@ -123,7 +123,7 @@ fn make_and_decline(purged: Purged) -> bool {
 fn a_call_after_the_default_was_put_back_installs_the_handler_again() {
     needs_userfaultfd!();
     promised(this_test!(), || {
-        // SAFETY: not a handler.
+        // SAFETY: sets the default action, so no function is called for the signal.
         unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
         on_purged_access(make_and_decline).unwrap();
         assert_eq!(touch(purged_page()), 5);
@@ -242,12 +242,13 @@ fn a_handler_before_that_is_to_be_called_once_is_called_once() {
             assert_eq!(count.load(Ordering::SeqCst), 1);
             // A signal that is sent, as well. The next is tenure's where it is about a purged page.
             let sent = forked(|| {
-                // SAFETY: plain numbers.
+                // SAFETY: the call takes a number only, and there is a handler for the signal.
                 assert_eq!(unsafe { libc::raise(libc::SIGBUS) }, 0);
                 on_purged_access(fill).unwrap();
                 assert_eq!(touch(page), 7);
                 assert_eq!(count.load(Ordering::SeqCst), 2);
-                // SAFETY: plain numbers.
+                // SAFETY: the call takes a number only. The signal ends this process if no handler
+                // takes it.
                 unsafe { libc::raise(libc::SIGBUS) };
             });
             assert_eq!(sent, Ended::Signal(libc::SIGBUS));

@@ -56,7 +56,8 @@ fn no_thread_reads_zeros_while_a_page_is_made_again() {
                 turn.wait();
                 turn.wait();
                 let mut gone = vec![false; pages];
-                // SAFETY: as above.
+                // SAFETY: this test's pages. The other threads touch them only between the two
+                // waits, which are over.
                 unsafe {
                     let _ = volatile::unmark_with_map(p, len, |extent| {
                         gone[extent.start / PAGE..extent.end / PAGE].fill(true);

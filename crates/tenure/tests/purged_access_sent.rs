@@ -1,4 +1,4 @@
-//! A SIGBUS that somebody sends does what it would do without tenure, and takes nothing from tenure's handler.
+//! A SIGBUS that a process sends does what it would do without tenure, and takes nothing from tenure's handler.
 
 mod promise_kit;
 
@@ -13,14 +13,14 @@ fn fill(purged: Purged) -> bool {
 /// With the disposition that the program has chosen before: `None` leaves that of Rust's runtime.
 fn installed_after(disposition: Option<libc::sighandler_t>) {
     if let Some(disposition) = disposition {
-        // SAFETY: not a handler.
+        // SAFETY: sets the default action or ignores the signal, so no function is called for it.
         unsafe { libc::signal(libc::SIGBUS, disposition) };
     }
     volatile::on_purged_access(fill).unwrap();
 }
 
 fn send() {
-    // SAFETY: plain numbers.
+    // SAFETY: the call takes a number only. The signal does what the test has set.
     assert_eq!(unsafe { libc::raise(libc::SIGBUS) }, 0);
 }
 

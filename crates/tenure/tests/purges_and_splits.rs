@@ -42,7 +42,7 @@ fn a_purge_and_an_unmark_of_a_part_never_wait_for_ever() {
             }
             let start = Instant::now();
             while start.elapsed() < PATIENCE / 2 {
-                // SAFETY: as above.
+                // SAFETY: inside the mapping, which outlives the threads. Nobody reads it.
                 unsafe {
                     volatile::mark(base as *mut u8, pages * PAGE).unwrap();
                     // EINVAL where the others have just unmarked all of it.
@@ -161,7 +161,7 @@ fn one_try(three: usize, hold: &Hold) -> (bool, bool) {
     }
 }
 
-/// `unpin` is for callers that count: one too many is refused, whoever else calls it meanwhile.
+/// `unpin` is for callers that count: one too many is refused, even if other threads call it meanwhile.
 #[test]
 fn extra_unpins_change_nothing() {
     promised(this_test!(), || {

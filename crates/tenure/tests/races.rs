@@ -141,11 +141,12 @@ fn a_forget_beside_a_mark_leaves_no_page_that_cannot_be_touched() {
                     });
                 }
                 for _ in 0..200 {
-                    // SAFETY: as above.
+                    // SAFETY: inside the mapping, which outlives the threads. Nobody touches it
+                    // meanwhile.
                     unsafe { volatile::forget(base as *mut u8, pages * PAGE).unwrap() };
                 }
             });
-            // SAFETY: as above.
+            // SAFETY: the whole mapping, which lives on. The threads have ended.
             let _ = unsafe { volatile::unmark(base as *mut u8, pages * PAGE).unwrap() };
             assert!(map.as_slice().iter().all(|byte| [0, 7].contains(byte)));
         }
@@ -172,7 +173,8 @@ fn a_mark_beside_an_unmark_takes_no_loss_away() {
                 // SAFETY: inside the mapping, which lives on.
                 unsafe { volatile::mark_with_priority(at, each * PAGE, priority).unwrap() };
             }
-            // SAFETY: as above.
+            // SAFETY: inside the mapping, which lives on. Nobody touches a page before it is
+            // unmarked.
             let _ = unsafe { volatile::purge_now(base as *mut u8, len) };
             let wait = took * random.below(64) as u32 / 64;
             let mut lost = vec![false; ranges * each];
@@ -182,11 +184,13 @@ fn a_mark_beside_an_unmark_takes_no_loss_away() {
                     while begin.elapsed() < wait {
                         std::hint::spin_loop();
                     }
-                    // SAFETY: as above; nobody touches this page.
+                    // SAFETY: inside the mapping, which lives on. Nobody touches this page before
+                    // it is unmarked.
                     unsafe { volatile::mark((last + PAGE) as *mut u8, PAGE).unwrap() };
                 });
                 let begin = Instant::now();
-                // SAFETY: as above.
+                // SAFETY: inside the mapping, which lives on. Nobody touches a page before it is
+                // unmarked.
                 let _ = unsafe {
                     volatile::unmark_with_map(base as *mut u8, len, |gone| {
                         gone.step_by(PAGE).for_each(|byte| lost[byte / PAGE] = true);
@@ -195,7 +199,7 @@ fn a_mark_beside_an_unmark_takes_no_loss_away() {
                 .unwrap();
                 took = begin.elapsed();
             });
-            // SAFETY: as above.
+            // SAFETY: inside the mapping, which lives on. The other thread has ended.
             let _ = unsafe { volatile::unmark((last + PAGE) as *mut u8, PAGE) }.unwrap();
             lost[(ranges - 1) * each + 1] = true;
             for (page, bytes) in map.as_slice().chunks(PAGE).enumerate() {

@@ -150,7 +150,7 @@ fn what_was_lost_before_the_descriptors_were_is_made_all_the_same() {
         let touched_and_made = || {
             close_all();
             // Nothing watches it now: what is read, and written, is nobody's.
-            // SAFETY: mapped.
+            // SAFETY: the byte is inside the buffer, which is mapped; a purged page is refilled.
             unsafe { buffer.as_ptr().write_volatile(1) };
             FAILS.store(false, Ordering::SeqCst);
             let pinned = buffer.pin().unwrap();
@@ -203,7 +203,8 @@ fn what_was_lost_is_made_beside_a_thread_that_looks_at_it() {
             assert_eq!(forked(pinned_beside_a_look), Ended::Well);
         }
         let pinned_and_locked = || {
-            // SAFETY: as above.
+            // SAFETY: the call takes numbers only. The child uses no descriptor of the parent's
+            // from here on, and ends soon.
             unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
             // SAFETY: locks the child's memory.
             if unsafe { libc::mlockall(libc::MCL_CURRENT) } != 0 {

@@ -87,7 +87,7 @@ fn a_large_buffer_is_refilled_where_addresses_are_limited() {
         let pages: u64 = status.split(' ').next().unwrap().parse().unwrap();
         let most = pages * PAGE as u64 + (len / 2) as u64;
         let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
-        // SAFETY: plain numbers.
+        // SAFETY: the kernel reads the limit, which outlives the call.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
         assert!(buffer.pin().unwrap().iter().step_by(PAGE).all(|b| *b == 7));
     });
@@ -179,7 +179,7 @@ fn a_handler_fills_a_page_whose_refill_has_failed() {
 fn fill_in_a_child_too(purged: Purged) -> bool {
     let ended = forked(|| {
         purged.fill(&[5; PAGE]).unwrap();
-        // SAFETY: mapped, and there.
+        // SAFETY: the page is mapped, and was just made by the handler.
         assert_eq!(unsafe { (purged.page as *const u8).read_volatile() }, 5);
     });
     FILLED.fetch_add(u32::from(ended == Ended::Well), Ordering::SeqCst);

@@ -40,7 +40,7 @@ fn file_of(byte: u8) -> File {
     // SAFETY: the name ends with a zero.
     let fd = unsafe { libc::memfd_create(c"refill".as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0);
-    // SAFETY: nobody else owns it.
+    // SAFETY: the descriptor is open, and nothing else owns it.
     let mut file = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
     file.write_all(&[byte; LEN]).unwrap();
     file
@@ -89,7 +89,7 @@ fn a_file_that_it_owns_is_closed() {
         let buffer = sevens(Refill::pages(move |at, bytes| read(&file, at, bytes)));
         assert_eq!(purged_and_touched(&buffer), 7);
         drop(buffer);
-        // SAFETY: asks only.
+        // SAFETY: the call takes numbers only, and asks for the flags of a descriptor.
         assert!(waited(|| unsafe { libc::fcntl(number, libc::F_GETFD) } == -1));
     });
 }
@@ -113,7 +113,8 @@ fn it_reads_purged_memory_that_a_handler_makes_again() {
             }
             Ok(())
         }));
-        // SAFETY: as above.
+        // SAFETY: this test's own memory, which lives on. A handler makes again what is purged of
+        // it.
         unsafe { volatile::mark(source as *mut u8, LEN).unwrap() };
         assert!(purge(source as *mut u8, LEN));
         assert_eq!(purged_and_touched(&buffer), 7);

@@ -42,8 +42,8 @@ fn an_offer_that_the_kernel_refuses_half_way_leaves_nothing_watched() {
         if !as_many_mappings_as_there_may_be() {
             skip!("vm.max_map_count is too large to be reached here");
         }
-        // SAFETY: as above. All of the first mapping and a part of the second, which would have to
-        // be split.
+        // SAFETY: this test's mapping, which lives on: all of the first range and a part of the
+        // second, which would have to be split.
         unsafe {
             let len = half + 8 * PAGE;
             volatile::mark(p, len).unwrap();

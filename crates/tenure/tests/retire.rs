@@ -78,7 +78,7 @@ macro_rules! kinds {
 
 fn advised(advice: i32) -> Result<usize, String> {
     let at = try_map(LEN, RW, PRIVATE, -1).unwrap();
-    // SAFETY: a mapping of ours.
+    // SAFETY: the range is a mapping of this test's own, to which nothing refers.
     if unsafe { libc::madvise(at as *mut _, LEN, advice) } != 0 {
         return Err(format!("advice {advice}: {}", std::io::Error::last_os_error()));
     }
@@ -88,7 +88,7 @@ fn advised(advice: i32) -> Result<usize, String> {
 
 fn locked(on_fault: bool) -> Result<usize, String> {
     let at = written(LEN);
-    // SAFETY: a mapping of ours.
+    // SAFETY: the range is a mapping of this test's own. A lock changes no contents.
     let done = unsafe { libc::syscall(libc::SYS_mlock2, at, LEN, i32::from(on_fault)) };
     if done != 0 {
         return Err(format!("{LEN} bytes cannot be locked: {}", std::io::Error::last_os_error()));
@@ -124,14 +124,15 @@ kinds! {
     never_touched, Way::Moved, || Ok(untouched(LEN));
     without_access, Way::Moved, || {
         let at = written(LEN);
-        // SAFETY: a mapping of ours.
+        // SAFETY: the range is a mapping of this test's own, which is not touched any more.
         unsafe { libc::mprotect(at as *mut _, LEN, libc::PROT_NONE) };
         Ok(at)
     };
     guard_regions, Way::Moved, || {
         let at = written(LEN);
         const GUARD_INSTALL: i32 = 102;
-        // SAFETY: a mapping of ours.
+        // SAFETY: the range is inside a mapping of this test's own, and its contents are not
+        // needed.
         if unsafe { libc::madvise((at + MIB) as *mut _, MIB, GUARD_INSTALL) } != 0 {
             return Err("no guard regions before Linux 6.13".into());
         }
@@ -147,7 +148,7 @@ kinds! {
         locked(false)
     };
     locked_on_fault, Way::InSlices, || {
-        // SAFETY: as above.
+        // SAFETY: asks for the effective user, and cannot fail.
         if unsafe { libc::geteuid() } != 0 {
             return Err("a limit on locked memory holds for ordinary users".into());
         }
@@ -234,7 +235,7 @@ fn a_memfd_can_be_sealed_at_once_unless_files_go_later() {
         ready();
         let file = memfd(libc::MFD_ALLOW_SEALING);
         let seal = |seal: i32| {
-            // SAFETY: numbers only.
+            // SAFETY: the call takes numbers only, and seals a file of this test's own.
             match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seal) } {
                 0 => Ok(()),
                 _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap()),
@@ -285,7 +286,7 @@ fn what_munmap_refuses_stays_as_it_is() {
         assert_eq!(unmap(at, LEN), Ok(Way::Moved));
         assert_gone(at, LEN);
         assert_eq!(unmap(at + 2 * LEN, LEN), Ok(Way::Moved));
-        // SAFETY: the sealed part is there.
+        // SAFETY: the word is aligned, and the sealed part of the mapping is still there.
         assert_eq!(unsafe { ((at + LEN) as *const u64).read() }, (at + LEN) as u64);
         drain();
     });
@@ -296,7 +297,7 @@ fn what_munmap_refuses_keeps_its_marks_and_locks() {
     in_child(this_test!(), &[], || {
         ready();
         let at = written(3 * LEN);
-        // SAFETY: taken back below.
+        // SAFETY: the mapping stays as it is until it is unmarked below.
         unsafe { volatile::mark(at as *mut u8, LEN).unwrap() };
         let locked = at + 2 * LEN;
         let guard = match lock::lock(locked as *const u8, MIB, lock::When::OnFault) {
@@ -304,7 +305,7 @@ fn what_munmap_refuses_keeps_its_marks_and_locks() {
             Err(error) => skip!("{error}"),
         };
         const MSEAL: i64 = 462;
-        // SAFETY: seals a mapping of ours.
+        // SAFETY: the range is inside a mapping of this test's own. A seal changes no contents.
         if unsafe { libc::syscall(MSEAL, at + LEN, LEN, 0) } != 0 {
             skip!("no mseal before Linux 6.10");
         }
@@ -318,7 +319,7 @@ fn what_munmap_refuses_keeps_its_marks_and_locks() {
         assert!(is_locked());
         drop(guard);
         assert!(!is_locked(), "its guard was forgotten");
-        // SAFETY: marked above.
+        // SAFETY: the range was marked above, and the mapping is as it was.
         let outcome = unsafe { volatile::unmark(at as *mut u8, LEN) }.unwrap();
         assert_eq!(outcome, volatile::Outcome::Intact);
     });
@@ -343,7 +344,7 @@ fn holes_parts_and_many_mappings_go_like_munmap() {
         assert_eq!(unmap(from, len - PAGE + 1), Ok(Way::Moved));
         assert_gone(from, len);
         for page in [at, at + 2 * PAGE, at + 8 * LEN - 3 * PAGE, at + 8 * LEN - PAGE] {
-            // SAFETY: these stayed.
+            // SAFETY: the word is aligned, and its page was not retired.
             assert_eq!(unsafe { (page as *const u64).read() }, page as u64);
         }
         // Nothing at all is no error.
@@ -356,7 +357,7 @@ fn holes_parts_and_many_mappings_go_like_munmap() {
 fn what_another_userfaultfd_watches_is_unmapped_by_munmap() {
     in_child(this_test!(), &[], || {
         ready();
-        // SAFETY: makes a descriptor.
+        // SAFETY: the call takes flags only, and makes a descriptor.
         let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | 1) } as i32;
         if fd < 0 {
             skip!("userfaultfd is refused");
@@ -376,7 +377,7 @@ fn what_another_userfaultfd_watches_is_unmapped_by_munmap() {
             let (mut gone, mut other) = (0u64, 0);
             while gone < LEN as u64 {
                 let mut message = [0u64; 4];
-                // SAFETY: uffd_msg is 32 bytes.
+                // SAFETY: the local has the 32 bytes of a uffd_msg, and outlives the call.
                 let got = unsafe { libc::read(fd, message.as_mut_ptr().cast(), 32) };
                 assert_eq!(got, 32);
                 const UNMAP: u64 = 0x16;
@@ -412,7 +413,7 @@ fn marked_memory_is_forgotten_and_offers_find_nothing() {
             assert_eq!(tenure::stats().ranges, 0);
             assert!(!volatile::is_volatile(at as *const u8, LEN));
             // The next mapping there is ordinary memory: nobody offers it.
-            // SAFETY: the place is free.
+            // SAFETY: MAP_FIXED_NOREPLACE maps only if the place is free.
             let next = unsafe {
                 let flags = PRIVATE | libc::MAP_FIXED_NOREPLACE;
                 libc::mmap(at as *mut _, LEN, RW, flags, -1, 0)
@@ -462,7 +463,7 @@ fn a_guard_has_nothing_to_do_with_the_next_mapping() {
             Err(error) => skip!("{error}"),
         };
         unmap(at, 4 * MIB).unwrap();
-        // SAFETY: the place is free.
+        // SAFETY: MAP_FIXED_NOREPLACE maps only if the place is free.
         let next = unsafe {
             let flags = PRIVATE | libc::MAP_FIXED_NOREPLACE;
             libc::mmap(at as *mut _, 4 * MIB, RW, flags, -1, 0)

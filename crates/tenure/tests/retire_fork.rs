@@ -20,12 +20,14 @@ thread_local! {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: as called.
+        // SAFETY: the caller of `alloc` passes a layout whose size is not zero, and the system's
+        // allocator asks for no more.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: as called.
+        // SAFETY: the caller of `dealloc` passes a block of `alloc` with its layout, and that block
+        // is the system allocator's.
         unsafe { System.dealloc(p, layout) }
     }
 }
@@ -38,7 +40,7 @@ const LEN: usize = 16 * MIB;
 /// Sealing no pages succeeds wherever `mseal` exists.
 fn mappings_can_be_sealed() -> bool {
     const MSEAL: libc::c_long = 462;
-    // SAFETY: of no pages.
+    // SAFETY: the call names no pages, so it changes nothing.
     unsafe { libc::syscall(MSEAL, 0, 0, 0) == 0 }
 }
 
@@ -235,7 +237,7 @@ fn everything_is_back_after_many_cycles() {
             touch(at, len.min(64 * PAGE));
             if n % 5 == 0 {
                 // Refused for an ordinary user above the limit: the cycle is none the worse.
-                // SAFETY: a mapping of ours.
+                // SAFETY: the range is a mapping of this test's own. A lock changes no contents.
                 unsafe { libc::syscall(libc::SYS_mlock2, at, len, 1) };
             }
             unmap(at, len).unwrap();

@@ -12,7 +12,7 @@ use tenure_testkit::{as_nobody, in_child, or_skip, run_child, skip, this_test, M
 
 fn limit(resource: u32, bytes: u64) {
     let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
-    // SAFETY: reads the structure.
+    // SAFETY: the kernel reads the limit, which outlives the call.
     assert_eq!(unsafe { libc::setrlimit(resource as _, &limit) }, 0);
 }
 
@@ -41,7 +41,7 @@ fn locks_are_not_charged_for_what_is_gone() {
         limit(libc::RLIMIT_MEMLOCK as _, len as u64);
         for round in 0..20 {
             let at = written(len);
-            // SAFETY: a mapping of ours.
+            // SAFETY: the range is a mapping of this test's own. A lock changes no contents.
             let done = unsafe { libc::mlock(at as *const _, len) };
             assert_eq!(done, 0, "round {round}: the last lock is still charged");
             assert_eq!(unmap(at, len), Ok(Way::InSlices));
@@ -60,7 +60,7 @@ fn no_lock_is_charged_when_the_call_returns() {
         let len = 64 * MIB;
         for _ in 0..8 {
             let at = written(len);
-            // SAFETY: a mapping of ours.
+            // SAFETY: the range is a mapping of this test's own. A lock changes no contents.
             if unsafe { libc::mlock(at as *const _, len) } != 0 {
                 skip!("{len} bytes may not be locked");
             }
@@ -93,13 +93,13 @@ fn at_the_limit_of_mappings_it_fails_as_munmap_does_and_no_sooner() {
             touch(start, 64 * MIB);
         }
         // Before the limit is reached: the first mark makes mappings of its own.
-        // SAFETY: taken back below.
+        // SAFETY: the mapping stays as it is until it is unmarked below.
         unsafe { volatile::mark(at as *mut u8, 64 * MIB).unwrap() };
         // One of every two pages with another protection: each change makes two mappings more.
         let filler = try_map(max * 2 * PAGE, RW, PRIVATE, -1).unwrap();
         let mut page = filler;
         loop {
-            // SAFETY: a mapping of ours.
+            // SAFETY: the page is inside a mapping of this test's own, which nothing touches.
             if unsafe { libc::mprotect(page as *mut _, PAGE, libc::PROT_READ) } != 0 {
                 break;
             }
@@ -108,11 +108,11 @@ fn at_the_limit_of_mappings_it_fails_as_munmap_does_and_no_sooner() {
         // The middle of a mapping would make one more.
         assert_eq!(unmap(at + 16 * MIB, 16 * MIB), Err(libc::ENOMEM));
         assert!(volatile::is_volatile((at + 16 * MIB) as *const u8, 16 * MIB));
-        // SAFETY: marked above.
+        // SAFETY: the range was marked above, and the mapping is as it was.
         let outcome = unsafe { volatile::unmark(at as *mut u8, 64 * MIB) }.unwrap();
         assert_eq!(outcome, volatile::Outcome::Intact);
         for page in (at..at + 64 * MIB).step_by(PAGE) {
-            // SAFETY: nothing went.
+            // SAFETY: the word is aligned, and its page was not lost.
             assert_eq!(unsafe { (page as *const u64).read_volatile() }, page as u64);
         }
         // A whole one, and one from its end: no kernel needs a mapping more for these.
@@ -121,7 +121,7 @@ fn at_the_limit_of_mappings_it_fails_as_munmap_does_and_no_sooner() {
         assert!(unmap(whole, 64 * MIB).is_ok());
         assert_gone(whole, 64 * MIB);
         drain();
-        // SAFETY: ours.
+        // SAFETY: the mapping is this test's own, and is not used any more.
         assert_eq!(unsafe { libc::munmap(filler as *mut _, max * 2 * PAGE) }, 0);
     });
 }

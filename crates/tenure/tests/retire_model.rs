@@ -153,7 +153,7 @@ fn check(layout: &Layout) {
     told.set_len(0).unwrap();
     let code = forked(|| {
         layout.make(false);
-        // SAFETY: the layout's own place.
+        // SAFETY: the range lies in addresses that only this test uses, and nothing refers to it.
         if unsafe { libc::munmap(at as *mut _, len) } != 0 {
             return 1;
         }

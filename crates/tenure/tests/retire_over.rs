@@ -21,18 +21,18 @@ fn a_tail_goes_and_the_rest_stays() {
     in_child(this_test!(), &[], || {
         ready();
         let at = written(LEN);
-        // SAFETY: a mapping of ours.
+        // SAFETY: the tail is inside a mapping of this test's own, and nothing refers to it.
         let tail = |at: usize, old, new| unsafe { retire::detach_tail(at as *mut u8, old, new) };
         let before = tenure::stats().total.retired_moved_bytes;
         assert!(tail(at, LEN - 5, 16 * MIB - 9));
         assert_gone(at + 16 * MIB, LEN - 16 * MIB);
         assert_eq!(tenure::stats().total.retired_moved_bytes - before, (LEN - 16 * MIB) as u64);
         // What the caller makes of it: the kernel agrees that the mapping has that size.
-        // SAFETY: to its own size.
+        // SAFETY: mremap to the same size changes nothing.
         let same = unsafe { libc::mremap(at as *mut _, 16 * MIB, 16 * MIB, 0) };
         assert_eq!(same as usize, at);
         for page in (at..at + 16 * MIB).step_by(PAGE) {
-            // SAFETY: the rest.
+            // SAFETY: the word is aligned, and its page lies before the tail that was cut off.
             assert_eq!(unsafe { (page as *const u64).read() }, page as u64);
         }
         // Not for it: growing, nothing, more than the mapping has, a hole, unaligned, small.
@@ -66,7 +66,7 @@ fn what_is_mapped_over_populated_memory_is_one_new_mapping() {
                 assert_eq!(unsafe { (page as *const u64).read() }, page as u64);
             }
             if protection != libc::PROT_NONE {
-                // SAFETY: readable.
+                // SAFETY: the word is aligned, and its page was just mapped readable.
                 let zero = |page: usize| unsafe { (page as *const u64).read() } == 0;
                 assert!((from..from + len).step_by(PAGE).all(zero));
             }
@@ -98,12 +98,12 @@ fn other_calls_are_left_alone() {
         assert_eq!(map_over(at, 0, RW, FIXED), None);
         // Over nothing, and over what is sealed, the kernel's own call decides.
         const MSEAL: i64 = 462;
-        // SAFETY: seals a page of ours.
+        // SAFETY: the page is inside a mapping of this test's own. A seal changes no contents.
         if unsafe { libc::syscall(MSEAL, at + 8 * MIB, PAGE, 0) } == 0 {
             assert_eq!(map_over(at, LEN, RW, FIXED), None);
         }
         for page in (at..at + LEN).step_by(PAGE) {
-            // SAFETY: nothing was changed.
+            // SAFETY: the word is aligned, and the refused call has left its page mapped.
             assert_eq!(unsafe { (page as *const u64).read() }, page as u64);
         }
     });

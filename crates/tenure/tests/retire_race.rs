@@ -136,7 +136,7 @@ fn race(make: fn() -> usize, ways: &[Way], rounds: u64) {
             fill(at, generation);
             retire::drain(None);
             for page in 0..LEN / PAGE {
-                // SAFETY: just mapped.
+                // SAFETY: the word is aligned, and inside the mapping just made.
                 let word = unsafe { ((at + page * PAGE) as *const u64).read_volatile() };
                 assert_eq!(word, WORDS | generation << 20 | page as u64, "the teardown touched it");
             }
@@ -163,7 +163,7 @@ fn readers_of_huge_pages_see_data_or_sigsegv() {
     in_child(this_test!(), &[], || {
         let make = || {
             let at = try_map(LEN, RW, PRIVATE, -1).unwrap();
-            // SAFETY: a mapping of ours.
+            // SAFETY: the range is a mapping of this test's own. The advice changes no contents.
             unsafe { libc::madvise(at as *mut _, LEN, libc::MADV_HUGEPAGE) };
             at
         };
@@ -176,7 +176,7 @@ fn readers_of_memory_that_goes_in_slices_see_data_or_sigsegv() {
     in_child(this_test!(), &[], || {
         // A limit on address space: nothing may wait.
         let limit = libc::rlimit { rlim_cur: 64 << 30, rlim_max: 64 << 30 };
-        // SAFETY: reads the structure.
+        // SAFETY: the kernel reads the limit, which outlives the call.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
         race(|| untouched(LEN), &[Way::InSlices], 30);
     });
@@ -197,7 +197,7 @@ fn what_others_map_meanwhile_is_not_touched() {
                         let len = PAGE << (count % 11);
                         let at = try_map(len, RW, PRIVATE, -1).unwrap();
                         for page in (at..at + len).step_by(PAGE) {
-                            // SAFETY: just mapped.
+                            // SAFETY: the word is aligned, and inside the mapping just made.
                             unsafe {
                                 assert_eq!((page as *const u64).read_volatile(), 0);
                                 (page as *mut u64).write_volatile(n + 1);
@@ -205,10 +205,11 @@ fn what_others_map_meanwhile_is_not_touched() {
                         }
                         std::thread::yield_now();
                         for page in (at..at + len).step_by(PAGE) {
-                            // SAFETY: as above.
+                            // SAFETY: an aligned word of the mapping just made, which stays mapped
+                            // until below.
                             assert_eq!(unsafe { (page as *const u64).read_volatile() }, n + 1);
                         }
-                        // SAFETY: ours.
+                        // SAFETY: the mapping is this thread's own, and is not used any more.
                         assert_eq!(unsafe { libc::munmap(at as *mut _, len) }, 0);
                         count += 1;
                         TURNS.fetch_add(1, Ordering::Relaxed);

@@ -33,7 +33,7 @@ fn scenario(expected: Option<Way>) {
     let after = pages::rss();
     assert!(after + (LEN * 2 - 2 * MIB) as u64 <= before, "{before} {after}");
     for page in (neighbour..neighbour + 2 * MIB).step_by(PAGE) {
-        // SAFETY: not retired.
+        // SAFETY: the word is aligned, and its page was not retired.
         assert_eq!(unsafe { (page as *const u64).read_volatile() }, page as u64);
     }
     unmap(neighbour, 2 * MIB).unwrap();

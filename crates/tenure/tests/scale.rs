@@ -35,11 +35,11 @@ fn a_million_ranges() {
             assert_eq!(stats.marked, count as u64);
         }
         for i in (0..count).step_by(7) {
-            // SAFETY: as above.
+            // SAFETY: inside the mapping, which lives on.
             assert_eq!(unsafe { volatile::unmark(at(i), PAGE) }, Ok(Outcome::Intact));
         }
         assert_eq!(tenure::stats().pinned, count.div_ceil(7) as u64);
-        // SAFETY: as above.
+        // SAFETY: the whole mapping, which lives on.
         unsafe { volatile::forget(base as *mut u8, count * 2 * PAGE).unwrap() };
         assert_eq!(tenure::stats().ranges, 0);
     });
@@ -70,7 +70,7 @@ fn more_scattered_ranges_than_the_kernel_has_mappings_for_lose_nothing() {
         }
         assert!(offered() >= count as u64 / 4, "{:?}", tenure::stats());
         for i in 0..count {
-            // SAFETY: as above.
+            // SAFETY: inside the mapping, which lives on, and is not touched before it is unmarked.
             if let Err(error) = unsafe { volatile::offer_now(at(i), PAGE) } {
                 assert_eq!(error.kind(), ErrorKind::TooManyMappings, "{error}");
             }
@@ -80,7 +80,7 @@ fn more_scattered_ranges_than_the_kernel_has_mappings_for_lose_nothing() {
         assert!(mappings < limit / 2 + 2 * 1024 + 100, "{mappings} mappings of {limit}");
         println!("{} of {count} offered, {mappings} mappings", offered());
         for i in 0..count {
-            // SAFETY: as above.
+            // SAFETY: inside the mapping, which lives on.
             assert_eq!(unsafe { volatile::unmark(at(i), PAGE) }, Ok(Outcome::Intact), "{i}");
         }
         assert!(map.as_slice().chunks(PAGE).all(|page| page[0] == 1));

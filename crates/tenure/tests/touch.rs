@@ -308,7 +308,8 @@ fn a_program_that_closes_every_descriptor_loses_nothing() {
         // In a child that closes them before it uses tenure nobody held a copy: there everything
         // that was offered counts as purged, rather than being taken for intact.
         let status = fork(|| {
-            // SAFETY: as above.
+            // SAFETY: the call takes numbers only. The child uses no descriptor of the parent's
+            // from here on, and ends soon.
             unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
             let mut gone = 0;
             // SAFETY: the child's copy of the mapping.

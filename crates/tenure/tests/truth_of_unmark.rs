@@ -22,7 +22,8 @@ fn offers_by_hand() {
 
 /// Marks what shall stay a range of its own.
 unsafe fn mark_apart(at: *mut u8, len: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: the callers pass part of a mapping that lives on, and do not touch it while it is
+    // marked.
     unsafe { volatile::mark_with_priority(at, len, Priority::HIGHEST) }.unwrap();
 }
 
@@ -165,7 +166,7 @@ fn a_child_of_a_raw_clone_keeps_its_reports_when_pages_cannot_be_dropped() {
             });
             failing.rearm(When::Never);
             assert_eq!(ended, Ended::Well, "call {nth}");
-            // SAFETY: as above.
+            // SAFETY: the whole mapping of the parent, which lives on.
             let _ = unsafe { volatile::unmark(p, 12 * PAGE).unwrap() };
         }
     });
@@ -197,7 +198,8 @@ fn an_unmark_returns_when_its_pages_are_there_whoever_takes_them_back() {
             hold.arm(Duration::from_millis(500));
             let other = std::thread::spawn(move || {
                 let len = (pages + part) * PAGE;
-                // SAFETY: as above.
+                // SAFETY: inside the mapping, which lives on. Nobody touches these pages before
+                // they are unmarked.
                 let outcome = unsafe {
                     volatile::unmark_with_map(at as *mut u8, len, |e| note(&mut gone, e)).unwrap()
                 };
@@ -206,7 +208,8 @@ fn an_unmark_returns_when_its_pages_are_there_whoever_takes_them_back() {
             if !hold.wait_until_held(Duration::from_secs(2)) {
                 skip!("an unmark does not populate here");
             }
-            // SAFETY: as above.
+            // SAFETY: inside the mapping, which lives on. Nobody touches these pages before they
+            // are unmarked.
             unsafe {
                 let _ = volatile::unmark_with_map(z, part * PAGE, |extent| {
                     note(&mut here[pages..], extent);
@@ -248,21 +251,25 @@ fn without_userfaultfd_too_an_unmark_returns_when_its_pages_are_there() {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     gate.wait();
-                    // SAFETY: as above.
+                    // SAFETY: inside the mapping, which lives on. This thread does not touch the
+                    // pages.
                     let _ = unsafe { volatile::unmark(at as *mut u8, (pages + part) * PAGE) };
                 });
                 gate.wait();
                 std::thread::sleep(Duration::from_micros(100 * (round % 10)));
-                // SAFETY: as above.
+                // SAFETY: inside the mapping, which lives on. Nobody touches these pages before
+                // they are unmarked.
                 let _ = unsafe { volatile::unmark(z, part * PAGE).unwrap() };
                 // By the contract the range is the program's now.
                 for page in (0..part * PAGE).step_by(PAGE) {
-                    // SAFETY: as above.
+                    // SAFETY: inside the mapping, which lives on. The page is unmarked, and no
+                    // other thread touches it.
                     unsafe { z.add(page).write_volatile(99) };
                 }
             });
             for page in (0..part * PAGE).step_by(PAGE) {
-                // SAFETY: as above.
+                // SAFETY: inside the mapping, which lives on. The page is unmarked, and no other
+                // thread writes it.
                 let byte = unsafe { z.add(page).read_volatile() };
                 assert_eq!(byte, 99, "round {round}: what was written after unmark is gone");
             }

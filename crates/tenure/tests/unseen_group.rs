@@ -59,7 +59,7 @@ fn what_is_kept_warm_has_nobody_killed() {
             retire::munmap(at as *mut u8, 180 << 20).unwrap();
         }
         let again = plain(180 << 20);
-        // SAFETY: as above.
+        // SAFETY: this test's own mapping, just made and writable.
         unsafe { (again as *mut u8).write_bytes(1, 180 << 20) };
         retire::drain(Some(Duration::from_secs(10)));
     });

@@ -203,7 +203,7 @@ fn fork_in_a_wait(raw: bool, ask: impl Fn() -> u8 + Sync) {
         let maker = scope.spawn(&ask);
         assert!(waited(|| BEGUN.load(Ordering::SeqCst)));
         let waiting = scope.spawn(|| {
-            // SAFETY: no preconditions.
+            // SAFETY: the call takes no arguments, and cannot fail.
             waiter.store(unsafe { libc::gettid() }, Ordering::SeqCst);
             let made = ask();
             if IN_CHILD.load(Ordering::SeqCst) {

@@ -17,7 +17,7 @@ const STRIDE: usize = 256 * PAGE;
 /// As a daemon does it that begins as root.
 fn drop_privileges() {
     or_skip!(as_nobody());
-    // SAFETY: plain numbers.
+    // SAFETY: the call takes numbers only, and sets a flag of this process.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) }, 0);
     if File::open("/proc/self/pagemap").is_ok() {
         skip!("this process reads its page map all the same");
@@ -191,7 +191,7 @@ fn zeros_beside_a_loss_stay() {
             skip!("the kernel did not take the page");
         }
         FAILS.store(false, Ordering::SeqCst);
-        // SAFETY: mapped; it is refilled.
+        // SAFETY: the byte is inside the buffer, which is mapped; a purged page is refilled.
         assert_eq!(unsafe { at.read_volatile() }, 7);
         buffer.offer_now().unwrap();
         let pinned = buffer.pin().unwrap();

@@ -39,7 +39,7 @@ impl Sample {
 
 type Measure<'a> = Box<dyn FnMut() -> io::Result<Sample> + 'a>;
 
-/// Someone who takes part in a comparison.
+/// One side of a comparison.
 pub struct Contestant<'a> {
     name: String,
     role: Role,
@@ -173,7 +173,7 @@ impl<'a> Comparison<'a> {
             }
         }
         for row in &mut rows {
-            // Who dropped out half-way is not judged by the rounds before.
+            // A contestant that dropped out half-way is not judged by the rounds before.
             row.stats = Stats::of(&row.samples).filter(|_| row.unavailable.is_none());
         }
         for (at, contestant) in self.contestants.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The same work on several threads, timed from the first start to the last end.
+//! One piece of work on several threads, timed from the first start to the last end.
 
 use std::sync::Barrier;
 use std::thread;

@@ -45,7 +45,7 @@ impl Unit {
 pub enum Role {
     /// tenure; its rows can lose.
     Ours,
-    /// Somebody else's way to the same end.
+    /// Another way to the same end, which is not tenure's.
     Peer,
     /// A limit or a landmark: nothing that we would have to beat.
     Reference,

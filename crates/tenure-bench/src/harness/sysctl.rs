@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// A number under `/proc/sys`, raised until this is dropped.
 ///
 /// A process of its own puts it back, also when this one is killed: an interrupted benchmark must
-/// not leave the machine changed. What somebody else has changed meanwhile stays so.
+/// not leave the machine changed. What another program has changed meanwhile stays so.
 pub struct Raised {
     path: PathBuf,
     keeper: Option<(File, libc::pid_t)>,
@@ -152,7 +152,7 @@ mod tests {
         assert!(Raised::at_least(&path, 5).unwrap().keeper.is_none());
         drop(raised);
         assert_eq!(fs::read_to_string(&path).unwrap(), "7");
-        // Two that overlap each take off their own; a number set by somebody else stays.
+        // Two that overlap each take off their own; a number that another program has set stays.
         let (first, second) = (Raised::by(&path, 2).unwrap(), Raised::by(&path, 10).unwrap());
         drop(first);
         assert_eq!(second.now().unwrap(), 17);

@@ -119,7 +119,7 @@ impl<'a> Programs<'a> {
     pub(super) fn name_peers(&self, report: &mut Report<'_>) {
         for allocator in [GLIBC, JEMALLOC, MIMALLOC, TCMALLOC] {
             let setup = Setup::plain(allocator, Role::Peer);
-            // Who is not there says so in its rows.
+            // The rows of an allocator that is missing show that.
             let Ok(answer) = self.run(&setup, &Load::Nothing) else { continue };
             for (name, version) in &answer.identity.allocators {
                 if name == allocator.name {

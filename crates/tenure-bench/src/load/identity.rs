@@ -1,4 +1,4 @@
-//! Who serves this process.
+//! Which allocator serves this process.
 
 use serde::{Deserialize, Serialize};
 use std::ffi::{c_char, c_int, c_void, CStr};

@@ -80,7 +80,7 @@ mod tests {
     fn a_strange_byte_is_noticed() {
         let block = Block::new(1 << 20, Source::Mmap).unwrap();
         check(&block).unwrap();
-        // SAFETY: in the block.
+        // SAFETY: byte 8192 is inside the block, to which nothing refers.
         unsafe { block.addr().add(8192).write(1) };
         assert_eq!(check(&block).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }

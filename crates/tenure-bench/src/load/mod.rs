@@ -61,7 +61,7 @@ pub struct Answer {
     pub kept: Vec<Kept>,
     /// Bandwidth by kernel, for `Stream`.
     pub bandwidth: Vec<Bandwidth>,
-    /// Who served it.
+    /// The allocator that served it.
     pub identity: Identity,
 }
 

@@ -96,7 +96,7 @@ impl Stream {
     }
 }
 
-/// The same steps on one value each.
+/// Does the steps on one value of each vector.
 fn check(a: &[f64], b: &[f64], c: &[f64], passes: usize) -> io::Result<()> {
     let (mut x, mut y, mut z) = ([1.0], [2.0], [0.0]);
     for _ in 0..passes {

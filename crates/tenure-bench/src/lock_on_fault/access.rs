@@ -92,10 +92,13 @@ impl Accesses {
         let start = Instant::now();
         let sum = self.fold(
             |offset| {
-                // SAFETY: `offset` is less than `len`, and the caller vouches for the rest.
+                // SAFETY: `offset` is less than `len`, and `[base, base + len)` is mapped, as this
+                // function requires.
                 let at = unsafe { base.add(offset) };
                 before(at);
-                // SAFETY: as above. Volatile: the handler's work happens behind the compiler's back.
+                // SAFETY: the byte is inside `[base, base + len)`, which stays mapped and becomes
+                // readable at a touch. The read is volatile because a signal handler may change the
+                // mapping first.
                 unsafe { at.read_volatile() }
             },
             || until.push(start.elapsed().as_secs_f64() * 1e3),
@@ -142,7 +145,7 @@ mod tests {
         assert_eq!(right.until.len(), PARTS as usize);
         assert!(right.first() > 0.0 && right.last() > 0.0 && right.total() >= right.first());
         memory[accesses.offset(1234)] ^= 1;
-        // SAFETY: as above.
+        // SAFETY: the vector has the length that the accesses are over.
         let wrong = unsafe { accesses.run(memory.as_ptr(), |_| ()) };
         assert_eq!(accesses.check(&wrong).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }

@@ -51,7 +51,7 @@ extern "C" fn on_fault(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc:
     let addr = unsafe { (*info).si_addr() } as usize;
     let (start, end, page) = (START.load(Relaxed), END.load(Relaxed), PAGE.load(Relaxed));
     if !(start..end).contains(&addr) {
-        // Somebody else's fault: let it kill.
+        // A fault of another cause: it kills the process.
         // SAFETY: restores the default action, under which the access is repeated.
         unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
         return;

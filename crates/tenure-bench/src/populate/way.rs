@@ -114,16 +114,17 @@ impl Way {
 
 impl Touch {
     fn perform(self, to: &Fresh) -> io::Result<()> {
-        // SAFETY of all three: a page of the mapping, which is this thread's alone; volatile, or the
-        // compiler would see that nobody needs it.
         match self {
-            // SAFETY: see above.
+            // SAFETY: each page is inside the mapping, which this thread alone uses. The read is
+            // volatile because nobody needs its result.
             Touch::Read => to.each_page(|page| unsafe {
                 page.read_volatile();
             }),
-            // SAFETY: see above.
+            // SAFETY: each page is inside the mapping, which this thread alone uses, so the zero
+            // overwrites nothing that is needed.
             Touch::Write => to.each_page(|page| unsafe { page.write_volatile(0) }),
-            // SAFETY: see above.
+            // SAFETY: each page is inside the mapping, which this thread alone uses. It gets back
+            // the byte that it had.
             Touch::ReadWrite => to.each_page(|page| unsafe {
                 page.write_volatile(page.read_volatile());
             }),
@@ -162,7 +163,6 @@ fn ours(to: &Fresh, ready: Ready) -> io::Result<()> {
 /// An error unless the pages are as `ready` says: touching them all takes (nearly) no fault.
 pub(super) fn check(to: &Fresh, ready: Ready) -> io::Result<()> {
     let before = faults();
-    // SAFETY of both: as in `Touch::perform`.
     match ready {
         // The disk may have begun to write the pages out, which makes them read-only once more.
         Ready::Write if to.kind != Kind::Disk => Touch::ReadWrite.perform(to)?,

@@ -19,11 +19,11 @@ pub(super) struct Case {
 pub(super) enum Content {
     /// Private anonymous memory.
     Anon,
-    /// The same in transparent huge pages.
+    /// Private anonymous memory in transparent huge pages.
     Transparent,
-    /// The same from the pool of huge pages.
+    /// Huge pages of hugetlbfs.
     Pooled,
-    /// The same, locked.
+    /// Private anonymous memory, locked.
     Locked,
     /// A memory file, shared and written.
     Memory,

@@ -120,8 +120,9 @@ impl Map {
     /// Whether every page still has its [`stamp`](Map::stamp).
     pub fn check_stamps(&self) -> io::Result<()> {
         for page in 0..self.len / page_size() {
-            // SAFETY: as in `stamp`; the mapping is not volatile when this is called, so the read
-            // cannot raise a signal. Volatile, because the kernel may have changed it.
+            // SAFETY: an aligned word inside the mapping. The mapping is not volatile when this is
+            // called, so the read cannot raise a signal. The read is volatile because the kernel
+            // may have changed the word.
             let found = unsafe { self.addr.add(page * page_size()).cast::<u64>().read_volatile() };
             if found != page as u64 + 1 {
                 return Err(io::Error::new(
@@ -175,13 +176,15 @@ impl Map {
 
     /// tenure's unmark.
     pub fn unmark(&self, part: Range<usize>) -> io::Result<Outcome> {
-        // SAFETY: as for `mark`.
+        // SAFETY: `at` checks that the part is inside the mapping, which stays as it is until
+        // `drop`.
         Ok(unsafe { volatile::unmark(self.at(&part), part.len()) }?)
     }
 
     /// tenure's offer.
     pub fn offer_now(&self, part: Range<usize>) -> io::Result<()> {
-        // SAFETY: as for `mark`.
+        // SAFETY: `at` checks that the part is inside the mapping, which stays as it is until
+        // `drop`. The pages may go, because they are marked.
         Ok(unsafe { volatile::offer_now(self.at(&part), part.len()) }?)
     }
 }

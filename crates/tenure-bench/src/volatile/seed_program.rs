@@ -68,7 +68,7 @@ fn given_back(map: &Map, retries: usize) -> io::Result<()> {
 
 /// The limit and the rival in comparisons of their own: a difference of 3 % needs many rounds, which
 /// the rival, 20 times slower, would make last for half an hour; and what it leaves behind (memory
-/// just freed, or given back to the host) would be met by whoever is next.
+/// just freed, or given back to the host) would be met by the next test.
 pub(super) fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     let retries = options.size(100, 2);
     let [bare, tenure, rival] = WAYS;

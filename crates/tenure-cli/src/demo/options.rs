@@ -11,15 +11,15 @@ use std::time::Duration;
 pub const PREPARATION: Duration = Duration::from_secs(10);
 
 const HELP: &str = "\
-A worker process serves requests for pieces of real files, compressed by zstd. To compress is \
-dear, so the worker keeps the pieces in a cache. It shares a memory cgroup with a neighbour whose \
-need for memory rises and falls twice. Three caches are tried in turn, with the same requests and \
-the same neighbour: an LRU that is small enough for the neighbour's worst hour, an LRU that uses \
-all the room of its best hour (and is killed for it), and tenure's cache, which has no size. \
-Every value that comes from a cache is compared with a checksum that was taken before.
+A worker process serves requests for pieces of real files, compressed by zstd. Compressing is \
+expensive, so the worker keeps the pieces in a cache. It shares a memory cgroup with a neighbour \
+whose need for memory rises and falls twice. The demo runs three caches in turn, with the same \
+requests and the same neighbour: an LRU that is small enough for the neighbour's worst hour, an \
+LRU that uses all the room of the best hour (so the kernel kills one of the two), and tenure's \
+cache, which has no size. Every value that comes from a cache is compared with its checksum.
 
-The demo runs as root with memory cgroups v1 or v2, as a user in a scope of the user's systemd, \
-and without either with a stand-in that says so.
+The demo runs as root with memory cgroups v1 or v2, or as a user in a scope of the user's systemd. \
+Without either it enforces the limit itself, and prints that.
 
 Examples:
   tenure demo
@@ -28,11 +28,11 @@ Examples:
 
 Exit code: 0 if tenure's worker and its neighbour survived and no byte was wrong, else 1.";
 
-/// Serve real files from three caches in turn, beside a neighbour whose need for memory grows.
+/// Serve real files from three caches in turn, beside a neighbour whose need for memory rises and falls.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Where the files are that pieces are taken from.
+    /// Directory of the files that pieces are taken from.
     #[arg(long, value_name = "DIR", default_value = "/usr")]
     pub dir: PathBuf,
     /// Seconds for each of the three.
@@ -54,11 +54,11 @@ pub struct Args {
     /// How uneven the requests are: the exponent of Zipf's law.
     #[arg(long, value_name = "S", default_value_t = 0.9)]
     pub zipf: f64,
-    /// zstd's level: the higher, the dearer a value is to make.
+    /// zstd's level: the higher, the longer it takes to make a value.
     #[arg(long, value_name = "N", default_value_t = 6,
           value_parser = clap::value_parser!(i32).range(1..=19))]
     pub level: i32,
-    /// Chooses pieces and requests.
+    /// Seed of the random choice of pieces and requests.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Where to write the picture.

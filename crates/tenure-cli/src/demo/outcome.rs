@@ -23,7 +23,7 @@ pub struct Sample {
     pub at: f64,
     /// Bytes of memory of the worker's own, pages of files not counted.
     pub worker: u64,
-    /// The same of the neighbour.
+    /// Bytes of memory of the neighbour's own.
     pub neighbour: u64,
     /// Bytes the neighbour is to have.
     pub wanted: u64,
@@ -79,7 +79,7 @@ pub struct Outcome {
     pub samples: Vec<Sample>,
     /// The worker's last counts.
     pub counts: Counts,
-    /// Who died first, if anybody did; the run ended there.
+    /// The first process that died, if one did. The run ended there.
     pub death: Option<Death>,
     /// The highest charge by the kernel's own record, else the highest sum that was seen.
     pub peak_together: u64,

@@ -95,7 +95,7 @@ impl Process {
     }
 }
 
-/// The same for any process, by its id or "self".
+/// Bytes of memory of any process's own, by its id or "self".
 pub fn own_bytes(process: &str) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/statm"));
     text.map_or(0, |text| own_pages(&text)) * rustix::param::page_size() as u64

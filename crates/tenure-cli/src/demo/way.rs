@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What all ways have in common.
 pub struct Common<'a> {
-    /// Who enforces the limit.
+    /// How the limit is enforced.
     pub enforcement: &'a Enforcement,
     /// The limit.
     pub limit: u64,

@@ -62,7 +62,7 @@ fn obey(from: &mut BufReader<StdinLock<'_>>, gave_up: &AtomicU64) -> anyhow::Res
     }
 }
 
-/// Nanoseconds of processor time of this thread: work, whoever else the machine is busy for.
+/// Nanoseconds of processor time of this thread: work, without the other work of the machine.
 fn cpu_time() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

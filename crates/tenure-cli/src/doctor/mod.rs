@@ -13,13 +13,13 @@ use tenure::{Finding, Status};
 use trial::{Ending, Outcome};
 
 const NOTES: &str = "\
-Each line is the result of doing the thing once and looking at its effect. WARN: something stands \
-in for it, at the price that the line names. FAIL: nothing stands in. The first line, trial, is a \
-process of its own that does with tenure what programs do: only there a seccomp filter shows that \
-kills the process for a system call.
+Each line is the result of trying a feature once and looking at its effect. WARN: the feature is \
+missing, and tenure replaces it at the price that the line names. FAIL: the feature is missing, and \
+nothing replaces it. The first line, trial, is a separate process that uses tenure as programs do: \
+only there the doctor can see a seccomp filter that kills the process for a system call.
 
-Exit code: 1 if something is missing for which nothing stands in; with --strict, also if \
-something is only replaced.";
+Exit code: 1 if a feature is missing that nothing replaces; with --strict, also if tenure replaces \
+one.";
 
 /// Try what this kernel allows, and print what to do where it does not.
 #[derive(Debug, clap::Args)]
@@ -146,20 +146,20 @@ fn trial_line(trial: Outcome) -> Line {
         consequence,
         remedy,
     };
-    let doing = "does with tenure what programs do";
+    let doing = "uses tenure as programs do";
     match trial {
         Outcome::Done => {
-            let what = format!("a process of its own {doing}, in {} steps", trial::steps());
+            let what = format!("a separate process {doing}, in {} steps", trial::steps());
             line(what.into(), None, None, None)
         }
         Outcome::Failed(errors) => line(
-            format!("a process of its own {doing}").into(),
+            format!("a separate process {doing}").into(),
             Some(errors.join("; ")),
             Some("calls of a program fail as these did"),
             Some("see the findings below for what the kernel refuses"),
         ),
         Outcome::Ended { step, how: Ending::Filter } => line(
-            format!("a process of its own {doing}").into(),
+            format!("a separate process {doing}").into(),
             Some(format!("a seccomp filter kills (SIGSYS) for a system call at this step: {step}")),
             Some("a program that uses tenure is killed here"),
             Some(
@@ -169,13 +169,13 @@ fn trial_line(trial: Outcome) -> Line {
             ),
         ),
         Outcome::Ended { step, how: Ending::Other(how) } => line(
-            format!("a process of its own {doing}").into(),
+            format!("a separate process {doing}").into(),
             Some(format!("{how}, at this step: {step}")),
             Some("a program that uses tenure may end here too"),
             Some("please report it, with the kernel's version"),
         ),
         Outcome::NotTried(why) => line(
-            format!("a process of its own {doing}").into(),
+            format!("a separate process {doing}").into(),
             Some(why),
             Some("whether a seccomp filter kills for a system call is not known"),
             Some("let tenure start its own program file"),

@@ -42,7 +42,7 @@ pub fn parts(file: &File, range: Range<u64>) -> Vec<Range<u64>> {
 }
 
 /// The parts with the smallest holes between them closed, so that they are few: each takes a mapping.
-/// What is closed is address space, not memory, unless somebody touches it.
+/// What is closed is address space, not memory, unless a process touches it.
 pub fn closed(parts: &[Range<u64>]) -> Vec<Range<u64>> {
     let hole = |at: usize| parts[at].start - parts[at - 1].end;
     let mut open: Vec<usize> = (1..parts.len()).filter(|at| hole(*at) >= SMALL_HOLE).collect();

@@ -36,7 +36,7 @@ pub struct Filling<'a> {
 /// Why a part could not be filled.
 #[derive(Debug)]
 pub enum Unfilled {
-    /// Somebody pressed Ctrl-C.
+    /// The user pressed Ctrl-C.
     Stopped,
     /// The deadline passed.
     TimedOut,

@@ -33,7 +33,7 @@ impl Look {
         data::total(&self.missing)
     }
 
-    /// The same in whole pages, as far as they take free memory.
+    /// The missing bytes in whole pages, as far as they take free memory.
     pub fn missing_pages(&self) -> u64 {
         if self.pooled {
             return 0;

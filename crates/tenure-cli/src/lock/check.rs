@@ -90,7 +90,7 @@ fn enough_mappings(needed: usize, used: usize, allowed: usize) -> anyhow::Result
 }
 
 /// Refuses what memory has no room for: locked pages cannot make room for others, and then the
-/// kernel kills somebody.
+/// kernel kills a process.
 pub fn room(need: &Need) -> anyhow::Result<()> {
     if need.missing_pages == 0 {
         return Ok(());

@@ -28,7 +28,7 @@ pub struct Way {
 /// What holding files takes.
 #[derive(Debug)]
 pub struct Means<'a> {
-    /// The same for every file.
+    /// How every file is locked.
     pub way: Way,
     /// Reads them.
     pub filling: Filling<'a>,

@@ -31,28 +31,27 @@ use watch::{anchors, Watch, LOOK_EVERY};
 const SETTLE: Duration = Duration::from_millis(30);
 
 const HELP: &str = "\
-Maps the files, locks them, reads what is missing in parallel, prints what is locked in fact, and \
-stays until Ctrl-C or SIGTERM. Holes of sparse files are left as they are. All of it has to fit \
-into memory and under RLIMIT_MEMLOCK (which is raised as far as the hard limit allows), or \
-nothing is locked; `tenure explain lock SIZE` prints what to write where. A FILE that is a pipe, \
-a socket or a device is an error; those inside directories are passed over.
+The command maps the files, locks them, reads the missing parts in parallel, prints what is locked \
+in fact, and stays until Ctrl-C or SIGTERM. Holes of sparse files are left as they are. Everything \
+has to fit into memory and under RLIMIT_MEMLOCK (which the command raises as far as the hard limit \
+allows), or nothing is locked; `tenure explain lock SIZE` prints what to write where. A FILE that \
+is a pipe, a socket or a device is an error; such files inside directories are passed over.
 
---on-fault reads nothing: what is in the page cache now is locked, the rest is not. The kernel \
-locks a page when the process that holds the lock touches it, and this process has no other \
-reason to touch the files. So with --follow it adds every 10 seconds what other processes have \
-brought in meanwhile, and what was used once stays. The limit is charged with the whole length \
-all the same.
+--on-fault reads nothing: it locks the pages that are in the page cache now. The kernel locks \
+further pages only when this process touches them. So with --follow the command locks every 10 \
+seconds the pages that other processes have brought in meanwhile: pages that were used once stay. \
+The limit is charged with the whole length all the same.
 
---follow: a file that is replaced (renamed over, or deleted and written anew) is locked before \
-the old one is unlocked. What is cut off is unlocked, and what is added is locked. A file that is \
-deleted is unlocked after a second. New files in a directory that is named as FILE are locked, \
-and a FILE that is missing is awaited. What comes later and fits neither the limit nor memory is \
-reported once and tried again every 10 seconds; what is locked stays. Without --follow, the files \
-that the names meant at the start stay locked, deleted or not.
+--follow: if a file is replaced (renamed over, or deleted and written anew), the new file is locked \
+before the old one is unlocked. If a file shrinks or grows, its lock does so, too. A deleted file \
+is unlocked after a second. New files in a directory that is named as FILE are locked, and a \
+missing FILE is locked when it appears. If a later file does not fit the limit or memory, the \
+command reports it once and tries again every 10 seconds; what is locked stays. Without --follow, \
+the files that the names meant at the start stay locked, deleted or not.
 
-Each file takes a mapping (each part with data does): vm.max_map_count, 65530 by default, bounds \
-them. Beyond 256 parts of a file the smallest holes are mapped with them: unread, though the \
-limit is charged with them. Under systemd, Type=notify works.
+Each part of a file with data takes a mapping, and vm.max_map_count (65530 by default) bounds the \
+number of mappings. Beyond 256 parts of a file the smallest holes are mapped, too: they are not \
+read, but the limit is charged with them. Under systemd, Type=notify works.
 
 Examples:
   tenure lock /srv/model.bin
@@ -61,8 +60,8 @@ Examples:
   tenure lock --follow --json /srv/www | jq -r .event
   systemd-run -p Type=notify -p LimitMEMLOCK=infinity tenure lock --follow /srv/index
 
-Exit codes: 0 unlocked on request, everything having been locked; 1 something could not be \
-locked; 2 wrong usage.";
+Exit codes: 0 everything was locked, and was unlocked on request; 1 something could not be locked; \
+2 wrong usage.";
 
 /// Lock files in memory until interrupted, and follow them when they change.
 #[derive(Debug, clap::Args)]

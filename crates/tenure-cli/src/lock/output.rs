@@ -76,7 +76,7 @@ impl Output {
         }
     }
 
-    /// Who keeps files in memory goes on when nobody listens any more.
+    /// The command keeps the files in memory when nobody reads the output any more.
     fn put(&self, line: &str) {
         if !self.quiet {
             let mut out = io::stdout().lock();

@@ -17,18 +17,17 @@ use work::Work;
 
 const HELP: &str = "\
 Pages that are in the page cache already are not read again. Holes of sparse files are neither \
-read nor filled, and a file with several names is read once. A file that cannot be read is \
-reported, and the others are read all the same. The same holds for a FILE that is a pipe, a \
-socket or a device; those inside directories are passed over. A file that shrinks meanwhile is an \
-error, no more.
+read nor filled, and a file with several names is read once. The command reports a file that it \
+cannot read, or that shrinks meanwhile, and reads the others. It also reports a FILE that is a \
+pipe, a socket or a device, and passes over such files inside directories.
 
 The kernel may take pages of the page cache whenever memory is needed: `tenure lock` keeps them. \
 The command does not begin what does not fit into the free memory of this machine, or of this \
 process's memory cgroup. What a file on hugetlbfs lacks is allocated from its pool of huge pages.
 
-The kernel tells what is resident of files that the user owns or may write. Of other files it \
-tells nothing (\"unknown\"): they are read as if nothing were there, which costs no reading where \
-something is.
+The kernel shows which pages are resident only for files that the user owns or may write. Other \
+files are \"unknown\": the command reads all of them, and the kernel does not read from the disk \
+what is resident already.
 
 Examples:
   tenure populate /srv/model.bin
@@ -36,10 +35,11 @@ Examples:
   tenure populate --range ..64M --deadline 20 /srv/index/*.idx
   tenure populate --json --quiet /usr/lib | jq .missing
 
-Exit codes: 0 everything asked for is resident (or --dry-run could look at everything), 1 \
-something is not: failed, interrupted, out of time, or pushed out again; 2 wrong usage.";
+Exit codes: 0 everything asked for is resident (or --dry-run could look at everything); 1 a part \
+is not: a read failed, the command was interrupted or out of time, or the kernel has taken pages \
+again; 2 wrong usage.";
 
-/// Read into the page cache what is missing of files, in parallel.
+/// Read the missing parts of files into the page cache, in parallel.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
@@ -51,7 +51,7 @@ pub struct Args {
     /// Threads that read [default: as many as are useful].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Stop after this many seconds, with what is read by then.
+    /// Stop after this many seconds, and keep what is read by then.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     deadline: Option<Duration>,
     /// Begin even if it cannot all fit into memory.

@@ -17,18 +17,18 @@ use tenure_launch::{self as launch, variable};
 pub use library::find as find_library;
 
 const HELP: &str = "\
-Without an option it is --large --unmap. Each option has an environment variable that does the \
-same where the library is in LD_PRELOAD already; `off` switches one off. TENURE_DISABLE=1 \
-switches everything off. Sizes are bytes, or K, M, G (powers of 1024).
+Without an option the command sets --large and --unmap. Each option has an environment variable \
+with the same effect, for programs that have the library in LD_PRELOAD; `off` switches an option \
+off. TENURE_DISABLE=1 switches everything off. Sizes are bytes, or K, M, G (powers of 1024).
 
 The program's output, exit status and contents of memory stay as they are. Calls that leave a \
 lasting state on memory (mprotect, mlock, mbind, MADV_DONTDUMP and the like) take that memory out \
 of the pool.
 
 tenure does not see raw system calls (Go's runtime), a malloc that is linked into the program \
-itself, and what the C library maps for its own use. Another allocator (jemalloc, mimalloc, \
-tcmalloc) has calls of its own that take blocks back, so it serves all of malloc itself; --mmap \
-serves its mmap. --report tells what was seen.
+itself, or what the C library maps for its own use. Another allocator (jemalloc, mimalloc, \
+tcmalloc) has calls of its own that take blocks back, so it goes on serving all of malloc; --mmap \
+serves its mmap. --report prints what tenure has served.
 
 tenure refuses a program that is linked statically, gains rights when it starts (setuid, file \
 capabilities), is built with gcc's address or leak sanitizer, or is of another architecture or C \
@@ -50,7 +50,7 @@ Examples:
 Exit codes: the program's; 125 tenure itself failed or refused, 126 the program cannot be \
 executed, 127 there is no such program, 2 wrong usage.";
 
-/// Run a program as it is, with large memory from the pool and large unmaps without stalls.
+/// Run a program as it is, with large blocks from the pool and large unmaps without stalls.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
@@ -71,8 +71,8 @@ pub struct Args {
     #[arg(long, env = variable::UNMAPPED, value_name = "closed|open", require_equals = true,
           value_parser = unmapped)]
     unmapped: Option<String>,
-    /// Retire munmap from SIZE on: it returns at once, and the memory follows without stalling other threads. What
-    /// a MAP_FIXED mapping or a shrinking mremap replaces goes beforehand [SIZE: 32M].
+    /// Retire munmap from SIZE on: it returns at once, and the memory follows without stalling other threads.
+    /// Memory that a MAP_FIXED mapping or a shrinking mremap replaces goes without stalls, too [SIZE: 32M].
     #[arg(long, env = variable::UNMAP, value_name = "retire[:SIZE]", num_args = 0..=1,
           require_equals = true, default_missing_value = "retire", value_parser = unmap)]
     unmap: Option<String>,

@@ -26,7 +26,7 @@ impl SyscallCount {
         (result, self.now() - before)
     }
 
-    /// The same without the calls that other threads make meanwhile, such as a background thread
+    /// The section's result and its calls, without those that other threads make meanwhile, such as a background thread
     /// whose turn comes while a slow machine is still in the section.
     pub fn of_this_thread<R>(&self, section: impl FnOnce() -> R) -> (R, u64) {
         let calls = || self.shared.of_one_thread.load(Ordering::SeqCst);

@@ -119,7 +119,7 @@ fn each_job_is_taken_once() {
                 // SAFETY: the job is freed when the worker is done with it.
                 unsafe { shared.mailbox.push(place.cast()) };
                 shared.mailbox.post(JOBS);
-                // SAFETY: as above.
+                // SAFETY: the job is freed only below, after it is done.
                 let done = || unsafe { &*place }.done.load(Ordering::Acquire) == 1;
                 shared.done.wait_until(done);
                 // SAFETY: made above; the worker is done with it.

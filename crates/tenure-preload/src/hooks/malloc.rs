@@ -243,7 +243,7 @@ pub unsafe fn realloc_run(at: *mut c_void, size: usize) -> *mut c_void {
     unsafe { realloc_run_with(at, size, ALIGN, false) }
 }
 
-/// The same, to a multiple of `align`; what is new reads as zeros if `zeroed`.
+/// [`realloc_run`] to a multiple of `align`. New bytes read as zeros if `zeroed`.
 pub unsafe fn realloc_run_with(
     at: *mut c_void,
     size: usize,

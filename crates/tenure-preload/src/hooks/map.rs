@@ -1,6 +1,6 @@
 //! mmap, munmap and mremap: from the pool, retired, or as they are.
 //!
-//! All of it by raw system calls. Whoever calls may hold an allocator's locks, or be a signal handler:
+//! All of it by raw system calls. The caller may hold an allocator's locks, or be a signal handler:
 //! nothing here allocates or starts a thread, but for a populate in parallel, which the caller asked for.
 
 use super::rules::{is_plain_memory, let_go_of_pool, touches_pool};

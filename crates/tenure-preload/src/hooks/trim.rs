@@ -50,7 +50,7 @@ pub unsafe extern "C" fn mallinfo2() -> libc::mallinfo2 {
     info
 }
 
-/// The same in numbers that overflow, as glibc has it.
+/// The figures in numbers that overflow, as glibc has them.
 #[cfg(target_env = "gnu")]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mallinfo() -> libc::mallinfo {

@@ -106,7 +106,7 @@ pub(super) struct Array<K> {
     groups: Groups<K>,
     /// Slots that are not empty.
     used: AtomicU32,
-    /// The array before this one, if it has keys still. Not changed while somebody may read it.
+    /// The array before this one, if it has keys still. Not changed while a reader may use it.
     pub older: AtomicPtr<Array<K>>,
     /// The next of a list of arrays that are out of use.
     pub next: AtomicPtr<Array<K>>,

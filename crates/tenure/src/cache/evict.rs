@@ -110,7 +110,7 @@ impl Space {
             return;
         }
         if segment.range.pins() > 0 {
-            // Somebody reads it, or writes a value that counts for nothing yet.
+            // A thread reads it, or writes a value that counts for nothing yet.
             self.may_be_empty(segment);
         } else if self.take_out(segment) {
             if segment.life.live() == 0 {

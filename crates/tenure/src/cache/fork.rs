@@ -41,7 +41,8 @@ pub(super) struct Listed {
 // SAFETY: the pointer is to the cache that the place is in, which is `Sync` and `Send`; it is used
 // only while the cache is listed.
 unsafe impl Send for Listed {}
-// SAFETY: as above; it is written once, before the place is listed.
+// SAFETY: the pointer is written once, before the place is listed, and only read afterwards. `next`
+// is atomic.
 unsafe impl Sync for Listed {}
 
 struct Caches(AtomicPtr<Listed>);
@@ -58,7 +59,8 @@ impl Caches {
             // SAFETY: set before the place was listed, and not changed since.
             let cache = unsafe { *listed.cache.get() };
             if let Some(cache) = cache {
-                // SAFETY: as above: the cache is there.
+                // SAFETY: the lock is held, and a cache takes its place out of the list under that
+                // lock before it ends.
                 each(unsafe { &*cache });
             }
             at = listed.next.load(Ordering::Acquire);

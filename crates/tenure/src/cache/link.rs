@@ -20,7 +20,7 @@ pub(super) enum Name {
     Bare,
     /// Pinned, without a mapping.
     Unmapped,
-    /// Out of date, but somebody still has it pinned.
+    /// Out of date, but still pinned.
     Draining,
 }
 

@@ -5,10 +5,12 @@
 //! faster then, and twice as fast at overwriting values of 100 KiB).
 //!
 //! Values of any length are packed into 2 MiB segments of volatile memory. The kernel takes whole
-//! segments in its ordinary reclaim, those first that were offered first. Where the cache itself must make room, values
-//! that were used stay and those that were used once go: a scan does not wash it out. The next get of such a value notices it and misses. A
-//! get never returns wrong or partial bytes: it pins the segment before it looks, and a segment is reused
-//! only when no thread has it pinned.
+//! segments in its ordinary reclaim, and the segments that were offered first go first. A get that
+//! finds its value purged misses. A get never returns wrong or partial bytes: it pins the segment
+//! before it looks, and a segment is reused only when no thread has it pinned.
+//!
+//! Where the cache itself must make room, values that were used again stay, and values that were used
+//! once go. So a scan over many keys does not wash the cache out.
 //!
 //! **Release a value soon.** A [`Value`] that is held keeps its whole segment of 2 MiB from the kernel.
 //!
@@ -78,7 +80,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The hasher that a cache uses unless told otherwise: fast, seeded by chance per cache.
+/// The default hasher of a cache: fast, with a random seed for each cache.
 ///
 /// ```
 /// let cache: tenure::Cache<String, tenure::cache::DefaultHasher> = tenure::Cache::new()?;
@@ -127,7 +129,7 @@ pub struct CacheBuilder<K, S = DefaultHasher> {
     key: PhantomData<fn(K)>,
 }
 
-/// What a cache has done and holds. Counts since it was made, but for those that say "now".
+/// What a cache has done, counted since it was made, and what it holds now.
 ///
 /// ```
 /// let cache = tenure::Cache::<u64>::new()?;
@@ -142,7 +144,7 @@ pub struct CacheBuilder<K, S = DefaultHasher> {
 pub struct CacheStats {
     /// Gets that found their value.
     pub hits: u64,
-    /// Gets that did not, for whatever reason.
+    /// Gets that did not find their value, for any reason.
     pub misses: u64,
     /// Values put in.
     pub insertions: u64,
@@ -156,9 +158,9 @@ pub struct CacheStats {
     pub purged_bytes: u64,
     /// Values that were moved because they were used, when their segment was emptied.
     pub moved_values: u64,
-    /// Keys now in the index; some may lead to values that are gone.
+    /// Keys that are in the index now. Some may lead to values that are gone.
     pub values: u64,
-    /// Bytes of the segments now, filled or not, as far as they are known not to be purged.
+    /// Bytes of the segments now, filled or not, without those that are known to be purged.
     pub footprint_bytes: u64,
     /// The footprint that purges and free memory now allow without asking again.
     pub target_bytes: u64,
@@ -194,7 +196,8 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
         self
     }
 
-    /// How willingly the cache's memory is given up, against other volatile memory of this process.
+    /// Sets when the kernel takes the cache's memory, compared with other volatile memory of this
+    /// process.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::builder().priority(tenure::Priority::LOWEST).build()?;
@@ -205,7 +208,7 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
         self
     }
 
-    /// How long a value may be returned after it was put in, in whole milliseconds.
+    /// Sets how long the cache returns a value after it was put in, in whole milliseconds.
     ///
     /// ```
     /// use std::time::Duration;
@@ -220,7 +223,7 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
         self
     }
 
-    /// Another hasher for the keys.
+    /// Sets another hasher for the keys.
     ///
     /// ```
     /// let hasher = std::hash::RandomState::new(); // slower, and safe from chosen keys
@@ -278,7 +281,7 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
 }
 
 impl<K: Hash + Eq + Send + Sync + 'static> Cache<K> {
-    /// A cache with no size set.
+    /// Makes a cache without a size.
     ///
     /// ```
     /// let cache = tenure::Cache::<String>::new()?;
@@ -306,7 +309,8 @@ impl<K: Hash + Eq + Send + Sync + 'static> Cache<K> {
 }
 
 impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
-    /// The value under a key, pinned; `None` if there is none, it has ended, or it was purged.
+    /// Returns the value under a key, pinned. Returns `None` if the key has no value, if the
+    /// value's time is over, or if the value was purged.
     ///
     /// A value that is held keeps the 2 MiB around it from the kernel: release it soon. While very many
     /// are held, a get returns a copy instead: see [`Value::is_copy`].
@@ -336,10 +340,11 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         self.inner.look_up(short(self.inner.shards.hash(key)), key)
     }
 
-    /// Whether a key has a value that has not ended. It may have been purged all the same; only a
-    /// get finds out. With a time to live it looks at the value's end, and takes the pages around it back
-    /// for that as a get does; a value whose end was purged, or cannot be read for want of memory, is not
-    /// there.
+    /// Returns whether a key has a value whose time is not over. The value may have been purged all
+    /// the same: only a get finds that out. With a time to live the call reads the value's header,
+    /// which says when its time is over, and takes the pages around it back for that, as a get
+    /// does. If those pages were purged, or there is no memory to take them back, the call returns
+    /// `false`.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::new()?;
@@ -388,9 +393,9 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         }
     }
 
-    /// The value under a key; if there is none, `make` makes it, once however many threads ask for
-    /// it meanwhile. If the cache has no room for the value it is returned all the same
-    /// ([`Value::is_cached`]).
+    /// Returns the value under a key. If there is none, `make` makes it: once, however many threads
+    /// ask for it meanwhile. If the cache has no room for the value, the call returns it all the
+    /// same ([`Value::is_cached`] is `false` then).
     ///
     /// What `make` returns may be out of date: an [`insert`](Cache::insert), a [`remove`](Cache::remove)
     /// or a [`clear`](Cache::clear) of the key, by any thread, may come while it runs. The newer change
@@ -425,8 +430,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         self.get_or_try_insert_with(key, || Ok(make()))
     }
 
-    /// [`Cache::get_or_insert_with`] for a `make` that can fail; a thread that waited then tries
-    /// itself.
+    /// Does what [`Cache::get_or_insert_with`] does, for a `make` that can fail. When it fails, a
+    /// thread that waited calls its own `make`.
     ///
     /// ```
     /// let cache = tenure::Cache::<String>::new()?;
@@ -489,9 +494,10 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         }
     }
 
-    /// Removes a key and its value; `false` if there was none. `true` also for a value that had ended or
-    /// was purged, if no get has found that out: `remove` does not look at the value. Its space is free when the last guard
-    /// of its segment's values is gone.
+    /// Removes a key and its value. Returns `false` if there was none. Returns `true` also for a
+    /// value whose time was over or that was purged, if no get has found that out: `remove` does
+    /// not look at the value. The space is free when the last guard of a value in its segment is
+    /// gone.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::new()?;
@@ -533,7 +539,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         self.inner.shards.harvest();
     }
 
-    /// What the cache has done and holds.
+    /// Returns what the cache has done and what it holds.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::new()?;

@@ -51,7 +51,7 @@ impl Place {
     pub fn generation(self) -> u32 {
         (self.0 >> (OFFSET_BITS + SEGMENT_BITS)) as u32 & GENERATIONS
     }
-    /// The same place, however often used.
+    /// Whether it is the same place, however often used.
     #[inline]
     pub fn same(self, other: Place) -> bool {
         (self.0 ^ other.0) & !USED == 0
@@ -60,12 +60,12 @@ impl Place {
     pub fn uses(self) -> u32 {
         (self.0 >> USES_SHIFT) as u32
     }
-    /// The same place after one use more, if it is counted.
+    /// Returns the place after one use more, if that is counted.
     #[inline]
     pub fn used_again(self) -> Option<Place> {
         (self.0 & USED != USED).then(|| Place(self.0 + (1 << USES_SHIFT)))
     }
-    /// The same place with as many uses, none above [`MOST_USES`].
+    /// Returns the place with as many uses, at most [`MOST_USES`].
     pub fn with_uses(self, uses: u32) -> Place {
         Place(self.0 & !USED | u64::from(uses.min(MOST_USES)) << USES_SHIFT)
     }

@@ -7,7 +7,7 @@ use crate::error::Result;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// How many segments that somebody had pinned are looked at each time.
+/// How many segments that were pinned are looked at each time.
 const DRAIN: usize = 32;
 /// Of how many segments that are emptied for one new one the used values are kept.
 const KEEP: usize = 8;
@@ -191,7 +191,7 @@ impl Space {
         true
     }
 
-    /// Looks at segments that somebody had pinned when they were put away.
+    /// Looks at segments that were pinned when they were put away.
     fn drain(&self) {
         for _ in 0..DRAIN {
             let mut lists = self.lists.lock();

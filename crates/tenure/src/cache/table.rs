@@ -387,7 +387,7 @@ impl<K> Table<K> {
         self.harvest();
     }
 
-    /// Moves all keys into the newest array, unless somebody is in a section or there is no room.
+    /// Moves all keys into the newest array, unless a reader is in a section or there is no room.
     fn unite(&self, writer: &mut Guard<'_, Writer<K>>) {
         let Some(newest) = self.current(writer) else { return };
         let Some(older) = newest.older() else { return };
@@ -398,7 +398,8 @@ impl<K> Table<K> {
             return;
         }
         let mut at = newest.older.swap(null_mut(), Ordering::AcqRel);
-        // SAFETY: the table's own, and nobody else reads them: see `close`.
+        // SAFETY: the table owns its arrays, and no reader is in a section since `close` returned
+        // true.
         while let Some(array) = unsafe { at.as_ref() } {
             // SAFETY: the lock is held and nobody is in a section.
             unsafe { array.move_to(newest) };

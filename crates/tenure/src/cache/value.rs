@@ -30,14 +30,14 @@ enum Holder<'a> {
     Token(&'a Segment),
     /// The bytes are a `Box<[u8]>`: a copy of what is in the cache.
     Copy,
-    /// The same, and not in the cache.
+    /// The bytes are a `Box<[u8]>`, and the value is not in the cache.
     Uncached,
 }
 
 // SAFETY: the bytes are the value's own or those of a segment, which nobody writes while it is
 // pinned; a pin and a token may be given back on any thread.
 unsafe impl Send for Value<'_> {}
-// SAFETY: as above; a shared value is only read.
+// SAFETY: a shared value is only read: its bytes do not change while it is pinned.
 unsafe impl Sync for Value<'_> {}
 
 impl<'a> Value<'a> {
@@ -55,9 +55,9 @@ impl<'a> Value<'a> {
         Value { bytes, holder: if cached { Holder::Copy } else { Holder::Uncached } }
     }
 
-    /// Whether the value is in the cache: `false` if it was made by
-    /// [`get_or_insert_with`](super::Cache::get_or_insert_with) and found no room, or its key was changed
-    /// while it was made.
+    /// Returns whether the value is in the cache. It is not if
+    /// [`get_or_insert_with`](super::Cache::get_or_insert_with) made it and found no room, or if
+    /// its key was changed meanwhile.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::new()?;
@@ -72,8 +72,8 @@ impl<'a> Value<'a> {
         !matches!(self.holder, Holder::Uncached)
     }
 
-    /// Whether the bytes are a copy outside the cache: so many values are held that no more of them
-    /// may keep the cache's memory from the kernel.
+    /// Returns whether the bytes are a copy outside the cache. A get returns a copy while the
+    /// program holds very many values, because held values keep the cache's memory from the kernel.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::new()?;

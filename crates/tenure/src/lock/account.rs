@@ -13,6 +13,7 @@ use std::fmt;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias = "RLIMIT_MEMLOCK")]
 pub struct Account {
     /// Charged already (`VmLck`).
     pub locked: u64,
@@ -22,12 +23,12 @@ pub struct Account {
     pub hard: Option<u64>,
     /// Whether the calling thread has `CAP_IPC_LOCK` in effect.
     pub ipc_lock: bool,
-    /// Whether capabilities lift the limit here: only in the machine's first user namespace do they.
+    /// Whether capabilities lift the limit here: they do only in the machine's first user namespace.
     pub first_user_namespace: bool,
 }
 
 impl Account {
-    /// Whether no limit holds for this thread.
+    /// Returns whether this thread may lock without a limit.
     ///
     /// ```
     /// let account = tenure::lock::account()?;
@@ -38,7 +39,7 @@ impl Account {
         self.soft.is_none() || (self.ipc_lock && self.first_user_namespace)
     }
 
-    /// How many bytes more can be locked, in whole pages; `None`: as many as there are.
+    /// Returns how many more bytes can be locked, in whole pages. `None`: there is no limit.
     ///
     /// ```
     /// let cache_bytes = 64 << 20;

@@ -1,4 +1,4 @@
-//! Who wants a page locked, and what follows for the kernel.
+//! The claims on a page, and how the kernel has to lock it for them.
 
 use super::{Kinds, When};
 
@@ -50,7 +50,7 @@ impl Claims {
         self.now == 0 && self.on_fault == 0 && self.base != Kinds::ALL
     }
 
-    /// Corrected by what the kernel shows: somebody else's call has changed the page's lock, or the
+    /// Corrected by what the kernel shows: another call has changed the page's lock, or the
     /// page belongs to another mapping by now. Guards' claims stay, so that their count is right.
     pub fn reconciled(self, kernel: Level) -> Claims {
         let mut claims = self;

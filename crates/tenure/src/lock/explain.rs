@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::os::{self, memory_limit};
 use std::fmt;
 
-/// Whether so many bytes could be locked.
+/// Whether a number of bytes could be locked.
 ///
 /// ```
 /// use tenure::lock::{explain, Verdict};
@@ -54,7 +54,7 @@ pub struct Explanation {
     pub memory_free: u64,
 }
 
-/// Says whether `bytes` more could be locked, without locking anything. Costs a few reads of `/proc`
+/// Returns whether `bytes` more could be locked, without locking anything. Costs a few reads of `/proc`
 /// and of the cgroup's files, about 200 µs.
 ///
 /// ```
@@ -85,7 +85,7 @@ pub fn explain(bytes: u64) -> Result<Explanation> {
 }
 
 impl Explanation {
-    /// Whether a lock of so many bytes would be allowed now.
+    /// Returns whether a lock of so many bytes would be allowed now.
     ///
     /// ```
     /// assert!(tenure::lock::explain(0)?.is_allowed());
@@ -95,7 +95,8 @@ impl Explanation {
         matches!(self.verdict, Verdict::Fits | Verdict::Exempt)
     }
 
-    /// The lines to write, each with where it goes: empty where nothing needs to be changed.
+    /// Returns the lines that raise the limit, each with the place where it goes. Returns nothing
+    /// where nothing needs to be changed.
     ///
     /// ```
     /// for (place, line) in tenure::lock::explain(5 << 30)?.lines() {
@@ -150,7 +151,7 @@ fn lines(bytes: u64, soft_is_enough: bool) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// The same in one sentence, for an error.
+/// Returns how to raise the limit in one sentence, for an error.
 pub(super) fn remedy(account: &Account, limit_needed: u64) -> String {
     let kib = limit_needed.div_ceil(1024);
     let soft = account.hard.is_none_or(|hard| hard >= limit_needed);

@@ -14,10 +14,10 @@ const THREADS: usize = 2;
 /// Locks the pages that `[addr, addr + len)` touches on fault now, and populates them in the background. The
 /// program may use them at once. Each page is locked from the moment it is resident.
 ///
-/// Files are populated for reading, so nothing becomes dirty and no private copy is made; other memory
-/// for writing, where the mapping allows it, for a page that was only read is the zero page, and
-/// nothing is kept by locking that. File mappings are advised `MADV_HUGEPAGE` first, so that a cold
-/// file is read by the huge page.
+/// Files are populated for reading, so nothing becomes dirty and no private copy is made. Other memory is
+/// populated for writing, where the mapping allows it: a page that was only read is the zero page, and
+/// locking that keeps nothing. File mappings are advised `MADV_HUGEPAGE` first, so that the kernel reads a
+/// cold file in huge pages.
 ///
 /// ```
 /// let memory = tenure::Mapping::anonymous(64 << 10)?;
@@ -35,8 +35,8 @@ const THREADS: usize = 2;
 ///
 /// # Errors
 /// As [`lock`] with [`When::OnFault`]; `EAGAIN`: no thread could be started. Nothing is locked then.
-/// What goes wrong later (a page past the end of its file, a full tmpfs) is told by [`Gradual::wait`],
-/// and leaves the lock as it is.
+/// [`Gradual::wait`] reports what goes wrong later (a page past the end of its file, a full tmpfs). The lock
+/// then stays as it is.
 #[doc(alias = "MLOCK_ONFAULT")]
 #[doc(alias = "mlock2")]
 pub fn gradually(addr: *const u8, len: usize) -> Result<Gradual> {
@@ -62,7 +62,8 @@ fn runs(addr: *const u8, len: usize) -> Result<Vec<(usize, usize, Access)>> {
     Ok(runs)
 }
 
-/// A lock whose pages become resident in the background. Dropped, it ends that and unlocks.
+/// A lock whose pages become resident in the background. Dropping it ends the background threads and
+/// unlocks.
 ///
 /// ```
 /// let memory = tenure::Mapping::anonymous(64 << 10)?;
@@ -81,7 +82,7 @@ pub struct Gradual {
 }
 
 impl Gradual {
-    /// The lock on all of it.
+    /// Returns the lock on the whole range.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(64 << 10)?;
@@ -93,8 +94,8 @@ impl Gradual {
         &self.lock
     }
 
-    /// How far the background has come. What the program itself has touched counts when the background
-    /// comes by.
+    /// Returns how far the background threads have come. They count a page that the program has
+    /// touched when they reach it.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(64 << 10)?;
@@ -123,7 +124,7 @@ impl Gradual {
         whole
     }
 
-    /// Whether the background is done, or has failed.
+    /// Returns whether the background threads are done, or have failed.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(64 << 10)?;
@@ -136,7 +137,7 @@ impl Gradual {
         self.behind.iter().all(Background::is_finished)
     }
 
-    /// Waits for the background, at most `patience`. Whether it is over.
+    /// Waits for the background threads, at most `patience`. Returns whether they are done.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(64 << 10)?;
@@ -154,7 +155,7 @@ impl Gradual {
         })
     }
 
-    /// Ends the background at its next piece. The lock stays.
+    /// Ends the background threads at their next piece. The lock stays.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(64 << 10)?;
@@ -169,7 +170,7 @@ impl Gradual {
         self.behind.iter().for_each(Background::cancel);
     }
 
-    /// Waits until all of it is resident, and so locked in fact. The lock stays. A second call returns
+    /// Waits until all pages are resident, and so locked in fact. The lock stays. A second call returns
     /// the same result.
     ///
     /// ```
@@ -213,7 +214,7 @@ impl Gradual {
         }
     }
 
-    /// What is locked of it in fact.
+    /// Returns what is locked of the range in fact.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(64 << 10)?;

@@ -8,13 +8,13 @@ use crate::os::generation;
 use crate::range::PageRange;
 use crate::tracking::raw::is_marked;
 
-/// Locks the pages that `[addr, addr + len)` touches until the guard is dropped, charged against `RLIMIT_MEMLOCK` (what is
-/// locked already, once).
+/// Locks the pages that `[addr, addr + len)` touches until the guard is dropped. The kernel charges them
+/// against `RLIMIT_MEMLOCK`, once however many guards hold them.
 ///
-/// All of it is locked, or nothing is changed: pages that were locked before, and how, stay as they
-/// were, whatever fails. A lock on fault does not weaken pages that are locked in full. With
-/// [`When::Now`] every page is resident when this returns. Memory that is never paged out anyway
-/// (huge pages of the pool, `memfd_secret`, devices) is accepted; [`Lock::receipt`] tells it apart.
+/// The call locks the whole range, or changes nothing. A lock on fault does not weaken pages that are
+/// locked in full. With [`When::Now`] every page is resident when the call returns. The call accepts
+/// memory that is never paged out anyway (huge pages of hugetlbfs, `memfd_secret`, devices);
+/// [`Lock::receipt`] shows it apart.
 ///
 /// ```
 /// use tenure::lock::{lock, When};
@@ -64,10 +64,10 @@ pub(super) fn refuse_volatile(call: &'static str, range: PageRange) -> Result<()
 
 /// A lock on a range, given back on drop.
 ///
-/// Dropping it before or after the memory is unmapped is equally harmless; where the range belongs to
-/// another mapping by then that was locked by other code than tenure, or by a future lock of
-/// [`mlockall`](super::mlockall()), drop it before. In a forked child it does nothing, for a child
-/// inherits no locks.
+/// The guard may be dropped before or after the memory is unmapped. Drop it before if another mapping
+/// will take the place that other code than tenure locks, or a future lock of
+/// [`mlockall`](super::mlockall()). In a forked child the guard does nothing, because a child inherits no
+/// locks.
 ///
 /// ```
 /// use tenure::lock::{lock, When};
@@ -89,7 +89,7 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// The first byte's address.
+    /// Returns the address of the first byte.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(4096)?;
@@ -101,7 +101,7 @@ impl Lock {
         self.range.start as *const u8
     }
 
-    /// Length in bytes, of whole pages.
+    /// Returns the length in bytes, in whole pages.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(4096)?;
@@ -124,7 +124,7 @@ impl Lock {
         false
     }
 
-    /// When this guard's claim locks the pages.
+    /// Returns when this guard locks the pages.
     ///
     /// ```
     /// use tenure::lock::{lock, When};
@@ -136,7 +136,7 @@ impl Lock {
         self.when
     }
 
-    /// What is locked of it in fact; see [`receipt()`].
+    /// Returns what is locked of the range in fact, as [`receipt()`] does.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(4096)?;
@@ -154,9 +154,10 @@ impl Lock {
         receipt(self.addr(), self.len())
     }
 
-    /// Changes this owner's claim. It is the one way to weaken a full lock: to [`When::OnFault`] the
-    /// pages that no other owner has in full are locked on fault from then on, and not unlocked for an
-    /// instant. To [`When::Now`] it makes all of it resident.
+    /// Changes when this guard locks the pages. It is the one way to weaken a full lock: with
+    /// [`When::OnFault`] the pages that no other guard has in full are locked on fault from then
+    /// on, and are not unlocked for an instant. With [`When::Now`] the call makes all of them
+    /// resident.
     ///
     /// ```
     /// use tenure::lock::{lock, When};
@@ -172,8 +173,8 @@ impl Lock {
     ///
     /// # Errors
     /// To [`When::Now`]: as [`lock`]. To [`When::OnFault`]: `ENOMEM` where `RLIMIT_MEMLOCK` was
-    /// lowered below what is locked already, for the kernel then refuses this change too. Nothing is
-    /// changed then. In a forked child it fails with `ENOMEM`: it holds no lock.
+    /// lowered below what is locked already, because the kernel then refuses this change, too. In a forked
+    /// child `ENOMEM`: it holds no lock. Nothing is changed then.
     pub fn set(&mut self, when: When) -> Result<()> {
         let call = "Lock::set";
         if when == self.when {

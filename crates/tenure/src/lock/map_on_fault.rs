@@ -1,4 +1,4 @@
-//! Mappings that are locked on fault from birth.
+//! Mappings that are locked on fault from the start.
 
 #![allow(unsafe_code, reason = "maps with the program's own flags")]
 
@@ -13,7 +13,7 @@ use crate::os::{self, maps, raw_map, reserve};
 use crate::range::PageRange;
 use rustix::fd::AsFd;
 
-/// `mmap(2)`: what [`mmap_on_fault`] is without the lock, for callers that choose by a flag.
+/// Calls `mmap(2)`: it is [`mmap_on_fault`] without the lock, for callers that choose by a flag.
 ///
 /// ```
 /// let flags = 0x22; // MAP_PRIVATE | MAP_ANONYMOUS
@@ -24,6 +24,9 @@ use rustix::fd::AsFd;
 /// }
 /// # Ok::<(), tenure::Error>(())
 /// ```
+///
+/// # Cost
+/// One system call.
 ///
 /// # Errors
 /// `mmap`'s, with its errno.
@@ -50,12 +53,11 @@ fn failed(call: &'static str, start: usize, len: usize, errno: rustix::io::Errno
         .on(start, len)
 }
 
-/// Maps memory as `mmap(2)` does, locked on fault from birth: no page that is ever touched there is
-/// paged out. It is what `MAP_LOCKONFAULT` was proposed for; `flags` and `prot` are `mmap`'s own, and
-/// `fd` is -1 for anonymous memory. The whole length is charged against `RLIMIT_MEMLOCK`, and the
-/// charge ends with `munmap`.
+/// Maps memory as `mmap(2)` does, locked on fault from the start: no page of it that is ever touched is
+/// paged out. `MAP_LOCKONFAULT` was proposed to Linux for this. `flags` and `prot` are `mmap`'s own, and
+/// `fd` is -1 for anonymous memory. The whole length is charged against `RLIMIT_MEMLOCK` until `munmap`.
 ///
-/// With `MAP_FIXED` what is mapped there already is replaced only once the new mapping is locked.
+/// With `MAP_FIXED` the old mapping is replaced only when the new mapping is locked.
 ///
 /// ```
 /// let flags = 0x22; // MAP_PRIVATE | MAP_ANONYMOUS
@@ -117,7 +119,8 @@ pub unsafe fn mmap_on_fault(
     let mut ledger = ledger::open();
     let unasked = ledger.future == Some(When::Now) && flags & libc::MAP_POPULATE == 0;
     let first_prot = if unasked { libc::PROT_NONE } else { prot };
-    // SAFETY: no MAP_FIXED, so nothing is replaced; of a file, the caller's promise.
+    // SAFETY: without MAP_FIXED nothing is replaced. The duties for a mapped file are the caller's,
+    // as this function's documentation says.
     let made = unsafe { raw_map::map(hint, size, first_prot, first_flags, fd, off) };
     let range = made.map(|at| PageRange::new(at, at + size)).map_err(failed)?;
     let settled = charge(&mut ledger, call, range).and_then(|()| {
@@ -128,7 +131,8 @@ pub unsafe fn mmap_on_fault(
         if !replaces {
             return Ok(range.start);
         }
-        // SAFETY: nobody knows the new mapping; of the old one, the caller's promise.
+        // SAFETY: nobody knows the new mapping, and the caller asked for MAP_FIXED, so nothing
+        // refers to the old one.
         unsafe { raw_map::move_over(range, start) }.map_err(failed)?;
         outlive_guards(&mut ledger, PageRange::new(start, start + size));
         Ok(start)
@@ -175,9 +179,9 @@ fn outlive_guards(ledger: &mut Ledger, range: PageRange) {
 }
 
 impl Mapping {
-    /// [`Mapping::anonymous`], locked on fault from birth: no page that is ever touched is paged out.
-    /// The whole length is charged against `RLIMIT_MEMLOCK` until the mapping is dropped; nothing of it
-    /// is resident yet.
+    /// Maps memory as [`Mapping::anonymous`] does, locked on fault from the start: no page that is
+    /// ever touched is paged out. The whole length is charged against `RLIMIT_MEMLOCK` until the
+    /// mapping is dropped. No page of it is resident yet.
     ///
     /// ```
     /// let arena = tenure::Mapping::anonymous_locked_on_fault(64 << 10)?;
@@ -202,8 +206,9 @@ impl Mapping {
         Ok(Mapping::adopt(PageRange::new(start, end), len))
     }
 
-    /// [`Mapping::file`], locked on fault: what is touched of the file stays in memory, and nothing is
-    /// read before. The whole length is charged until the mapping is dropped.
+    /// Maps a file as [`Mapping::file`] does, locked on fault: each page of the file that is
+    /// touched stays in memory, and nothing is read before. The whole length is charged against
+    /// `RLIMIT_MEMLOCK` until the mapping is dropped.
     ///
     /// ```
     /// let program = std::fs::File::open("/proc/self/exe")?;
@@ -212,6 +217,9 @@ impl Mapping {
     /// assert_eq!(head.as_slice()[1..4], *b"ELF");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Cost
+    /// As [`mmap_on_fault`].
     ///
     /// # Safety
     /// As [`Mapping::file`].
@@ -225,19 +233,24 @@ impl Mapping {
         offset: u64,
         len: usize,
     ) -> Result<Mapping> {
-        // SAFETY: the caller promises of the file what `Mapping::file` asks for.
+        // SAFETY: nobody truncates or writes the file while it is mapped, as this function
+        // requires.
         let mapping = unsafe { Mapping::file(file, offset, len) }?;
         charge(&mut ledger::open(), "Mapping::file_locked_on_fault", mapping.range())?;
         Ok(mapping)
     }
 
-    /// [`Mapping::memfd`], locked on fault. The whole length is charged until the mapping is dropped.
+    /// Maps a memfd as [`Mapping::memfd`] does, locked on fault. The whole length is charged
+    /// against `RLIMIT_MEMLOCK` until the mapping is dropped.
     ///
     /// ```
     /// let mut shared = tenure::Mapping::memfd_locked_on_fault("table", 64 << 10)?;
     /// shared.as_mut_slice()[0] = 7; // this page stays in memory
     /// # Ok::<(), tenure::Error>(())
     /// ```
+    ///
+    /// # Cost
+    /// As [`Mapping::memfd`] and [`mmap_on_fault`].
     ///
     /// # Errors
     /// As [`Mapping::memfd`] and [`mmap_on_fault`].

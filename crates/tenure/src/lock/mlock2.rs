@@ -20,8 +20,12 @@ use crate::range::PageRange;
 /// # Ok::<(), tenure::Error>(())
 /// ```
 ///
-/// # Cost and errors
+/// # Cost
 /// As [`lock`](super::lock()).
+///
+/// # Errors
+/// As [`lock`](super::lock()): `ENOMEM` or `EPERM` over the limit, `EINVAL` for a bad or volatile range, and
+/// others. Nothing is changed then.
 #[doc(alias = "mlock")]
 #[doc(alias = "MLOCK_ONFAULT")]
 pub fn mlock2(addr: *const u8, len: usize, when: When) -> Result<()> {
@@ -30,8 +34,8 @@ pub fn mlock2(addr: *const u8, len: usize, when: When) -> Result<()> {
     change::take_uncounted("mlock2", range, when)
 }
 
-/// Clears the kinds named from the pages that `[addr, addr + len)` touches, and no others: what guards
-/// hold stays as they hold it. It does not matter which caller set a kind. Pages that stay locked are not unlocked even for an instant.
+/// Clears the kinds named from the pages that `[addr, addr + len)` touches, whichever caller has set them.
+/// Guards keep what they hold. Pages that stay locked are not unlocked for an instant.
 ///
 /// ```
 /// use tenure::lock::{mlock2, munlock2, receipt, Kinds, When};

@@ -41,11 +41,11 @@ pub struct Scope {
 /// Locks everything that is mapped (`current`), everything that will be (`future`), or both; each page
 /// from its first touch on with `on_fault`, else now.
 ///
-/// As with the kernel's call, it is uncounted, and without `future` it ends an earlier one. Unlike the
-/// kernel's call it does not weaken what is locked in full. With `future`, `mmap` beyond the limit
-/// fails with `EAGAIN`, and memory mapped from then on cannot be made volatile. With `current`, the
-/// kernel leaves out in silence what it cannot make resident;
-/// [`receipt_of_everything`](super::receipt_of_everything) tells.
+/// As with the kernel's call, locks are not counted, and a call without `future` ends an earlier future
+/// lock. Unlike the kernel's call it does not weaken what is locked in full. With `future`, `mmap`
+/// beyond the limit fails with `EAGAIN`, and memory mapped from then on cannot be made volatile. With
+/// `current`, the kernel leaves out what it cannot make resident, without an error;
+/// [`receipt_of_everything`](super::receipt_of_everything) shows that.
 ///
 /// ```
 /// use tenure::lock::{mlockall, munlockall2, Scope};

@@ -24,9 +24,9 @@
 //! | the calls as C has them, without a guard | [`mlock2()`], [`munlock2`], [`mlockall()`], [`munlockall2`], [`mmap_on_fault`] |
 //!
 //! Guards count: where two overlap and one is dropped, the pages of the other stay locked. The kernel's own
-//! calls do not count. What cannot be locked whole is not locked at all: after a failure every page is as it
-//! was before, and the error says which of the kernel's many reasons for `ENOMEM` it was. The uncounted
-//! calls set and clear kinds of lock, and never take a guard's.
+//! calls do not count: they set and clear kinds of lock, and leave what guards hold. A range is locked whole or
+//! not at all: after a failure every page is as it was before, and the error names which of the kernel's many
+//! reasons for `ENOMEM` it was.
 //!
 //! # What counts against what
 //! The kernel charges the limit `RLIMIT_MEMLOCK` with the whole length when a range is locked, touched or
@@ -35,8 +35,7 @@
 //!
 //! # What cannot be seen
 //! tenure does not see plain `mlock` and `munlock` calls of other code on pages that are already locked
-//! through this module. What was locked before the first guard came is found, and stays when the last one
-//! goes.
+//! through this module. Pages that were locked before the first guard came stay locked when the last one goes.
 //!
 //! # What the kernel must have
 //! `mlock2` (4.4). `PROCMAP_QUERY` (6.11) makes a lock cheaper.

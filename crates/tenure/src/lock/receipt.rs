@@ -25,9 +25,9 @@ pub enum State {
     OnFault,
     /// Not at all.
     Unlocked,
-    /// Never paged out, locked or not, for the reason given.
+    /// Never paged out, locked or not. The text is the reason.
     AlwaysResident(&'static str),
-    /// It cannot be locked, although the kernel's own calls succeed, for the reason given.
+    /// It cannot be locked, although the kernel's own calls succeed. The text is the reason.
     Impossible(&'static str),
 }
 
@@ -48,9 +48,9 @@ pub struct Part {
     pub len: usize,
     /// How it is locked.
     pub state: State,
-    /// How many of its bytes are in memory, in pages of their own: the zero page that a mere read
-    /// brings in does not count, for no lock secures it (before Linux 6.7 it does count, and so
-    /// does what is swapped out).
+    /// How many of its bytes are in memory, in pages of their own. The zero page, which a mere read
+    /// brings in, does not count, because no lock keeps it. (Before Linux 6.7 it does count, and so
+    /// does what is swapped out.)
     pub resident_bytes: u64,
     /// The file's path, the kernel's name for it, or nothing.
     pub name: String,
@@ -74,7 +74,7 @@ impl Receipt {
         self.parts.iter().filter(|part| wanted(part.state)).map(|part| part.len as u64).sum()
     }
 
-    /// Bytes locked in full.
+    /// Returns how many bytes are locked in full.
     ///
     /// ```
     /// use tenure::lock::{lock, When};
@@ -87,7 +87,7 @@ impl Receipt {
         self.bytes(|state| state == State::Full)
     }
 
-    /// Bytes locked on fault, touched or not.
+    /// Returns how many bytes are locked on fault, touched or not.
     ///
     /// ```
     /// use tenure::lock::{lock, When};
@@ -100,7 +100,7 @@ impl Receipt {
         self.bytes(|state| state == State::OnFault)
     }
 
-    /// Bytes that are mapped and not locked.
+    /// Returns how many bytes are mapped and not locked.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(4096)?;
@@ -111,7 +111,7 @@ impl Receipt {
         self.bytes(|state| state == State::Unlocked)
     }
 
-    /// Bytes that are never paged out anyway.
+    /// Returns how many bytes the kernel never pages out, locked or not.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(4096)?; // no huge page of hugetlbfs, no device
@@ -122,7 +122,7 @@ impl Receipt {
         self.bytes(|state| matches!(state, State::AlwaysResident(_)))
     }
 
-    /// Bytes that cannot be locked.
+    /// Returns how many bytes cannot be locked.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(4096)?; // not MAP_DROPPABLE
@@ -133,7 +133,7 @@ impl Receipt {
         self.bytes(|state| matches!(state, State::Impossible(_)))
     }
 
-    /// Bytes in memory.
+    /// Returns how many bytes are in memory.
     ///
     /// ```
     /// let mut memory = tenure::Mapping::anonymous(8192)?;
@@ -147,8 +147,8 @@ impl Receipt {
     }
 }
 
-/// Looks at how the pages that `[addr, addr + len)` touches are locked, as the kernel tells it (`VmFlags` of smaps). Holes
-/// are left out.
+/// Returns how the pages that `[addr, addr + len)` touches are locked, as the kernel reports it
+/// (`VmFlags` of smaps). Holes are left out.
 ///
 /// ```
 /// let memory = tenure::Mapping::anonymous(4096)?;
@@ -170,7 +170,7 @@ pub fn receipt(addr: *const u8, len: usize) -> Result<Receipt> {
     look_at(PageRange::touched("receipt", addr, len)?)
 }
 
-/// [`receipt()`] for all mappings of the process: what `mlockall` did.
+/// Returns a [`receipt()`] for all mappings of the process: what `mlockall` did.
 ///
 /// ```
 /// let all = tenure::lock::receipt_of_everything()?;

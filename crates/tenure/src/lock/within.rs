@@ -29,19 +29,20 @@ const LATEST: Duration = Duration::from_secs(1);
 /// Looking may take a fiftieth of the time.
 const SHARE: u32 = 50;
 
-/// Keeps locked what was last used of the pages that `[addr, addr + len)` touches, `budget` bytes at most; the rest stays the
-/// kernel's to page out. For a range that is larger than `RLIMIT_MEMLOCK`, or than one wants to lock.
+/// Keeps the pages of `[addr, addr + len)` locked that were used last, `budget` bytes at most. The kernel may
+/// page out the rest. For a range that is larger than `RLIMIT_MEMLOCK`, or larger than the program wants to
+/// lock.
 ///
-/// The range is divided into windows (of 2 MiB, more for large budgets, less for small ones), each
-/// locked on fault or not at all. A thread looks 50 times a second, less often while nothing changes, at
-/// which windows have pages that were not there before: those were used, and are locked; the windows
-/// that were longest without such a sign are unlocked in their place. From shared mappings (of files,
-/// memfds, tmpfs) what is unlocked is also unmapped, so that the next use, a fault of the cheap kind,
-/// shows. Elsewhere a use of pages that stayed resident shows nothing: in private and anonymous memory
-/// the order is that of first uses and returns from swap.
+/// The range is divided into windows (of 2 MiB, more for large budgets, less for small ones). Each is locked
+/// on fault or not at all. A thread looks 50 times a second, less often while nothing changes, for windows
+/// that have new pages. It locks those windows, and unlocks the windows that were idle longest.
 ///
-/// So a page that has just been touched is locked after 20 ms, not at once, and of more than the budget
-/// in use at a time, the kernel may take any.
+/// In shared mappings (of files, memfds, tmpfs) an unlocked window is also unmapped from the page table, so
+/// its next use is a fault, which is cheap and which the thread sees. In private and anonymous memory the
+/// thread sees only first uses and returns from swap.
+///
+/// So a page that was just touched is locked after 20 ms, not at once. If more than the budget is in use at a
+/// time, the kernel may take any page of it.
 ///
 /// ```
 /// let memory = tenure::Mapping::anonymous(1 << 20)?;
@@ -65,8 +66,8 @@ const SHARE: u32 = 50;
 /// started. Nothing is locked then.
 ///
 /// # Safety
-/// Until the value is dropped the range stays mapped as it is. Of a shared mapping it takes pages out of
-/// the page table; were private memory mapped there instead meanwhile, its contents could be lost.
+/// Until the value is dropped the range stays mapped as it is. The thread takes pages of shared mappings out
+/// of the page table: if private memory were mapped there meanwhile, its contents could be lost.
 #[doc(alias = "RLIMIT_MEMLOCK")]
 pub unsafe fn within(addr: *const u8, len: usize, budget: usize) -> Result<Within> {
     const CALL: &str = "lock::within";
@@ -129,7 +130,7 @@ fn unreadable(call: &'static str, range: PageRange, errno: rustix::io::Errno) ->
     Error::system(call, "reading /proc/self/maps and pagemap", errno).on(range.start, range.len())
 }
 
-/// A range of which the part used last is locked. Dropped, it unlocks all.
+/// A range whose part that was used last is locked. Dropping it unlocks all.
 ///
 /// ```
 /// # let memory = tenure::Mapping::anonymous(1 << 20)?;
@@ -145,7 +146,7 @@ pub struct Within {
     generation: u64,
 }
 
-/// How it stands.
+/// How much a [`Within`] has locked now, and what it did so far.
 ///
 /// ```
 /// # let memory = tenure::Mapping::anonymous(1 << 20)?;
@@ -160,11 +161,11 @@ pub struct Within {
 pub struct WithinStatus {
     /// Bytes locked on fault at the moment; never more than the budget.
     pub locked_bytes: u64,
-    /// Bytes that were locked, and the same for unlocked ones, since the start.
+    /// Bytes that were locked since the start.
     pub moved_in_bytes: u64,
-    /// Bytes that had to make room since the start.
+    /// Bytes that were unlocked for them since the start.
     pub moved_out_bytes: u64,
-    /// Times the thread has looked.
+    /// How often the thread has looked.
     pub looks: u64,
     /// Windows that the kernel refused to lock (the limit was lowered, too many mappings); tried again.
     pub refused: u64,
@@ -187,7 +188,7 @@ impl Shared {
 }
 
 impl Within {
-    /// How it stands.
+    /// Returns how much is locked now, and what the thread has done so far.
     ///
     /// ```
     /// # let memory = tenure::Mapping::anonymous(1 << 20)?;

@@ -41,7 +41,7 @@ pub(crate) unsafe fn drop_pages(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxDontNeed)
 }
 
-/// The same for memory that is locked, which stays so (5.18+).
+/// [`drop_pages`] for memory that is locked, which stays so (5.18+).
 ///
 /// # Safety
 /// As [`drop_pages`].

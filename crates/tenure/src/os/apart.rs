@@ -119,7 +119,7 @@ pub(crate) fn map(
     map_anywhere(len, congruent, protection, flags)
 }
 
-/// The same where the kernel likes it.
+/// [`map`] at a place of the kernel's choice.
 pub(crate) fn map_anywhere(
     len: usize,
     congruent: Congruent,

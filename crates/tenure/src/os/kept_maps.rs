@@ -24,7 +24,8 @@ fn word(fd: RawFd) -> u64 {
 /// The result is used before another call of this module's; the file may be any.
 unsafe fn list_of(word: u64) -> BorrowedFd<'static> {
     let number = (word as u32 - 1) as RawFd;
-    // SAFETY: a number that was a descriptor's, so not -1; what the caller promises.
+    // SAFETY: the number was a descriptor's, so it is not -1. The callers use it for one system
+    // call only, and bear that it may have come to mean another file.
     unsafe { BorrowedFd::borrow_raw(number) }
 }
 

@@ -212,7 +212,7 @@ pub(crate) fn each_mapping(range: PageRange, mut each: impl FnMut(Mapping)) -> R
     })
 }
 
-/// The same by a descriptor that stays open, where mappings are looked up one by one. See [`kept_maps`] for what may
+/// Visits the mappings by a descriptor that stays open, where mappings are looked up one by one. See [`kept_maps`] for what may
 /// rest on the answer.
 fn each_mapping_by_kept(range: PageRange, mut each: impl FnMut(Mapping)) -> Result<(), Errno> {
     if !query_works() {

@@ -169,7 +169,7 @@ impl Pagemap {
                 Err(_) => SCAN_WORKS.store(2, Ordering::Relaxed),
             }
         }
-        // Neighbours become one extent, as the scan makes them: whoever populates, refills or frees
+        // Neighbours become one extent, as the scan makes them: a caller that populates, refills or frees
         // an extent then does so once, not once a page.
         let mut run: Option<PageRange> = None;
         self.entries(range, |at, entry| {

@@ -28,8 +28,8 @@ pub(crate) fn by_madvise(write: bool) -> bool {
     }
 }
 
-/// The same asked anew, for a sandbox may have been closed since: of no page at all, which the kernel
-/// answers with 0 where it knows the advice (0.1 µs, a page to try it on takes 10).
+/// Asks anew, because a sandbox may have been closed since. It asks for no page at all: the kernel returns
+/// 0 where it knows the advice (0.1 µs; a page to try it on takes 10).
 pub(crate) fn still_by_madvise(write: bool) -> bool {
     let known = &WORKS[usize::from(write)];
     let nothing = PageRange { start: page_size(), end: page_size() };

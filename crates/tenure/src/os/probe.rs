@@ -1,5 +1,5 @@
-//! What this kernel and this user's rights allow, found by doing each thing once on a scratch page
-//! and looking at the effect. A version number would not tell what a seccomp profile refuses.
+//! What this kernel and this user's rights allow. Each thing is done once on a scratch page, and its effect is
+//! checked: a version number would not show what a seccomp profile refuses.
 
 use super::advise;
 use super::maps;
@@ -55,7 +55,7 @@ pub struct Finding {
     pub errno: Option<i32>,
     /// What it is.
     pub what: &'static str,
-    /// What its absence costs the user.
+    /// What its absence costs the program.
     pub consequence: &'static str,
     /// What can be done about it.
     pub remedy: &'static str,
@@ -71,7 +71,7 @@ pub struct Capabilities {
     findings: Vec<Finding>,
 }
 
-/// Tries everything once per process; later calls answer from memory.
+/// Tries everything once per process. Later calls return what the first one found.
 ///
 /// ```
 /// if !tenure::capabilities().works("userfaultfd") {
@@ -87,7 +87,7 @@ pub fn capabilities() -> &'static Capabilities {
 }
 
 impl Capabilities {
-    /// The findings, most important first.
+    /// Returns the findings, most important first.
     ///
     /// ```
     /// assert!(!tenure::capabilities().findings().is_empty());
@@ -96,7 +96,7 @@ impl Capabilities {
         &self.findings
     }
 
-    /// Whether the finding of that name works.
+    /// Returns whether the finding of that name works.
     ///
     /// ```
     /// let name = tenure::capabilities().findings()[0].name;
@@ -164,9 +164,9 @@ const TEXTS: &[(Texts, Attempt)] = &[
         Texts {
             name: "userfaultfd",
             what: "a touch of a purged page raises SIGBUS (userfaultfd, user mode only, 5.11+)",
-            consequence: "purges are found by one remembered word a page: exact at unmark, but a \
+            consequence: "tenure finds purges by one remembered word a page: exactly at unmark, but a \
                           touch without unmark reads zeros, 4 KiB pages cost 10 bytes each, and \
-                          marked memory must not be written",
+                          the program must not write to marked memory",
             remedy: "EPERM or ENOSYS: allow userfaultfd in the seccomp profile, or pass \
                      /dev/userfaultfd (6.1+) in; EINVAL: use Linux 5.11 or later",
             absent: Status::Degraded,
@@ -176,8 +176,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
     (
         Texts {
             name: "populate_write",
-            what: "pages are taken back by one call (MADV_POPULATE_WRITE, 5.14+)",
-            consequence: "purges are found by one remembered word a page, as without userfaultfd",
+            what: "one call takes pages back (MADV_POPULATE_WRITE, 5.14+)",
+            consequence: "tenure finds purges by one remembered word a page, as without userfaultfd",
             remedy: "use Linux 5.14 or later, or allow madvise advice 23",
             absent: Status::Degraded,
         },
@@ -186,8 +186,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
     (
         Texts {
             name: "populate_read",
-            what: "untouched pages are made readable by one call (MADV_POPULATE_READ, 5.14+)",
-            consequence: "done by process_vm_readv, about 100 ns an untouched page slower",
+            what: "one call makes untouched pages readable (MADV_POPULATE_READ, 5.14+)",
+            consequence: "process_vm_readv does it, about 100 ns an untouched page slower",
             remedy: "use Linux 5.14 or later, or allow madvise advice 22",
             absent: Status::Degraded,
         },
@@ -197,8 +197,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
         Texts {
             name: "touch_write",
             what:
-                "pages are touched for writing by the kernel (FUTEX_WAKE_OP), which answers with \
-                   an error where a store would raise a signal",
+                "the kernel touches pages for writing (FUTEX_WAKE_OP), and returns an error where a \
+                   store would raise a signal",
             consequence: "populating for writing fails where populate_write does not work either",
             remedy: "allow futex with FUTEX_WAKE_OP in the seccomp profile",
             absent: Status::Degraded,
@@ -208,7 +208,7 @@ const TEXTS: &[(Texts, Attempt)] = &[
     (
         Texts {
             name: "touch_read",
-            what: "pages are touched for reading by the kernel (process_vm_readv on ourselves)",
+            what: "the kernel touches pages for reading (process_vm_readv on the process itself)",
             consequence: "populating for reading fails where populate_read does not work either",
             remedy: "allow process_vm_readv in the seccomp profile",
             absent: Status::Degraded,
@@ -228,8 +228,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
     (
         Texts {
             name: "pagemap",
-            what: "which pages are gone is read from /proc/self/pagemap",
-            consequence: "found page by page instead; untouched pages cost memory when unmarked",
+            what: "/proc/self/pagemap shows which pages are gone",
+            consequence: "tenure looks page by page; untouched pages cost memory when unmarked",
             remedy: "mount /proc, and keep the process dumpable",
             absent: Status::Degraded,
         },
@@ -238,9 +238,9 @@ const TEXTS: &[(Texts, Attempt)] = &[
     (
         Texts {
             name: "pagemap_scan",
-            what: "which pages are gone is found by one call (PAGEMAP_SCAN, 6.7+)",
-            consequence: "/proc/self/pagemap is read, 8 bytes a page; untouched pages of a range \
-                          that was offered cost memory when it is unmarked",
+            what: "one call finds which pages are gone (PAGEMAP_SCAN, 6.7+)",
+            consequence: "tenure reads /proc/self/pagemap, 8 bytes a page; untouched pages of an \
+                          offered range cost memory when it is unmarked",
             remedy: "use Linux 6.7 or later",
             absent: Status::Degraded,
         },
@@ -250,8 +250,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
         Texts {
             name: "procmap_query",
             what:
-                "a range's mappings are looked up singly at its first mark (PROCMAP_QUERY, 6.11+)",
-            consequence: "/proc/self/maps is read instead, about 1 µs for each mapping there is",
+                "the first mark of a range looks up its mappings singly (PROCMAP_QUERY, 6.11+)",
+            consequence: "tenure reads /proc/self/maps instead, about 1 µs for each mapping there is",
             remedy: "use Linux 6.11 or later",
             absent: Status::Degraded,
         },
@@ -272,7 +272,7 @@ const TEXTS: &[(Texts, Attempt)] = &[
         Texts {
             name: "uffd_poison",
             what: "a touch of a page whose refill failed raises SIGBUS (UFFDIO_POISON, 6.6+)",
-            consequence: "the touching thread is sent a SIGBUS without an address",
+            consequence: "the thread that touches it gets a SIGBUS without an address",
             remedy: "use Linux 6.6 or later",
             absent: Status::Degraded,
         },
@@ -304,7 +304,7 @@ const TEXTS: &[(Texts, Attempt)] = &[
     (
         Texts {
             name: "move_away",
-            what: "a mapping is taken from its addresses at once, and torn down later (mremap)",
+            what: "a mapping leaves its addresses at once, and is torn down later (mremap)",
             consequence: "retire unmaps in slices: other threads do not wait, the caller does",
             remedy: "allow mremap in the seccomp profile",
             absent: Status::Degraded,

@@ -18,7 +18,7 @@ pub(crate) fn map_anonymous(len: usize, align: usize) -> Result<PageRange, Errno
     Ok(PageRange::new(at, at + len))
 }
 
-/// The same for tenure's own use, [apart] from the program's mappings.
+/// [`map_anonymous`] for tenure's own use, [apart] from the program's mappings.
 pub(crate) fn map_own(len: usize, align: usize) -> Result<PageRange, Errno> {
     debug_assert!(len % super::page_size() == 0 && align.is_power_of_two());
     let at = apart::map(len, Congruent::aligned(align), ACCESS, NORESERVE)?;

@@ -1,6 +1,6 @@
 //! How much memory is left, read without allocating: for code that runs inside an allocator.
 //!
-//! The same figures as `memory_limit::room`, from the same files.
+//! It has the figures of `memory_limit::room`, from the same files.
 
 use super::memory_limit::{MemoryGroup, Room, UNSEEN};
 use super::small_file::{number_of, read};

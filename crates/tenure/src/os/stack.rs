@@ -40,8 +40,9 @@ impl Stack {
         let stack = self.take();
         let mut attributes = MaybeUninit::uninit();
         let mut thread = MaybeUninit::uninit();
-        // SAFETY: the attributes are local, initialised before they are used and destroyed afterwards. The stack is
-        // mapped for good, and no thread uses it: see `take`. The caller's promise for the body.
+        // SAFETY: the attributes are local, initialised before they are used and destroyed
+        // afterwards. The stack is mapped for good, and `take` gives none that a thread uses.
+        // `body` may run on any thread with `argument`, as this function requires.
         let failed = unsafe {
             let failed = libc::pthread_attr_init(attributes.as_mut_ptr());
             if failed != 0 {

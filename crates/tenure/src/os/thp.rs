@@ -91,7 +91,7 @@ impl Known {
 }
 
 /// The setting for anonymous memory. Reading it takes longer (10 µs) than populating a huge page, so
-/// it is remembered, until somebody who has the time asks for a `fresh` one.
+/// it is remembered, until a caller that has the time asks for a `fresh` one.
 pub(crate) fn anonymous(fresh: bool) -> Setting {
     static KNOWN: Known = Known(AtomicU8::new(0));
     KNOWN.get(fresh, || read("enabled", "enabled"))

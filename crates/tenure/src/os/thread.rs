@@ -115,7 +115,7 @@ pub(crate) fn spawn_quiet(name: &str, body: impl FnOnce() + Send + 'static) -> i
     spawn_quiet_with_stack(name, STACK, body)
 }
 
-/// The same, with a stack for code of the program's.
+/// [`spawn_quiet`] with a stack for code of the program's.
 pub(crate) fn spawn_quiet_with_stack(
     name: &str,
     stack_bytes: usize,
@@ -124,7 +124,7 @@ pub(crate) fn spawn_quiet_with_stack(
     spawn(name, None, body, |start| create(start, stack_bytes))
 }
 
-/// The same for a thread that nobody joins, on a stack [apart](super::apart) from the program's mappings. No two
+/// [`spawn_quiet`] for a thread that nobody joins, on a stack [apart](super::apart) from the program's mappings. No two
 /// threads call this at the same time for one stack.
 pub(crate) fn spawn_apart(
     name: &str,

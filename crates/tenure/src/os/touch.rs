@@ -57,7 +57,7 @@ pub(crate) fn read_each_page(range: PageRange) -> Result<(), Stop> {
 /// A page that a disk has filled is not yet known to the processor that a virtual machine runs on: its
 /// host maps it at its first use. 5 GiB so: 1 to 4 s, spent here instead of where it is waited for.
 pub(crate) fn use_each_page(range: PageRange) {
-    // Small: it runs on the stack of whoever maps.
+    // Small: it runs on the stack of the caller that maps.
     const BATCH: usize = 64;
     let page = page_size();
     let mut sink = [0u8; BATCH];
@@ -84,7 +84,7 @@ pub(crate) fn use_each_page(range: PageRange) {
 }
 
 /// Ors 0 into the first word of each page (`FUTEX_WAKE_OP`), which is atomic and leaves it as it is
-/// whoever else writes it. About 0.4 µs a page that is there.
+/// even if other threads write it. About 0.4 µs a page that is there.
 pub(crate) fn write_each_page(range: PageRange) -> Result<(), Stop> {
     for page in range.pieces(page_size()) {
         or_zero(page.start).map_err(|errno| Stop { errno, page: Some(page.start) })?;

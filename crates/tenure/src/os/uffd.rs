@@ -190,7 +190,7 @@ pub(crate) fn register(watcher: Watcher, range: PageRange) -> Result<(), Errno> 
     watcher.act(IOC_REGISTER, &mut argument)
 }
 
-/// Ends it: missing pages fault in as zeros again. Wakes whoever waits in the range.
+/// Ends it: missing pages fault in as zeros again. Wakes the threads that wait in the range.
 pub(crate) fn unregister(watcher: Watcher, range: PageRange) -> Result<(), Errno> {
     watcher.act(IOC_UNREGISTER, &mut range_arg(range))
 }
@@ -319,7 +319,7 @@ pub(crate) fn is_userfaultfd(fd: RawFd) -> bool {
     }
 }
 
-/// The same by the link that `/proc` shows. Allocates nothing.
+/// Whether the link that `/proc` shows is a userfaultfd's. Allocates nothing.
 fn names_userfaultfd(fd: RawFd) -> bool {
     let mut name = [0u8; 32];
     let mut path = *b"/proc/thread-self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";

@@ -1,6 +1,6 @@
 //! Arguments of system calls that only this process may make.
 //!
-//! A userfaultfd acts on the memory of the process that opened it, whoever calls it. A signal's handler may make a
+//! A userfaultfd acts on the memory of the process that opened it, whichever process calls it. A signal's handler may make a
 //! child between a look at what process this is and the call behind that look, and the child goes on there. So the
 //! call's argument lies in a page that the kernel wipes in a child: the child's call has an argument of zeros, which
 //! asks for nothing. No system call for it, where keeping signals away would take two; and it holds for signals that

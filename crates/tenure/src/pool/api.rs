@@ -33,8 +33,8 @@ impl Pool {
         }
     }
 
-    /// A run for `layout`, whose contents are whatever its former user left; a page of it may change
-    /// by itself until it is first written.
+    /// Returns a run for `layout`. Its contents are what its former user left, and a page of it may
+    /// change by itself until it is first written.
     ///
     /// ```
     /// use std::alloc::Layout;
@@ -56,7 +56,7 @@ impl Pool {
         Pool::serve("Pool::alloc", layout, false)
     }
 
-    /// The same, all zeros.
+    /// Returns a run for `layout` that holds zeros.
     ///
     /// ```
     /// use std::alloc::Layout;
@@ -100,7 +100,7 @@ impl Pool {
     /// `p` came from this type's calls with this layout, and nothing uses it any more.
     pub unsafe fn dealloc(&self, p: NonNull<u8>, layout: Layout) {
         let _ = layout;
-        // SAFETY: the caller's promise.
+        // SAFETY: `p` is a block of the pool, and nothing uses it any more.
         unsafe { super::free(p) }
     }
 
@@ -131,11 +131,11 @@ impl Pool {
     #[doc(alias = "realloc")]
     pub unsafe fn grow(&self, p: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>> {
         debug_assert!(new.size() >= old.size());
-        // SAFETY: the caller's promise.
+        // SAFETY: `p` is a block of the pool, and the caller uses only the returned one.
         unsafe { self.resize("Pool::grow", p, new, false) }
     }
 
-    /// The same; the new bytes are zeros.
+    /// Makes a block larger as [`grow`](Self::grow) does, and the new bytes zero.
     ///
     /// ```
     /// use std::alloc::Layout;
@@ -166,7 +166,7 @@ impl Pool {
         new: Layout,
     ) -> Result<NonNull<[u8]>> {
         debug_assert!(new.size() >= old.size());
-        // SAFETY: the caller's promise.
+        // SAFETY: `p` is a block of the pool, and the caller uses only the returned one.
         unsafe { self.resize("Pool::grow_zeroed", p, new, true) }
     }
 
@@ -195,7 +195,7 @@ impl Pool {
     /// As [`grow`](Self::grow).
     pub unsafe fn shrink(&self, p: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>> {
         debug_assert!(new.size() <= old.size());
-        // SAFETY: the caller's promise.
+        // SAFETY: `p` is a block of the pool, and the caller uses only the returned one.
         unsafe { self.resize("Pool::shrink", p, new, false) }
     }
 
@@ -206,7 +206,7 @@ impl Pool {
         new: Layout,
         zeroed: bool,
     ) -> Result<NonNull<[u8]>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: `p` is a block of the pool, and the callers use only the returned one.
         match unsafe { super::realloc(p, new.size(), new.align(), zeroed) } {
             Some(p) => Ok(NonNull::slice_from_raw_parts(p, new.size())),
             None => Err(refused(call, new.size())),
@@ -242,7 +242,7 @@ unsafe impl GlobalAlloc for Pool {
                 return p.as_ptr();
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller of `alloc` passes a layout whose size is not zero.
         unsafe { System.alloc(layout) }
     }
 
@@ -252,15 +252,15 @@ unsafe impl GlobalAlloc for Pool {
                 return p.as_ptr();
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller of `alloc_zeroed` passes a layout whose size is not zero.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
         match NonNull::new(p) {
-            // SAFETY: the caller's promise; the pool's.
+            // SAFETY: the block is the pool's, and the caller does not use it any more.
             Some(p) if owns(p.as_ptr()) => unsafe { super::free(p) },
-            // SAFETY: the caller's promise; not the pool's, so the system's.
+            // SAFETY: the block is not the pool's, so the system's, with this layout.
             _ => unsafe { System.dealloc(p, layout) },
         }
     }
@@ -268,18 +268,18 @@ unsafe impl GlobalAlloc for Pool {
     unsafe fn realloc(&self, p: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         let pooled = owns(p);
         if !pooled && new_size < MIN_RUN_BYTES {
-            // SAFETY: the caller's promise; the system's.
+            // SAFETY: the block is not the pool's, so the system's, with this layout.
             return unsafe { System.realloc(p, layout, new_size) };
         }
         if let (true, true, Some(p)) = (pooled, new_size >= MIN_RUN_BYTES, NonNull::new(p)) {
-            // SAFETY: the caller's promise; the pool's.
+            // SAFETY: the block is the pool's; the caller then uses only the new one.
             if let Some(p) = unsafe { super::realloc(p, new_size, layout.align(), false) } {
                 return p.as_ptr();
             }
         }
         // SAFETY: the caller promises that the size, rounded up to the alignment, does not overflow.
         let new = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
-        // SAFETY: a layout of non-zero size, as the caller promises.
+        // SAFETY: the caller of `realloc` passes a new size that is not zero.
         let to = unsafe { GlobalAlloc::alloc(self, new) };
         if !to.is_null() {
             // SAFETY: both are valid for the smaller size, and apart: the new block was just made.

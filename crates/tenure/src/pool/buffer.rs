@@ -8,10 +8,10 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// Bytes in a run of the pool's, given back on drop.
+/// An owned block of bytes of the pool. Dropping it gives the block back.
 ///
-/// Its bytes are always initialised: a run's leftovers could change under a reference while the kernel
-/// takes what was offered of it.
+/// Its bytes are always initialised. What a former user left in a run could change under a reference, because
+/// the kernel may take offered pages.
 ///
 /// ```
 /// let mut frame = tenure::pool::Buffer::zeroed(1920 * 1080 * 4)?;
@@ -30,7 +30,8 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// `len` zero bytes. Of a run that was used before, only the pages that are there are zeroed.
+    /// Makes a buffer of `len` zero bytes. In a run that was used before, only the pages that are
+    /// resident are zeroed.
     ///
     /// ```
     /// let buffer = tenure::pool::Buffer::zeroed(300_000)?;
@@ -48,7 +49,7 @@ impl Buffer {
         Buffer::new("Buffer::zeroed", len, true)
     }
 
-    /// A copy of `bytes`, without zeroing first.
+    /// Makes a buffer with a copy of `bytes`, without zeroing it first.
     ///
     /// ```
     /// let buffer = tenure::pool::Buffer::copy_of(b"some bytes")?;
@@ -84,7 +85,8 @@ impl Buffer {
         }
     }
 
-    /// Makes it `len` bytes long; new bytes are zeros. Large ones move without being copied.
+    /// Makes the buffer `len` bytes long. New bytes are zeros. A large buffer moves without being
+    /// copied.
     ///
     /// ```
     /// let mut buffer = tenure::pool::Buffer::copy_of(&[7; 100_000])?;
@@ -119,7 +121,7 @@ impl Buffer {
         }
     }
 
-    /// How long it may become without moving.
+    /// Returns how long the buffer may become without moving.
     ///
     /// ```
     /// let buffer = tenure::pool::Buffer::zeroed(100_000)?;
@@ -141,7 +143,7 @@ impl Deref for Buffer {
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and borrowed exclusively.
+        // SAFETY: `len` initialised bytes that are ours, borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
     }
 }

@@ -9,7 +9,7 @@ use super::{give_up, leave, lookup, release};
 use crate::os::arena;
 use crate::range::PageRange;
 
-/// Whether [`end`] was called. One load.
+/// Returns whether [`end`] was called. Costs one load.
 ///
 /// ```
 /// assert!(!tenure::pool::has_ended());
@@ -18,12 +18,12 @@ pub fn has_ended() -> bool {
     release::is_over()
 }
 
-/// Ends the pool, for good. What is free is unmapped, and so are the addresses that no run has had; what a run in
-/// use has beyond the program's part may not be accessed any more, so that no `mlockall` makes it resident. From
-/// now on [`alloc`](super::alloc) returns `None`, [`realloc`](super::realloc) serves a size that takes no more
-/// pages than before or returns `None`, and a run that is given back is unmapped.
+/// Ends the pool, for good. Free runs are unmapped, and so are the addresses that no run has had. The part of a
+/// run in use beyond the program's block may not be accessed any more, so no `mlockall` makes it resident. From
+/// now on [`alloc`](super::alloc) returns `None`, [`realloc`](super::realloc) serves only a size that takes no
+/// more pages than before, and a run that is given back is unmapped.
 ///
-/// What another thread takes or gives back at the same moment may stay as it is. Takes 2 µs for each run.
+/// Runs that another thread takes or gives back at the same moment may stay as they are. Takes 2 µs for each run.
 ///
 /// ```
 /// use tenure::pool;

@@ -6,7 +6,7 @@
 use super::territory::{self, Territory};
 use super::{mapped, release};
 
-/// How many bytes of addresses [`give_up_addresses`] would give back.
+/// Returns how many bytes of addresses [`give_up_addresses`] would give back.
 ///
 /// ```
 /// println!("{} GiB of addresses can be given up", tenure::pool::spare_address_bytes() >> 30);
@@ -18,9 +18,9 @@ pub fn spare_address_bytes() -> u64 {
     })
 }
 
-/// Gives back the addresses that no run has had yet. Runs in use stay as they are, and what is free is used
-/// again; where that does not do, [`alloc`](super::alloc) returns `None` from then on. For good: a
-/// reservation is made once. Takes one system call for each class of sizes (200 µs in all).
+/// Gives back the addresses that no run has had yet, for good. Runs in use stay as they are, and free runs are
+/// used again; where there is none, [`alloc`](super::alloc) returns `None` from then on. Takes one system call for
+/// each class of sizes (200 µs in all).
 ///
 /// `false`: there is no reservation; it was given up before; the program has mapped something of its own among the
 /// pool's addresses; or the call comes from a signal's handler that has interrupted the pool on its thread.
@@ -39,7 +39,7 @@ pub fn give_up_addresses() -> bool {
     if mapped::holds_foreign() {
         return false;
     }
-    // Whoever finds that another thread has begun comes here when the addresses are gone.
+    // A thread that finds that another has begun comes here when the addresses are gone.
     let Some(_held) = Territory::allowing().lock_unless_mine() else { return false };
     // Before the first address can be anybody's: who looks one up must not take it for the pool's.
     release::expect_holes();

@@ -7,8 +7,8 @@ use crate::os::page_size;
 use crate::range::PageRange;
 use std::sync::atomic::Ordering;
 
-/// Whether the address is the pool's. Two loads and a comparison, and a look-up where addresses were given
-/// up.
+/// Returns whether the address is the pool's. Costs two loads and a comparison, and a look-up where
+/// addresses were given up.
 ///
 /// ```
 /// let (ours, theirs) = (tenure::pool::Buffer::zeroed(1 << 20)?, vec![0_u8; 100]);

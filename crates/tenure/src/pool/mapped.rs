@@ -10,15 +10,15 @@
 //! assert_eq!(unsafe { mapped::unmap(at, 1 << 20) }, mapped::Unmapped::Done);
 //! ```
 //!
-//! A run is handed out as `mmap` would: zeroed and page-aligned. When all of it is unmapped at once it goes back
-//! to the pool, and may not be accessed until it has another owner ([`keep_accessible`]: or may be). Whatever else
-//! the program does to it, or to addresses that the pool holds free, is between the program and the kernel: before
-//! such a call ([`let_go`]), and at a `munmap` of a part, the run leaves the pool, and what the program does not
-//! have of it is unmapped. So the call does what it does without the pool, and no other owner of the run inherits
-//! anything. The pool takes the addresses again once all of them are free.
+//! A run is zeroed and page-aligned, as what `mmap` returns. When the program unmaps all of it at once, it goes
+//! back to the pool, and may not be accessed until it has another owner (unless [`keep_accessible`] allows it).
+//! Before any other call on it, or on addresses that the pool holds free, call [`let_go`]: the run leaves the pool,
+//! and the part that the program does not have is unmapped. A `munmap` of a part does so, too. So such a call does
+//! what it does without the pool, and no later owner of the run inherits its effect. The pool takes the addresses
+//! again when all of them are free.
 //!
-//! What the program does by system calls of its own is not seen. Memory that it has locked, sealed, protected or
-//! unmapped in part so is found when it is unmapped whole; an advice (`MADV_DONTFORK`) is not.
+//! The pool does not see system calls that the program makes by itself. Memory that was locked, sealed, protected
+//! or unmapped in part by them is found when it is unmapped whole. An advice (`MADV_DONTFORK`) is not found.
 //!
 //! No call here allocates, creates a thread, or changes `errno`. None waits for a fork of another thread's
 //! (`os::fork::NoWait`): while one is under way `map` returns `None`, and what is unmapped goes to a list
@@ -50,8 +50,8 @@ const NEXT_RUNS: u32 = 64;
 /// The program has mapped something where no run is so far, at an address that it made up.
 static FOREIGN: AtomicBool = AtomicBool::new(false);
 
-/// A run for `mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS)`: zeroed, at a
-/// multiple of `align` (a power of two; at least a page). `None`: ask the kernel.
+/// Returns a run as `mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS)` would:
+/// zeroed, at a multiple of `align` (a power of two; at least a page). `None`: ask the kernel.
 ///
 /// ```
 /// use tenure::pool::mapped;
@@ -82,8 +82,8 @@ pub fn map(len: usize, align: usize) -> Option<NonNull<u8>> {
     }
 }
 
-/// Whether the address lies in a run that [`map`] handed out: a pointer into it is not this pool's to
-/// free, but that of the allocator which made the mapping.
+/// Returns whether the address lies in a run that [`map`] handed out. A pointer into such a run is
+/// not this pool's to free: it belongs to the allocator that made the mapping.
 ///
 /// ```
 /// use tenure::pool::mapped;
@@ -97,9 +97,10 @@ pub fn holds(addr: usize) -> bool {
     })
 }
 
-/// `mremap(addr, old_len, new_len, MREMAP_MAYMOVE)` of a run of [`map`]'s that grows: in place where it has the
-/// room, else by a copy to another run, of up to 512 KiB. What is new reads as zeros. `None`: not the whole of such
-/// a run, or there is no room, or the kernel moves its page tables as quickly; nothing has changed.
+/// Does `mremap(addr, old_len, new_len, MREMAP_MAYMOVE)` for a run of [`map`] that grows: in place
+/// where it has the room, otherwise by a copy of up to 512 KiB to another run. New bytes read as
+/// zeros. `None`: it is not the whole of such a run, or there is no room, or the kernel moves its
+/// page tables as quickly. Nothing has changed then.
 ///
 /// ```
 /// use tenure::pool::mapped;
@@ -111,8 +112,11 @@ pub fn holds(addr: usize) -> bool {
 /// }
 /// ```
 ///
+/// # Cost
+/// As [`realloc`](super::realloc).
+///
 /// # Safety
-/// As for `mremap(2)`.
+/// As for `mremap(2)`: nothing uses the old address any more if the run moves.
 #[doc(alias = "mremap")]
 pub unsafe fn resize(addr: usize, old_len: usize, new_len: usize) -> Option<NonNull<u8>> {
     let _no_wait = NoWait::here();
@@ -128,7 +132,7 @@ pub unsafe fn resize(addr: usize, old_len: usize, new_len: usize) -> Option<NonN
     if !whole || new_len > room && run.size() > resize::COPY_UP_TO {
         return None;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the range is a whole run; nothing uses its old address if it moves.
     let at = unsafe { super::realloc(NonNull::new(addr as *mut u8)?, new_len, page, true) }?;
     if let Some((territory, spot)) = lookup::find(at.as_ptr() as usize) {
         territory.run(spot).set(flag::MAPPED);
@@ -156,8 +160,9 @@ pub enum Unmapped {
     Failed(i32),
 }
 
-/// `munmap` of a range that may lie in the pool in whole or in part. Unlike [`free`](super::free) it
-/// takes any range that `munmap` takes, parts that are unmapped already included.
+/// Does `munmap` for a range that may lie in the pool in whole or in part. Unlike
+/// [`free`](super::free) it takes any range that `munmap` takes, also with parts that are unmapped
+/// already.
 ///
 /// ```
 /// use tenure::pool::mapped::{map, unmap, Unmapped};
@@ -188,7 +193,7 @@ pub unsafe fn unmap(addr: usize, len: usize) -> Unmapped {
     }
     for (start, end) in [(range.start, inside.start), (inside.end, range.end)] {
         if start < end {
-            // SAFETY: the caller's promise; not the pool's.
+            // SAFETY: nothing uses the range any more, and this end is not the pool's.
             if let Err(errno) = unsafe { arena::unmap(start, end - start) } {
                 return Unmapped::Failed(errno.raw_os_error());
             }
@@ -197,11 +202,11 @@ pub unsafe fn unmap(addr: usize, len: usize) -> Unmapped {
     let mut result = Unmapped::Done;
     pieces(territory, inside, |piece| {
         let done = match piece {
-            // SAFETY: the caller's promise.
+            // SAFETY: nothing uses the range any more, of which this is a part.
             Piece::Run(spot, part) => unsafe { unmap_part(territory, spot, part) },
-            // SAFETY: the caller's promise; the pool has given these addresses up.
+            // SAFETY: nothing uses the range, and the pool has given up its addresses.
             Piece::Gap(gap) if release::is_done() => unsafe { arena::unmap(gap.start, gap.len()) },
-            // SAFETY: the caller's promise; what no run has is reserved, or the program's.
+            // SAFETY: nothing uses the range, and no run of the pool is in the gap.
             Piece::Gap(gap) if holds_foreign() => unsafe { arena::reserve_anew(gap) },
             Piece::Gap(_) => Ok(()),
         };
@@ -230,12 +235,12 @@ pub enum Call {
     Replaces,
 }
 
-/// Tells the pool that the program is about to make a call that names the range; to be called before. On return
-/// what the program does not have of the range is not mapped, so that the kernel acts as without the
-/// pool; and no run that the call changes is handed out again.
+/// Tells the pool that the program is about to make a call that names the range. On return the part of the range
+/// that the program does not have is not mapped, so the kernel acts as without the pool. No run that the call
+/// changes is handed out again.
 ///
-/// An allocation of [`alloc`](super::alloc)'s stays the pool's, for it is to be freed: one that is changed is
-/// mapped anew then.
+/// A block of [`alloc`](super::alloc) stays the pool's, because it is yet to be freed. If the call changes it, it
+/// is mapped anew when it is freed.
 ///
 /// `false`: nothing has changed.
 ///
@@ -313,7 +318,8 @@ fn let_go_of_gap(territory: &Territory, gap: PageRange, call: Call, left: &mut u
     true
 }
 
-/// The call that was to replace what the range holds, and was announced by [`let_go`], has failed.
+/// Tells the pool that the kernel has refused the call that was announced by [`let_go`] and was to
+/// replace what the range holds.
 ///
 /// ```
 /// use tenure::pool::mapped::{let_go, map, was_refused, Call};
@@ -330,10 +336,11 @@ pub fn was_refused(addr: usize, len: usize) {
     });
 }
 
-/// Whether a run that was unmapped stays accessible until it has another owner (default: no). A stray access then
-/// reads or changes a free run instead of raising SIGSEGV, and memory that the program has locked or sealed by system
-/// calls of its own is not found. It spares three system calls a mapping: 7 µs at 64 KiB, 26 µs at 1 MiB, and
-/// 600 µs at 16 MiB, 100 µs with huge pages.
+/// Sets whether a run that was unmapped stays accessible until it has another owner (default: no).
+/// If it does, a stray access reads or changes a free run instead of raising SIGSEGV, and memory
+/// that the program has locked or sealed by system calls of its own is not found. It spares three
+/// system calls a mapping: 7 µs at 64 KiB, 26 µs at 1 MiB, and 600 µs at 16 MiB (100 µs with huge
+/// pages).
 ///
 /// ```
 /// tenure::pool::mapped::keep_accessible(true); // as `tenure run --unmapped=open` does
@@ -342,8 +349,9 @@ pub fn keep_accessible(yes: bool) {
     leave::keep_accessible(yes);
 }
 
-/// The program is about to ask for huge pages in a part of its run: the advice stays while the run has pages.
-/// `false`: it is no run's part, or there are too many such runs.
+/// Tells the pool that the program is about to ask for huge pages in a part of its run. The advice
+/// stays while the run has pages. `false`: the range is not part of one run, or there are too many
+/// such runs.
 ///
 /// ```
 /// use tenure::pool::mapped;
@@ -370,8 +378,9 @@ pub fn may_have_huge_pages(start: usize, len: usize) -> bool {
     counted
 }
 
-/// Whether any of the range is the pool's: there may be runs in it that have left the pool, and where the pool has
-/// given up addresses ([`give_up_addresses`](super::give_up_addresses)) others.
+/// Returns whether any part of the range is the pool's. Runs in it may have left the pool, and
+/// where the pool has given up addresses ([`give_up_addresses`](super::give_up_addresses)) other
+/// mappings may lie in it.
 ///
 /// ```
 /// use tenure::pool::mapped;
@@ -396,8 +405,9 @@ pub fn touches(addr: usize, len: usize) -> bool {
     any
 }
 
-/// How many bytes from `addr` on, at most `len`, are one mapping to the kernel; `len` where nothing is mapped,
-/// or that cannot be told: the kernel's own call then says what is wrong.
+/// Returns how many bytes from `addr` on, at most `len`, are one mapping to the kernel. Returns
+/// `len` where nothing is mapped or the kernel does not tell: the kernel's own call then reports
+/// what is wrong.
 ///
 /// ```
 /// let memory = tenure::Mapping::anonymous(8192)?;
@@ -479,7 +489,7 @@ unsafe fn unmap_part(territory: &Territory, spot: Spot, part: PageRange) -> Resu
         state::IN_USE => {}
         state::LEFT => {
             leave::wait();
-            // SAFETY: the caller's promise; it is not the pool's.
+            // SAFETY: nothing uses the part any more, and it has left the pool.
             return unsafe { arena::unmap(part.start, part.len()) };
         }
         // Unmapped already.
@@ -494,14 +504,14 @@ unsafe fn unmap_part(territory: &Territory, spot: Spot, part: PageRange) -> Resu
     let is_mapping = run.is(flag::MAPPED);
     if !is_mapping && run.state() != state::IN_USE {
         // It has left since, and its flags with it.
-        // SAFETY: the caller's promise.
+        // SAFETY: nothing uses the part any more.
         return unsafe { unmap_part(territory, spot, part) };
     }
     if is_mapping {
         if is_whole && leave::is_as_it_was(territory, spot) {
             if run.claim(state::IN_USE, state::MOVING).is_err() {
                 // Another thread is at it, too: it unmaps it, or it has the run leave.
-                // SAFETY: the caller's promise.
+                // SAFETY: nothing uses the part any more.
                 return unsafe { unmap_part(territory, spot, part) };
             }
             if leave::close(territory, spot) {
@@ -515,7 +525,7 @@ unsafe fn unmap_part(territory: &Territory, spot: Spot, part: PageRange) -> Resu
             run.set_state(state::IN_USE);
         }
         leave::any(territory, spot);
-        // SAFETY: the caller's promise.
+        // SAFETY: nothing uses the part any more, and it has left the pool.
         return unsafe { arena::unmap(part.start, part.len()) };
     }
     if is_whole {
@@ -525,6 +535,6 @@ unsafe fn unmap_part(territory: &Territory, spot: Spot, part: PageRange) -> Resu
     }
     // A part of an allocation, which is to be freed yet.
     run.set(flag::TAINTED);
-    // SAFETY: the caller's promise. In one step, so that a racing thread finds data or SIGSEGV.
+    // SAFETY: nothing uses the part. In one step: a racing thread finds data or SIGSEGV.
     unsafe { arena::reserve_anew(cut) }
 }

@@ -1,5 +1,5 @@
-//! The pool: large blocks of memory. A freed block stays warm for a while, so the next one starts without
-//! page faults; soon after, the kernel may take it, and later it leaves the resident set.
+//! The pool: large blocks of memory. A freed block stays warm for a while, so the next block of its size starts
+//! without page faults. Soon after, the kernel may take its pages, and later they leave the resident set.
 //!
 //! **For** blocks of 64 KiB and more that a program allocates and frees all the time: frames, arrays,
 //! buffers. **Not for** small blocks, or for blocks that are allocated once and stay.
@@ -19,15 +19,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What becomes of a freed run
+//! # What happens to a freed run
 //!
-//! | state | after | what the kernel knows | the next user |
+//! | state | since | what the kernel knows | the next user |
 //! | --- | --- | --- | --- |
 //! | *warm* | at once | nothing | writes to pages that are there |
 //! | *offered* | [`Settings::offer_after`] | it may take the pages (`MADV_FREE`) | needs no system call |
 //! | *returned* | [`Settings::return_after`] | the pages are gone (`MADV_DONTNEED`) | takes page faults |
 //!
-//! Under pressure a run passes through all of them at once.
+//! Under memory pressure a run passes through all three states at once.
 //!
 //! A process has one pool. All runs lie in one reserved range of addresses, so one comparison
 //! ([`owns`]) tells its pointers from any other's. Sizes have eight classes to a doubling, so at most an
@@ -38,9 +38,9 @@
 //!
 //! [`Pool`] and [`Buffer`] start the worker, the thread that offers and returns, with their first
 //! block. The raw calls ([`alloc`], [`free`], [`realloc`]) and [`Pool`] as a global allocator do not:
-//! they neither allocate nor create a thread and leave `errno` alone, so they may stand behind
+//! they neither allocate nor create a thread, and they keep `errno`, so they may stand behind
 //! `malloc`. With those, call [`prepare`] once at a safe moment, and in a forked child again. Until the
-//! worker runs ([`wants_keeper`]), a thread that frees past the bound does its work.
+//! worker runs ([`wants_keeper`]), a thread that frees past the bound does the worker's work.
 //!
 //! # What the kernel must have
 //!
@@ -91,8 +91,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::os::errno;
 use crate::runtime::worker;
 
-/// Whether what the pool keeps counts against a limit of the machine's, as all that could be written does
-/// (`vm.overcommit_memory` 2). Reads one small file.
+/// Returns whether the machine charges free runs against a limit, as it charges everything that
+/// could be written (`vm.overcommit_memory` 2). Reads one small file.
 ///
 /// ```
 /// if tenure::pool::free_runs_are_charged() {
@@ -106,7 +106,8 @@ pub fn free_runs_are_charged() -> bool {
     crate::os::room_now::commit_is_limited()
 }
 
-/// Whether any of the range may be the pool's: [`owns`] for a range that may begin or end elsewhere.
+/// Returns whether any part of the range may be the pool's. It is [`owns`] for a range that may
+/// begin or end elsewhere.
 ///
 /// ```
 /// let buffer = tenure::pool::Buffer::zeroed(1 << 20)?;
@@ -121,8 +122,8 @@ pub fn touches(start: usize, len: usize) -> bool {
         && (!release::has_holes() || mapped::touches(start, len))
 }
 
-/// The largest size that [`alloc`] serves: a hundred-and-twenty-eighth of the reserved range, 128 GiB
-/// where addresses are not limited. 0: no range could be reserved.
+/// Returns the largest size that [`alloc`] serves: a hundred-and-twenty-eighth of the reserved
+/// range, which is 128 GiB where addresses are not limited. 0: no range could be reserved.
 ///
 /// ```
 /// assert!(tenure::pool::alloc(tenure::pool::largest() + 1, 16, false).is_none());
@@ -136,8 +137,8 @@ pub(crate) fn watch_forks() {
     forks::watch();
 }
 
-/// Takes effect at the worker's next scan, which this brings about. Neither allocates nor creates a
-/// thread.
+/// Sets the pool's settings. They take effect at the worker's next scan, which this call brings
+/// about. It neither allocates nor creates a thread.
 ///
 /// ```
 /// use tenure::pool::{configure, settings, Settings};
@@ -149,8 +150,9 @@ pub fn configure(settings: Settings) {
     keep::call();
 }
 
-/// Starts the worker for the pool, and has forks wait for what is half done. It creates a thread, which
-/// allocates: an allocator must not call it while it holds its own locks. A few loads when it is done.
+/// Starts the worker for the pool, and registers the fork handlers. It creates a thread, which
+/// allocates: an allocator must not call it while it holds its own locks. Later calls cost a few
+/// loads.
 ///
 /// ```
 /// use tenure::pool;
@@ -185,8 +187,8 @@ fn prepare_if_needed() {
     }
 }
 
-/// Gives the memory of all free runs back to the kernel at once, as `malloc_trim(3)` does. Takes as long as the
-/// kernel needs for the pages (60 to 180 ns each). `true`: there was some.
+/// Gives the memory of all free runs back to the kernel at once, as `malloc_trim(3)` does. Takes as
+/// long as the kernel needs for the pages (60 to 180 ns each). Returns whether there was any.
 ///
 /// ```
 /// use tenure::pool;
@@ -201,11 +203,12 @@ fn prepare_if_needed() {
 /// assert_eq!(pool::stats().warm_bytes, 0);
 /// # Ok::<(), tenure::Error>(())
 /// ```
+#[doc(alias = "malloc_trim")]
 pub fn trim() -> bool {
     errno::kept(keep::trim)
 }
 
-/// Whether the worker runs in this process. One load.
+/// Returns whether the worker runs in this process. Costs one load.
 ///
 /// ```
 /// tenure::pool::prepare()?;
@@ -217,8 +220,8 @@ pub fn keeper_runs() -> bool {
     worker::running()
 }
 
-/// Whether the program should call [`prepare`] at the next safe moment: something is free, and no worker
-/// gives it to the kernel. Two loads.
+/// Returns whether the program should call [`prepare`] at the next safe moment: some runs are free,
+/// and no worker gives them to the kernel. Costs two loads.
 ///
 /// ```
 /// if tenure::pool::wants_keeper() {

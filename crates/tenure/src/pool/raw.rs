@@ -9,12 +9,12 @@ use crate::os::page_size;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
-/// A run of at least `size` bytes at a multiple of `align`, a power of two; all zeros if `zeroed`,
-/// otherwise with whatever its former user left there. `None`: the range is exhausted, `size` is more
-/// than [`largest`](super::largest), or the kernel refuses.
+/// Returns a run of at least `size` bytes at a multiple of `align`, a power of two. With `zeroed`
+/// it holds zeros, otherwise what its former user left. `None`: the range is exhausted, `size` is
+/// more than [`largest`](super::largest), or the kernel refuses.
 ///
-/// Contents that were not asked to be zeroed may still change by themselves (the kernel may take what
-/// was offered) until each page is written for the first time.
+/// Contents that were not zeroed may change by themselves until each page is written for the first time:
+/// the kernel may take offered pages.
 ///
 /// Cost: 40 to 100 ns for a run that is warm or offered; one system call for a new one at times.
 /// Zeroing: 24 ns a page that is resident, and 1.5 µs to ask the kernel which are.
@@ -39,7 +39,7 @@ pub fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
 /// Gives a run back.
 ///
 /// A pointer that is not an allocation's start, or was freed before, ends the process with a message
-/// on standard error: going on would hand the same memory out twice.
+/// on standard error. Otherwise the pool would give the same memory to two owners.
 ///
 /// ```
 /// use tenure::pool;
@@ -55,7 +55,7 @@ pub fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
 /// Nothing uses the run any more.
 #[doc(alias = "munmap")]
 pub unsafe fn free(p: NonNull<u8>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: nothing uses the run any more, as this function requires.
     unsafe { give::free(p.as_ptr() as usize) }
 }
 
@@ -78,8 +78,7 @@ pub unsafe fn free(p: NonNull<u8>) {
 /// ```
 ///
 /// # Safety
-/// `p` is a run of the pool's, and nothing uses it under its old address any more if another is
-/// answered.
+/// `p` is a run of the pool's. If the call returns another address, nothing uses the old one any more.
 #[doc(alias = "mremap")]
 pub unsafe fn realloc(
     p: NonNull<u8>,
@@ -87,15 +86,15 @@ pub unsafe fn realloc(
     align: usize,
     zeroed: bool,
 ) -> Option<NonNull<u8>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `p` is a run of the pool, and the caller uses only the returned address.
     unsafe { resize::realloc(p.as_ptr() as usize, new_size, align, zeroed) }
 }
 
-/// How many bytes of the run at `p` may be used from then on, as `malloc_usable_size(3)`: what was asked for, in
-/// whole pages. `None`: not a pointer that [`alloc`] gave.
+/// Returns how many bytes of the run at `p` the program may use, as `malloc_usable_size(3)` does:
+/// what was asked for, in whole pages. `None`: [`alloc`] did not return this pointer.
 ///
-/// Not all that the run has room for: a program that adds these numbers up, to hold to a limit of its own, would
-/// count memory that it does not use.
+/// A run may have more room than that. A program that adds these numbers up, to keep to a limit of its own,
+/// would count memory that it does not use.
 ///
 /// ```
 /// use tenure::pool;

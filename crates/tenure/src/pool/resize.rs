@@ -92,7 +92,7 @@ pub(super) unsafe fn realloc(
         move_back(territory, at, to, new, moved.bytes.min(kept));
         split::stop_moving();
         run.set_state(state::IN_USE);
-        // SAFETY: the caller's promise; from now on nothing is moved.
+        // SAFETY: the run is back at its place, and the caller uses only what this returns.
         return unsafe { realloc(at, new_size, align, zeroed) };
     }
     let moved = moved.bytes;

@@ -21,7 +21,7 @@ pub(super) mod state {
     pub const TRIMMED: u32 = 8;
 }
 
-/// Facts about a run, set and cleared by whoever has it.
+/// Facts about a run, set and cleared by its owner.
 pub(super) mod flag {
     /// The program has changed its mapping's state, or unmapped part of it: an allocation, for a mapping
     /// leaves the pool then.
@@ -42,7 +42,7 @@ pub(super) mod flag {
 pub(super) const BORDERS: usize = 16;
 
 /// One run's bookkeeping. Zero in all fields for a run that was never used. Except for the state,
-/// fields belong to whoever has the run: its list's lock, or the thread that set `MOVING` or `IN_USE`.
+/// fields belong to the owner of the run: its list's lock, or the thread that set `MOVING` or `IN_USE`.
 #[derive(Default)]
 pub(super) struct Run {
     pub state: AtomicU32,

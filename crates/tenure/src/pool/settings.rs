@@ -40,9 +40,9 @@ pub struct Settings {
     pub offer_after: Duration,
     /// How long after it was freed a run is returned (default 10 s; the first look after that).
     pub return_after: Duration,
-    /// How many bytes may be warm; `None` (default): a quarter of what is free under the limits that
-    /// hold for this process, at least 16 MiB or a sixteenth of the limit. What is freed beyond that
-    /// is offered at once, oldest first.
+    /// How many bytes may be warm. `None` (default): a quarter of what is free under the limits that
+    /// hold for this process, at least 16 MiB or a sixteenth of the limit. Beyond that the oldest warm
+    /// runs are offered at once.
     pub warm_max: Option<u64>,
     /// When runs get huge pages. Takes effect for sizes that were not used before.
     pub huge_pages: HugePages,
@@ -159,7 +159,7 @@ pub(super) fn set(settings: Settings) {
     IN_FORCE.no_reuse.store(!settings.reuse, Ordering::Relaxed);
 }
 
-/// The settings in force.
+/// Returns the settings in force.
 ///
 /// ```
 /// assert_eq!(tenure::pool::settings().offer_after.as_millis(), 500); // the default

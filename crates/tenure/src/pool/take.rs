@@ -61,7 +61,7 @@ impl Request {
         Request { page: Some(page), ..self }
     }
 
-    /// The same for a run with room for `room` bytes.
+    /// A request for a run with room for `room` bytes.
     pub fn with_room(
         territory: &Territory,
         size: usize,

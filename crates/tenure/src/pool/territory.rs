@@ -461,14 +461,14 @@ impl Area {
     pub unsafe fn map_anew(&self, index: u32) -> bool {
         let range = self.range_of(index);
         // Refused where it is locked; then below.
-        // SAFETY: the caller's promise: nothing uses the run any more.
+        // SAFETY: nothing uses the run any more, as this function requires.
         let _ = unsafe { advise::drop_pages(range) };
-        // SAFETY: the caller's promise; part of the reserved range.
+        // SAFETY: nothing uses the run any more, and it is part of the reserved range.
         if unsafe { arena::reserve_anew(range) }.is_err() {
             return false;
         }
         self.advise(range);
-        // SAFETY: as above.
+        // SAFETY: part of the reserved range. Access is only added.
         unsafe { arena::allow(range) }.is_ok()
     }
 
@@ -483,7 +483,7 @@ impl Area {
         // SAFETY: reserved just now, and nobody knows of it.
         let allowed = unsafe { arena::allow(range) }.is_ok();
         if !allowed {
-            // SAFETY: as above.
+            // SAFETY: reserved just now, and nobody knows of it.
             let _ = unsafe { arena::unmap(range.start, range.len()) };
         }
         allowed

@@ -8,11 +8,11 @@ use crate::os::generation;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A populate under way in threads of its own, which take no signals. Dropped, it is cancelled and
-/// waited for; a piece takes some milliseconds.
+/// A populate that runs in threads of its own, which take no signals. Dropping it cancels the populate and
+/// waits for its current piece, some milliseconds.
 ///
-/// A child made by fork has no such threads: there it counts as over, waiting for it is `ECANCELED`,
-/// and dropping it does nothing.
+/// A forked child has no such threads. There the populate counts as over, waiting for it fails with
+/// `ECANCELED`, and dropping it does nothing.
 ///
 /// ```
 /// use tenure::populate::{Access, Populate};
@@ -38,7 +38,7 @@ impl Background {
         generation::current() != self.generation
     }
 
-    /// How far it is.
+    /// Returns how far the populate has come.
     ///
     /// ```
     /// use tenure::populate::{Access, Populate};
@@ -51,7 +51,7 @@ impl Background {
         self.job.progress()
     }
 
-    /// Ends it at the next piece, without waiting for that.
+    /// Ends the populate at its next piece. The call does not wait for that.
     ///
     /// ```
     /// use tenure::populate::{Access, Populate};
@@ -67,7 +67,7 @@ impl Background {
         self.job.cancel();
     }
 
-    /// Whether it is over: done, failed, cancelled or out of time.
+    /// Returns whether the populate is over: done, failed, cancelled or out of time.
     ///
     /// ```
     /// use tenure::populate::{Access, Populate};
@@ -82,7 +82,7 @@ impl Background {
         self.job.outcome().is_some() || self.in_child()
     }
 
-    /// Waits until it is over, at most `patience`. Whether it is.
+    /// Waits until the populate is over, at most `patience`. Returns whether it is over.
     ///
     /// ```
     /// use std::time::Duration;
@@ -98,7 +98,7 @@ impl Background {
         self.is_finished() || self.job.wait(Some(patience)).is_some()
     }
 
-    /// Waits until it is over.
+    /// Waits until the populate is over, and returns how it went.
     ///
     /// ```
     /// use tenure::populate::{Access, Populate};
@@ -118,8 +118,8 @@ impl Background {
         }
     }
 
-    /// Lets the populate go on without an owner. The range should stay mapped until it is done: what is mapped
-    /// there instead would be populated.
+    /// Lets the populate go on without an owner. The range should stay mapped until it is done:
+    /// otherwise it populates what is mapped there instead.
     ///
     /// ```
     /// use tenure::populate::{Access, Populate};

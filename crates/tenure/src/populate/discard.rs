@@ -85,9 +85,11 @@ pub unsafe fn discard(addr: *mut u8, len: usize) -> Result<()> {
     }
     for (part, way) in parts {
         let done = match way {
-            // SAFETY: the caller's promise.
+            // SAFETY: nobody needs the contents of the range, as this function requires, and the
+            // part is inside it.
             Way::Drop => unsafe { drop_pages(part) },
-            // SAFETY: the same.
+            // SAFETY: nobody needs the contents of the range, in any process that maps them, as
+            // this function requires, and the part is inside it.
             Way::Remove => unsafe { remove(part) },
         };
         done.map_err(|errno| refused(range, part, &way, errno))?;
@@ -98,7 +100,7 @@ pub unsafe fn discard(addr: *mut u8, len: usize) -> Result<()> {
 enum Way {
     /// This process's pages.
     Drop,
-    /// The object's pages, for all who map it.
+    /// The object's pages, for all processes that map it.
     Remove,
 }
 
@@ -137,10 +139,10 @@ fn way(
 /// # Safety
 /// Nobody wants the contents of the part.
 unsafe fn drop_pages(part: PageRange) -> std::result::Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: nobody needs the contents of the part, as this function requires.
     match unsafe { advise::drop_pages(part) } {
         // Locked, perhaps.
-        // SAFETY: the caller's promise.
+        // SAFETY: nobody needs the contents of the part, as this function requires.
         Err(Errno::INVAL) => unsafe { advise::drop_locked_pages(part) },
         other => other,
     }
@@ -152,7 +154,7 @@ unsafe fn drop_pages(part: PageRange) -> std::result::Result<(), Errno> {
 /// # Safety
 /// Nobody wants the contents of the part, in whichever process.
 unsafe fn remove(part: PageRange) -> std::result::Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: nobody needs the contents of the part, in any process, as this function requires.
     unsafe {
         let _ = advise::drop_pages(part);
         advise::remove(part)

@@ -20,7 +20,7 @@ pub(super) struct Fault {
     pub step: Step,
 }
 
-/// A populate that did not come to its end, with how far it came.
+/// The error of a populate, with how far it came.
 ///
 /// ```
 /// use tenure::populate::{populate, Access};
@@ -32,7 +32,7 @@ pub(super) struct Fault {
 pub struct Failed {
     /// The cause, with its remedy.
     pub error: Error,
-    /// What was done before it. Boxed: a result is passed around more often than it is a failure.
+    /// What was done before the failure. Boxed, so that a result stays small.
     pub report: Box<Report>,
 }
 

@@ -1,4 +1,4 @@
-//! The work: pieces handed out in ascending order to whoever is free, sized by the time they take.
+//! The work: pieces handed out in ascending order to the free threads, sized by the time they take.
 
 use super::failure::{self, Failed, Fault};
 use super::plan::{Plan, Step, LARGEST_OF_FILE, LARGEST_PIECE};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// against the microsecond that a further call costs.
 const PIECE_TIME: Duration = Duration::from_millis(4);
 const FIRST_PIECE: usize = HUGE_PAGE;
-/// How long those who start together wait awake for each other: a thread is there after 0.1 ms.
+/// How long the threads that start together wait awake for each other: a thread is there after 0.1 ms.
 const AWAKE: Duration = Duration::from_millis(2);
 
 pub(super) type Outcome = Result<Report, Failed>;
@@ -176,7 +176,7 @@ impl Job {
         drop(self.bell.1.wait_while(warm, wait).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Sets a flag that somebody may be waiting for.
+    /// Sets a flag that a thread may be waiting for.
     fn ring(&self, flag: &AtomicBool) {
         if !flag.load(Ordering::Relaxed) {
             let _bell = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -293,7 +293,7 @@ impl Job {
             populated: self.counter.done(),
             threads: self.workers.load(Ordering::Relaxed),
             elapsed: self.started.elapsed(),
-            // Pieces go out in ascending order and are finished by whoever took them.
+            // Pieces go out in ascending order and are finished by the threads that took them.
             first_missing: fault.map(|f| f.page).or((cursor < end).then_some(cursor)),
         };
         add(&COUNTERS.populated_bytes, report.populated);

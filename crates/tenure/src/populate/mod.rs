@@ -1,10 +1,10 @@
-//! Populate: makes pages resident before the program uses them. No fault comes later, and what cannot be
-//! had is an error now instead of SIGBUS.
+//! Populate: makes pages resident before the program uses them. No page fault comes later, and a page that
+//! cannot be had is an error now instead of SIGBUS later.
 //!
 //! **For** start-up and for latency: a virtual machine's memory, a model file, a table. **Not for** memory
 //! of which the program will use a small part: every page takes memory.
 //!
-//! [`Populate`] makes a range ready for reading or writing, with as many threads as are useful, and tells
+//! [`Populate`] makes a range ready for reading or writing, with as many threads as are useful, and reports
 //! exactly how far it came:
 //!
 //! ```
@@ -16,9 +16,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The contents of pages never change, also where other threads use them meanwhile. A range that is
-//! unmapped or replaced while it is being populated costs an error or some memory, nothing else. That is
-//! why these functions take plain addresses and are safe.
+//! The contents of pages never change, even while other threads use them. If the program unmaps or replaces a
+//! range while it is being populated, it gets an error or spends some memory, and nothing else happens.
+//! Therefore these functions take plain addresses and are safe.
 //!
 //! # Which access
 //!
@@ -67,8 +67,9 @@ use crate::error::Result;
 use std::time::Duration;
 
 impl Populate {
-    /// Tells what it will do, mapping by mapping, and why. Costs a look at each mapping, 1 µs; before Linux
-    /// 6.11 a reading of `/proc/self/smaps`, 10 ns for each resident page of the process.
+    /// Returns what it will do, mapping by mapping, and why. Costs a look at each mapping, 1 µs;
+    /// before Linux 6.11 a reading of `/proc/self/smaps`, 10 ns for each resident page of the
+    /// process.
     ///
     /// ```
     /// # use tenure::populate::{Access, Populate};
@@ -88,8 +89,8 @@ impl Populate {
         plan::show(self, self.range("Populate::plan")?)
     }
 
-    /// Tells how much memory it needs, how much there is, and what sets the bound. Costs a look at the page table and
-    /// some files of `/proc` and `/sys`: about 0.1 ms, and 4 ns a page.
+    /// Returns how much memory it needs, how much there is, and what sets the bound. Costs a look
+    /// at the page table and some files of `/proc` and `/sys`: about 0.1 ms, and 4 ns a page.
     ///
     /// ```
     /// # use tenure::populate::{Access, Populate};
@@ -121,7 +122,7 @@ impl Populate {
     /// ```
     ///
     /// # Errors
-    /// [`Failed`] has the cause and how far it came; whatever lies before
+    /// [`Failed`] has the cause and how far it came. Everything before
     /// [`Report::first_missing`] is populated.
     /// - `EINVAL`: empty or wrapping; the address is not a multiple of the page size; part of it is volatile; or a special mapping
     ///   (device memory, secretmem).
@@ -136,8 +137,8 @@ impl Populate {
         run::run(self)
     }
 
-    /// [`run`](Populate::run), calling `each` on this thread about every `every` and once at the end.
-    /// This thread only watches; others work.
+    /// Does what [`run`](Populate::run) does, and calls `each` on this thread about once in
+    /// `every`, and at the end. This thread only watches; other threads work.
     ///
     /// ```
     /// # use tenure::populate::{Access, Populate};
@@ -176,14 +177,15 @@ impl Populate {
     /// The start of a thread: about 40 µs.
     ///
     /// # Errors
-    /// `EINVAL`, `ENOMEM`, `ENOSPC`: what can be said beforehand, as [`run`](Populate::run).
-    /// `EAGAIN`: no thread could be started. Everything later is told by [`Background::wait`].
+    /// `EINVAL`, `ENOMEM`, `ENOSPC`: what is known beforehand, as [`run`](Populate::run).
+    /// `EAGAIN`: no thread could be started. [`Background::wait`] reports every later error.
     pub fn start(self) -> Result<Background> {
         run::start(&self)
     }
 }
 
-/// [`Populate::new`] and [`Populate::run`] in one.
+/// Makes the pages that `[addr, addr + len)` touches resident: [`Populate::new`] and
+/// [`Populate::run`] in one call.
 ///
 /// ```
 /// use tenure::populate::{populate, Access};

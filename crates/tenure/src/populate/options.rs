@@ -26,8 +26,8 @@ pub enum Access {
     Write,
 }
 
-/// What to ask of the kernel's transparent huge pages before the pages are populated: afterwards is
-/// too late, it gives none.
+/// What to ask of the kernel's transparent huge pages before the pages are populated. Afterwards is too
+/// late: the kernel then gives none.
 ///
 /// ```
 /// use tenure::populate::{Access, HugePages, Populate};
@@ -68,6 +68,9 @@ pub enum HugePages {
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "nothing is populated until it runs"]
+#[doc(alias = "madvise")]
+#[doc(alias = "MADV_POPULATE_WRITE")]
+#[doc(alias = "MAP_POPULATE")]
 pub struct Populate {
     pub(crate) start: usize,
     pub(crate) len: usize,
@@ -82,7 +85,8 @@ pub struct Populate {
 }
 
 impl Populate {
-    /// Of the pages that `[addr, addr + len)` touches; `addr` is a multiple of the page size.
+    /// Asks for the pages that `[addr, addr + len)` touches. `addr` is a multiple of the page size.
+    /// Nothing is done before [`run`](Populate::run) or [`start`](Populate::start).
     ///
     /// ```
     /// use tenure::populate::{Access, Populate};
@@ -105,9 +109,9 @@ impl Populate {
         }
     }
 
-    /// How many threads work. 0, the default: as many as are useful, which is one for each 32 MiB and
-    /// at most one for each processor that the process may use (affinity and cgroup quota). More than
-    /// processors helps where a disk has to be waited for.
+    /// Sets how many threads work. 0, the default: as many as are useful, which is one for each 32
+    /// MiB and at most one for each processor that the process may use (affinity and cgroup quota).
+    /// More threads than processors help where the populate waits for a disk.
     ///
     /// ```
     /// # use tenure::populate::{Access, Populate};
@@ -120,9 +124,9 @@ impl Populate {
         self
     }
 
-    /// Ends it with `ETIMEDOUT` when it is not done this long after `run` or `start`. The work is cut
-    /// into pieces of some milliseconds, so it takes effect well within 50 ms where the kernel's own
-    /// work on a huge page, or a disk, does not take longer.
+    /// Sets how long after `run` or `start` it ends with `ETIMEDOUT` if it is not done. The work is
+    /// cut into pieces of some milliseconds, so it ends within 50 ms of the deadline, unless the
+    /// kernel's own work on a huge page or a disk takes longer.
     ///
     /// ```
     /// # use tenure::populate::{Access, Populate};
@@ -136,7 +140,7 @@ impl Populate {
         self
     }
 
-    /// What to ask of transparent huge pages.
+    /// Sets what to ask of transparent huge pages.
     ///
     /// ```
     /// # use tenure::populate::{Access, HugePages, Populate};
@@ -150,9 +154,9 @@ impl Populate {
         self
     }
 
-    /// The file behind the range's file mapping. With it, holes of a shared file are allocated before
-    /// they are written (see [`allocate`](Populate::allocate)), and failures say more. The descriptor
-    /// is duplicated.
+    /// Names the file behind the range's file mapping. With it, holes of a shared file are
+    /// allocated before they are written (see [`allocate`](Populate::allocate)), and errors say
+    /// more. The descriptor is duplicated.
     ///
     /// ```
     /// use tenure::populate::{Access, Populate};
@@ -172,10 +176,10 @@ impl Populate {
         Ok(self)
     }
 
-    /// Whether the holes of a shared file are allocated (`fallocate`) before they are populated, so
-    /// that a full file system is noticed, and named, first. Needs [`file`](Populate::file), open for
-    /// writing. By default it is done for [`Access::Write`] on files and hugetlbfs; on tmpfs and
-    /// memfds populating is allocating.
+    /// Sets whether the holes of a shared file are allocated (`fallocate`) before they are
+    /// populated, so that a full file system is noticed, and named, first. Needs
+    /// [`file`](Populate::file), open for writing. By default it is done for [`Access::Write`] on
+    /// files and hugetlbfs. On tmpfs and memfds populating allocates.
     ///
     /// With [`Access::Read`] it makes a sparse file's blocks and maps them with nothing dirty, in a
     /// third of the time that writing takes.
@@ -193,9 +197,9 @@ impl Populate {
         self
     }
 
-    /// Whether what would not fit is refused before anything is done, as [`room`](Populate::room)
-    /// says: `ENOMEM` for a memory cgroup or the machine, `ENOSPC` for a tmpfs or a pool of huge
-    /// pages. What other programs take meanwhile is not foreseen.
+    /// Sets whether a populate that would not fit is refused before anything is done, as
+    /// [`room`](Populate::room) reports it: `ENOMEM` for a memory cgroup or the machine, `ENOSPC`
+    /// for a tmpfs or a pool of huge pages. It cannot foresee what other programs take meanwhile.
     ///
     /// ```
     /// use tenure::populate::{Access, Populate};

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How far a populate is.
+/// How far a populate has come.
 ///
 /// ```
 /// use std::time::Duration;
@@ -22,7 +22,7 @@ pub struct Progress {
     pub bytes: u64,
     /// Bytes populated so far; never goes backwards.
     pub populated: u64,
-    /// Since it began.
+    /// Time since it began.
     pub elapsed: Duration,
     /// Rate of about the last half second.
     pub bytes_per_second: u64,
@@ -74,7 +74,7 @@ impl Counter {
         let done = self.done.fetch_add(bytes, Ordering::AcqRel) + bytes;
         let now = since_start.as_nanos() as u64;
         let newest = self.newer.at.load(Ordering::Relaxed);
-        // Whoever wins moves the marks on; a reader between the stores is off by one window.
+        // The thread that wins moves the marks on; a reader between the stores is off by one window.
         if now >= newest.saturating_add(HALF_WINDOW)
             && self
                 .newer

@@ -38,7 +38,7 @@ pub enum Limiting {
     HugePages(usize),
 }
 
-/// What a populate needs of the resource that is shortest, and what there is of it.
+/// What a populate needs of the scarcest resource, and how much of that resource there is.
 ///
 /// ```
 /// use tenure::populate::{Access, Populate};
@@ -50,16 +50,16 @@ pub enum Limiting {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Room {
-    /// Bytes that it would take, at most.
+    /// Bytes that the populate would take, at most.
     pub needed: u64,
-    /// Bytes that there are.
+    /// Bytes that are available.
     pub available: u64,
-    /// Of what.
+    /// Which resource it is.
     pub limiting: Limiting,
 }
 
 impl Room {
-    /// Whether it fits, as far as can be told beforehand.
+    /// Returns whether the populate fits, as far as that is known beforehand.
     ///
     /// ```
     /// use tenure::populate::{Access, Populate};

@@ -138,7 +138,7 @@ fn help(job: &Arc<Job>, count: usize, helpers: impl Fn(usize) -> Helpers) -> usi
             Err(_) => job.without_one(),
         }
     }
-    // Who goes on with something else does not wait for them.
+    // A caller that goes on with something else does not wait for them.
     job.open(if helpers(0) == Helpers::Urgent { started } else { 0 });
     started
 }
@@ -177,7 +177,7 @@ pub(super) fn run_with(
             }
         });
     }
-    // Should `each` panic, this is dropped: whoever catches it may unmap the range.
+    // Should `each` panic, this is dropped: the code that catches it may unmap the range.
     let watched = Background::new(job);
     while !watched.wait_timeout(every.max(Duration::from_millis(1))) {
         each(&watched.progress());

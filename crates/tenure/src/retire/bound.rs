@@ -1,6 +1,6 @@
 //! How much may wait to be given back.
 //!
-//! Whoever unmaps memory may take as much anew at once, and expects to get it: with plain munmap(2) it
+//! A program that unmaps memory may take as much anew at once, and expects to get it: with plain munmap(2) it
 //! would. A memory cgroup at its limit does not wait for a teardown that lags, it kills. So what waits
 //! is kept below what is free, by the caller if need be.
 

@@ -9,7 +9,7 @@ use crate::range::PageRange;
 /// Moving costs 10 µs, as much as unmapping 60 to 200 base pages.
 const LEAST_MOVED: usize = 4 << 20;
 
-/// Who knows what is in the range.
+/// What is known of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Known {
     Nothing,

@@ -3,12 +3,12 @@
 //! **For** large mappings (32 MiB and more) in a program with several threads. **Not for** small ones, and
 //! with little gain for huge pages, which munmap(2) unmaps quickly.
 //!
-//! munmap(2) of a large mapping takes as long as its pages do (50 to 180 ns each). Every other thread that
-//! maps, unmaps or is created waits for all of it: the kernel holds the address space's lock shared
-//! meanwhile, and they want it exclusively. [`munmap`] here moves the mapping's page tables to a place that
-//! the program does not know, which takes some 10 µs, and 0.2 ms for each GiB at most. The worker gives the pages back
-//! from there. When the call returns, the addresses are gone: a touch raises SIGSEGV, and a new mapping may
-//! take them. At no moment does a racing thread see a zero page where data was.
+//! munmap(2) of a large mapping takes 50 to 180 ns for each page. Every other thread that maps, unmaps or is
+//! created waits for all of it: the kernel holds the address space's lock shared meanwhile, and those threads
+//! want it exclusively. [`munmap`] of this module moves the mapping's page tables to a place that the program
+//! does not know. That takes some 10 µs, and 0.2 ms for each GiB at most. The worker gives the pages back from
+//! there. When the call returns, the addresses are free: a touch raises SIGSEGV, and a new mapping may take
+//! them. A racing thread never sees a zero page where data was.
 //!
 //! Dropping a [`Mapping`] of [`Settings::min_bytes`] or more does the same.
 //!
@@ -44,26 +44,27 @@
 //! mappings waiting or `vm.max_map_count` mappings, where mremap(2) is refused, and before [`prepare`]. Where
 //! `/proc` cannot be read it is plain. [`crate::stats()`] counts each way.
 //!
-//! In slices means: before the call returns, by munmap(2) of parts that take half of
-//! [`Settings::longest_stall`] each as far as measured, so that no other thread waits for the whole.
+//! *Moved* means as above. *In slices* means: before the call returns, by munmap(2) of parts, so that no other
+//! thread waits for the whole. Each part takes half of [`Settings::longest_stall`], as far as measured. *Plain*
+//! means munmap(2) itself.
 //!
 //! # What waits
 //!
-//! Memory that waits is the process's until it is torn down: it counts in RSS, in its memory cgroup, in
-//! `VmSize`, and after an `mlockall` meanwhile in `VmLck`. So it is bounded: resident bytes that wait never exceed what is free under the
-//! memory cgroup's limit, four times what is free on the machine, and [`Settings::pending_max`]. Beyond that
-//! the caller helps before it returns. Pressure makes the worker do more at a time, and where a call of
-//! tenure's own is refused for want of address space, mappings or locks, all that waits is torn down and the
-//! call made again. [`drain`] waits for all of it. Nothing need be done at exit.
+//! Retired memory is the process's until it is torn down: it counts in RSS, in its memory cgroup, in `VmSize`,
+//! and after an `mlockall` meanwhile in `VmLck`. So it is bounded: the resident bytes that wait never exceed what
+//! is free under the memory cgroup's limit, four times what is free on the machine, and
+//! [`Settings::pending_max`]. Beyond that the caller helps before it returns. Under pressure the worker does more
+//! at a time. If the kernel refuses a call of tenure's own for want of address space, mappings or locks, all that
+//! waits is torn down and the call is made again. [`drain`] waits for all of it. A program need do nothing at
+//! exit.
 //!
 //! A forked child has nothing of it (`MADV_DONTFORK`), and no worker until [`prepare`] is called there.
 //!
 //! # The bound on stalls
 //!
-//! From Linux 6.17 on, a teardown holds only the retired mapping's own lock, for which no thread waits; what
-//! others wait for is the munmap(2) of what has been emptied, 5 to 20 µs. Before, each slice holds the
-//! address space's lock shared. A slice takes longer than measured where the tearing thread loses its
-//! processor in it.
+//! From Linux 6.17 on, a teardown holds only the retired mapping's own lock, for which no thread waits. Other
+//! threads wait only for the munmap(2) of the emptied mapping, 5 to 20 µs. Before 6.17 each slice holds the
+//! address space's lock shared. A slice takes longer than measured if its thread loses the processor meanwhile.
 //!
 //! # What the kernel must have
 //!
@@ -73,11 +74,11 @@
 //! registered; where it is refused nothing is taken to be, which is wrong for what was registered before it
 //! came to be refused). Linux 5.10 to 6.16 move one mapping at a time; so does this, on any kernel.
 //!
-//! # Not seen
+//! # Differences from munmap(2)
 //!
-//! The order in which parts of a range with many mappings go, and that they do not go in one instant:
-//! another thread may map where an earlier part was before a later one is gone. A hidden mapping can be seen
-//! in `/proc/self/maps`, and goes into a core dump.
+//! The parts of a range with many mappings do not go in one instant: another thread may map where an earlier
+//! part was before a later one is gone. `/proc/self/maps` shows the moved mappings, and a core dump contains
+//! them.
 
 #![allow(unsafe_code, reason = "unmaps what the program gives up")]
 
@@ -107,7 +108,7 @@ pub(crate) use service::watch_forks;
 pub use settings::{configure, settings, Files, Settings};
 pub use unmap::Way;
 
-/// What is gone from its addresses and not yet given back.
+/// What was unmapped and is not yet given back.
 ///
 /// ```
 /// let pending = tenure::retire::pending();
@@ -125,9 +126,9 @@ pub struct Pending {
 /// Unmaps `[addr, addr + len)` with the meaning of munmap(2): any mappings, holes allowed, lengths rounded
 /// up to pages. When it returns, the addresses are free, and a touch raises SIGSEGV.
 ///
-/// The first call for [`Settings::min_bytes`] or more in a process does what [`prepare`] does, which allocates and
-/// starts the background thread: [`munmap_raw`] is for code that may not. Where no thread can be started the range
-/// is unmapped in slices.
+/// The first call for [`Settings::min_bytes`] or more in a process does what [`prepare`] does: it allocates and
+/// starts the background thread. Code that may not do so calls [`munmap_raw`]. Where no thread can be started
+/// the range is unmapped in slices.
 ///
 /// ```
 /// let memory = std::mem::ManuallyDrop::new(tenure::Mapping::anonymous(64 << 20)?);
@@ -155,10 +156,9 @@ pub unsafe fn munmap(addr: *mut u8, len: usize) -> Result<Way> {
     unsafe { munmap_raw(addr, len) }.map_err(|errno| explain(errno, addr as usize, len))
 }
 
-/// [`munmap`] for code that runs where memory may not be allocated: an allocator's own. Neither allocates
-/// nor creates a thread, keeps `errno`, and may be called by a signal handler that interrupted it, or
-/// `malloc`, whose locks a fork takes after tenure's: while one is under way this waits for none of its locks, and
-/// what it cannot retire goes in slices. The error is the kernel's errno.
+/// Does what [`munmap`] does, for an allocator. It neither allocates nor creates a thread, and keeps `errno`. A
+/// signal handler may call it that has interrupted it or `malloc`. While another thread forks it waits for no
+/// lock that the fork holds, and unmaps in slices what it cannot retire. The error is the kernel's errno.
 ///
 /// ```
 /// let memory = std::mem::ManuallyDrop::new(tenure::Mapping::anonymous(64 << 20)?);
@@ -223,7 +223,7 @@ fn explain(errno: i32, start: usize, len: usize) -> Error {
     error.with_errno(errno).on(start, len)
 }
 
-/// Retires a mapping of tenure's, whatever its size. Dropping one of [`Settings::min_bytes`] or more does
+/// Retires a [`Mapping`], whatever its size. Dropping one of [`Settings::min_bytes`] or more does
 /// the same.
 ///
 /// ```
@@ -235,7 +235,7 @@ fn explain(errno: i32, start: usize, len: usize) -> Error {
 /// As [`munmap`].
 ///
 /// # Errors
-/// As [`munmap`]; the mapping is as it was then, and stays until the process ends.
+/// As [`munmap`]. After an error the mapping is as it was, and stays until the process ends.
 #[doc(alias = "munmap")]
 pub fn retire(mapping: Mapping) -> Result<Way> {
     let mapping = ManuallyDrop::new(mapping);
@@ -257,9 +257,10 @@ pub(crate) fn least() -> usize {
     settings::min_bytes()
 }
 
-/// Gets everything ready: the fork handlers, the background thread. It allocates, so an allocator's munmap
-/// must not call it; [`wants_keeper`] says when the program should. Before it was called in a process,
-/// [`munmap_raw`] works in slices; [`munmap`] calls it. 0.1 ms the first time, a few loads later on.
+/// Registers the fork handlers and starts the background thread. It allocates, so an allocator's
+/// munmap must not call it; [`wants_keeper`] returns when the program should. Before it was called
+/// in a process, [`munmap_raw`] works in slices. [`munmap`] calls it by itself. 0.1 ms the first
+/// time, a few loads later on.
 ///
 /// ```
 /// tenure::retire::prepare()?; // at the program's start; munmap does it otherwise
@@ -272,8 +273,8 @@ pub fn prepare() -> Result<()> {
     service::prepare()
 }
 
-/// Whether [`prepare`] is to be called at the next moment that allows it: something could have been retired
-/// the quick way if the worker ran. One load.
+/// Returns whether the program should call [`prepare`] at the next moment that allows it: something
+/// could have been retired the quick way if the worker ran. Costs one load.
 ///
 /// ```
 /// if tenure::retire::wants_keeper() {
@@ -285,7 +286,7 @@ pub fn wants_keeper() -> bool {
     service::wants_keeper()
 }
 
-/// What waits to be torn down.
+/// Returns what waits to be torn down.
 ///
 /// ```
 /// tenure::retire::retire(tenure::Mapping::anonymous(64 << 20)?)?;
@@ -301,8 +302,8 @@ pub fn pending() -> Pending {
     Pending { bytes: queue.bytes(), mappings: queue.mappings() }
 }
 
-/// The longest that one slice of a teardown has taken so far, and other threads' calls for mappings may have
-/// waited for it. Zero: none was needed.
+/// Returns the longest time that one slice of a teardown has taken so far. Other threads' calls for
+/// mappings may have waited for it. Zero: no slice was needed.
 ///
 /// ```
 /// println!("no call waited for longer than {:?}", tenure::retire::longest_slice());
@@ -311,8 +312,9 @@ pub fn longest_slice() -> Duration {
     slice::longest()
 }
 
-/// Waits until all memory is back; the caller helps. `false`: not within `timeout`. `None` waits for as long
-/// as it takes: where the kernel keeps refusing a munmap, until it no longer does.
+/// Waits until all memory is back. The caller helps. `false`: the memory is not back within
+/// `timeout`. `None` waits for as long as it takes: where the kernel keeps refusing a munmap, until
+/// it no longer does.
 ///
 /// ```
 /// use tenure::retire;

@@ -22,6 +22,9 @@ use crate::runtime::fork::NoWait;
 /// # Ok::<(), tenure::Error>(())
 /// ```
 ///
+/// # Cost
+/// As [`munmap`](super::munmap).
+///
 /// # Safety
 /// As mremap(2): nothing refers to the tail any more.
 #[doc(alias = "mremap")]
@@ -46,13 +49,15 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
 }
 
 /// Does `mmap(addr, len, protection, flags, -1, 0)` of private anonymous memory with `MAP_FIXED` in
-/// slices: over populated memory the kernel unmaps the old pages under the address space's exclusive lock,
-/// for as long as that takes. `None`: not such a call, or too small to matter; make the plain one.
-/// `Some(Err(errno))`: it failed, with the kernel's errno; as with the plain call, part of what was there
-/// may be gone.
+/// slices. The plain call unmaps the old pages under the address space's exclusive lock, for as long as that
+/// takes. `None`: it is not such a call, or too small to matter; make the plain one.
 ///
-/// Each slice is the call itself, so a racing thread sees the old page, or what the new mapping has there,
-/// at no time anything else; and an error that the first slice meets has changed nothing. Nothing allocates.
+/// Each slice is the call itself, so a racing thread sees the old page or the new mapping's page, and nothing
+/// else. The call allocates nothing.
+///
+/// # Errors
+/// `Some(Err(errno))`: mmap's errno. As with the plain call, part of what was there may be gone. If the first
+/// slice fails, nothing has changed.
 ///
 /// ```
 /// let mut memory = tenure::Mapping::anonymous(4096)?;
@@ -62,6 +67,9 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
 /// assert!(done.is_none()); // too small to matter: make the plain call
 /// # Ok::<(), tenure::Error>(())
 /// ```
+///
+/// # Cost
+/// As mmap(2), and a system call for each slice.
 ///
 /// # Safety
 /// As mmap(2) with `MAP_FIXED`: nothing refers to what is mapped there.

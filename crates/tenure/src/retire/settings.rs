@@ -87,7 +87,7 @@ impl Settings {
         self
     }
 
-    /// Says when file mappings are given up.
+    /// Sets when file mappings are given up.
     ///
     /// ```
     /// use tenure::retire::{configure, settings, Files};
@@ -105,7 +105,7 @@ static LONGEST_STALL_NS: AtomicU64 = AtomicU64::new(1_000_000);
 static PENDING_MAX: AtomicU64 = AtomicU64::new(NONE);
 static FILES_LATER: AtomicU8 = AtomicU8::new(0);
 
-/// Sets them, for the whole process and from the next call on.
+/// Sets the settings for the whole process. They take effect from the next call on.
 ///
 /// ```
 /// use tenure::retire::{configure, settings, Settings};
@@ -120,7 +120,7 @@ pub fn configure(settings: Settings) {
     FILES_LATER.store(u8::from(settings.files == Files::Later), Ordering::Relaxed);
 }
 
-/// The settings in force.
+/// Returns the settings in force.
 ///
 /// ```
 /// assert_eq!(tenure::retire::settings().min_bytes, 32 << 20); // the default

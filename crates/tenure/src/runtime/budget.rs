@@ -24,7 +24,7 @@ struct Known {
 
 static KNOWN: Lock<Option<Known>> = Lock::new(Rank::Budget, None);
 
-/// The limit that the last look found. For who must take no lock.
+/// The limit that the last look found. For callers that must take no lock.
 static LIMIT: AtomicU64 = AtomicU64::new(u64::MAX);
 
 static SERVICE: Service = Service {

@@ -4,7 +4,7 @@ use crate::sync::{fence, AtomicU32, Futex, Ordering};
 use std::time::Duration;
 
 /// A wait ends at the latest after this, and begins again: a child whose fork handlers did not run has
-/// nobody who would ring.
+/// no thread that would ring.
 pub(super) const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 /// Where threads wait. It has no state of its own, so a fork need not hold it.
@@ -30,7 +30,7 @@ impl Event {
         self.wait_for(&mut done, None);
     }
 
-    /// The same, for `timeout` at most. `false`: it does not hold yet.
+    /// Waits until `done` holds, for `timeout` at most. `false`: it does not hold yet.
     pub fn wait_until_timeout(&self, mut done: impl FnMut() -> bool, timeout: Duration) -> bool {
         self.wait_for(&mut done, Some(timeout))
     }

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
     use crate::runtime::mailbox::Mailbox;
 
-    /// What a sender does who finds that no thread can be made.
+    /// What a sender does when no thread can be made.
     #[test]
     fn refused_senders_go_on_without_a_result() {
         let (mailbox, process) = (Mailbox::new(), generation::current());

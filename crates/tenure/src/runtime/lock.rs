@@ -19,7 +19,7 @@ const WAITED_FOR: u32 = 1 << 31;
 const BY_FORK: u32 = 1 << 30;
 const OWNER: u32 = BY_FORK - 1;
 const SPINS: u32 = 60;
-/// A sleeper looks again at the latest after this: a child whose handlers did not run has nobody who wakes.
+/// A sleeper looks again at the latest after this: a child whose handlers did not run has no thread that wakes it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 thread_local! {
@@ -130,7 +130,7 @@ impl<T: ?Sized> Lock<T> {
         QuietGuard { guard: self.lock(), _blocked: blocked }
     }
 
-    /// The same, as [`lock_unless_forking`](Lock::lock_unless_forking).
+    /// [`lock_signals_blocked`](Lock::lock_signals_blocked), unless the lock would have to wait for a fork.
     pub fn lock_signals_blocked_unless_forking(&self) -> Option<QuietGuard<'_, T>> {
         let blocked = Blocked::all();
         Some(QuietGuard { guard: self.lock_unless_forking()?, _blocked: blocked })

@@ -34,7 +34,7 @@ pub(crate) enum Rank {
     Budget,
     /// The pool's reserved addresses.
     PoolReservation,
-    /// Who may reserve addresses.
+    /// The right to reserve addresses.
     PoolAllowance,
     /// One cache of a processor's free blocks.
     PoolThreadCache,

@@ -37,7 +37,7 @@ struct Worker {
     listening: AtomicBool,
     /// The kernel's numbers of both threads; 0: none yet.
     numbers: [AtomicI32; 2],
-    /// Theirs. Whoever has set the state to [`STARTING`] starts the first, which starts the second.
+    /// Theirs. The thread that has set the state to [`STARTING`] starts the first, which starts the second.
     stacks: [Stack; 2],
     /// Descriptors of which the thread keeps copies in its own table, where the program cannot close them;
     /// -1: none.

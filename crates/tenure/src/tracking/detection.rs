@@ -185,7 +185,7 @@ fn put(kind: Kind, fd: OwnedFd) {
     kind.place().store(fd.into_raw_fd(), Ordering::Release);
 }
 
-/// The same file under a high number: programs hand out and close the low ones.
+/// Gives the file a high number: programs hand out and close the low ones.
 fn high(fd: OwnedFd) -> OwnedFd {
     rustix::io::fcntl_dupfd_cloexec(&fd, 700).unwrap_or(fd)
 }

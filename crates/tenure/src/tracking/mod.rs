@@ -68,7 +68,7 @@ static TRACKING: Tracking = Tracking {
     unknown_is_lost: AtomicBool::new(false),
 };
 
-/// Who may claim, in this process: a child whose fork handlers did not run is put in order first, or it would
+/// The claims of this process: a child whose fork handlers did not run is put in order first, or it would
 /// wait for its parent's threads, and take its parent's pages back.
 fn claims() -> &'static Claims {
     fork::look();

@@ -116,7 +116,7 @@ impl OwnedRange {
         settle::settle(self.id, self.tracked(), &needs_settling, &mut found)
     }
 
-    /// The same, and keeps what is gone among the range's [losses](OwnedRange::losses).
+    /// [`settle`](OwnedRange::settle), and keeps what is gone among the range's [losses](OwnedRange::losses).
     ///
     /// # Errors
     /// As [`settle`](OwnedRange::settle).

@@ -256,7 +256,7 @@ pub(super) fn forget_unmapped(range: PageRange) -> bool {
         }
 }
 
-/// The same without memory for it: one range after the other. Were one not dropped, it would be offered when
+/// Drops the ranges without memory for a list: one after the other. Were one not dropped, it would be offered when
 /// another mapping has come to lie there. Of a range that reaches out, what lies outside stays known.
 fn drop_each(range: PageRange) -> bool {
     let mut watched = false;

@@ -1,13 +1,13 @@
-//! What a program may set: how long to wait before offering, and how much may go unoffered.
+//! What a program may set: how long to wait before offering, and how much may stay unoffered.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The order in which ranges are offered and discarded: 0 goes first, 7 last.
+/// The order in which ranges are offered and purged: 0 goes first, 7 last.
 ///
-/// Lower priorities are offered sooner and, because the kernel discards in the order of offering,
-/// are discarded first. The wait before offering (see [`Settings::offer_after`]) is multiplied by
-/// 1/8, 1/4, 1/2, 1, 1, 2, 4, 8 for the priorities 0 to 7; under pressure the wait falls away and
+/// Lower priorities are offered sooner. They are also purged first, because the kernel purges in the
+/// order of offering. The wait before offering (see [`Settings::offer_after`]) is multiplied by
+/// 1/8, 1/4, 1/2, 1, 1, 2, 4, 8 for the priorities 0 to 7. Under memory pressure there is no wait, and
 /// only the order remains.
 ///
 /// ```
@@ -39,7 +39,7 @@ impl Priority {
     /// ```
     pub const HIGHEST: Priority = Priority(7);
 
-    /// A priority from 0 to 7; `None` outside.
+    /// Returns the priority of that level, 0 to 7. `None`: there is no such level.
     ///
     /// ```
     /// use tenure::Priority;
@@ -50,7 +50,7 @@ impl Priority {
         (level <= 7).then_some(Priority(level))
     }
 
-    /// The level, 0 to 7.
+    /// Returns the level, 0 to 7.
     ///
     /// ```
     /// assert_eq!(tenure::Priority::DEFAULT.level(), 4);
@@ -90,13 +90,13 @@ pub struct Settings {
     /// once in 500 ms, at most 0.04 % of the time; waiting longer gains nothing and leaves the
     /// memory out of the kernel's reach for longer.
     pub offer_after: Duration,
-    /// How many bytes may be marked and not offered; `None` (default): a quarter of what is free
+    /// How many bytes may be marked and not offered. `None` (default): a quarter of what is free
     /// under the limits that hold for this process (its memory cgroups', the machine's), at least
-    /// 16 MiB or a sixteenth of the limit. What is marked beyond that is offered at once, oldest
-    /// first, and a caller that takes memory back faster than it is offered waits.
+    /// 16 MiB or a sixteenth of the limit. Beyond that the oldest marked ranges are offered at once,
+    /// and a caller that takes memory back faster than the worker offers it waits.
     ///
-    /// A sudden need can be met from the free memory and from everything offered, so what is out of
-    /// the kernel's reach has to be small against what is free.
+    /// The kernel meets a sudden need from free and from offered memory. So the memory that is
+    /// marked and not offered has to be small against the free memory.
     pub unoffered_max: Option<u64>,
 }
 
@@ -149,7 +149,7 @@ static IN_FORCE: InForce = InForce {
     read: AtomicBool::new(false),
 };
 
-/// Sets them for the whole process. They take effect at the worker's next scan.
+/// Sets the settings for the whole process. They take effect at the worker's next scan.
 ///
 /// ```
 /// use tenure::volatile::{configure, Settings};
@@ -161,7 +161,7 @@ pub fn configure(settings: Settings) {
     super::wake::wake();
 }
 
-/// The settings in force.
+/// Returns the settings in force.
 ///
 /// ```
 /// assert_eq!(tenure::volatile::settings().offer_after.as_millis(), 500); // the default

@@ -55,7 +55,7 @@ pub(super) fn before_claiming() {
                 tracked.not_watched();
                 tracked.not_refilled();
                 // Claimed: perhaps by a thread that is about to offer it as watched. Looked at after the
-                // flags went: whoever claims it later does not find them.
+                // flags went: a thread that claims it later does not find them.
                 if tracked.load().has(Word::OFFERED | Word::CLAIMED) {
                     tracked.suspect();
                 }

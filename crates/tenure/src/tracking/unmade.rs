@@ -1,5 +1,5 @@
-//! Lost pages that their owner is still to make again. They stay missing and watched until then: whoever
-//! touches one has it made, or gets SIGBUS, and never zeros.
+//! Lost pages that their owner is still to make again. They stay missing and watched until then: a thread
+//! that touches one has it made, or gets SIGBUS, and never zeros.
 //!
 //! Where the descriptors are replaced the watch ends, and a touch makes a page of zeros that would count as
 //! made. So what is lost is discarded again before it is [watched anew](super::watch_again).

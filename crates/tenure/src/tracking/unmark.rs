@@ -122,7 +122,7 @@ pub(crate) fn unmark(range: PageRange) -> Result<List<PageRange>, Failed> {
     }
 }
 
-/// The same. Adds to `pinned` what it has pinned, which is to be marked again after an error.
+/// Unmarks a range. Adds to `pinned` what it has pinned, which is to be marked again after an error.
 fn unmark_pinning(range: PageRange, pinned: &mut List<Pinned>) -> Result<List<PageRange>, Errno> {
     loop {
         let known = pin_all(range, pinned)?;

@@ -63,7 +63,7 @@ pub(super) fn for_maker(id: RangeId, tracked: &'static Tracked) -> Result<(), Er
     worker::on_worker(watch).unwrap_or(Ok(()))
 }
 
-/// The same for every range that nobody makes just now: after the descriptors were replaced.
+/// Watches every range again that no thread makes just now: after the descriptors were replaced.
 pub(super) fn all() {
     let unpinned = |word: Word| is_unmade(word) && word.pins() == 0;
     let watch_each = || {

@@ -31,11 +31,12 @@ use std::sync::Arc;
 /// # Ok(()) }
 /// ```
 ///
-/// Pins are counted: the buffer is volatile when the last guard is dropped. Without a pin the bytes
-/// cannot be reached in safe Rust. Once something was lost, every pin says so until
-/// [`Volatile::restored`] is called (or a refill function has made it again), so that no nested pin
-/// takes zeros for contents.
+/// Pins are counted: the buffer is volatile when the last guard is dropped. Without a pin safe Rust
+/// cannot reach the bytes. Once something was lost, every pin reports it until
+/// [`Volatile::restored`] is called, or a refill function has made it again. So no nested pin takes
+/// zeros for contents.
 #[derive(Debug)]
+#[doc(alias = "MADV_FREE")]
 pub struct Volatile {
     inner: Arc<Object>,
 }
@@ -83,17 +84,18 @@ impl VolatileBuilder {
         self
     }
 
-    /// How purged bytes are made again. A new buffer holds zeros: the program writes the first contents,
-    /// and the function makes again what is purged after that. It is called at the next pin, or when a
-    /// thread touches purged bytes through [`Volatile::as_ptr`] without a pin. That thread then waits while
-    /// the bytes are made on another thread.
+    /// Sets the function that makes purged bytes again. A new buffer holds zeros: the program
+    /// writes the first contents, and the function makes again what is purged after that. It is
+    /// called at the next pin, or when a thread touches purged bytes through [`Volatile::as_ptr`]
+    /// without a pin. That thread then waits while the bytes are made on another thread.
     ///
     /// The other thread has the program's descriptors, the usual stack, and all signals blocked but those that
     /// it raises itself. Where tenure cannot keep descriptors of its own (`private_descriptors` of `tenure
     /// doctor`), such a touch raises SIGBUS.
     ///
-    /// The function must not touch purged pages of an object with a refill function without a pin, nor
-    /// wait for a thread that does, for a lock that it holds for instance: one thread serves them all.
+    /// One thread runs the refill functions of all objects. So the function must not touch purged pages
+    /// of such an object without a pin, and must not wait for a thread that does so (for its lock, for
+    /// instance).
     ///
     /// ```
     /// use tenure::volatile::{Refill, RefillError};
@@ -153,7 +155,7 @@ impl VolatileBuilder {
 }
 
 impl Volatile {
-    /// A buffer of `len` zeroed bytes, volatile from the start.
+    /// Makes a buffer of `len` zeroed bytes, volatile from the start.
     ///
     /// ```
     /// let mut buffer = tenure::Volatile::new(1 << 20)?;
@@ -182,7 +184,7 @@ impl Volatile {
         VolatileBuilder { len, priority: Priority::DEFAULT, pages: None, refill: None }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     ///
     /// ```
     /// assert_eq!(tenure::Volatile::new(5000)?.len(), 5000); // as asked for, not whole pages
@@ -214,8 +216,8 @@ impl Volatile {
     /// ```
     ///
     /// # Cost
-    /// Not offered: pin and unpin are one atomic instruction each, whatever the size. Offered: as
-    /// [`super::unmark`], without the unregister.
+    /// If the buffer is not offered, one atomic instruction each for the pin and the unpin, whatever
+    /// the size. If it is offered, as [`super::unmark`] of an offered range.
     ///
     /// # Errors
     /// `EIO`: the refill function failed or panicked; the next pin tries again. `EDEADLK`: the object's own
@@ -232,7 +234,7 @@ impl Volatile {
         Ok(Pinned { volatile: self })
     }
 
-    /// [`Volatile::pin`] for writing.
+    /// Pins the buffer for writing, as [`Volatile::pin`] does for reading.
     ///
     /// ```
     /// let mut buffer = tenure::Volatile::new(1 << 20)?;
@@ -259,8 +261,8 @@ impl Volatile {
         Ok(PinnedMut { volatile: self })
     }
 
-    /// Takes back a pin whose guard was given to [`std::mem::forget`]; for callers that count their
-    /// pins themselves, as the C interface does. `false`: it is not pinned.
+    /// Takes back a pin whose guard was given to [`std::mem::forget`], for callers that count their
+    /// pins themselves, as the C library does. `false`: the buffer is not pinned.
     ///
     /// ```
     /// let buffer = tenure::Volatile::new(1 << 20)?;
@@ -280,7 +282,7 @@ impl Volatile {
 
     /// Declares the contents good again after they were lost.
     ///
-    /// What a refill function has yet to make is never declared good: no pin has been given it.
+    /// Bytes that a refill function has yet to make stay lost: no pin has seen them.
     ///
     /// ```
     /// let mut buffer = tenure::Volatile::new(1 << 20)?;
@@ -313,9 +315,10 @@ impl Volatile {
         self.inner.memory.set_priority(priority.level());
     }
 
-    /// The first byte's address, for code that touches the bytes without a pin: a page that is gone
-    /// raises SIGBUS, or is refilled while the toucher waits. Where [`super::detection`] is
-    /// [`super::Detection::Words`] it reads zeros, so there only pinned memory may be read.
+    /// Returns the address of the first byte, for code that touches the bytes without a pin. A
+    /// touch of a page that is gone raises SIGBUS, or the page is refilled while the thread waits.
+    /// Where [`super::detection`] is [`super::Detection::Words`] such a page reads as zeros, so
+    /// there only pinned memory may be read.
     ///
     /// ```
     /// let buffer = tenure::Volatile::new(1 << 20)?;
@@ -352,7 +355,8 @@ impl Volatile {
         self.inner.memory.offer_now().map_err(|r| self.refused(call, r))
     }
 
-    /// [`Volatile::offer_now`], and has the kernel discard them. Returns how many bytes are gone.
+    /// Offers the bytes as [`Volatile::offer_now`] does, and has the kernel discard them. Returns
+    /// how many bytes are gone.
     ///
     /// ```
     /// let mut buffer = tenure::Volatile::new(1 << 20)?;
@@ -446,7 +450,7 @@ pub struct PinnedMut<'a> {
 macro_rules! guard {
     ($name:ident) => {
         impl $name<'_> {
-            /// Whether everything is as it was last written.
+            /// Returns whether everything is as it was last written.
             ///
             /// ```
             /// let buffer = tenure::Volatile::new(1 << 20)?;
@@ -462,8 +466,8 @@ macro_rules! guard {
                 }
             }
 
-            /// The extents that are gone and read as zeros, as byte offsets, in order. Empty when
-            /// intact; everything when the whole buffer was purged.
+            /// Returns the extents that are gone and read as zeros, as byte offsets, in order. The list is
+            /// empty if nothing was lost.
             ///
             /// ```
             /// let mut buffer = tenure::Volatile::new(1 << 20)?;

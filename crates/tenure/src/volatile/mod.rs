@@ -24,7 +24,7 @@
 //! tells whether all of it is still there. The first mark of a range checks it. After that, marking and
 //! unmarking change one word and make no system call, until the worker has offered the range to the kernel.
 //!
-//! The raw calls are `unsafe`, because nobody else can check what the program promises:
+//! The raw calls are `unsafe`, because only the program can keep these promises:
 //! - the program unmarks a range (or calls [`forget`]) before it unmaps the range, replaces it by another
 //!   mapping, makes it read-only or inaccessible, or locks it;
 //! - where [`detection`] is [`Detection::Words`], the program does not write to a marked range.
@@ -48,8 +48,8 @@
 //! # What the kernel must have
 //!
 //! `MADV_FREE`; without it every call fails with `EOPNOTSUPP`. userfaultfd and `MADV_POPULATE_WRITE`
-//! (5.14) make a touch of a purged page raise SIGBUS, or refill the page. Without them purges are found all
-//! the same, by one remembered word a page ([`Detection::Words`]).
+//! (5.14) make a touch of a purged page raise SIGBUS, or refill the page. Without them tenure still finds
+//! every purge, because it remembers one word of each page ([`Detection::Words`]).
 
 mod buffer;
 mod make_again;

@@ -15,8 +15,8 @@ use crate::tracking::{self, backpressure};
 use std::ops::Range;
 
 /// Makes `[addr, addr + len)` volatile: from now on the worker may offer the pages to the kernel. Marking
-/// what is marked already changes nothing. Any page-aligned range will do, whether or not it was marked in
-/// other pieces before.
+/// a marked range again changes nothing. The range is page-aligned; it may have been marked in other pieces
+/// before.
 ///
 /// ```
 /// let mut memory = tenure::Mapping::anonymous(1 << 20)?;
@@ -33,8 +33,8 @@ use std::ops::Range;
 /// A range with parts that were never touched gets page tables for them when it is offered: 2 MiB for each GiB,
 /// until it is unmapped. Where all such tables would take more than a sixteenth of the memory limit, it is not offered.
 ///
-/// No system call for a range marked before (about 30 ns, whatever its size); about 3 µs the first
-/// time, which checks it.
+/// No system call for a range that was marked before (about 30 ns, whatever its size). The first mark of a
+/// range checks it, which takes about 3 µs.
 ///
 /// # Errors
 /// - `EINVAL`: empty, unaligned or wrapping; shared memory or a file's (the kernel cannot discard
@@ -53,7 +53,8 @@ pub unsafe fn mark(addr: *mut u8, len: usize) -> Result<()> {
     mark_range("mark", addr, len, None)
 }
 
-/// [`mark`] with a priority; it holds until the range is marked with another.
+/// Makes a range volatile as [`mark`] does, with a priority. The priority holds until the range is
+/// marked with another.
 ///
 /// ```
 /// use tenure::{volatile, Priority};
@@ -75,15 +76,17 @@ pub unsafe fn mark(addr: *mut u8, len: usize) -> Result<()> {
 ///
 /// # Safety
 /// As [`mark`].
+#[doc(alias = "mvolatile")]
 pub unsafe fn mark_with_priority(addr: *mut u8, len: usize, priority: Priority) -> Result<()> {
     mark_range("mark", addr, len, Some(priority))
 }
 
-/// Makes `[addr, addr + len)` non-volatile and tells whether all of it is still there. Pages that
+/// Makes `[addr, addr + len)` non-volatile and returns whether all of it is still there. Pages that
 /// are gone read as zeros and can be written. Parts that were never marked count as intact.
+///
 /// Where the process has half of the mappings that `vm.max_map_count` allows, an offered range is
-/// taken back whole, since to cut it costs mappings. That may be more than was marked with one call: neighbours
-/// are offered as one. Mark the rest again.
+/// taken back whole, because cutting it costs mappings. That may be more than one call has marked,
+/// because neighbouring ranges are offered as one. Mark the rest again.
 ///
 /// ```
 /// use tenure::{volatile, Outcome};
@@ -108,8 +111,8 @@ pub unsafe fn mark_with_priority(addr: *mut u8, len: usize, priority: Priority) 
 /// - `EINVAL`: empty, unaligned or wrapping; or no longer writable.
 /// - `ENOMEM`: part of it is not mapped, or there is no memory for pages that a fork shares.
 ///
-/// After an error each part is either volatile as before or the program's again. No loss is forgotten by
-/// it: the next `unmark` of that part tells it.
+/// After an error each part is either volatile as before or the program's again. No loss is forgotten:
+/// the next `unmark` of that part reports it.
 ///
 /// # Safety
 /// As [`mark`].
@@ -118,9 +121,9 @@ pub unsafe fn unmark(addr: *mut u8, len: usize) -> Result<Outcome> {
     Ok(outcome(&unmark_range("unmark", addr, len)?))
 }
 
-/// [`fn@unmark`], and calls `gone` with the byte offsets (from `addr`) of each extent that is gone, in order;
-/// every other byte is as it was. The range is the program's again when `gone` is called: it may make the
-/// contents anew, panic, fork, and call tenure.
+/// Takes a range back as [`fn@unmark`] does, and calls `gone` with the byte offsets (from `addr`)
+/// of each extent that is gone, in order. Every other byte is as it was. The range is the program's
+/// again when `gone` is called: `gone` may make the contents anew, panic, fork, and call tenure.
 ///
 /// ```
 /// use tenure::volatile;
@@ -145,6 +148,7 @@ pub unsafe fn unmark(addr: *mut u8, len: usize) -> Result<Outcome> {
 ///
 /// # Safety
 /// As [`mark`].
+#[doc(alias = "mnovolatile")]
 pub unsafe fn unmark_with_map(
     addr: *mut u8,
     len: usize,
@@ -238,7 +242,7 @@ fn not_unmarked(call: &'static str, range: PageRange, failed: Failed) -> Error {
     }
 }
 
-/// Offers what is marked in the range to the kernel now, skipping the wait.
+/// Offers what is marked in the range to the kernel now, without the usual wait.
 ///
 /// ```
 /// let mut memory = tenure::Mapping::anonymous(1 << 20)?;
@@ -317,8 +321,8 @@ fn offer_range(call: &'static str, addr: *mut u8, len: usize, purge: bool) -> Re
     }
 }
 
-/// Makes the range non-volatile and drops all that tenure knows of it, so that the program may unmap
-/// it or use it for something else; the next [`mark`] checks it anew.
+/// Makes the range non-volatile and forgets what tenure knows of it, so that the program may unmap
+/// it or use it for something else. The next [`mark`] checks it anew.
 ///
 /// ```
 /// use tenure::volatile;
@@ -365,7 +369,8 @@ fn unmark_and_forget(range: PageRange, has_lost: &mut bool) -> Result<()> {
     }
 }
 
-/// Whether any page of the range is volatile. What locks memory asks this first.
+/// Returns whether any page of the range is volatile. tenure's calls that lock memory ask this
+/// first.
 ///
 /// ```
 /// let memory = tenure::Mapping::anonymous(1 << 20)?;

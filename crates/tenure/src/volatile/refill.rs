@@ -4,7 +4,7 @@ use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::lock::assert_none_held;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
-/// Why a refill failed; its text reaches the error of the pin that needed it.
+/// Why a refill failed. The error of the pin that needed the refill contains its text.
 ///
 /// ```
 /// use tenure::volatile::{Refill, RefillError};
@@ -23,8 +23,8 @@ type Function = Box<dyn Fn(usize, &mut [u8]) -> Result<(), RefillError> + Send +
 
 /// How an object's purged bytes are made again.
 ///
-/// The function runs under no lock: it may panic, fork, and use other objects, caches and ranges. Pinning
-/// its own object, itself or through another thread that it waits for, is an error (`EDEADLK`).
+/// The function runs under no lock: it may panic, fork, and use other objects, caches and ranges. If it
+/// pins its own object, or waits for a thread that does, the pin fails with `EDEADLK`.
 ///
 /// ```
 /// use tenure::volatile::Refill;
@@ -44,8 +44,9 @@ pub struct Refill {
 }
 
 impl Refill {
-    /// `function(offset, bytes)` makes the bytes from `offset` on; it is called for single pages and for
-    /// longer extents of up to 1 MiB (cut where an address is a multiple of 1 MiB), always page-aligned.
+    /// Makes purged bytes by `function(offset, bytes)`, which makes the bytes from `offset` on. It
+    /// is called for single pages and for longer extents of up to 1 MiB (cut where an address is a
+    /// multiple of 1 MiB), always page-aligned.
     ///
     /// ```
     /// use tenure::volatile::Refill;
@@ -62,9 +63,9 @@ impl Refill {
         Refill { whole: false, function: Box::new(function) }
     }
 
-    /// `function(0, bytes)` makes the whole object; of what it makes, only purged pages are used. It needs
-    /// the object's size in memory beside what is left of the object: large objects are better made by
-    /// [`Refill::pages`].
+    /// Makes purged bytes by `function(0, bytes)`, which makes the whole object. Only the pages of
+    /// it that were purged are used. It needs the object's size in memory beside what is left of
+    /// the object: [`Refill::pages`] serves large objects better.
     ///
     /// ```
     /// use tenure::volatile::Refill;

@@ -34,11 +34,11 @@ pub struct Purged {
 }
 
 impl Purged {
-    /// Makes the touched page's contents, in one step: other threads find the page purged, or these bytes,
-    /// and never zeros in between. The range stays volatile, and the page counts as intact from then on; the
-    /// kernel may take it again after the wait of [`super::Settings::offer_after`]. Like an unmark, this waits
-    /// where pages are made faster than the kernel is told of them.
-    /// A page that is there by now, because another thread was faster, stays as it is.
+    /// Makes the contents of the touched page in one step: other threads find the page purged, or find these
+    /// bytes, and never read zeros. The range stays volatile, and the page counts as intact from then on. The
+    /// kernel may take it again after the wait of [`super::Settings::offer_after`]. Like an unmark, this call
+    /// waits where pages are made faster than the worker offers them. If another thread has made the page
+    /// already, it stays as it is.
     ///
     /// ```
     /// use tenure::volatile::{on_purged_access, Purged};
@@ -71,22 +71,22 @@ impl Purged {
 
 static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Calls `handler` on the thread that touches a purged page of a volatile range. `true` lets the
-/// access be tried again: the handler has made the page ([`Purged::fill`]), or has unmarked the range and
-/// made its contents. `false` passes the signal on to the SIGBUS handler that was installed before, or to
-/// the default, which kills.
+/// Calls `handler` on the thread that touches a purged page of a volatile range. If the handler returns
+/// `true`, the access is tried again: the handler has made the page ([`Purged::fill`]), or it has unmarked
+/// the range and made its contents. If it returns `false`, the signal goes to the SIGBUS handler that was
+/// installed before, or to the default, which kills.
 ///
-/// The handler runs inside a signal handler, at an instruction of the program's own choosing: it may call
-/// tenure and whatever else the touching code could call at that point. Several threads may touch one page
-/// at once: each calls it. Between an unmark in it and the contents' making other threads read zeros;
-/// `Purged::fill` has no such moment.
+/// The handler runs inside a signal handler, at the instruction that touched the page. It may call tenure,
+/// and everything else that the touching code could call at that point. If several threads touch one page at
+/// once, each of them calls the handler. If the handler unmarks the range, other threads read zeros until it
+/// has made the contents. `Purged::fill` has no such moment.
 ///
-/// Nothing is installed before this is called. A second call replaces the function. A signal handler that the
-/// program installs later has precedence, as anywhere; it is to call the one before it.
+/// tenure installs no signal handler before this call. A second call replaces the function. A signal handler
+/// that the program installs later comes first, and has to call the one that was there before it.
 ///
-/// A SIGBUS that a process sends, and one that is not tenure's, go to the signal handler that was there before, or do
-/// what they do by default. Where that handler responds to a signal by giving way to the default, as that of Rust's runtime
-/// does, a purged page that another thread touches in these microseconds kills.
+/// A SIGBUS that a process sends, or that has another cause, goes to the signal handler that was there before,
+/// or has its default effect. Some handlers restore the default first, as that of Rust's runtime does. If
+/// another thread touches a purged page in these microseconds, the process is killed.
 ///
 /// ```
 /// use tenure::volatile::{on_purged_access, Purged};

@@ -84,12 +84,12 @@ impl Area {
     }
 
     pub fn mlock_on_fault(&self, from: usize, pages: usize) -> Result<(), i32> {
-        // SAFETY: as above.
+        // SAFETY: the kernel checks the range, and a lock changes no contents.
         done(unsafe { libc::mlock2(self.page(from).cast(), pages * PAGE, libc::MLOCK_ONFAULT) })
     }
 
     pub fn munlock(&self, from: usize, pages: usize) -> Result<(), i32> {
-        // SAFETY: as above.
+        // SAFETY: the kernel checks the range, and an unlock changes no contents.
         done(unsafe { libc::munlock(self.page(from).cast(), pages * PAGE) })
     }
 }

@@ -175,7 +175,7 @@ pub fn forked(body: impl FnOnce()) -> Ended {
 
 /// [`forked`] by a plain system call, which calls no fork handlers.
 pub fn raw_forked(body: impl FnOnce()) -> Ended {
-    // SAFETY: as in `forked`.
+    // SAFETY: the child runs the body and ends without unwinding into the parent's code.
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
     child_or_parent(pid, body)
 }

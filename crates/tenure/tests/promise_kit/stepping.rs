@@ -71,7 +71,7 @@ extern "C" fn on_trap(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
 
 fn end_well(pid: i32, step: u64, at: u64) {
     let mut status = 0;
-    // SAFETY: plain system calls.
+    // SAFETY: the calls take numbers, and a local that outlives them.
     unsafe {
         libc::waitpid(pid, &mut status, 0);
         if status != 0 {
@@ -153,6 +153,6 @@ pub fn stepped(act: impl FnOnce()) {
     // SAFETY: changes the trap flag, for which there is a handler.
     unsafe { std::arch::asm!("pushfq", "or qword ptr [rsp], 0x100", "popfq") };
     act();
-    // SAFETY: as above.
+    // SAFETY: changes the trap flag back, and nothing else.
     unsafe { std::arch::asm!("pushfq", "and qword ptr [rsp], ~0x100", "popfq") };
 }

@@ -160,7 +160,8 @@ fn writers_meanwhile_lose_nothing() {
     });
     let counts = rounds.load(Ordering::Relaxed);
     for page in 0..512 {
-        // SAFETY: as above.
+        // SAFETY: an aligned word of the mapping. The threads that wrote it have ended, and wrote
+        // it as an atomic.
         let word = unsafe { AtomicU32::from_ptr(raw.page(page) as *mut u32) };
         assert_eq!(word.load(Ordering::Relaxed), counts, "page {page}");
     }
@@ -198,14 +199,15 @@ fn each_kind_is_discarded_in_its_way() {
     let mut file = place.file(0);
     file.write_all(&vec![7; 16 * PAGE]).unwrap();
     let memory = memfd(16 * PAGE, 0).unwrap();
-    // SAFETY: here and below: mappings of this test's own, without references into them.
+    // SAFETY: mappings of this test's own, without references into them. Their contents are to be
+    // discarded.
     let gone = |raw: &Raw| unsafe { discard(raw.start as *mut u8, raw.len) };
     // Anonymous, and locked: it stays locked.
     for lock in [false, true] {
         let raw = Raw::anonymous(16);
         (0..16).for_each(|i| raw.set(i, 3));
         if lock {
-            // SAFETY: as above.
+            // SAFETY: a mapping of this test's own. A lock changes no contents.
             assert_eq!(unsafe { libc::mlock2(raw.start as *const _, raw.len, 1) }, 0);
             // The plain call refuses it.
             assert_eq!(raw.advise(0, 16, libc::MADV_DONTNEED), Err(libc::EINVAL));
@@ -226,7 +228,7 @@ fn each_kind_is_discarded_in_its_way() {
     assert!((0..16).all(|i| other.byte(i) == 0));
     // Locked, they stay; the kernel has no call for it.
     one.set(3, 3);
-    // SAFETY: as above.
+    // SAFETY: a mapping of this test's own. A lock changes no contents.
     assert_eq!(unsafe { libc::mlock2(one.start as *const _, one.len, 1) }, 0);
     let refused = gone(&one).unwrap_err();
     println!("{refused}");
@@ -277,7 +279,7 @@ fn volatile_memory_is_refused() {
 #[test]
 fn locked_memory_is_populated() {
     let raw = Raw::try_map(64 * PAGE, READ_WRITE, ANONYMOUS, -1).unwrap();
-    // SAFETY: plain numbers; on fault.
+    // SAFETY: the range is a mapping of this test's own. A lock changes no contents.
     assert_eq!(unsafe { libc::mlock2(raw.start as *const _, raw.len, 1) }, 0);
     populated(&raw, Access::Write, 1);
     let smaps = smaps_of(raw.start).unwrap();

@@ -129,12 +129,12 @@ fn a_guard_region() {
 #[test]
 fn secret_memory() {
     const SYS_MEMFD_SECRET: i64 = 447;
-    // SAFETY: plain numbers.
+    // SAFETY: the call takes flags only, and makes a descriptor.
     let fd = unsafe { libc::syscall(SYS_MEMFD_SECRET, 0) };
     if fd < 0 {
         skip!("no secret memory here: errno {}", errno());
     }
-    // SAFETY: a new descriptor.
+    // SAFETY: the descriptor is new, so nothing else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
     truncate(&fd, 4 * PAGE);
     let raw = match Raw::try_map(4 * PAGE, READ_WRITE, libc::MAP_SHARED, fd.as_raw_fd()) {
@@ -408,13 +408,13 @@ fn huge_pages_of_the_pool_come_and_go() {
             println!("{}", asked.plan().unwrap());
             assert_eq!(asked.run().unwrap().populated, 4 * HUGE as u64);
             assert_eq!((free(), raw.leading()), (0, 4 * HUGE / PAGE));
-            // SAFETY: here and below: a mapping of this test's own, without references into it.
+            // SAFETY: a mapping of this test's own, without references into it.
             let part = unsafe { discard(raw.start as *mut u8, PAGE) };
             assert_eq!(part.unwrap_err().kind(), ErrorKind::BadRange, "not half of one");
-            // SAFETY: as above.
+            // SAFETY: a mapping of this test's own, without references into it.
             unsafe { discard(raw.start as *mut u8, HUGE) }.unwrap();
             assert_eq!(free(), 1);
-            // SAFETY: as above.
+            // SAFETY: a mapping of this test's own, without references into it.
             unsafe { discard(raw.start as *mut u8, raw.len) }.unwrap();
         }
     }

@@ -48,7 +48,8 @@ fn a_purge_is_told_with_exactly_its_pages() {
         let p = map.as_mut_ptr();
         let quarter = len / 4;
         let mut gone = Vec::new();
-        // SAFETY: as above.
+        // SAFETY: the mapping stays as it is until it is forgotten, and is not touched while it is
+        // marked.
         unsafe {
             volatile::mark(p, len).unwrap();
             // Only the second quarter is discarded.
@@ -76,7 +77,8 @@ fn untouched_pages_are_not_purged() {
     let mut map = Mapping::anonymous_with(len, PageSize::Base).unwrap();
     map.as_mut_slice()[0] = 1;
     let p = map.as_mut_ptr();
-    // SAFETY: as above.
+    // SAFETY: the mapping stays as it is until it is forgotten, and is not touched while it is
+    // marked.
     unsafe {
         volatile::mark(p, len).unwrap();
         volatile::offer_now(p, len).unwrap();
@@ -157,12 +159,12 @@ fn sub_ranges_split_and_merge_as_locks_do() {
             }
         }
         let i = random(pages);
-        // SAFETY: as above.
+        // SAFETY: the address is inside the mapping.
         let marked = volatile::is_volatile(unsafe { p.add(i * PAGE) }, PAGE);
         assert_eq!(marked, model[i], "page {i} at step {step}");
     }
     assert!((0..pages).all(|i| page_is(&map, i, original(i))));
-    // SAFETY: as above.
+    // SAFETY: the whole mapping, which lives on.
     unsafe { volatile::forget(p, pages * PAGE).unwrap() };
 }
 
@@ -172,7 +174,8 @@ fn the_keeper_offers_by_itself() {
     let mut map = filled(len, PageSize::Huge);
     let p = map.as_mut_ptr();
     let offers = tenure::stats().total.offers;
-    // SAFETY: as above.
+    // SAFETY: the mapping stays as it is until it is forgotten, and is not touched while it is
+    // marked.
     unsafe { volatile::mark(p, len).unwrap() };
     let start = std::time::Instant::now();
     let offered = || match volatile::detection() {
@@ -184,7 +187,7 @@ fn the_keeper_offers_by_itself() {
         assert!(start.elapsed().as_secs() < 30, "not offered after 30 s");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    // SAFETY: as above.
+    // SAFETY: the whole mapping, which lives on.
     unsafe {
         assert_eq!(volatile::unmark(p, len).unwrap(), Outcome::Intact);
         volatile::forget(p, len).unwrap();

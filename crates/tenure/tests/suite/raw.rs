@@ -95,7 +95,8 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // SAFETY: ours; nothing else is mapped into its holes (see `NEXT`).
+        // SAFETY: the memory is this structure's own. Each test maps at addresses that no other
+        // mapping gets, so nothing else is in its holes.
         unsafe { libc::munmap(self.start as *mut _, self.len) };
     }
 }
@@ -118,7 +119,7 @@ pub fn memfd(len: usize, flags: libc::c_uint) -> Result<OwnedFd, String> {
 }
 
 pub fn truncate(fd: &impl AsRawFd, len: usize) {
-    // SAFETY: plain numbers.
+    // SAFETY: the descriptor is borrowed for the call, which changes the length of its file only.
     assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), len as i64) }, 0);
 }
 

@@ -14,14 +14,14 @@ use crate::range::PageRange;
 /// Between two looks at what is to go, so that the time is short in which another thread may write there.
 const MOST_AT_ONCE: usize = 64;
 
-/// Discards, in the runs in use that the range touches, the pages that are there and read as zeros: to the
-/// program a run is memory that nobody has touched, while its pages may be another's, zeroed. A page that
-/// the program has filled with zeros itself goes as well, for nothing tells it from the others; it reads as
-/// zeros as before, unless somebody is asked for it from then on.
+/// Discards the pages that are resident and read as zeros, in the runs in use that the range touches. To the
+/// program a run is memory that was never touched, but its pages may be those of a former owner, zeroed. A page
+/// that the program itself has filled with zeros goes as well, because nothing tells it from the others. It still
+/// reads as zeros, unless a handler of the program serves it from then on.
 ///
-/// To be called before the range is registered (`UFFDIO_REGISTER`): afterwards discarding is an event, and
-/// reading what is missing waits for the program's handler. What another thread writes to a page of zeros
-/// at this very moment may be lost.
+/// Call it before the range is registered (`UFFDIO_REGISTER`). Afterwards discarding is an event, and a read of a
+/// missing page waits for the program's handler. What another thread writes to a page of zeros at the same moment
+/// may be lost.
 ///
 /// ```
 /// use tenure::pool::mapped;
@@ -92,7 +92,7 @@ fn drop_zeros_of_run(range: PageRange, changed: bool) {
     }
 }
 
-/// The same, of pages that are there.
+/// Drops the zeros among pages that are there.
 fn drop_zeros_there(from: usize, to: usize, reads_as_zeros: impl Fn(PageRange) -> bool) {
     let page = page_size();
     let mut at = from;

@@ -109,7 +109,7 @@ impl Claim {
         self.tracked.side.with_mut(|side| unsafe { &mut *side })
     }
 
-    /// The same, to look at.
+    /// What the range needs beside its state, for reading.
     pub fn known_side(&self) -> Option<&Side> {
         // SAFETY: this claim is the only one of the range, and it is borrowed as long as the reference lives.
         self.tracked.side.with(|side| unsafe { &*side }).as_deref()

@@ -213,7 +213,7 @@ const PLACES: usize = 16;
 #[cfg(loom)]
 const PLACES: usize = 1;
 
-/// Who may claim, and where threads wait for claims.
+/// The right to claim, and the place where threads wait for claims.
 #[derive(Debug)]
 pub(crate) struct Claims {
     pub gate: Gate,
