@@ -49,4 +49,5 @@ extern "C" fn in_child() {
     last_thread::restart_in_child();
     counters::restart();
     report::restart_in_child();
+    keeper::give_up_in_child();
 }

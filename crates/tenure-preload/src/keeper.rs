@@ -199,6 +199,8 @@ pub fn end(threads: Threads) {
     wait_for_the_start();
     tenure::end_background_threads();
     wait_for_the_starter();
+    // Nobody would offer or return it later.
+    tenure::pool::trim();
 }
 
 /// Waits until no thread of tenure's is in the C library's count: with the last one in it the process ends, and
@@ -225,6 +227,17 @@ fn wait(done: &dyn Fn() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !done() && Instant::now() < until {
         std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+/// What a child keeps warm: it has no thread that would offer it later, and the kernel cannot take it. Its pages are the
+/// parent's, too, so giving them up costs little.
+const CHILD_KEEPS: u64 = 32 << 20;
+
+/// In a child after fork, when its locks are free again.
+pub fn give_up_in_child() {
+    if tenure::pool::stats().warm_bytes > CHILD_KEEPS {
+        tenure::pool::trim();
     }
 }
 

@@ -185,6 +185,12 @@ fn deferral_in_place() {
     program!("deferral.c").same_everywhere();
 }
 
+/// A child has no thread that would give up later what its parent kept warm.
+#[test]
+fn a_child_keeps_little() {
+    program!("child_keeps.c").same_under_all_options();
+}
+
 #[test]
 fn zero_contract() {
     program!("zero.c").same_everywhere();

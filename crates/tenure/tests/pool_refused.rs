@@ -71,6 +71,30 @@ fn without(test: &'static str, calls: &[Call], errno: Errno) {
     });
 }
 
+/// A filter refuses every advice: nothing can be given back, and nobody tries for ever.
+#[test]
+fn frees_and_trims_end_without_any_advice() {
+    for is_prepared in [false, true] {
+        in_child(this_test!(), &[], || {
+            let advice = [libc::MADV_FREE, libc::MADV_DONTNEED, libc::MADV_DONTNEED_LOCKED];
+            let filter = advice
+                .into_iter()
+                .fold(Filter::new(), |f, advice| f.refuse(Call::Madvise(advice), Errno::PERM));
+            filter.install_this_thread().unwrap();
+            if is_prepared {
+                quick();
+            }
+            for seed in 0..20 {
+                let p = take(4 << 20);
+                sign(p, 4 << 20, seed);
+                assert!(signed(p, 4 << 20, seed));
+                give(p);
+            }
+            pool::trim();
+        });
+    }
+}
+
 #[test]
 fn without_madv_free() {
     without(this_test!(), &[Call::Madvise(libc::MADV_FREE)], Errno::PERM);

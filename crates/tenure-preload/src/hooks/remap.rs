@@ -9,7 +9,7 @@ use crate::{counters, keeper};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use tenure::pool::mapped::{self, Call};
-use tenure::{pool, retire};
+use tenure::retire;
 
 /// The program's call. The C library's own definition makes it: newer ones (Debian 12's among them) answer unknown
 /// flags themselves, and a filter that refuses the call never sees those.
@@ -76,7 +76,7 @@ fn grown_in_pool(
     new_len: usize,
     flags: c_int,
 ) -> Option<*mut c_void> {
-    if !is_plain_growth(at as usize, old_len, new_len, flags) || new_len > pool::largest() {
+    if !is_plain_growth(at as usize, old_len, new_len, flags) || !MAPPINGS.serves(new_len) {
         return None;
     }
     let errno = Errno::keep();

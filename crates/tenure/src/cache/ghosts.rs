@@ -11,6 +11,8 @@ const BUCKET: usize = 8;
 /// The first table's ghosts; each further one has twice as many.
 const FIRST: usize = 1 << 12;
 const TABLES: usize = 18;
+/// The tables take no more than this part of the cache's bytes, however small the values are at times.
+const PART: u64 = 64;
 /// Moments there are; then they begin again.
 const MOMENTS: u16 = 32;
 /// Moments in which a cache's bytes are evicted once.
@@ -46,7 +48,10 @@ impl Ghosts {
     /// table stays as it is.
     pub fn fit(&self, values: u64, bytes: u64) {
         self.moment.store((bytes / PER_CACHE).max(1), Ordering::Relaxed);
-        let wanted = |number: &usize| (FIRST << number) as u64 >= values;
+        let wanted = |number: &usize| {
+            let ghosts = (FIRST << number) as u64;
+            ghosts >= values || 2 * ghosts * size_of::<AtomicU16>() as u64 * PART > bytes
+        };
         let number = (0..TABLES).find(wanted).unwrap_or(TABLES - 1);
         let current = self.current.load(Ordering::Relaxed) as usize;
         // No smaller one: a cache that shrinks may grow again.

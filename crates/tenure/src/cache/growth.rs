@@ -41,7 +41,8 @@ impl Growth {
         Growth {
             target: floor,
             floor,
-            ceiling: ceiling.max(floor),
+            // What comes on top is within what the program allows.
+            ceiling: ceiling.saturating_sub(SPARE * SEGMENT as u64).max(floor),
             last_purge: None,
             last_try: None,
             heard: None,
@@ -187,11 +188,12 @@ mod tests {
     fn the_ceiling_holds() {
         let mut growth = Growth::new(2 * S, 8 * S);
         growth.hear(Room { limit: 1 << 40, free: 1 << 40 }, 0, Instant::now());
-        assert!(growth.may_grow(7 * S, Instant::now()));
-        assert!(!growth.may_grow(8 * S, Instant::now()));
-        assert!(!growth.may_take(9 * S, 0, true));
-        assert_eq!(growth.most(4 * S, 3 * S), 5 * S);
-        assert!(growth.has_spare(9 * S) && !growth.has_spare(10 * S));
+        assert!(growth.may_grow(5 * S, Instant::now()));
+        assert!(!growth.may_grow(6 * S, Instant::now()));
+        assert!(!growth.may_take(7 * S, 0, true));
+        assert_eq!(growth.most(4 * S, 3 * S), 3 * S);
+        // With what takes in survivors it has what the program allows.
+        assert!(growth.has_spare(7 * S) && !growth.has_spare(8 * S));
     }
 
     #[test]

@@ -184,8 +184,7 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
     CacheBuilder<K, S>
 {
     /// The most bytes of memory that the cache may take; by default what the machine and the memory
-    /// cgroup allow. Two segments of 2 MiB may come on top, whatever is held, and a few
-    /// are taken in any case.
+    /// cgroup allow. A few segments of 2 MiB are taken in any case, and what is held stays.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::builder().ceiling(64 << 20).build()?;

@@ -34,8 +34,8 @@ unsafe impl Sync for Policy {}
 
 #[inline]
 fn mixed(hash: u32) -> u32 {
-    // Other bits than those that choose slot and shard.
-    hash.wrapping_mul(0x9E37_79B1).rotate_left(16)
+    // Its high bits, which count, depend on all bits of the hash: a sample has keys of every slot and shard.
+    hash.wrapping_mul(0x9E37_79B1)
 }
 
 impl Policy {
@@ -87,6 +87,8 @@ impl Policy {
 
     /// Before an eviction: the cache has `bytes`, and the segment that is emptied `values` in `filled` bytes.
     /// Allocates; under no lock.
+    #[cold]
+    #[inline(never)]
     pub fn follow(&self, bytes: u64, values: u32, filled: usize) {
         if values > 0 {
             let own = (filled / values as usize).clamp(1, 1 << 30) as u32;

@@ -85,7 +85,8 @@ pub(super) struct Trials {
     nodes: Box<[Node]>,
     chains: Box<[u16]>,
     free: u16,
-    seats: Box<[[Seat; NODES]]>,
+    /// Of each trial one for each key.
+    seats: Box<[Seat]>,
     lines: [[Line; 3]; COUNT],
     /// Hits, the fewer the longer ago.
     hits: [f32; COUNT],
@@ -109,7 +110,7 @@ impl Trials {
             nodes: filled(node, NODES)?,
             chains: filled(NONE, CHAINS)?,
             free: NONE,
-            seats: filled([seat; NODES], COUNT)?,
+            seats: filled(seat, COUNT * NODES)?,
             lines: [[EMPTY; 3]; COUNT],
             hits: [0.0; COUNT],
             requests: 0,
@@ -128,7 +129,7 @@ impl Trials {
         }
         self.free = 0;
         let seat = Seat { before: NONE, after: NONE, part: Part::None, uses: 0 };
-        self.seats.iter_mut().for_each(|seats| seats.fill(seat));
+        self.seats.fill(seat);
         self.lines = [[EMPTY; 3]; COUNT];
         self.hits = [0.0; COUNT];
         self.requests = 0;
@@ -147,8 +148,8 @@ impl Trials {
             self.play(trial, node, room, average);
         }
         self.let_go(node);
-        self.requests += 1;
-        if self.requests % ROUND == 0 {
+        self.requests = (self.requests + 1) % ROUND;
+        if self.requests == 0 {
             for trial in 0..COUNT {
                 if self.hits[trial] > self.hits[self.best] + AHEAD {
                     self.best = trial;
@@ -214,9 +215,9 @@ impl Trials {
     fn play(&mut self, trial: usize, node: u16, room: u64, average: u32) {
         let bytes = u64::from(self.nodes[node as usize].bytes);
         let cost = cost(bytes as usize, average);
-        let part = self.seats[trial][node as usize].part;
+        let part = self.seats[trial * NODES + node as usize].part;
         if matches!(part, Part::Probation | Part::Protected) {
-            let uses = &mut self.seats[trial][node as usize].uses;
+            let uses = &mut self.seats[trial * NODES + node as usize].uses;
             *uses = (*uses + 1).min(MOST_USES as u8);
             self.hits[trial] += 1.0;
             return;
@@ -239,7 +240,7 @@ impl Trials {
             self.leave(trial, first);
             self.enter(trial, first, Part::Protected);
         }
-        self.seats[trial][node as usize].uses = 0;
+        self.seats[trial * NODES + node as usize].uses = 0;
         self.nodes[node as usize].known += 1;
         self.enter(trial, node, into);
     }
@@ -264,11 +265,11 @@ impl Trials {
             return false;
         }
         let cost = cost(self.nodes[node as usize].bytes as usize, average);
-        let uses = u32::from(self.seats[trial][node as usize].uses);
+        let uses = u32::from(self.seats[trial * NODES + node as usize].uses);
         self.leave(trial, node);
         if uses >= cost {
             let left = if is_new { 0 } else { uses - cost };
-            self.seats[trial][node as usize].uses = left as u8;
+            self.seats[trial * NODES + node as usize].uses = left as u8;
             self.enter(trial, node, Part::Protected);
             return true;
         }
@@ -293,7 +294,7 @@ impl Trials {
         let line = &mut self.lines[trial][part as usize];
         let before = std::mem::replace(&mut line.last, node);
         line.bytes += u64::from(self.nodes[node as usize].bytes);
-        let seats = &mut self.seats[trial];
+        let seats = &mut self.seats[trial * NODES..(trial + 1) * NODES];
         match seats.get_mut(before as usize) {
             Some(seat) => seat.after = node,
             None => line.first = node,
@@ -304,7 +305,7 @@ impl Trials {
 
     /// Takes a key out of the line that it is in.
     fn leave(&mut self, trial: usize, node: u16) {
-        let seats = &mut self.seats[trial];
+        let seats = &mut self.seats[trial * NODES..(trial + 1) * NODES];
         let Seat { before, after, part, .. } = seats[node as usize];
         seats[node as usize].part = Part::None;
         let Some(line) = self.lines[trial].get_mut(part as usize) else { return };

@@ -23,6 +23,8 @@ const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 const LONGEST_PERIOD: Duration = Duration::from_millis(500);
 /// A visit's work, and that of a thread that frees past the bound.
 const BUDGET: Duration = Duration::from_millis(2);
+/// In the place of an item's bytes that are through: the kernel has refused it.
+const REFUSED: usize = usize::MAX;
 /// Bytes told in one system call: about 350 µs of base pages; huge ones are far quicker.
 const SLICE: usize = 8 << 20;
 const HUGE_SLICE: usize = 256 << 20;
@@ -151,9 +153,10 @@ pub(super) fn make_room(territory: &Territory, spot: Spot, bytes: usize) {
     if bytes < ROOM_FROM {
         return;
     }
-    // Another thread may free between the two looks.
-    let in_use = bytes as u64
-        + counters::get(Counter::AllocatedBytes).saturating_sub(counters::get(Counter::FreedBytes));
+    // Another thread may allocate or free between the two looks.
+    let freed = counters::get(Counter::FreedBytes);
+    let others = counters::get(Counter::AllocatedBytes).wrapping_sub(freed) as i64;
+    let in_use = bytes as u64 + others.max(0) as u64;
     let most = in_use.max(KEEP.most_in_use.fetch_max(in_use, Ordering::Relaxed));
     let more = (MORE << KEEP.doublings.load(Ordering::Relaxed)).max(most / PART_MORE);
     let may = (most + more).saturating_sub(in_use);
@@ -167,15 +170,15 @@ pub(super) fn make_room(territory: &Territory, spot: Spot, bytes: usize) {
 #[cold]
 fn return_some(territory: &Territory, bytes: u64, least: u64) {
     let until = Instant::now() + BUDGET + TIME_A_MEBIBYTE * (bytes >> 20) as u32;
-    // The lock is free in between: a fork waits for it.
+    let go_on = |mut work: Guard<Work>| {
+        work.go_on(territory, Instant::now() + BUDGET, Duration::MAX, Duration::MAX)
+    };
     while depot::free_bytes() > least && Instant::now() < until {
-        let Some(mut work) = work() else { return };
-        if !work.return_oldest(territory, least) {
+        if !work().is_some_and(|mut work| work.return_oldest(territory)) {
             return;
         }
-        while work.go_on(territory, Instant::now() + BUDGET, Duration::MAX, Duration::MAX)
-            && Instant::now() < until
-        {}
+        // To its end: what is in the queue serves nobody. The lock is free in between: a fork waits for it.
+        while work().is_some_and(go_on) {}
     }
 }
 
@@ -293,7 +296,8 @@ fn set_bound(now: Instant) {
 }
 
 impl Work {
-    /// Gives up what is due. Answers whether time ran out before it was through.
+    /// Gives up what is due. Answers whether time ran out before it was through. It is through, too, when the kernel has
+    /// refused a run: under a filter it may refuse all.
     fn go_on(
         &mut self,
         territory: &Territory,
@@ -310,7 +314,11 @@ impl Work {
             }
             while let Some(last) = self.last() {
                 if last.step(territory) {
-                    self.pop().finish(territory);
+                    let item = self.pop();
+                    item.finish(territory);
+                    if item.is_refused() {
+                        return false;
+                    }
                 }
                 if Instant::now() >= until {
                     return true;
@@ -319,23 +327,19 @@ impl Work {
         }
     }
 
-    /// Puts runs into the queue, to be returned, until no more than `least` bytes are free besides: those that were
-    /// offered, then warm ones, of the largest classes first. `false`: there is none, or no room.
-    fn return_oldest(&mut self, territory: &Territory, least: u64) -> bool {
-        let mut any = false;
-        for from in [state::OFFERED, state::WARM] {
-            for class in depot::filled(territory.classes).rev() {
-                while self.room() > 0 && depot::free_bytes() > least {
-                    let to = state::QUEUED;
-                    let taken = depot::take_oldest(territory, class, from, to, |_| true);
-                    let Some(spot) = taken else { break };
-                    territory.run(spot).set(flag::MADE_ROOM);
-                    self.add(territory, spot, false);
-                    any = true;
-                }
-            }
-        }
-        any
+    /// Puts a run into the queue, to be returned: one that was offered, or a warm one, of the largest class.
+    /// `false`: there is none, or no room.
+    fn return_oldest(&mut self, territory: &Territory) -> bool {
+        let oldest = |from| {
+            let of = |class| depot::take_oldest(territory, class, from, state::QUEUED, |_| true);
+            depot::filled(territory.classes).rev().find_map(of)
+        };
+        let has_room = self.room() > 0;
+        let found = has_room.then(|| oldest(state::OFFERED).or_else(|| oldest(state::WARM)));
+        let Some(spot) = found.flatten() else { return false };
+        territory.run(spot).set(flag::MADE_ROOM);
+        self.add(territory, spot, false);
+        true
     }
 
     /// Fills the queue with what is due.
@@ -434,12 +438,16 @@ impl Item {
             let dropped =
                 unsafe { advise::drop_pages(range).or_else(|_| advise::drop_locked_pages(range)) };
             if dropped.is_err() {
-                self.done = usize::MAX;
+                self.done = REFUSED;
                 return true;
             }
         }
         self.done += range.len();
         end == whole.end
+    }
+
+    fn is_refused(&self) -> bool {
+        self.done == REFUSED
     }
 
     /// Puts the run into the list of its new state.
@@ -449,8 +457,8 @@ impl Item {
         if run.claim(state::QUEUED, state::MOVING).is_err() {
             // It has left the pool.
             depot::put_left(territory, self.spot);
-        } else if self.done == usize::MAX {
-            // Locked, before 5.18: tried again later.
+        } else if self.is_refused() {
+            // Locked, before 5.18, or a filter refuses it: tried again later, behind all others.
             run.freed_at.store(queue::clock(), Ordering::Relaxed);
             depot::put(territory, self.spot, state::WARM);
         } else if self.offer {
