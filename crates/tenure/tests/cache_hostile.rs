@@ -321,3 +321,35 @@ fn a_panic_in_hash_changes_nothing() {
         assert_eq!(cache.get(&Key(key)).unwrap()[..], expected.to_ne_bytes());
     }
 }
+
+#[test]
+fn a_panic_in_a_keys_drop_leaves_no_value_pinned() {
+    static ARMED: AtomicBool = AtomicBool::new(false);
+    static DROPS: AtomicU64 = AtomicU64::new(0);
+    #[derive(Clone, PartialEq, Eq, Hash)]
+    struct Key(u64);
+    impl Drop for Key {
+        fn drop(&mut self) {
+            let is_armed = ARMED.load(Ordering::Relaxed) && !std::thread::panicking();
+            if is_armed && DROPS.fetch_add(1, Ordering::Relaxed) % 5 == 4 {
+                // Without the message of a panic.
+                std::panic::resume_unwind(Box::new("a key's drop"));
+            }
+        }
+    }
+    let _watchdog = watchdog(60);
+    let cache = Cache::<Key>::builder().ceiling(16 * MIB).build().unwrap();
+    ARMED.store(true, Ordering::Relaxed);
+    let mut panics = 0;
+    for key in 0..3000 {
+        let key = std::mem::ManuallyDrop::new(Key(key));
+        let act = std::panic::AssertUnwindSafe(|| {
+            drop(cache.get_or_insert_with(&*key, || vec![7; 20_000]));
+        });
+        panics += u32::from(std::panic::catch_unwind(act).is_err());
+    }
+    ARMED.store(false, Ordering::Relaxed);
+    assert!(panics > 100, "{panics}");
+    let fails = (0..2000).filter(|key| cache.insert(Key(10_000 + key), &[1; 20_000]).is_err());
+    assert_eq!(fails.count(), 0, "{:?}", cache.stats());
+}

@@ -127,3 +127,26 @@ fn slow_readers_of_small_values_leave_the_program_its_memory() {
     });
     or_skip!(done);
 }
+
+/// The kernel refuses a segment's memory: the cache goes on with what it has.
+#[test]
+fn where_memory_is_refused_values_are_evicted_and_small_ones_still_fit() {
+    promised(this_test!(), || {
+        let cache = Cache::<u64>::new().unwrap();
+        let value = vec![7; 100_000];
+        // The index has its size before the limit.
+        (0..2000).for_each(|key| cache.insert(key, b"small").unwrap());
+        (0..100).for_each(|key| cache.insert(key, &value).unwrap());
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
+        let bytes = pages * 4096 + (24 << 20);
+        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+        // SAFETY: a limit of this child's own, in a structure of its own.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+        let errors = (0..2000).filter(|key| cache.insert(1000 + key, &value).is_err()).count();
+        assert_eq!(errors, 0, "{:?}", cache.stats());
+        assert!(cache.stats().evictions > 1000, "{:?}", cache.stats());
+        (5000..6000).for_each(|key| cache.insert(key, b"small").unwrap());
+        assert_eq!(&*cache.get(&5999).unwrap(), b"small");
+    });
+}

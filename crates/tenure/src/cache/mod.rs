@@ -482,7 +482,10 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
                 // Seen early, so that nothing is evicted for it.
                 return Ok(Value::own(bytes, false));
             }
-            return match inner.put(hash, key.to_owned(), &bytes, Some(&landing)) {
+            let put = inner.put(hash, key.to_owned(), &bytes, Some(&landing));
+            // Before there is a value to return: it would be lost, pinned, if the drop of a key panicked.
+            drop(landing);
+            return match put {
                 Ok(Some(stored)) => Ok(stored.into_value(bytes)),
                 Ok(None) => Ok(Value::own(bytes, false)),
                 Err((_, error)) if error.kind() == ErrorKind::OutOfMemory => {

@@ -68,7 +68,8 @@ impl Space {
         self.tidy(index, now);
         for tries in 0..64 {
             // What is kept of the emptied ones may take up as much as they had. Then less is kept.
-            let some = self.take_empty(now, tries >= KEEP)?;
+            // Where the kernel refuses memory, the cache makes do with what it has.
+            let some = self.take_empty(now, tries >= KEEP).unwrap_or(None);
             if let Some(segment) = some {
                 if tries == 0 {
                     self.let_pass();
@@ -76,10 +77,11 @@ impl Space {
                 return Ok(segment);
             }
             if !self.evict(index, tries < KEEP) {
-                break;
+                // Readers may have all of them just now, for as long as they look at a value.
+                std::thread::yield_now();
             }
         }
-        // A reader may come to each that is chosen, but then not to all.
+        // Or for longer.
         self.take_empty(now, true)?.ok_or_else(all_held)
     }
 
