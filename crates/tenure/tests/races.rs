@@ -82,6 +82,43 @@ fn overlapping_calls_from_many_threads_lose_nothing() {
     assert!(result.finished(), "{}", result.status);
 }
 
+/// A mark looks at the map more than once before it changes anything, and the ranges come and go between the looks.
+/// Few pages and many forgets: each look finds another shape.
+#[test]
+fn a_mark_beside_forgets_has_a_number_for_each_cut() {
+    let result = run_child(this_test!(), &[], || {
+        let pages = 6;
+        let mut map = Mapping::anonymous_with(pages * PAGE, PageSize::Base).unwrap();
+        map.as_mut_slice().fill(7);
+        let base = map.as_mut_ptr() as usize;
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                scope.spawn(move || {
+                    let mut random = Random(thread);
+                    let start = Instant::now();
+                    while start.elapsed() < Duration::from_secs(3) {
+                        let a = random.below(pages);
+                        let (at, len) = ((base + a * PAGE) as *mut u8, 1 + random.below(pages - a));
+                        // SAFETY: inside the mapping, which outlives the threads; nobody touches it meanwhile.
+                        unsafe {
+                            match random.below(3) {
+                                0 => volatile::forget(at, len * PAGE).unwrap(),
+                                1 => _ = volatile::unmark(at, len * PAGE).unwrap(),
+                                _ => volatile::mark(at, len * PAGE).unwrap(),
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        // SAFETY: the whole mapping, which lives on. The threads have ended.
+        let outcome = unsafe { volatile::unmark(base as *mut u8, pages * PAGE).unwrap() };
+        assert_eq!(outcome, Outcome::Intact);
+        assert!(map.as_slice().iter().all(|byte| *byte == 7));
+    });
+    assert!(result.finished(), "{}\n{}", result.status, result.output);
+}
+
 #[test]
 fn a_buffer_pinned_by_many_threads_under_a_hasty_keeper() {
     let result = run_child(this_test!(), &[], || {

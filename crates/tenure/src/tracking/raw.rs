@@ -78,12 +78,13 @@ pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<Rang
         for gap in unknown.iter() {
             maps::check_volatile(*gap).map_err(Unmarkable::Unfit)?;
         }
-        let known = match *unknown == [range] {
-            true => 0,
-            false => overlapping(range).map_err(no_memory)?.len(),
+        // Where nothing is known there are no ends to cut. `unknown` alone tells, for it alone is looked at again
+        // below: what was known beside the gaps a moment later may have gone, and come back with ends.
+        let (known, cuts) = match *unknown == [range] {
+            true => (0, 0),
+            false => (overlapping(range).map_err(no_memory)?.len(), 2),
         };
-        // Where nothing is known there are no ends to cut.
-        let numbers = unknown.len() + if known > 0 { 2 } else { 0 };
+        let numbers = unknown.len() + cuts;
         let change = Change::new(known, numbers).map_err(no_memory)?;
         let mut change = change.ok_or(Unmarkable::Full)?;
         let map = lock_with_room(numbers).map_err(no_memory)?;
