@@ -15,6 +15,7 @@ pub(super) struct Entry {
 
 /// All of them.
 pub(super) const CATALOG: &[Entry] = &[
+    Entry { title: "a program that starts and ends", ready: start },
     Entry { title: "numpy, 1 MiB temporaries", ready: numpy_small },
     Entry { title: "numpy, 64 MiB temporaries", ready: numpy_large },
     Entry { title: "pandas, join, group and sort", ready: pandas },
@@ -39,6 +40,11 @@ fn words<const N: usize>(words: [OsString; N]) -> Program {
 /// `full`, or `quick` in smoke mode.
 fn rounds(smoke: bool, full: u32, quick: u32) -> OsString {
     if smoke { quick } else { full }.to_string().into()
+}
+
+/// What the launcher costs once in each program. The rows of programs that run for a second hide it.
+fn start(_: &Place, _: bool) -> Result<Program, String> {
+    Ok(words([installed("true")?]))
 }
 
 fn python(place: &Place, module: &str, name: &str, text: &str) -> Result<Program, String> {
@@ -113,7 +119,7 @@ fn java(place: &Place, smoke: bool) -> Result<Program, String> {
 
 fn perl(place: &Place, smoke: bool) -> Result<Program, String> {
     let mut program = script(place, "perl", "strings.pl", include_str!("scripts/strings.pl"))?;
-    program.words.push(rounds(smoke, 150, 5));
+    program.words.push(rounds(smoke, 600, 5));
     Ok(program)
 }
 
