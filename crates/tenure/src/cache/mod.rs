@@ -13,6 +13,7 @@
 //! once go. So a scan over many keys does not wash the cache out.
 //!
 //! **Release a value soon.** A [`Value`] that is held keeps its whole segment of 2 MiB from the kernel.
+//! [`Value::into_owned`] makes one that can go anywhere: into a task, a response body, another thread.
 //!
 //! ```
 //! # fn main() -> tenure::Result<()> {
@@ -40,6 +41,7 @@ mod change;
 mod epoch;
 mod evict;
 mod fork;
+mod get_async;
 mod ghosts;
 mod growth;
 mod inner;
@@ -49,6 +51,7 @@ mod life;
 mod link;
 mod lists;
 mod opening;
+mod owned;
 mod pins;
 mod place;
 mod policy;
@@ -58,11 +61,15 @@ mod segment;
 mod shard;
 mod single_flight;
 mod space;
+mod stats;
 mod store;
 mod table;
+mod tasks;
 mod trials;
 mod value;
 
+pub use owned::OwnedValue;
+pub use stats::CacheStats;
 pub use value::Value;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -77,7 +84,7 @@ use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// The default hasher of a cache: fast, with a random seed for each cache.
@@ -90,8 +97,8 @@ pub type DefaultHasher = foldhash::fast::RandomState;
 
 /// A cache without a size, for any number of threads. The [module](self) says how it works.
 ///
-/// All methods take `&self`; the cache may be shared by any number of threads. Gets of values whose
-/// segment is not offered make no system call.
+/// All methods take `&self`; the cache may be shared by any number of threads, by reference or by clones,
+/// which are handles to the one cache. Gets of values whose segment is not offered make no system call.
 ///
 /// ```
 /// use tenure::Cache;
@@ -107,6 +114,21 @@ pub type DefaultHasher = foldhash::fast::RandomState;
 /// ```
 pub struct Cache<K, S = DefaultHasher> {
     inner: Arc<Inner<K, S>>,
+}
+
+/// Another handle to the same cache, which ends when the last handle and the last [`OwnedValue`] are gone.
+///
+/// ```
+/// let cache = tenure::Cache::<u64>::new()?;
+/// let handle = cache.clone();
+/// std::thread::spawn(move || handle.insert(1, b"one")).join().unwrap()?;
+/// assert!(cache.contains_key(&1));
+/// # Ok::<(), tenure::Error>(())
+/// ```
+impl<K, S> Clone for Cache<K, S> {
+    fn clone(&self) -> Self {
+        Cache { inner: self.inner.clone() }
+    }
 }
 
 /// Builds a [`Cache`]: the settings that [`Cache::new`] leaves at their defaults.
@@ -127,45 +149,6 @@ pub struct CacheBuilder<K, S = DefaultHasher> {
     time_to_live: Option<Duration>,
     hasher: S,
     key: PhantomData<fn(K)>,
-}
-
-/// What a cache has done, counted since it was made, and what it holds now.
-///
-/// ```
-/// let cache = tenure::Cache::<u64>::new()?;
-/// cache.insert(1, b"one")?;
-/// let _ = (cache.get(&1), cache.get(&2));
-/// let stats = cache.stats();
-/// assert_eq!(stats.hits + stats.misses, 2);
-/// # Ok::<(), tenure::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct CacheStats {
-    /// Gets that found their value.
-    pub hits: u64,
-    /// Gets that did not find their value, for any reason.
-    pub misses: u64,
-    /// Values put in.
-    pub insertions: u64,
-    /// Values removed or overwritten.
-    pub removals: u64,
-    /// Values that the cache dropped to make room, or whose segment was found wholly purged.
-    pub evictions: u64,
-    /// Values that were found purged by a get.
-    pub purged_values: u64,
-    /// Bytes of segments that the kernel took, as far as the cache has noticed.
-    pub purged_bytes: u64,
-    /// Values that were moved because they were used, when their segment was emptied.
-    pub moved_values: u64,
-    /// Keys that are in the index now. Some may lead to values that are gone.
-    pub values: u64,
-    /// Bytes of the segments now, filled or not, without those that are known to be purged.
-    pub footprint_bytes: u64,
-    /// The footprint that purges and free memory now allow without asking again.
-    pub target_bytes: u64,
-    /// Bytes that the cache takes now beside its segments, and of the headers inside them.
-    pub bookkeeping_bytes: u64,
 }
 
 impl<K: Hash + Eq> CacheBuilder<K> {
@@ -264,9 +247,10 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
         let in_ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let ttl = self.time_to_live.map(in_ms);
         let ceiling = self.ceiling.unwrap_or(u64::MAX);
-        let inner = Arc::new(Inner {
+        let level = self.priority.level();
+        let inner = Arc::new_cyclic(|cache: &Weak<Inner<K, S>>| Inner {
             shards: Shards::new(self.hasher),
-            space: Space::new(lanes, ceiling, self.priority.level(), ttl.is_some()),
+            space: Space::new(cache.clone(), lanes, ceiling, level, ttl.is_some()),
             flights: Flights::new(),
             listed: fork::Listed::new(),
             time_to_live_ms: ttl,
@@ -469,30 +453,11 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
                 Boarding::Over => continue,
                 Boarding::Deadlock => return Err(own_key().into()),
             };
-            // Writers that did not see this maker have left then: see `Flights::any`.
-            inner.shards.of(hash).table.pass_writers();
-            // Another maker may have landed between the look and the boarding.
-            if self.contains_key(key) {
-                if let Some(value) = inner.look_up(hash, key) {
-                    return Ok(value);
-                }
+            if let Some(value) = inner.boarded(hash, key) {
+                return Ok(value);
             }
             let bytes = make()?;
-            if landing.is_outdated() {
-                // Seen early, so that nothing is evicted for it.
-                return Ok(Value::own(bytes, false));
-            }
-            let put = inner.put(hash, key.to_owned(), &bytes, Some(&landing));
-            // Before there is a value to return: it would be lost, pinned, if the drop of a key panicked.
-            drop(landing);
-            return match put {
-                Ok(Some(stored)) => Ok(stored.into_value(bytes)),
-                Ok(None) => Ok(Value::own(bytes, false)),
-                Err((_, error)) if error.kind() == ErrorKind::OutOfMemory => {
-                    Ok(Value::own(bytes, false))
-                }
-                Err((_, error)) => Err(error.into()),
-            };
+            return Ok(inner.land(landing, hash, key, bytes)?);
         }
     }
 
@@ -539,44 +504,6 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         self.inner.removals.fetch_add(keys as u64, Ordering::Relaxed);
         self.inner.space.clear(&self.inner.shards);
         self.inner.shards.harvest();
-    }
-
-    /// Returns what the cache has done and what it holds.
-    ///
-    /// ```
-    /// let cache = tenure::Cache::<u64>::new()?;
-    /// let stats = cache.stats();
-    /// println!("{} MiB, {} hits", stats.footprint_bytes >> 20, stats.hits);
-    /// # Ok::<(), tenure::Error>(())
-    /// ```
-    ///
-    /// # Cost
-    /// About 2 µs; no system call.
-    pub fn stats(&self) -> CacheStats {
-        let inner = &*self.inner;
-        let (footprint_bytes, target_bytes, segments) = inner.space.sizes();
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let mut stats = CacheStats {
-            insertions: load(&inner.insertions),
-            removals: load(&inner.removals),
-            evictions: load(&inner.space.counts.evicted),
-            purged_values: load(&inner.purged_values),
-            purged_bytes: load(&inner.space.counts.purged_bytes),
-            moved_values: load(&inner.space.counts.moved),
-            footprint_bytes,
-            target_bytes,
-            bookkeeping_bytes: segments,
-            ..CacheStats::default()
-        };
-        for shard in inner.shards.iter() {
-            let misses = load(&shard.misses);
-            stats.misses += misses;
-            stats.hits += shard.table.lookups().saturating_sub(misses);
-            stats.values += shard.table.len() as u64;
-            stats.bookkeeping_bytes += shard.table.bytes() as u64 + size_of_val(shard) as u64;
-        }
-        stats.bookkeeping_bytes += stats.values * inner.space.head() as u64;
-        stats
     }
 }
 

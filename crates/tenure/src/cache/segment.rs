@@ -13,7 +13,7 @@ use crate::tracking::side::in_order;
 use rustix::io::Errno;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock, Weak};
 
 /// A segment's size: one huge page, which the kernel takes and gives back whole.
 pub(super) const SEGMENT: usize = os::HUGE_PAGE;
@@ -64,13 +64,21 @@ pub(super) struct Segment {
     pub filled: AtomicUsize,
     /// One bit for each 512th of the segment that was discarded.
     lost: [AtomicU64; 8],
+    /// The cache that it belongs to.
+    cache: Weak<dyn Kept>,
 }
+
+/// A cache, of any types, that an owned value keeps.
+pub(super) trait Kept: Send + Sync {}
+
+impl<T: Send + Sync> Kept for T {}
 
 impl Segment {
     /// A segment with this number, pinned, without memory.
-    fn new(number: u32, range: OwnedRange) -> Segment {
+    fn new(number: u32, range: OwnedRange, cache: Weak<dyn Kept>) -> Segment {
         Segment {
             number,
+            cache,
             range,
             life: Life::new(),
             link: Link::new(),
@@ -246,6 +254,11 @@ impl Segment {
         }
     }
 
+    /// What keeps the segment where it is while the caller does not borrow its cache.
+    pub fn keep(&self) -> Arc<dyn Kept> {
+        self.cache.upgrade().expect("whoever has a segment borrows its cache")
+    }
+
     /// What the segment takes beside its memory.
     pub const BOOKKEEPING: usize = size_of::<Segment>() + OwnedRange::BOOKKEEPING;
 }
@@ -296,6 +309,7 @@ pub(super) struct Segments {
     chunks: [AtomicPtr<OnceLock<Segment>>; CHUNKS],
     made: AtomicU32,
     priority: u8,
+    cache: Weak<dyn Kept>,
 }
 
 fn chunk_len(chunk: usize) -> usize {
@@ -309,11 +323,12 @@ fn locate(number: u32) -> (usize, usize) {
 }
 
 impl Segments {
-    pub fn new(priority: u8) -> Segments {
+    pub fn new(cache: Weak<dyn Kept>, priority: u8) -> Segments {
         Segments {
             chunks: [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS],
             made: AtomicU32::new(0),
             priority,
+            cache,
         }
     }
 
@@ -364,7 +379,7 @@ impl Segments {
             }
         }
         let place = self.place(number).expect("its chunk was made");
-        Ok(place.get_or_init(|| Segment::new(number, range)))
+        Ok(place.get_or_init(|| Segment::new(number, range, self.cache.clone())))
     }
 }
 
@@ -408,7 +423,7 @@ mod tests {
     fn segments_are_listed_in_order() {
         use super::super::lists::{List, Name};
         crate::tracking::ready("test").unwrap();
-        let all = Segments::new(4);
+        let all = Segments::new(Weak::<()>::new(), 4);
         for _ in 0..5 {
             all.make().unwrap();
         }

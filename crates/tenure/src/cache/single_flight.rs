@@ -1,8 +1,9 @@
-//! One maker for a missing value, however many threads ask for it.
+//! One maker for a missing value, however many threads and tasks ask for it.
 //!
 //! A thread that waits holds nothing. Where the maker waits for it in the end, nobody would ever
-//! go on, so the caller gets an error instead (`runtime/waits.rs`).
+//! go on, so the caller gets an error instead (`runtime/waits.rs`). A task that waits blocks no thread.
 
+use super::tasks::{is_polled_here, Tasks};
 use crate::os::futex::Futex;
 use crate::os::generation::current as process;
 use crate::runtime::lock::{thread_number, Lock, Rank};
@@ -18,12 +19,14 @@ struct Flight<K> {
     maker: Maker,
     /// 1 when the value was made, or could not be.
     done: Futex,
+    /// The tasks that wait for it.
+    tasks: Tasks,
     /// The key was changed since the flight began. Set and read under the writers' lock of its shard.
     outdated: AtomicBool,
 }
 
-/// Which thread makes a value. In a forked child the parent's threads do not exist, but for the one
-/// that forked.
+/// Which thread makes a value; [`NO_THREAD`] where a task does, which goes from thread to thread. In a forked child
+/// the parent's threads do not exist, but for the one that forked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Maker {
     thread: u32,
@@ -36,6 +39,9 @@ impl Maker {
         self.process == process() || self.thread == thread_number()
     }
 }
+
+/// No thread has this number.
+const NO_THREAD: u32 = 0;
 
 /// The values of one cache that are being made.
 pub(super) struct Flights<K> {
@@ -60,6 +66,12 @@ pub(super) enum Boarding<'a, K> {
     Deadlock,
 }
 
+/// What [`Flights::enter`] found.
+enum Entered<'a, K> {
+    First(Landing<'a, K>),
+    Other(Arc<Flight<K>>),
+}
+
 /// See [`Boarding::Make`].
 pub(super) struct Landing<'a, K> {
     flights: &'a Flights<K>,
@@ -72,13 +84,51 @@ impl<K: Eq> Flights<K> {
         Flights { all: Lock::new(Rank::SingleFlight, list), count: AtomicU32::new(0) }
     }
 
-    /// The right to make a value, or a wait until another thread has made it.
+    /// The right to make a value, or a wait until another thread or task has made it.
     pub fn board<Q>(&self, hash: u64, key: &Q) -> Boarding<'_, K>
     where
         K: Borrow<Q>,
         Q: Eq + ToOwned<Owned = K> + ?Sized,
     {
         let maker = Maker { thread: thread_number(), process: process() };
+        match self.enter(hash, key, maker) {
+            Entered::First(landing) => Boarding::Make(landing),
+            Entered::Other(flight) => {
+                let wait = || waits::wait(&flight.done, 0, flight.maker.thread, maker.process);
+                match !is_polled_here(flight.number()) && wait() {
+                    true => Boarding::Over,
+                    false => Boarding::Deadlock,
+                }
+            }
+        }
+    }
+
+    /// As [`board`](Flights::board), for a task: it waits as a future.
+    pub async fn board_task<Q>(&self, hash: u64, key: &Q) -> Boarding<'_, K>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let maker = Maker { thread: NO_THREAD, process: process() };
+        let flight = match self.enter(hash, key, maker) {
+            Entered::First(landing) => return Boarding::Make(landing),
+            Entered::Other(flight) => flight,
+        };
+        // A task that makes a value polls what makes it, and so this, on its own thread. A thread that makes a value
+        // and blocks on this would wait for itself.
+        if is_polled_here(flight.number()) || flight.maker.thread == thread_number() {
+            return Boarding::Deadlock;
+        }
+        flight.tasks.end().await;
+        Boarding::Over
+    }
+
+    /// The flight of a key: a new one, or that of another maker, who is here.
+    fn enter<Q>(&self, hash: u64, key: &Q, maker: Maker) -> Entered<'_, K>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ToOwned<Owned = K> + ?Sized,
+    {
         let mut mine = None;
         let mut same_hash = Vec::new();
         loop {
@@ -86,15 +136,12 @@ impl<K: Eq> Flights<K> {
             // The program's code compares, under no lock.
             let found = same_hash.iter().find(|flight| flight.key.borrow() == key);
             if let Some(flight) = found.filter(|flight| flight.maker.is_here()) {
-                let (end, holder) = (&flight.done, flight.maker.thread);
-                return match waits::wait(end, 0, holder, maker.process) {
-                    true => Boarding::Over,
-                    false => Boarding::Deadlock,
-                };
+                return Entered::Other(flight.clone());
             }
             let flight = mine.take().unwrap_or_else(|| {
                 let (done, outdated) = (Futex::new(0), AtomicBool::new(false));
-                Arc::new(Flight { key: key.to_owned(), hash, maker, done, outdated })
+                let (key, tasks) = (key.to_owned(), Tasks::new());
+                Arc::new(Flight { key, hash, maker, done, tasks, outdated })
             });
             let mut all = self.all.lock();
             let full = all.flights.len() == all.flights.capacity();
@@ -114,7 +161,7 @@ impl<K: Eq> Flights<K> {
             self.count.store(all.flights.len() as u32, Ordering::SeqCst);
             drop(all);
             drop(stale);
-            return Boarding::Make(Landing { flights: self, flight });
+            return Entered::First(Landing { flights: self, flight });
         }
     }
 
@@ -206,7 +253,19 @@ impl<K> List<K> {
     }
 }
 
+impl<K> Flight<K> {
+    /// No other flight that lives has it.
+    fn number(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+}
+
 impl<K> Landing<'_, K> {
+    /// The flight's number, for [`polled`](super::tasks::polled).
+    pub fn number(&self) -> usize {
+        self.flight.number()
+    }
+
     /// Whether the key was inserted or removed since the flight began. Certain under the writers' lock
     /// of its shard.
     pub fn is_outdated(&self) -> bool {
@@ -222,6 +281,7 @@ impl<K> Drop for Landing<'_, K> {
         drop(all);
         self.flight.done.word.store(1, Ordering::Release);
         self.flight.done.wake_all();
+        self.flight.tasks.wake_all();
         // The key may be dropped here, by the program's code.
         drop(listed);
     }

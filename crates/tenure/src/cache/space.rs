@@ -16,12 +16,13 @@ use super::lists::{List, Name};
 use super::pins;
 use super::place::{Place, GENERATIONS};
 use super::policy::Policy;
-use super::segment::{footprint, map, Header, Segment, Segments, EXPIRY, HEADER, SEGMENT};
+use super::segment::{footprint, map, Header, Kept, Segment, Segments, EXPIRY, HEADER, SEGMENT};
 use crate::error::{Error, ErrorKind, Result};
 use crate::runtime::budget;
 use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::turn::Mine;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::Weak;
 use std::time::Instant;
 
 /// Values that take more than this have a segment of their own.
@@ -99,10 +100,16 @@ pub(super) struct Room<'a> {
 }
 
 impl Space {
-    pub fn new(lanes: usize, ceiling: u64, priority: u8, expires: bool) -> Space {
+    pub fn new(
+        cache: Weak<dyn Kept>,
+        lanes: usize,
+        ceiling: u64,
+        priority: u8,
+        expires: bool,
+    ) -> Space {
         let floor = (lanes as u64 + 2) * SEGMENT as u64;
         Space {
-            segments: Segments::new(priority),
+            segments: Segments::new(cache, priority),
             counts: SpaceCounts::default(),
             policy: Policy::new(),
             lanes: (0..lanes).map(|_| Lane::new(false)).collect(),
@@ -484,6 +491,12 @@ impl Space {
         };
         let filled = |segment: &&Segment| segment.is_shared() && !segment.link.is(Name::Bare);
         self.segments.iter().filter(filled).map(held).sum()
+    }
+
+    /// Bytes of the segments that somebody has pinned, beside the pin of the lane that fills one.
+    pub fn held_bytes(&self) -> u64 {
+        let is_held = |segment: &&Segment| segment.range.pins() > u32::from(self.is_open(segment));
+        self.segments.iter().filter(is_held).map(|segment| segment.capacity() as u64).sum()
     }
 }
 

@@ -283,6 +283,46 @@ where
         Ok(putting.is_published.get().then_some(stored))
     }
 
+    /// The value under a key that the caller was about to make: another maker may have landed between the caller's
+    /// look and its boarding.
+    pub(super) fn boarded<Q>(&self, hash: u32, key: &Q) -> Option<Value<'_>>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        // Writers that did not see this maker have left then: see `Flights::any`.
+        self.shards.of(hash).table.pass_writers();
+        self.contains(hash, key).then(|| self.look_up(hash, key))?
+    }
+
+    /// Puts what was made under its key, unless the key has changed meanwhile, and ends the flight.
+    pub(super) fn land<Q>(
+        &self,
+        landing: Landing<'_, K>,
+        hash: u32,
+        key: &Q,
+        bytes: Vec<u8>,
+    ) -> Result<Value<'_>>
+    where
+        Q: ToOwned<Owned = K> + ?Sized,
+    {
+        if landing.is_outdated() {
+            // Seen early, so that nothing is evicted for it.
+            return Ok(Value::own(bytes, false));
+        }
+        let put = self.put(hash, key.to_owned(), &bytes, Some(&landing));
+        // Before there is a value to return: it would be lost, pinned, if the drop of a key panicked.
+        drop(landing);
+        match put {
+            Ok(Some(stored)) => Ok(stored.into_value(bytes)),
+            Ok(None) => Ok(Value::own(bytes, false)),
+            Err((_, error)) if error.kind() == ErrorKind::OutOfMemory => {
+                Ok(Value::own(bytes, false))
+            }
+            Err((_, error)) => Err(error),
+        }
+    }
+
     fn room(&self, hash: u32, value: &[u8]) -> Result<Room<'_>> {
         let Ok(len) = u32::try_from(value.len()) else {
             let why = format!("the value has {} bytes", value.len());

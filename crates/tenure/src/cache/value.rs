@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 /// A value's bytes. They stay as they are while it lives, whatever happens to the key meanwhile.
 ///
 /// Drop it soon: while it lives, the kernel cannot take the segment of 2 MiB that the bytes lie in.
+/// [`into_owned`](Value::into_owned) makes a value of it that does not borrow the cache.
 ///
 /// ```
 /// let cache = tenure::Cache::<u64>::new()?;
@@ -53,6 +54,14 @@ impl<'a> Value<'a> {
     pub(super) fn own(bytes: Vec<u8>, cached: bool) -> Self {
         let bytes = NonNull::from(Box::leak(bytes.into_boxed_slice()));
         Value { bytes, holder: if cached { Holder::Copy } else { Holder::Uncached } }
+    }
+
+    /// The segment that the bytes lie in. `None`: the bytes are the value's own.
+    pub(super) fn segment(&self) -> Option<&'a Segment> {
+        match self.holder {
+            Holder::Alone(segment) | Holder::Token(segment) => Some(segment),
+            Holder::Copy | Holder::Uncached => None,
+        }
     }
 
     /// Returns whether the value is in the cache. It is not if

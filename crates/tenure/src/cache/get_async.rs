@@ -1,0 +1,93 @@
+//! Values that tasks make, in any runtime: no thread is blocked.
+
+use super::shard::short;
+use super::single_flight::Boarding;
+use super::tasks::polled;
+use super::{own_key, Cache, Value};
+use crate::error::{Error, Result};
+use std::borrow::Borrow;
+use std::future::Future;
+use std::hash::{BuildHasher, Hash};
+
+impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
+    /// Does what [`Cache::get_or_insert_with`] does, for tasks: `make` is a future, which one task runs, and the tasks
+    /// that ask meanwhile are woken when the value is there. No thread is blocked, and any runtime will do.
+    ///
+    /// Where the task that makes the value is dropped, another one that waits runs its own `make`. A thread that asks
+    /// by [`Cache::get_or_insert_with`] meanwhile waits for the task, blocked: in a runtime with a
+    /// single thread it waits for ever, so tasks use this call.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// async fn page(cache: Arc<tenure::Cache<String>>, name: String) -> tenure::Result<usize> {
+    ///     let page = cache.get_or_insert_async(&name, async { b"<html>".to_vec() }).await?;
+    ///     Ok(page.len()) // `page.into_owned()` goes into a response
+    /// }
+    /// ```
+    ///
+    /// # Cost
+    /// As [`Cache::get_or_insert_with`]; a task that waits allocates 24 bytes.
+    ///
+    /// # Errors
+    /// `EDEADLK`: `make` itself asks for its key. `EINVAL`: the value made is longer than 4 GiB. Two tasks
+    /// of which each makes what the other one asks for are not found out: they wait for ever.
+    #[doc(alias = "get_with")]
+    pub async fn get_or_insert_async<Q>(
+        &self,
+        key: &Q,
+        make: impl Future<Output = Vec<u8>>,
+    ) -> Result<Value<'_>>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.get_or_try_insert_async(key, async { Ok(make.await) }).await
+    }
+
+    /// Does what [`Cache::get_or_insert_async`] does, for a `make` that can fail. When it fails, a task that waited
+    /// runs its own `make`.
+    ///
+    /// ```
+    /// async fn page(cache: &tenure::Cache<String>, name: &str) -> std::io::Result<usize> {
+    ///     let make = async { std::fs::read(name) }; // or a runtime's own, without blocking
+    ///     Ok(cache.get_or_try_insert_async(name, make).await?.len())
+    /// }
+    /// ```
+    ///
+    /// # Cost
+    /// As [`Cache::get_or_insert_async`].
+    ///
+    /// # Errors
+    /// What `make` returned, or as [`Cache::get_or_insert_async`].
+    #[doc(alias = "try_get_with")]
+    pub async fn get_or_try_insert_async<Q, E>(
+        &self,
+        key: &Q,
+        make: impl Future<Output = std::result::Result<Vec<u8>, E>>,
+    ) -> std::result::Result<Value<'_>, E>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+        E: From<Error>,
+    {
+        let inner = &*self.inner;
+        let full = inner.shards.hash(key);
+        let hash = short(full);
+        loop {
+            if let Some(value) = inner.look_up(hash, key) {
+                return Ok(value);
+            }
+            let landing = match inner.flights.board_task(full, key).await {
+                Boarding::Make(landing) => landing,
+                Boarding::Over => continue,
+                Boarding::Deadlock => return Err(own_key().into()),
+            };
+            if let Some(value) = inner.boarded(hash, key) {
+                return Ok(value);
+            }
+            let bytes = polled(landing.number(), make).await?;
+            return Ok(inner.land(landing, hash, key, bytes)?);
+        }
+    }
+}

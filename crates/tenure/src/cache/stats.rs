@@ -1,0 +1,87 @@
+//! What a cache tells about itself.
+
+use super::Cache;
+use std::hash::{BuildHasher, Hash};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a cache has done, counted since it was made, and what it holds now.
+///
+/// ```
+/// let cache = tenure::Cache::<u64>::new()?;
+/// cache.insert(1, b"one")?;
+/// let _ = (cache.get(&1), cache.get(&2));
+/// let stats = cache.stats();
+/// assert_eq!(stats.hits + stats.misses, 2);
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CacheStats {
+    /// Gets that found their value.
+    pub hits: u64,
+    /// Gets that did not find their value, for any reason.
+    pub misses: u64,
+    /// Values put in.
+    pub insertions: u64,
+    /// Values removed or overwritten.
+    pub removals: u64,
+    /// Values that the cache dropped to make room, or whose segment was found wholly purged.
+    pub evictions: u64,
+    /// Values that were found purged by a get.
+    pub purged_values: u64,
+    /// Bytes of segments that the kernel took, as far as the cache has noticed.
+    pub purged_bytes: u64,
+    /// Values that were moved because they were used, when their segment was emptied.
+    pub moved_values: u64,
+    /// Keys that are in the index now. Some may lead to values that are gone.
+    pub values: u64,
+    /// Bytes of the segments now, filled or not, without those that are known to be purged.
+    pub footprint_bytes: u64,
+    /// Bytes of the segments that values which the program holds keep from the kernel now.
+    pub held_bytes: u64,
+    /// The footprint that purges and free memory now allow without asking again.
+    pub target_bytes: u64,
+    /// Bytes that the cache takes now beside its segments, and of the headers inside them.
+    pub bookkeeping_bytes: u64,
+}
+
+impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
+    /// Returns what the cache has done and what it holds.
+    ///
+    /// ```
+    /// let cache = tenure::Cache::<u64>::new()?;
+    /// let stats = cache.stats();
+    /// println!("{} MiB, {} hits", stats.footprint_bytes >> 20, stats.hits);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// About 2 µs, and 5 ns for each segment of 2 MiB; no system call.
+    pub fn stats(&self) -> CacheStats {
+        let inner = &*self.inner;
+        let (footprint_bytes, target_bytes, segments) = inner.space.sizes();
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let mut stats = CacheStats {
+            insertions: load(&inner.insertions),
+            removals: load(&inner.removals),
+            evictions: load(&inner.space.counts.evicted),
+            purged_values: load(&inner.purged_values),
+            purged_bytes: load(&inner.space.counts.purged_bytes),
+            moved_values: load(&inner.space.counts.moved),
+            footprint_bytes,
+            held_bytes: inner.space.held_bytes(),
+            target_bytes,
+            bookkeeping_bytes: segments,
+            ..CacheStats::default()
+        };
+        for shard in inner.shards.iter() {
+            let misses = load(&shard.misses);
+            stats.misses += misses;
+            stats.hits += shard.table.lookups().saturating_sub(misses);
+            stats.values += shard.table.len() as u64;
+            stats.bookkeeping_bytes += shard.table.bytes() as u64 + size_of_val(shard) as u64;
+        }
+        stats.bookkeeping_bytes += stats.values * inner.space.head() as u64;
+        stats
+    }
+}
