@@ -32,6 +32,7 @@
 //! | [`pool`] | large blocks: a freed block stays warm, and the kernel may take it |
 //! | [`pool::mapped`] | the pool behind a program's `mmap`, for launchers |
 //! | [`retire`] | unmaps at once, and gives the memory back without stalling other threads |
+//! | [`pressure`] | [`on_pressure`]: tells the program when the kernel runs short of memory |
 //! | [`page_cache`] | tells which parts of a file are in the page cache |
 //!
 //! Beside the modules there are:
@@ -81,6 +82,7 @@ pub mod lock;
 pub mod page_cache;
 pub mod pool;
 pub mod populate;
+pub mod pressure;
 pub mod retire;
 pub mod volatile;
 
@@ -88,6 +90,7 @@ pub use cache::Cache;
 pub use error::{Error, ErrorKind, Result};
 pub use mapping::{Mapping, PageSize};
 pub use os::probe::{capabilities, Capabilities, Finding, Status};
+pub use pressure::{on_pressure, OnPressure};
 pub use stats::{stats, survey, Stats, Survey, Totals};
 pub use volatile::{Outcome, Priority, Volatile};
 

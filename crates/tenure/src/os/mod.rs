@@ -32,6 +32,7 @@ pub(crate) mod page_cache;
 pub(crate) mod pagemap;
 pub(crate) mod populate;
 pub(crate) mod pressure;
+pub(crate) mod pressure_told;
 pub(crate) mod probe;
 pub(crate) mod raw_map;
 pub(crate) mod reserve;

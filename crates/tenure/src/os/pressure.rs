@@ -1,6 +1,8 @@
-//! Being told that memory runs short: PSI triggers, cgroup v1 pressure levels, cgroup v2 events.
+//! Being told that memory runs short: by what the service manager names, or else by PSI triggers, cgroup v1
+//! pressure levels and cgroup v2 events.
 
 use super::memory_limit::MemoryGroup;
+use super::pressure_told::Told;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::fs::{open, Mode, OFlags};
@@ -41,8 +43,8 @@ pub(crate) enum Heard {
     Nothing,
     /// Memory runs short.
     Pressure,
-    /// The group of a source was removed, after the process had been moved to another: that source
-    /// is always ready from then on and says nothing any more. All are to be opened anew.
+    /// A source has ended: its group was removed, after the process had been moved to another, or the peer of its
+    /// socket went. It is always ready from then on and says nothing any more. All are to be opened anew.
     Gone,
     /// The bell was rung.
     Bell,
@@ -59,6 +61,18 @@ struct Source {
 const TRIGGERS: [&str; 2] = ["some 70000 1000000", "some 150000 2000000"];
 
 impl PressureWatch {
+    /// Opens the source that the service manager names, and no other. Where it names none, or one that cannot be
+    /// opened: every source that this kernel and this user's rights offer.
+    pub fn as_told(told: &Told, group: Option<&MemoryGroup>) -> PressureWatch {
+        match told.open() {
+            Some((fd, flags)) => {
+                PressureWatch { sources: vec![Source { name: "MEMORY_PRESSURE_WATCH", fd, flags }] }
+            }
+            None if *told == Told::Off => PressureWatch { sources: Vec::new() },
+            None => PressureWatch::open(group),
+        }
+    }
+
     /// Opens every source that this kernel and this user's rights offer.
     pub fn open(group: Option<&MemoryGroup>) -> PressureWatch {
         let mut sources = Vec::new();
@@ -114,9 +128,10 @@ impl Source {
     fn answer(&self, revents: PollFlags) -> Heard {
         let mut buffer = [0u8; 512];
         let alive = if self.flags.contains(PollFlags::IN) {
-            // v1 rings the bell once more when the group goes; it is quiet afterwards.
-            let _ = rustix::io::read(&self.fd, &mut buffer);
-            true
+            // v1 rings the bell once more when the group goes; it is quiet afterwards. Whoever writes without end is
+            // asked again at the next wait.
+            let mut reads = (0..64).map(|_| rustix::io::read(&self.fd, &mut buffer));
+            !matches!(reads.find(|read| !matches!(read, Ok(1..))), Some(Ok(0)))
         } else if self.name == "cgroup events" {
             // kernfs reports a change, always as an error too, until the file is read again; the
             // file of a group that is gone cannot be read.

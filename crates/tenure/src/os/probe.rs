@@ -7,6 +7,7 @@ use super::memory_limit;
 use super::pagemap::{self, Pagemap, Pages};
 use super::populate;
 use super::pressure::PressureWatch;
+use super::pressure_told::Told;
 use super::reserve::Scratch;
 use super::touch;
 use super::uffd;
@@ -507,5 +508,8 @@ fn try_private_table() -> Result<(), Cause> {
 }
 
 fn try_pressure() -> Result<(), Cause> {
-    ensure(!PressureWatch::open(memory_limit::own_group().as_ref()).is_empty())
+    ensure(
+        !PressureWatch::as_told(&Told::by_environment(), memory_limit::own_group().as_ref())
+            .is_empty(),
+    )
 }

@@ -10,6 +10,7 @@ use super::{counters, fork_state as fork};
 use crate::error::{Error, Result};
 use crate::os::memory_limit;
 use crate::os::pressure::{Bell, Heard, PressureWatch};
+use crate::os::pressure_told::Told;
 use crate::os::stack::Stack;
 use crate::os::thread::spawn_apart;
 use crate::os::tid;
@@ -404,8 +405,10 @@ fn listen(bell: Option<Bell>) {
     if WORKER.listening.swap(true, Ordering::AcqRel) {
         return;
     }
-    let open = || PressureWatch::open(memory_limit::own_group().as_ref());
-    if open().is_empty() {
+    let told = Told::by_environment();
+    let open = move |told: &Told| PressureWatch::as_told(told, memory_limit::own_group().as_ref());
+    // A socket hears of one reader, which is the thread below.
+    if !matches!(told, Told::Watch { .. }) && open(&told).is_empty() {
         return;
     }
     let number = &WORKER.numbers[LISTENER];
@@ -416,7 +419,7 @@ fn listen(bell: Option<Bell>) {
         let _ = uffd::private_descriptor_table(keep.as_mut_slice());
         number.store(tid::own(), Ordering::Release);
         WORKER.changed.ring();
-        hear_of_pressure(open, bell);
+        hear_of_pressure(told, open, bell);
     };
     // Without that thread pressure is noticed at the next visit.
     let started = spawn_apart("tenure-pressure", &WORKER.stacks[LISTENER], hear);
@@ -428,8 +431,8 @@ fn listen(bell: Option<Bell>) {
 }
 
 /// Until the bell is rung, or there is nothing that reports any more.
-fn hear_of_pressure(open: impl Fn() -> PressureWatch, bell: Option<Bell>) {
-    let mut sources = open();
+fn hear_of_pressure(told: Told, open: impl Fn(&Told) -> PressureWatch, bell: Option<Bell>) {
+    let mut sources = open(&told);
     while !sources.is_empty() {
         match sources.wait(bell) {
             Heard::Pressure => {
@@ -439,7 +442,8 @@ fn hear_of_pressure(open: impl Fn() -> PressureWatch, bell: Option<Bell>) {
                 WORKER.mailbox.post(PRESSURE);
             }
             Heard::Nothing => {}
-            Heard::Gone => sources = open(),
+            // What the service manager named has ended: not again.
+            Heard::Gone => sources = open(&Told::Nothing),
             Heard::Bell => return,
         }
         // The kernel reports at every reclaim; acting more often gains nothing.

@@ -1,0 +1,135 @@
+//! Being told when the kernel runs short of memory.
+//!
+//! **For** caches and buffers of the program's own, which can be made smaller when the kernel runs short. **Not
+//! for** memory that tenure has: [`volatile`](crate::volatile) memory and [`Cache`](crate::Cache) need no help.
+//!
+//! ```
+//! # fn main() -> tenure::Result<()> {
+//! let told = tenure::on_pressure(|| {
+//!     // make the program's own caches smaller
+//! })?;
+//! // while `told` lives
+//! # drop(told);
+//! # Ok(()) }
+//! ```
+//!
+//! # Where tenure hears of it
+//!
+//! Where the service manager names a source, there and nowhere else: `MEMORY_PRESSURE_WATCH` and
+//! `MEMORY_PRESSURE_WRITE` in the environment, as systemd sets and documents them. The first is a pressure file of the
+//! kernel's, a FIFO or a socket; `/dev/null` turns the reports off. A source that cannot be opened is
+//! passed over. Otherwise from the kernel's PSI files, and from the files of the process's memory cgroup.
+//!
+//! tenure itself acts on the same reports: it offers what is marked to the kernel at once.
+
+use crate::error::{Error, Result};
+use crate::os::futex::Futex;
+use crate::os::generation;
+use crate::runtime::services::Service;
+use crate::runtime::{fork, worker};
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// How often pressure was reported. Threads sleep on `CHANGED`, which says too that one of them is to end.
+static REPORTS: AtomicU32 = AtomicU32::new(0);
+static CHANGED: Futex = Futex::new(0);
+
+static SERVICE: Service = Service {
+    on_pressure: Some(|| {
+        REPORTS.fetch_add(1, Ordering::AcqRel);
+        change();
+    }),
+    ..Service::named("on_pressure", &[])
+};
+
+fn change() {
+    CHANGED.word.fetch_add(1, Ordering::AcqRel);
+    CHANGED.wake_all();
+}
+
+/// Has the program told when the kernel runs short of memory, while it lives: see [`on_pressure`].
+#[must_use = "the calls end when this is dropped"]
+#[derive(Debug)]
+pub struct OnPressure {
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    /// In a child that is made later, the thread does not exist.
+    process: u64,
+}
+
+/// Calls `act` each time that the kernel reports that memory is short, until the answer is dropped: to make
+/// caches of the program's own smaller. The [module](self) says who reports it.
+///
+/// The calls come on a thread of their own, one at a time. Reports that come during a call are one call
+/// afterwards. The kernel reports while it reclaims, up to 200 times a second, so `act` should be quick where there
+/// is nothing left to give up. In a forked child there are no calls: the child asks again.
+///
+/// ```
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+///
+/// static ENTRIES: AtomicUsize = AtomicUsize::new(1000);
+///
+/// let told = tenure::on_pressure(|| {
+///     // A tenth less at each report.
+///     ENTRIES.fetch_sub(ENTRIES.load(Ordering::Relaxed) / 10, Ordering::Relaxed);
+/// })?;
+/// std::mem::forget(told); // for as long as the program runs
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Cost
+/// A thread, which sleeps until a report comes.
+///
+/// # Errors
+/// `EAGAIN`: no thread could start.
+///
+/// # Panics
+/// If `act` panics, its thread ends, and there are no calls any more.
+#[doc(alias = "MEMORY_PRESSURE_WATCH")]
+#[doc(alias = "psi")]
+pub fn on_pressure(mut act: impl FnMut() + Send + 'static) -> Result<OnPressure> {
+    const CALL: &str = "on_pressure";
+    crate::tracking::watch_forks();
+    fork::register(&SERVICE);
+    worker::start(CALL)?;
+    let ends = Arc::new(AtomicBool::new(false));
+    let end = ends.clone();
+    let mut seen = REPORTS.load(Ordering::Acquire);
+    let body = move || loop {
+        let changed = CHANGED.word.load(Ordering::Acquire);
+        if end.load(Ordering::Acquire) {
+            return;
+        }
+        match REPORTS.load(Ordering::Acquire) {
+            same if same == seen => CHANGED.wait(changed, None),
+            reports => {
+                seen = reports;
+                act();
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("tenure-told".into()).spawn(body);
+    let thread = thread.map_err(|error| {
+        let errno = Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
+        Error::system(CALL, "starting the thread of the calls", errno)
+    })?;
+    Ok(OnPressure { ends, thread: Some(thread), process: generation::current() })
+}
+
+impl Drop for OnPressure {
+    /// Waits until a call that runs has returned, unless the call itself drops this.
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Release);
+        change();
+        let Some(thread) = self.thread.take() else { return };
+        if self.process != generation::current() {
+            // There is no such thread here.
+            std::mem::forget(thread);
+        } else if thread.thread().id() != std::thread::current().id() {
+            // An error: it panicked, and its message was printed then.
+            let _ = thread.join();
+        }
+    }
+}
