@@ -72,10 +72,6 @@ mod stats;
 mod sync;
 mod tracking;
 
-#[allow(
-    unsafe_code,
-    reason = "gives out bytes of segments under a pin, and reads tables without a lock"
-)]
 pub mod cache;
 pub mod lock;
 pub mod page_cache;

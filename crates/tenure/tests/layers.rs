@@ -185,6 +185,16 @@ fn no_modules_import_one_another_in_a_circle() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
+#[test]
+fn unsafe_code_is_refused_where_no_reason_is_given() {
+    for (name, root) in roots() {
+        let text = std::fs::read_to_string(&root).expect("a root that was found");
+        let refuses = ["#![deny(unsafe_code)]", "#![forbid(unsafe_code)]"];
+        let has = |line: &str| refuses.contains(&line);
+        assert!(text.lines().any(has), "{name}: {} allows unsafe code", shown(&root));
+    }
+}
+
 /// Draws them all, once the harness's own lines are gone:
 /// `cargo test -p tenure --test layers -- --ignored --nocapture | sed -n '/^digraph/,/^}/p' | dot -Tsvg -Kfdp`.
 #[test]

@@ -2,6 +2,8 @@
 //!
 //! Nothing here allocates: the caches are in a list through themselves.
 
+#![allow(unsafe_code, reason = "caches are in a list through themselves")]
+
 use super::pins;
 use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::services::Service;

@@ -4,6 +4,8 @@
 //! one takes the place of the oldest, long before the time begins again. Threads change the table without a lock:
 //! what one loses of another's is a ghost less.
 
+#![allow(unsafe_code, reason = "reads a table without a lock")]
+
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
 

@@ -1,5 +1,7 @@
 //! A piece of volatile memory that holds many values, and the table of all of a cache's.
 
+#![allow(unsafe_code, reason = "gives out bytes of a segment under a pin")]
+
 use super::life::{Life, Pins};
 use super::link::Link;
 use super::place::{SEGMENTS, UNIT};
