@@ -96,7 +96,8 @@ fn each_walk_names_a_file_once_and_functions_that_it_has() {
         assert!(walk.len() > 10, "{walk:?}");
         for (at, (file, functions)) in walk.iter().enumerate() {
             assert!(walk[..at].iter().all(|(before, _)| before != file), "{file} comes twice");
-            let places = ["tenure", "tenure-preload"].map(|name| format!("crates/{name}/src/{file}"));
+            let places =
+                ["tenure", "tenure-preload"].map(|name| format!("crates/{name}/src/{file}"));
             let place = places.iter().find(|place| root().join(place).exists());
             let source = read(place.unwrap_or_else(|| panic!("there is no {file}")));
             for name in functions {

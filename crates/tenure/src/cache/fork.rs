@@ -49,6 +49,7 @@ unsafe impl Sync for Listed {}
 
 struct Caches(AtomicPtr<Listed>);
 
+/// For the whole process: a fork is one of all its caches.
 static CACHES: Lock<Caches> =
     Lock::new(Rank::CacheList, Caches(AtomicPtr::new(std::ptr::null_mut())));
 
@@ -111,6 +112,7 @@ pub(super) fn list<T: Forked + 'static>(cache: &Arc<T>) {
     caches.0.store(std::ptr::from_ref(listed).cast_mut(), Ordering::Release);
 }
 
+/// For the whole process: the register's entry of all caches.
 static SERVICE: Service = Service {
     hold,
     release,

@@ -21,6 +21,7 @@ struct Room {
 }
 
 /// Where the next mapping is tried; 0: nobody has looked yet.
+/// For the whole process: the address space is one.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 /// How many places are tried before the kernel chooses one.
 const TRIES: usize = 8;

@@ -40,6 +40,7 @@ struct Kept {
     most_bytes: AtomicU64,
 }
 
+/// For the whole process: malloc and free are told no pool.
 static KEPT: Kept = Kept {
     slots: [const {
         Slot(Lock::new(

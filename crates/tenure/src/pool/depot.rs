@@ -41,6 +41,7 @@ struct Central {
     offered_bytes: AtomicU64,
 }
 
+/// For the whole process: as the pool.
 static CENTRAL: Central = Central {
     depots: [const {
         Depot {

@@ -8,6 +8,7 @@ use crate::runtime::services::Service;
 
 /// Any thread that allocates holds the others for some nanoseconds, under any lock: held last. None of them
 /// is taken under another.
+/// For the whole process: one of the register's two entries of the pool.
 static LISTS: Service = Service {
     hold: hold_lists,
     release: release_lists,

@@ -64,6 +64,7 @@ struct Keep {
     most_in_use: AtomicU64,
 }
 
+/// For the whole process: as the pool.
 static KEEP: Keep = Keep {
     pays: AtomicBool::new(false),
     bound: AtomicU64::new(32 << 20),
@@ -75,6 +76,7 @@ static KEEP: Keep = Keep {
 };
 
 /// The background thread holds this lock while it calls the kernel, for a millisecond or two: held early.
+/// For the whole process: one of the register's two entries of the pool.
 static DECAY: Service = Service {
     hold: || queue::work().hold(),
     release: || queue::work().release(),

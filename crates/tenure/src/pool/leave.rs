@@ -31,6 +31,7 @@ struct Leave {
     accessible: AtomicBool,
 }
 
+/// For the whole process: as the pool.
 static LEAVE: Leave = Leave {
     leaving: AtomicU32::new(0),
     held: AtomicBool::new(false),

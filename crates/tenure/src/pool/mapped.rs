@@ -48,6 +48,7 @@ const MOST_WAITS: usize = 1000;
 const NEXT_RUNS: u32 = 64;
 
 /// The program has mapped something where no run is so far, at an address that it made up.
+/// For the whole process: as the pool.
 static FOREIGN: AtomicBool = AtomicBool::new(false);
 
 /// Returns a run as `mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS)` would:

@@ -23,6 +23,7 @@ struct Queue {
     work: Lock<Work>,
 }
 
+/// For the whole process: as the pool.
 static QUEUE: Queue = Queue {
     clock: AtomicU32::new(0),
     runs: AtomicU64::new(0),

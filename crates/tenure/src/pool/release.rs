@@ -13,6 +13,7 @@ struct Released {
     filtered: AtomicBool,
 }
 
+/// For the whole process: as the pool.
 static RELEASED: Released = Released {
     addresses: AtomicBool::new(false),
     holes: AtomicBool::new(false),

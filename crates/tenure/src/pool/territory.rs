@@ -56,15 +56,31 @@ pub(super) struct Territory {
     areas: [MaybeUninit<Area>; class::MOST],
 }
 
-struct Global(UnsafeCell<MaybeUninit<Territory>>);
-// SAFETY: written once, under `SETUP`, before `START` says that it may be read.
-unsafe impl Sync for Global {}
-static TERRITORY: Global = Global(UnsafeCell::new(MaybeUninit::uninit()));
-/// The first address; 0: not reserved yet; 1: none could be.
-static START: AtomicUsize = AtomicUsize::new(0);
-static LENGTH: AtomicUsize = AtomicUsize::new(0);
-static SETUP: Lock<()> = Lock::new(Rank::PoolReservation, ());
-static ALLOWING: Lock<()> = Lock::new(Rank::PoolAllowance, ());
+/// Where the territory is.
+struct Reserved {
+    /// The first address; 0: not reserved yet; 1: none could be.
+    start: AtomicUsize,
+    /// In bytes; 0 while nothing is reserved.
+    length: AtomicUsize,
+    /// Held by the thread that reserves it.
+    setup: Lock<()>,
+    /// Held by the thread that makes more runs of an area accessible.
+    allowing: Lock<()>,
+}
+
+/// For the whole process: a free finds the run by its address alone.
+static RESERVED: Reserved = Reserved {
+    start: AtomicUsize::new(0),
+    length: AtomicUsize::new(0),
+    setup: Lock::new(Rank::PoolReservation, ()),
+    allowing: Lock::new(Rank::PoolAllowance, ()),
+};
+
+struct Described(UnsafeCell<MaybeUninit<Territory>>);
+// SAFETY: written once, under `setup`, before `start` says that it may be read.
+unsafe impl Sync for Described {}
+/// For the whole process, as [`RESERVED`]. Apart from it, so that its 16 KiB lie in no file.
+static TERRITORY: Described = Described(UnsafeCell::new(MaybeUninit::uninit()));
 const NONE: usize = 1;
 
 /// Whether the address is the pool's.
@@ -72,16 +88,16 @@ const NONE: usize = 1;
 pub(super) fn holds(addr: usize) -> bool {
     // While nothing is reserved the length is 0.
     // In this order, for the start is written first.
-    let length = LENGTH.load(Ordering::Acquire);
-    addr.wrapping_sub(START.load(Ordering::Relaxed)) < length
+    let length = RESERVED.length.load(Ordering::Acquire);
+    addr.wrapping_sub(RESERVED.start.load(Ordering::Relaxed)) < length
 }
 
 /// The territory if there is one already.
 #[inline]
 pub(super) fn known() -> Option<&'static Territory> {
-    match START.load(Ordering::Acquire) {
+    match RESERVED.start.load(Ordering::Acquire) {
         0 | NONE => None,
-        // SAFETY: written before `START` was, and never again.
+        // SAFETY: written before `start` was, and never again.
         _ => Some(unsafe { (*TERRITORY.0.get()).assume_init_ref() }),
     }
 }
@@ -90,7 +106,7 @@ pub(super) fn known() -> Option<&'static Territory> {
 #[inline]
 pub(super) fn get() -> Option<&'static Territory> {
     match known() {
-        None if START.load(Ordering::Relaxed) == 0 => set_up(),
+        None if RESERVED.start.load(Ordering::Relaxed) == 0 => set_up(),
         known => known,
     }
 }
@@ -98,8 +114,8 @@ pub(super) fn get() -> Option<&'static Territory> {
 #[cold]
 fn set_up() -> Option<&'static Territory> {
     // A signal's handler that finds its own thread at it is served elsewhere.
-    let _held = SETUP.lock_unless_mine()?;
-    if START.load(Ordering::Acquire) != 0 {
+    let _held = RESERVED.setup.lock_unless_mine()?;
+    if RESERVED.start.load(Ordering::Acquire) != 0 {
         return known();
     }
     let most = arena::address_limit().map_or(usize::MAX, |limit| limit as usize / 4);
@@ -107,12 +123,12 @@ fn set_up() -> Option<&'static Territory> {
     let limited = (most < small && most >= SMALLEST).then(|| 1usize << most.ilog2());
     for size in SIZES.into_iter().filter(|size| *size <= most).chain(limited) {
         if let Some(start) = lay_out(size) {
-            START.store(start, Ordering::Release);
-            LENGTH.store(size, Ordering::Release);
+            RESERVED.start.store(start, Ordering::Release);
+            RESERVED.length.store(size, Ordering::Release);
             return known();
         }
     }
-    START.store(NONE, Ordering::Release);
+    RESERVED.start.store(NONE, Ordering::Release);
     None
 }
 
@@ -121,7 +137,7 @@ fn lay_out(size: usize) -> Option<usize> {
     let page = os::page_size();
     let unit = size / UNITS;
     let range = arena::reserve(size, unit.max(1 << 30)).ok()?;
-    // SAFETY: under `SETUP`; zero is a value of every field but the areas, which are not read before
+    // SAFETY: under `setup`; zero is a value of every field but the areas, which are not read before
     // they are written.
     let territory = unsafe {
         let at = (*TERRITORY.0.get()).as_mut_ptr();
@@ -185,12 +201,12 @@ impl Territory {
 
     /// The lock under which runs become accessible, for a fork.
     pub fn allowing() -> &'static Lock<()> {
-        &ALLOWING
+        &RESERVED.allowing
     }
 
     /// The lock under which it is set up, for a fork.
     pub fn lock() -> &'static Lock<()> {
-        &SETUP
+        &RESERVED.setup
     }
 
     /// The largest size of the largest class.
@@ -271,7 +287,7 @@ impl Territory {
     /// The runs of the class that nobody had yet, and that may be accessed, leave the pool.
     pub fn take_all_fresh(&self, class: usize) {
         let area = self.area(class);
-        let Some(_held) = ALLOWING.lock_unless_mine() else { return };
+        let Some(_held) = RESERVED.allowing.lock_unless_mine() else { return };
         let allowed = area.allowed.load(Ordering::Acquire);
         let from = area.used.fetch_max(allowed, Ordering::AcqRel);
         if from >= allowed {
@@ -410,7 +426,7 @@ impl Area {
     #[cold]
     fn allow_more(&self, index: u32) -> bool {
         // A signal's handler whose thread is at it is served elsewhere.
-        let Some(_held) = ALLOWING.lock_unless_mine() else { return false };
+        let Some(_held) = RESERVED.allowing.lock_unless_mine() else { return false };
         let from = self.allowed.load(Ordering::Acquire);
         if index < from {
             return true;

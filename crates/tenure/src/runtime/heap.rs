@@ -32,8 +32,10 @@ struct Blocks {
     uncut: usize,
 }
 
+/// For the whole process: what a claim notes is found by all threads.
 static HEAP: Lock<[Blocks; SIZES]> = Lock::new(Rank::Heap, [Blocks { free: 0, uncut: 0 }; SIZES]);
 
+/// For the whole process: the register's entry of the heap.
 static SERVICE: Service = Service {
     hold: || HEAP.hold(),
     release: || HEAP.release(),

@@ -23,6 +23,7 @@ const STEP: usize = 8 << 20;
 
 /// A watch cuts mappings, and scattered offers could use up all that the program may have: 60,000 left its
 /// allocator none. Half is the program's.
+/// For the whole process: the kernel bounds the mappings of a process.
 static ROOM: MappingRoom = MappingRoom::new(2);
 
 /// Whether an end of the watch of a part may cut mappings, too.
