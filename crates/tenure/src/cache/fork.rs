@@ -87,7 +87,7 @@ impl Listed {
                 at.store(self.next.load(Ordering::Relaxed), Ordering::Release);
                 break;
             }
-            // SAFETY: listed, and the lock is held.
+            // SAFETY: a cache that is in the list takes itself out under the lock, held here, before it goes.
             at = unsafe { &(*at.load(Ordering::Relaxed)).next };
         }
         drop(caches);
@@ -135,7 +135,7 @@ const RANKS: [Rank; 3] = [Rank::CacheSpace, Rank::CacheShard, Rank::SingleFlight
 /// Takes all locks of all caches, in the order of the ranks.
 pub(crate) fn hold() {
     CACHES.hold();
-    // SAFETY: held just now.
+    // SAFETY: this thread holds the lock since the line above, and no guard of it is there.
     let caches = unsafe { CACHES.held_value() };
     for rank in RANKS {
         caches.each(|cache| cache.hold(rank));
@@ -144,7 +144,7 @@ pub(crate) fn hold() {
 
 /// Frees them.
 pub(crate) fn release() {
-    // SAFETY: held since `hold`.
+    // SAFETY: the thread that forks holds the lock since `hold`, and no guard of it is there.
     unsafe { CACHES.held_value() }.each(|cache| cache.release());
     CACHES.release();
 }
@@ -152,7 +152,7 @@ pub(crate) fn release() {
 /// In a forked child, between [`hold`] and [`release`].
 pub(crate) fn reset_in_child() {
     let mut held = 0;
-    // SAFETY: held since `hold`.
+    // SAFETY: the thread that forks holds the lock since `hold`, and no guard of it is there.
     unsafe { CACHES.held_value() }.each(|cache| {
         cache.reset_in_child();
         held += cache.held_values();
@@ -166,7 +166,7 @@ pub(crate) fn recover() {
     CACHES.reset_in_child();
     let mut held = 0;
     CACHES.hold();
-    // SAFETY: held just now.
+    // SAFETY: this thread holds the lock since the line above, and no guard of it is there.
     unsafe { CACHES.held_value() }.each(|cache| {
         cache.recover();
         held += cache.held_values();

@@ -145,7 +145,7 @@ unsafe fn free(number: usize, table: *mut AtomicU16) {
 impl Drop for Ghosts {
     fn drop(&mut self) {
         for (number, table) in self.tables.iter_mut().enumerate() {
-            // SAFETY: nobody else has it.
+            // SAFETY: null, or a table of this number that this value owns, and `&mut self` says that nobody reads it.
             unsafe { free(number, *table.get_mut()) };
         }
     }

@@ -383,7 +383,7 @@ unsafe fn free_chunk(chunk: usize, memory: *mut OnceLock<Segment>) {
 impl Drop for Segments {
     fn drop(&mut self) {
         for (chunk, place) in self.chunks.iter_mut().enumerate() {
-            // SAFETY: nobody else has it.
+            // SAFETY: null, or a chunk of this number that this value owns; `&mut self` says that nobody reads it.
             unsafe { free_chunk(chunk, *place.get_mut()) };
         }
     }

@@ -436,7 +436,7 @@ impl Item {
             return false;
         }
         if !self.offer {
-            // SAFETY: as above.
+            // SAFETY: a part of a free run, which nobody but this thread has: its contents are nobody's.
             let dropped =
                 unsafe { advise::drop_pages(range).or_else(|_| advise::drop_locked_pages(range)) };
             if dropped.is_err() {

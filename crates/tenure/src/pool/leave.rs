@@ -229,7 +229,7 @@ pub(super) fn is_as_it_was(territory: &Territory, spot: Spot) -> bool {
 /// Makes a run of state `MOVING` accessible again. `false`: that was refused, and it has left the pool.
 pub(super) fn open(territory: &Territory, spot: Spot) -> bool {
     let run = territory.run(spot);
-    // SAFETY: the run is this thread's.
+    // SAFETY: a run of state `MOVING` is the thread's that has set the state; the caller has.
     let opened = unsafe { arena::open(territory.area(spot.class).range_of(spot.index)) }.is_ok();
     match opened {
         true => run.clear(flag::CLOSED),

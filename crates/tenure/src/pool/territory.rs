@@ -179,7 +179,7 @@ fn lay_out(size: usize) -> Option<usize> {
         return None;
     };
     for area in &mut territory.areas[..classes] {
-        // SAFETY: written above.
+        // SAFETY: the loop over the classes above has written this area.
         unsafe { area.assume_init_mut() }.runs += runs.start;
     }
     Some(range.start)
@@ -268,7 +268,7 @@ impl Territory {
         }
         let end = (0..self.classes).map(|class| self.area(class).end).max();
         if let Some(end) = end.filter(|end| *end < self.range.end) {
-            // SAFETY: of no class.
+            // SAFETY: reserved by `lay_out`, behind the last area: no run is there, and none ever was.
             let _ = unsafe { arena::unmap(end, self.range.end - end) };
         }
     }
