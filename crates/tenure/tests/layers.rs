@@ -218,7 +218,7 @@ fn statics(text: &str) -> Vec<(usize, String, bool)> {
         let says = |line: &&str| {
             ["For the whole process", "Each thread's own"].iter().any(|why| line.contains(why))
         };
-        found.push((at + 1, name, doc.into_iter().any(|line| says(&line))));
+        found.push((at + 1, name, doc.into_iter().any(says)));
     }
     found
 }
