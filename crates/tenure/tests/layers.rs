@@ -214,11 +214,11 @@ fn statics(text: &str) -> Vec<(usize, String, bool)> {
     for (at, line) in lines[..tests].iter().enumerate() {
         let Some(name) = is_static(line) else { continue };
         let above = lines[..at].iter().rev();
-        let doc = above.take_while(|line| line.starts_with("///") || line.starts_with("#["));
+        let mut doc = above.take_while(|line| line.starts_with("///") || line.starts_with("#["));
         let says = |line: &&str| {
             ["For the whole process", "Each thread's own"].iter().any(|why| line.contains(why))
         };
-        found.push((at + 1, name, doc.into_iter().any(says)));
+        found.push((at + 1, name, doc.any(says)));
     }
     found
 }
