@@ -1,5 +1,7 @@
 //! Mappings and files of every kind, empty and new for each sample.
 
+#![allow(unsafe_code, reason = "maps memory and files")]
+
 use rustix::fs::{memfd_create, open, openat, MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};

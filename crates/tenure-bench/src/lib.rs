@@ -9,6 +9,8 @@
 //! memory that the guest has freed may have gone back to the host, and its next first touch is many
 //! times slower.
 
+#![deny(unsafe_code)]
+
 mod backing;
 pub mod cache;
 pub mod harness;

@@ -1,5 +1,7 @@
 //! A cache of byte values under byte keys.
 
+#![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
+
 use crate::key::{Bytes, Key};
 use crate::ranges::{priority, TENURE_PRIORITY_DEFAULT};
 use crate::report::{pointer, status, Failure, Outcome};

@@ -4,6 +4,8 @@
 //! it ends the process, or leaves locks and pins behind. So each exported function turns cancellation
 //! off for its time.
 
+#![allow(unsafe_code, reason = "calls the C library")]
+
 use libc::c_int;
 
 // The libc crate has none of these; their values and types are those of glibc and of musl alike.

@@ -1,5 +1,7 @@
 //! Keys made of bytes.
 
+#![allow(unsafe_code, reason = "takes bytes for a key")]
+
 use std::borrow::Borrow;
 
 /// A key that the cache keeps: two words, where a `Vec` would take three.

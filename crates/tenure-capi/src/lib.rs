@@ -8,6 +8,7 @@
 
 // The names are C's. What a caller must hold to is in each function's documentation, in C's terms.
 #![allow(non_camel_case_types, clippy::missing_safety_doc)]
+#![deny(unsafe_code)]
 
 // The header has the items in this order; the blank lines keep rustfmt from sorting it.
 pub mod ranges;

@@ -1,5 +1,7 @@
 //! Locking: pages that are not paged out.
 
+#![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
+
 use crate::report::{status, value, Failure};
 use libc::{c_int, c_uint, c_void};
 use tenure_core::lock::{self, Kinds, Scope, When};

@@ -1,5 +1,7 @@
 //! Counted locks, what is locked in fact, and whether more could be.
 
+#![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
+
 use crate::lock::{kind, whole_pages};
 use crate::report::{pointer, status, Failure};
 use crate::sized;

@@ -1,5 +1,7 @@
 //! Locks that become whole in the background, and locks within a budget.
 
+#![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
+
 use crate::lock::whole_pages;
 use crate::populate::{progress_of, room, tell, tenure_populate_progress, tenure_populate_result};
 use crate::report::{pointer, status, Failure, Outcome};

@@ -1,5 +1,7 @@
 //! Large blocks that are the kernel's to take while they are free, and warm until then.
 
+#![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
+
 use crate::report::{pointer, status, value, Failure, Outcome};
 use crate::sized::{self, Versioned};
 use libc::{c_int, c_void};

@@ -1,5 +1,7 @@
 //! Making pages ready before they are used.
 
+#![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
+
 use crate::report::{pointer, status, Failure, Outcome};
 use crate::sized::{self, Versioned};
 use libc::{c_int, c_uint, c_void};

@@ -1,5 +1,7 @@
 //! Ranges of memory that the program has mapped itself.
 
+#![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
+
 use crate::report::{status, Failure, Outcome};
 use libc::{c_int, c_uint, c_void};
 use tenure_core::{volatile, Outcome as Found, Priority};

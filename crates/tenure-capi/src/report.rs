@@ -1,5 +1,7 @@
 //! How a failure reaches C: a return value, `errno`, and a sentence.
 
+#![allow(unsafe_code, reason = "sets errno, and defines functions for C")]
+
 use crate::cancel;
 use libc::{c_char, c_int};
 use std::cell::RefCell;

@@ -1,5 +1,7 @@
 //! Unmapping without stalls.
 
+#![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
+
 use crate::report::{status, Failure};
 use crate::sized::{self, Versioned};
 use libc::{c_int, c_void};

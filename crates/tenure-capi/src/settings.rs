@@ -1,5 +1,7 @@
 //! The worker's settings.
 
+#![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
+
 use crate::report::{status, Failure};
 use crate::sized::{self, Versioned};
 use libc::c_int;

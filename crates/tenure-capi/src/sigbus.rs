@@ -1,5 +1,7 @@
 //! A C handler for touches of purged pages.
 
+#![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
+
 use crate::cancel;
 use crate::report::status;
 use libc::{c_int, c_void};

@@ -1,5 +1,7 @@
 //! Structures that carry their size, so that either side may be older than the other.
 
+#![allow(unsafe_code, reason = "reads and writes structures of C")]
+
 use crate::report::{Failure, Outcome};
 use libc::c_int;
 use std::mem::size_of;

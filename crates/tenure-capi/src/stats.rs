@@ -1,5 +1,7 @@
 //! What happened so far, and what is so now.
 
+#![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
+
 use crate::report::status;
 use crate::sized;
 use libc::c_int;

@@ -1,5 +1,7 @@
 //! One owned buffer of volatile memory, pinned by calls instead of guards.
 
+#![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
+
 use crate::ranges::{found, priority, tenure_gone_fn, TENURE_PRIORITY_DEFAULT};
 use crate::report::{pointer, status, value, Failure, Outcome};
 use crate::sized::{self, Versioned};

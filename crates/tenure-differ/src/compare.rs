@@ -3,7 +3,7 @@
 use crate::child::Run;
 
 /// How much more may be resident than in the plain program, beside what was given back: the library itself,
-/// and the bytes of its books.
+/// and the bytes of its bookkeeping.
 const RESIDENT_ROOM_KIB: u64 = 64 << 10;
 
 /// Where two runs part.

@@ -5,6 +5,8 @@
 //! discards a lazily freed page only if every process that maps it has given it up, so the mere
 //! presence of a forked competitor would keep the pages under test in memory.
 
+#![allow(unsafe_code, reason = "runs before main, and maps memory")]
+
 use crate::unavailable::Unavailable;
 use crate::MemoryCgroup;
 use std::fmt;

@@ -9,6 +9,8 @@
 //! - [`pages`]: what smaps and pagemap say about a range.
 //! - [`json`]: text in a report.
 
+#![deny(unsafe_code)]
+
 pub mod cgroup;
 pub mod competitor;
 pub mod json;

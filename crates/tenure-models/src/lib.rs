@@ -5,6 +5,7 @@
 //! (`sync.rs`), and with a small kernel of this crate's own below them (`fakes/os.rs`). `MODELS.md` lists
 //! the models, their bounds, and for each a mistake that it finds.
 #![cfg(test)]
+#![deny(unsafe_code)]
 #![allow(dead_code, reason = "no model uses all of the core's files")]
 #![allow(
     clippy::reversed_empty_ranges,

@@ -1,5 +1,7 @@
 //! Running a model.
 
+#![allow(unsafe_code, reason = "lends a value to the threads of a model")]
+
 use crate::sync::{self, Order};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! The core's `runtime`, as far as it is modelled.
 
+#![allow(unsafe_code, reason = "allocates")]
+
 #[path = "../../tenure/src/runtime/counters.rs"]
 pub(crate) mod counters;
 #[path = "../../tenure/src/runtime/event.rs"]

@@ -11,16 +11,23 @@ const SIZE: usize = 64 << 10;
 const HEADER: usize = 16;
 
 #[repr(align(4096))]
-struct Arena(UnsafeCell<[u8; SIZE]>);
+struct Memory(UnsafeCell<[u8; SIZE]>);
 
-// SAFETY: each byte is handed out once, by the atomic cursor below.
+struct Arena {
+    memory: Memory,
+    /// So many bytes from its start were handed out.
+    used: AtomicUsize,
+}
+
+// SAFETY: each byte is handed out once, by the atomic cursor `used`.
 unsafe impl Sync for Arena {}
 
-static ARENA: Arena = Arena(UnsafeCell::new([0; SIZE]));
-static USED: AtomicUsize = AtomicUsize::new(0);
+/// For the whole process: malloc is told no arena.
+static ARENA: Arena =
+    Arena { memory: Memory(UnsafeCell::new([0; SIZE])), used: AtomicUsize::new(0) };
 
 fn start() -> usize {
-    ARENA.0.get() as usize
+    ARENA.memory.0.get() as usize
 }
 
 /// Whether the address is one of this arena's.
@@ -34,7 +41,7 @@ pub fn alloc(size: usize, align: usize) -> *mut c_void {
     let align = align.max(HEADER);
     let Some(needed) = size.checked_add(align + HEADER) else { return std::ptr::null_mut() };
     let needed = needed.next_multiple_of(HEADER);
-    let taken = USED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+    let taken = ARENA.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
         used.checked_add(needed).filter(|end| *end <= SIZE)
     });
     let Ok(offset) = taken else { return std::ptr::null_mut() };

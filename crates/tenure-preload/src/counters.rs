@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// For the whole process: there is to be a report.
 pub static COUNTING: AtomicBool = AtomicBool::new(false);
 
 macro_rules! counters {

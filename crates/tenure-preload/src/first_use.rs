@@ -33,6 +33,7 @@ pub fn first_call() {
     drop(errno);
 }
 
+/// For the whole process: the handlers are.
 static FORKS_REGISTERED: AtomicBool = AtomicBool::new(false);
 
 /// At every mapping call: an allocator's constructor may run before any allocation comes by here, and it

@@ -61,6 +61,7 @@ struct Heap {
 // SAFETY: `state` is touched under `lock` only.
 unsafe impl Sync for Heap {}
 
+/// For the whole process: the allocator of all of this library.
 #[global_allocator]
 static HEAP: Heap = Heap {
     lock: Lock(AtomicU32::new(FREE)),

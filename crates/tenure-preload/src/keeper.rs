@@ -20,39 +20,67 @@ use std::time::{Duration, Instant};
 use tenure::launcher::{self, Stack};
 use tenure::{pool, retire};
 
-static STARTING: AtomicBool = AtomicBool::new(false);
-/// Attempts that failed: after a few the callers do the work for good.
-static FAILED: AtomicU32 = AtomicU32::new(0);
+/// What is known of the keeper's start.
+struct Start {
+    /// A thread starts it just now.
+    starting: AtomicBool,
+    /// Attempts that failed: after a few the callers do the work for good.
+    failed: AtomicU32,
+    /// The process that this memory belongs to. A child of vfork, or of a raw clone, is another one.
+    process: AtomicI32,
+    /// glibc's word that is 0 in a process with more than one thread (from 2.32 on); null: there is none.
+    is_alone: AtomicPtr<AtomicU8>,
+    has_own_malloc: AtomicBool,
+    /// With the next thread that the program creates.
+    wanted_with_thread: AtomicBool,
+    /// The thread that starts the keeper just now; 0: none.
+    starter: AtomicUsize,
+    starter_stack: Stack,
+    /// The kernel's number of the last starter.
+    starter_number: AtomicI32,
+    /// None is started in this process any more.
+    never: AtomicBool,
+}
+
+/// For the whole process: it has one keeper, and a hook is told nothing of it.
+static START: Start = Start {
+    starting: AtomicBool::new(false),
+    failed: AtomicU32::new(0),
+    process: AtomicI32::new(0),
+    is_alone: AtomicPtr::new(std::ptr::null_mut()),
+    has_own_malloc: AtomicBool::new(false),
+    wanted_with_thread: AtomicBool::new(false),
+    starter: AtomicUsize::new(0),
+    starter_stack: Stack::new(),
+    starter_number: AtomicI32::new(0),
+    never: AtomicBool::new(false),
+};
+
 const ATTEMPTS: u32 = 3;
-/// The process that this memory belongs to. A child of vfork, or of a raw clone, is another one.
-static PROCESS: AtomicI32 = AtomicI32::new(0);
 
 pub fn own_process() {
-    PROCESS.store(pid(), Ordering::Relaxed);
+    START.process.store(pid(), Ordering::Relaxed);
 }
 
 /// `false` in a child of vfork or of a raw clone.
 pub fn is_own_process() -> bool {
-    pid() == PROCESS.load(Ordering::Relaxed)
+    pid() == START.process.load(Ordering::Relaxed)
 }
 
 pub fn pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
-/// glibc's word that is 0 in a process with more than one thread (from 2.32 on); null: there is none.
-static IS_ALONE: AtomicPtr<AtomicU8> = AtomicPtr::new(std::ptr::null_mut());
-
 /// Called in the constructor.
 pub fn find_whether_alone() {
-    IS_ALONE.store(symbol::used(c"__libc_single_threaded").cast(), Ordering::Relaxed);
+    START.is_alone.store(symbol::used(c"__libc_single_threaded").cast(), Ordering::Relaxed);
 }
 
 /// Whether one more thread makes no difference to the C library. In a process with one thread its malloc takes no
 /// locks: 13 ns for a block, and 29 with a second thread.
 pub fn are_several() -> bool {
     // SAFETY: null, or a variable of the C library, which stays; it is a byte, and written before a thread starts.
-    unsafe { IS_ALONE.load(Ordering::Relaxed).as_ref() }
+    unsafe { START.is_alone.load(Ordering::Relaxed).as_ref() }
         .is_none_or(|alone| alone.load(Ordering::Relaxed) == 0)
 }
 
@@ -81,37 +109,33 @@ pub fn start_if_wanted() {
 
 #[cold]
 pub fn start() {
-    let given_up = FAILED.load(Ordering::Relaxed) >= ATTEMPTS;
+    let given_up = START.failed.load(Ordering::Relaxed) >= ATTEMPTS;
     if given_up
-        || NEVER.load(Ordering::Relaxed)
+        || START.never.load(Ordering::Relaxed)
         || !is_own_process()
-        || STARTING.swap(true, Ordering::AcqRel)
+        || START.starting.swap(true, Ordering::AcqRel)
     {
         return;
     }
     let _errno = Errno::keep();
     let _signals = Blocked::all();
-    // SAFETY: the body uses no argument; `STARTING` lets one thread in.
-    if unsafe { STARTER_STACK.start(starter, std::ptr::null_mut()) }.is_err() {
-        FAILED.fetch_add(1, Ordering::Relaxed);
-        STARTING.store(false, Ordering::Release);
+    // SAFETY: the body uses no argument; `starting` lets one thread in.
+    if unsafe { START.starter_stack.start(starter, std::ptr::null_mut()) }.is_err() {
+        START.failed.fetch_add(1, Ordering::Relaxed);
+        START.starting.store(false, Ordering::Release);
     }
 }
 
-static HAS_OWN_MALLOC: AtomicBool = AtomicBool::new(false);
-/// With the next thread that the program creates.
-static WANTED_WITH_THREAD: AtomicBool = AtomicBool::new(false);
-
 /// Has the keeper started with the first thread that the program creates.
 pub fn start_with_next_thread() {
-    HAS_OWN_MALLOC.store(true, Ordering::Relaxed);
-    WANTED_WITH_THREAD.store(true, Ordering::Relaxed);
+    START.has_own_malloc.store(true, Ordering::Relaxed);
+    START.wanted_with_thread.store(true, Ordering::Relaxed);
 }
 
 /// The program has created a thread.
 #[inline]
 pub fn thread_was_created() {
-    if WANTED_WITH_THREAD.load(Ordering::Relaxed) {
+    if START.wanted_with_thread.load(Ordering::Relaxed) {
         start_with_thread();
     }
 }
@@ -120,7 +144,7 @@ pub fn thread_was_created() {
 /// first of them would end it. (Chromium's children, which may not even ask by `prctl`.)
 #[cold]
 fn start_with_thread() {
-    if WANTED_WITH_THREAD.swap(false, Ordering::Relaxed) && is_without_filter() {
+    if START.wanted_with_thread.swap(false, Ordering::Relaxed) && is_without_filter() {
         start();
     }
 }
@@ -137,13 +161,9 @@ fn is_without_filter() -> bool {
     bytes[..len].split(|byte| *byte == b'\n').any(|line| line == b"Seccomp:\t0")
 }
 
-static STARTER_STACK: Stack = Stack::new();
-/// The thread that starts the keeper just now; 0: none.
-static STARTER: AtomicUsize = AtomicUsize::new(0);
-
 /// Whether any thread is starting the keeper just now.
 pub fn is_starting() -> bool {
-    STARTER.load(Ordering::Relaxed) != 0
+    START.starter.load(Ordering::Relaxed) != 0
 }
 
 /// Whether the calling thread is starting the keeper, or is the keeper and starts the thread that hears of
@@ -152,21 +172,21 @@ pub fn is_starting() -> bool {
 /// of addresses for a thread that allocates, maybe in a hole that the program uses again.
 #[inline]
 pub fn is_starting_here() -> bool {
-    let starter = STARTER.load(Ordering::Relaxed);
+    let starter = START.starter.load(Ordering::Relaxed);
     starter != 0 && (starter == tls::thread_pointer() || launcher::is_background_thread())
 }
 
 extern "C" fn starter(_: *mut c_void) -> *mut c_void {
-    STARTER_STACK.is_mine();
-    STARTER.store(tls::thread_pointer(), Ordering::Relaxed);
-    STARTER_NUMBER.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
+    START.starter_stack.is_mine();
+    START.starter.store(tls::thread_pointer(), Ordering::Relaxed);
+    START.starter_number.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
     ALLOCATIONS.look_at_next();
     let started = pool::prepare().is_ok() && retire::prepare().is_ok();
     if !started {
-        FAILED.fetch_add(1, Ordering::Relaxed);
+        START.failed.fetch_add(1, Ordering::Relaxed);
     }
-    STARTER.store(0, Ordering::Relaxed);
-    STARTING.store(false, Ordering::Release);
+    START.starter.store(0, Ordering::Relaxed);
+    START.starting.store(false, Ordering::Release);
     std::ptr::null_mut()
 }
 
@@ -179,9 +199,6 @@ pub enum Threads {
     Never,
 }
 
-static NEVER: AtomicBool = AtomicBool::new(false);
-/// The kernel's number of the last starter.
-static STARTER_NUMBER: AtomicI32 = AtomicI32::new(0);
 /// A thread that does not end within this is at a long call of the kernel's.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -192,7 +209,7 @@ pub fn end(threads: Threads) {
         return;
     }
     if threads == Threads::Never {
-        NEVER.store(true, Ordering::Relaxed);
+        START.never.store(true, Ordering::Relaxed);
     }
     let _errno = Errno::keep();
     let _signals = Blocked::all();
@@ -211,15 +228,16 @@ pub fn wait_until_uncounted() {
 }
 
 fn wait_for_the_start() {
-    wait(&|| !STARTING.load(Ordering::Acquire));
+    wait(&|| !START.starting.load(Ordering::Acquire));
 }
 
 fn wait_for_the_starter() {
-    let starter = STARTER_NUMBER.load(Ordering::Relaxed);
+    let starter = START.starter_number.load(Ordering::Relaxed);
     if starter != 0 {
         // SAFETY: signal 0 is sent to nobody.
         wait(&|| unsafe { libc::syscall(libc::SYS_tgkill, pid(), starter, 0) } < 0);
-        let _ = STARTER_NUMBER.compare_exchange(starter, 0, Ordering::Relaxed, Ordering::Relaxed);
+        let _ =
+            START.starter_number.compare_exchange(starter, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
@@ -244,9 +262,9 @@ pub fn give_up_in_child() {
 /// In a child after fork: it has no keeper yet.
 pub fn restart_in_child() {
     own_process();
-    WANTED_WITH_THREAD.store(HAS_OWN_MALLOC.load(Ordering::Relaxed), Ordering::Relaxed);
-    STARTER.store(0, Ordering::Relaxed);
-    STARTER_NUMBER.store(0, Ordering::Relaxed);
-    STARTING.store(false, Ordering::Relaxed);
-    FAILED.store(0, Ordering::Relaxed);
+    START.wanted_with_thread.store(START.has_own_malloc.load(Ordering::Relaxed), Ordering::Relaxed);
+    START.starter.store(0, Ordering::Relaxed);
+    START.starter_number.store(0, Ordering::Relaxed);
+    START.starting.store(false, Ordering::Relaxed);
+    START.failed.store(0, Ordering::Relaxed);
 }

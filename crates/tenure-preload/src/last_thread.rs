@@ -17,8 +17,22 @@ use std::time::Duration;
 use tenure::launcher::Stack;
 
 const NO_KEY: u32 = u32::MAX;
-static KEY: AtomicU32 = AtomicU32::new(NO_KEY);
-static LOOKED_FOR: AtomicBool = AtomicBool::new(false);
+
+/// What is known of the main thread, and of the one that waits for the last.
+struct LastThread {
+    /// The key whose destructor tells of the main thread's end.
+    key: AtomicU32,
+    looked_for: AtomicBool,
+    /// Of the thread that waits.
+    stack: Stack,
+}
+
+/// For the whole process: the destructor is given nothing.
+static LAST: LastThread = LastThread {
+    key: AtomicU32::new(NO_KEY),
+    looked_for: AtomicBool::new(false),
+    stack: Stack::new(),
+};
 
 /// Called by the main thread before the program runs.
 pub fn watch_main_thread() {
@@ -26,31 +40,29 @@ pub fn watch_main_thread() {
     // SAFETY: the destructor lives forever and does not unwind; the key is written before it is used.
     let made = unsafe { libc::pthread_key_create(&mut key, Some(main_thread_ends)) };
     if made == 0 {
-        KEY.store(key, Ordering::Relaxed);
+        LAST.key.store(key, Ordering::Relaxed);
         watch_this_thread();
     }
 }
 
 fn watch_this_thread() {
-    let key = KEY.load(Ordering::Relaxed);
+    let key = LAST.key.load(Ordering::Relaxed);
     if key != NO_KEY {
         // SAFETY: a key that was made; the value is an address that nobody reads.
-        unsafe { libc::pthread_setspecific(key, (&raw const KEY).cast()) };
+        unsafe { libc::pthread_setspecific(key, (&raw const LAST.key).cast()) };
     }
 }
 
 /// The thread that forked is the child's main thread.
 pub fn restart_in_child() {
-    LOOKED_FOR.store(false, Ordering::Relaxed);
+    LAST.looked_for.store(false, Ordering::Relaxed);
     watch_this_thread();
 }
-
-static STACK: Stack = Stack::new();
 
 unsafe extern "C" fn main_thread_ends(_: *mut c_void) {
     let is_main = rustix::thread::gettid() == rustix::process::getpid();
     // Another thread has the value if it forked the process's parent: not here.
-    if is_main && keeper::is_own_process() && !LOOKED_FOR.swap(true, Ordering::Relaxed) {
+    if is_main && keeper::is_own_process() && !LAST.looked_for.swap(true, Ordering::Relaxed) {
         let _errno = Errno::keep();
         let _signals = Blocked::all();
         keeper::wait_until_uncounted();
@@ -58,7 +70,7 @@ unsafe extern "C" fn main_thread_ends(_: *mut c_void) {
             return;
         }
         // SAFETY: the body uses no argument; `LOOKED_FOR` lets one thread in.
-        let _ = unsafe { STACK.start(end_after_the_last, std::ptr::null_mut()) };
+        let _ = unsafe { LAST.stack.start(end_after_the_last, std::ptr::null_mut()) };
     }
 }
 

@@ -49,11 +49,13 @@ extern "C" fn destructor() {
     report::at_exit();
 }
 
+/// For the whole process: the loader calls it before the program runs.
 #[used]
 #[allow(unsafe_code, reason = "the loader calls a function in this section")]
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = constructor;
 
+/// For the whole process: the loader calls it at the end.
 #[used]
 #[allow(unsafe_code, reason = "the loader calls a function in this section")]
 #[unsafe(link_section = ".fini_array")]

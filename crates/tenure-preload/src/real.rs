@@ -7,6 +7,7 @@ use crate::{first_use, symbol};
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
+/// For the whole process: a thread looks the definitions up.
 static LOOKING: AtomicBool = AtomicBool::new(false);
 
 macro_rules! definitions {
@@ -107,6 +108,7 @@ type ThreadCreation = unsafe extern "C" fn(
 
 /// `pthread_create`. Before glibc 2.34 it comes with a library that may be loaded late.
 pub fn thread_creation() -> Option<ThreadCreation> {
+    /// For the whole process: a function is at one place.
     static AT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
     let mut at = AT.load(Ordering::Relaxed);
     if at.is_null() {
@@ -124,6 +126,7 @@ pub fn thread_creation() -> Option<ThreadCreation> {
 /// is served by [`crate::bootstrap_alloc`].
 #[cold]
 pub fn look_up() {
+    /// For the whole process: they were looked up.
     static DONE: AtomicBool = AtomicBool::new(false);
     if DONE.load(Ordering::Acquire) || LOOKING.swap(true, Ordering::Acquire) {
         return;

@@ -20,27 +20,47 @@ use tenure::retire;
 use tenure_launch as launch;
 
 const LONGEST_NAME: usize = 4096;
-static FILE: [AtomicU64; LONGEST_NAME / 8] = [const { AtomicU64::new(0) }; LONGEST_NAME / 8];
-static FILE_LEN: AtomicUsize = AtomicUsize::new(0);
-static WANTED: AtomicBool = AtomicBool::new(false);
-static DONE: AtomicBool = AtomicBool::new(false);
-/// Only the process that was launched reports in any case; others when they have something to say.
-static LAUNCHED: AtomicBool = AtomicBool::new(false);
-/// Device and inode of standard error at the start: a program may close it, and open a file of its own
-/// under its number.
-static ERRORS: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
-
+/// Words of the program's name that are kept.
+const NAME: usize = 8;
 const QUIET: &CStr = c"TENURE_QUIET";
-/// A report that cannot be written is not to be spoken of.
-static SILENT: AtomicBool = AtomicBool::new(false);
 
-/// The program's name, as at its start: some write their state over it, where the C library's variable points.
-static NAME: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
+/// What is known of the report.
+struct Report {
+    /// The file that it is to go to; of no length: standard error.
+    file: [AtomicU64; LONGEST_NAME / 8],
+    file_len: AtomicUsize,
+    wanted: AtomicBool,
+    done: AtomicBool,
+    /// Only the process that was launched reports in any case; others when they have something to say.
+    launched: AtomicBool,
+    /// Device and inode of standard error at the start: a program may close it, and open a file of its own
+    /// under its number.
+    errors: [AtomicU64; 2],
+    /// A report that cannot be written is not to be spoken of.
+    silent: AtomicBool,
+    /// The program's name, as at its start: some write their state over it, where the C library's variable points.
+    name: [AtomicU64; NAME],
+    /// What the pool had done before this process was forked off.
+    before: [AtomicU64; 9],
+}
+
+/// For the whole process: it is made when the process ends.
+static REPORT: Report = Report {
+    file: [const { AtomicU64::new(0) }; LONGEST_NAME / 8],
+    file_len: AtomicUsize::new(0),
+    wanted: AtomicBool::new(false),
+    done: AtomicBool::new(false),
+    launched: AtomicBool::new(false),
+    errors: [const { AtomicU64::new(0) }; 2],
+    silent: AtomicBool::new(false),
+    name: [const { AtomicU64::new(0) }; NAME],
+    before: [const { AtomicU64::new(0) }; 9],
+};
 
 fn remember_name() {
     // SAFETY: the C library's variable, a terminated string.
     let name = unsafe { CStr::from_ptr(program_invocation_short_name) }.to_bytes();
-    for (word, bytes) in NAME.iter().zip(name.chunks(8)) {
+    for (word, bytes) in REPORT.name.iter().zip(name.chunks(8)) {
         let mut eight = [0; 8];
         eight[..bytes.len()].copy_from_slice(bytes);
         word.store(u64::from_ne_bytes(eight), Ordering::Relaxed);
@@ -51,25 +71,25 @@ fn remember_name() {
 pub fn prepare(to: Option<&[u8]>, launched: bool) -> bool {
     let Some(to) = to.filter(|to| !to.is_empty() && to.len() < LONGEST_NAME) else { return false };
     if to != b"-" {
-        for (word, bytes) in FILE.iter().zip(to.chunks(8)) {
+        for (word, bytes) in REPORT.file.iter().zip(to.chunks(8)) {
             let mut eight = [0; 8];
             eight[..bytes.len()].copy_from_slice(bytes);
             word.store(u64::from_ne_bytes(eight), Ordering::Relaxed);
         }
-        FILE_LEN.store(to.len(), Ordering::Relaxed);
+        REPORT.file_len.store(to.len(), Ordering::Relaxed);
     }
     remember_name();
     // SAFETY: a terminated string; in the constructor, before any thread that could change it.
     let quiet = unsafe { libc::getenv(QUIET.as_ptr()) };
     // SAFETY: a terminated string of the environment.
     let quiet = !quiet.is_null() && launch::is_on(unsafe { CStr::from_ptr(quiet) }.to_bytes());
-    SILENT.store(quiet, Ordering::Relaxed);
+    REPORT.silent.store(quiet, Ordering::Relaxed);
     if let Some((device, inode)) = identity_of_errors() {
-        ERRORS[0].store(device, Ordering::Relaxed);
-        ERRORS[1].store(inode, Ordering::Relaxed);
+        REPORT.errors[0].store(device, Ordering::Relaxed);
+        REPORT.errors[1].store(inode, Ordering::Relaxed);
     }
-    LAUNCHED.store(launched, Ordering::Relaxed);
-    WANTED.store(true, Ordering::Relaxed);
+    REPORT.launched.store(launched, Ordering::Relaxed);
+    REPORT.wanted.store(true, Ordering::Relaxed);
     true
 }
 
@@ -78,9 +98,6 @@ fn identity_of_errors() -> Option<(u64, u64)> {
     let errors = unsafe { BorrowedFd::borrow_raw(2) };
     rustix::fs::fstat(errors).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
-
-/// What the pool had done before this process was forked off.
-static BEFORE: [AtomicU64; 9] = [const { AtomicU64::new(0) }; 9];
 
 fn totals(pool: &PoolStats) -> [u64; 9] {
     [
@@ -97,20 +114,20 @@ fn totals(pool: &PoolStats) -> [u64; 9] {
 }
 
 pub fn restart_in_child() {
-    if WANTED.load(Ordering::Relaxed) {
-        for (before, now) in BEFORE.iter().zip(totals(&pool::stats())) {
+    if REPORT.wanted.load(Ordering::Relaxed) {
+        for (before, now) in REPORT.before.iter().zip(totals(&pool::stats())) {
             before.store(now, Ordering::Relaxed);
         }
     }
-    LAUNCHED.store(false, Ordering::Relaxed);
-    DONE.store(false, Ordering::Relaxed);
+    REPORT.launched.store(false, Ordering::Relaxed);
+    REPORT.done.store(false, Ordering::Relaxed);
 }
 
 /// Once, and not in a child of vfork, whose memory is its parent's.
 pub fn at_exit() {
-    if WANTED.load(Ordering::Relaxed)
+    if REPORT.wanted.load(Ordering::Relaxed)
         && keeper::is_own_process()
-        && !DONE.swap(true, Ordering::AcqRel)
+        && !REPORT.done.swap(true, Ordering::AcqRel)
     {
         report();
     }
@@ -126,12 +143,12 @@ fn report() {
         + ZAPPED_BEFORE.get()
         + POPULATED.get()
         == 0;
-    if quiet && !LAUNCHED.load(Ordering::Relaxed) {
+    if quiet && !REPORT.launched.load(Ordering::Relaxed) {
         return;
     }
     let mut text = Text::<4096>::new();
     let _ = write(&mut text);
-    if FILE_LEN.load(Ordering::Relaxed) == 0 {
+    if REPORT.file_len.load(Ordering::Relaxed) == 0 {
         if errors_are_what_they_were() {
             // Nobody to tell where that fails.
             let _ = text.write_to(2);
@@ -140,7 +157,7 @@ fn report() {
     }
     let written = open().and_then(|file| text.write_to(std::os::fd::AsRawFd::as_raw_fd(&file)));
     if let Err(errno) = written {
-        if !SILENT.load(Ordering::Relaxed) && errors_are_what_they_were() {
+        if !REPORT.silent.load(Ordering::Relaxed) && errors_are_what_they_were() {
             say(format_args!(
                 "the report cannot be written to the file that TENURE_REPORT names: {errno}"
             ));
@@ -149,14 +166,14 @@ fn report() {
 }
 
 fn errors_are_what_they_were() -> bool {
-    let then = (ERRORS[0].load(Ordering::Relaxed), ERRORS[1].load(Ordering::Relaxed));
+    let then = (REPORT.errors[0].load(Ordering::Relaxed), REPORT.errors[1].load(Ordering::Relaxed));
     identity_of_errors() == Some(then)
 }
 
 fn open() -> Result<OwnedFd, Errno> {
-    let len = FILE_LEN.load(Ordering::Relaxed);
+    let len = REPORT.file_len.load(Ordering::Relaxed);
     let mut name = [0u8; LONGEST_NAME + 8];
-    for (at, word) in FILE.iter().enumerate().take(len.div_ceil(8)) {
+    for (at, word) in REPORT.file.iter().enumerate().take(len.div_ceil(8)) {
         name[at * 8..at * 8 + 8].copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
     }
     let name = CStr::from_bytes_until_nul(&name).map_err(|_| Errno::NAMETOOLONG)?;
@@ -169,8 +186,8 @@ unsafe extern "C" {
 }
 
 fn write(text: &mut Text<4096>) -> std::fmt::Result {
-    let mut name = [0; 8 * NAME.len()];
-    for (bytes, word) in name.chunks_mut(8).zip(&NAME) {
+    let mut name = [0; 8 * NAME];
+    for (bytes, word) in name.chunks_mut(8).zip(&REPORT.name) {
         bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
     }
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -181,7 +198,7 @@ fn write(text: &mut Text<4096>) -> std::fmt::Result {
     let page = rustix::param::page_size() as u64;
     let served = ALLOCATIONS_SERVED.get() + MMAPS_SERVED.get();
     let mut so_far = totals(&pool);
-    for (now, before) in so_far.iter_mut().zip(&BEFORE) {
+    for (now, before) in so_far.iter_mut().zip(&REPORT.before) {
         *now = now.saturating_sub(before.load(Ordering::Relaxed));
     }
     let [reused, reuses, offered, returned, zeroed, in_place, moved, moved_bytes, remapped] =

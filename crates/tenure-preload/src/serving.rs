@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const NEVER: usize = usize::MAX;
 
+/// For the whole process: the C library's functions are told no settings.
 pub static ALLOCATIONS: Allocations = Allocations::none();
+/// For the whole process, as [`ALLOCATIONS`].
 pub static MAPPINGS: Mappings = Mappings::none();
 
 /// malloc and its kin.

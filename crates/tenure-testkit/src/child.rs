@@ -1,6 +1,8 @@
 //! A test body in a process of its own: for seccomp filters, limits, deaths and counts that
 //! concern the whole process.
 
+#![allow(unsafe_code, reason = "gives rights away in a child, and ends it")]
+
 use crate::skip;
 use crate::Unavailable;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};

@@ -11,6 +11,8 @@
 //! - [`skip`](mod@skip): skips with reasons, listed at the end of `cargo test --workspace`.
 //! - [`zram`]: swap for as long as it is needed.
 
+#![deny(unsafe_code)]
+
 mod again;
 pub mod build;
 pub mod child;

@@ -1,5 +1,7 @@
 //! Swap on compressed memory, for as long as it is needed.
 
+#![allow(unsafe_code, reason = "adds and removes swap")]
+
 use crate::Unavailable;
 use std::ffi::CString;
 use std::fs::{self, OpenOptions};

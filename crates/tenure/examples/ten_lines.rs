@@ -14,7 +14,7 @@ fn main() -> tenure::Result<()> {
     serve(&page); // the bytes stay while `page` lives
 
     let mut tiles = tenure::Volatile::new(64 << 20)?; // one buffer, which the kernel may take
-    tiles.pin_mut()?.fill(7); // not while it is pinned
+    tiles.pin_mut()?.fill(7); // pinned until the end of this line
     if tiles.pin()?.outcome() == tenure::Outcome::Purged {
         tiles.pin_mut()?.fill(7); // some of it is gone: make it again,
         tiles.restored(); // and say so

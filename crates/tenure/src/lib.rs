@@ -13,7 +13,7 @@
 //! serve(&page); // the bytes stay while `page` lives
 //!
 //! let mut tiles = tenure::Volatile::new(64 << 20)?; // one buffer, which the kernel may take
-//! tiles.pin_mut()?.fill(7); // not while it is pinned
+//! tiles.pin_mut()?.fill(7); // pinned until the end of this line
 //! if tiles.pin()?.outcome() == tenure::Outcome::Purged {
 //!     tiles.pin_mut()?.fill(7); // some of it is gone: make it again,
 //!     tiles.restored(); // and say so
@@ -73,10 +73,6 @@ mod stats;
 mod sync;
 mod tracking;
 
-#[allow(
-    unsafe_code,
-    reason = "gives out bytes of segments under a pin, and reads tables without a lock"
-)]
 pub mod cache;
 pub mod lock;
 pub mod page_cache;

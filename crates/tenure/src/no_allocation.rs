@@ -30,7 +30,7 @@ impl Unlocked {
     }
 }
 
-// SAFETY: as the system's allocator.
+// SAFETY: every call is passed on unchanged to the system's allocator, which keeps the trait's promises.
 unsafe impl GlobalAlloc for Unlocked {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.check("an allocation");

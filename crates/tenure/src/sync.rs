@@ -25,21 +25,29 @@ pub(crate) fn since(began: Instant) -> Duration {
     began.elapsed()
 }
 
+/// What the calling thread is at.
+struct Own {
+    claims: Cell<u32>,
+    /// Of the epochs of tables.
+    sections: Cell<u32>,
+    harvests: Cell<u32>,
+}
+
 thread_local! {
     // Constant and without a destructor: no allocation, and usable to a thread's very end.
-    static CLAIMS: Cell<u32> = const { Cell::new(0) };
-    static SECTIONS: Cell<u32> = const { Cell::new(0) };
-    static HARVESTS: Cell<u32> = const { Cell::new(0) };
+    /// Each thread's own: another thread's counts say nothing about what it may do.
+    static OWN: Own =
+        const { Own { claims: Cell::new(0), sections: Cell::new(0), harvests: Cell::new(0) } };
 }
 
 /// How many claims the calling thread has.
 pub(crate) fn own_claims() -> u32 {
-    CLAIMS.get()
+    OWN.with(|own| own.claims.get())
 }
 
 /// Sets it.
 pub(crate) fn set_own_claims(count: u32) {
-    CLAIMS.set(count);
+    OWN.with(|own| own.claims.set(count));
 }
 
 /// `std::cell::UnsafeCell` with loom's interface.
@@ -79,26 +87,26 @@ pub(crate) fn barrier_after_rmw() {
 /// The thread begins to read shared data in an epoch; a fork asks for it, see [`sections_open`].
 #[inline(always)]
 pub(crate) fn section_begins() {
-    SECTIONS.set(SECTIONS.get() + 1);
+    OWN.with(|own| own.sections.set(own.sections.get() + 1));
 }
 
 /// The thread ends what [`section_begins`] began.
 #[inline(always)]
 pub(crate) fn section_ends() {
-    SECTIONS.set(SECTIONS.get() - 1);
+    OWN.with(|own| own.sections.set(own.sections.get() - 1));
 }
 
 /// How many sections the calling thread is in: more than 0 only if a key's code forks.
 pub(crate) fn sections_open() -> u32 {
-    SECTIONS.get()
+    OWN.with(|own| own.sections.get())
 }
 
 /// How many harvests of tables the calling thread is in, one inside another.
 pub(crate) fn own_harvests() -> u32 {
-    HARVESTS.get()
+    OWN.with(|own| own.harvests.get())
 }
 
 /// Sets it.
 pub(crate) fn set_own_harvests(count: u32) {
-    HARVESTS.set(count);
+    OWN.with(|own| own.harvests.set(count));
 }

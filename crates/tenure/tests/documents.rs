@@ -76,6 +76,38 @@ fn source_files_that_are_named_exist() {
     }
 }
 
+/// The walks of docs/walks.md: the rows of each, a file and its functions.
+fn walks() -> Vec<Vec<(String, Vec<String>)>> {
+    let row = |line: &str| {
+        let mut cells = line.strip_prefix("| `")?.split(" | ");
+        let file = cells.next()?.strip_suffix('`')?.to_owned();
+        let functions = cells.next()?.split(", ").map(|name| name.trim_matches('`').to_owned());
+        Some((file, functions.collect()))
+    };
+    let text = read("docs/walks.md");
+    text.split("\n## ").skip(1).map(|walk| walk.lines().filter_map(row).collect()).collect()
+}
+
+#[test]
+fn each_walk_names_a_file_once_and_functions_that_it_has() {
+    let walks = walks();
+    assert_eq!(walks.len(), 3);
+    for walk in walks {
+        assert!(walk.len() > 10, "{walk:?}");
+        for (at, (file, functions)) in walk.iter().enumerate() {
+            assert!(walk[..at].iter().all(|(before, _)| before != file), "{file} comes twice");
+            let places =
+                ["tenure", "tenure-preload"].map(|name| format!("crates/{name}/src/{file}"));
+            let place = places.iter().find(|place| root().join(place).exists());
+            let source = read(place.unwrap_or_else(|| panic!("there is no {file}")));
+            for name in functions {
+                let has = [format!("fn {name}("), format!("fn {name}<")];
+                assert!(has.iter().any(|start| source.contains(start)), "{file} has no {name}");
+            }
+        }
+    }
+}
+
 #[test]
 fn the_front_page_and_the_glossary_stay_short() {
     assert!(read("README.md").lines().count() < 120);

@@ -185,6 +185,84 @@ fn no_modules_import_one_another_in_a_circle() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
+/// All source files below a directory.
+fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).expect("a readable directory") {
+        match entry.expect("an entry").path() {
+            path if path.is_dir() => sources(&path, found),
+            path if path.extension().is_some_and(|ending| ending == "rs") => found.push(path),
+            _ => {}
+        }
+    }
+}
+
+/// The statics of a file that tests alone do not have, and whether a doc comment says why each is one: with the words
+/// "For the whole process" or "Each thread's own".
+fn statics(text: &str) -> Vec<(usize, String, bool)> {
+    let lines: Vec<_> = text.lines().map(str::trim).collect();
+    let tests = lines.iter().position(|line| *line == "#[cfg(test)]").unwrap_or(lines.len());
+    let is_static = |line: &str| {
+        let line = line
+            .rsplit_once(") ")
+            .filter(|(is, _)| is.starts_with("pub("))
+            .map_or(line, |(_, rest)| rest);
+        let name = line.strip_prefix("pub ").unwrap_or(line).strip_prefix("static ")?;
+        let name = name.strip_prefix("ref ").unwrap_or(name).split(':').next()?;
+        Some(name.to_owned())
+    };
+    let mut found = Vec::new();
+    for (at, line) in lines[..tests].iter().enumerate() {
+        let Some(name) = is_static(line) else { continue };
+        let above = lines[..at].iter().rev();
+        let mut doc = above.take_while(|line| line.starts_with("///") || line.starts_with("#["));
+        let says = |line: &&str| {
+            ["For the whole process", "Each thread's own"].iter().any(|why| line.contains(why))
+        };
+        found.push((at + 1, name, doc.any(says)));
+    }
+    found
+}
+
+#[test]
+fn every_static_of_the_core_says_why_it_is_one() {
+    let mut files = Vec::new();
+    sources(&crates().join("tenure/src"), &mut files);
+    // Tests alone have them.
+    files.retain(|file| !file.ends_with("no_allocation.rs") && !file.ends_with("table/tests.rs"));
+    let (mut count, mut silent) = (0, String::new());
+    for file in files {
+        let text = std::fs::read_to_string(&file).expect("a file that was found");
+        for (line, name, says) in statics(&text) {
+            count += 1;
+            if !says {
+                silent += &format!("{}:{line}: {name}\n", shown(&file));
+            }
+        }
+    }
+    assert!(count > 50, "only {count} were found");
+    assert!(silent.is_empty(), "no doc comment says why these are static:\n{silent}");
+}
+
+#[test]
+fn a_static_without_its_reason_is_found() {
+    let text = "/// A list.\nstatic A: u8 = 0;\n/// For the whole process: it is one.\n#[used]\npub(super) static B: u8 = 0;\n\
+                thread_local! {\n    /// Each thread's own.\n    static C: u8 = 0;\n}\n#[cfg(test)]\nstatic D: u8 = 0;";
+    let found = statics(text).into_iter().map(|(_, name, says)| (name, says));
+    let expected =
+        [("A", false), ("B", true), ("C", true)].map(|(name, says)| (name.to_owned(), says));
+    assert_eq!(found.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn unsafe_code_is_refused_where_no_reason_is_given() {
+    for (name, root) in roots() {
+        let text = std::fs::read_to_string(&root).expect("a root that was found");
+        let refuses = ["#![deny(unsafe_code)]", "#![forbid(unsafe_code)]"];
+        let has = |line: &str| refuses.contains(&line);
+        assert!(text.lines().any(has), "{name}: {} allows unsafe code", shown(&root));
+    }
+}
+
 /// Draws them all, once the harness's own lines are gone:
 /// `cargo test -p tenure --test layers -- --ignored --nocapture | sed -n '/^digraph/,/^}/p' | dot -Tsvg -Kfdp`.
 #[test]

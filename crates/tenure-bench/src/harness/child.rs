@@ -1,5 +1,7 @@
 //! Work in a forked process, so that nothing of it (mappings, locks, handlers) carries over.
 
+#![allow(unsafe_code, reason = "forks")]
+
 use rustix::pipe::pipe;
 use rustix::process::{set_parent_process_death_signal, Signal};
 use serde::de::DeserializeOwned;

@@ -1,5 +1,7 @@
 //! What the process has used so far.
 
+#![allow(unsafe_code, reason = "asks for the usage, and trims the heap")]
+
 use std::thread;
 use std::time::Duration;
 use tenure_measure::pages::rss;

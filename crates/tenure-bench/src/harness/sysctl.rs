@@ -1,5 +1,7 @@
 //! A kernel setting that is raised for as long as a measurement needs it.
 
+#![allow(unsafe_code, reason = "forks")]
+
 use rustix::pipe::pipe;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};

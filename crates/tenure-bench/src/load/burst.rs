@@ -1,5 +1,7 @@
 //! A program that now and then needs much memory, and nothing in between.
 
+#![allow(unsafe_code, reason = "reads blocks of its own")]
+
 use super::memory::{Block, Source};
 use super::{wrong, Answer};
 use serde::{Deserialize, Serialize};

@@ -5,6 +5,8 @@
 //! Unlike the copy in the Linux Test Project, whose random numbers are all zero, chunk, record and
 //! (where asked for) size really are random.
 
+#![allow(unsafe_code, reason = "reads and writes blocks of its own")]
+
 use super::memory::{Block, Source};
 use super::random::Random;
 use super::usage::{kept, Usage};

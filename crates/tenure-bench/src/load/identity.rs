@@ -1,5 +1,7 @@
 //! Which allocator serves this process.
 
+#![allow(unsafe_code, reason = "calls what the loader has found, as the function that it is")]
+
 use serde::{Deserialize, Serialize};
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::fs;

@@ -1,6 +1,8 @@
 //! What mimalloc-bench's malloc-large does: twenty buffers of 5 to 25 MiB, of which one at random is
 //! replaced by a new one, zeroed, again and again.
 
+#![allow(unsafe_code, reason = "reads and writes blocks of its own")]
+
 use super::memory::{Block, Source};
 use super::random::Random;
 use super::usage::{kept, Usage};

@@ -1,5 +1,7 @@
 //! The C library's allocation calls, as a C program makes them.
 
+#![allow(unsafe_code, reason = "allocates as a C program does")]
+
 use std::hint::black_box;
 use std::io;
 use std::ptr::{self, NonNull};

@@ -1,5 +1,7 @@
 //! What STREAM does: how fast memory is, in four loops over long vectors.
 
+#![allow(unsafe_code, reason = "reads and writes blocks of its own")]
+
 use super::memory::{Block, Source};
 use super::usage::Usage;
 use super::{wrong, Answer};

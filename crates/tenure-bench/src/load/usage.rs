@@ -1,5 +1,7 @@
 //! What a process has used, and what it keeps.
 
+#![allow(unsafe_code, reason = "asks for the usage, and gives advice for a block of its own")]
+
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;

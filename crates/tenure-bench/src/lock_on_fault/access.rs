@@ -1,5 +1,7 @@
 //! The random accesses, the same for every way.
 
+#![allow(unsafe_code, reason = "reads a mapping at random places")]
+
 use super::file::byte;
 use std::io;
 use std::time::Instant;

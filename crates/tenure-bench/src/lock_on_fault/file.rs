@@ -1,5 +1,7 @@
 //! A file of random data, and its page cache made warm or cold.
 
+#![allow(unsafe_code, reason = "maps a file, and asks what of it is in memory")]
+
 use crate::harness::in_process;
 use rustix::fs::{fadvise, fdatasync, fstatvfs, open, Advice, Mode, OFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};

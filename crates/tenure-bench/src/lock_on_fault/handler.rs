@@ -1,6 +1,8 @@
 //! Lock on fault by hand: `PROT_NONE`, and a handler of SIGSEGV that makes pages readable and locks
 //! them, a batch at a time.
 
+#![allow(unsafe_code, reason = "opens pages in a handler of SIGSEGV")]
+
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};

@@ -1,5 +1,7 @@
 //! The ways to have what a program touches stay in memory.
 
+#![allow(unsafe_code, reason = "locks what it has mapped")]
+
 use super::access::Accesses;
 use super::file::{unsupported, Mapped, RandomFile};
 use super::handler;

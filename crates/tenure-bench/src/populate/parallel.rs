@@ -1,5 +1,7 @@
 //! Several threads, against as many processes: what the machine can do when nothing is shared.
 
+#![allow(unsafe_code, reason = "shares memory with its child processes")]
+
 use super::way::{check, Ready, Touch, Way};
 use crate::backing::{Backing, Kind, HUGE_PAGE};
 use crate::harness::{size_name, Child, Comparison, Contestant, Goal, Report, Role, Sample, Unit};

@@ -1,5 +1,7 @@
 //! The ways of the kernel's own comparison, and ours.
 
+#![allow(unsafe_code, reason = "touches memory of its own")]
+
 use crate::backing::{unsupported, Fresh, Kind};
 use rustix::fs::{fallocate, FallocateFlags};
 use rustix::io::Errno;

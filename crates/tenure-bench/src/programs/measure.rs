@@ -1,5 +1,7 @@
 //! A program as a process: started, waited for, and what it used.
 
+#![allow(unsafe_code, reason = "waits for a child, with its usage")]
+
 use crate::harness::Sample;
 use std::fs::File;
 use std::io::{self, Read, Seek};

@@ -1,5 +1,7 @@
 //! Programs that serve: redis and PostgreSQL.
 
+#![allow(unsafe_code, reason = "asks for the user")]
+
 use super::place::{installed, prepare, Place};
 use super::program::Program;
 use std::ffi::OsString;

@@ -3,6 +3,8 @@
 //! Each does one thing now and then and sleeps in between, so that they take no processor from what
 //! they watch, and are waited for by nobody: what they wait for is the kernel's locks.
 
+#![allow(unsafe_code, reason = "maps and unmaps memory, and reads the clock of a thread")]
+
 use super::latency::{Counts, Latency};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use rustix::param::page_size;

@@ -1,5 +1,7 @@
 //! What is unmapped.
 
+#![allow(unsafe_code, reason = "locks memory of its own")]
+
 use crate::backing::{unsupported, Backing, Fresh, Kind, HUGE_PAGE};
 use crate::harness::Raised;
 use crate::Options;

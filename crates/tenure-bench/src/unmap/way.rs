@@ -1,5 +1,7 @@
 //! tenure's way to unmap, and others'.
 
+#![allow(unsafe_code, reason = "unmaps what it was given")]
+
 use crate::backing::{unsupported, Fresh};
 use crate::harness::Role;
 use rustix::io::Errno;

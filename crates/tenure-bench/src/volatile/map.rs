@@ -1,5 +1,7 @@
 //! Memory to measure on, mapped by hand so that both sides of a comparison have the same.
 
+#![allow(unsafe_code, reason = "maps memory, and gives out parts of it")]
+
 use crate::backing::{reserve, unsupported, HUGE_PAGE};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MprotectFlags};

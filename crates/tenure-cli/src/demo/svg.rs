@@ -60,7 +60,7 @@ fn title(area: &Area<'_>, limit: u64, note: &str) -> anyhow::Result<()> {
     let faint = (FONT, 13).into_font().color(&INK.mix(0.7));
     area.draw_text(note, &faint, (16, 44)).map_err(failed)?;
     // One key for all plots of memory, where it covers none of them.
-    let parts = [("neighbour", NEIGHBOUR), ("worker, a colour each", INK), ("limit", INK)];
+    let parts = [("neighbour", NEIGHBOUR), ("cache, a colour each", INK), ("limit", INK)];
     for ((name, colour), x) in parts.into_iter().zip([560, 670, 850]) {
         match name {
             "limit" => area.draw(&PathElement::new([(x, 24), (x + 14, 24)], colour)),

@@ -1,6 +1,6 @@
 //! Whether it can be done, asked before anything is locked.
 
-use super::locked_file::Way;
+use super::locked_file::Mode;
 use super::mappings;
 use crate::files::{self, data, pool, FileAt};
 use crate::interrupt::Interrupt;
@@ -36,13 +36,13 @@ pub fn raise_limit() {
 }
 
 /// Adds up the files that can be looked at; the others fail later, each with its reason.
-pub fn need(files: &[FileAt], way: Way, threads: usize, interrupt: &Interrupt) -> Need {
+pub fn need(files: &[FileAt], mode: Mode, threads: usize, interrupt: &Interrupt) -> Need {
     let look = |at: &FileAt, _: usize| {
         if interrupt.is_set() {
             return None;
         }
         let (file, _, stamp) = files::open(&at.path).ok()?;
-        files::look(&file, stamp.size, way.part).ok()
+        files::look(&file, stamp.size, mode.part).ok()
     };
     let mut need = Need::default();
     for look in pool::run(files, threads, |_| false, look, || {}).into_iter().flatten() {
@@ -51,7 +51,7 @@ pub fn need(files: &[FileAt], way: Way, threads: usize, interrupt: &Interrupt) -
         need.mappings += mapped.len();
         need.holes += look.holes;
         need.unknown += usize::from(look.resident.is_none() && look.bytes() > 0);
-        if way.when == When::Now {
+        if mode.when == When::Now {
             need.missing_pages += look.missing_pages();
         }
     }
@@ -120,11 +120,11 @@ mod tests {
         std::fs::write(&path, b"x").unwrap();
         let (_, id, stamp) = files::open(&path).unwrap();
         let files = [FileAt { path, id, stamp, named: true }];
-        let way = Way { when: When::Now, part: Default::default() };
+        let mode = Mode { when: When::Now, part: Default::default() };
         let interrupt = Interrupt::catch().unwrap();
-        assert_eq!(need(&files, way, 1, &interrupt).mappings, 1);
+        assert_eq!(need(&files, mode, 1, &interrupt).mappings, 1);
         interrupt.flag().store(true, std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(need(&files, way, 1, &interrupt).mappings, 0);
+        assert_eq!(need(&files, mode, 1, &interrupt).mappings, 0);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! All files that are held, and rounds that make them what they should be.
 
 use super::budget::Budget;
-use super::locked_file::{self, LockedFile, Means, Way};
+use super::locked_file::{self, LockedFile, Means, Mode};
 use super::trouble::Trouble;
 use crate::files::fill::Filling;
 use crate::files::{self, pool, FileAt, FileId, Found, Stamp};
@@ -40,7 +40,7 @@ pub enum Reason {
 
 /// The files that are locked.
 pub struct LockSet<'a> {
-    way: Way,
+    mode: Mode,
     threads: usize,
     interrupt: &'a Interrupt,
     budget: Budget,
@@ -51,9 +51,14 @@ pub struct LockSet<'a> {
 
 impl<'a> LockSet<'a> {
     /// Holds nothing yet.
-    pub fn new(way: Way, threads: usize, interrupt: &'a Interrupt, budget: Budget) -> LockSet<'a> {
+    pub fn new(
+        mode: Mode,
+        threads: usize,
+        interrupt: &'a Interrupt,
+        budget: Budget,
+    ) -> LockSet<'a> {
         LockSet {
-            way,
+            mode,
             threads,
             interrupt,
             budget,
@@ -129,7 +134,7 @@ impl<'a> LockSet<'a> {
 
     fn means<'b>(&'b self, done: &'b AtomicU64) -> Means<'b> {
         let filling = Filling { stop: self.interrupt.flag(), until: None, done };
-        Means { way: self.way, filling, budget: &self.budget }
+        Means { mode: self.mode, filling, budget: &self.budget }
     }
 
     /// Whether what failed before is worth another try.
@@ -144,7 +149,7 @@ impl<'a> LockSet<'a> {
         file.path.clone_from(&at.path);
         let changed = (file.stamp != at.stamp || !file.settled) && due;
         // Others may have brought more of it into the page cache.
-        let fuller = self.way.when == When::OnFault && reason == Reason::Time;
+        let fuller = self.mode.when == When::OnFault && reason == Reason::Time;
         if (changed || fuller) && !self.interrupt.is_set() {
             let before = file.charged();
             match file.follow(at, self.threads, &self.means(done)) {
@@ -174,7 +179,7 @@ impl<'a> LockSet<'a> {
             Some(over) => Err(over.into()),
             None => locked_file::hold(at, threads, &means),
         };
-        let is_large = |at: &&FileAt| self.way.part.of(at.stamp.size).end >= files::LARGE;
+        let is_large = |at: &&FileAt| self.mode.part.of(at.stamp.size).end >= files::LARGE;
         let results = pool::run(fresh, self.threads, is_large, hold, tick);
         let mut no_room = Vec::new();
         for (at, result) in fresh.iter().zip(results) {
@@ -274,8 +279,8 @@ mod tests {
         });
         std::fs::remove_file(&path).unwrap();
         for (found, troubles) in found.iter().zip([0, 1]) {
-            let way = Way { when: When::Now, part: Default::default() };
-            let mut set = LockSet::new(way, 1, &interrupt, Budget::new(false));
+            let mode = Mode { when: When::Now, part: Default::default() };
+            let mut set = LockSet::new(mode, 1, &interrupt, Budget::new(false));
             let events = set.round(found, Reason::Time, &AtomicU64::new(0), || {});
             assert_eq!((events.len(), set.troubles().count()), (troubles, troubles));
         }

@@ -16,9 +16,9 @@ use std::ops::Range;
 use std::path::PathBuf;
 use tenure::lock::{Lock, When};
 
-/// What is the same for every file.
+/// How each file is locked.
 #[derive(Clone, Copy, Debug)]
-pub struct Way {
+pub struct Mode {
     /// Now, or only what is in the page cache.
     pub when: When,
     /// Which part of each file.
@@ -29,7 +29,7 @@ pub struct Way {
 #[derive(Debug)]
 pub struct Means<'a> {
     /// How every file is locked.
-    pub way: Way,
+    pub mode: Mode,
     /// Reads them.
     pub filling: Filling<'a>,
     /// The memory for what is read.
@@ -172,10 +172,10 @@ impl LockedFile {
         threads: usize,
         means: &Means<'_>,
     ) -> Result<(), Trouble> {
-        let Means { way, filling, budget } = means;
+        let Means { mode, filling, budget } = means;
         self.cut_off(file, files::whole_pages(stamp.size))?;
-        let look = files::look(file, stamp.size, way.part)?;
-        let to_read = if way.when == When::Now { look.missing_pages() } else { 0 };
+        let look = files::look(file, stamp.size, mode.part)?;
+        let to_read = if mode.when == When::Now { look.missing_pages() } else { 0 };
         // Until it is locked: what is read and not locked yet counts as free.
         let _reserved = budget.reserve(to_read)?;
         let wanted: Vec<Range<u64>> = data::closed(&look.data)
@@ -185,7 +185,7 @@ impl LockedFile {
         let data = look.data.iter().map(|part| files::whole_pages(part.end) - part.start).sum();
         self.extend(file, &wanted)?;
         self.join(file, &wanted)?;
-        let parts = match way.when {
+        let parts = match mode.when {
             When::Now => {
                 // Through other mappings, which several threads can read ahead in. What is lost again
                 // before it is locked, the next step reads.
@@ -196,7 +196,7 @@ impl LockedFile {
         };
         for segment in &mut self.segments {
             segment.fill(file, &parts, filling)?;
-            if way.when == When::Now && segment.is_full(&parts) {
+            if mode.when == When::Now && segment.is_full(&parts) {
                 // Every page is there, so this costs no reading: it makes the lock whole.
                 segment.lock.set(When::Now)?;
             }

@@ -16,7 +16,7 @@ use crate::interrupt::Interrupt;
 use crate::size;
 use budget::Budget;
 use lock_set::{LockSet, Reason};
-use locked_file::Way;
+use locked_file::Mode;
 use output::Output;
 use std::collections::BTreeSet;
 use std::io;
@@ -101,7 +101,7 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let interrupt = Interrupt::catch()?;
     let when = if args.on_fault { When::OnFault } else { When::Now };
-    let way = Way { when, part: args.selection.range };
+    let mode = Mode { when, part: args.selection.range };
     let threads = args.threads.unwrap_or(0) as usize;
     let mut output = Output::new(args.quiet, args.verbose, args.json);
     check::raise_limit();
@@ -110,7 +110,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut watch = args.follow.then(Watch::new).and_then(|watch| output.watching(watch));
     let found = find(&args.selection, watch.as_mut(), &interrupt, &mut output);
     output.problems(&found);
-    let need = check::need(&found.files, way, threads, &interrupt);
+    let need = check::need(&found.files, mode, threads, &interrupt);
     if interrupt.is_set() {
         // Perhaps before everything was looked at: then the answers below would be wrong.
         output.unlocked(0, 0);
@@ -123,7 +123,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if !args.force {
         check::room(&need)?;
     }
-    let mut set = LockSet::new(way, threads, &interrupt, Budget::new(args.force));
+    let mut set = LockSet::new(mode, threads, &interrupt, Budget::new(args.force));
     let done = AtomicU64::new(0);
     let mut display = Display::new("reading", need.missing_pages, &done, args.quiet || args.json);
     let events = set.round(&found, Reason::Time, &done, || display.tick());

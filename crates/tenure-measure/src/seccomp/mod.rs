@@ -4,6 +4,8 @@
 //! that has it. So filters belong into a child (`in_child` of the test kit) or onto a thread
 //! made for it.
 
+#![allow(unsafe_code, reason = "installs filters")]
+
 mod count;
 mod groups;
 mod hold;

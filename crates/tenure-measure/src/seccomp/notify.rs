@@ -1,5 +1,7 @@
 //! A supervisor thread that is asked about each call of a kind before the kernel makes it.
 
+#![allow(unsafe_code, reason = "answers the kernel through a descriptor")]
+
 use super::{Call, Errno, Filter};
 use crate::unavailable::Unavailable;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};

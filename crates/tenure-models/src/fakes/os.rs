@@ -1,6 +1,8 @@
 //! A kernel with a few pages of one byte. Each page's state changes in one step, as under the kernel's page
 //! table lock, and orders nothing else: that is the core's to do.
 
+#![allow(unsafe_code, reason = "has pages that the core may change")]
+
 use crate::range::PageRange;
 use crate::sync::{AtomicU32, Ordering, UnsafeCell};
 use rustix::io::Errno;

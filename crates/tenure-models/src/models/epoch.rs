@@ -1,5 +1,7 @@
 //! Readers of a table, and what is freed behind them.
 
+#![allow(unsafe_code, reason = "has data that the model guards")]
+
 use super::epoch::{Epoch, Grace};
 use crate::model::{check, lend, together};
 use crate::sync::{AtomicU32, Lock, Order, Ordering, Rank, UnsafeCell};

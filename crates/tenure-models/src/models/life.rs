@@ -1,5 +1,7 @@
 //! A segment's contents: read, and replaced.
 
+#![allow(unsafe_code, reason = "has bytes that the model guards")]
+
 use super::life::{Life, Pins};
 use crate::mapping::Mapping;
 use crate::model::{check, lend, together};

@@ -1,5 +1,7 @@
 //! The background thread and the rest of the process.
 
+#![allow(unsafe_code, reason = "has jobs behind pointers, as senders have")]
+
 use crate::model::{check, lend, together};
 use crate::runtime::event::Event;
 use crate::runtime::mailbox::{Link, Mailbox, JOBS};

@@ -1,5 +1,7 @@
 //! Owned ranges: pins against the worker, against one another, and against the owner.
 
+#![allow(unsafe_code, reason = "discards pages")]
+
 use crate::mapping::Mapping;
 use crate::model::{check, lend, together};
 use crate::os::KERNEL;

@@ -10,9 +10,10 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tenure::pool;
 
+/// Such a call was made: the pool reuses no page any more.
 static SEEN: AtomicBool = AtomicBool::new(false);
 
-fn seen() {
+fn end_reuse() {
     if !SEEN.swap(true, Ordering::Relaxed) {
         let _errno = Errno::keep();
         pool::configure(pool::settings().with_reuse(false));
@@ -24,7 +25,7 @@ fn seen() {
 pub fn look_for_libraries() {
     let of_libraries = [c"io_uring_queue_init_params", c"io_uring_queue_init", c"io_queue_init"];
     if of_libraries.into_iter().any(|name| !symbol::used(name).is_null()) {
-        seen();
+        end_reuse();
     }
 }
 
@@ -32,7 +33,7 @@ pub fn look_for_libraries() {
 pub fn mapped_file(flags: c_int, offset: i64) {
     const QUEUES: [i64; 2] = [0x0800_0000, 0x1000_0000];
     if flags & libc::MAP_SHARED != 0 && QUEUES.contains(&offset) {
-        seen();
+        end_reuse();
     }
 }
 
@@ -43,7 +44,7 @@ pub unsafe extern "C" fn vmsplice(
     count: usize,
     flags: c_uint,
 ) -> isize {
-    seen();
+    end_reuse();
     static NEXT: OfTheLibrary = OfTheLibrary::new(c"vmsplice");
     type Function = unsafe extern "C" fn(c_int, *const libc::iovec, usize, c_uint) -> isize;
     match NEXT.get() {
@@ -65,7 +66,7 @@ pub unsafe extern "C" fn setsockopt(
     len: libc::socklen_t,
 ) -> c_int {
     if level == libc::SOL_SOCKET && name == libc::SO_ZEROCOPY {
-        seen();
+        end_reuse();
     }
     static NEXT: OfTheLibrary = OfTheLibrary::new(c"setsockopt");
     type Function =

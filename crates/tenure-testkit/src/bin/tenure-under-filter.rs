@@ -1,6 +1,8 @@
 //! Runs a program under a seccomp filter that kills for systemd's `@resources` and `@privileged`:
 //! `tenure-under-filter PROGRAM ARGUMENTS`. As cargo's runner it puts a test suite under the filter.
 
+#![forbid(unsafe_code)]
+
 use std::process::{Command, ExitCode};
 use tenure_testkit::seccomp;
 

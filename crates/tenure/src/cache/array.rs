@@ -4,6 +4,8 @@
 //! line, in which most searches end. A slot that is in use belongs to its key until no reader can
 //! read it any more, so a reader that finds a key finds its place beside it.
 
+#![allow(unsafe_code, reason = "reads slots without a lock")]
+
 use super::place::Place;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, UnsafeCell};
 use std::alloc::{alloc, dealloc, handle_alloc_error, Layout};

@@ -2,6 +2,8 @@
 //!
 //! Nothing here allocates: the caches are in a list through themselves.
 
+#![allow(unsafe_code, reason = "caches are in a list through themselves")]
+
 use super::pins;
 use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::services::Service;
@@ -47,6 +49,7 @@ unsafe impl Sync for Listed {}
 
 struct Caches(AtomicPtr<Listed>);
 
+/// For the whole process: a fork is one of all its caches.
 static CACHES: Lock<Caches> =
     Lock::new(Rank::CacheList, Caches(AtomicPtr::new(std::ptr::null_mut())));
 
@@ -84,7 +87,7 @@ impl Listed {
                 at.store(self.next.load(Ordering::Relaxed), Ordering::Release);
                 break;
             }
-            // SAFETY: listed, and the lock is held.
+            // SAFETY: a cache that is in the list takes itself out under the lock, held here, before it goes.
             at = unsafe { &(*at.load(Ordering::Relaxed)).next };
         }
         drop(caches);
@@ -109,6 +112,7 @@ pub(super) fn list<T: Forked + 'static>(cache: &Arc<T>) {
     caches.0.store(std::ptr::from_ref(listed).cast_mut(), Ordering::Release);
 }
 
+/// For the whole process: the register's entry of all caches.
 static SERVICE: Service = Service {
     hold,
     release,
@@ -131,7 +135,7 @@ const RANKS: [Rank; 3] = [Rank::CacheSpace, Rank::CacheShard, Rank::SingleFlight
 /// Takes all locks of all caches, in the order of the ranks.
 pub(crate) fn hold() {
     CACHES.hold();
-    // SAFETY: held just now.
+    // SAFETY: this thread holds the lock since the line above, and no guard of it is there.
     let caches = unsafe { CACHES.held_value() };
     for rank in RANKS {
         caches.each(|cache| cache.hold(rank));
@@ -140,7 +144,7 @@ pub(crate) fn hold() {
 
 /// Frees them.
 pub(crate) fn release() {
-    // SAFETY: held since `hold`.
+    // SAFETY: the thread that forks holds the lock since `hold`, and no guard of it is there.
     unsafe { CACHES.held_value() }.each(|cache| cache.release());
     CACHES.release();
 }
@@ -148,7 +152,7 @@ pub(crate) fn release() {
 /// In a forked child, between [`hold`] and [`release`].
 pub(crate) fn reset_in_child() {
     let mut held = 0;
-    // SAFETY: held since `hold`.
+    // SAFETY: the thread that forks holds the lock since `hold`, and no guard of it is there.
     unsafe { CACHES.held_value() }.each(|cache| {
         cache.reset_in_child();
         held += cache.held_values();
@@ -162,7 +166,7 @@ pub(crate) fn recover() {
     CACHES.reset_in_child();
     let mut held = 0;
     CACHES.hold();
-    // SAFETY: held just now.
+    // SAFETY: this thread holds the lock since the line above, and no guard of it is there.
     unsafe { CACHES.held_value() }.each(|cache| {
         cache.recover();
         held += cache.held_values();

@@ -4,6 +4,8 @@
 //! one takes the place of the oldest, long before the time begins again. Threads change the table without a lock:
 //! what one loses of another's is a ghost less.
 
+#![allow(unsafe_code, reason = "reads a table without a lock")]
+
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -143,7 +145,7 @@ unsafe fn free(number: usize, table: *mut AtomicU16) {
 impl Drop for Ghosts {
     fn drop(&mut self) {
         for (number, table) in self.tables.iter_mut().enumerate() {
-            // SAFETY: nobody else has it.
+            // SAFETY: null, or a table of this number that this value owns, and `&mut self` says that nobody reads it.
             unsafe { free(number, *table.get_mut()) };
         }
     }

@@ -1,5 +1,7 @@
 //! What a cache is made of, and how forks hold all of it.
 
+#![allow(unsafe_code, reason = "takes itself out of the list of caches")]
+
 use super::fork::{Forked, Listed};
 use super::shard::Shards;
 use super::single_flight::Flights;

@@ -9,6 +9,7 @@ use std::sync::atomic::{compiler_fence, Ordering};
 
 thread_local! {
     // Constant and without a destructor: no allocation, and usable to a thread's very end.
+    /// Each thread's own: a handler of a signal that forks asks for the thread that it interrupts.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 

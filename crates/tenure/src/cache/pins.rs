@@ -9,34 +9,45 @@ use crate::os::memory_limit::Room;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
-/// Tokens there are, and how many of them nobody has. The second falls below 0 where there were
-/// more when they were taken.
-static ALL: AtomicI64 = AtomicI64::new((16 << 20) / SEGMENT as i64);
-static LEFT: AtomicI64 = AtomicI64::new((16 << 20) / SEGMENT as i64);
-/// As many as a thread may keep back.
-static KEPT: AtomicU32 = AtomicU32::new(0);
+/// The tokens of all caches.
+struct Tokens {
+    /// How many there are.
+    all: AtomicI64,
+    /// How many of them nobody has. Below 0 where there were more when they were taken.
+    left: AtomicI64,
+    /// As many as a thread may keep back.
+    kept: AtomicU32,
+}
+
+/// For the whole process: what is free, of which they are a share, is the process's.
+static TOKENS: Tokens = Tokens {
+    all: AtomicI64::new((16 << 20) / SEGMENT as i64),
+    left: AtomicI64::new((16 << 20) / SEGMENT as i64),
+    kept: AtomicU32::new(0),
+};
 
 /// The tokens that a thread keeps back.
 struct Kept(Cell<u32>);
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        LEFT.fetch_add(i64::from(self.0.get()), Ordering::Relaxed);
+        TOKENS.left.fetch_add(i64::from(self.0.get()), Ordering::Relaxed);
     }
 }
 
 thread_local! {
+    /// Each thread's own, so that a get and a drop change no shared memory.
     static MINE: Kept = const { Kept(Cell::new(0)) };
 }
 
 /// Sets how many bytes of segments all values together may keep from the kernel.
 pub(crate) fn set_limit(bytes: u64) {
     let all = (bytes / SEGMENT as u64).clamp(1, 1 << 30) as i64;
-    if ALL.load(Ordering::Relaxed) != all {
-        let before = ALL.swap(all, Ordering::Relaxed);
-        LEFT.fetch_add(all - before, Ordering::Relaxed);
+    if TOKENS.all.load(Ordering::Relaxed) != all {
+        let before = TOKENS.all.swap(all, Ordering::Relaxed);
+        TOKENS.left.fetch_add(all - before, Ordering::Relaxed);
         // A thirty-second each: threads that hold no value must not keep others from it.
-        KEPT.store((all / 32).clamp(0, 8) as u32, Ordering::Relaxed);
+        TOKENS.kept.store((all / 32).clamp(0, 8) as u32, Ordering::Relaxed);
     }
 }
 
@@ -63,9 +74,9 @@ pub(super) fn take() -> bool {
 #[cold]
 fn take_shared() -> bool {
     // Half of what the thread may keep back comes along.
-    let more = i64::from(KEPT.load(Ordering::Relaxed) / 2);
+    let more = i64::from(TOKENS.kept.load(Ordering::Relaxed) / 2);
     let mut taken = 0;
-    let took = LEFT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+    let took = TOKENS.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
         taken = left.min(1 + more);
         (taken > 0).then(|| left - taken)
     });
@@ -75,7 +86,7 @@ fn take_shared() -> bool {
     let put = MINE.try_with(|mine| mine.0.set(mine.0.get() + taken as u32 - 1));
     if put.is_err() {
         // The thread is ending.
-        LEFT.fetch_add(taken - 1, Ordering::Relaxed);
+        TOKENS.left.fetch_add(taken - 1, Ordering::Relaxed);
     }
     true
 }
@@ -84,14 +95,14 @@ fn take_shared() -> bool {
 #[inline]
 pub(super) fn give() {
     let kept = MINE.try_with(|mine| {
-        let room = mine.0.get() < KEPT.load(Ordering::Relaxed);
+        let room = mine.0.get() < TOKENS.kept.load(Ordering::Relaxed);
         if room {
             mine.0.set(mine.0.get() + 1);
         }
         room
     });
     if kept != Ok(true) {
-        LEFT.fetch_add(1, Ordering::Relaxed);
+        TOKENS.left.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -99,6 +110,6 @@ pub(super) fn give() {
 /// such threads had kept back is there again.
 pub(super) fn reset_in_child(held: u64) {
     let mine = MINE.try_with(|mine| mine.0.get()).unwrap_or(0);
-    let left = ALL.load(Ordering::Relaxed) - held as i64 - i64::from(mine);
-    LEFT.store(left, Ordering::Relaxed);
+    let left = TOKENS.all.load(Ordering::Relaxed) - held as i64 - i64::from(mine);
+    TOKENS.left.store(left, Ordering::Relaxed);
 }

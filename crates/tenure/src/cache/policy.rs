@@ -6,6 +6,8 @@
 //! one, and each time a use is taken from them (S3-FIFO, on segments). So one scan washes out no more than
 //! probation. How large probation is, and how long ghosts last, [trials] find out.
 
+#![allow(unsafe_code, reason = "one thread at a time has the trials")]
+
 use super::ghosts::Ghosts;
 use super::trials::{self, Settings, Trials, SETTINGS, START, VALUES};
 use std::cell::UnsafeCell;

@@ -1,5 +1,7 @@
 //! How a segment becomes empty and is opened again.
 
+#![allow(unsafe_code, reason = "discards the pages of an emptied segment")]
+
 use super::lanes::Filling;
 use super::segment::{map, Segment, SEGMENT};
 use super::space::{all_held, no_memory, Index, Space};

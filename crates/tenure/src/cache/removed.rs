@@ -1,5 +1,7 @@
 //! What was taken out of a table and that nobody reads any more: it is dropped here, under no lock.
 
+#![allow(unsafe_code, reason = "drops keys that nobody reads")]
+
 use super::array::Array;
 use crate::sync::{own_harvests, set_own_harvests, Ordering};
 use std::mem::MaybeUninit;

@@ -1,5 +1,7 @@
 //! A piece of volatile memory that holds many values, and the table of all of a cache's.
 
+#![allow(unsafe_code, reason = "gives out bytes of a segment under a pin")]
+
 use super::life::{Life, Pins};
 use super::link::Link;
 use super::place::{SEGMENTS, UNIT};
@@ -396,7 +398,7 @@ unsafe fn free_chunk(chunk: usize, memory: *mut OnceLock<Segment>) {
 impl Drop for Segments {
     fn drop(&mut self) {
         for (chunk, place) in self.chunks.iter_mut().enumerate() {
-            // SAFETY: nobody else has it.
+            // SAFETY: null, or a chunk of this number that this value owns; `&mut self` says that nobody reads it.
             unsafe { free_chunk(chunk, *place.get_mut()) };
         }
     }

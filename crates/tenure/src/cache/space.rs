@@ -9,6 +9,8 @@
 //! on in its life. What takes system calls it does without the lock. Every call that locks the lists,
 //! has a segment in its hands or changes the stack of emptied ones is [`Inside`].
 
+#![allow(unsafe_code, reason = "puts the lists in order in a child")]
+
 use super::growth::Growth;
 use super::inside::{is_inside, Inside};
 use super::lanes::{Filling, Lane};

@@ -350,8 +350,10 @@ fn copy<'a>(bytes: &[u8]) -> Option<Value<'a>> {
 
 /// Which open segment this thread fills.
 fn lane() -> usize {
+    /// For the whole process: lanes are numbers, of whatever cache.
     static NEXT: AtomicUsize = AtomicUsize::new(1);
     thread_local! {
+        /// Each thread's own: so that threads that put values in fill different segments.
         static LANE: Cell<usize> = const { Cell::new(0) };
     }
     if LANE.get() == 0 {

@@ -10,6 +10,8 @@
 //! array. Keys move there when nobody is in a section; until then both arrays are searched. Nothing
 //! is allocated or freed under the lock.
 
+#![allow(unsafe_code, reason = "reads arrays without a lock")]
+
 use super::array::{Array, Hit};
 use super::epoch::{Epoch, Grace};
 use super::place::Place;

@@ -1,5 +1,7 @@
 //! What a get returns: the value's bytes, pinned or copied.
 
+#![allow(unsafe_code, reason = "gives out bytes under a pin")]
+
 use super::pins;
 use super::segment::Segment;
 use std::fmt;

@@ -47,6 +47,7 @@ struct Home {
     ledger: Mutex<Ledger>,
 }
 
+/// For the whole process: locks are on the pages of a process, whoever asked for them. Null before the first use.
 static HOME: AtomicPtr<Home> = AtomicPtr::new(std::ptr::null_mut());
 
 fn home() -> &'static Home {

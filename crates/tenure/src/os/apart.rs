@@ -21,6 +21,7 @@ struct Room {
 }
 
 /// Where the next mapping is tried; 0: nobody has looked yet.
+/// For the whole process: the address space is one.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 /// How many places are tried before the kernel chooses one.
 const TRIES: usize = 8;
@@ -102,7 +103,7 @@ pub(crate) fn map(
         for _ in 0..TRIES {
             let Some(at) = room.take(len, congruent) else { break };
             let flags = flags | MapFlags::FIXED_NOREPLACE;
-            // SAFETY: replaces nothing.
+            // SAFETY: with this flag the kernel maps where nothing is mapped, or fails; an older one takes it for a hint.
             match unsafe { mmap_anonymous(at as *mut c_void, len, protection, flags) } {
                 Ok(made) if made as usize == at => return Ok(at),
                 // A kernel that does not know the flag has put it elsewhere.

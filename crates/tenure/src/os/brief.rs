@@ -19,14 +19,20 @@ pub(crate) struct Brief {
     note: Option<&'static AtomicU64>,
 }
 
-/// The descriptors that are open now: the thread's [`here`] and, in the lowest 16 bits, [`BUSY`] or the number and
-/// [`FIRST`]. 0: none.
-static NOTES: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+/// What a child has to close.
+struct Open {
+    /// The descriptors that are open now: the thread's [`here`] and, in the lowest 16 bits, [`BUSY`] or the number
+    /// and [`FIRST`]. 0: none.
+    notes: [AtomicU64; 64],
+    /// The thread that forks. 0: none.
+    forking: AtomicU64,
+}
+
+/// For the whole process: its child inherits the descriptors of all threads.
+static OPEN: Open = Open { notes: [const { AtomicU64::new(0) }; 64], forking: AtomicU64::new(0) };
 /// The thread opens or closes one.
 const BUSY: u64 = 1;
 const FIRST: u64 = 2;
-/// The thread that forks. 0: none.
-static FORKING: AtomicU64 = AtomicU64::new(0);
 
 /// For each other at most, so that no two threads that wait for one another do so for ever: a handler of the
 /// fork's may want a lock that the other one has.
@@ -35,6 +41,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// What tells threads of a process apart, and is the same in a child: an address of the thread's, above 16 bits.
 fn here() -> u64 {
     thread_local! {
+        /// Each thread's own: its address tells threads apart.
         static HERE: u8 = const { 0 };
     }
     HERE.with(|here| std::ptr::from_ref(here) as u64) << 16
@@ -62,7 +69,7 @@ fn begin() -> Option<&'static AtomicU64> {
             && note.compare_exchange(0, busy, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     };
     for _ in 0..2 {
-        let note = NOTES.iter().find(free)?;
+        let note = OPEN.notes.iter().find(free)?;
         // A fork that began before has perhaps looked at the notes already.
         if !others_fork() {
             return Some(note);
@@ -75,7 +82,7 @@ fn begin() -> Option<&'static AtomicU64> {
 
 /// Whether another thread forks.
 fn others_fork() -> bool {
-    let forking = FORKING.load(Ordering::SeqCst);
+    let forking = OPEN.forking.load(Ordering::SeqCst);
     forking != 0 && forking != here()
 }
 
@@ -117,19 +124,19 @@ fn wait_while(holds: impl Fn() -> bool) {
 
 fn others() -> impl Iterator<Item = (&'static AtomicU64, u64)> {
     let here = here();
-    let noted = NOTES.iter().map(|note| (note, note.load(Ordering::SeqCst)));
+    let noted = OPEN.notes.iter().map(|note| (note, note.load(Ordering::SeqCst)));
     noted.filter(move |(_, word)| *word != 0 && *word >> 16 != here >> 16)
 }
 
 /// Before a fork: what the other threads have open is noted from here on until [`release`].
 pub(crate) fn hold() {
-    FORKING.store(here(), Ordering::SeqCst);
+    OPEN.forking.store(here(), Ordering::SeqCst);
     wait_while(|| others().any(|(_, word)| word & u64::from(u16::MAX) == BUSY));
 }
 
 /// After it, in the parent.
 pub(crate) fn release() {
-    FORKING.store(0, Ordering::SeqCst);
+    OPEN.forking.store(0, Ordering::SeqCst);
 }
 
 /// In the child, whose only thread is the one that forked: closes what the others had open.

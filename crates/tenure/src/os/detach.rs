@@ -174,6 +174,7 @@ const UNKNOWN: u8 = 0;
 const SEEN: u8 = 1;
 const UNSEEN: u8 = 2;
 /// Whether [`may_be_unmapped_from`] tells sealed mappings.
+/// For the whole process: the kernel is one.
 static SEALS: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 /// mseal(2), of Linux 6.10; its number is the same on every architecture.

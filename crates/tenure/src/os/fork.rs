@@ -13,19 +13,25 @@ pub(crate) mod marker {
     pub const BEING_MADE_UP: u32 = 2;
 }
 
-/// The page's address; 0 before the first use.
-static MARKER: AtomicUsize = AtomicUsize::new(0);
-/// Takes its place where no such page can be had (no address space; MADV_WIPEONFORK is refused before
-/// 4.14): only the children of a raw `clone` then go unnoticed.
-static NONE: AtomicU32 = AtomicU32::new(marker::SETTLED);
+/// Where the word is.
+struct Marked {
+    /// The page's address; 0 before the first use.
+    page: AtomicUsize,
+    /// Takes its place where no such page can be had (no address space; MADV_WIPEONFORK is refused before
+    /// 4.14): only the children of a raw `clone` then go unnoticed.
+    none: AtomicU32,
+}
+
+/// For the whole process: it tells a process from its child.
+static MARKED: Marked = Marked { page: AtomicUsize::new(0), none: AtomicU32::new(marker::SETTLED) };
 
 /// The word that is [`marker::WIPED`] in a child, however the child was made. It exists before any lock of
 /// tenure's is taken, so a lock that is held in a child by a thread of the parent's is always noticed.
 #[inline]
 pub(crate) fn word() -> &'static AtomicU32 {
-    match MARKER.load(Ordering::Acquire) {
+    match MARKED.page.load(Ordering::Acquire) {
         0 => make_word(),
-        // SAFETY: `MARKER` holds the address of `NONE`, or of a page that was mapped by `make_word`, is
+        // SAFETY: `page` holds the address of `none`, or of a page that was mapped by `make_word`, is
         // never unmapped, is aligned and zeroed, and is used as this atomic only.
         at => unsafe { &*(at as *const AtomicU32) },
     }
@@ -34,7 +40,7 @@ pub(crate) fn word() -> &'static AtomicU32 {
 /// No lock: threads that come together each map a page, and all but one unmap theirs.
 #[cold]
 fn make_word() -> &'static AtomicU32 {
-    let none = std::ptr::from_ref(&NONE) as usize;
+    let none = std::ptr::from_ref(&MARKED.none) as usize;
     let page = page_size();
     let mapped = reserve::map_own(page, page).ok();
     let wiped = mapped.filter(|page| advise::wipe_on_fork(*page).is_ok());
@@ -43,7 +49,7 @@ fn make_word() -> &'static AtomicU32 {
         unsafe { &*(page.start as *const AtomicU32) }.store(marker::SETTLED, Ordering::Release);
     }
     let new = wiped.map_or(none, |page| page.start);
-    let won = MARKER.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire).is_ok();
+    let won = MARKED.page.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire).is_ok();
     if let Some(page) = mapped.filter(|_| !won || wiped.is_none()) {
         // SAFETY: mapped above; its address was not published.
         let _ = unsafe { reserve::unmap(page) };

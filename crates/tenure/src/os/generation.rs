@@ -3,17 +3,23 @@
 use super::{advise, page_size, reserve};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Numbers handed out so far; a child goes on from its parent's count.
-static HANDED_OUT: AtomicU64 = AtomicU64::new(0);
-/// The address of a page that the kernel wipes for a child. 0: not looked for yet; 1: there is none.
-static PLACE: AtomicUsize = AtomicUsize::new(0);
+/// Where the process's number comes from.
+struct Numbers {
+    /// Numbers handed out so far; a child goes on from its parent's count.
+    handed_out: AtomicU64,
+    /// The address of a page that the kernel wipes for a child. 0: not looked for yet; 1: there is none.
+    place: AtomicUsize,
+}
+
+/// For the whole process: a process has one number.
+static NUMBERS: Numbers = Numbers { handed_out: AtomicU64::new(0), place: AtomicUsize::new(0) };
 /// So many bytes at the page's start are the number.
 pub(super) const USED: usize = size_of::<AtomicU64>();
 
 /// A number that differs between a process and its forked children, with or without atfork handlers.
 /// Costs two memory reads. Takes no lock, which a child could find held.
 pub(crate) fn current() -> u64 {
-    let at = match PLACE.load(Ordering::Acquire) {
+    let at = match NUMBERS.place.load(Ordering::Acquire) {
         0 => make_place(),
         at => at,
     };
@@ -27,7 +33,7 @@ pub(crate) fn current() -> u64 {
     match number.load(Ordering::Acquire) {
         // New here, or the kernel has wiped the page for a child.
         0 => {
-            let new = HANDED_OUT.fetch_add(1, Ordering::Relaxed) + 1;
+            let new = NUMBERS.handed_out.fetch_add(1, Ordering::Relaxed) + 1;
             match number.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => new,
                 Err(other) => other,
@@ -39,7 +45,7 @@ pub(crate) fn current() -> u64 {
 
 /// The address of the page, of which the first bytes are [used](USED). `None`: the kernel wipes none.
 pub(super) fn wiped_page() -> Option<usize> {
-    let at = match PLACE.load(Ordering::Acquire) {
+    let at = match NUMBERS.place.load(Ordering::Acquire) {
         0 => make_place(),
         at => at,
     };
@@ -52,10 +58,10 @@ fn make_place() -> usize {
     let mapped = reserve::map_own(page, page).ok();
     let wiped = mapped.filter(|page| advise::wipe_on_fork(*page).is_ok());
     let new = wiped.map_or(1, |page| page.start);
-    let won = PLACE.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire).is_ok();
+    let won = NUMBERS.place.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire).is_ok();
     if let Some(page) = mapped.filter(|_| !won || wiped.is_none()) {
         // SAFETY: mapped above; its address was not published.
         let _ = unsafe { reserve::unmap(page) };
     }
-    PLACE.load(Ordering::Acquire)
+    NUMBERS.place.load(Ordering::Acquire)
 }

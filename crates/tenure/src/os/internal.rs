@@ -9,7 +9,7 @@ use crate::range::PageRange;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The device of the kernel's own tmpfs and a bit that says that it is known. No lock: a child of fork
+/// For the whole process: the device of the kernel's own tmpfs and a bit that says that it is known. No lock: a child of fork
 /// could find it held for ever.
 static SHMEM: AtomicU64 = AtomicU64::new(0);
 const KNOWN: u64 = 1 << 63;

@@ -11,10 +11,16 @@ use rustix::fs::{fstat, open, Mode, OFlags};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The descriptor's number and one; above it the lower half of the number of the process that opened it. 0: none.
-static KEPT: AtomicU64 = AtomicU64::new(0);
-/// The file's number, by which a child knows it.
-static FILE: AtomicU64 = AtomicU64::new(0);
+/// The list that stays open.
+struct Kept {
+    /// The descriptor's number and one; above it the lower half of the number of the process that opened it. 0: none.
+    descriptor: AtomicU64,
+    /// The file's number, by which a child knows it.
+    file: AtomicU64,
+}
+
+/// For the whole process: the list is that of its mappings, and one descriptor serves all threads.
+static KEPT: Kept = Kept { descriptor: AtomicU64::new(0), file: AtomicU64::new(0) };
 
 fn word(fd: RawFd) -> u64 {
     generation::current() << 32 | (u64::from(fd.unsigned_abs()) + 1)
@@ -31,16 +37,16 @@ unsafe fn list_of(word: u64) -> BorrowedFd<'static> {
 
 /// The descriptor of this process; opened unless it is.
 fn descriptor() -> Result<u64, Errno> {
-    let there = KEPT.load(Ordering::Acquire);
+    let there = KEPT.descriptor.load(Ordering::Acquire);
     if there != 0 && there >> 32 == word(0) >> 32 {
         return Ok(there);
     }
     let new = open("/proc/thread-self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     // Before it can be used. Of two threads that open it at a time both may be too late here; then the list is
     // opened once more, and one descriptor is left open.
-    FILE.store(fstat(&new)?.st_ino, Ordering::Release);
+    KEPT.file.store(fstat(&new)?.st_ino, Ordering::Release);
     let opened = word(new.as_raw_fd());
-    match KEPT.compare_exchange(there, opened, Ordering::AcqRel, Ordering::Acquire) {
+    match KEPT.descriptor.compare_exchange(there, opened, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
             let _ = new.into_raw_fd();
             Ok(opened)
@@ -60,7 +66,8 @@ pub(super) fn asked<R>(
         match ask(unsafe { list_of(kept) }) {
             // Other files say ENOTTY, or EINVAL, as a userfaultfd does.
             Err(_) if !is_ours(kept) => {
-                let _ = KEPT.compare_exchange(kept, 0, Ordering::AcqRel, Ordering::Acquire);
+                let _ =
+                    KEPT.descriptor.compare_exchange(kept, 0, Ordering::AcqRel, Ordering::Acquire);
             }
             answer => return answer,
         }
@@ -71,12 +78,12 @@ pub(super) fn asked<R>(
 fn is_ours(word: u64) -> bool {
     // SAFETY: only asked which file it is.
     let list = unsafe { list_of(word) };
-    fstat(list).is_ok_and(|stat| stat.st_ino == FILE.load(Ordering::Acquire))
+    fstat(list).is_ok_and(|stat| stat.st_ino == KEPT.file.load(Ordering::Acquire))
 }
 
 /// In a child with descriptors of its own: closes what it has of its parent's.
 pub(crate) fn reset_in_child() {
-    let parents = KEPT.swap(0, Ordering::AcqRel);
+    let parents = KEPT.descriptor.swap(0, Ordering::AcqRel);
     if parents == 0 {
         return;
     }

@@ -211,7 +211,7 @@ mod tests {
                 assert!(read.len() > 5 + mapped.len());
                 assert_eq!(read, after);
                 for at in mapped {
-                    // SAFETY: mapped above.
+                    // SAFETY: this test has mapped it above, and nothing refers to it.
                     unsafe { libc::munmap(at, 1) };
                 }
                 return;

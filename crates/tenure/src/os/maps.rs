@@ -180,7 +180,7 @@ pub(crate) fn describe(range: PageRange) -> Result<Vec<Described>, Errno> {
 
 const IOC_QUERY: u64 = (3 << 30) | ((size_of::<Query>() as u64) << 16) | ((b'f' as u64) << 8) | 17;
 
-// 0 unknown, 1 PROCMAP_QUERY works, 2 it does not.
+/// For the whole process: the kernel is one. 0 unknown, 1 PROCMAP_QUERY works, 2 it does not.
 static QUERY_WORKS: AtomicU8 = AtomicU8::new(0);
 
 /// Whether mappings are looked up one by one (PROCMAP_QUERY) or by reading `/proc/self/maps`.

@@ -60,7 +60,8 @@ pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
 /// The size of a base page.
 pub(crate) fn page_size() -> usize {
-    // No lock, which a forked child could find held: threads that come together find the same.
+    /// For the whole process: the kernel has one size. No lock, which a forked child could find held: threads that come
+    /// together find the same.
     static SIZE: AtomicUsize = AtomicUsize::new(0);
     match SIZE.load(Ordering::Relaxed) {
         0 => {

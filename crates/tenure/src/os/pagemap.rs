@@ -96,6 +96,7 @@ impl AsFd for Descriptor {
 }
 
 thread_local! {
+    /// Each thread's own: the descriptor table that it is open in is one thread's.
     static THREADS: Cell<Option<BorrowedFd<'static>>> = const { Cell::new(None) };
 }
 
@@ -111,7 +112,7 @@ pub(crate) fn stays_open_on_this_thread() {
 
 const PAGEMAP: &str = "/proc/thread-self/pagemap";
 
-// 0 unknown, 1 PAGEMAP_SCAN works, 2 it does not.
+/// For the whole process: the kernel is one. 0 unknown, 1 PAGEMAP_SCAN works, 2 it does not.
 static SCAN_WORKS: AtomicU8 = AtomicU8::new(0);
 
 /// Whether PAGEMAP_SCAN is used; decided by the first scan.

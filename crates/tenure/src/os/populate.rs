@@ -7,7 +7,8 @@ use crate::range::PageRange;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-// 0 unknown, 1 works, 2 refused or missing; for reading and for writing.
+/// For the whole process: the kernel and its filters are one. For reading and for writing: 0 unknown, 1 works, 2 refused
+/// or missing.
 static WORKS: [AtomicU8; 2] = [const { AtomicU8::new(0) }; 2];
 
 /// Whether `madvise` can populate. `EINVAL` alone does not tell: kernels before 5.14 know no such

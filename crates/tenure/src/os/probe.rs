@@ -83,6 +83,7 @@ pub struct Capabilities {
 /// # Cost
 /// The first call: some ten milliseconds. Later calls: one load.
 pub fn capabilities() -> &'static Capabilities {
+    /// For the whole process: the kernel and the rights are one.
     static CAPABILITIES: RaceOnce<Capabilities> = RaceOnce::new();
     CAPABILITIES.get_or_init(probe)
 }

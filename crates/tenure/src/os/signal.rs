@@ -9,12 +9,23 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 /// Given the faulting address; `true` when the access may be tried again.
 pub(crate) type OnBus = fn(usize) -> bool;
 
-static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
-/// What was done at a SIGBUS before ours was installed; null is the default. It is never freed: a thread may be in
-/// it.
-static PREVIOUS: AtomicPtr<Previous> = AtomicPtr::new(std::ptr::null_mut());
-/// Ours was installed, and has not given way to the default since.
-static INSTALLED: AtomicBool = AtomicBool::new(false);
+/// What a SIGBUS does.
+struct Sigbus {
+    /// An [`OnBus`]; null: none yet.
+    handler: AtomicPtr<()>,
+    /// What was done at a SIGBUS before ours was installed; null is the default. It is never freed: a thread may be
+    /// in it.
+    previous: AtomicPtr<Previous>,
+    /// Ours was installed, and has not given way to the default since.
+    installed: AtomicBool,
+}
+
+/// For the whole process: a signal's handler is the process's, and finds nothing but what is static.
+static SIGBUS: Sigbus = Sigbus {
+    handler: AtomicPtr::new(std::ptr::null_mut()),
+    previous: AtomicPtr::new(std::ptr::null_mut()),
+    installed: AtomicBool::new(false),
+};
 
 struct Previous {
     action: libc::sigaction,
@@ -37,6 +48,7 @@ impl At {
 thread_local! {
     /// A touch of the same page by the handler itself must reach the previous handler, not recurse. A handler
     /// that is left by siglongjmp leaves its touch here: see [`touch_around`].
+    /// Each thread's own: a thread is in one handler at a time.
     static AT: Cell<At> = const { Cell::new(At::NOTHING) };
 }
 
@@ -84,7 +96,7 @@ extern "C" fn on_sigbus(
 ) {
     // errno belongs to the code that was interrupted.
     let _errno = super::errno::Kept::now();
-    let handler = HANDLER.load(Ordering::Acquire);
+    let handler = SIGBUS.handler.load(Ordering::Acquire);
     let mut settled = false;
     // SAFETY: the kernel passes a valid siginfo and ucontext to a handler installed with SA_SIGINFO;
     // si_addr is set for a SIGBUS that a fault raised (si_code > 0).
@@ -95,7 +107,7 @@ extern "C" fn on_sigbus(
     let page = address / super::page_size();
     if !handler.is_null() && code > 0 && around.page != page {
         AT.set(At { page, frame: context as usize });
-        // SAFETY: `HANDLER` only ever holds a pointer made from an `OnBus`.
+        // SAFETY: `SIGBUS.handler` only ever holds a pointer made from an `OnBus`.
         let handler: OnBus = unsafe { std::mem::transmute(handler) };
         settled = handler(address);
         AT.set(around);
@@ -107,7 +119,7 @@ extern "C" fn on_sigbus(
 
 fn previous() -> Option<&'static Previous> {
     // SAFETY: null, or a box that `put_before` has leaked. Nothing writes to it but through its atomic.
-    unsafe { PREVIOUS.load(Ordering::Acquire).as_ref() }
+    unsafe { SIGBUS.previous.load(Ordering::Acquire).as_ref() }
 }
 
 /// What the signal is to do now. This makes it the default for the next one where the kernel would (SA_RESETHAND).
@@ -146,7 +158,7 @@ fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_
 
 /// The default: die of it, when the access is tried again or at once.
 fn give_way(signal: libc::c_int, sent: bool) {
-    INSTALLED.store(false, Ordering::Release);
+    SIGBUS.installed.store(false, Ordering::Release);
     // SAFETY: resetting a signal's disposition with a zeroed, valid structure.
     unsafe {
         let mut default: libc::sigaction = MaybeUninit::zeroed().assume_init();
@@ -177,7 +189,7 @@ fn block_as_for(action: &libc::sigaction, signal: libc::c_int) -> Mask {
 /// its own. After a signal that was sent, it is the default that ours is put before.
 fn after_previous(sent: bool) {
     if disposition().is_ok_and(|now| now.sa_sigaction == libc::SIG_DFL) {
-        INSTALLED.store(false, Ordering::Release);
+        SIGBUS.installed.store(false, Ordering::Release);
         if sent {
             let _ = put_before(None);
         }
@@ -191,11 +203,11 @@ fn after_previous(sent: bool) {
 /// it, with the same result: none relies on what another has not done yet, and a child that is forked in between
 /// does its own part.
 pub(crate) fn install(handler: OnBus) -> Result<(), Errno> {
-    HANDLER.store(handler as *mut (), Ordering::Release);
+    SIGBUS.handler.store(handler as *mut (), Ordering::Release);
     let now = disposition()?;
     if now.sa_sigaction == on_sigbus as *const () as usize {
         // Also for another thread that has put it and has not said so yet.
-        INSTALLED.store(true, Ordering::Release);
+        SIGBUS.installed.store(true, Ordering::Release);
         return Ok(());
     }
     if is_later(&now) {
@@ -210,7 +222,7 @@ pub(crate) fn install(handler: OnBus) -> Result<(), Errno> {
 fn is_later(now: &libc::sigaction) -> bool {
     let is_handler = !matches!(now.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
     let is_previous = |before: &Previous| before.action.sa_sigaction == now.sa_sigaction;
-    INSTALLED.load(Ordering::Acquire) && is_handler && !previous().is_some_and(is_previous)
+    SIGBUS.installed.load(Ordering::Acquire) && is_handler && !previous().is_some_and(is_previous)
 }
 
 /// Puts ours before this (`None`: the default), which is remembered first: a SIGBUS may come at once.
@@ -218,9 +230,9 @@ fn put_before(action: Option<libc::sigaction>) -> Result<(), Errno> {
     let previous = action.map_or(std::ptr::null_mut(), |action| {
         Box::into_raw(Box::new(Previous { action, is_spent: AtomicBool::new(false) }))
     });
-    PREVIOUS.store(previous, Ordering::Release);
+    SIGBUS.previous.store(previous, Ordering::Release);
     put_ours()?;
-    INSTALLED.store(true, Ordering::Release);
+    SIGBUS.installed.store(true, Ordering::Release);
     Ok(())
 }
 

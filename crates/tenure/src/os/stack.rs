@@ -87,7 +87,7 @@ impl Stack {
         let page = page_size();
         let mapped = reserve::map_own(page + BYTES, page).ok()?;
         let guard = PageRange::new(mapped.start, mapped.start + page);
-        // SAFETY: nobody uses it yet.
+        // SAFETY: the first page of what was mapped just above for this stack, which no thread uses yet.
         if unsafe { raw_map::protect(guard, libc::PROT_NONE) }.is_err() {
             // SAFETY: mapped just above for this stack, which no thread uses yet.
             let _ = unsafe { reserve::unmap(mapped) };

@@ -30,15 +30,7 @@ fn setting_of(word: &str) -> Setting {
 
 /// The setting for anonymous memory as it was at the first call.
 pub(crate) fn first_anonymous() -> Setting {
-    const UNKNOWN: u8 = 3;
-    static FOUND: AtomicU8 = AtomicU8::new(UNKNOWN);
-    let all = [Setting::Never, Setting::Advised, Setting::Always];
-    if let Some(found) = all.get(usize::from(FOUND.load(Ordering::Relaxed))) {
-        return *found;
-    }
-    let found = anonymous_now();
-    FOUND.store(found as u8, Ordering::Relaxed);
-    found
+    KNOWN.first.get(false, anonymous_now)
 }
 
 /// As it is now, read without allocating: two small files, some microseconds.
@@ -72,9 +64,14 @@ fn read(own: &str, general: &str) -> Setting {
     }
 }
 
-struct Known(AtomicU8);
+/// A setting as it was read, and one; 0: not yet.
+struct Remembered(AtomicU8);
 
-impl Known {
+impl Remembered {
+    const fn nothing() -> Remembered {
+        Remembered(AtomicU8::new(0))
+    }
+
     fn get(&self, fresh: bool, read: impl Fn() -> Setting) -> Setting {
         let known = if fresh { 0 } else { self.0.load(Ordering::Relaxed) };
         match known {
@@ -90,17 +87,30 @@ impl Known {
     }
 }
 
+/// The settings as they were read.
+struct Known {
+    /// At the first call of [`first_anonymous`].
+    first: Remembered,
+    anonymous: Remembered,
+    shared: Remembered,
+}
+
+/// For the whole process: the settings are the system's.
+static KNOWN: Known = Known {
+    first: Remembered::nothing(),
+    anonymous: Remembered::nothing(),
+    shared: Remembered::nothing(),
+};
+
 /// The setting for anonymous memory. Reading it takes longer (10 µs) than populating a huge page, so
 /// it is remembered, until a caller that has the time asks for a `fresh` one.
 pub(crate) fn anonymous(fresh: bool) -> Setting {
-    static KNOWN: Known = Known(AtomicU8::new(0));
-    KNOWN.get(fresh, || read("enabled", "enabled"))
+    KNOWN.anonymous.get(fresh, || read("enabled", "enabled"))
 }
 
 /// The setting for memfds and shared anonymous memory.
 pub(crate) fn shared(fresh: bool) -> Setting {
-    static KNOWN: Known = Known(AtomicU8::new(0));
-    KNOWN.get(fresh, || read("shmem_enabled", "shmem_enabled"))
+    KNOWN.shared.get(fresh, || read("shmem_enabled", "shmem_enabled"))
 }
 
 #[cfg(test)]

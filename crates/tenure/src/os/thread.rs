@@ -25,6 +25,7 @@ fn threads_of_the_c_library() -> Option<&'static AtomicU32> {
     unsafe { THREADS.load(Ordering::Acquire).as_ref() }
 }
 
+/// For the whole process: the C library's variable. Null: not found, or not looked for.
 static THREADS: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Before the first thread is started. Not by the thread itself: the loader's lock may be held by one that waits

@@ -111,7 +111,7 @@ impl Buffer {
                 "drop the buffer instead",
             ));
         }
-        // SAFETY: ours, and borrowed exclusively.
+        // SAFETY: `at` is the buffer's own block, and `&mut self` says that nothing refers to it.
         match unsafe { super::realloc(self.at, len, 1, true) } {
             Some(at) => {
                 (self.at, self.len) = (at, len);
@@ -156,7 +156,7 @@ impl fmt::Debug for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: ours, and no borrow outlives it.
+        // SAFETY: `at` is the buffer's own block, given back once, here; no borrow of the buffer outlives it.
         unsafe { super::free(self.at) }
     }
 }

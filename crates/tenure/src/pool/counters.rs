@@ -29,6 +29,7 @@ const SHARDS: usize = 64;
 #[repr(align(128))]
 struct Shard([AtomicU64; COUNTERS]);
 
+/// For the whole process: as the pool.
 static SHARDED: [Shard; SHARDS] =
     [const { Shard([const { AtomicU64::new(0) }; COUNTERS]) }; SHARDS];
 

@@ -3,9 +3,9 @@
 
 #![allow(unsafe_code, reason = "closes what is left of runs")]
 
+use super::reservation::{self, Reservation, Spot};
 use super::run::{flag, state};
-use super::territory::{self, Spot, Territory};
-use super::{give_up, leave, lookup, release};
+use super::{give_up, given_up, leave, lookup};
 use crate::os::arena;
 use crate::range::PageRange;
 
@@ -15,7 +15,7 @@ use crate::range::PageRange;
 /// assert!(!tenure::pool::has_ended());
 /// ```
 pub fn has_ended() -> bool {
-    release::is_over()
+    given_up::is_over()
 }
 
 /// Ends the pool, for good. Free runs are unmapped, and so are the addresses that no run has had. The part of a
@@ -32,23 +32,23 @@ pub fn has_ended() -> bool {
 /// ```
 #[doc(alias = "mlockall")]
 pub fn end() {
-    let Some(territory) = territory::known() else {
-        release::end();
+    let Some(reservation) = reservation::known() else {
+        given_up::end();
         return;
     };
-    release::expect_holes();
-    release::end();
+    given_up::expect_holes();
+    given_up::end();
     // `false`: the program has mapped something among them, or they are given up.
     give_up::give_up_addresses();
-    for class in 0..territory.classes {
-        territory.take_all_fresh(class);
-        for index in 0..territory.used(class) {
+    for class in 0..reservation.classes {
+        reservation.take_all_fresh(class);
+        for index in 0..reservation.used(class) {
             let spot = Spot { class, index };
-            let run = territory.run(spot);
+            let run = reservation.run(spot);
             match run.state() {
-                state::IN_USE if !run.is(flag::MAPPED) => trim(territory, spot),
+                state::IN_USE if !run.is(flag::MAPPED) => trim(reservation, spot),
                 state::FRESH | state::MOVING | state::LEFT => {}
-                _ => leave::any(territory, spot),
+                _ => leave::any(reservation, spot),
             }
         }
     }
@@ -65,7 +65,7 @@ pub fn end() {
 #[doc(alias = "seccomp")]
 pub fn end_before_filter() {
     end();
-    release::expect_a_filter();
+    given_up::expect_a_filter();
 }
 
 /// How many bytes of addresses [`end`] would unmap, at least.
@@ -74,30 +74,30 @@ pub fn end_before_filter() {
 /// println!("{} GiB of addresses are not used", tenure::pool::unused_address_bytes() >> 30);
 /// ```
 pub fn unused_address_bytes() -> u64 {
-    let Some(territory) = territory::known() else { return 0 };
+    let Some(reservation) = reservation::known() else { return 0 };
     let free = |spot: Spot| {
         let free = [state::WARM, state::OFFERED, state::RETURNED, state::QUEUED];
-        free.contains(&territory.run(spot).state())
+        free.contains(&reservation.run(spot).state())
     };
-    let runs = (0..territory.classes).map(|class| {
-        let free = (0..territory.used(class)).filter(|index| free(Spot { class, index: *index }));
-        let fresh = territory.fresh_bytes(class);
-        free.count() as u64 * territory.area(class).stride as u64 + fresh
+    let runs = (0..reservation.classes).map(|class| {
+        let free = (0..reservation.used(class)).filter(|index| free(Spot { class, index: *index }));
+        let fresh = reservation.fresh_bytes(class);
+        free.count() as u64 * reservation.area(class).stride as u64 + fresh
     });
     runs.sum::<u64>() + give_up::spare_address_bytes()
 }
 
 /// Takes access to what the program does not have of an allocation. Nobody else can give the run back meanwhile,
 /// and the kernel nobody its addresses.
-fn trim(territory: &Territory, spot: Spot) {
-    let run = territory.run(spot);
+fn trim(reservation: &Reservation, spot: Spot) {
+    let run = reservation.run(spot);
     // A fork waits: its child would have the run in this state for ever.
-    let Some(_held) = Territory::allowing().lock_unless_mine() else { return };
+    let Some(_held) = Reservation::allowing().lock_unless_mine() else { return };
     if run.claim(state::IN_USE, state::TRIMMED).is_err() {
         return;
     }
     let (all, live) =
-        (territory.area(spot.class).range_of(spot.index), lookup::live(territory, spot));
+        (reservation.area(spot.class).range_of(spot.index), lookup::live(reservation, spot));
     for (start, end) in [(all.start, live.start), (live.end, all.end)] {
         if start < end {
             // Refused (too many mappings): it stays accessible.

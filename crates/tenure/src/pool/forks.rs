@@ -1,13 +1,14 @@
 //! Forks: no list is half changed, and no run on its way out of sight, when a child is made.
 
-use super::territory::{self, Territory};
-use super::{cache, class, depot, keep, leave, slot};
+use super::reservation::{self, Reservation};
+use super::{central_list, class, decay, leave, slot, thread_cache};
 use crate::runtime::fork;
 use crate::runtime::lock::Rank;
 use crate::runtime::services::Service;
 
 /// Any thread that allocates holds the others for some nanoseconds, under any lock: held last. None of them
 /// is taken under another.
+/// For the whole process: one of the register's two entries of the pool.
 static LISTS: Service = Service {
     hold: hold_lists,
     release: release_lists,
@@ -23,7 +24,7 @@ pub(super) fn watch() {
     fork::look();
     fork::watch();
     fork::register(&LISTS);
-    keep::service();
+    decay::service();
 }
 
 const SLOTS: std::ops::Range<usize> = 0..slot::MOST;
@@ -32,23 +33,23 @@ const CLASSES: std::ops::Range<usize> = 0..class::MOST;
 fn hold_lists() {
     // With this one held no pool comes into being; where there is none, no thread holds another, and a
     // child is spared the page faults of writing to all of them.
-    Territory::lock().hold();
-    if territory::known().is_some() {
-        Territory::allowing().hold();
-        SLOTS.for_each(|slot| cache::lock(slot).hold());
-        CLASSES.for_each(|class| depot::lock(class).hold());
+    Reservation::lock().hold();
+    if reservation::known().is_some() {
+        Reservation::allowing().hold();
+        SLOTS.for_each(|slot| thread_cache::lock(slot).hold());
+        CLASSES.for_each(|class| central_list::lock(class).hold());
         leave::hold();
     }
 }
 
 fn release_lists() {
-    if territory::known().is_some() {
+    if reservation::known().is_some() {
         leave::release_held();
-        CLASSES.for_each(|class| depot::lock(class).release());
-        SLOTS.for_each(|slot| cache::lock(slot).release());
-        Territory::allowing().release();
+        CLASSES.for_each(|class| central_list::lock(class).release());
+        SLOTS.for_each(|slot| thread_cache::lock(slot).release());
+        Reservation::allowing().release();
     }
-    Territory::lock().release();
+    Reservation::lock().release();
 }
 
 /// A list that a thread of the parent's was changing may have a run too few or too many: the lists are as
@@ -56,11 +57,11 @@ fn release_lists() {
 fn recover_lists() {
     leave::reset_in_child();
     CLASSES.for_each(|class| {
-        depot::lock(class).reset_in_child();
+        central_list::lock(class).reset_in_child();
     });
     SLOTS.for_each(|slot| {
-        cache::lock(slot).reset_in_child();
+        thread_cache::lock(slot).reset_in_child();
     });
-    Territory::allowing().reset_in_child();
-    Territory::lock().reset_in_child();
+    Reservation::allowing().reset_in_child();
+    Reservation::lock().reset_in_child();
 }

@@ -3,8 +3,8 @@
 //! The reservation costs no memory, but `RLIMIT_AS` counts it, and so does `mlockall` under a finite
 //! `RLIMIT_MEMLOCK`. Once a program asks for either it needs the addresses more than the pool does.
 
-use super::territory::{self, Territory};
-use super::{mapped, release};
+use super::reservation::{self, Reservation};
+use super::{given_up, mapped};
 
 /// Returns how many bytes of addresses [`give_up_addresses`] would give back.
 ///
@@ -12,9 +12,9 @@ use super::{mapped, release};
 /// println!("{} GiB of addresses can be given up", tenure::pool::spare_address_bytes() >> 30);
 /// ```
 pub fn spare_address_bytes() -> u64 {
-    territory::known().map_or(0, |territory| match release::is_done() {
+    reservation::known().map_or(0, |reservation| match given_up::is_done() {
         true => 0,
-        false => territory.spare_bytes(),
+        false => reservation.spare_bytes(),
     })
 }
 
@@ -35,17 +35,17 @@ pub fn spare_address_bytes() -> u64 {
 /// ```
 #[doc(alias = "RLIMIT_AS")]
 pub fn give_up_addresses() -> bool {
-    let Some(territory) = territory::known() else { return false };
+    let Some(reservation) = reservation::known() else { return false };
     if mapped::holds_foreign() {
         return false;
     }
     // A thread that finds that another has begun comes here when the addresses are gone.
-    let Some(_held) = Territory::allowing().lock_unless_mine() else { return false };
+    let Some(_held) = Reservation::allowing().lock_unless_mine() else { return false };
     // Before the first address can be anybody's: who looks one up must not take it for the pool's.
-    release::expect_holes();
-    if !release::begin() {
+    given_up::expect_holes();
+    if !given_up::begin() {
         return false;
     }
-    territory.give_up();
+    reservation.give_up();
     true
 }

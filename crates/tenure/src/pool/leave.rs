@@ -8,9 +8,9 @@
 #![allow(unsafe_code, reason = "unmaps and closes runs")]
 
 use super::counters::{self, Counter};
+use super::reservation::{Reservation, Spot};
 use super::run::{flag, state};
-use super::territory::{Spot, Territory};
-use super::{depot, lookup, queue, release, split};
+use super::{central_list, given_up, lookup, queue, split};
 use crate::os::arena;
 use crate::os::signal::Blocked;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -31,6 +31,7 @@ struct Leave {
     accessible: AtomicBool,
 }
 
+/// For the whole process: as the pool.
 static LEAVE: Leave = Leave {
     leaving: AtomicU32::new(0),
     held: AtomicBool::new(false),
@@ -66,9 +67,9 @@ impl Leaving {
     fn begin() -> Leaving {
         // Under a filter that call may be forbidden. The pool is over then, so only a handler that names memory which
         // its own thread is giving back waits, and not for ever.
-        let blocked = (!release::is_filtered()).then(Blocked::all);
+        let blocked = (!given_up::is_filtered()).then(Blocked::all);
         // Before the first address can be another's.
-        release::expect_holes();
+        given_up::expect_holes();
         LEAVE.leaving.fetch_add(1, Ordering::SeqCst);
         if LEAVE.held.load(Ordering::SeqCst) {
             LEAVE.leaving.fetch_sub(1, Ordering::SeqCst);
@@ -117,8 +118,8 @@ pub(super) fn reset_in_child() {
 }
 
 /// A mapping's run leaves the pool: the program keeps its part. `false`: it is an allocation, or not in use.
-fn in_use(territory: &Territory, spot: Spot) -> bool {
-    let run = territory.run(spot);
+fn in_use(reservation: &Reservation, spot: Spot) -> bool {
+    let run = reservation.run(spot);
     if run.claim(state::IN_USE, state::MOVING).is_err() {
         return false;
     }
@@ -128,31 +129,31 @@ fn in_use(territory: &Territory, spot: Spot) -> bool {
         return false;
     }
     let (all, live) =
-        (territory.area(spot.class).range_of(spot.index), lookup::live(territory, spot));
+        (reservation.area(spot.class).range_of(spot.index), lookup::live(reservation, spot));
     counters::add(Counter::Frees, 1);
     counters::add(Counter::FreedBytes, run.size() as u64);
     split::forget_state(run);
     unmap(all.start, live.start);
     unmap(live.end, all.end);
     run.set_state(state::LEFT);
-    depot::put_left(territory, spot);
+    central_list::put_left(reservation, spot);
     true
 }
 
 /// A run of state `MOVING`, which nobody uses any more, leaves the pool.
-pub(super) fn whole(territory: &Territory, spot: Spot) {
+pub(super) fn whole(reservation: &Reservation, spot: Spot) {
     let _leaving = Leaving::begin();
-    let (all, run) = (territory.area(spot.class).range_of(spot.index), territory.run(spot));
+    let (all, run) = (reservation.area(spot.class).range_of(spot.index), reservation.run(spot));
     split::forget_state(run);
     unmap(all.start, all.end);
     run.set_state(state::LEFT);
-    depot::put_left(territory, spot);
+    central_list::put_left(reservation, spot);
 }
 
 /// A run leaves the pool: a mapping in use, or a free run. On return its addresses are the kernel's business. An
 /// allocation in use stays.
-pub(super) fn any(territory: &Territory, spot: Spot) {
-    let run = territory.run(spot);
+pub(super) fn any(reservation: &Reservation, spot: Spot) {
+    let run = reservation.run(spot);
     let mut since = None;
     loop {
         let leaving = Leaving::begin();
@@ -163,7 +164,7 @@ pub(super) fn any(territory: &Territory, spot: Spot) {
                 return wait();
             }
             state::IN_USE if !run.is(flag::MAPPED) => return,
-            state::IN_USE if in_use(territory, spot) => return,
+            state::IN_USE if in_use(reservation, spot) => return,
             // Who comes upon it waits until it is unmapped.
             state::WARM | state::OFFERED | state::RETURNED | state::QUEUED
                 if run.claim(from, state::LEFT).is_ok() =>
@@ -174,7 +175,7 @@ pub(super) fn any(territory: &Territory, spot: Spot) {
                 }
                 // It is noted when its list, or the queue, comes upon it.
                 split::forget_state(run);
-                let all = territory.area(spot.class).range_of(spot.index);
+                let all = reservation.area(spot.class).range_of(spot.index);
                 unmap(all.start, all.end);
                 return;
             }
@@ -189,29 +190,29 @@ pub(super) fn any(territory: &Territory, spot: Spot) {
 }
 
 /// A run of the class that had left the pool, and whose addresses are free again; its state is `MOVING`.
-pub(super) fn take_back(territory: &Territory, class: usize) -> Option<Spot> {
+pub(super) fn take_back(reservation: &Reservation, class: usize) -> Option<Spot> {
     for _ in 0..TRIES {
-        let spot = depot::take_left(territory, class)?;
-        let run = territory.run(spot);
-        if territory.area(class).take_back(spot.index) {
+        let spot = central_list::take_left(reservation, class)?;
+        let run = reservation.run(spot);
+        if reservation.area(class).take_back(spot.index) {
             counters::add(Counter::Remapped, 1);
             run.set_touched(0);
             run.set_state(state::MOVING);
             return Some(spot);
         }
-        depot::put_left(territory, spot);
+        central_list::put_left(reservation, spot);
     }
     None
 }
 
 /// Takes access to a run of state `MOVING` away, if that is wanted. `false`: it was refused.
-pub(super) fn close(territory: &Territory, spot: Spot) -> bool {
-    let run = territory.run(spot);
+pub(super) fn close(reservation: &Reservation, spot: Spot) -> bool {
+    let run = reservation.run(spot);
     if LEAVE.accessible.load(Ordering::Relaxed) || run.is(flag::CLOSED) {
         return true;
     }
     // SAFETY: the run is this thread's, and the program has given it up.
-    let closed = unsafe { arena::close(territory.area(spot.class).range_of(spot.index)) }.is_ok();
+    let closed = unsafe { arena::close(reservation.area(spot.class).range_of(spot.index)) }.is_ok();
     if closed {
         run.set(flag::CLOSED);
     }
@@ -220,34 +221,34 @@ pub(super) fn close(territory: &Territory, spot: Spot) -> bool {
 
 /// Whether the program's part of a run in use is as it was handed out, as far as that can be told cheaply: a
 /// program may lock or seal it, or unmap parts of it, by system calls of its own.
-pub(super) fn is_as_it_was(territory: &Territory, spot: Spot) -> bool {
+pub(super) fn is_as_it_was(reservation: &Reservation, spot: Spot) -> bool {
     LEAVE.accessible.load(Ordering::Relaxed)
-        || arena::is_whole_and_not_locked(lookup::live(territory, spot))
+        || arena::is_whole_and_not_locked(lookup::live(reservation, spot))
 }
 
 /// Makes a run of state `MOVING` accessible again. `false`: that was refused, and it has left the pool.
-pub(super) fn open(territory: &Territory, spot: Spot) -> bool {
-    let run = territory.run(spot);
-    // SAFETY: the run is this thread's.
-    let opened = unsafe { arena::open(territory.area(spot.class).range_of(spot.index)) }.is_ok();
+pub(super) fn open(reservation: &Reservation, spot: Spot) -> bool {
+    let run = reservation.run(spot);
+    // SAFETY: a run of state `MOVING` is the thread's that has set the state; the caller has.
+    let opened = unsafe { arena::open(reservation.area(spot.class).range_of(spot.index)) }.is_ok();
     match opened {
         true => run.clear(flag::CLOSED),
-        false => whole(territory, spot),
+        false => whole(reservation, spot),
     }
     opened
 }
 
 /// Maps a run of state `MOVING` anew, and puts it among the returned ones.
-pub(super) fn map_anew(territory: &Territory, spot: Spot) {
-    let (area, run) = (territory.area(spot.class), territory.run(spot));
+pub(super) fn map_anew(reservation: &Reservation, spot: Spot) {
+    let (area, run) = (reservation.area(spot.class), reservation.run(spot));
     counters::add(Counter::Remapped, 1);
     // SAFETY: the run is this thread's, and the program is done with it.
     if !unsafe { area.map_anew(spot.index) } {
         // Too many mappings. What is there now cannot be told.
-        whole(territory, spot);
+        whole(reservation, spot);
         return;
     }
     split::forget_state(run);
     run.set_touched(0);
-    depot::put(territory, spot, state::RETURNED);
+    central_list::put(reservation, spot, state::RETURNED);
 }

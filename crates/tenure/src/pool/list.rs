@@ -1,6 +1,6 @@
 //! Lists of free runs, threaded through their bookkeeping: newest first.
 
-use super::territory::Area;
+use super::reservation::Area;
 use crate::os::page_size;
 use std::sync::atomic::Ordering::Relaxed;
 

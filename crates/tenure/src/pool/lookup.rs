@@ -1,8 +1,8 @@
 //! From an address to its run, and from a run to the program's part of it.
 
-use super::release;
+use super::given_up;
+use super::reservation::{self, Reservation, Spot};
 use super::run::state;
-use super::territory::{self, Spot, Territory};
 use crate::os::page_size;
 use crate::range::PageRange;
 use std::sync::atomic::Ordering;
@@ -17,25 +17,25 @@ use std::sync::atomic::Ordering;
 /// ```
 #[inline]
 pub fn owns(p: *const u8) -> bool {
-    territory::holds(p as usize) && (!release::has_holes() || find(p as usize).is_some())
+    reservation::holds(p as usize) && (!given_up::has_holes() || find(p as usize).is_some())
 }
 
 /// The pool's run that an address lies in.
-pub(super) fn find(at: usize) -> Option<(&'static Territory, Spot)> {
-    let territory = territory::known()?;
-    let spot = territory.find(at)?;
-    (territory.run(spot).state() != state::LEFT).then_some((territory, spot))
+pub(super) fn find(at: usize) -> Option<(&'static Reservation, Spot)> {
+    let reservation = reservation::known()?;
+    let spot = reservation.find(at)?;
+    (reservation.run(spot).state() != state::LEFT).then_some((reservation, spot))
 }
 
 /// Where the program's part of a run starts.
-pub(super) fn start_of(territory: &Territory, spot: Spot) -> usize {
-    let run = territory.run(spot);
-    territory.start(spot) + run.offset.load(Ordering::Relaxed) as usize * page_size()
+pub(super) fn start_of(reservation: &Reservation, spot: Spot) -> usize {
+    let run = reservation.run(spot);
+    reservation.start(spot) + run.offset.load(Ordering::Relaxed) as usize * page_size()
 }
 
 /// The program's part of a run in use, in whole pages.
-pub(super) fn live(territory: &Territory, spot: Spot) -> PageRange {
-    let run = territory.run(spot);
-    let start = start_of(territory, spot);
+pub(super) fn live(reservation: &Reservation, spot: Spot) -> PageRange {
+    let run = reservation.run(spot);
+    let start = start_of(reservation, spot);
     PageRange { start, end: start + run.size().next_multiple_of(page_size()) }
 }

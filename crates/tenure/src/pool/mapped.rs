@@ -30,10 +30,10 @@ mod missing;
 
 pub use missing::drop_zeros;
 
+use super::reservation::{self, Reservation, Spot};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
-use super::territory::{self, Spot, Territory};
-use super::{depot, give, leave, lookup, release, resize, split};
+use super::{central_list, free_run, given_up, leave, lookup, resize, split};
 use crate::os::mapping_list::Lister;
 use crate::os::{arena, page_size};
 use crate::range::PageRange;
@@ -48,6 +48,7 @@ const MOST_WAITS: usize = 1000;
 const NEXT_RUNS: u32 = 64;
 
 /// The program has mapped something where no run is so far, at an address that it made up.
+/// For the whole process: as the pool.
 static FOREIGN: AtomicBool = AtomicBool::new(false);
 
 /// Returns a run as `mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS)` would:
@@ -69,8 +70,8 @@ pub fn map(len: usize, align: usize) -> Option<NonNull<u8>> {
     let len = len.checked_next_multiple_of(page_size())?;
     loop {
         let at = super::alloc(len, align.max(page_size()), true)?;
-        let (territory, spot) = lookup::find(at.as_ptr() as usize)?;
-        let run = territory.run(spot);
+        let (reservation, spot) = lookup::find(at.as_ptr() as usize)?;
+        let run = reservation.run(spot);
         if !run.is(flag::MOVED) {
             run.set(flag::MAPPED);
             return Some(at);
@@ -91,8 +92,8 @@ pub fn map(len: usize, align: usize) -> Option<NonNull<u8>> {
 /// assert!(mapped::holds(run.as_ptr() as usize));
 /// ```
 pub fn holds(addr: usize) -> bool {
-    lookup::find(addr).is_some_and(|(territory, spot)| {
-        let run = territory.run(spot);
+    lookup::find(addr).is_some_and(|(reservation, spot)| {
+        let run = reservation.run(spot);
         run.is(flag::MAPPED) && run.state() == state::IN_USE
     })
 }
@@ -122,20 +123,20 @@ pub unsafe fn resize(addr: usize, old_len: usize, new_len: usize) -> Option<NonN
     let _no_wait = NoWait::here();
     let page = page_size();
     let new_len = new_len.checked_next_multiple_of(page).filter(|len| *len > 0)?;
-    let (territory, spot) = lookup::find(addr)?;
-    let run = territory.run(spot);
+    let (reservation, spot) = lookup::find(addr)?;
+    let run = reservation.run(spot);
     let whole = run.state() == state::IN_USE
         && run.is(flag::MAPPED)
-        && lookup::start_of(territory, spot) == addr
+        && lookup::start_of(reservation, spot) == addr
         && run.size() == old_len.checked_next_multiple_of(page)?;
-    let room = territory.area(spot.class).range_of(spot.index).end - addr;
+    let room = reservation.area(spot.class).range_of(spot.index).end - addr;
     if !whole || new_len > room && run.size() > resize::COPY_UP_TO {
         return None;
     }
     // SAFETY: the range is a whole run; nothing uses its old address if it moves.
     let at = unsafe { super::realloc(NonNull::new(addr as *mut u8)?, new_len, page, true) }?;
-    if let Some((territory, spot)) = lookup::find(at.as_ptr() as usize) {
-        territory.run(spot).set(flag::MAPPED);
+    if let Some((reservation, spot)) = lookup::find(at.as_ptr() as usize) {
+        reservation.run(spot).set(flag::MAPPED);
     }
     Some(at)
 }
@@ -179,14 +180,14 @@ pub enum Unmapped {
 #[doc(alias = "munmap")]
 pub unsafe fn unmap(addr: usize, len: usize) -> Unmapped {
     let _no_wait = NoWait::here();
-    let Some(territory) = territory::known() else {
+    let Some(reservation) = reservation::known() else {
         return Unmapped::NotOurs;
     };
     let Some(range) = whole_pages(addr, len) else {
         // munmap says what is wrong with it.
         return Unmapped::NotOurs;
     };
-    let ours = territory.range;
+    let ours = reservation.range;
     let inside = PageRange { start: range.start.max(ours.start), end: range.end.min(ours.end) };
     if inside.start >= inside.end {
         return Unmapped::NotOurs;
@@ -200,12 +201,12 @@ pub unsafe fn unmap(addr: usize, len: usize) -> Unmapped {
         }
     }
     let mut result = Unmapped::Done;
-    pieces(territory, inside, |piece| {
+    pieces(reservation, inside, |piece| {
         let done = match piece {
             // SAFETY: nothing uses the range any more, of which this is a part.
-            Piece::Run(spot, part) => unsafe { unmap_part(territory, spot, part) },
+            Piece::Run(spot, part) => unsafe { unmap_part(reservation, spot, part) },
             // SAFETY: nothing uses the range, and the pool has given up its addresses.
-            Piece::Gap(gap) if release::is_done() => unsafe { arena::unmap(gap.start, gap.len()) },
+            Piece::Gap(gap) if given_up::is_done() => unsafe { arena::unmap(gap.start, gap.len()) },
             // SAFETY: nothing uses the range, and no run of the pool is in the gap.
             Piece::Gap(gap) if holds_foreign() => unsafe { arena::reserve_anew(gap) },
             Piece::Gap(_) => Ok(()),
@@ -255,24 +256,24 @@ pub fn let_go(addr: usize, len: usize, call: Call) -> bool {
     if addr.checked_add(len).is_none_or(|end| end.checked_next_multiple_of(page_size()).is_none()) {
         return false;
     }
-    let Some((territory, range)) = inside(addr, len) else { return false };
+    let Some((reservation, range)) = inside(addr, len) else { return false };
     let (mut any, mut left) = (false, NEXT_RUNS);
-    pieces(territory, range, |piece| match piece {
-        Piece::Run(spot, part) => any |= let_go_of_part(territory, spot, part, call),
-        Piece::Gap(gap) => any |= let_go_of_gap(territory, gap, call, &mut left),
+    pieces(reservation, range, |piece| match piece {
+        Piece::Run(spot, part) => any |= let_go_of_part(reservation, spot, part, call),
+        Piece::Gap(gap) => any |= let_go_of_gap(reservation, gap, call, &mut left),
     });
     any
 }
 
-fn let_go_of_part(territory: &Territory, spot: Spot, part: PageRange, call: Call) -> bool {
-    let run = territory.run(spot);
+fn let_go_of_part(reservation: &Reservation, spot: Spot, part: PageRange, call: Call) -> bool {
+    let run = reservation.run(spot);
     match run.state() {
         state::LEFT => {
             leave::wait();
             return false;
         }
         state::IN_USE => {
-            let live = lookup::live(territory, spot);
+            let live = lookup::live(reservation, spot);
             if !run.is(flag::MAPPED) {
                 let changed = call != Call::Uses && part.start < live.end && live.start < part.end;
                 if changed {
@@ -286,34 +287,34 @@ fn let_go_of_part(territory: &Territory, spot: Spot, part: PageRange, call: Call
         }
         _ => {}
     }
-    leave::any(territory, spot);
+    leave::any(reservation, spot);
     true
 }
 
 /// Addresses that no run has had. At most `left` fresh runs leave the pool: a program that names terabytes is not to
 /// have each of them as a hole.
-fn let_go_of_gap(territory: &Territory, gap: PageRange, call: Call, left: &mut u32) -> bool {
-    if release::is_done() {
+fn let_go_of_gap(reservation: &Reservation, gap: PageRange, call: Call, left: &mut u32) -> bool {
+    if given_up::is_done() {
         return false;
     }
     let mut at = gap.start;
     while at < gap.end {
-        let Some(class) = territory.is_next(at, *left) else { break };
-        let Some(spot) = territory.fresh(class) else { break };
+        let Some(class) = reservation.is_next(at, *left) else { break };
+        let Some(spot) = reservation.fresh(class) else { break };
         *left = left.saturating_sub(1);
-        territory.run(spot).set_state(state::MOVING);
-        let all = territory.area(class).range_of(spot.index);
+        reservation.run(spot).set_state(state::MOVING);
+        let all = reservation.area(class).range_of(spot.index);
         if all.end <= gap.start {
-            depot::put(territory, spot, state::RETURNED);
+            central_list::put(reservation, spot, state::RETURNED);
         } else {
-            leave::whole(territory, spot);
+            leave::whole(reservation, spot);
             at = all.end;
         }
     }
     if at < gap.end && call == Call::Replaces {
         FOREIGN.store(true, Ordering::Relaxed);
         // Or what the program maps there would be handed out as a fresh run.
-        territory.close(PageRange::new(at, gap.end));
+        reservation.close(PageRange::new(at, gap.end));
     }
     true
 }
@@ -329,9 +330,9 @@ fn let_go_of_gap(territory: &Territory, gap: PageRange, call: Call, left: &mut u
 /// ```
 #[doc(alias = "MAP_FIXED")]
 pub fn was_refused(addr: usize, len: usize) {
-    let Some((territory, range)) = inside(addr, len) else { return };
-    pieces(territory, range, |piece| match piece {
-        Piece::Gap(gap) if !release::is_done() => territory.reopen(gap),
+    let Some((reservation, range)) = inside(addr, len) else { return };
+    pieces(reservation, range, |piece| match piece {
+        Piece::Gap(gap) if !given_up::is_done() => reservation.reopen(gap),
         _ => {}
     });
 }
@@ -361,10 +362,10 @@ pub fn keep_accessible(yes: bool) {
 /// ```
 #[doc(alias = "MADV_HUGEPAGE")]
 pub fn may_have_huge_pages(start: usize, len: usize) -> bool {
-    let Some((territory, spot)) = lookup::find(start) else { return false };
-    let (area, run) = (territory.area(spot.class), territory.run(spot));
+    let Some((reservation, spot)) = lookup::find(start) else { return false };
+    let (area, run) = (reservation.area(spot.class), reservation.run(spot));
     let inside =
-        start.checked_add(len).is_some_and(|end| end <= territory.start(spot) + area.stride);
+        start.checked_add(len).is_some_and(|end| end <= reservation.start(spot) + area.stride);
     if !inside || run.state() != state::IN_USE {
         return false;
     }
@@ -389,16 +390,16 @@ pub fn may_have_huge_pages(start: usize, len: usize) -> bool {
 /// ```
 pub fn touches(addr: usize, len: usize) -> bool {
     let mut any = false;
-    if let Some((territory, range)) = inside(addr, len) {
-        pieces(territory, range, |piece| {
+    if let Some((reservation, range)) = inside(addr, len) {
+        pieces(reservation, range, |piece| {
             any |= match piece {
-                Piece::Run(spot, _) if territory.run(spot).state() == state::LEFT => {
+                Piece::Run(spot, _) if reservation.run(spot).state() == state::LEFT => {
                     // The caller asks nothing more of the pool.
                     leave::wait();
                     false
                 }
                 Piece::Run(..) => true,
-                Piece::Gap(_) => !release::is_done(),
+                Piece::Gap(_) => !given_up::is_done(),
             }
         });
     }
@@ -438,10 +439,10 @@ enum Piece {
     Gap(PageRange),
 }
 
-/// Calls `each` for the parts of the range, inside the territory, in order.
-fn pieces(territory: &Territory, range: PageRange, mut each: impl FnMut(Piece)) {
+/// Calls `each` for the parts of the range, inside the reservation, in order.
+fn pieces(reservation: &Reservation, range: PageRange, mut each: impl FnMut(Piece)) {
     let mut at = range.start;
-    territory.over(range, |spot, part| {
+    reservation.over(range, |spot, part| {
         if at < part.start {
             each(Piece::Gap(PageRange { start: at, end: part.start }));
         }
@@ -460,23 +461,23 @@ fn whole_pages(addr: usize, len: usize) -> Option<PageRange> {
 }
 
 /// The pages that the range touches, as far as they are the pool's addresses; `None`: none of them is.
-fn inside(addr: usize, len: usize) -> Option<(&'static Territory, PageRange)> {
-    let territory = territory::known()?;
+fn inside(addr: usize, len: usize) -> Option<(&'static Reservation, PageRange)> {
+    let reservation = reservation::known()?;
     let page = page_size();
     let end = addr.saturating_add(len).checked_next_multiple_of(page).unwrap_or(usize::MAX);
     let range = PageRange {
-        start: (addr / page * page).max(territory.range.start),
-        end: end.min(territory.range.end),
+        start: (addr / page * page).max(reservation.range.start),
+        end: end.min(reservation.range.end),
     };
-    (range.start < range.end).then_some((territory, range))
+    (range.start < range.end).then_some((reservation, range))
 }
 
 /// Unmaps a part of one run.
 ///
 /// # Safety
 /// Nothing uses it any more.
-unsafe fn unmap_part(territory: &Territory, spot: Spot, part: PageRange) -> Result<(), Errno> {
-    let run = territory.run(spot);
+unsafe fn unmap_part(reservation: &Reservation, spot: Spot, part: PageRange) -> Result<(), Errno> {
+    let run = reservation.run(spot);
     // On its way out, as a rule.
     for _ in 0..MOST_WAITS {
         if run.state() != state::MOVING {
@@ -495,7 +496,7 @@ unsafe fn unmap_part(territory: &Territory, spot: Spot, part: PageRange) -> Resu
         // Unmapped already.
         _ => return Ok(()),
     }
-    let live = lookup::live(territory, spot);
+    let live = lookup::live(reservation, spot);
     let cut = PageRange { start: part.start.max(live.start), end: part.end.min(live.end) };
     if cut.start >= cut.end {
         return Ok(());
@@ -505,32 +506,32 @@ unsafe fn unmap_part(territory: &Territory, spot: Spot, part: PageRange) -> Resu
     if !is_mapping && run.state() != state::IN_USE {
         // It has left since, and its flags with it.
         // SAFETY: nothing uses the part any more.
-        return unsafe { unmap_part(territory, spot, part) };
+        return unsafe { unmap_part(reservation, spot, part) };
     }
     if is_mapping {
-        if is_whole && leave::is_as_it_was(territory, spot) {
+        if is_whole && leave::is_as_it_was(reservation, spot) {
             if run.claim(state::IN_USE, state::MOVING).is_err() {
                 // Another thread is at it, too: it unmaps it, or it has the run leave.
                 // SAFETY: nothing uses the part any more.
-                return unsafe { unmap_part(territory, spot, part) };
+                return unsafe { unmap_part(reservation, spot, part) };
             }
-            if leave::close(territory, spot) {
-                give::give(territory, spot);
+            if leave::close(reservation, spot) {
+                free_run::put(reservation, spot);
                 return Ok(());
             }
             // Sealed in part, or there are too many mappings: munmap says what is wrong.
-            let all = territory.area(spot.class).range_of(spot.index);
+            let all = reservation.area(spot.class).range_of(spot.index);
             // SAFETY: the run is this thread's; what was closed of it is the program's again if munmap fails.
             let _ = unsafe { arena::open(all) };
             run.set_state(state::IN_USE);
         }
-        leave::any(territory, spot);
+        leave::any(reservation, spot);
         // SAFETY: nothing uses the part any more, and it has left the pool.
         return unsafe { arena::unmap(part.start, part.len()) };
     }
     if is_whole {
-        give::claim("munmap", live.start, territory, spot, run);
-        give::give(territory, spot);
+        free_run::claim("munmap", live.start, reservation, spot, run);
+        free_run::put(reservation, spot);
         return Ok(());
     }
     // A part of an allocation, which is to be freed yet.

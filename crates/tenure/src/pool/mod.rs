@@ -48,33 +48,33 @@
 //! missing, zeroing reads `/proc/self/pagemap`, and without that writes all that the run's former users may
 //! have written.
 
+mod alloc_run;
 mod api;
 mod buffer;
-mod cache;
+mod central_list;
 mod class;
 mod counters;
-mod depot;
+mod decay;
 mod end;
-mod fault;
 mod forks;
-mod give;
+mod free_run;
 mod give_up;
-mod keep;
+mod given_up;
 mod leave;
 mod list;
 mod lookup;
 pub mod mapped;
+mod misuse;
 mod queue;
 mod raw;
-mod release;
+mod reservation;
 mod resize;
 mod run;
 mod settings;
 mod slot;
 mod split;
 mod stats;
-mod take;
-mod territory;
+mod thread_cache;
 mod zero;
 
 pub use api::Pool;
@@ -118,8 +118,8 @@ pub fn free_runs_are_charged() -> bool {
 pub fn touches(start: usize, len: usize) -> bool {
     // The pool's range is one piece: a range that touches it begins or ends in it, or holds it all.
     let last = start.saturating_add(len.max(1) - 1);
-    (territory::holds(start) || territory::holds(last))
-        && (!release::has_holes() || mapped::touches(start, len))
+    (reservation::holds(start) || reservation::holds(last))
+        && (!given_up::has_holes() || mapped::touches(start, len))
 }
 
 /// Returns the largest size that [`alloc`] serves: a hundred-and-twenty-eighth of the reserved
@@ -129,7 +129,7 @@ pub fn touches(start: usize, len: usize) -> bool {
 /// assert!(tenure::pool::alloc(tenure::pool::largest() + 1, 16, false).is_none());
 /// ```
 pub fn largest() -> usize {
-    territory::get().map_or(0, territory::Territory::largest)
+    reservation::get().map_or(0, reservation::Reservation::largest)
 }
 
 /// Has forks wait for what is half done, from now on. Starts no thread.
@@ -147,7 +147,7 @@ pub(crate) fn watch_forks() {
 /// ```
 pub fn configure(settings: Settings) {
     settings::set(settings);
-    keep::call();
+    decay::call();
 }
 
 /// Starts the worker for the pool, and registers the fork handlers. It creates a thread, which
@@ -166,7 +166,7 @@ pub fn configure(settings: Settings) {
 pub fn prepare() -> Result<()> {
     forks::watch();
     worker::start("pool::prepare")?;
-    if territory::get().is_none() {
+    if reservation::get().is_none() {
         return Err(Error::new(
             ErrorKind::OutOfMemory,
             "pool::prepare",
@@ -174,7 +174,7 @@ pub fn prepare() -> Result<()> {
             "raise RLIMIT_AS to 16 GiB or more before the pool is first used",
         ));
     }
-    keep::call();
+    decay::call();
     Ok(())
 }
 
@@ -205,7 +205,7 @@ fn prepare_if_needed() {
 /// ```
 #[doc(alias = "malloc_trim")]
 pub fn trim() -> bool {
-    errno::kept(keep::trim)
+    errno::kept(decay::trim)
 }
 
 /// Returns whether the worker runs in this process. Costs one load.
@@ -231,11 +231,11 @@ pub fn keeper_runs() -> bool {
 /// ```
 #[inline]
 pub fn wants_keeper() -> bool {
-    territory::known().is_some() && !worker::running()
+    reservation::known().is_some() && !worker::running()
 }
 
 /// Whether callers offer so much that the worker, which would do it for them, pays. For a program with one thread,
 /// to which a second one is a price.
 pub(crate) fn worker_pays() -> bool {
-    keep::worker_pays()
+    decay::worker_pays()
 }

@@ -1,6 +1,6 @@
 //! The queue of free runs on their way to the kernel, and the clock that says when they are due.
 
-use super::territory::{Spot, Territory};
+use super::reservation::{Reservation, Spot};
 use crate::os::page_size;
 use crate::os::signal::Blocked;
 use crate::runtime::fork;
@@ -23,6 +23,7 @@ struct Queue {
     work: Lock<Work>,
 }
 
+/// For the whole process: as the pool.
 static QUEUE: Queue = Queue {
     clock: AtomicU32::new(0),
     runs: AtomicU64::new(0),
@@ -147,14 +148,14 @@ impl Work {
     }
 
     /// Puts a run whose state is `QUEUED` into the queue, which has room for it.
-    pub fn add(&mut self, territory: &Territory, spot: Spot, offer: bool) {
-        let run = territory.run(spot);
+    pub fn add(&mut self, reservation: &Reservation, spot: Spot, offer: bool) {
+        let run = reservation.run(spot);
         // MADV_FREE passes over pages that another process maps too, without a word.
         let offer = offer && run.forks.load(Ordering::Relaxed) == fork::count();
         self.items[self.len] = Item { spot, offer, done: 0 };
         self.len += 1;
         QUEUE.runs.fetch_add(1, Ordering::Relaxed);
-        QUEUE.bytes.fetch_add(bytes(territory, spot), Ordering::Relaxed);
+        QUEUE.bytes.fetch_add(bytes(reservation, spot), Ordering::Relaxed);
     }
 
     /// The run that came last.
@@ -176,14 +177,14 @@ impl Work {
 }
 
 /// A run that was in the queue is in another list now. Answers its bytes.
-pub(super) fn count_out(territory: &Territory, spot: Spot) -> u64 {
-    let bytes = bytes(territory, spot);
+pub(super) fn count_out(reservation: &Reservation, spot: Spot) -> u64 {
+    let bytes = bytes(reservation, spot);
     QUEUE.bytes.fetch_sub(bytes, Ordering::Relaxed);
     bytes
 }
 
-fn bytes(territory: &Territory, spot: Spot) -> u64 {
-    (territory.run(spot).touched() * page_size()) as u64
+fn bytes(reservation: &Reservation, spot: Spot) -> u64 {
+    (reservation.run(spot).touched() * page_size()) as u64
 }
 
 #[cfg(test)]

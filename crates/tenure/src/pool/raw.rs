@@ -4,7 +4,7 @@
 
 use super::counters::{self, Counter};
 use super::run::{state, Run};
-use super::{give, lookup, resize, take};
+use super::{alloc_run, free_run, lookup, resize};
 use crate::os::page_size;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
@@ -33,7 +33,7 @@ use std::sync::atomic::Ordering;
 #[doc(alias = "memalign")]
 #[doc(alias = "posix_memalign")]
 pub fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
-    take::alloc(size, align, zeroed)
+    alloc_run::alloc(size, align, zeroed)
 }
 
 /// Gives a run back.
@@ -56,7 +56,7 @@ pub fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
 #[doc(alias = "munmap")]
 pub unsafe fn free(p: NonNull<u8>) {
     // SAFETY: nothing uses the run any more, as this function requires.
-    unsafe { give::free(p.as_ptr() as usize) }
+    unsafe { free_run::free(p.as_ptr() as usize) }
 }
 
 /// Makes the run at `p` hold `new_size` bytes at a multiple of `align`, as `realloc(3)` does: its
@@ -120,11 +120,11 @@ pub fn usable_size(p: NonNull<u8>) -> Option<usize> {
 /// start.
 pub(super) fn room(p: NonNull<u8>) -> Option<(&'static Run, usize, usize)> {
     let at = p.as_ptr() as usize;
-    let (territory, spot) = lookup::find(at)?;
-    let run = territory.run(spot);
-    if run.state() != state::IN_USE || lookup::start_of(territory, spot) != at {
+    let (reservation, spot) = lookup::find(at)?;
+    let run = reservation.run(spot);
+    if run.state() != state::IN_USE || lookup::start_of(reservation, spot) != at {
         return None;
     }
-    let stride = territory.area(spot.class).stride;
-    Some((run, territory.start(spot) + stride - at, stride))
+    let stride = reservation.area(spot.class).stride;
+    Some((run, reservation.start(spot) + stride - at, stride))
 }

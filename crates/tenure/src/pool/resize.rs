@@ -2,11 +2,11 @@
 
 #![allow(unsafe_code, reason = "copies and moves blocks")]
 
+use super::alloc_run::{self, Request};
 use super::counters::{self, Counter};
+use super::reservation::{Reservation, Spot};
 use super::run::{flag, state, Run, BORDERS};
-use super::take::{self, Request};
-use super::territory::{Spot, Territory};
-use super::{fault, give, keep, lookup, release, split, zero};
+use super::{decay, free_run, given_up, lookup, misuse, split, zero};
 use crate::os::arena::{self, NotMoved};
 use crate::os::{advise, page_size, HUGE_PAGE};
 use crate::range::PageRange;
@@ -32,28 +32,28 @@ pub(super) unsafe fn realloc(
     align: usize,
     zeroed: bool,
 ) -> Option<NonNull<u8>> {
-    let Some((territory, spot)) = lookup::find(at) else {
-        fault::not_an_allocation("realloc", at, None);
+    let Some((reservation, spot)) = lookup::find(at) else {
+        misuse::not_an_allocation("realloc", at, None);
     };
     if !align.is_power_of_two() {
         return None;
     }
     let new_size = new_size.max(1);
-    let run = territory.run(spot);
+    let run = reservation.run(spot);
     // While its state is `MOVING` a second free or realloc at the same time is found out.
-    give::claim("realloc", at, territory, spot, run);
+    free_run::claim("realloc", at, reservation, spot, run);
     let old_size = run.size();
-    let room = match release::is_over() {
+    let room = match given_up::is_over() {
         true => old_size.next_multiple_of(page_size()),
-        false => territory.start(spot) + territory.area(spot.class).stride - at,
+        false => reservation.start(spot) + reservation.area(spot.class).stride - at,
     };
-    if new_size > room && release::is_over() {
+    if new_size > room && given_up::is_over() {
         counters::add(Counter::Refused, 1);
         run.set_state(state::IN_USE);
         return None;
     }
     if new_size <= room && at % align == 0 {
-        resize_in_place(territory, spot, at, new_size, zeroed);
+        resize_in_place(reservation, spot, at, new_size, zeroed);
         counters::add(Counter::InPlace, 1);
         run.set_state(state::IN_USE);
         return NonNull::new(at as *mut u8);
@@ -61,20 +61,20 @@ pub(super) unsafe fn realloc(
     let movable = old_size >= MOVE_FROM && !run.is(flag::TAINTED) && split::may_move();
     let page = run.offset.load(Ordering::Relaxed) as usize;
     let taken = match movable && new_size > old_size {
-        true => take_to_grow(territory, new_size, align, page),
-        false => Request::new(territory, new_size, align)
+        true => take_to_grow(reservation, new_size, align, page),
+        false => Request::new(reservation, new_size, align)
             .map(|request| request.at_page(page))
-            .and_then(|request| Some((request, take::take(territory, &request)?))),
+            .and_then(|request| Some((request, alloc_run::take(reservation, &request)?))),
     };
     let taken = taken.and_then(|(request, (to, from))| {
-        if territory.run(to).touched() == 0 {
-            keep::make_room(
-                territory,
+        if reservation.run(to).touched() == 0 {
+            decay::make_room(
+                reservation,
                 to,
                 if movable { new_size - old_size.min(new_size) } else { new_size },
             );
         }
-        let (new, touched) = take::hand_out(territory, &request, to, from)?;
+        let (new, touched) = alloc_run::hand_out(reservation, &request, to, from)?;
         Some((to, new, touched))
     });
     let Some((to, new, touched)) = taken else {
@@ -85,11 +85,11 @@ pub(super) unsafe fn realloc(
     let kept = old_size.min(new_size);
     let is_warm = touched * page_size() >= new_size;
     let moved = match movable && !(is_warm && kept < MOVE_OVER_FROM) {
-        true => move_pages(territory, spot, at, to, new, kept),
+        true => move_pages(reservation, spot, at, to, new, kept),
         false => Moved::none(),
     };
     if moved.target_lost {
-        move_back(territory, at, to, new, moved.bytes.min(kept));
+        move_back(reservation, at, to, new, moved.bytes.min(kept));
         split::stop_moving();
         run.set_state(state::IN_USE);
         // SAFETY: the run is back at its place, and the caller uses only what this returns.
@@ -105,56 +105,62 @@ pub(super) unsafe fn realloc(
     }
     if zeroed && new_size > old_size {
         // The pages that came along may hold anything past the old size.
-        let pages = (new + old_size - territory.start(to)).div_ceil(page_size());
+        let pages = (new + old_size - reservation.start(to)).div_ceil(page_size());
         let start = new + old_size;
-        zero::run(territory, to, touched.max(pages), start, new_size - old_size);
+        zero::run(reservation, to, touched.max(pages), start, new_size - old_size);
     }
-    give::give(territory, spot);
+    free_run::put(reservation, spot);
     NonNull::new(new as *mut u8)
 }
 
 /// Takes a warm run first: growth that took fresh ones would leave all that it grew out of to nobody. Else
 /// one in which the size may double: the addresses cost nothing, and each move makes a mapping.
 fn take_to_grow(
-    territory: &Territory,
+    reservation: &Reservation,
     size: usize,
     align: usize,
     page: usize,
 ) -> Option<(Request, (Spot, u32))> {
-    let exact = Request::new(territory, size, align)?.at_page(page);
-    if let Some(warm) = take::take_warm(territory, &exact) {
+    let exact = Request::new(reservation, size, align)?.at_page(page);
+    if let Some(warm) = alloc_run::take_warm(reservation, &exact) {
         return Some((exact, warm));
     }
     size.checked_mul(2)
-        .and_then(|room| Request::with_room(territory, size, align, room))
+        .and_then(|room| Request::with_room(reservation, size, align, room))
         .map(|roomy| roomy.at_page(page))
-        .and_then(|roomy| Some((roomy, take::take(territory, &roomy)?)))
-        .or_else(|| Some((exact, take::take(territory, &exact)?)))
+        .and_then(|roomy| Some((roomy, alloc_run::take(reservation, &roomy)?)))
+        .or_else(|| Some((exact, alloc_run::take(reservation, &exact)?)))
 }
 
-fn resize_in_place(territory: &Territory, spot: Spot, at: usize, new_size: usize, zeroed: bool) {
+fn resize_in_place(
+    reservation: &Reservation,
+    spot: Spot,
+    at: usize,
+    new_size: usize,
+    zeroed: bool,
+) {
     let page = page_size();
-    let run = territory.run(spot);
+    let run = reservation.run(spot);
     let (old_size, touched) = (run.size(), run.touched());
-    let start = territory.start(spot);
+    let start = reservation.start(spot);
     if new_size > old_size {
         if zeroed {
             let more = new_size - old_size;
-            zero::run(territory, spot, touched, at + old_size, more);
+            zero::run(reservation, spot, touched, at + old_size, more);
         }
         run.set_touched(touched.max((at + new_size - start).div_ceil(page)));
     } else {
-        give_tail_back(territory, spot, at + new_size);
+        give_tail_back(reservation, spot, at + new_size);
     }
     counters::add(Counter::AllocatedBytes, (new_size as u64).wrapping_sub(old_size as u64));
     run.size.store(new_size as u64, Ordering::Relaxed);
 }
 
 /// Gives back what lies past `end`, if it is worth a system call and splits no huge page.
-fn give_tail_back(territory: &Territory, spot: Spot, end: usize) {
+fn give_tail_back(reservation: &Reservation, spot: Spot, end: usize) {
     let page = page_size();
-    let (area, run) = (territory.area(spot.class), territory.run(spot));
-    let start = territory.start(spot);
+    let (area, run) = (reservation.area(spot.class), reservation.run(spot));
+    let start = reservation.start(spot);
     let mut from = end.next_multiple_of(page);
     if from < start + area.huge {
         from = from.next_multiple_of(HUGE_PAGE);
@@ -187,7 +193,7 @@ impl Moved {
 
 /// Gives up the run `to`, whose mapping cannot be told any more: the bytes that were moved there come
 /// back, and nobody gets it again.
-fn move_back(territory: &Territory, at: usize, to: Spot, new: usize, bytes: usize) {
+fn move_back(reservation: &Reservation, at: usize, to: Spot, new: usize, bytes: usize) {
     // SAFETY: what was moved lies at the new place, is in this thread's hands, and its old place is
     // mapped, and empty.
     unsafe { std::ptr::copy_nonoverlapping(new as *const u8, at as *mut u8, bytes) };
@@ -196,7 +202,7 @@ fn move_back(territory: &Territory, at: usize, to: Spot, new: usize, bytes: usiz
         // SAFETY: the bytes were copied back, and the run is this thread's alone.
         let _ = unsafe { advise::drop_pages(PageRange::new(new, new + pages)) };
     }
-    let run = territory.run(to);
+    let run = reservation.run(to);
     counters::add(Counter::Frees, 1);
     counters::add(Counter::FreedBytes, run.size() as u64);
     run.set_state(state::LEFT);
@@ -206,7 +212,7 @@ fn move_back(territory: &Territory, at: usize, to: Spot, new: usize, bytes: usiz
 /// where the kernel refused. One mapping at a time: a move of several is one only since 6.17. Where the run
 /// can remember no border more, its first mappings, which are its smallest, are copied instead.
 fn move_pages(
-    territory: &Territory,
+    reservation: &Reservation,
     from: Spot,
     at: usize,
     to: Spot,
@@ -214,12 +220,12 @@ fn move_pages(
     len: usize,
 ) -> Moved {
     let page = page_size();
-    let (source, target) = (territory.run(from), territory.run(to));
+    let (source, target) = (reservation.run(from), reservation.run(to));
     let end = at + len.next_multiple_of(page);
     let mut ends = [end; BORDERS + 2];
     let mut count = 0;
-    let start = territory.start(from);
-    let huge = start + territory.area(from.class).huge;
+    let start = reservation.start(from);
+    let huge = start + reservation.area(from.class).huge;
     for border in borders(source).map(|border| start + border * page).chain([huge]) {
         if border > at && border < end {
             ends[count] = border;
@@ -249,7 +255,7 @@ fn move_pages(
     if moved == lead {
         return Moved { bytes: lead.min(len), target_lost: false };
     }
-    let offset = (new - territory.start(to)) / page;
+    let offset = (new - reservation.start(to)) / page;
     let news = ends[..=count].iter().map(|end| end - at);
     let news = news.filter(|end| (lead.max(1)..=moved).contains(end));
     split::note_moved(target);

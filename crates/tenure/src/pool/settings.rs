@@ -135,6 +135,7 @@ struct InForce {
     no_reuse: AtomicBool,
 }
 
+/// For the whole process: as the pool.
 static IN_FORCE: InForce = InForce {
     offer_after_us: AtomicU64::new(500_000),
     return_after_us: AtomicU64::new(10_000_000),

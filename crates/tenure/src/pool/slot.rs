@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// No process has more.
 pub(super) const MOST: usize = 64;
 /// A power of two, less one; 0 until first asked.
+/// For the whole process: the machine has so many processors.
 static MASK: AtomicUsize = AtomicUsize::new(0);
 
 /// The calling thread's slot.

@@ -18,6 +18,7 @@ struct Split {
     moved: AtomicU32,
 }
 
+/// For the whole process: the kernel bounds the mappings of a process.
 static SPLIT: Split = Split { parted: AtomicU32::new(0), moved: AtomicU32::new(0) };
 
 /// One more run is of two mappings because of advice. `false`: there are too many.

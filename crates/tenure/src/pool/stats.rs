@@ -1,7 +1,7 @@
 //! The pool in numbers.
 
 use super::counters::{self, Counter};
-use super::{cache, depot, queue, territory};
+use super::{central_list, queue, reservation, thread_cache};
 
 /// What the pool holds now, by state, and what happened so far.
 ///
@@ -70,10 +70,10 @@ pub struct PoolStats {
 pub fn stats() -> PoolStats {
     use Counter::*;
     let get = counters::get;
-    let Some(territory) = territory::known() else {
+    let Some(reservation) = reservation::known() else {
         return PoolStats { refused: get(Refused), ..PoolStats::default() };
     };
-    let (in_slots, in_slots_bytes) = cache::held();
+    let (in_slots, in_slots_bytes) = thread_cache::held();
     let (queued, queued_bytes) = queue::queued();
     // What is freed before what is allocated: in the other order a pair in between would leave less than
     // nothing. Growth counts by wrapping, so the difference may still be below it for a moment.
@@ -85,7 +85,7 @@ pub fn stats() -> PoolStats {
         // What is on its way to the kernel counts as warm until it is there.
         warm: in_slots + queued,
         warm_bytes: in_slots_bytes + queued_bytes,
-        reserved_bytes: territory.reserved_bytes(),
+        reserved_bytes: reservation.reserved_bytes(),
         allocs: get(Allocs),
         frees,
         warm_reuses: get(WarmReuses),
@@ -101,15 +101,15 @@ pub fn stats() -> PoolStats {
         refused: get(Refused),
         ..PoolStats::default()
     };
-    for class in 0..territory.classes {
-        depot::with(territory, class, |lists| {
+    for class in 0..reservation.classes {
+        central_list::with(reservation, class, |lists| {
             stats.warm += u64::from(lists.warm.count);
             stats.warm_bytes += lists.warm.bytes;
             stats.offered += u64::from(lists.offered.count);
             stats.offered_bytes += lists.offered.bytes;
             stats.returned += u64::from(lists.returned.count);
             stats.returned_bytes +=
-                u64::from(lists.returned.count) * territory.area(class).stride as u64;
+                u64::from(lists.returned.count) * reservation.area(class).stride as u64;
         });
     }
     stats

@@ -3,9 +3,9 @@
 #![allow(unsafe_code, reason = "clears pages of a free run")]
 
 use super::counters::{self, Counter};
+use super::reservation::{Reservation, Spot};
 use super::run::flag;
 use super::settings::{settings, HugePages};
-use super::territory::{Spot, Territory};
 use crate::os::pagemap::{self, Pagemap, Pages};
 use crate::os::{advise, errno, page_size, thp, HUGE_PAGE};
 use crate::range::PageRange;
@@ -20,8 +20,8 @@ const ASK_FROM: usize = 128 << 10;
 /// The kernel may take offered pages meanwhile. A page that is gone reads as zeros from then on, and
 /// one that was found and goes before it is written is zeros as well; a page found missing cannot come
 /// back: `MADV_FREE` dropped what was in swap, and what is lazily free is never put there.
-pub(super) fn run(territory: &Territory, spot: Spot, touched: usize, at: usize, size: usize) {
-    let end = (at + size).min(territory.start(spot) + touched * page_size());
+pub(super) fn run(reservation: &Reservation, spot: Spot, touched: usize, at: usize, size: usize) {
+    let end = (at + size).min(reservation.start(spot) + touched * page_size());
     if end <= at {
         return;
     }
@@ -38,7 +38,7 @@ pub(super) fn run(territory: &Territory, spot: Spot, touched: usize, at: usize, 
     let mut written = first;
     let asked = errno::kept(|| {
         let pagemap = Pagemap::open()?;
-        drop_split(territory, spot, &pagemap, first, end);
+        drop_split(reservation, spot, &pagemap, first, end);
         pagemap.extents(whole, Pages::Data, |part| {
             write(part.start, part.end.min(end));
             written = part.end;
@@ -55,8 +55,8 @@ pub(super) fn run(territory: &Territory, spot: Spot, touched: usize, at: usize, 
 ///
 /// So with smaller folios where they were advised: a run that has lost pages since has lost the folios, and would
 /// get single pages in their place.
-fn drop_split(territory: &Territory, spot: Spot, pagemap: &Pagemap, start: usize, end: usize) {
-    let advised = territory.run(spot).is(flag::ADVISED);
+fn drop_split(reservation: &Reservation, spot: Spot, pagemap: &Pagemap, start: usize, end: usize) {
+    let advised = reservation.run(spot).is(flag::ADVISED);
     let always = || {
         settings().huge_pages != HugePages::Never
             && end - start >= HUGE_PAGE

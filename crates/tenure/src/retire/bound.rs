@@ -29,6 +29,7 @@ struct Known {
     room: Option<(RoomNow, Instant)>,
 }
 
+/// For the whole process: the room is that of the process.
 static KNOWN: Lock<Known> =
     Lock::new(Rank::RetireBudget, Known { files: Files::none(), files_at: None, room: None });
 
@@ -146,6 +147,8 @@ fn within_bound() -> Option<()> {
     }
 }
 
+/// For the whole process: the machine's setting. Milliseconds since the start, shifted by one; the answer in the lowest bit.
+/// 0: not read yet.
 static STRICT: AtomicU64 = AtomicU64::new(0);
 /// How often the machine's setting is read: milliseconds.
 const STRICT_FRESH_MS: u64 = 30_000;

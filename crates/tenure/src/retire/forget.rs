@@ -14,8 +14,7 @@ pub(super) fn any_marks() -> bool {
 /// locked through tenure, two loads, two system calls and no allocation. `true`: tenure itself watches part
 /// of it.
 ///
-/// A signal handler may unmap too, and must not wait for the code that it interrupted: it comes when the
-/// books are closed.
+/// Signals are blocked meanwhile: a handler may unmap too, and would wait for the code that it interrupted.
 pub(super) fn forget(range: PageRange) -> bool {
     let _blocked = Blocked::all();
     lock::forget_unmapped(range);

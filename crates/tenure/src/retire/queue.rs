@@ -27,6 +27,7 @@ pub(super) struct Queue {
     failed: usize,
 }
 
+/// For the whole process: one worker tears down what all threads have retired.
 static QUEUE: Lock<Queue> = Lock::new(Rank::RetireQueue, Queue::none());
 
 pub(super) type Guard = QuietGuard<'static, Queue>;
@@ -43,6 +44,7 @@ pub(super) fn lock_unless_forking() -> Option<Guard> {
 }
 
 /// Chunks, and their bytes, that went while a fork held the queue.
+/// For the whole process: as the queue.
 static LATE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// A chunk that was taken is gone, and the queue cannot be waited for: its next holder counts it.

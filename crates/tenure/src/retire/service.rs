@@ -9,6 +9,7 @@ use crate::runtime::services::{Next, Service, Visit};
 use crate::runtime::worker;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// For the whole process: the register's entry of retire.
 static SERVICE: Service = Service {
     hold: || {
         queue::hold();
@@ -62,37 +63,44 @@ pub(crate) fn watch_forks() {
     bound::look_around();
 }
 
-/// Forks are watched, and the worker was started once.
-static READY: AtomicBool = AtomicBool::new(false);
-/// A range could have been moved if a worker had run.
-static WANTED: AtomicBool = AtomicBool::new(false);
+/// What is known of the worker.
+struct Readiness {
+    /// Forks are watched, and the worker was started once.
+    ready: AtomicBool,
+    /// A range could have been moved if a worker had run.
+    wanted: AtomicBool,
+}
+
+/// For the whole process, as the worker is.
+static READINESS: Readiness =
+    Readiness { ready: AtomicBool::new(false), wanted: AtomicBool::new(false) };
 
 /// See [`super::prepare`].
 pub(super) fn prepare() -> Result<()> {
     watch_forks();
     worker::create("retire::prepare")?;
     detach::learn_whether_seals_are_seen();
-    READY.store(true, Ordering::Release);
-    WANTED.store(false, Ordering::Relaxed);
+    READINESS.ready.store(true, Ordering::Release);
+    READINESS.wanted.store(false, Ordering::Relaxed);
     Ok(())
 }
 
 pub(super) fn is_ready() -> bool {
-    READY.load(Ordering::Acquire)
+    READINESS.ready.load(Ordering::Acquire)
 }
 
 /// A range could have been moved, but [`super::prepare`] was not called.
 pub(super) fn want_keeper() {
-    WANTED.store(true, Ordering::Relaxed);
+    READINESS.wanted.store(true, Ordering::Relaxed);
 }
 
 pub(super) fn wants_keeper() -> bool {
-    WANTED.load(Ordering::Relaxed)
+    READINESS.wanted.load(Ordering::Relaxed)
 }
 
 /// Whether a worker is there that gives back what is moved.
 pub(super) fn is_served() -> bool {
     let served = is_ready() && worker::is_coming();
-    WANTED.store(!served, Ordering::Relaxed);
+    READINESS.wanted.store(!served, Ordering::Relaxed);
     served
 }

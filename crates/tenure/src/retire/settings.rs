@@ -100,10 +100,23 @@ impl Settings {
 }
 
 const NONE: u64 = u64::MAX;
-static MIN_BYTES: AtomicUsize = AtomicUsize::new(32 << 20);
-static LONGEST_STALL_NS: AtomicU64 = AtomicU64::new(1_000_000);
-static PENDING_MAX: AtomicU64 = AtomicU64::new(NONE);
-static FILES_LATER: AtomicU8 = AtomicU8::new(0);
+
+/// The settings, each readable without a lock.
+struct InForce {
+    min_bytes: AtomicUsize,
+    longest_stall_ns: AtomicU64,
+    /// [`NONE`]: no bound beside the free memory.
+    pending_max: AtomicU64,
+    files_later: AtomicU8,
+}
+
+/// For the whole process: `munmap` and the drop of a mapping are told nothing but a range.
+static IN_FORCE: InForce = InForce {
+    min_bytes: AtomicUsize::new(32 << 20),
+    longest_stall_ns: AtomicU64::new(1_000_000),
+    pending_max: AtomicU64::new(NONE),
+    files_later: AtomicU8::new(0),
+};
 
 /// Sets the settings for the whole process. They take effect from the next call on.
 ///
@@ -113,11 +126,11 @@ static FILES_LATER: AtomicU8 = AtomicU8::new(0);
 /// assert_eq!(settings().min_bytes, 4 << 20);
 /// ```
 pub fn configure(settings: Settings) {
-    MIN_BYTES.store(settings.min_bytes, Ordering::Relaxed);
+    IN_FORCE.min_bytes.store(settings.min_bytes, Ordering::Relaxed);
     let stall = u64::try_from(settings.longest_stall.as_nanos()).unwrap_or(u64::MAX);
-    LONGEST_STALL_NS.store(stall, Ordering::Relaxed);
-    PENDING_MAX.store(settings.pending_max.unwrap_or(NONE), Ordering::Relaxed);
-    FILES_LATER.store(u8::from(settings.files == Files::Later), Ordering::Relaxed);
+    IN_FORCE.longest_stall_ns.store(stall, Ordering::Relaxed);
+    IN_FORCE.pending_max.store(settings.pending_max.unwrap_or(NONE), Ordering::Relaxed);
+    IN_FORCE.files_later.store(u8::from(settings.files == Files::Later), Ordering::Relaxed);
 }
 
 /// Returns the settings in force.
@@ -126,12 +139,12 @@ pub fn configure(settings: Settings) {
 /// assert_eq!(tenure::retire::settings().min_bytes, 32 << 20); // the default
 /// ```
 pub fn settings() -> Settings {
-    let max = PENDING_MAX.load(Ordering::Relaxed);
+    let max = IN_FORCE.pending_max.load(Ordering::Relaxed);
     Settings {
-        min_bytes: MIN_BYTES.load(Ordering::Relaxed),
-        longest_stall: Duration::from_nanos(LONGEST_STALL_NS.load(Ordering::Relaxed)),
+        min_bytes: IN_FORCE.min_bytes.load(Ordering::Relaxed),
+        longest_stall: Duration::from_nanos(IN_FORCE.longest_stall_ns.load(Ordering::Relaxed)),
         pending_max: (max != NONE).then_some(max),
-        files: match FILES_LATER.load(Ordering::Relaxed) {
+        files: match IN_FORCE.files_later.load(Ordering::Relaxed) {
             0 => Files::AtOnce,
             _ => Files::Later,
         },
@@ -139,17 +152,17 @@ pub fn settings() -> Settings {
 }
 
 pub(super) fn min_bytes() -> usize {
-    MIN_BYTES.load(Ordering::Relaxed)
+    IN_FORCE.min_bytes.load(Ordering::Relaxed)
 }
 
 pub(super) fn longest_stall_ns() -> u64 {
-    LONGEST_STALL_NS.load(Ordering::Relaxed)
+    IN_FORCE.longest_stall_ns.load(Ordering::Relaxed)
 }
 
 pub(super) fn pending_max() -> u64 {
-    PENDING_MAX.load(Ordering::Relaxed)
+    IN_FORCE.pending_max.load(Ordering::Relaxed)
 }
 
 pub(super) fn files_later() -> bool {
-    FILES_LATER.load(Ordering::Relaxed) != 0
+    IN_FORCE.files_later.load(Ordering::Relaxed) != 0
 }

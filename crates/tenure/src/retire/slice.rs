@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 /// What unmapping a page costs until it has been measured, in picoseconds: 50 to 180 ns for a base page
 /// that was written (Linux 6.18, two cores).
+/// For the whole process: measured on this machine.
 static PER_PAGE_PS: AtomicU64 = AtomicU64::new(180_000);
 /// Below this the slices themselves cost more than what is in them.
 const LEAST: usize = 1 << 20;

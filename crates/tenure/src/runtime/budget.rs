@@ -22,18 +22,25 @@ struct Known {
     room_at: Instant,
 }
 
-static KNOWN: Lock<Option<Known>> = Lock::new(Rank::Budget, None);
+/// What is remembered.
+struct Budget {
+    known: Lock<Option<Known>>,
+    /// The limit that the last look found. For callers that must take no lock.
+    limit: AtomicU64,
+}
 
-/// The limit that the last look found. For callers that must take no lock.
-static LIMIT: AtomicU64 = AtomicU64::new(u64::MAX);
+/// For the whole process: the limits are the process's.
+static BUDGET: Budget =
+    Budget { known: Lock::new(Rank::Budget, None), limit: AtomicU64::new(u64::MAX) };
 
+/// For the whole process: the register's entry of the budget.
 static SERVICE: Service = Service {
-    hold: || KNOWN.hold(),
-    release: || KNOWN.release(),
+    hold: || BUDGET.known.hold(),
+    release: || BUDGET.known.release(),
     recover: || {
-        if KNOWN.reset_in_child() {
+        if BUDGET.known.reset_in_child() {
             // SAFETY: a child's only user of it; the old value may be half changed, and is not dropped.
-            std::mem::forget(unsafe { KNOWN.held_value() }.take());
+            std::mem::forget(unsafe { BUDGET.known.held_value() }.take());
         }
     },
     ..Service::named("budget", &[Rank::Budget])
@@ -43,7 +50,7 @@ static SERVICE: Service = Service {
 pub(crate) fn room(now: Instant) -> Room {
     fork_state::register(&SERVICE);
     let stale = |at: Instant, fresh: Duration| now.saturating_duration_since(at) >= fresh;
-    let mut known = KNOWN.lock();
+    let mut known = BUDGET.known.lock();
     if let Some(known) = known.as_ref().filter(|known| !stale(known.room_at, FRESH)) {
         return known.room;
     }
@@ -54,15 +61,15 @@ pub(crate) fn room(now: Instant) -> Room {
         _ => (memory_limit::governing_group(), now),
     };
     let room = memory_limit::room(group.as_ref());
-    LIMIT.store(room.limit, Ordering::Relaxed);
+    BUDGET.limit.store(room.limit, Ordering::Relaxed);
     let new = Known { group, group_at, room, room_at: now };
     // What another thread found meanwhile is dropped outside of the lock.
-    let other = KNOWN.lock().replace(new);
+    let other = BUDGET.known.lock().replace(new);
     drop(other);
     room
 }
 
 /// The memory limit at the last call of [`room`], whenever that was. One load.
 pub(crate) fn limit_at_last_look() -> u64 {
-    LIMIT.load(Ordering::Relaxed)
+    BUDGET.limit.load(Ordering::Relaxed)
 }

@@ -20,6 +20,7 @@ macro_rules! counters {
         #[derive(Default)]
         pub(crate) struct Counters { $(pub $name: AtomicU64),* }
 
+        /// For the whole process: what [`totals`] returns.
         pub(crate) static COUNTERS: Counters = Counters { $($name: AtomicU64::new(0)),* };
 
         pub(crate) fn totals() -> Totals {
@@ -94,6 +95,7 @@ pub(crate) struct Gauges {
     pub retiring_bytes: AtomicU64,
 }
 
+/// For the whole process: what the statistics return.
 pub(crate) static GAUGES: Gauges =
     Gauges { retiring: AtomicU64::new(0), retiring_bytes: AtomicU64::new(0) };
 

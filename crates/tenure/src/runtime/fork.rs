@@ -4,7 +4,7 @@
 
 #![allow(unsafe_code, reason = "registers itself in the section of initial functions")]
 
-use super::fork_state::{FORKS, UNDER_WAY};
+use super::fork_state::FORKS;
 use super::lock::{Lock, Rank};
 use super::services::{self, Service};
 use super::{turn, worker};
@@ -16,11 +16,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) use super::fork_state::{count, lock, look, missed, register, NoWait};
 
-/// One fork at a time.
-static FORK: Lock<()> = Lock::new(Rank::Fork, ());
+/// How forks come here.
+struct Watch {
+    /// One at a time.
+    turn: Lock<()>,
+    /// Tenure is in use, so forks concern it.
+    watched: AtomicBool,
+    /// Tenure has its place among the process's fork handlers.
+    registered: AtomicBool,
+}
+
+/// For the whole process: fork handlers are given no argument.
+static WATCH: Watch = Watch {
+    turn: Lock::new(Rank::Fork, ()),
+    watched: AtomicBool::new(false),
+    registered: AtomicBool::new(false),
+};
+
 /// What forks do to the runtime itself, before the promises' services.
+/// For the whole process: the register's entry of the runtime.
 static SERVICE: Service = Service {
-    recover: || _ = FORK.reset_in_child(),
+    recover: || _ = WATCH.turn.reset_in_child(),
     reset_in_child: |_| {
         worker::reset_in_child();
         turn::reset_in_child();
@@ -31,6 +47,7 @@ static SERVICE: Service = Service {
 thread_local! {
     // Constant and without a destructor: no allocation, and usable to a thread's very end.
     /// The signal mask before the fork that this thread has prepared. `None`: it has prepared none.
+    /// Each thread's own: other threads may be about to fork, too.
     static PREPARED: Cell<Option<signal::Mask>> = const { Cell::new(None) };
 }
 
@@ -38,46 +55,43 @@ thread_local! {
 pub(crate) fn watch() {
     register(&SERVICE);
     register_handlers();
-    WATCHED.store(true, Ordering::Release);
+    WATCH.watched.store(true, Ordering::Release);
 }
-
-/// Tenure is in use, so forks concern it.
-static WATCHED: AtomicBool = AtomicBool::new(false);
 
 /// Takes tenure's place among the process's fork handlers, whose order is that of their registration. Once.
 extern "C" fn register_handlers() {
-    static REGISTERED: AtomicBool = AtomicBool::new(false);
-    if !REGISTERED.swap(true, Ordering::AcqRel) {
+    if !WATCH.registered.swap(true, Ordering::AcqRel) {
         fork::register(on_prepare, on_parent, on_child);
     }
 }
 
 /// When the program or the library is loaded: handlers that the program registers later then run while tenure
 /// holds nothing, and may use it. Where a linker has dropped this the first use registers them.
+/// For the whole process: the loader calls it once.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = register_handlers;
 
 extern "C" fn on_prepare() {
-    if !WATCHED.load(Ordering::Acquire) {
+    if !WATCH.watched.load(Ordering::Acquire) {
         return;
     }
     look();
     // A handler that forked too would find the locks half taken.
     PREPARED.set(Some(signal::block_all()));
-    UNDER_WAY.fetch_add(1, Ordering::SeqCst);
-    FORK.hold();
+    FORKS.under_way.fetch_add(1, Ordering::SeqCst);
+    WATCH.turn.hold();
     services::hold_all();
     brief::hold();
 }
 
 extern "C" fn on_parent() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
+    FORKS.so_far.fetch_add(1, Ordering::Relaxed);
     let Some(mask) = PREPARED.take() else { return }; // it began before the first use
     brief::release();
     services::release_all();
-    FORK.release();
-    UNDER_WAY.fetch_sub(1, Ordering::SeqCst);
+    WATCH.turn.release();
+    FORKS.under_way.fetch_sub(1, Ordering::SeqCst);
     signal::restore(mask);
 }
 
@@ -85,13 +99,13 @@ extern "C" fn on_child() {
     // It began before the first use: the first lock makes up for it.
     let Some(mask) = PREPARED.take() else { return };
     word().store(marker::SETTLED, Ordering::Release);
-    FORKS.fetch_add(1, Ordering::Relaxed);
+    FORKS.so_far.fetch_add(1, Ordering::Relaxed);
     brief::close_others();
     // Other threads that were forking are not here.
-    UNDER_WAY.store(0, Ordering::SeqCst);
+    FORKS.under_way.store(0, Ordering::SeqCst);
     services::recover_all(services::was_not_held);
     services::reset_in_child(false);
     services::release_all();
-    FORK.release();
+    WATCH.turn.release();
     signal::restore(mask);
 }

@@ -10,14 +10,22 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-/// Forks seen by this process and its ancestors since tenure started.
-pub(super) static FORKS: AtomicU32 = AtomicU32::new(0);
-/// Forks whose handlers have begun, and that are not over.
-pub(super) static UNDER_WAY: AtomicU32 = AtomicU32::new(0);
+/// The count of forks.
+pub(super) struct Forks {
+    /// Seen by this process and its ancestors since tenure started.
+    pub so_far: AtomicU32,
+    /// Those whose handlers have begun, and that are not over.
+    pub under_way: AtomicU32,
+}
+
+/// For the whole process: every lock asks it.
+pub(super) static FORKS: Forks = Forks { so_far: AtomicU32::new(0), under_way: AtomicU32::new(0) };
 
 thread_local! {
     // Constant and without destructors: no allocation, and usable to a thread's very end.
+    /// Each thread's own: see [`NoWait`].
     static NO_WAIT: Cell<bool> = const { Cell::new(false) };
+    /// Each thread's own: it makes up for a fork that was missed: the locks that it takes meanwhile do not begin again.
     static MAKING_UP: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -58,8 +66,8 @@ fn make_up() {
     // A handler would go on in the midst of it, with what is its parent's still.
     let _no_handler = Blocked::all();
     MAKING_UP.set(true);
-    FORKS.fetch_add(1, Ordering::Relaxed);
-    UNDER_WAY.store(0, Ordering::SeqCst);
+    FORKS.so_far.fetch_add(1, Ordering::Relaxed);
+    FORKS.under_way.store(0, Ordering::SeqCst);
     brief::forget_others();
     services::recover_all(|_| true);
     services::reset_in_child(true);
@@ -69,7 +77,7 @@ fn make_up() {
 
 /// How many forks were seen.
 pub(crate) fn count() -> u32 {
-    FORKS.load(Ordering::Relaxed)
+    FORKS.so_far.load(Ordering::Relaxed)
 }
 
 /// While it lives the calling thread waits for no lock that a fork may hold: a call that a signal's handler
@@ -102,7 +110,7 @@ pub(crate) fn may_not_wait_long() -> bool {
 /// Whether the calling thread has to give up on a lock that it does not get: a fork is under way.
 #[inline]
 pub(crate) fn must_not_wait() -> bool {
-    NO_WAIT.get() && UNDER_WAY.load(Ordering::SeqCst) > 0
+    NO_WAIT.get() && FORKS.under_way.load(Ordering::SeqCst) > 0
 }
 
 /// How long to wait at a time where [`may_not_wait_long`].

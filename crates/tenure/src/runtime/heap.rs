@@ -32,8 +32,10 @@ struct Blocks {
     uncut: usize,
 }
 
+/// For the whole process: what a claim notes is found by all threads.
 static HEAP: Lock<[Blocks; SIZES]> = Lock::new(Rank::Heap, [Blocks { free: 0, uncut: 0 }; SIZES]);
 
+/// For the whole process: the register's entry of the heap.
 static SERVICE: Service = Service {
     hold: || HEAP.hold(),
     release: || HEAP.release(),
@@ -97,7 +99,7 @@ pub(crate) fn allocate(bytes: usize) -> Result<NonNull<u8>, Errno> {
 pub(crate) fn prepare() {
     for bytes in [64, 128, 256, 512, 1024] {
         if let Ok(block) = allocate(bytes) {
-            // SAFETY: just allocated.
+            // SAFETY: allocated just above with this size, and nobody else knows it.
             unsafe { free(block, bytes) };
         }
     }
@@ -140,7 +142,7 @@ mod tests {
                         let bytes = 1 + (number >> 33) % [100, 5000, 70_000][number >> 60 & 1];
                         let block = allocate(bytes).unwrap();
                         assert!(block.as_ptr() as usize % SMALLEST == 0 && usable(bytes) >= bytes);
-                        // SAFETY: this thread's block.
+                        // SAFETY: allocated just above by this thread, with at least so many bytes.
                         unsafe { block.write_bytes(thread, usable(bytes)) };
                         held.push((block, bytes));
                         if held.len() > 20 {

@@ -33,6 +33,7 @@ pub(crate) struct Head {
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Rung when a job is done; senders share it.
+/// For the whole process: a waiting sender looks at its own job.
 static DONE: Event = Event::new();
 
 impl<F: FnOnce() -> R + Send, R: Send> Job<F, R> {

@@ -24,10 +24,11 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 thread_local! {
     // Constant and without a destructor: no allocation, and usable to a thread's very end.
+    /// Each thread's own: see [`thread_number`]. 0: none yet.
     static NUMBER: Cell<u32> = const { Cell::new(0) };
-    /// The ranks that the thread holds, a bit each. Debug builds only.
+    /// Each thread's own: the ranks that it holds, a bit each. Debug builds only.
     static RANKS: Cell<u64> = const { Cell::new(0) };
-    /// How many locks the thread holds for a fork. Debug builds only.
+    /// Each thread's own: how many locks it holds for a fork. Debug builds only.
     static FOR_FORK: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -42,6 +43,7 @@ pub(crate) fn thread_number() -> u32 {
 
 #[cold]
 fn new_number() -> u32 {
+    /// For the whole process: numbers differ between its threads.
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed) % (OWNER - 1) + 1;
     NUMBER.set(number);

@@ -79,9 +79,24 @@ pub(crate) enum Next {
 /// As many as there may be.
 pub(crate) const MOST: usize = 16;
 
-static REGISTER: [AtomicPtr<Service>; MOST] = [const { AtomicPtr::new(null_mut()) }; MOST];
-/// Those that the fork under way holds, a bit each.
-static HELD: AtomicU32 = AtomicU32::new(0);
+/// The services of the process.
+struct Register {
+    places: [AtomicPtr<Service>; MOST],
+    /// Those that the fork under way holds, a bit each.
+    held: AtomicU32,
+    /// This process is a child whose handlers did not run, or a child of one. What such a child finds is not the
+    /// memory of one moment, because a raw `clone` copies page by page while other threads go on: a service may be
+    /// in use there, by threads that do not exist, and not be registered. So one thread resets it when it is
+    /// registered, and the others wait.
+    made_up: AtomicBool,
+}
+
+/// For the whole process: fork handlers are given no argument.
+static REGISTER: Register = Register {
+    places: [const { AtomicPtr::new(null_mut()) }; MOST],
+    held: AtomicU32::new(0),
+    made_up: AtomicBool::new(false),
+};
 
 /// A service's number in the register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +106,7 @@ pub(crate) struct ServiceId(pub usize);
 /// a fork that was missed.
 pub(super) fn register(service: &'static Service) -> ServiceId {
     let new = std::ptr::from_ref(service).cast_mut();
-    for (number, place) in REGISTER.iter().enumerate() {
+    for (number, place) in REGISTER.places.iter().enumerate() {
         let there = place.load(Ordering::Acquire);
         if there == new || (there.is_null() || there == being_reset(new)) && add(place, service) {
             return ServiceId(number);
@@ -107,7 +122,7 @@ fn add(place: &AtomicPtr<Service>, service: &'static Service) -> bool {
     let reset = being_reset(new);
     // A handler that registers the service would wait for the thread that it interrupts.
     let _blocked = Blocked::all();
-    let made_up = MADE_UP.load(Ordering::Acquire);
+    let made_up = REGISTER.made_up.load(Ordering::Acquire);
     let first = if made_up { reset } else { new };
     match place.compare_exchange(null_mut(), first, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) if made_up => {
@@ -126,12 +141,6 @@ fn add(place: &AtomicPtr<Service>, service: &'static Service) -> bool {
     }
 }
 
-/// This process is a child whose handlers did not run, or a child of one. What such a child finds is not the
-/// memory of one moment, because a raw `clone` copies page by page while other threads go on: a service may be
-/// in use there, by threads that do not exist, and not be registered. So one thread resets it when it is
-/// registered, and the others wait.
-static MADE_UP: AtomicBool = AtomicBool::new(false);
-
 /// What stands in the register while a service is reset: its address and one, which no service has.
 fn being_reset(service: *mut Service) -> *mut Service {
     service.wrapping_byte_add(1)
@@ -139,7 +148,7 @@ fn being_reset(service: *mut Service) -> *mut Service {
 
 /// All that the register names, and whether each is ready.
 fn named() -> impl Iterator<Item = (ServiceId, &'static Service, bool)> {
-    REGISTER.iter().enumerate().map_while(|(number, place)| {
+    REGISTER.places.iter().enumerate().map_while(|(number, place)| {
         let there = place.load(Ordering::Acquire);
         let ready = there.is_aligned();
         let service = if ready { there } else { there.wrapping_byte_sub(1) };
@@ -180,13 +189,13 @@ pub(crate) fn hold_all() {
     let (sorted, count) = by_rank();
     for (id, service) in sorted[..count].iter().flatten() {
         (service.hold)();
-        HELD.fetch_or(1 << id.0, Ordering::Relaxed);
+        REGISTER.held.fetch_or(1 << id.0, Ordering::Relaxed);
     }
 }
 
 /// After a fork, in parent and child.
 pub(crate) fn release_all() {
-    let held = HELD.swap(0, Ordering::Relaxed);
+    let held = REGISTER.held.swap(0, Ordering::Relaxed);
     let (sorted, count) = by_rank();
     for (id, service) in sorted[..count].iter().flatten().rev() {
         if held & (1 << id.0) != 0 {
@@ -198,13 +207,13 @@ pub(crate) fn release_all() {
 /// In a child whose handlers ran: a service that was registered between the first handler and the fork was
 /// not held.
 pub(crate) fn was_not_held(id: ServiceId) -> bool {
-    HELD.load(Ordering::Relaxed) & (1 << id.0) == 0
+    REGISTER.held.load(Ordering::Relaxed) & (1 << id.0) == 0
 }
 
 /// In a child: has the services that `wanted` names recover.
 pub(crate) fn recover_all(wanted: impl Fn(ServiceId) -> bool) {
     // The thread that was resetting one is not here.
-    for place in &REGISTER {
+    for place in &REGISTER.places {
         let there = place.load(Ordering::Relaxed);
         if !there.is_aligned() {
             place.store(there.wrapping_byte_sub(1), Ordering::Relaxed);
@@ -220,8 +229,8 @@ pub(crate) fn recover_all(wanted: impl Fn(ServiceId) -> bool) {
 /// In a child: has all services forget what concerns the parent alone.
 pub(crate) fn reset_in_child(missed: bool) {
     if missed {
-        HELD.store(0, Ordering::Relaxed);
-        MADE_UP.store(true, Ordering::Release);
+        REGISTER.held.store(0, Ordering::Relaxed);
+        REGISTER.made_up.store(true, Ordering::Release);
     }
     let (sorted, count) = by_rank();
     for (_, service) in sorted[..count].iter().flatten() {

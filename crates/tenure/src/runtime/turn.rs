@@ -18,7 +18,7 @@ pub(crate) struct Turn {
 }
 
 thread_local! {
-    /// The turn that the thread has taken last and still has.
+    /// Each thread's own: the turn that it has taken last and still has.
     static INNERMOST: Cell<*const Mine<'static>> = const { Cell::new(std::ptr::null()) };
 }
 

@@ -35,10 +35,12 @@ struct Waits(*const Wait);
 // SAFETY: what it leads to is used under its lock only, and taken out before it ends.
 unsafe impl Send for Waits {}
 
+/// For the whole process: a circle of waits may go through any of its threads.
 #[cfg(not(loom))]
 static WAITS: Lock<Waits> = Lock::new(Rank::Waits, Waits(null()));
 #[cfg(loom)]
 loom::lazy_static! {
+    /// For the whole process, as the other.
     static ref WAITS: Lock<Waits> = Lock::new(Rank::Waits, Waits(null()));
 }
 
@@ -48,6 +50,7 @@ fn watch() {
     super::fork_state::register(&SERVICE);
 }
 
+/// For the whole process: the register's entry of the waits.
 #[cfg(not(loom))]
 static SERVICE: super::services::Service = super::services::Service {
     hold: || WAITS.hold(),

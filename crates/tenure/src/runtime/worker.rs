@@ -56,6 +56,7 @@ const KEPT: usize = 2;
 const KEEPER: usize = 0;
 const LISTENER: usize = 1;
 
+/// For the whole process: there is one background thread.
 static WORKER: Worker = Worker {
     mailbox: Mailbox::new(),
     state: AtomicU32::new(NONE),
@@ -71,6 +72,7 @@ static WORKER: Worker = Worker {
 };
 
 thread_local! {
+    /// Each thread's own: set by the background thread alone.
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 

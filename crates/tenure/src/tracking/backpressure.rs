@@ -32,6 +32,7 @@ struct Backpressure {
 
 const MOST_OF_LEAST: u64 = 16 << 20;
 
+/// For the whole process: memory is short for all its threads.
 static BACKPRESSURE: Backpressure = Backpressure {
     exposed: AtomicU64::new(0),
     bound: AtomicU64::new(MOST_OF_LEAST),

@@ -38,6 +38,7 @@ const USERFAULTFD: u8 = 1;
 const WORDS: u8 = 2;
 const DECIDING: u8 = 3;
 
+/// For the whole process: a userfaultfd watches the memory of a process.
 static DECISION: Decision = Decision { mode: AtomicU8::new(UNDECIDED), changed: Event::new() };
 
 /// How the process's descriptors, whose numbers the background thread [keeps](worker::kept), are replaced.
@@ -52,6 +53,7 @@ struct Replacement {
     failure: AtomicI32,
 }
 
+/// For the whole process: its descriptors are open to all threads.
 static REPLACEMENT: Replacement = Replacement {
     times: AtomicU32::new(0),
     under_way: AtomicBool::new(false),

@@ -10,6 +10,7 @@ use crate::runtime::budget;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of such tables. What was unmapped since counts as well, until the bound is met.
+/// For the whole process: the limit is that of its memory.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
 /// A page of 4 KiB takes 8 bytes of a table.

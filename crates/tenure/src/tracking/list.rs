@@ -222,7 +222,7 @@ pub(crate) struct Own<T> {
     owned: PhantomData<T>,
 }
 
-// SAFETY: it owns its value.
+// SAFETY: it alone reaches its value, which goes with it to the other thread.
 unsafe impl<T: Send> Send for Own<T> {}
 
 impl<T> Own<T> {
@@ -231,7 +231,7 @@ impl<T> Own<T> {
     pub fn new(value: T) -> Result<Own<T>, Errno> {
         const { assert!(align_of::<T>() <= 64) };
         let at = heap::allocate(size_of::<T>())?.cast::<T>();
-        // SAFETY: a block of that size of its own.
+        // SAFETY: allocated just above, as large as the value, and aligned for it, as asserted.
         unsafe { at.write(value) };
         Ok(Own { at, owned: PhantomData })
     }
@@ -256,7 +256,7 @@ impl<T> Drop for Own<T> {
 impl<T> Deref for Own<T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: written by `new`; owned.
+        // SAFETY: `new` has written the value, and the block stays while `self` does.
         unsafe { self.at.as_ref() }
     }
 }

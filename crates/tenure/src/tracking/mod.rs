@@ -60,6 +60,7 @@ struct Tracking {
     unknown_is_lost: AtomicBool,
 }
 
+/// For the whole process: a range is found by its address alone, also by handlers of forks and signals.
 static TRACKING: Tracking = Tracking {
     slab: Slab::new(),
     claims: Claims::new(),

@@ -23,6 +23,7 @@ const STEP: usize = 8 << 20;
 
 /// A watch cuts mappings, and scattered offers could use up all that the program may have: 60,000 left its
 /// allocator none. Half is the program's.
+/// For the whole process: the kernel bounds the mappings of a process.
 static ROOM: MappingRoom = MappingRoom::new(2);
 
 /// Whether an end of the watch of a part may cut mappings, too.
@@ -174,7 +175,7 @@ fn tell(
     let told = (claim.is_offered() && (!whole || result.is_err())).then_some(told);
     match claim.side() {
         side if told.is_none() && !had_side => *side = None,
-        Some(side) => side.told = told,
+        Some(side) => side.offered = told,
         None => {}
     }
     if !claim.is_offered() && claim.is(flag::WATCHED) && !watched {
@@ -201,7 +202,7 @@ pub(super) fn tell_again(claim: &mut Claim) -> Result<(), Refusal> {
     if !is_exclusive(claim) && is_shared(claim, range, Pagemap::open().ok().as_ref()) {
         return Err(Refusal::Shared);
     }
-    let told = told_of(claim)?;
+    let told = offered_parts(claim)?;
     // Before the kernel is told: a page that is made meanwhile sets it again.
     claim.clear(flag::MADE_AGAIN);
     for piece in told.iter().flat_map(|part| part.pieces(STEP)) {
@@ -220,8 +221,8 @@ pub(super) fn tell_again(claim: &mut Claim) -> Result<(), Refusal> {
 }
 
 /// The parts of an offered range that the kernel was told of.
-fn told_of(claim: &Claim) -> Result<List<PageRange>, Errno> {
-    match claim.known_side().and_then(|side| side.told.as_ref()) {
+fn offered_parts(claim: &Claim) -> Result<List<PageRange>, Errno> {
+    match claim.known_side().and_then(|side| side.offered.as_ref()) {
         Some(told) => List::of(told),
         None => List::of(&[claim.range()]),
     }
@@ -380,7 +381,7 @@ pub(super) fn purge(claim: &mut Claim) -> Result<usize, Errno> {
     let range = claim.range();
     let pagemap = Pagemap::open().ok();
     // Only what was told is watched.
-    let told = told_of(claim)?;
+    let told = offered_parts(claim)?;
     claim.clear(flag::MADE_AGAIN);
     for attempt in 0..4u64 {
         if attempt > 0 {

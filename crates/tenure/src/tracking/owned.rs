@@ -287,7 +287,7 @@ impl OwnedRange {
         claim.clear(!flag::REFILLED);
         claim.move_to(NOWHERE);
         claim.tracked().exclusive_at.store(0, Ordering::Relaxed);
-        // SAFETY: under the claim.
+        // SAFETY: the mapping is reached under the claim, which this thread has until the end of this call.
         unsafe { &mut *self.mapping.get() }.take()
     }
 
@@ -299,7 +299,7 @@ impl OwnedRange {
         raw::forget_unmapped(range);
         let claim = claims().claim(self.id, self.tracked(), |_| true);
         let Some(mut claim) = claim else { unreachable!("an owned range is not free") };
-        // SAFETY: under the claim.
+        // SAFETY: the mapping is reached under the claim, which this thread has until the end of this call.
         let before = unsafe { &mut *self.mapping.get() }.replace(mapping);
         assert!(before.is_none(), "tenure: the range has a mapping already");
         // Nobody else can have the pages of a mapping that was just made.

@@ -117,7 +117,7 @@ pub(super) fn complete(
     // Also where it came after that: the pages have been kept.
     claim.clear(flag::SUSPECT);
     if let Some(side) = claim.side() {
-        (side.words, side.told) = (None, None);
+        (side.words, side.offered) = (None, None);
     }
     claim.taken_back();
     let lost: usize = gone.iter().map(PageRange::len).sum();
@@ -377,7 +377,7 @@ pub(super) unsafe fn discard(claim: &mut Claim) -> Result<(), Errno> {
     // SAFETY: the caller promises that nobody wants the range's contents.
     unsafe { advise::drop_pages_though_locked(claim.range())? };
     if let Some(side) = claim.side() {
-        (side.words, side.told) = (None, None);
+        (side.words, side.offered) = (None, None);
     }
     claim.clear(flag::SUSPECT);
     claim.taken_back();

@@ -24,7 +24,7 @@ const PRESSED: Duration = Duration::from_secs(1);
 const KEPT: usize = 1 << 12;
 
 thread_local! {
-    /// The background thread's; a new thread begins anew.
+    /// Each thread's own: the background thread's; a new one begins anew.
     static SCANS: RefCell<Scans> = RefCell::new(Scans::new());
 }
 

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Instant;
 
+/// For the whole process: the register's entry of tracking.
 static SERVICE: Service = Service {
     hold: || {
         TRACKING.map.hold();
@@ -46,6 +47,7 @@ pub(crate) fn ready(call: &'static str) -> Result<()> {
 }
 
 /// 1: detection is decided, and the kernel knows MADV_FREE.
+/// For the whole process: as detection. 0: not looked yet.
 static READY: AtomicU8 = AtomicU8::new(0);
 
 #[cold]

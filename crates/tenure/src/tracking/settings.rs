@@ -142,6 +142,7 @@ struct InForce {
     read: AtomicBool,
 }
 
+/// For the whole process: one worker offers the ranges of all threads.
 static IN_FORCE: InForce = InForce {
     offer_after_us: AtomicU64::new(500_000),
     unoffered_max: AtomicU64::new(NONE),

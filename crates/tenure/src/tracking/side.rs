@@ -14,7 +14,7 @@ pub(crate) struct Side {
     /// lost something: all of it counts as lost.
     pub losses: List<PageRange>,
     /// The parts that the kernel was told of. `None`: all of the range.
-    pub told: Option<List<PageRange>>,
+    pub offered: Option<List<PageRange>>,
 }
 
 /// One non-zero word of each page, and its place in the page.
@@ -77,8 +77,8 @@ impl Side {
     /// Forgets what does not lie in `to`, a part of `whole`, whose side data this is. Takes no memory.
     pub fn clip(&mut self, whole: PageRange, to: PageRange, page_size: usize) {
         clip(&mut self.losses, to);
-        if let Some(told) = &mut self.told {
-            clip(told, to);
+        if let Some(offered) = &mut self.offered {
+            clip(offered, to);
         }
         if let Some(words) = &mut self.words {
             let below = (to.start - whole.start) / page_size;
@@ -100,15 +100,15 @@ impl Side {
             None => (None, None),
         };
         let losses = split(&self.losses, at)?;
-        let told = match &self.told {
-            Some(told) => {
-                let (below, above) = split(told, at)?;
+        let offered = match &self.offered {
+            Some(offered) => {
+                let (below, above) = split(offered, at)?;
                 (Some(below), Some(above))
             }
             None => (None, None),
         };
-        let below = Side { words: words.0, losses: losses.0, told: told.0 };
-        Ok((below, Side { words: words.1, losses: losses.1, told: told.1 }))
+        let below = Side { words: words.0, losses: losses.0, offered: offered.0 };
+        Ok((below, Side { words: words.1, losses: losses.1, offered: offered.1 }))
     }
 }
 
@@ -280,13 +280,13 @@ mod tests {
                 place: List::of(&(0..200).collect::<Vec<u16>>()).unwrap(),
                 value: List::of(&(0..200).collect::<Vec<u64>>()).unwrap(),
             };
-            let told = Some(List::of(&extents).unwrap());
-            let mut side = Side { words: Some(words), losses: List::of(&extents).unwrap(), told };
+            let offered = Some(List::of(&extents).unwrap());
+            let mut side = Side { words: Some(words), losses: List::of(&extents).unwrap(), offered };
             side.clip(whole, to, 1);
             for at in 0..200 {
                 let expected = holds(&extents, at) && holds(&[to], at);
                 prop_assert_eq!(holds(&side.losses, at), expected, "{}", at);
-                prop_assert_eq!(holds(side.told.as_ref().unwrap(), at), expected, "{}", at);
+                prop_assert_eq!(holds(side.offered.as_ref().unwrap(), at), expected, "{}", at);
             }
             let words = side.words.unwrap();
             prop_assert_eq!(words.place.len(), to.end - to.start);

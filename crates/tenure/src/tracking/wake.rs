@@ -5,6 +5,7 @@ use crate::runtime::worker;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// One more than the service's number; 0 before it is registered.
+/// For the whole process: as the register.
 static SERVICE: AtomicUsize = AtomicUsize::new(0);
 
 /// The service has this number.

@@ -14,6 +14,7 @@ struct Slot {
 }
 
 thread_local! {
+    /// Each thread's own: found without a lock.
     static RECENT: [Cell<Slot>; SLOTS] =
         const { [const { Cell::new(Slot { start: 0, end: 0, id: 0 }) }; SLOTS] };
 }

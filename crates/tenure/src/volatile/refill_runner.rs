@@ -12,6 +12,7 @@ struct Runner {
     process: AtomicU64,
 }
 
+/// For the whole process: one thread runs the refill functions of all objects.
 static RUNNER: Runner = Runner { touches: Mailbox::new(), process: AtomicU64::new(NOBODY) };
 const NOBODY: u64 = 0;
 

@@ -38,9 +38,11 @@ struct Refills {
     thread_of: AtomicU64,
 }
 
+/// For the whole process: one thread hears of the touches of all objects.
 static REFILLS: Refills =
     Refills { objects: Lock::new(Rank::RefillList, Vec::new()), thread_of: AtomicU64::new(0) };
 
+/// For the whole process: the register's entry of refills.
 static SERVICE: Service = Service {
     hold: || REFILLS.objects.hold(),
     release: || REFILLS.objects.release(),

@@ -69,6 +69,7 @@ impl Purged {
     }
 }
 
+/// For the whole process: a signal's handler is the process's. A handler as [`on_purged_access`] was given it; null: none.
 static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Calls `handler` on the thread that touches a purged page of a volatile range. If the handler returns
@@ -137,6 +138,7 @@ impl Tried {
 }
 
 thread_local! {
+    /// Each thread's own: the access is that of one thread.
     static TRIED: Cell<Tried> = const { Cell::new(Tried::NOTHING) };
 }
 

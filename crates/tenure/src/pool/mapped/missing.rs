@@ -31,12 +31,12 @@ const MOST_AT_ONCE: usize = 64;
 #[doc(alias = "userfaultfd")]
 #[doc(alias = "UFFDIO_REGISTER")]
 pub fn drop_zeros(addr: usize, len: usize) {
-    let Some((territory, range)) = super::inside(addr, len) else { return };
-    territory.over(range, |spot, part| {
-        let run = territory.run(spot);
+    let Some((reservation, range)) = super::inside(addr, len) else { return };
+    reservation.over(range, |spot, part| {
+        let run = reservation.run(spot);
         match run.state() {
             state::IN_USE => {
-                let live = lookup::live(territory, spot);
+                let live = lookup::live(reservation, spot);
                 let (from, to) = (part.start.max(live.start), part.end.min(live.end));
                 if from < to {
                     let range = PageRange::new(from, to);

@@ -1,13 +1,13 @@
 //! What threads keep at hand: warm runs of up to 2 MiB, a few MiB for each slot of threads.
 //!
 //! A thread has a slot by its number; with more threads than slots some share one. Larger runs go
-//! straight to the depot: touching them takes so long that a shared lock costs nothing, and no
+//! straight to the central list: touching them takes so long that a shared lock costs nothing, and no
 //! processor's cache holds them.
 
 use super::list::List;
+use super::reservation::{Reservation, Spot};
 use super::run::state;
-use super::territory::{Spot, Territory};
-use super::{class, depot, slot};
+use super::{central_list, class, slot};
 use crate::runtime::lock::{Lock, Rank};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -40,6 +40,7 @@ struct Kept {
     most_bytes: AtomicU64,
 }
 
+/// For the whole process: malloc and free are told no pool.
 static KEPT: Kept = Kept {
     slots: [const {
         Slot(Lock::new(
@@ -59,33 +60,33 @@ pub(super) fn bound(bytes: u64) {
 
 /// A warm run of the class, or of one a little larger, that `fits`. Answers it with its state.
 pub(super) fn take(
-    territory: &Territory,
+    reservation: &Reservation,
     class: usize,
     fits: impl Fn(Spot) -> bool,
 ) -> Option<Spot> {
     if class >= CLASSES {
         return None;
     }
-    KEPT.slots[slot::current()].0.with(|cache| cache.take(territory, class, fits))?
+    KEPT.slots[slot::current()].0.with(|cache| cache.take(reservation, class, fits))?
 }
 
 /// Keeps a run that was just freed; answers one that has to go elsewhere.
-pub(super) fn put(territory: &Territory, spot: Spot) -> Option<Spot> {
+pub(super) fn put(reservation: &Reservation, spot: Spot) -> Option<Spot> {
     if spot.class >= CLASSES {
         return Some(spot);
     }
     let most = KEPT.most_bytes.load(Ordering::Relaxed);
     KEPT.slots[slot::current()]
         .0
-        .with(|cache| cache.put(territory, spot, most))
+        .with(|cache| cache.put(reservation, spot, most))
         .unwrap_or(Some(spot))
 }
 
 /// A run of the calling thread's slot that has to go elsewhere too, after [`put`] answered one.
-pub(super) fn overflow(territory: &Territory) -> Option<Spot> {
+pub(super) fn overflow(reservation: &Reservation) -> Option<Spot> {
     let most = KEPT.most_bytes.load(Ordering::Relaxed);
     let over = |cache: &mut Cache| match cache.bytes > most {
-        true => cache.give_up_one(territory),
+        true => cache.give_up_one(reservation),
         false => None,
     };
     KEPT.slots[slot::current()].0.with(over)?
@@ -94,7 +95,7 @@ pub(super) fn overflow(territory: &Territory) -> Option<Spot> {
 /// Takes runs that are `old` out of a slot, oldest first, for `each`, which has room for `room` of them. They are
 /// `QUEUED` then.
 pub(super) fn take_old(
-    territory: &Territory,
+    reservation: &Reservation,
     slot: usize,
     old: impl Fn(u32) -> bool,
     mut room: usize,
@@ -110,7 +111,7 @@ pub(super) fn take_old(
         while left != 0 {
             let class = left.trailing_zeros() as usize;
             left &= left - 1;
-            let area = territory.area(class);
+            let area = reservation.area(class);
             while let Some(index) = cache.lists[class].oldest() {
                 if !old(area.run(index).freed_at.load(Ordering::Relaxed)) {
                     break;
@@ -120,7 +121,7 @@ pub(super) fn take_old(
                 }
                 cache.lists[class].pop_oldest(area);
                 let spot = Spot { class, index };
-                if cache.out(territory, spot, state::QUEUED) {
+                if cache.out(reservation, spot, state::QUEUED) {
                     each(spot);
                 }
             }
@@ -153,7 +154,7 @@ pub(super) fn lock(slot: usize) -> &'static Lock<Cache> {
 impl Cache {
     fn take(
         &mut self,
-        territory: &Territory,
+        reservation: &Reservation,
         class: usize,
         fits: impl Fn(Spot) -> bool,
     ) -> Option<Spot> {
@@ -171,9 +172,9 @@ impl Cache {
             let index = self.lists[class].newest()?;
             let spot = Spot { class, index };
             if fits(spot) {
-                let area = territory.area(class);
+                let area = reservation.area(class);
                 self.lists[class].pop_newest(area);
-                if self.out(territory, spot, state::MOVING) {
+                if self.out(reservation, spot, state::MOVING) {
                     return Some(spot);
                 }
                 // It has left the pool: this class is looked at again.
@@ -184,21 +185,21 @@ impl Cache {
     }
 
     /// Bookkeeping after a run was taken out of its list. `false`: it has left the pool meanwhile.
-    fn out(&mut self, territory: &Territory, spot: Spot, to: u32) -> bool {
+    fn out(&mut self, reservation: &Reservation, spot: Spot, to: u32) -> bool {
         if self.lists[spot.class].is_empty() {
             self.filled &= !(1 << spot.class);
         }
-        let run = territory.run(spot);
+        let run = reservation.run(spot);
         self.bytes -= bytes_of(run.touched());
         let is_there = run.claim(state::WARM, to).is_ok();
         if !is_there {
-            depot::put_left(territory, spot);
+            central_list::put_left(reservation, spot);
         }
         is_there
     }
 
-    fn put(&mut self, territory: &Territory, spot: Spot, most: u64) -> Option<Spot> {
-        let area = territory.area(spot.class);
+    fn put(&mut self, reservation: &Reservation, spot: Spot, most: u64) -> Option<Spot> {
+        let area = reservation.area(spot.class);
         let run = area.run(spot.index);
         let new = bytes_of(run.touched());
         if new > most {
@@ -212,20 +213,20 @@ impl Cache {
         if self.bytes <= most {
             return None;
         }
-        self.give_up_one(territory)
+        self.give_up_one(reservation)
     }
 
     /// Of the classes that are not in use just now the largest: few runs make much room.
-    fn give_up_one(&mut self, territory: &Territory) -> Option<Spot> {
+    fn give_up_one(&mut self, reservation: &Reservation) -> Option<Spot> {
         loop {
             let others = self.filled & !(1 << self.last);
             let class = match others {
                 0 => self.last,
                 others => others.ilog2() as usize,
             };
-            let index = self.lists[class].pop_oldest(territory.area(class))?;
+            let index = self.lists[class].pop_oldest(reservation.area(class))?;
             let spot = Spot { class, index };
-            if self.out(territory, spot, state::MOVING) {
+            if self.out(reservation, spot, state::MOVING) {
                 return Some(spot);
             }
         }

@@ -1,7 +1,7 @@
 //! The end of a process that frees what it must not: with a sentence, and without allocating.
 
+use super::reservation::{Reservation, Spot};
 use super::run::state;
-use super::territory::{Spot, Territory};
 use super::{class::MIN_RUN_BYTES, lookup};
 use crate::os::arena;
 use std::fmt::{self, Write};
@@ -30,8 +30,8 @@ fn end(text: fmt::Arguments<'_>) -> ! {
 
 /// `at` was freed already.
 #[cold]
-pub(super) fn freed_before(call: &str, at: usize, territory: &Territory, spot: Spot) -> ! {
-    let run = territory.run(spot);
+pub(super) fn freed_before(call: &str, at: usize, reservation: &Reservation, spot: Spot) -> ! {
+    let run = reservation.run(spot);
     let now = match run.state() {
         state::WARM => "warm",
         state::OFFERED => "offered to the kernel",
@@ -39,8 +39,8 @@ pub(super) fn freed_before(call: &str, at: usize, territory: &Territory, spot: S
         state::LEFT => "not the pool's any more",
         _ => "on its way between two states, in another thread perhaps",
     };
-    let start = lookup::start_of(territory, spot);
-    let stride = territory.area(spot.class).stride;
+    let start = lookup::start_of(reservation, spot);
+    let stride = reservation.area(spot.class).stride;
     if start == at {
         end(format_args!(
             "tenure: double free: {call} of {at:#x}, an allocation of {} bytes that was freed \
@@ -51,7 +51,7 @@ pub(super) fn freed_before(call: &str, at: usize, territory: &Territory, spot: S
     end(format_args!(
         "tenure: {call} of {at:#x}, which is {} bytes into a run of {stride} bytes that is free \
          ({now}); its last allocation had {} bytes at {start:#x}\n",
-        at - territory.start(spot),
+        at - reservation.start(spot),
         run.size()
     ))
 }
@@ -59,16 +59,16 @@ pub(super) fn freed_before(call: &str, at: usize, territory: &Territory, spot: S
 /// `at` is not the start of an allocation: inside one, or the pool's address and never handed out, or
 /// not the pool's.
 #[cold]
-pub(super) fn not_an_allocation(call: &str, at: usize, spot: Option<(&Territory, Spot)>) -> ! {
-    if let Some((territory, spot)) = spot {
-        let run = territory.run(spot);
-        let start = lookup::start_of(territory, spot);
+pub(super) fn not_an_allocation(call: &str, at: usize, spot: Option<(&Reservation, Spot)>) -> ! {
+    if let Some((reservation, spot)) = spot {
+        let run = reservation.run(spot);
+        let start = lookup::start_of(reservation, spot);
         end(format_args!(
             "tenure: {call} of {at:#x}, which lies {} bytes inside an allocation of {} bytes at \
              {start:#x} (a run of {} bytes)\n",
             at.wrapping_sub(start) as isize,
             run.size(),
-            territory.area(spot.class).stride
+            reservation.area(spot.class).stride
         ))
     }
     end(format_args!(

@@ -2,8 +2,8 @@
 
 use super::class;
 use super::list::List;
+use super::reservation::{Reservation, Spot};
 use super::run::{state, Run};
-use super::territory::{Spot, Territory};
 use crate::runtime::lock::{Lock, Rank};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -19,7 +19,7 @@ pub(super) struct Lists {
     left: List,
 }
 
-struct Depot {
+struct FreeRuns {
     lists: Lock<Lists>,
     /// Runs that were freed while their thread held the lock: a stack of numbers + 1.
     pending: AtomicU32,
@@ -32,7 +32,7 @@ const WORDS: usize = class::MOST.div_ceil(64);
 /// All that is free and no thread's.
 struct Central {
     /// By class.
-    depots: [Depot; class::MOST],
+    classes: [FreeRuns; class::MOST],
     /// Classes that may have warm or offered runs: a hint, set before the run can be found.
     filled: [AtomicU64; WORDS],
     /// Bytes of the warm runs that former users may have written.
@@ -41,9 +41,10 @@ struct Central {
     offered_bytes: AtomicU64,
 }
 
+/// For the whole process: as the pool.
 static CENTRAL: Central = Central {
-    depots: [const {
-        Depot {
+    classes: [const {
+        FreeRuns {
             lists: Lock::new(
                 Rank::PoolCentral,
                 Lists {
@@ -88,13 +89,13 @@ fn may_have(class: usize) -> bool {
 /// Classes that may have warm or offered runs.
 pub(super) fn filled(classes: usize) -> impl DoubleEndedIterator<Item = usize> {
     (0..classes).filter(|class| {
-        may_have(*class) || CENTRAL.depots[*class].pending.load(Ordering::Relaxed) != 0
+        may_have(*class) || CENTRAL.classes[*class].pending.load(Ordering::Relaxed) != 0
     })
 }
 
 /// A run of the class, or of one a little larger, that `fits`; with the state that it was in.
 pub(super) fn take(
-    territory: &Territory,
+    reservation: &Reservation,
     class: usize,
     wanted: Wanted,
     fits: impl Fn(Spot) -> bool,
@@ -103,12 +104,12 @@ pub(super) fn take(
         Wanted::Pages => class + REACH,
         Wanted::Empty => class,
     };
-    for class in class..=last.min(territory.classes - 1) {
+    for class in class..=last.min(reservation.classes - 1) {
         if wanted == Wanted::Pages && !may_have(class) {
             continue;
         }
-        let taken = with(territory, class, |lists| {
-            let area = territory.area(class);
+        let taken = with(reservation, class, |lists| {
+            let area = reservation.area(class);
             let (list, from) = match wanted {
                 Wanted::Empty => (&mut lists.returned, state::RETURNED),
                 Wanted::Pages if lists.warm.is_empty() => (&mut lists.offered, state::OFFERED),
@@ -121,7 +122,7 @@ pub(super) fn take(
                     return None;
                 }
                 list.pop_newest(area);
-                count(territory, spot, from, false);
+                count(reservation, spot, from, false);
                 if area.run(index).claim(from, state::MOVING).is_ok() {
                     return Some((spot, from));
                 }
@@ -136,8 +137,8 @@ pub(super) fn take(
 }
 
 /// A run of the state `of` comes, or goes.
-fn count(territory: &Territory, spot: Spot, of: u32, comes: bool) {
-    let bytes = (territory.run(spot).touched() * crate::os::page_size()) as u64;
+fn count(reservation: &Reservation, spot: Spot, of: u32, comes: bool) {
+    let bytes = (reservation.run(spot).touched() * crate::os::page_size()) as u64;
     let sum = match of {
         state::WARM => &CENTRAL.warm_bytes,
         state::OFFERED => &CENTRAL.offered_bytes,
@@ -150,14 +151,14 @@ fn count(territory: &Territory, spot: Spot, of: u32, comes: bool) {
 }
 
 /// Puts a run whose state is `MOVING` into the list of the state `to`.
-pub(super) fn put(territory: &Territory, spot: Spot, to: u32) {
-    let run = territory.run(spot);
-    let put = with(territory, spot.class, |lists| {
-        lists.put(territory, spot, to);
+pub(super) fn put(reservation: &Reservation, spot: Spot, to: u32) {
+    let run = reservation.run(spot);
+    let put = with(reservation, spot.class, |lists| {
+        lists.put(reservation, spot, to);
     });
     if put.is_none() {
         // This thread holds the lock, further up: whoever comes next puts it in its list.
-        push(&CENTRAL.depots[spot.class].pending, run, spot.index);
+        push(&CENTRAL.classes[spot.class].pending, run, spot.index);
     }
 }
 
@@ -173,15 +174,15 @@ fn push(stack: &AtomicU32, run: &Run, index: u32) {
 }
 
 /// Notes a run of state `LEFT`, which is in no list. Takes no lock.
-pub(super) fn put_left(territory: &Territory, spot: Spot) {
-    push(&CENTRAL.depots[spot.class].left, territory.run(spot), spot.index);
+pub(super) fn put_left(reservation: &Reservation, spot: Spot) {
+    push(&CENTRAL.classes[spot.class].left, reservation.run(spot), spot.index);
 }
 
 /// The run that has left the pool, and was looked at, longest ago.
-pub(super) fn take_left(territory: &Territory, class: usize) -> Option<Spot> {
-    with(territory, class, |lists| {
-        let area = territory.area(class);
-        let mut next = CENTRAL.depots[class].left.swap(0, Ordering::Acquire);
+pub(super) fn take_left(reservation: &Reservation, class: usize) -> Option<Spot> {
+    with(reservation, class, |lists| {
+        let area = reservation.area(class);
+        let mut next = CENTRAL.classes[class].left.swap(0, Ordering::Acquire);
         while let Some(index) = next.checked_sub(1) {
             next = area.run(index).next.load(Ordering::Relaxed);
             lists.left.push(area, index);
@@ -193,17 +194,17 @@ pub(super) fn take_left(territory: &Territory, class: usize) -> Option<Spot> {
 /// Does something to a class's lists; first, what is pending goes into them. `None`: this thread is at
 /// it already.
 pub(super) fn with<R>(
-    territory: &Territory,
+    reservation: &Reservation,
     class: usize,
     act: impl FnOnce(&mut Lists) -> R,
 ) -> Option<R> {
-    CENTRAL.depots[class].lists.with(|lists| {
-        if CENTRAL.depots[class].pending.load(Ordering::Relaxed) != 0 {
-            let mut next = CENTRAL.depots[class].pending.swap(0, Ordering::Acquire);
+    CENTRAL.classes[class].lists.with(|lists| {
+        if CENTRAL.classes[class].pending.load(Ordering::Relaxed) != 0 {
+            let mut next = CENTRAL.classes[class].pending.swap(0, Ordering::Acquire);
             while let Some(index) = next.checked_sub(1) {
                 let spot = Spot { class, index };
-                next = territory.run(spot).next.load(Ordering::Relaxed);
-                lists.put(territory, spot, state::WARM);
+                next = reservation.run(spot).next.load(Ordering::Relaxed);
+                lists.put(reservation, spot, state::WARM);
             }
         }
         let result = act(lists);
@@ -216,14 +217,14 @@ pub(super) fn with<R>(
 
 /// Takes the oldest run of the state `from` if its time `is_old`; its state is `to` then.
 pub(super) fn take_oldest(
-    territory: &Territory,
+    reservation: &Reservation,
     class: usize,
     from: u32,
     to: u32,
     is_old: impl Fn(u32) -> bool,
 ) -> Option<Spot> {
-    with(territory, class, |lists| {
-        let area = territory.area(class);
+    with(reservation, class, |lists| {
+        let area = reservation.area(class);
         let list = if from == state::WARM { &mut lists.warm } else { &mut lists.offered };
         loop {
             let index = list.oldest()?;
@@ -232,7 +233,7 @@ pub(super) fn take_oldest(
             }
             list.pop_oldest(area);
             let spot = Spot { class, index };
-            count(territory, spot, from, false);
+            count(reservation, spot, from, false);
             if area.run(index).claim(from, to).is_ok() {
                 return Some(spot);
             }
@@ -243,23 +244,23 @@ pub(super) fn take_oldest(
 
 /// Whether the calling thread has one of the locks, further up.
 pub(super) fn is_mine() -> bool {
-    CENTRAL.depots.iter().any(|depot| depot.lists.is_mine())
+    CENTRAL.classes.iter().any(|class| class.lists.is_mine())
 }
 
 /// The lock of a class, for a fork.
 pub(super) fn lock(class: usize) -> &'static Lock<Lists> {
-    &CENTRAL.depots[class].lists
+    &CENTRAL.classes[class].lists
 }
 
 impl Lists {
-    fn put(&mut self, territory: &Territory, spot: Spot, to: u32) {
-        let area = territory.area(spot.class);
+    fn put(&mut self, reservation: &Reservation, spot: Spot, to: u32) {
+        let area = reservation.area(spot.class);
         let list = match to {
             state::WARM => &mut self.warm,
             state::OFFERED => &mut self.offered,
             _ => &mut self.returned,
         };
-        count(territory, spot, to, true);
+        count(reservation, spot, to, true);
         area.run(spot.index).set_state(to);
         list.push(area, spot.index);
         if to != state::RETURNED {

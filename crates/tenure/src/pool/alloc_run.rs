@@ -1,11 +1,11 @@
-//! Handing a run out.
+//! Allocating a run.
 
+use super::central_list::{self, Wanted};
 use super::counters::{self, Counter};
-use super::depot::{self, Wanted};
+use super::reservation::{self, Reservation, Spot};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
-use super::territory::{self, Spot, Territory};
-use super::{cache, class, keep, leave, release, split, zero};
+use super::{class, decay, given_up, leave, split, thread_cache, zero};
 use crate::os::{advise, page_size};
 use crate::range::PageRange;
 use std::ptr::NonNull;
@@ -31,7 +31,7 @@ pub(super) struct Request {
 
 impl Request {
     /// `None`: too large for any run.
-    pub fn new(territory: &Territory, size: usize, align: usize) -> Option<Request> {
+    pub fn new(reservation: &Reservation, size: usize, align: usize) -> Option<Request> {
         let size = size.max(1);
         let mut class = class::of(size);
         if Request::is_staggered(size, align) {
@@ -41,15 +41,15 @@ impl Request {
             // Any run fits that has the room for the way to the next multiple; a smaller one does if
             // all runs of its class start at multiples.
             let roomy = class::of(size.checked_add(align - page_size())?);
-            let last = roomy.min(territory.classes - 1);
+            let last = roomy.min(reservation.classes - 1);
             class = (class..=last)
                 .find(|class| {
-                    let area = territory.area(*class);
+                    let area = reservation.area(*class);
                     area.start % align == 0 && area.stride % align == 0
                 })
                 .unwrap_or(roomy);
         }
-        (class < territory.classes).then_some(Request { size, align, class, page: None })
+        (class < reservation.classes).then_some(Request { size, align, class, page: None })
     }
 
     fn is_staggered(size: usize, align: usize) -> bool {
@@ -63,18 +63,18 @@ impl Request {
 
     /// A request for a run with room for `room` bytes.
     pub fn with_room(
-        territory: &Territory,
+        reservation: &Reservation,
         size: usize,
         align: usize,
         room: usize,
     ) -> Option<Request> {
-        Request::new(territory, room, align).map(|request| Request { size, ..request })
+        Request::new(reservation, room, align).map(|request| Request { size, ..request })
     }
 
     /// Where in the run the program's part starts; `None` if it does not fit.
-    pub fn offset(&self, territory: &Territory, spot: Spot) -> Option<usize> {
-        let start = territory.start(spot);
-        let stride = territory.area(spot.class).stride;
+    pub fn offset(&self, reservation: &Reservation, spot: Spot) -> Option<usize> {
+        let start = reservation.start(spot);
+        let stride = reservation.area(spot.class).stride;
         if Request::is_staggered(self.size, self.align) {
             let page = self.page.unwrap_or((spot.index as usize * 5 + spot.class) % STAGGERS);
             let offset = page * page_size();
@@ -92,78 +92,78 @@ impl Request {
 
 /// Takes a run, whose state is then `MOVING`; answers it with the state it was in. Runs with pages are
 /// looked for first.
-pub(super) fn take(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
-    with_pages(territory, request).or_else(|| empty(territory, request))
+pub(super) fn take(reservation: &Reservation, request: &Request) -> Option<(Spot, u32)> {
+    with_pages(reservation, request).or_else(|| empty(reservation, request))
 }
 
 /// Takes a run with pages, if there is one.
-pub(super) fn take_warm(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
-    with_pages(territory, request)
+pub(super) fn take_warm(reservation: &Reservation, request: &Request) -> Option<(Spot, u32)> {
+    with_pages(reservation, request)
 }
 
-fn with_pages(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
-    let fits = |spot| request.offset(territory, spot).is_some();
-    let near = cache::take(territory, request.class, fits).map(|spot| (spot, state::WARM));
-    near.or_else(|| depot::take(territory, request.class, Wanted::Pages, fits))
+fn with_pages(reservation: &Reservation, request: &Request) -> Option<(Spot, u32)> {
+    let fits = |spot| request.offset(reservation, spot).is_some();
+    let near = thread_cache::take(reservation, request.class, fits).map(|spot| (spot, state::WARM));
+    near.or_else(|| central_list::take(reservation, request.class, Wanted::Pages, fits))
 }
 
-fn empty(territory: &Territory, request: &Request) -> Option<(Spot, u32)> {
-    keep::took_empty();
-    let fits = |spot| request.offset(territory, spot).is_some();
-    let returned = depot::take(territory, request.class, Wanted::Empty, fits);
+fn empty(reservation: &Reservation, request: &Request) -> Option<(Spot, u32)> {
+    decay::took_empty();
+    let fits = |spot| request.offset(reservation, spot).is_some();
+    let returned = central_list::take(reservation, request.class, Wanted::Empty, fits);
     returned.or_else(|| {
-        let last = (request.class + REACH).min(territory.classes - 1);
+        let last = (request.class + REACH).min(reservation.classes - 1);
         let spot = (request.class..=last).find_map(|class| {
-            depot::take(territory, class, Wanted::Empty, fits)
-                .or_else(|| leave::take_back(territory, class).map(|spot| (spot, state::FRESH)))
-                .or_else(|| territory.fresh(class).map(|spot| (spot, state::FRESH)))
+            central_list::take(reservation, class, Wanted::Empty, fits)
+                .or_else(|| leave::take_back(reservation, class).map(|spot| (spot, state::FRESH)))
+                .or_else(|| reservation.fresh(class).map(|spot| (spot, state::FRESH)))
         })?;
         if fits(spot.0) {
             return Some(spot);
         }
-        depot::put(territory, spot.0, state::RETURNED);
+        central_list::put(reservation, spot.0, state::RETURNED);
         None
     })
 }
 
 /// See [`alloc`](super::alloc).
 pub(super) fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
-    if !align.is_power_of_two() || release::is_over() {
+    if !align.is_power_of_two() || given_up::is_over() {
         return None;
     }
-    let territory = territory::get()?;
-    let taken = Request::new(territory, size, align)
-        .and_then(|request| Some((request, take(territory, &request)?)));
+    let reservation = reservation::get()?;
+    let taken = Request::new(reservation, size, align)
+        .and_then(|request| Some((request, take(reservation, &request)?)));
     let Some((request, (spot, from))) = taken else {
         counters::add(Counter::Refused, 1);
         return None;
     };
-    if territory.run(spot).touched() == 0 {
-        keep::make_room(territory, spot, size);
+    if reservation.run(spot).touched() == 0 {
+        decay::make_room(reservation, spot, size);
     }
-    let (at, touched) = hand_out(territory, &request, spot, from)?;
+    let (at, touched) = hand_out(reservation, &request, spot, from)?;
     if zeroed && touched > 0 {
-        zero::run(territory, spot, touched, at, request.size);
+        zero::run(reservation, spot, touched, at, request.size);
     }
     NonNull::new(at as *mut u8)
 }
 
 /// Makes a taken run the program's; answers the address, and how many of its pages may hold something.
 pub(super) fn hand_out(
-    territory: &Territory,
+    reservation: &Reservation,
     request: &Request,
     spot: Spot,
     from: u32,
 ) -> Option<(usize, usize)> {
     let page = page_size();
-    let run = territory.run(spot);
-    let offset = request.offset(territory, spot)?;
-    if run.is(flag::CLOSED) && !leave::open(territory, spot) {
+    let run = reservation.run(spot);
+    let offset = request.offset(reservation, spot)?;
+    if run.is(flag::CLOSED) && !leave::open(reservation, spot) {
         return None;
     }
     let touched = run.touched();
     if touched == 0 {
-        prepare_empty(territory, spot);
+        prepare_empty(reservation, spot);
     }
     run.size.store(request.size as u64, Ordering::Relaxed);
     run.offset.store((offset / page) as u32, Ordering::Relaxed);
@@ -180,12 +180,12 @@ pub(super) fn hand_out(
         counters::add(counter, 1);
         counters::add(Counter::ReusedBytes, (touched * page).min(request.size) as u64);
     }
-    Some((territory.start(spot) + offset, touched))
+    Some((reservation.start(spot) + offset, touched))
 }
 
 /// Before the first touch of a run without pages.
-fn prepare_empty(territory: &Territory, spot: Spot) {
-    let (area, run) = (territory.area(spot.class), territory.run(spot));
+fn prepare_empty(reservation: &Reservation, spot: Spot) {
+    let (area, run) = (reservation.area(spot.class), reservation.run(spot));
     run.forks.store(crate::runtime::fork::count(), Ordering::Relaxed);
     let parted = area.huge != 0 && area.huge != area.stride;
     if !parted || run.is(flag::ADVISED) || settings().huge_pages != HugePages::Auto {

@@ -47,7 +47,7 @@ pub(super) struct Area {
 }
 
 /// The reserved range.
-pub(super) struct Territory {
+pub(super) struct Reservation {
     pub range: PageRange,
     unit_shift: u32,
     /// How many classes there are.
@@ -56,15 +56,31 @@ pub(super) struct Territory {
     areas: [MaybeUninit<Area>; class::MOST],
 }
 
-struct Global(UnsafeCell<MaybeUninit<Territory>>);
-// SAFETY: written once, under `SETUP`, before `START` says that it may be read.
-unsafe impl Sync for Global {}
-static TERRITORY: Global = Global(UnsafeCell::new(MaybeUninit::uninit()));
-/// The first address; 0: not reserved yet; 1: none could be.
-static START: AtomicUsize = AtomicUsize::new(0);
-static LENGTH: AtomicUsize = AtomicUsize::new(0);
-static SETUP: Lock<()> = Lock::new(Rank::PoolReservation, ());
-static ALLOWING: Lock<()> = Lock::new(Rank::PoolAllowance, ());
+/// Where the reservation is.
+struct Location {
+    /// The first address; 0: not reserved yet; 1: none could be.
+    start: AtomicUsize,
+    /// In bytes; 0 while nothing is reserved.
+    length: AtomicUsize,
+    /// Held by the thread that reserves it.
+    setup: Lock<()>,
+    /// Held by the thread that makes more runs of an area accessible.
+    allowing: Lock<()>,
+}
+
+/// For the whole process: a free finds the run by its address alone.
+static LOCATION: Location = Location {
+    start: AtomicUsize::new(0),
+    length: AtomicUsize::new(0),
+    setup: Lock::new(Rank::PoolReservation, ()),
+    allowing: Lock::new(Rank::PoolAllowance, ()),
+};
+
+struct Described(UnsafeCell<MaybeUninit<Reservation>>);
+// SAFETY: written once, under `setup`, before `start` says that it may be read.
+unsafe impl Sync for Described {}
+/// For the whole process, as [`LOCATION`]. Apart from it, so that its 16 KiB lie in no file.
+static RESERVATION: Described = Described(UnsafeCell::new(MaybeUninit::uninit()));
 const NONE: usize = 1;
 
 /// Whether the address is the pool's.
@@ -72,34 +88,34 @@ const NONE: usize = 1;
 pub(super) fn holds(addr: usize) -> bool {
     // While nothing is reserved the length is 0.
     // In this order, for the start is written first.
-    let length = LENGTH.load(Ordering::Acquire);
-    addr.wrapping_sub(START.load(Ordering::Relaxed)) < length
+    let length = LOCATION.length.load(Ordering::Acquire);
+    addr.wrapping_sub(LOCATION.start.load(Ordering::Relaxed)) < length
 }
 
-/// The territory if there is one already.
+/// The reservation if there is one already.
 #[inline]
-pub(super) fn known() -> Option<&'static Territory> {
-    match START.load(Ordering::Acquire) {
+pub(super) fn known() -> Option<&'static Reservation> {
+    match LOCATION.start.load(Ordering::Acquire) {
         0 | NONE => None,
-        // SAFETY: written before `START` was, and never again.
-        _ => Some(unsafe { (*TERRITORY.0.get()).assume_init_ref() }),
+        // SAFETY: written before `start` was, and never again.
+        _ => Some(unsafe { (*RESERVATION.0.get()).assume_init_ref() }),
     }
 }
 
-/// The territory; reserves it at the first call.
+/// The reservation; reserves it at the first call.
 #[inline]
-pub(super) fn get() -> Option<&'static Territory> {
+pub(super) fn get() -> Option<&'static Reservation> {
     match known() {
-        None if START.load(Ordering::Relaxed) == 0 => set_up(),
+        None if LOCATION.start.load(Ordering::Relaxed) == 0 => set_up(),
         known => known,
     }
 }
 
 #[cold]
-fn set_up() -> Option<&'static Territory> {
+fn set_up() -> Option<&'static Reservation> {
     // A signal's handler that finds its own thread at it is served elsewhere.
-    let _held = SETUP.lock_unless_mine()?;
-    if START.load(Ordering::Acquire) != 0 {
+    let _held = LOCATION.setup.lock_unless_mine()?;
+    if LOCATION.start.load(Ordering::Acquire) != 0 {
         return known();
     }
     let most = arena::address_limit().map_or(usize::MAX, |limit| limit as usize / 4);
@@ -107,24 +123,24 @@ fn set_up() -> Option<&'static Territory> {
     let limited = (most < small && most >= SMALLEST).then(|| 1usize << most.ilog2());
     for size in SIZES.into_iter().filter(|size| *size <= most).chain(limited) {
         if let Some(start) = lay_out(size) {
-            START.store(start, Ordering::Release);
-            LENGTH.store(size, Ordering::Release);
+            LOCATION.start.store(start, Ordering::Release);
+            LOCATION.length.store(size, Ordering::Release);
             return known();
         }
     }
-    START.store(NONE, Ordering::Release);
+    LOCATION.start.store(NONE, Ordering::Release);
     None
 }
 
-/// Reserves and describes a territory of `size` bytes, a power of two; answers its start.
+/// Reserves `size` bytes, a power of two, and describes them; returns their start.
 fn lay_out(size: usize) -> Option<usize> {
     let page = os::page_size();
     let unit = size / UNITS;
     let range = arena::reserve(size, unit.max(1 << 30)).ok()?;
-    // SAFETY: under `SETUP`; zero is a value of every field but the areas, which are not read before
+    // SAFETY: under `setup`; zero is a value of every field but the areas, which are not read before
     // they are written.
-    let territory = unsafe {
-        let at = (*TERRITORY.0.get()).as_mut_ptr();
+    let reservation = unsafe {
+        let at = (*RESERVATION.0.get()).as_mut_ptr();
         (*at).range = range;
         (*at).unit_shift = unit.ilog2();
         &mut *at
@@ -138,8 +154,8 @@ fn lay_out(size: usize) -> Option<usize> {
             break;
         }
         let count = (units * unit / stride) as u32;
-        territory.class_of_unit[at..at + units].fill(classes as u8);
-        territory.areas[classes].write(Area {
+        reservation.class_of_unit[at..at + units].fill(classes as u8);
+        reservation.areas[classes].write(Area {
             start: range.start + at * unit,
             end: range.start + (at + units) * unit,
             stride,
@@ -155,15 +171,15 @@ fn lay_out(size: usize) -> Option<usize> {
         at += units;
         classes += 1;
     }
-    territory.class_of_unit[at..].fill(u8::MAX);
-    territory.classes = classes;
+    reservation.class_of_unit[at..].fill(u8::MAX);
+    reservation.classes = classes;
     let Ok(runs) = arena::reserve(bookkeeping, page) else {
         // SAFETY: reserved above, and nobody knows it.
         let _ = unsafe { arena::unmap(range.start, range.len()) };
         return None;
     };
-    for area in &mut territory.areas[..classes] {
-        // SAFETY: written above.
+    for area in &mut reservation.areas[..classes] {
+        // SAFETY: the loop over the classes above has written this area.
         unsafe { area.assume_init_mut() }.runs += runs.start;
     }
     Some(range.start)
@@ -176,7 +192,7 @@ pub(super) struct Spot {
     pub index: u32,
 }
 
-impl Territory {
+impl Reservation {
     pub fn area(&self, class: usize) -> &Area {
         debug_assert!(class < self.classes);
         // SAFETY: the areas of all classes were written by `lay_out`.
@@ -185,12 +201,12 @@ impl Territory {
 
     /// The lock under which runs become accessible, for a fork.
     pub fn allowing() -> &'static Lock<()> {
-        &ALLOWING
+        &LOCATION.allowing
     }
 
     /// The lock under which it is set up, for a fork.
     pub fn lock() -> &'static Lock<()> {
-        &SETUP
+        &LOCATION.setup
     }
 
     /// The largest size of the largest class.
@@ -214,7 +230,7 @@ impl Territory {
         (index < area.used.load(Ordering::Acquire)).then_some(Spot { class, index })
     }
 
-    /// Calls `each` for every run that was ever used and that the range, inside the territory, touches;
+    /// Calls `each` for every run that was ever used and that the range, inside the reservation, touches;
     /// with the part of the range that is the run's.
     pub fn over(&self, range: PageRange, mut each: impl FnMut(Spot, PageRange)) {
         let unit = |addr: usize| (addr - self.range.start) >> self.unit_shift;
@@ -252,7 +268,7 @@ impl Territory {
         }
         let end = (0..self.classes).map(|class| self.area(class).end).max();
         if let Some(end) = end.filter(|end| *end < self.range.end) {
-            // SAFETY: of no class.
+            // SAFETY: reserved by `lay_out`, behind the last area: no run is there, and none ever was.
             let _ = unsafe { arena::unmap(end, self.range.end - end) };
         }
     }
@@ -271,7 +287,7 @@ impl Territory {
     /// The runs of the class that nobody had yet, and that may be accessed, leave the pool.
     pub fn take_all_fresh(&self, class: usize) {
         let area = self.area(class);
-        let Some(_held) = ALLOWING.lock_unless_mine() else { return };
+        let Some(_held) = LOCATION.allowing.lock_unless_mine() else { return };
         let allowed = area.allowed.load(Ordering::Acquire);
         let from = area.used.fetch_max(allowed, Ordering::AcqRel);
         if from >= allowed {
@@ -286,7 +302,7 @@ impl Territory {
 
     /// The addresses that are the pool's.
     pub fn reserved_bytes(&self) -> u64 {
-        match super::release::is_done() {
+        match super::given_up::is_done() {
             true => (0..self.classes).map(|class| self.area(class).allowed_bytes()).sum(),
             false => self.range.len() as u64,
         }
@@ -410,7 +426,7 @@ impl Area {
     #[cold]
     fn allow_more(&self, index: u32) -> bool {
         // A signal's handler whose thread is at it is served elsewhere.
-        let Some(_held) = ALLOWING.lock_unless_mine() else { return false };
+        let Some(_held) = LOCATION.allowing.lock_unless_mine() else { return false };
         let from = self.allowed.load(Ordering::Acquire);
         if index < from {
             return true;

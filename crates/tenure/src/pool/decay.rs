@@ -5,10 +5,10 @@
 
 use super::counters::{self, Counter};
 use super::queue::{Item, Work};
+use super::reservation::{self, Reservation, Spot};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
-use super::territory::{self, Spot, Territory};
-use super::{cache, depot, leave, queue, slot};
+use super::{central_list, leave, queue, slot, thread_cache};
 use crate::os::{advise, errno, page_size};
 use crate::range::PageRange;
 use crate::runtime::lock::{Guard, Rank};
@@ -47,7 +47,7 @@ const ROOM_FROM: usize = 512 << 10;
 /// For returning a mebibyte of base pages; the page faults of the new one take thrice as long.
 const TIME_A_MEBIBYTE: Duration = Duration::from_micros(40);
 
-struct Keep {
+struct Decay {
     /// Whether a worker pays; it stays so.
     pays: AtomicBool,
     /// What may be warm. Until the worker has looked how much is free: little, for the limit may be any.
@@ -64,7 +64,8 @@ struct Keep {
     most_in_use: AtomicU64,
 }
 
-static KEEP: Keep = Keep {
+/// For the whole process: as the pool.
+static DECAY: Decay = Decay {
     pays: AtomicBool::new(false),
     bound: AtomicU64::new(32 << 20),
     called: AtomicBool::new(false),
@@ -75,7 +76,8 @@ static KEEP: Keep = Keep {
 };
 
 /// The background thread holds this lock while it calls the kernel, for a millisecond or two: held early.
-static DECAY: Service = Service {
+/// For the whole process: one of the register's two entries of the pool.
+static SERVICE: Service = Service {
     hold: || queue::work().hold(),
     release: || queue::work().release(),
     recover,
@@ -92,7 +94,7 @@ fn recover() {
 /// (it is a signal's handler): whoever has the queue may wait for that list.
 fn work() -> Option<Guard<'static, Work>> {
     let lock = queue::work();
-    lock.try_lock().or_else(|| match cache::is_mine() || depot::is_mine() {
+    lock.try_lock().or_else(|| match thread_cache::is_mine() || central_list::is_mine() {
         true => None,
         false => lock.lock_unless_mine(),
     })
@@ -101,27 +103,27 @@ fn work() -> Option<Guard<'static, Work>> {
 /// The service whose task gives free runs up.
 #[inline]
 pub(super) fn service() -> ServiceId {
-    fork::register(&DECAY)
+    fork::register(&SERVICE)
 }
 
 /// What may be warm now.
 fn bound() -> u64 {
     match worker::running() {
-        true => KEEP.bound.load(Ordering::Relaxed),
+        true => DECAY.bound.load(Ordering::Relaxed),
         false => settings().warm_max.unwrap_or(UNATTENDED),
     }
 }
 
 /// Whether callers offer so much that a thread which does it pays.
 pub(super) fn worker_pays() -> bool {
-    KEEP.pays.load(Ordering::Relaxed)
+    DECAY.pays.load(Ordering::Relaxed)
 }
 
 /// A run without pages was taken.
 #[inline]
 pub(super) fn took_empty() {
-    if KEEP.returned_at_once.load(Ordering::Relaxed) {
-        KEEP.takes_again.store(true, Ordering::Relaxed);
+    if DECAY.returned_at_once.load(Ordering::Relaxed) {
+        DECAY.takes_again.store(true, Ordering::Relaxed);
     }
 }
 
@@ -129,9 +131,9 @@ pub(super) fn took_empty() {
 /// large blocks are returned at once, until it takes one again. The C library does likewise: it unmaps the first
 /// block of a size, and keeps the next.
 fn offers() -> bool {
-    let offers = worker::running() || KEEP.takes_again.load(Ordering::Relaxed);
+    let offers = worker::running() || DECAY.takes_again.load(Ordering::Relaxed);
     if !offers {
-        KEEP.returned_at_once.store(true, Ordering::Relaxed);
+        DECAY.returned_at_once.store(true, Ordering::Relaxed);
     }
     offers
 }
@@ -141,12 +143,12 @@ fn offers() -> bool {
 /// beside that of the others.
 ///
 /// Not moved to the new run: its owner may want few of the pages.
-pub(super) fn make_room(territory: &Territory, spot: Spot, bytes: usize) {
-    let run = territory.run(spot);
+pub(super) fn make_room(reservation: &Reservation, spot: Spot, bytes: usize) {
+    let run = reservation.run(spot);
     if run.is(flag::MADE_ROOM) {
         run.clear(flag::MADE_ROOM);
         // It was wanted after all: more may lie free.
-        let _ = KEEP.doublings.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |doublings| {
+        let _ = DECAY.doublings.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |doublings| {
             (doublings < MOST_DOUBLINGS).then_some(doublings + 1)
         });
     }
@@ -157,24 +159,24 @@ pub(super) fn make_room(territory: &Territory, spot: Spot, bytes: usize) {
     let freed = counters::get(Counter::FreedBytes);
     let others = counters::get(Counter::AllocatedBytes).wrapping_sub(freed) as i64;
     let in_use = bytes as u64 + others.max(0) as u64;
-    let most = in_use.max(KEEP.most_in_use.fetch_max(in_use, Ordering::Relaxed));
-    let more = (MORE << KEEP.doublings.load(Ordering::Relaxed)).max(most / PART_MORE);
+    let most = in_use.max(DECAY.most_in_use.fetch_max(in_use, Ordering::Relaxed));
+    let more = (MORE << DECAY.doublings.load(Ordering::Relaxed)).max(most / PART_MORE);
     let may = (most + more).saturating_sub(in_use);
-    let free = depot::free_bytes();
+    let free = central_list::free_bytes();
     if free > may {
-        return_some(territory, bytes as u64, may.max(free.saturating_sub(bytes as u64)));
+        return_some(reservation, bytes as u64, may.max(free.saturating_sub(bytes as u64)));
     }
 }
 
 /// Returns what is free beyond `least`.
 #[cold]
-fn return_some(territory: &Territory, bytes: u64, least: u64) {
+fn return_some(reservation: &Reservation, bytes: u64, least: u64) {
     let until = Instant::now() + BUDGET + TIME_A_MEBIBYTE * (bytes >> 20) as u32;
     let go_on = |mut work: Guard<Work>| {
-        work.go_on(territory, Instant::now() + BUDGET, Duration::MAX, Duration::MAX)
+        work.go_on(reservation, Instant::now() + BUDGET, Duration::MAX, Duration::MAX)
     };
-    while depot::free_bytes() > least && Instant::now() < until {
-        if !work().is_some_and(|mut work| work.return_oldest(territory)) {
+    while central_list::free_bytes() > least && Instant::now() < until {
+        if !work().is_some_and(|mut work| work.return_oldest(reservation)) {
             return;
         }
         // To its end: what is in the queue serves nobody. The lock is free in between: a fork waits for it.
@@ -189,7 +191,7 @@ pub(super) fn freed() {
     if attended {
         errno::kept(|| worker::stir(service()));
     }
-    let (warm, bound) = (depot::warm_bytes(), bound());
+    let (warm, bound) = (central_list::warm_bytes(), bound());
     if warm > bound {
         past_bound(attended, warm / 2 <= bound);
     }
@@ -201,11 +203,11 @@ fn past_bound(attended: bool, is_near: bool) {
         call();
         return;
     }
-    let Some(territory) = territory::known() else { return };
+    let Some(reservation) = reservation::known() else { return };
     // Waits for whoever is at it: that does no more than it has time for, and what stays warm meanwhile counts in a
     // group of processes that is near its limit.
     if let Some(mut work) = work() {
-        let (now, warm) = (Instant::now(), depot::warm_bytes());
+        let (now, warm) = (Instant::now(), central_list::warm_bytes());
         let until = now + BUDGET;
         let mut return_after = Duration::MAX;
         if !attended {
@@ -214,36 +216,37 @@ fn past_bound(attended: bool, is_near: bool) {
             return_after = settings.return_after;
         }
         // What is in the queue is not through.
-        let too_much = || depot::warm_bytes() + queue::queued().1 > bound();
+        let too_much = || central_list::warm_bytes() + queue::queued().1 > bound();
         while too_much() {
-            if !work.go_on(territory, until, Duration::MAX, return_after) {
+            if !work.go_on(reservation, until, Duration::MAX, return_after) {
                 break;
             }
         }
-        let rate = (!attended)
-            .then(|| work.rate(now, warm.saturating_sub(depot::warm_bytes()), SHORTEST_RATE));
+        let rate = (!attended).then(|| {
+            work.rate(now, warm.saturating_sub(central_list::warm_bytes()), SHORTEST_RATE)
+        });
         if rate.flatten().is_some_and(|rate| rate >= PAYS_FROM) {
-            KEEP.pays.store(true, Ordering::Relaxed);
+            DECAY.pays.store(true, Ordering::Relaxed);
         }
     }
 }
 
 /// Has the worker look now.
 pub(super) fn call() {
-    if worker::running() && !KEEP.called.swap(true, Ordering::AcqRel) {
+    if worker::running() && !DECAY.called.swap(true, Ordering::AcqRel) {
         errno::kept(|| worker::call(service()));
     }
 }
 
 /// Gives the memory of all free runs back. `true`: there was some.
 pub(super) fn trim() -> bool {
-    let Some(territory) = territory::known() else { return false };
+    let Some(reservation) = reservation::known() else { return false };
     let before = counters::get(Counter::ReturnedBytes);
     // The lock is free in between: a fork waits for it.
     let has_more = |work: &mut Work| {
         work.pressed = true;
         let until = Instant::now() + BUDGET;
-        work.pressed = work.go_on(territory, until, Duration::ZERO, Duration::ZERO);
+        work.pressed = work.go_on(reservation, until, Duration::ZERO, Duration::ZERO);
         work.pressed
     };
     while work().is_some_and(|mut work| has_more(&mut work)) {}
@@ -257,8 +260,8 @@ fn period(offer_after: Duration, return_after: Duration) -> Duration {
 
 /// The worker's task.
 pub(super) fn visit(visit: &Visit) -> Next {
-    KEEP.called.store(false, Ordering::Release);
-    let Some(territory) = territory::known() else {
+    DECAY.called.store(false, Ordering::Release);
+    let Some(reservation) = reservation::known() else {
         return Next::WhenStirred;
     };
     // Before the lock is taken: this allocates, and a fork that waits for the lock may hold an
@@ -270,12 +273,12 @@ pub(super) fn visit(visit: &Visit) -> Next {
         let period = period(settings.offer_after, settings.return_after);
         work.advance(visit.now, period);
         let until = Instant::now() + BUDGET;
-        if work.go_on(territory, until, settings.offer_after, settings.return_after) {
+        if work.go_on(reservation, until, settings.offer_after, settings.return_after) {
             return Next::AtOnce;
         }
         work.pressed = false;
-        let (in_slots, _) = cache::held();
-        if in_slots > 0 || depot::filled(territory.classes).next().is_some() {
+        let (in_slots, _) = thread_cache::held();
+        if in_slots > 0 || central_list::filled(reservation.classes).next().is_some() {
             return Next::After(period);
         }
         work.looked_at = None;
@@ -291,8 +294,8 @@ fn set_bound(now: Instant) {
         (room.free / 4).max((room.limit / 16).clamp(4 << 20, 16 << 20))
     });
     // Part of it for what threads keep at hand.
-    cache::bound(bound / 4);
-    KEEP.bound.store(bound - bound / 4, Ordering::Relaxed);
+    thread_cache::bound(bound / 4);
+    DECAY.bound.store(bound - bound / 4, Ordering::Relaxed);
 }
 
 impl Work {
@@ -300,22 +303,22 @@ impl Work {
     /// refused a run: under a filter it may refuse all.
     fn go_on(
         &mut self,
-        territory: &Territory,
+        reservation: &Reservation,
         until: Instant,
         offer_after: Duration,
         return_after: Duration,
     ) -> bool {
         loop {
             if self.last().is_none() {
-                self.find(territory, offer_after, return_after);
+                self.find(reservation, offer_after, return_after);
             }
             if self.last().is_none() {
                 return false;
             }
             while let Some(last) = self.last() {
-                if last.step(territory) {
+                if last.step(reservation) {
                     let item = self.pop();
-                    item.finish(territory);
+                    item.finish(reservation);
                     if item.is_refused() {
                         return false;
                     }
@@ -329,21 +332,23 @@ impl Work {
 
     /// Puts a run into the queue, to be returned: one that was offered, or a warm one, of the largest class.
     /// `false`: there is none, or no room.
-    fn return_oldest(&mut self, territory: &Territory) -> bool {
+    fn return_oldest(&mut self, reservation: &Reservation) -> bool {
         let oldest = |from| {
-            let of = |class| depot::take_oldest(territory, class, from, state::QUEUED, |_| true);
-            depot::filled(territory.classes).rev().find_map(of)
+            let of = |class| {
+                central_list::take_oldest(reservation, class, from, state::QUEUED, |_| true)
+            };
+            central_list::filled(reservation.classes).rev().find_map(of)
         };
         let has_room = self.room() > 0;
         let found = has_room.then(|| oldest(state::OFFERED).or_else(|| oldest(state::WARM)));
         let Some(spot) = found.flatten() else { return false };
-        territory.run(spot).set(flag::MADE_ROOM);
-        self.add(territory, spot, false);
+        reservation.run(spot).set(flag::MADE_ROOM);
+        self.add(reservation, spot, false);
         true
     }
 
     /// Fills the queue with what is due.
-    fn find(&mut self, territory: &Territory, offer_after: Duration, return_after: Duration) {
+    fn find(&mut self, reservation: &Reservation, offer_after: Duration, return_after: Duration) {
         let period = period(offer_after, return_after);
         let looks = |wait: Duration| match wait {
             Duration::ZERO => 0,
@@ -356,43 +361,49 @@ impl Work {
         let offer = !pressed && offers();
         for slot in slot::used() {
             let room = self.room();
-            cache::take_old(territory, slot, due(offer_at), room, |spot| {
-                self.add(territory, spot, offer);
+            thread_cache::take_old(reservation, slot, due(offer_at), room, |spot| {
+                self.add(reservation, spot, offer);
             });
         }
-        for class in depot::filled(territory.classes) {
+        for class in central_list::filled(reservation.classes) {
             while self.room() > 0 {
-                match depot::take_oldest(
-                    territory,
+                match central_list::take_oldest(
+                    reservation,
                     class,
                     state::OFFERED,
                     state::QUEUED,
                     due(return_at),
                 ) {
-                    Some(spot) => self.add(territory, spot, false),
+                    Some(spot) => self.add(reservation, spot, false),
                     None => break,
                 };
             }
             while self.room() > 0 {
-                match depot::take_oldest(
-                    territory,
+                match central_list::take_oldest(
+                    reservation,
                     class,
                     state::WARM,
                     state::QUEUED,
                     due(offer_at),
                 ) {
-                    Some(spot) => self.add(territory, spot, offer),
+                    Some(spot) => self.add(reservation, spot, offer),
                     None => break,
                 };
             }
         }
         // Past the bound: first what has been left alone for a period, then anything.
         for age in [1, 0] {
-            for class in depot::filled(territory.classes) {
-                while self.room() > 0 && depot::warm_bytes() > bound() {
+            for class in central_list::filled(reservation.classes) {
+                while self.room() > 0 && central_list::warm_bytes() > bound() {
                     let old = |freed: u32| now.wrapping_sub(freed) >= age;
-                    match depot::take_oldest(territory, class, state::WARM, state::QUEUED, old) {
-                        Some(spot) => self.add(territory, spot, offer),
+                    match central_list::take_oldest(
+                        reservation,
+                        class,
+                        state::WARM,
+                        state::QUEUED,
+                        old,
+                    ) {
+                        Some(spot) => self.add(reservation, spot, offer),
                         None => break,
                     };
                 }
@@ -404,23 +415,23 @@ impl Work {
 impl Item {
     /// What is told to the kernel: the pages that may be there, and with huge pages all of the run, so
     /// that none is split.
-    fn range(&self, territory: &Territory) -> PageRange {
-        let area = territory.area(self.spot.class);
-        let start = territory.start(self.spot);
-        let touched = territory.run(self.spot).touched() * page_size();
+    fn range(&self, reservation: &Reservation) -> PageRange {
+        let area = reservation.area(self.spot.class);
+        let start = reservation.start(self.spot);
+        let touched = reservation.run(self.spot).touched() * page_size();
         let len = if area.huge > 0 { area.stride } else { touched.min(area.stride) };
         PageRange { start, end: start + len }
     }
 
     /// One slice. Answers whether it was the last.
-    fn step(&mut self, territory: &Territory) -> bool {
+    fn step(&mut self, reservation: &Reservation) -> bool {
         let _slice = queue::Slice::begin(self.spot);
-        if territory.run(self.spot).state() != state::QUEUED {
+        if reservation.run(self.spot).state() != state::QUEUED {
             return true;
         }
-        let area = territory.area(self.spot.class);
+        let area = reservation.area(self.spot.class);
         let slice = if area.huge == area.stride { HUGE_SLICE } else { SLICE };
-        let whole = self.range(territory);
+        let whole = self.range(reservation);
         let start = whole.start + self.done;
         let end = start.saturating_add(slice).min(whole.end);
         if start >= end {
@@ -434,7 +445,7 @@ impl Item {
             return false;
         }
         if !self.offer {
-            // SAFETY: as above.
+            // SAFETY: a part of a free run, which nobody but this thread has: its contents are nobody's.
             let dropped =
                 unsafe { advise::drop_pages(range).or_else(|_| advise::drop_locked_pages(range)) };
             if dropped.is_err() {
@@ -451,29 +462,29 @@ impl Item {
     }
 
     /// Puts the run into the list of its new state.
-    fn finish(self, territory: &Territory) {
-        let run = territory.run(self.spot);
-        let bytes = queue::count_out(territory, self.spot);
+    fn finish(self, reservation: &Reservation) {
+        let run = reservation.run(self.spot);
+        let bytes = queue::count_out(reservation, self.spot);
         if run.claim(state::QUEUED, state::MOVING).is_err() {
             // It has left the pool.
-            depot::put_left(territory, self.spot);
+            central_list::put_left(reservation, self.spot);
         } else if self.is_refused() {
             // Locked, before 5.18, or a filter refuses it: tried again later, behind all others.
             run.freed_at.store(queue::clock(), Ordering::Relaxed);
-            depot::put(territory, self.spot, state::WARM);
+            central_list::put(reservation, self.spot, state::WARM);
         } else if self.offer {
             counters::add(Counter::OfferedBytes, bytes);
-            depot::put(territory, self.spot, state::OFFERED);
+            central_list::put(reservation, self.spot, state::OFFERED);
         } else {
             counters::add(Counter::ReturnedBytes, bytes);
             // The program's advice is not the next owner's.
             let asked = run.is(flag::ADVISED) && settings().huge_pages == HugePages::System;
             if run.is(flag::MOVED) || asked {
-                leave::map_anew(territory, self.spot);
+                leave::map_anew(reservation, self.spot);
                 return;
             }
             run.set_touched(0);
-            depot::put(territory, self.spot, state::RETURNED);
+            central_list::put(reservation, self.spot, state::RETURNED);
         }
     }
 }
@@ -500,15 +511,15 @@ mod tests {
                 drop(work);
             });
             come_to(1);
-            let in_depot = depot::lock(7).lock_unless_mine();
-            let beside_depot = work().is_some();
-            drop(in_depot);
-            let in_slot = cache::lock(1).lock_unless_mine();
+            let in_list = central_list::lock(7).lock_unless_mine();
+            let beside_list = work().is_some();
+            drop(in_list);
+            let in_slot = thread_cache::lock(1).lock_unless_mine();
             let beside_slot = work().is_some();
             drop(in_slot);
             step.store(2, Ordering::SeqCst);
             let alone = work().is_some();
-            assert!(!beside_depot && !beside_slot && alone);
+            assert!(!beside_list && !beside_slot && alone);
         });
     }
 }
