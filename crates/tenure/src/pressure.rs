@@ -32,21 +32,30 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// How often pressure was reported. Threads sleep on `CHANGED`, which says too that one of them is to end.
-static REPORTS: AtomicU32 = AtomicU32::new(0);
-static CHANGED: Futex = Futex::new(0);
+/// What the threads of the calls wait for.
+struct Reports {
+    count: AtomicU32,
+    /// Changes with `count`, and when a thread is to end. The threads sleep on it.
+    changed: Futex,
+}
 
+/// For the whole process: the kernel's reports concern all of it, and the thread that hears them knows no caller.
+static REPORTS: Reports = Reports { count: AtomicU32::new(0), changed: Futex::new(0) };
+
+/// For the whole process: the register of services keeps a pointer to it.
 static SERVICE: Service = Service {
     on_pressure: Some(|| {
-        REPORTS.fetch_add(1, Ordering::AcqRel);
-        change();
+        REPORTS.count.fetch_add(1, Ordering::AcqRel);
+        REPORTS.change();
     }),
     ..Service::named("on_pressure", &[])
 };
 
-fn change() {
-    CHANGED.word.fetch_add(1, Ordering::AcqRel);
-    CHANGED.wake_all();
+impl Reports {
+    fn change(&self) {
+        self.changed.word.fetch_add(1, Ordering::AcqRel);
+        self.changed.wake_all();
+    }
 }
 
 /// Has the program told when the kernel runs short of memory, while it lives: see [`on_pressure`].
@@ -96,14 +105,14 @@ pub fn on_pressure(mut act: impl FnMut() + Send + 'static) -> Result<OnPressure>
     worker::start(CALL)?;
     let ends = Arc::new(AtomicBool::new(false));
     let end = ends.clone();
-    let mut seen = REPORTS.load(Ordering::Acquire);
+    let mut seen = REPORTS.count.load(Ordering::Acquire);
     let body = move || loop {
-        let changed = CHANGED.word.load(Ordering::Acquire);
+        let changed = REPORTS.changed.word.load(Ordering::Acquire);
         if end.load(Ordering::Acquire) {
             return;
         }
-        match REPORTS.load(Ordering::Acquire) {
-            same if same == seen => CHANGED.wait(changed, None),
+        match REPORTS.count.load(Ordering::Acquire) {
+            same if same == seen => REPORTS.changed.wait(changed, None),
             reports => {
                 seen = reports;
                 act();
@@ -122,7 +131,7 @@ impl Drop for OnPressure {
     /// Waits until a call that runs has returned, unless the call itself drops this.
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Release);
-        change();
+        REPORTS.change();
         let Some(thread) = self.thread.take() else { return };
         if self.process != generation::current() {
             // There is no such thread here.

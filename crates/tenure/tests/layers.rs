@@ -27,7 +27,7 @@ const LAYERS: &[&[&str]] = &[
 ];
 
 const PROMISES: &[&str] =
-    &["volatile", "cache", "lock", "populate", "page_cache", "pool", "retire"];
+    &["volatile", "cache", "lock", "populate", "page_cache", "pool", "pressure", "retire"];
 
 /// Which promise uses which other, and what for. All other pairs are refused.
 const AMONG_PROMISES: &[(&str, &str, &str)] = &[

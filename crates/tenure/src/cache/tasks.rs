@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::task::{Poll, Waker};
 
 thread_local! {
-    /// The flights whose makers this thread polls, one inside the other.
+    /// The flights whose makers this thread polls, one inside the other. Each thread's own: a future that is
+    /// polled inside another one is on its thread.
     static POLLED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
