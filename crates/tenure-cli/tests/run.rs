@@ -300,7 +300,7 @@ fn a_sanitizer_is_refused_with_the_reason() {
     let source = dir.path().join("main.c");
     std::fs::write(&source, "int main(void) { return 0; }\n").expect("it is written");
     let program = dir.path().join("program");
-    for sanitizer in ["address", "leak"] {
+    for sanitizer in ["address", "leak", "thread"] {
         let mut gcc = Command::new("gcc");
         gcc.arg(format!("-fsanitize={sanitizer}")).arg(&source).arg("-o").arg(&program);
         if !gcc.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {

@@ -220,6 +220,18 @@ pub fn end(threads: Threads) {
     tenure::pool::trim();
 }
 
+/// The kernel has refused the program a thread. Ends tenure's, for good: from now on callers do the work. `false`:
+/// there is none.
+#[cold]
+pub fn make_room() -> bool {
+    if !is_own_process() || !pool::keeper_runs() && !START.starting.load(Ordering::Relaxed) {
+        return false;
+    }
+    START.failed.store(ATTEMPTS, Ordering::Relaxed);
+    end(Threads::Later);
+    true
+}
+
 /// Waits until no thread of tenure's is in the C library's count: with the last one in it the process ends, and
 /// the program's handlers would run on that thread.
 pub fn wait_until_uncounted() {

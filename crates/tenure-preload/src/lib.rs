@@ -30,6 +30,7 @@ mod keeper;
 mod kernel;
 mod last_thread;
 mod limits;
+mod no_cancel;
 mod real;
 mod report;
 mod serving;

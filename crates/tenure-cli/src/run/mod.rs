@@ -31,8 +31,8 @@ tcmalloc) has calls of its own that take blocks back, so it goes on serving all 
 serves its mmap. --report prints what tenure has served.
 
 tenure refuses a program that is linked statically, gains rights when it starts (setuid, file \
-capabilities), is built with gcc's address or leak sanitizer, or is of another architecture or C \
-library.
+capabilities), is built with gcc's address, leak or thread sanitizer, or is of another architecture \
+or C library.
 
 Do not run a program that frees by another free than it allocated with (a library loaded with \
 RTLD_DEEPBIND, or dlsym in dlopen(\"libc.so.6\")): it ends in SIGSEGV. Once the program has freed \

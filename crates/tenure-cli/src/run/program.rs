@@ -192,7 +192,8 @@ fn about(file: File) -> Result<About, String> {
 }
 
 fn is_sanitizer(library: &[u8]) -> bool {
-    library.starts_with(b"libasan.so") || library.starts_with(b"liblsan.so")
+    const OF_GCC: [&[u8]; 4] = [b"libasan.so", b"libhwasan.so", b"liblsan.so", b"libtsan.so"];
+    OF_GCC.into_iter().any(|name| library.starts_with(name))
 }
 
 /// Whether it is the loader that this program itself is started by.

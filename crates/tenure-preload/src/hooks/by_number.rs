@@ -4,7 +4,7 @@
 //! This library's own calls go past it ([`crate::kernel`]).
 
 use super::rules::{let_go, of_advice};
-use super::{confine, rlimit, state};
+use super::{confine, in_flight, rlimit, state};
 use crate::kernel::call;
 use crate::real::known;
 use std::ffi::{c_int, c_long, c_uint, c_void};
@@ -95,6 +95,7 @@ pub unsafe extern "C" fn syscall(
     f: c_long,
 ) -> c_long {
     confine::call_comes(number, a, b, c);
+    in_flight::call_comes(number, b, c);
     if number == libc::SYS_mlockall {
         // SAFETY: the program makes this call itself, so its flags are for the kernel to judge.
         return unsafe { state::mlockall(a as c_int) }.into();

@@ -2,11 +2,11 @@
 //! MSG_ZEROCOPY, io_uring, AIO. The kernel keeps such pages for itself, so munmap is safe; another owner's
 //! bytes in them are not. From the first such call on no page of the pool's is used again.
 //!
-//! A program that makes these calls by itself, past the C library, is not seen.
+//! A program that makes these calls by itself, past the C library, is not seen; one that makes them by `syscall` is.
 
 use crate::errno::{missing, Errno};
 use crate::symbol::{self, OfTheLibrary};
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tenure::pool;
 
@@ -33,6 +33,22 @@ pub fn look_for_libraries() {
 pub fn mapped_file(flags: c_int, offset: i64) {
     const QUEUES: [i64; 2] = [0x0800_0000, 0x1000_0000];
     if flags & libc::MAP_SHARED != 0 && QUEUES.contains(&offset) {
+        end_reuse();
+    }
+}
+
+/// Called before `syscall`.
+#[inline]
+pub fn call_comes(number: c_long, level: c_long, name: c_long) {
+    match number {
+        libc::SYS_vmsplice | libc::SYS_io_uring_setup | libc::SYS_io_setup => end_reuse(),
+        libc::SYS_setsockopt => option_comes(level as c_int, name as c_int),
+        _ => {}
+    }
+}
+
+fn option_comes(level: c_int, name: c_int) {
+    if level == libc::SOL_SOCKET && name == libc::SO_ZEROCOPY {
         end_reuse();
     }
 }
@@ -65,9 +81,7 @@ pub unsafe extern "C" fn setsockopt(
     value: *const c_void,
     len: libc::socklen_t,
 ) -> c_int {
-    if level == libc::SOL_SOCKET && name == libc::SO_ZEROCOPY {
-        end_reuse();
-    }
+    option_comes(level, name);
     static NEXT: OfTheLibrary = OfTheLibrary::new(c"setsockopt");
     type Function =
         unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;

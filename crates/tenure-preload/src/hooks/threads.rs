@@ -1,4 +1,5 @@
-//! A program that creates a thread: then one of this library's makes no difference to it any more.
+//! A program that creates a thread: then one of this library's makes no difference to it any more. Where no more
+//! threads are allowed (`RLIMIT_NPROC`, a cgroup's `pids.max`) the library's make room for the program's.
 
 use crate::{keeper, real};
 use std::ffi::{c_int, c_void};
@@ -13,7 +14,11 @@ pub unsafe extern "C" fn pthread_create(
     let Some(create) = real::thread_creation() else { return libc::EAGAIN };
     // SAFETY: the program makes this call itself, and it goes on unchanged to the definition behind
     // this one.
-    let answer = unsafe { create(thread, attributes, body, argument) };
+    let call = || unsafe { create(thread, attributes, body, argument) };
+    let mut answer = call();
+    if answer == libc::EAGAIN && keeper::make_room() {
+        answer = call();
+    }
     if answer == 0 {
         keeper::thread_was_created();
     }

@@ -1,9 +1,10 @@
 //! `mlock2`, `munlock` and the whole-process calls, and a cheap question: is it locked?
 
-use super::errno::last_errno;
 use crate::range::PageRange;
 use rustix::io::Errno;
-use rustix::mm::{mlock_with, mlockall, munlock, munlockall, MlockAllFlags, MlockFlags};
+use rustix::mm::{
+    mlock_with, mlockall, msync, munlock, munlockall, MlockAllFlags, MlockFlags, MsyncFlags,
+};
 use std::ffi::c_void;
 
 /// Locks a range, now or page by page as it is touched.
@@ -38,17 +39,16 @@ pub(crate) enum Seen {
 /// Asks whether anything in the range is locked. 130 ns for a range in one mapping, and a lookup for
 /// each further mapping; nothing is written or dropped.
 pub(crate) fn seen(range: PageRange) -> Result<Seen, Errno> {
+    // Not by way of the C library, whose msync is a cancellation point.
     // SAFETY: MS_ASYNC|MS_INVALIDATE does nothing but refuse locked mappings and holes.
     let done = unsafe {
-        libc::msync(range.start as *mut c_void, range.len(), libc::MS_ASYNC | libc::MS_INVALIDATE)
+        msync(range.start as *mut c_void, range.len(), MsyncFlags::ASYNC | MsyncFlags::INVALIDATE)
     };
-    if done == 0 {
-        return Ok(Seen::Unlocked);
-    }
-    match last_errno() {
-        Errno::BUSY => Ok(Seen::Locked),
-        Errno::NOMEM => Ok(Seen::Hole),
-        errno => Err(errno),
+    match done {
+        Ok(()) => Ok(Seen::Unlocked),
+        Err(Errno::BUSY) => Ok(Seen::Locked),
+        Err(Errno::NOMEM) => Ok(Seen::Hole),
+        Err(errno) => Err(errno),
     }
 }
 

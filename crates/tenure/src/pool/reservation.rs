@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "keeps tables in memory that it maps itself")]
 
 use super::class;
-use super::run::{state, Run};
+use super::run::{flag, state, Run};
 use super::settings::{settings, HugePages};
 use crate::os::{self, advise, arena};
 use crate::range::PageRange;
@@ -470,15 +470,17 @@ impl Area {
     }
 
     /// Maps a run anew: empty, accessible, and with no state of its own. Its pages are dropped first: that
-    /// spares other threads a wait for the lock of all mappings.
+    /// spares other threads a wait for the lock of all mappings. Not those of a run that the program has changed: a
+    /// monitor that it has (userfaultfd) may want to hear of pages that are dropped, which free does not do.
     ///
     /// # Safety
     /// The run is the caller's, and nothing uses it any more.
     pub unsafe fn map_anew(&self, index: u32) -> bool {
         let range = self.range_of(index);
-        // Refused where it is locked; then below.
-        // SAFETY: nothing uses the run any more, as this function requires.
-        let _ = unsafe { advise::drop_pages(range) };
+        if !self.run(index).is(flag::TAINTED) {
+            // SAFETY: nothing uses the run any more, as this function requires.
+            let _ = unsafe { advise::drop_pages(range) };
+        }
         // SAFETY: nothing uses the run any more, and it is part of the reserved range.
         if unsafe { arena::reserve_anew(range) }.is_err() {
             return false;

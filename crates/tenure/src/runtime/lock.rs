@@ -9,7 +9,7 @@ use crate::os::signal::Blocked;
 use std::cell::{Cell, UnsafeCell};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(crate) use super::rank::Rank;
 
@@ -19,6 +19,9 @@ const WAITED_FOR: u32 = 1 << 31;
 const BY_FORK: u32 = 1 << 30;
 const OWNER: u32 = BY_FORK - 1;
 const SPINS: u32 = 60;
+/// How long a thread waits that may not wait long. The owner may be stopped by a signal's handler that waits for this
+/// very thread: collectors of garbage stop a program's threads so, and map memory meanwhile.
+const LONGEST_SHORT_WAIT: Duration = Duration::from_millis(100);
 /// A sleeper looks again at the latest after this: a child whose handlers did not run has no thread that wakes it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
@@ -77,8 +80,8 @@ pub(crate) struct QuietGuard<'a, T: ?Sized> {
 enum Refused {
     /// It has it already.
     Mine,
-    /// A fork is under way, for which it must not wait.
-    Forking,
+    /// A fork is under way, for which it must not wait; or it has waited for as long as it may.
+    Waited,
 }
 
 impl<T> Lock<T> {
@@ -109,18 +112,18 @@ impl<T: ?Sized> Lock<T> {
     }
 
     /// Waits for the lock. `None`: a fork is under way for which the thread [must not
-    /// wait](fork::must_not_wait).
+    /// wait](fork::must_not_wait), or it has waited for as long as it may.
     pub fn lock_unless_forking(&self) -> Option<Guard<'_, T>> {
         self.check_order();
         match self.acquire(fork::may_not_wait_long()) {
             Ok(guard) => Some(guard),
-            Err(Refused::Forking) => None,
+            Err(Refused::Waited) => None,
             Err(Refused::Mine) => panic!("tenure: the lock {:?} is taken twice", self.rank),
         }
     }
 
     /// Waits for the lock. `None`: the calling thread has it already (a signal's handler interrupted
-    /// it), or a fork is under way for which it must not wait.
+    /// it), a fork is under way for which it must not wait, or it has waited for as long as it may.
     #[inline]
     pub fn lock_unless_mine(&self) -> Option<Guard<'_, T>> {
         self.acquire(fork::may_not_wait_long()).ok()
@@ -188,7 +191,7 @@ impl<T: ?Sized> Lock<T> {
     #[cold]
     fn wait(&self, not_long: bool) -> Result<Guard<'_, T>, Refused> {
         let me = thread_number();
-        let mut spins = 0;
+        let (mut spins, mut since) = (0, None);
         loop {
             let word = self.word.word.load(Ordering::Relaxed);
             if word & OWNER == me {
@@ -208,8 +211,8 @@ impl<T: ?Sized> Lock<T> {
                 }
                 continue;
             }
-            if not_long && fork::must_not_wait() {
-                return Err(Refused::Forking);
+            if not_long && (fork::must_not_wait() || is_long(since)) {
+                return Err(Refused::Waited);
             }
             if spins < SPINS {
                 spins += 1;
@@ -227,6 +230,7 @@ impl<T: ?Sized> Lock<T> {
                     .is_ok();
             if marked {
                 let sleep = if not_long { fork::SHORT_WAIT } else { LONGEST_SLEEP };
+                since = since.or_else(|| not_long.then(Instant::now));
                 self.word.wait(waited, Some(sleep));
             }
         }
@@ -311,6 +315,10 @@ impl<T: ?Sized> Lock<T> {
             assert_order(self.rank);
         }
     }
+}
+
+fn is_long(since: Option<Instant>) -> bool {
+    since.is_some_and(|since| since.elapsed() >= LONGEST_SHORT_WAIT)
 }
 
 /// Debug builds: the thread may take a lock of this rank now.

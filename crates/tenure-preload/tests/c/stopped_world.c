@@ -1,0 +1,71 @@
+/* A collector stops the other threads by a signal, wherever they are, and maps memory while they are stopped. */
+#include "check.h"
+#include <semaphore.h>
+#include <stdatomic.h>
+
+enum { THREADS = 4, CYCLES = 3000 };
+
+static sem_t stopped;
+static atomic_int cycle, over;
+
+static void stop(int signal) {
+    (void)signal;
+    int before = errno, mine = cycle;
+    sem_post(&stopped);
+    sigset_t others;
+    sigfillset(&others);
+    sigdelset(&others, SIGUSR2);
+    while (mine && cycle == mine)
+        sigsuspend(&others);
+    errno = before;
+}
+
+static void go_on(int signal) {
+    (void)signal;
+}
+
+static void *body(void *argument) {
+    unsigned n = (unsigned)(uintptr_t)argument;
+    while (!over) {
+        n = n * 1103515245 + 12345;
+        size_t len = (1 + (n >> 16) % 16) * 64 * KIB;
+        char *at = map(len);
+        at[0] = 1;
+        CHECK(munmap(at, len) == 0);
+    }
+    return NULL;
+}
+
+int main(void) {
+    CHECK(sem_init(&stopped, 0, 0) == 0);
+    struct sigaction action = {.sa_handler = stop};
+    sigfillset(&action.sa_mask);
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    action.sa_handler = go_on;
+    CHECK(sigaction(SIGUSR2, &action, NULL) == 0);
+    pthread_t threads[THREADS];
+    for (uintptr_t n = 0; n < THREADS; n++)
+        CHECK(pthread_create(&threads[n], NULL, body, (void *)n) == 0);
+    for (int n = 1; n <= CYCLES; n++) {
+        cycle = n;
+        for (int at = 0; at < THREADS; at++)
+            CHECK(pthread_kill(threads[at], SIGUSR1) == 0);
+        for (int at = 0; at < THREADS; at++)
+            CHECK(sem_wait(&stopped) == 0);
+        for (size_t len = 64 * KIB; len < MIB; len *= 2) {
+            char *at = map(len);
+            CHECK(at[0] == 0);
+            at[0] = 1;
+            CHECK(munmap(at, len) == 0);
+        }
+        cycle = 0;
+        for (int at = 0; at < THREADS; at++)
+            CHECK(pthread_kill(threads[at], SIGUSR2) == 0);
+        usleep(50);
+    }
+    over = 1;
+    for (int n = 0; n < THREADS; n++)
+        CHECK(pthread_join(threads[n], NULL) == 0);
+    puts("all cycles went by");
+    return 0;
+}
