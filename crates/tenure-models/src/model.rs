@@ -4,6 +4,12 @@ use crate::sync::{self, Order};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
+use tenure_testkit::sweep;
+
+/// The bound of a model that takes long: one lower unless the sweeps are to be whole.
+pub(crate) fn long(preemptions: usize) -> usize {
+    sweep(preemptions - 1, preemptions)
+}
 
 /// Runs every interleaving of `threads` with at most `preemptions` interruptions of a thread that could go
 /// on. `TENURE_MODELS_MORE` adds to the bound.
@@ -14,7 +20,7 @@ pub(crate) fn check(
     threads: impl Fn() + Send + Sync + 'static,
 ) {
     let more = std::env::var("TENURE_MODELS_MORE").ok().and_then(|more| more.parse().ok());
-    let bound = preemptions + more.unwrap_or(0);
+    let bound = preemptions.saturating_add_signed(more.unwrap_or(0));
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(bound);
     builder.max_branches = 10_000;

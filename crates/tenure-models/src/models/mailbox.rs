@@ -1,6 +1,6 @@
 //! The background thread and the rest of the process.
 
-use crate::model::{check, lend, together};
+use crate::model::{check, lend, long, together};
 use crate::runtime::event::Event;
 use crate::runtime::mailbox::{Link, Mailbox, JOBS};
 use crate::sync::{AtomicPtr, AtomicU32, Order, Ordering, UnsafeCell};
@@ -87,7 +87,7 @@ fn a_service_that_sleeps_is_stirred() {
 
 #[test]
 fn a_service_that_sleeps_is_stirred_by_two() {
-    check("mailbox, two stirs", 3, Order::Fences, || {
+    check("mailbox, two stirs", long(3), Order::Fences, || {
         shared(|shared| {
             let publish = || {
                 shared.news.fetch_add(1, Ordering::Relaxed);
@@ -107,7 +107,7 @@ struct Job {
 
 #[test]
 fn each_job_is_taken_once() {
-    check("mailbox, two jobs", 2, Order::Fences, || {
+    check("mailbox, two jobs", long(2), Order::Fences, || {
         shared(|shared| {
             let send = || {
                 let job = Job {

@@ -1,7 +1,7 @@
 //! Owned ranges: pins against the worker, against one another, and against the owner.
 
 use crate::mapping::Mapping;
-use crate::model::{check, lend, together};
+use crate::model::{check, lend, long, together};
 use crate::os::KERNEL;
 use crate::range::PageRange;
 use crate::sync::Order;
@@ -107,7 +107,7 @@ fn a_loss_is_heard_by_one_of_two() {
 /// gets other memory; the worker comes with what it saw before.
 #[test]
 fn memory_is_unmapped_under_nobodys_hands() {
-    check("owned, the owner, a stale pin and the worker", 2, Order::Fences, || {
+    check("owned, the owner, a stale pin and the worker", long(2), Order::Fences, || {
         lend(owned(1), |owned| {
             let stale = || {
                 owned.pin();
