@@ -45,7 +45,8 @@ fn compile(compiler: &str, flags: &[&str], source: &str, link: Link, to: &Path) 
             cc.arg("-L").arg(libraries()).arg("-ltenure").arg(path);
         }
         Link::Static => {
-            cc.arg(libraries().join("libtenure.a")).args(STATIC_NEEDS);
+            // Writing out the debug information of all of Rust's library takes longer than the rest.
+            cc.arg(libraries().join("libtenure.a")).args(STATIC_NEEDS).arg("-Wl,--strip-debug");
         }
     }
     let output = cc.output().unwrap();

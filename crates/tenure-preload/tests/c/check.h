@@ -70,6 +70,12 @@ OPTIMIZED static inline int is_filled(const void *at, size_t len, uint64_t owner
     return 1;
 }
 
+/* How often a long sweep is made: SWEEPS says whether all are to be whole. */
+static inline int sweep(int brief, int whole) {
+    const char *sweeps = getenv("SWEEPS");
+    return sweeps && !strcmp(sweeps, "whole") ? whole : brief;
+}
+
 /* A line of /proc/self/status, in KiB. */
 static inline long status_kib(const char *name) {
     char line[256];

@@ -35,10 +35,12 @@ fn end_child(cache: &Cache<u64>) {
 }
 
 /// For some hundred forks.
-const STRIDE_OF_INSERTS: u64 = 601;
+fn stride_of_inserts() -> u64 {
+    sweep(1801, 601)
+}
 
 fn fork_while_segments_are_opened(raw: bool) {
-    stepping::begin(Stepping { each: 0, stride: STRIDE_OF_INSERTS, raw });
+    stepping::begin(Stepping { each: 0, stride: stride_of_inserts(), raw });
     let cache = Cache::<u64>::builder().ceiling(8 << 20).build().unwrap();
     // With room to grow, with an empty segment, and with nothing but full ones.
     for full in [1, 0, 3, 4, 5] {
@@ -64,7 +66,7 @@ fn a_handler_may_fork_past_all_handlers_while_an_insert_opens_a_segment() {
 
 /// With segments emptied before, so that there is a stack of them.
 fn fork_while_segments_lose_their_last_values(raw: bool) {
-    stepping::begin(Stepping { each: 0, stride: 4, raw });
+    stepping::begin(Stepping { each: 0, stride: sweep(13, 4), raw });
     let cache = Cache::<u64>::builder().ceiling(32 << 20).build().unwrap();
     (0..12).for_each(|key| put(&cache, key, 500_000));
     (0..3).for_each(|key| assert!(cache.remove(&key)));

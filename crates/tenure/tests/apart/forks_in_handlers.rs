@@ -8,7 +8,7 @@ use crate::promise_kit::*;
 use std::time::Duration;
 use tenure::volatile::{self, Priority, Refill, Settings};
 use tenure::{Outcome, PageSize, Volatile};
-use tenure_testkit::this_test;
+use tenure_testkit::{sweep, this_test};
 
 fn check(bytes: &[u8], outcome: Outcome, pages: std::ops::Range<usize>) {
     for i in pages {
@@ -19,7 +19,7 @@ fn check(bytes: &[u8], outcome: Outcome, pages: std::ops::Range<usize>) {
 }
 
 fn fork_at_instructions(raw: bool) {
-    stepping::begin(Stepping { each: if raw { 0 } else { 1000 }, stride: 401, raw });
+    stepping::begin(Stepping { each: if raw { 0 } else { 1000 }, stride: sweep(1201, 401), raw });
     let mut map = filled(8);
     let (at, len) = (map.as_mut_ptr(), map.len());
     // SAFETY: this test's own memory.
@@ -139,7 +139,7 @@ fn fork_while_ranges_change(raw: bool) {
         assert_eq!(libc::madvise(last.cast(), PAGE, libc::MADV_DONTFORK), 0);
         assert_eq!(volatile::unmark(range(0), PAGE).unwrap(), Outcome::Intact);
         volatile::forget(range(0), PAGE).unwrap();
-        stepping::begin(Stepping { each: 0, stride: 101, raw });
+        stepping::begin(Stepping { each: 0, stride: sweep(307, 101), raw });
         stepped(|| volatile::mark(range(0), PAGE).unwrap());
         // A child past all handlers is noticed by what it does with tenure next, when something else lies there.
         if stepping::in_child() && !raw {
@@ -185,7 +185,7 @@ fn a_handler_may_fork_at_any_instruction_of_a_refill() {
         let mut buffer = builder.build().unwrap();
         buffer.pin_mut().unwrap().fill(7);
         assert!(waited(|| buffer.purge_now().unwrap() == 4 * PAGE));
-        stepping::begin(Stepping { each: 0, stride: 53, raw: false });
+        stepping::begin(Stepping { each: 0, stride: sweep(157, 53), raw: false });
         let sevens = || assert!(buffer.pin().unwrap().iter().all(|byte| *byte == 7));
         stepped(sevens);
         if stepping::in_child() {

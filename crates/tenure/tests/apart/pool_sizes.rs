@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::time::Duration;
 use tenure::pool::{self, HugePages, Settings};
 use tenure_testkit::pages::rss;
-use tenure_testkit::{in_child, this_test, undisturbed};
+use tenure_testkit::{in_child, sweep, this_test, undisturbed};
 
 const MIB: usize = 1 << 20;
 
@@ -89,7 +89,7 @@ fn a_sparse_block_takes_no_memory_of_others() {
         pool::prepare().unwrap();
         let before = rss();
         let mut held = Vec::new();
-        for n in 0..20 {
+        for n in 0..sweep(8, 20) {
             let p = take(100 * MIB);
             sign(p, 100 * MIB, n);
             give(p);

@@ -12,9 +12,21 @@ use tenure_testkit::{or_skip, run_child, sweep, this_test, ChildResult, Competit
 
 const PAGE: usize = 4096;
 const RANGE: usize = 2 << 20;
-const TOTAL: usize = 160 << 20;
-const LIMIT: u64 = 256 << 20;
-const NEED: u64 = 150 << 20;
+
+/// Of volatile memory.
+fn total() -> usize {
+    sweep(80 << 20, 160 << 20)
+}
+
+/// The group's limit.
+fn limit() -> u64 {
+    sweep(128 << 20, 256 << 20)
+}
+
+/// What the competitor needs.
+fn need() -> u64 {
+    sweep(75 << 20, 150 << 20)
+}
 
 /// Never 0, different for every word.
 fn word(page: usize, i: usize) -> u64 {
@@ -98,12 +110,12 @@ fn run(
     reads: u64,
     forks: bool,
 ) -> Seen {
-    let mut map = Mapping::anonymous_with(TOTAL, pages).unwrap();
+    let mut map = Mapping::anonymous_with(total(), pages).unwrap();
     for (i, page) in map.as_mut_slice().chunks_exact_mut(PAGE).enumerate() {
         fill(i, page);
     }
     let ranges = Ranges(map.as_mut_ptr());
-    let count = TOTAL / RANGE;
+    let count = total() / RANGE;
     let seen = Seen::default();
     let done = AtomicBool::new(false);
     // Held for reading while a range is between two states, for writing while a child is made.
@@ -133,7 +145,7 @@ fn run(
             round += 1;
             // What the keeper has not offered yet cannot be taken.
             std::thread::sleep(Duration::from_millis(20));
-            competitor.need(NEED).expect("its need is met from volatile memory");
+            competitor.need(need()).expect("its need is met from volatile memory");
             competitor.release().unwrap();
             if forks && round % 4 == 0 {
                 let _quiet = quiet.write().unwrap();
@@ -149,7 +161,7 @@ fn run(
         assert!(purged <= freed, "{purged} pages reported, {freed} discarded");
     }
     // SAFETY: the mapping is unmapped after this.
-    unsafe { volatile::forget(map.as_mut_ptr(), TOTAL).unwrap() };
+    unsafe { volatile::forget(map.as_mut_ptr(), total()).unwrap() };
     seen
 }
 
@@ -178,7 +190,7 @@ fn child_finds_wrong(ranges: Ranges, count: usize, round: usize) -> i32 {
 }
 
 fn all_configurations(reads_each: u64) {
-    let group = MemoryCgroup::create("pressure", LIMIT).unwrap();
+    let group = MemoryCgroup::create("pressure", limit()).unwrap();
     let mut competitor = Competitor::spawn(Some(&group)).unwrap();
     group.enter_self().unwrap();
     volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
@@ -214,13 +226,13 @@ fn report(result: ChildResult) {
 
 #[test]
 fn a_million_reads_under_pressure_or_ten() {
-    drop(or_skip!(MemoryCgroup::create("try", LIMIT)));
+    drop(or_skip!(MemoryCgroup::create("try", limit())));
     report(run_child(this_test!(), &[], || all_configurations(sweep(170_000, 1_700_000))));
 }
 
 #[test]
 fn the_same_without_userfaultfd() {
-    drop(or_skip!(MemoryCgroup::create("try", LIMIT)));
+    drop(or_skip!(MemoryCgroup::create("try", limit())));
     report(run_child(this_test!(), &[("TENURE_DETECT", "words")], || {
         all_configurations(sweep(60_000, 200_000))
     }));
@@ -236,12 +248,12 @@ fn without(test: &'static str, call: Call, errno: Errno) {
 
 #[test]
 fn the_same_without_pagemap_scan() {
-    drop(or_skip!(MemoryCgroup::create("try", LIMIT)));
+    drop(or_skip!(MemoryCgroup::create("try", limit())));
     without(this_test!(), Call::PagemapScan, Errno::NOTTY);
 }
 
 #[test]
 fn the_same_without_populate_write() {
-    drop(or_skip!(MemoryCgroup::create("try", LIMIT)));
+    drop(or_skip!(MemoryCgroup::create("try", limit())));
     without(this_test!(), Call::Madvise(libc::MADV_POPULATE_WRITE), Errno::INVAL);
 }
