@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use tenure_testkit::build::{compiler, libraries_of, text};
 use tenure_testkit::seccomp::{Call, Errno, Filter};
-use tenure_testkit::{in_child, skip, this_test};
+use tenure_testkit::skip;
 
 /// What a program answers that cannot do its work here; its reason is on standard error.
 const SKIPPED: i32 = 77;
@@ -45,88 +45,105 @@ fn compile(compiler: &str, flags: &[&str], source: &str, link: Link, to: &Path) 
             cc.arg("-L").arg(libraries()).arg("-ltenure").arg(path);
         }
         Link::Static => {
-            cc.arg(libraries().join("libtenure.a")).args(STATIC_NEEDS);
+            // Writing out the debug information of all of Rust's library takes longer than the rest.
+            cc.arg(libraries().join("libtenure.a")).args(STATIC_NEEDS).arg("-Wl,--strip-debug");
         }
     }
     let output = cc.output().unwrap();
     assert!(output.status.success(), "{source}, {link:?}: {}", text(&output));
 }
 
-/// Runs a program of this crate with both libraries; the reason, if it cannot do its work here.
-fn run(compiler: &str, flags: &[&str], source: &str, env: &[(&str, &str)]) -> Result<(), String> {
-    let dir = tempfile::tempdir().unwrap();
-    for link in [Link::Shared, Link::Static] {
-        let program = dir.path().join("program");
-        compile(compiler, flags, source, link, &program);
-        // The loader must take our library and no other; settings are what the test says.
-        let output = Command::new(&program)
-            .env_remove("LD_LIBRARY_PATH")
-            .env_remove("TENURE_PURGE")
-            .env_remove("TENURE_OFFER_AFTER_MS")
-            .envs(env.iter().copied())
-            .output()
-            .unwrap();
+/// What a program is run with: the compiler's name, its flags, the file, and variables.
+#[derive(Clone, Copy)]
+struct Program<'a> {
+    compiler: &'a str,
+    flags: &'a [&'a str],
+    source: &'a str,
+    env: &'a [(&'a str, &'a str)],
+}
+
+impl Program<'_> {
+    /// Runs it with both libraries, under each of the filters; the reason, if it cannot do its work here.
+    fn run(self, filters: &[Option<&Filter>]) -> Result<(), String> {
+        let dir = tempfile::tempdir().unwrap();
+        let mut said = Ok(());
+        for link in [Link::Shared, Link::Static] {
+            let program = dir.path().join(format!("{link:?}"));
+            compile(self.compiler, self.flags, self.source, link, &program);
+            for filter in filters {
+                // One that cannot do its work under a filter may do it without.
+                said = said.and(self.once(&program, link, *filter));
+            }
+        }
+        said
+    }
+
+    fn once(self, program: &Path, link: Link, filter: Option<&Filter>) -> Result<(), String> {
+        // On a thread of its own, for a filter stays, and what the thread starts has it, too.
+        let output = std::thread::scope(|scope| {
+            let start = || {
+                if let Some(filter) = filter {
+                    filter.install_this_thread().map_err(|reason| reason.to_string())?;
+                }
+                // The loader must take our library and no other; settings are what the test says.
+                let mut command = Command::new(program);
+                command.env_remove("LD_LIBRARY_PATH").env_remove("TENURE_PURGE");
+                command.env_remove("TENURE_OFFER_AFTER_MS").envs(self.env.iter().copied());
+                Ok::<_, String>(command.output().unwrap())
+            };
+            scope.spawn(start).join().expect("it does not panic")
+        })?;
+        let filtered = if filter.is_some() { "without userfaultfd" } else { "as it is" };
         match output.status.code() {
-            Some(0) => {}
-            Some(SKIPPED) => return Err(String::from_utf8_lossy(&output.stderr).trim().into()),
-            _ => panic!("{source}, {link:?}: {}", text(&output)),
+            Some(0) => Ok(()),
+            Some(SKIPPED) => {
+                let reason = String::from_utf8_lossy(&output.stderr);
+                Err(format!("{filtered}: {}", reason.trim()))
+            }
+            _ => panic!("{}, {link:?}, {filtered}: {}", self.source, text(&output)),
         }
     }
-    Ok(())
 }
 
 /// The body of a test: compile and run, or skip with the reason.
 macro_rules! program {
-    ($compiler:expr, $flags:expr, $source:expr) => {{
+    ($compiler:expr, $flags:expr, $source:expr) => {
+        program!($compiler, $flags, $source, &[], &[None])
+    };
+    ($compiler:expr, $flags:expr, $source:expr, $env:expr, $filters:expr) => {{
         let compiler = match $compiler {
             Ok(compiler) => compiler,
             Err(reason) => skip!("{reason}"),
         };
-        if let Err(reason) = run(&compiler, $flags, $source, &[]) {
+        let program = Program { compiler: &compiler, flags: $flags, source: $source, env: $env };
+        if let Err(reason) = program.run($filters) {
             skip!("{reason}");
         }
     }};
 }
 
-/// A test for each program, and the same with userfaultfd refused, as in many containers.
+/// A test for each program: as it is, and with userfaultfd refused, as in many containers.
 macro_rules! programs {
     ($($name:ident),* $(,)?) => {
         $(
             #[test]
             fn $name() {
-                program!(compiler("CC", "cc"), &C_WARNINGS, concat!("tests/c/", stringify!($name), ".c"));
+                program!(
+                    compiler("CC", "cc"),
+                    &C_WARNINGS,
+                    concat!("tests/c/", stringify!($name), ".c"),
+                    &[],
+                    &[None, Some(&without_userfaultfd())]
+                );
             }
         )*
-
-        mod without_userfaultfd {
-            use super::*;
-            $(
-                #[test]
-                fn $name() {
-                    // Built outside: the filter is for the program.
-                    libraries();
-                    in_child(this_test!(), &[], || {
-                        if let Err(reason) = refuse_userfaultfd() {
-                            skip!("{reason}");
-                        }
-                        program!(
-                            compiler("CC", "cc"),
-                            &C_WARNINGS,
-                            concat!("tests/c/", stringify!($name), ".c")
-                        );
-                    });
-                }
-            )*
-        }
     };
 }
 
-fn refuse_userfaultfd() -> Result<(), String> {
+fn without_userfaultfd() -> Filter {
     Filter::new()
         .refuse(Call::Userfaultfd, Errno::PERM)
         .refuse(Call::UserfaultfdDevice, Errno::PERM)
-        .install_this_thread()
-        .map_err(|reason| reason.to_string())
 }
 
 programs!(
@@ -189,11 +206,13 @@ fn eight_lines() {
 /// In the debug mode that loses everything at each unpin the example makes it again, and is right.
 #[test]
 fn eight_lines_when_everything_is_lost() {
-    let compiler = match compiler("CC", "cc") {
-        Ok(compiler) => compiler,
-        Err(reason) => skip!("{reason}"),
-    };
-    run(&compiler, &C_WARNINGS, "examples/eight_lines.c", &[("TENURE_PURGE", "always")]).unwrap();
+    program!(
+        compiler("CC", "cc"),
+        &C_WARNINGS,
+        "examples/eight_lines.c",
+        &[("TENURE_PURGE", "always")],
+        &[None]
+    );
 }
 
 /// What is exported is what the header says, and nothing else.

@@ -6,9 +6,18 @@ use crate::sync::{self, Order};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
+use tenure_testkit::sweep;
+
+/// Interleavings of a short sweep.
+const MOST: usize = 10_000;
+
+/// The bound of a model that takes long: one lower unless the sweeps are to be whole.
+pub(crate) fn long(preemptions: usize) -> usize {
+    sweep(preemptions - 1, preemptions)
+}
 
 /// Runs every interleaving of `threads` with at most `preemptions` interruptions of a thread that could go
-/// on. `TENURE_MODELS_MORE` adds to the bound.
+/// on. `TENURE_MODELS_MORE` adds to the bound. Unless the sweeps are to be whole, it ends after [`MOST`].
 pub(crate) fn check(
     name: &str,
     preemptions: usize,
@@ -16,10 +25,13 @@ pub(crate) fn check(
     threads: impl Fn() + Send + Sync + 'static,
 ) {
     let more = std::env::var("TENURE_MODELS_MORE").ok().and_then(|more| more.parse().ok());
-    let bound = preemptions + more.unwrap_or(0);
+    let bound = preemptions.saturating_add_signed(more.unwrap_or(0));
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(bound);
     builder.max_branches = 10_000;
+    // Looked at each time that so many have run.
+    builder.checkpoint_interval = MOST;
+    builder.max_permutations = sweep(Some(MOST), None);
     let count = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&count);
     sync::set_order(order);

@@ -9,6 +9,7 @@
 //! - [`leak`]: mappings, descriptors and threads before and after.
 //! - [`child`]: a test body in a process of its own, as another user if need be.
 //! - [`skip`](mod@skip): skips with reasons, listed at the end of `cargo test --workspace`.
+//! - [`sweep()`]: long sweeps, short or whole.
 //! - [`zram`]: swap for as long as it is needed.
 
 #![deny(unsafe_code)]
@@ -20,12 +21,14 @@ pub mod deadline;
 pub mod hugetlb;
 pub mod leak;
 pub mod skip;
+mod sweep;
 pub mod zram;
 
 pub use again::tests_under;
 pub use child::{as_nobody, in_child, run_child, undisturbed, ChildResult};
 pub use deadline::Deadline;
 pub use leak::LeakCheck;
+pub use sweep::{is_whole, sweep};
 pub use tenure_measure::{
     cgroup, competitor, pages, seccomp, Competitor, MemoryCgroup, Unavailable,
 };

@@ -1,12 +1,22 @@
-//! All configurations of the truth machine, for about a minute in sum.
+//! All configurations of the truth machine, for some seconds, or for a minute in sum.
 
 use std::process::Command;
-use tenure_testkit::skip;
+use tenure_testkit::{skip, sweep};
 
 #[test]
 fn a_minute_of_truth() {
     let output = Command::new(env!("CARGO_BIN_EXE_tenure-truth"))
-        .args(["--seconds", "30", "--jobs", "2", "--config", "all", "--keep-going", "--seed", "1"])
+        .args([
+            "--seconds",
+            sweep("8", "30"),
+            "--jobs",
+            "2",
+            "--config",
+            "all",
+            "--keep-going",
+            "--seed",
+            "1",
+        ])
         .output()
         .expect("the truth machine starts");
     let text = String::from_utf8_lossy(&output.stdout);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tenure::volatile::{self, Refill};
 use tenure::{Cache, Volatile};
-use tenure_testkit::this_test;
+use tenure_testkit::{sweep, this_test};
 
 struct Locked;
 
@@ -125,7 +125,7 @@ fn forks_beside_everything() {
     STARTED.store(true, Ordering::Relaxed);
     drop(std::hint::black_box(Box::new(7)));
     assert!(REGISTERED.load(Ordering::Relaxed));
-    let until = Instant::now() + Duration::from_secs(4);
+    let until = Instant::now() + Duration::from_secs(sweep(1, 4));
     static ROUNDS: AtomicUsize = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..2 {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tenure::volatile::{self, Settings};
 use tenure::{Mapping, Outcome, PageSize, Volatile};
-use tenure_testkit::{run_child, this_test};
+use tenure_testkit::{run_child, sweep, this_test};
 
 const PAGE: usize = 4096;
 
@@ -57,7 +57,7 @@ fn overlapping_calls_from_many_threads_lose_nothing() {
             // purged, and must hear of it.
             let mut object_checks = 0;
             let start = Instant::now();
-            while start.elapsed() < Duration::from_secs(4) {
+            while start.elapsed() < Duration::from_secs(sweep(1, 4)) {
                 let mut object = Volatile::new(8 * PAGE).unwrap();
                 object.pin_mut().unwrap().fill(7);
                 let gone = object.purge_now().unwrap_or(0);
@@ -96,7 +96,7 @@ fn a_mark_beside_forgets_has_a_number_for_each_cut() {
                 scope.spawn(move || {
                     let mut random = Random(thread);
                     let start = Instant::now();
-                    while start.elapsed() < Duration::from_secs(3) {
+                    while start.elapsed() < Duration::from_secs(sweep(1, 3)) {
                         let a = random.below(pages);
                         let (at, len) = ((base + a * PAGE) as *mut u8, 1 + random.below(pages - a));
                         // SAFETY: inside the mapping, which outlives the threads; nobody touches it meanwhile.
@@ -135,7 +135,7 @@ fn a_buffer_pinned_by_many_threads_under_a_hasty_keeper() {
                     let mut pins = 0u64;
                     // The watchdog ends what never gets there.
                     let enough = || tenure::stats().total.revivals > 10;
-                    while start.elapsed() < Duration::from_secs(2) || !enough() {
+                    while start.elapsed() < Duration::from_secs(sweep(1, 2)) || !enough() {
                         let guard = object.pin().unwrap();
                         assert_eq!(guard.outcome(), Outcome::Intact);
                         assert_eq!((guard[0], guard[(2 << 20) - 1]), (7, 7));
@@ -161,7 +161,7 @@ fn a_forget_beside_a_mark_leaves_no_page_that_cannot_be_touched() {
         let mut map = Mapping::anonymous_with(pages * PAGE, PageSize::Base).unwrap();
         let base = map.as_mut_ptr() as usize;
         let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(3) {
+        while start.elapsed() < Duration::from_secs(sweep(1, 3)) {
             map.as_mut_slice().fill(7);
             std::thread::scope(|scope| {
                 for thread in 0..2 {
@@ -202,7 +202,7 @@ fn a_mark_beside_an_unmark_takes_no_loss_away() {
         let last = base + (ranges - 1) * each * PAGE;
         let mut random = Random(1);
         let (start, mut took) = (Instant::now(), Duration::ZERO);
-        while start.elapsed() < Duration::from_secs(4) {
+        while start.elapsed() < Duration::from_secs(sweep(1, 4)) {
             map.as_mut_slice().fill(1);
             for i in 0..ranges {
                 let priority = volatile::Priority::new(1 + i as u8 % 2).unwrap();

@@ -7,7 +7,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use tenure::retire::{self, Way};
-use tenure_testkit::{in_child, pages, this_test, LeakCheck};
+use tenure_testkit::{in_child, pages, sweep, this_test, LeakCheck};
 
 /// Counts the calling thread's allocations.
 struct Counting;
@@ -162,7 +162,7 @@ fn forks_in_the_middle_of_everything() {
                 })
             })
             .collect();
-        for round in 0..150 {
+        for round in 0..sweep(50, 150) {
             let code = forked(|| {
                 // A part that a parent's thread had half moved would be here for good.
                 let text = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -203,7 +203,7 @@ fn a_signal_handler_may_retire_while_a_retire_is_interrupted() {
             let timer = libc::itimerval { it_interval: every, it_value: every };
             libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut());
         }
-        let until = std::time::Instant::now() + std::time::Duration::from_secs(3);
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(sweep(1, 3));
         let mut count = 0;
         let enough = |count| count > 100 && HANDLED.load(Ordering::Relaxed) > 100;
         while std::time::Instant::now() < until || !enough(count) {

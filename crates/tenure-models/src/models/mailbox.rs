@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "has jobs behind pointers, as senders have")]
 
-use crate::model::{check, lend, together};
+use crate::model::{check, lend, long, together};
 use crate::runtime::event::Event;
 use crate::runtime::mailbox::{Link, Mailbox, JOBS};
 use crate::sync::{AtomicPtr, AtomicU32, Order, Ordering, UnsafeCell};
@@ -89,7 +89,7 @@ fn a_service_that_sleeps_is_stirred() {
 
 #[test]
 fn a_service_that_sleeps_is_stirred_by_two() {
-    check("mailbox, two stirs", 3, Order::Fences, || {
+    check("mailbox, two stirs", long(3), Order::Fences, || {
         shared(|shared| {
             let publish = || {
                 shared.news.fetch_add(1, Ordering::Relaxed);
@@ -109,7 +109,7 @@ struct Job {
 
 #[test]
 fn each_job_is_taken_once() {
-    check("mailbox, two jobs", 2, Order::Fences, || {
+    check("mailbox, two jobs", long(2), Order::Fences, || {
         shared(|shared| {
             let send = || {
                 let job = Job {

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "discards pages")]
 
 use crate::mapping::Mapping;
-use crate::model::{check, lend, together};
+use crate::model::{check, lend, long, together};
 use crate::os::KERNEL;
 use crate::range::PageRange;
 use crate::sync::Order;
@@ -109,7 +109,7 @@ fn a_loss_is_heard_by_one_of_two() {
 /// gets other memory; the worker comes with what it saw before.
 #[test]
 fn memory_is_unmapped_under_nobodys_hands() {
-    check("owned, the owner, a stale pin and the worker", 2, Order::Fences, || {
+    check("owned, the owner, a stale pin and the worker", long(2), Order::Fences, || {
         lend(owned(1), |owned| {
             let stale = || {
                 owned.pin();

@@ -1,7 +1,7 @@
 //! Raw ranges: marks and unmarks against the worker and against one another.
 
 use crate::mapping::Mapping;
-use crate::model::{check, lend, together};
+use crate::model::{check, lend, long, together};
 use crate::os::KERNEL;
 use crate::range::PageRange;
 use crate::sync::Order;
@@ -81,7 +81,7 @@ fn an_unmark_has_its_pages_whatever_the_worker_does() {
 
 #[test]
 fn an_unmark_has_its_pages_while_the_kernel_takes_others() {
-    check("raw, an unmark, the worker, and reclaim", 3, Order::Fences, || {
+    check("raw, an unmark, the worker, and reclaim", long(3), Order::Fences, || {
         marked(1, || {
             let reclaim = || KERNEL.reclaim(PageRange::new(4, 5));
             together!(scan, reclaim; read_alone(PageRange::new(4, 5)));
@@ -92,7 +92,7 @@ fn an_unmark_has_its_pages_while_the_kernel_takes_others() {
 /// Each of two unmarks returns when the pages are there, and one of them hears what is gone.
 #[test]
 fn a_loss_is_heard_by_one_unmark_of_two() {
-    check("raw, two unmarks of what is gone", 2, Order::Fences, || {
+    check("raw, two unmarks of what is gone", long(2), Order::Fences, || {
         let place = PageRange::new(4, 6);
         marked(2, || {
             scan();
@@ -147,7 +147,7 @@ fn a_range_that_changes_its_shape_keeps_its_losses() {
 
 #[test]
 fn an_unmark_of_a_part_has_its_pages_while_the_whole_is_offered() {
-    check("raw, an unmark of a part and the worker", 2, Order::Fences, || {
+    check("raw, an unmark of a part and the worker", long(2), Order::Fences, || {
         marked(2, || together!(scan; read_alone(PageRange::new(5, 6))));
     });
 }
@@ -155,7 +155,7 @@ fn an_unmark_of_a_part_has_its_pages_while_the_whole_is_offered() {
 /// Two ranges side by side, which the worker offers as one: the upper one's pins would be lost.
 #[test]
 fn an_unmark_has_its_pages_while_ranges_are_joined() {
-    check("raw, an unmark and a join", 3, Order::Fences, || {
+    check("raw, an unmark and a join", long(3), Order::Fences, || {
         let (low, high) = (PageRange::new(4, 5), PageRange::new(5, 6));
         let mapping = Mapping::map(PageRange::new(4, 6));
         (4..6).for_each(|at| KERNEL.write(at, BYTE));

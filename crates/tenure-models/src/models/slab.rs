@@ -1,6 +1,6 @@
 //! Numbers of ranges.
 
-use crate::model::{check, together};
+use crate::model::{check, long, together};
 use crate::range::PageRange;
 use crate::sync::{AtomicU32, Order, Ordering};
 use crate::tracking::side::Halves;
@@ -33,7 +33,7 @@ fn take_and_give() {
 
 #[test]
 fn no_number_is_given_twice_or_lost() {
-    check("slab, three threads", 2, Order::Weak, || {
+    check("slab, three threads", long(2), Order::Weak, || {
         drop(TRACKING.slab.spare());
         TAKEN[0].load(Ordering::Relaxed);
         together!(take_and_give, take_and_give; take_and_give());

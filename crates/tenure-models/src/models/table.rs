@@ -2,7 +2,7 @@
 
 use super::place::{Place, USED};
 use super::table::{Change, Table};
-use crate::model::{check, lend, together};
+use crate::model::{check, lend, long, together};
 use crate::sync::Order;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -213,7 +213,7 @@ fn a_value_that_moves_is_found_at_either_place() {
 /// Keys move to the new array when nobody reads: a removal finds its key in either.
 #[test]
 fn a_key_is_removed_while_the_array_is_replaced() {
-    check("table, a removal and growth", 3, Order::Fences, || {
+    check("table, a removal and growth", long(3), Order::Fences, || {
         table(|shared| {
             (0..12).for_each(|key| assert_eq!(shared.insert(key, key as usize), None));
             let remove = || assert_eq!(shared.remove(3), Some(place(3)));

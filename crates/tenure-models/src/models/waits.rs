@@ -1,6 +1,6 @@
 //! Threads that wait for one another.
 
-use crate::model::{check, lend, together};
+use crate::model::{check, lend, long, together};
 use crate::runtime::turn::Turn;
 use crate::runtime::waits;
 use crate::sync::{thread_number, yield_now, AtomicU32, Futex, Order, Ordering};
@@ -74,7 +74,7 @@ fn one_of_two_threads_is_refused_that_wait_for_different_things() {
 
 #[test]
 fn one_of_three_threads_that_wait_in_a_circle_is_refused() {
-    check("waits, three turns in a circle", 2, Order::Fences, || {
+    check("waits, three turns in a circle", long(2), Order::Fences, || {
         shared(1, |shared| {
             together!(
                 || shared.take_both(0, 1), || shared.take_both(1, 2);

@@ -43,7 +43,7 @@ int main(int count, char **arguments) {
     fill(mapped, len, 2);
     for (uintptr_t n = 0; n < 3; n++)
         CHECK(pthread_create(&threads[n], NULL, busy, (void *)n) == 0);
-    for (int n = 0; n < 40; n++) {
+    for (int n = 0; n < sweep(16, 40); n++) {
         pid_t child = fork();
         if (!child) {
             CHECK(is_filled(kept, len, 1) && is_filled(mapped, len, 2));

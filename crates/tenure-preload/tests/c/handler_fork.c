@@ -2,7 +2,7 @@
    and waits for that lock. */
 #include "check.h"
 
-enum { ROUNDS = 100, LEN = 2 << 20, LARGE = 8 << 20, PAGE = 4096 };
+enum { LEN = 2 << 20, LARGE = 8 << 20, PAGE = 4096 };
 
 static _Atomic int handled, over;
 
@@ -56,7 +56,7 @@ int main(void) {
         sleep_ms(5);
     }
     CHECK(pthread_create(&thread, NULL, allocate, NULL) == 0);
-    for (int n = 0; n < ROUNDS; n++) {
+    for (int n = 0; n < sweep(40, 100); n++) {
         int before = handled, status;
         CHECK(pthread_kill(thread, SIGUSR1) == 0);
         usleep(300);

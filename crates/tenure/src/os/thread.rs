@@ -231,7 +231,7 @@ mod tests {
                     let _ = std::thread::spawn(|| {}).join();
                 });
             }
-            for _ in 0..1000 {
+            for _ in 0..tenure_testkit::sweep(300, 1000) {
                 // SAFETY: the child starts a thread, waits for it and exits without unwinding.
                 let child = unsafe { libc::fork() };
                 if child == 0 {

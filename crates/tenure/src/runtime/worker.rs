@@ -467,7 +467,7 @@ mod tests {
         for _ in 0..2 {
             let ended = ended.clone();
             std::thread::spawn(move || {
-                for _ in 0..100 {
+                for _ in 0..tenure_testkit::sweep(25, 100) {
                     restart("test", || ()).unwrap();
                     assert_eq!(on_worker(|| 7), Some(7));
                 }

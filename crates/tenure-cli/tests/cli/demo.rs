@@ -1,0 +1,134 @@
+//! The demo, run for a few seconds with little memory.
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+use tenure_testkit::{or_skip, skip, MemoryCgroup};
+
+const LIMIT: u64 = 96 << 20;
+const STAND_IN_LIMIT: u64 = 192 << 20;
+
+/// Three demos at once on two processors would show how busy the machine is.
+#[test]
+fn one_after_the_other() {
+    under_a_cgroup_the_safe_lru_and_tenure_survive();
+    the_stand_in_is_labelled_wherever_its_numbers_are();
+    an_interrupt_leaves_nothing_behind();
+}
+
+fn demo(dir: &Path, limit: u64, more: &[&str]) -> (Output, Value) {
+    let (svg, json) = (dir.join("demo.svg"), dir.join("demo.json"));
+    let done = Command::new(env!("CARGO_BIN_EXE_tenure"))
+        .args(["demo", "--seconds", "3", "--level", "1", "--limit", &limit.to_string()])
+        .args(["--svg".as_ref(), svg.as_os_str(), "--json".as_ref(), json.as_os_str()])
+        .args(more)
+        .output()
+        .expect("the program starts");
+    let shown = String::from_utf8_lossy(&done.stderr);
+    let shown = format!("{shown}\n{}", String::from_utf8_lossy(&done.stdout));
+    assert!(matches!(done.status.code(), Some(0 | 1)), "{}: {shown}", done.status);
+    let picture = std::fs::read_to_string(svg).expect("the picture was written");
+    roxmltree::Document::parse(&picture).expect("the picture is well-formed");
+    let json = std::fs::read(json).expect("the result was written");
+    let result: Value = serde_json::from_slice(&json).expect("the result is JSON");
+    // The status says whether tenure has kept what it promises, in this run.
+    let has_survived = result["ways"][2]["death"].is_null();
+    assert_eq!(done.status.success(), has_survived, "{}: {shown}", done.status);
+    (done, result)
+}
+
+fn check(result: &Value, limit: u64) {
+    let ways = result["ways"].as_array().expect("ways");
+    assert_eq!(ways.len(), 3);
+    for way in ways {
+        let counts = &way["counts"];
+        let count = |name: &str| counts[name].as_u64().expect("a count");
+        assert_eq!(count("wrong_bytes"), 0);
+        let (answered, requests) = (count("hits") + count("made"), count("requests"));
+        // The counts of a worker that was killed are those of its last report, made while it served.
+        let was_killed = !way["death"].is_null();
+        assert!(answered == requests || was_killed && count("hits") <= requests, "{counts}");
+        assert!(count("hits") > 100, "{counts}");
+    }
+    // The stand-in can take only what the cache has offered by then: on a busy machine it may have to kill.
+    let is_kernels = result["enforcement"] == "kernel";
+    for survivor in [&ways[0], &ways[2]].into_iter().filter(|_| is_kernels) {
+        assert_eq!(survivor["death"], Value::Null);
+        // Both of the neighbour's extremes were reached.
+        let samples = survivor["samples"].as_array().expect("samples");
+        let most = samples.iter().filter_map(|s| s["neighbour"].as_u64()).max().unwrap_or(0);
+        assert!(most >= limit / 10 * 6, "the neighbour held {most} at most");
+    }
+}
+
+fn under_a_cgroup_the_safe_lru_and_tenure_survive() {
+    drop(or_skip!(MemoryCgroup::create("demo_test", LIMIT)));
+    let dir = tempfile::tempdir().expect("a directory");
+    let (done, result) = demo(dir.path(), LIMIT, &[]);
+    assert_eq!(result["enforcement"], "kernel");
+    check(&result, LIMIT);
+    for way in result["ways"].as_array().expect("ways") {
+        let peak = way["peak_together"].as_u64().expect("a peak");
+        assert!(peak <= LIMIT, "the kernel let it have {peak}");
+        if let Some(death) = way["death"].as_object() {
+            assert_eq!(death["by"], "the kernel's OOM killer");
+        }
+    }
+    let shown = String::from_utf8_lossy(&done.stdout);
+    assert!(shown.contains("wrong bytes") && !shown.contains("STAND-IN"), "{shown}");
+}
+
+fn the_stand_in_is_labelled_wherever_its_numbers_are() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (done, result) = demo(dir.path(), STAND_IN_LIMIT, &["--stand-in"]);
+    assert_eq!(result["enforcement"], "stand_in");
+    check(&result, STAND_IN_LIMIT);
+    assert!(String::from_utf8_lossy(&done.stderr).contains("stand-in: no memory cgroup"));
+    assert!(String::from_utf8_lossy(&done.stdout).contains("STAND-IN"));
+    let picture = std::fs::read_to_string(dir.path().join("demo.svg")).expect("a picture");
+    assert!(picture.contains("STAND-IN"));
+}
+
+fn an_interrupt_leaves_nothing_behind() {
+    let group = or_skip!(MemoryCgroup::create("demo_test", LIMIT));
+    let place = group.path().parent().expect("not the root").to_owned();
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tenure"))
+        .args(["demo", "--seconds", "60", "--level", "1", "--limit", &LIMIT.to_string()])
+        .args(["--svg".as_ref(), dir.path().join("demo.svg").as_os_str()])
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("the program starts");
+    let id = child.id();
+    let mine = move |entry: &std::fs::DirEntry| {
+        entry.file_name().to_string_lossy().contains(&format!("-{}-", id))
+            && entry.file_name().to_string_lossy().ends_with("demo")
+    };
+    let groups = || -> Vec<_> {
+        std::fs::read_dir(&place).expect("readable").flatten().filter(mine).collect()
+    };
+    let deadline = Instant::now() + Duration::from_secs(40);
+    let inside = loop {
+        let procs = groups().first().map(|group| group.path().join("cgroup.procs"));
+        let inside = procs.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
+        if inside.lines().count() == 2 {
+            break inside;
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            skip!("the demo has not come to its first way within 40 s");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).expect("a pid");
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
+    let status = child.wait().expect("it ends");
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(2), "{status}");
+    assert!(groups().is_empty(), "its cgroup is gone");
+    for pid in inside.lines() {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        assert!(!stat.contains("(tenure)"), "process {pid} is still there: {stat}");
+    }
+}

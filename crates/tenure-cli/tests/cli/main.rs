@@ -1,0 +1,11 @@
+//! The command `tenure` as a shell sees it. One program, so that tests that wait do so beside each other.
+
+mod command_line;
+mod demo;
+mod kit;
+mod lock;
+mod lock_follow;
+mod lock_follow_room;
+mod populate;
+mod run;
+mod sparse;

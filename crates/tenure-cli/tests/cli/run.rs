@@ -1,0 +1,332 @@
+//! `tenure run` as a shell sees it: what the program gets, exit codes, and what is refused, with its reason.
+
+use crate::kit::{self, is_root, parts, text};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::Once;
+use tenure_testkit::build::{compiler, libraries_of};
+use tenure_testkit::skip;
+
+/// Beside the program, where it looks for it.
+fn build_library() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        libraries_of("tenure-preload", &["libtenure_preload.so"]);
+    });
+}
+
+fn tenure(arguments: &[&str]) -> Command {
+    build_library();
+    let mut command = kit::tenure();
+    command.arg("run").args(arguments).env_remove("LD_PRELOAD");
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("TENURE_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn output(arguments: &[&str]) -> Output {
+    tenure(arguments).output().expect("it starts")
+}
+
+#[test]
+fn the_program_s_output_and_status_are_its_own() {
+    let (code, out, errors) =
+        parts(&output(&["--", "sh", "-c", "echo out; echo err >&2; exit 42"]));
+    assert_eq!((code, out.as_str()), (Some(42), "out\n"));
+    let lines: Vec<&str> = errors.lines().collect();
+    assert_eq!(lines.len(), 2, "{errors}");
+    assert!(lines[0].starts_with("tenure: malloc from 128 KiB on from the pool"), "{errors}");
+    assert_eq!(lines[1], "err");
+    let (code, _, errors) = parts(&output(&["-q", "--", "sh", "-c", "exit 0"]));
+    assert_eq!((code, errors.as_str()), (Some(0), ""));
+    let done = output(&["-q", "--", "sh", "-c", "kill -TERM $$"]);
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&done.status), Some(15));
+}
+
+#[test]
+fn each_flag_is_a_variable() {
+    let script = "echo $TENURE_LARGE,$TENURE_MMAP,$TENURE_UNMAP,$TENURE_POPULATE,$TENURE_CHILDREN";
+    let shell = |flags: &[&str]| {
+        let mut all = flags.to_vec();
+        all.extend(["-q", "--", "sh", "-c", script]);
+        text(&output(&all).stdout)
+    };
+    assert_eq!(shell(&[]), "pool,,retire,,\n");
+    assert_eq!(shell(&["--large"]), "pool,,,,\n");
+    assert_eq!(
+        shell(&[
+            "--large=pool:1M",
+            "--mmap",
+            "--unmap=retire:4M",
+            "--populate=3",
+            "--children=inherit"
+        ]),
+        "pool:1M,pool,retire:4M,3,inherit\n"
+    );
+    let mut by_variable = tenure(&["-q", "--", "sh", "-c", script]);
+    by_variable.env("TENURE_MMAP", "pool:2M");
+    assert_eq!(text(&by_variable.output().expect("it starts").stdout), ",pool:2M,,,\n");
+    for wrong in [
+        "--large=tool",
+        "--mmap=pool:1",
+        "--unmap=retire:",
+        "--unmapped=half",
+        "--populate=0",
+        "--lock=some",
+    ] {
+        let done = output(&[wrong, "--", "true"]);
+        assert_eq!(done.status.code(), Some(2), "{wrong}");
+        assert!(text(&done.stderr).contains(wrong.split('=').next().unwrap_or("")), "{wrong}");
+    }
+}
+
+#[test]
+fn an_existing_preload_stays_behind_ours() {
+    let script = "echo $LD_PRELOAD";
+    let mut command = tenure(&["-q", "--", "/bin/sh", "-c", script]);
+    // The loader warns of a library that is not there, and goes on.
+    command.env("LD_PRELOAD", "libm.so.6:libdl.so.2");
+    let list = text(&command.output().expect("it starts").stdout);
+    let names: Vec<&str> = list.trim().split(':').collect();
+    assert!(names[0].ends_with("/libtenure_preload.so"), "{list}");
+    assert_eq!(names[1..], ["libm.so.6", "libdl.so.2"]);
+}
+
+#[test]
+fn children_may_be_left_alone() {
+    let script = "sh -c 'echo \"[$LD_PRELOAD]\"'";
+    assert_eq!(text(&output(&["-q", "--children=no", "--", "sh", "-c", script]).stdout), "[]\n");
+    assert!(text(&output(&["-q", "--", "sh", "-c", script]).stdout).contains("libtenure_preload"));
+    let mut off = tenure(&["--", "sh", "-c", script]);
+    off.env("TENURE_DISABLE", "1");
+    let (code, out, errors) = parts(&off.output().expect("it starts"));
+    assert_eq!((code, out.as_str(), errors.as_str()), (Some(0), "[]\n", ""));
+}
+
+#[test]
+fn what_is_not_there_is_127_and_what_cannot_be_executed_126() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let plain = dir.path().join("plain");
+    std::fs::write(&plain, "no program").expect("it is written");
+    let case = |program: &str, code: i32, word: &str| {
+        let done = output(&["--", program]);
+        let errors = text(&done.stderr);
+        assert_eq!(done.status.code(), Some(code), "{program}: {errors}");
+        assert!(errors.starts_with("tenure: ") && errors.contains(word), "{program}: {errors}");
+    };
+    case("/nonexistent/program", 127, "no such program");
+    case("no-such-program-at-all", 127, "no such program");
+    case(plain.to_str().expect("plain"), 126, "not executable");
+    case("/", 126, "directory");
+    let script = |name: &str, first: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, format!("{first}\necho done\n")).expect("it is written");
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&path, open).expect("it is ours");
+        path.to_str().expect("plain").to_owned()
+    };
+    case(&script("orphan", "#!/no/such/interpreter"), 126, "/no/such/interpreter is missing");
+    case(&script("shapeless", "echo"), 126, "neither a program nor a script");
+    case(&script("evil", "#!/no/\x1b[31m"), 126, r"$'\033''[31m' is missing");
+    let good = script("good", "#!/bin/sh");
+    assert_eq!(text(&output(&["-q", "--", &good]).stdout), "done\n");
+}
+
+#[test]
+fn what_cannot_be_preloaded_is_refused_with_the_reason() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("main.c");
+    std::fs::write(&source, "int main(void) { return 0; }\n").expect("it is written");
+    let compiler = match compiler("CC", "cc") {
+        Ok(compiler) => compiler,
+        Err(reason) => skip!("{reason}"),
+    };
+    let build = |name: &str, flags: &[&str]| {
+        let path = dir.path().join(name);
+        let mut cc = Command::new(&compiler);
+        cc.arg(&source).args(flags).arg("-o").arg(&path).stderr(Stdio::null());
+        cc.status().is_ok_and(|status| status.success()).then_some(path)
+    };
+    let refused = |path: &Path, code: i32, word: &str| {
+        let done = output(&["--", path.to_str().expect("plain")]);
+        let errors = text(&done.stderr);
+        assert_eq!(done.status.code(), Some(code), "{errors}");
+        assert!(errors.contains(word), "{errors}");
+    };
+    let plain = build("plain", &[]).expect("the compiler works");
+    assert_eq!(output(&["-q", "--", plain.to_str().expect("plain")]).status.code(), Some(0));
+    if let Some(fixed) = build("static", &["-static"]) {
+        refused(&fixed, 125, "linked statically");
+    }
+    if let Some(lost) = build("lost", &["-Wl,--dynamic-linker=/no/such/loader.so"]) {
+        refused(&lost, 126, "loader /no/such/loader.so is missing");
+    }
+    let mut foreign = std::fs::read(&plain).expect("it is ours");
+    foreign[18] = 0xf3; // RISC-V
+    std::fs::write(&plain, foreign).expect("it is ours");
+    refused(&plain, 125, "another architecture");
+    if !is_root() {
+        skip!("giving a program to another user needs root");
+    }
+    let setuid = build("setuid", &[]).expect("the compiler works");
+    std::os::unix::fs::chown(&setuid, Some(kit::NOBODY), None).expect("root may");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o4755);
+    std::fs::set_permissions(&setuid, mode).expect("root may");
+    refused(&setuid, 125, "setuid or setgid");
+}
+
+#[test]
+fn memory_is_locked_in_the_program_s_own_process() {
+    let script = "grep VmLck /proc/self/status";
+    let unlocked = text(&output(&["-q", "--", "grep", "VmLck", "/proc/self/status"]).stdout);
+    assert!(unlocked.contains(" 0 kB"), "{unlocked}");
+    let done = output(&["-q", "--lock=on-fault", "--", "grep", "VmLck", "/proc/self/status"]);
+    match done.status.code() {
+        Some(0) => assert!(!text(&done.stdout).contains(" 0 kB"), "{}", text(&done.stdout)),
+        // Over the limit, and it says so.
+        code => {
+            assert_eq!(code, Some(125));
+            assert!(text(&done.stderr).contains("mlockall"), "{}", text(&done.stderr));
+        }
+    }
+    let both = output(&["--lock=all", "--large", "--", "sh", "-c", script]);
+    assert_eq!(both.status.code(), Some(125));
+    assert!(text(&both.stderr).contains("choose one"), "{}", text(&both.stderr));
+}
+
+#[test]
+fn the_report_is_shown_or_appended() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("report");
+    let name = format!("--report={}", file.display());
+    let done = output(&["-q", "--large", &name, "--", "sh", "-c", "exit 3"]);
+    assert_eq!((done.status.code(), text(&done.stderr)), (Some(3), String::new()));
+    let report = std::fs::read_to_string(&file).expect("it was written");
+    assert!(report.starts_with("tenure: report of sh, process "), "{report}");
+    assert!(report.contains("  coverage: saw "), "{report}");
+    let shown = output(&["-q", "--report", "--", "true"]);
+    assert!(text(&shown.stderr).contains("tenure: report of true"), "{}", text(&shown.stderr));
+    let done = output(&["--report=/nonexistent/dir/report", "--", "true"]);
+    assert_eq!(done.status.code(), Some(125));
+}
+
+#[test]
+fn a_mistyped_option_is_wrong_usage() {
+    for wrong in [&["--reprot", "--", "true"][..], &["-q", "--larg", "true"], &["-x", "true"]] {
+        let done = output(wrong);
+        assert_eq!(done.status.code(), Some(2), "{wrong:?}: {}", text(&done.stderr));
+        assert!(text(&done.stderr).contains("Usage"), "{}", text(&done.stderr));
+    }
+    // What follows the program is the program's, with and without the dashes in front.
+    for right in [
+        &["-q", "echo", "-n", "--large", "--", "x"][..],
+        &["-q", "--", "echo", "-n", "--large", "--", "x"],
+    ] {
+        assert_eq!(text(&output(right).stdout), "--large -- x", "{right:?}");
+    }
+}
+
+#[test]
+fn a_run_within_a_run_adds_to_the_report() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("report");
+    std::fs::write(&file, "of yesterday\n").expect("it is ours");
+    let name = format!("--report={}", file.display());
+    let own = env!("CARGO_BIN_EXE_tenure");
+    let script = format!("{own} run -q --large -- true; {own} run -q --large -- true");
+    let done = output(&["-q", "--large", &name, "--", "sh", "-c", &script]);
+    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    let report = std::fs::read_to_string(&file).expect("it was written");
+    assert_eq!(report.matches("report of true, ").count(), 2, "{report}");
+    assert_eq!(report.matches("report of sh, ").count(), 1, "{report}");
+    assert!(!report.contains("of yesterday"), "{report}");
+}
+
+#[test]
+fn an_empty_variable_is_an_unset_one() {
+    let script = "echo $TENURE_LARGE,$TENURE_MMAP,$TENURE_UNMAP,$TENURE_POPULATE,$TENURE_REPORT";
+    let mut command = tenure(&["-q", "--", "sh", "-c", script]);
+    for name in ["LARGE", "MMAP", "UNMAP", "POPULATE", "LOCK", "CHILDREN", "REPORT", "QUIET"] {
+        command.env(format!("TENURE_{name}"), "");
+    }
+    let (code, out, errors) = parts(&command.output().expect("it starts"));
+    assert_eq!((code, out.as_str(), errors.as_str()), (Some(0), "pool,,retire,,\n", ""));
+    assert_eq!(output(&["--populate=", "--", "true"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_said() {
+    let said = |done: Output| {
+        assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+        let lines = text(&done.stderr);
+        lines.lines().filter(|line| line.contains("the report cannot be written")).count()
+    };
+    assert_eq!(said(output(&["--report=/dev/full", "--", "true"])), 1);
+    assert_eq!(said(output(&["-q", "--report=/dev/full", "--", "true"])), 0);
+}
+
+#[test]
+fn only_a_library_is_preloaded() {
+    for wrong in ["/tmp", "/etc/passwd", "/nonexistent/library.so"] {
+        let mut command = tenure(&["--", "true"]);
+        command.env("TENURE_PRELOAD", wrong);
+        let (code, _, errors) = parts(&command.output().expect("it starts"));
+        assert_eq!(code, Some(125), "{errors}");
+        assert!(errors.contains("TENURE_PRELOAD=") && errors.contains(wrong), "{errors}");
+    }
+}
+
+#[test]
+fn the_loader_may_be_called_by_name() {
+    let loaders = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
+    let Some(loader) = loaders.iter().find(|path| Path::new(path).exists()) else {
+        skip!("no loader where it is looked for");
+    };
+    let done =
+        output(&["-q", "--", loader, "/bin/grep", "-c", "libtenure_preload", "/proc/self/maps"]);
+    let (code, out, errors) = parts(&done);
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(out.trim().parse::<u32>().is_ok_and(|lines| lines > 0), "{out}");
+}
+
+#[test]
+fn a_sanitizer_is_refused_with_the_reason() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("main.c");
+    std::fs::write(&source, "int main(void) { return 0; }\n").expect("it is written");
+    let program = dir.path().join("program");
+    for sanitizer in ["address", "leak", "thread"] {
+        let mut gcc = Command::new("gcc");
+        gcc.arg(format!("-fsanitize={sanitizer}")).arg(&source).arg("-o").arg(&program);
+        if !gcc.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+            skip!("gcc has no {sanitizer} sanitizer here");
+        }
+        let (code, _, errors) = parts(&output(&["--", program.to_str().expect("plain")]));
+        assert_eq!(code, Some(125), "{errors}");
+        assert!(errors.contains("built with a sanitizer (lib"), "{errors}");
+    }
+}
+
+/// Rust's runtime opens /dev/null in the place of what is closed.
+#[test]
+fn closed_descriptors_stay_closed() {
+    let own = env!("CARGO_BIN_EXE_tenure");
+    build_library();
+    let script = "for n in 0 1 2; do [ -e /proc/self/fd/$n ] || echo $n >> $0; done";
+    let dir = tempfile::tempdir().expect("a directory");
+    for (closing, expected) in
+        [("<&-", "0\n"), (">&-", "1\n"), ("2>&-", "2\n"), ("", ""), ("<&- >&- 2>&-", "0\n1\n2\n")]
+    {
+        let file = dir.path().join("closed");
+        std::fs::write(&file, "").expect("it is ours");
+        let line = format!("exec \"$@\" {closing}");
+        let mut command = Command::new("sh");
+        command.args(["-c", &line, "sh", own, "run", "-q", "--", "sh", "-c", script]).arg(&file);
+        command.output().expect("it starts");
+        let found = std::fs::read_to_string(&file).expect("it is ours");
+        assert_eq!(found, expected, "{closing}");
+    }
+}

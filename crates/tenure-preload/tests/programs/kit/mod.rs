@@ -1,0 +1,237 @@
+//! Programs under the library, and beside it the same program without.
+
+#![allow(dead_code)] // each test binary uses a part of it
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+use tempfile::TempDir;
+use tenure_testkit::build::{compiler, libraries_of, text};
+use tenure_testkit::{is_whole, sweep};
+
+/// A compiled program of `tests/c`; without a compiler the test is skipped.
+#[allow(unused_macros)]
+macro_rules! program {
+    ($source:literal) => {
+        match crate::kit::Program::new($source) {
+            Ok(program) => program,
+            Err(reason) => tenure_testkit::skip!("{reason}"),
+        }
+    };
+}
+// Not every test binary compiles programs.
+#[allow(unused_imports)]
+pub(crate) use program;
+
+const LIBRARY: &str = "libtenure_preload.so";
+
+pub fn library() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| libraries_of("tenure-preload", &[LIBRARY]).join(LIBRARY))
+}
+
+/// What may be switched on, small enough for tests.
+pub const LARGE: (&str, &str) = ("TENURE_LARGE", "pool:64K");
+pub const MMAP: (&str, &str) = ("TENURE_MMAP", "pool:64K");
+pub const UNMAP: (&str, &str) = ("TENURE_UNMAP", "retire:1M");
+pub const POPULATE: (&str, &str) = ("TENURE_POPULATE", "2");
+
+/// Every mechanism alone, and all at once.
+pub const SETS: [&[(&str, &str)]; 5] =
+    [&[LARGE], &[MMAP], &[UNMAP], &[POPULATE], &[LARGE, MMAP, UNMAP, POPULATE]];
+pub const DISABLED: &[(&str, &str)] = &[LARGE, MMAP, UNMAP, ("TENURE_DISABLE", "1")];
+pub const ALL: &[(&str, &str)] = SETS[4];
+
+/// Another allocator's library, if it is installed.
+pub fn allocators() -> Vec<PathBuf> {
+    let places =
+        ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
+    ["libjemalloc.so.2", "libmimalloc.so.2", "libmimalloc.so.3", "libtcmalloc_minimal.so.4"]
+        .iter()
+        .filter_map(|name| {
+            places.iter().map(|place| Path::new(place).join(name)).find(|p| p.exists())
+        })
+        .collect()
+}
+
+/// A program of `tests/c`, compiled.
+pub struct Program {
+    dir: TempDir,
+    name: &'static str,
+    arguments: Vec<OsString>,
+}
+
+impl Program {
+    /// Or why there is none.
+    pub fn new(source: &'static str) -> Result<Program, String> {
+        let (variable, default, standard) = match source.ends_with(".cpp") {
+            true => ("CXX", "c++", "-std=c++17"),
+            false => ("CC", "cc", "-std=gnu11"),
+        };
+        let compiler = compiler(variable, default)?;
+        let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let mut cc = Command::new(compiler);
+        // -O0: a compiler may leave out allocations that nobody looks at.
+        if source == "taken_address.c" {
+            cc.args(["-fno-pie", "-no-pie"]);
+        }
+        cc.args([standard, "-O0", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-rdynamic"]);
+        cc.arg("-o").arg(dir.path().join("program"));
+        cc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(source)).arg("-ldl");
+        let built = cc.output().map_err(|e| e.to_string())?;
+        assert!(built.status.success(), "{source}: {}", text(&built));
+        Ok(Program { dir, name: source, arguments: Vec::new() })
+    }
+
+    /// A plugin of `tests/c` beside the program: its path.
+    pub fn plugin(&self, source: &str, name: &str, options: &[&str]) -> PathBuf {
+        let (variable, default) = match source.ends_with(".cpp") {
+            true => ("CXX", "c++"),
+            false => ("CC", "cc"),
+        };
+        let compiler = compiler(variable, default).expect("the program was compiled");
+        let path = self.dir.path().join(name);
+        let mut cc = Command::new(compiler);
+        cc.args(["-O0", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o"]).arg(&path);
+        cc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(source)).args(options);
+        let built = cc.output().expect("the compiler starts");
+        assert!(built.status.success(), "{source}: {}", text(&built));
+        path
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.dir.path().join("program")
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// As it is.
+    pub fn plain(&self) -> Command {
+        let mut command = Command::new(self.path());
+        clean(&mut command);
+        command.args(&self.arguments).current_dir(self.dir.path());
+        command.env("SWEEPS", sweep("brief", "whole"));
+        command
+    }
+
+    /// Under the library.
+    pub fn under(&self, options: &[(&str, &str)], beneath: Option<&Path>) -> Command {
+        let mut command = self.plain();
+        preload(&mut command, options, beneath);
+        command
+    }
+
+    /// The program is given these arguments from here on.
+    pub fn with(mut self, arguments: &[&Path]) -> Program {
+        self.arguments = arguments.iter().map(|argument| argument.into()).collect();
+        self
+    }
+
+    /// Runs to its end, in good order, with the same output under each set of options as without. A short sweep
+    /// makes one of the sets in which a mechanism is alone.
+    pub fn same_under_all_options(&self) -> Output {
+        let expected = done(self.name, &mut self.plain());
+        // Two at a time: most programs wait half of the time, for each other or for the machine's pages.
+        let alone = self.some_of(&SETS[..4]);
+        let sets: Vec<_> = alone.iter().copied().chain([ALL, DISABLED]).collect();
+        for pair in sets.chunks(2) {
+            std::thread::scope(|scope| {
+                for options in pair {
+                    scope.spawn(|| self.same(options, None, &expected));
+                }
+            });
+        }
+        expected
+    }
+
+    /// The same, and over other allocators.
+    pub fn same_everywhere(&self) {
+        let expected = &self.same_under_all_options();
+        let allocators = allocators();
+        std::thread::scope(|scope| {
+            for allocator in self.some_of(&allocators) {
+                scope.spawn(move || {
+                    // Some do not do what is asked here even alone: mimalloc 2.0.9 aborts where new should throw.
+                    let mut alone = self.plain();
+                    alone.env("LD_PRELOAD", allocator);
+                    if attempt(&mut alone).status.success() {
+                        self.same(ALL, Some(allocator), expected);
+                    }
+                });
+            }
+        });
+    }
+
+    /// All of them if the sweeps are to be whole, and else one, which is another for other programs.
+    fn some_of<'a, T>(&self, all: &'a [T]) -> &'a [T] {
+        if all.is_empty() || is_whole() {
+            return all;
+        }
+        let sum: usize = self.name.bytes().map(usize::from).sum();
+        let one = sum % all.len();
+        &all[one..=one]
+    }
+
+    pub fn same(&self, options: &[(&str, &str)], beneath: Option<&Path>, expected: &Output) {
+        let about = format!("{} under {options:?} over {beneath:?}", self.name);
+        let output = done(&about, &mut self.under(options, beneath));
+        assert_eq!(output.stdout, expected.stdout, "{about}: {}", text(&output));
+    }
+}
+
+fn clean(command: &mut Command) {
+    command.stdin(Stdio::null()).env_remove("LD_PRELOAD");
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("TENURE_") {
+            command.env_remove(name);
+        }
+    }
+}
+
+pub fn preload(command: &mut Command, options: &[(&str, &str)], beneath: Option<&Path>) {
+    clean(command);
+    let mut list = OsString::from(library());
+    if let Some(beneath) = beneath {
+        list.push(":");
+        list.push(beneath);
+    }
+    command.env("LD_PRELOAD", list).envs(options.iter().copied());
+}
+
+/// Runs a command that must succeed. What hangs is killed after two minutes: `timeout` runs without the
+/// library, `env` sets it for the program alone.
+#[track_caller]
+pub fn done(about: &str, command: &mut Command) -> Output {
+    let output = attempt(command);
+    assert!(output.status.success(), "{about}: {}", text(&output));
+    output
+}
+
+/// Runs a command.
+pub fn attempt(command: &mut Command) -> Output {
+    let mut timed = Command::new("timeout");
+    timed.args(["-s", "KILL", "120", "env"]);
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) if name == "LD_PRELOAD" => {
+                let mut setting = OsString::from("LD_PRELOAD=");
+                setting.push(value);
+                timed.arg(setting);
+            }
+            Some(value) => {
+                timed.env(name, value);
+            }
+            None => {
+                timed.env_remove(name);
+            }
+        }
+    }
+    timed.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+    if let Some(dir) = command.get_current_dir() {
+        timed.current_dir(dir);
+    }
+    timed.output().expect("it starts")
+}

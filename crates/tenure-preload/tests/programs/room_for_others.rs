@@ -1,0 +1,28 @@
+//! What the library does beside the program does not come before the program's own.
+
+use crate::kit::program;
+use std::path::Path;
+
+/// The library's threads make room for the program's where no more are allowed.
+#[test]
+fn as_many_threads_as_are_allowed() {
+    program!("as_many_threads.c").same_under_all_options();
+}
+
+/// A free of watched memory is no event that the program has to read.
+#[test]
+fn freed_memory_that_is_watched() {
+    program!("watched_removal.c").same_under_all_options();
+}
+
+/// As when the call has a name of its own (`in_flight.c`).
+#[test]
+fn what_the_kernel_still_reads_by_a_calls_number() {
+    program!("in_flight.c").with(&[Path::new("by number")]).same_under_all_options();
+}
+
+/// A thread that is stopped in the midst of a call has no lock for which another waits for ever.
+#[test]
+fn a_collector_maps_while_the_others_are_stopped() {
+    program!("stopped_world.c").same_under_all_options();
+}

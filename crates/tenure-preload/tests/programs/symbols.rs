@@ -1,0 +1,65 @@
+//! Which definition a program's call reaches: the one that it would reach without the library.
+
+use crate::kit::{self, allocators, done, program, LARGE, UNMAP};
+
+/// The C++ library comes with the plugin, and only the plugin sees it. A second plugin brings operators of its
+/// own.
+#[test]
+fn cpp_plugins_of_a_c_program() {
+    // Where there is no compiler for C++ it is skipped.
+    drop(program!("operators.cpp"));
+    let host = program!("host.c");
+    let plain = host.plugin("plugin.cpp", "plugin.so", &[]);
+    let own = host.plugin("plugin_own.cpp", "own.so", &[]);
+    let output = host.with(&[&plain, &own, &plain]).same_under_all_options();
+    assert_eq!(output.stdout, b"9\n202\n9\n");
+}
+
+/// Each of two plugins is given its own allocator's functions, whose names the library knows or not.
+#[test]
+fn plugins_with_allocators_of_their_own() {
+    let host = program!("host.c");
+    let one = host.plugin("plugin_names.c", "one.so", &["-DNUMBER=64"]);
+    let other = host.plugin("plugin_names.c", "other.so", &["-DNUMBER=4096"]);
+    let output = host.with(&[&one, &other, &one]).same_under_all_options();
+    assert_eq!(output.stdout, b"1004\n1004\n1004\n");
+}
+
+/// glibc's functions about its heap know of the pool.
+#[test]
+fn trimming_and_counting() {
+    program!("trim.c").same_under_all_options();
+}
+
+/// Allocators bring operators new and delete of their own, which do not pass through malloc.
+#[test]
+fn operators() {
+    program!("operators.cpp").same_everywhere();
+}
+
+/// Forms of the operators that a program does not replace go through those that it does.
+#[test]
+fn replaced_operators() {
+    program!("replaced.cpp").same_everywhere();
+}
+
+/// A block of the pool's could come back by a name that the library does not know: such an allocator serves
+/// all of malloc itself, and the program's user is told.
+#[test]
+fn an_allocator_with_names_of_its_own_keeps_malloc() {
+    let program = program!("deferral.c");
+    let report = program.dir().join("report");
+    let name = report.to_str().expect("a plain name");
+    for allocator in allocators() {
+        let mut alone = program.plain();
+        alone.env("LD_PRELOAD", &allocator);
+        if !kit::attempt(&mut alone).status.success() {
+            continue;
+        }
+        let options = [LARGE, UNMAP, ("TENURE_REPORT", name)];
+        done("reported", &mut program.under(&options, Some(&allocator)));
+        let told = std::fs::read_to_string(&report).expect("there is a report");
+        assert!(told.contains("malloc is that of"), "{allocator:?}: {told}");
+        std::fs::remove_file(&report).expect("it was there");
+    }
+}

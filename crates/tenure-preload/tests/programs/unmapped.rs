@@ -1,0 +1,44 @@
+//! What is unmapped is the kernel's, and what lasts on a mapping ends with it.
+
+use crate::kit::{self, program, ALL, MMAP};
+
+/// Stray calls over unmapped addresses and holes, MAP_FIXED_NOREPLACE and hints, calls that are refused: each as
+/// without the library, and with no effect on the next owner.
+#[test]
+fn unmapped_addresses_are_the_kernels() {
+    program!("unmapped.c").same_under_all_options();
+}
+
+/// States set by raw system calls, which no hook sees.
+#[test]
+fn raw_calls_leave_nothing_to_the_next_owner() {
+    program!("raw_states.c").same_under_all_options();
+}
+
+/// A huge page that was split is one again for the next mapping that asks for huge pages.
+#[test]
+fn split_huge_pages_are_whole_again() {
+    let program = program!("split.c");
+    let plain = kit::done("split.c", &mut program.plain());
+    if !String::from_utf8_lossy(&plain.stdout).contains("round 5: 2048 kB") {
+        tenure_testkit::skip!("this system gives no huge pages");
+    }
+    for options in [&[MMAP][..], ALL] {
+        let output = kit::done("split.c", &mut program.under(options, None));
+        assert_eq!(output.stdout, plain.stdout, "{}", tenure_testkit::build::text(&output));
+    }
+}
+
+/// What TENURE_UNMAPPED=open leaves accessible is accessible, and is not otherwise.
+#[test]
+fn open_or_closed() {
+    let program = program!("closed.c");
+    for (options, raised) in [
+        (&[MMAP][..], "64K 11\n1M 11\n20M 11\n"),
+        (&[MMAP, ("TENURE_UNMAPPED", "closed")], "64K 11\n1M 11\n20M 11\n"),
+        (&[MMAP, ("TENURE_UNMAPPED", "open")], "64K 0\n1M 0\n20M 0\n"),
+    ] {
+        let output = kit::done("closed.c", &mut program.under(options, None));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), raised, "{options:?}");
+    }
+}

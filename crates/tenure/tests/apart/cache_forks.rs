@@ -1,0 +1,171 @@
+//! A signal's handler may fork at any instruction of a cache's call: parent and child go on with it.
+#![cfg(target_arch = "x86_64")]
+
+use crate::promise_kit::stepping::{self, stepped, Stepping};
+use crate::promise_kit::*;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::Instant;
+use tenure::Cache;
+use tenure_testkit::{sweep, this_test};
+
+fn put(cache: &Cache<u64>, key: u64, len: usize) {
+    cache.insert(key, &vec![key as u8; len]).unwrap();
+}
+
+/// Every value that is there is the one that was put in.
+fn check(cache: &Cache<u64>, keys: std::ops::Range<u64>) {
+    for key in keys {
+        if let Some(value) = cache.get(&key) {
+            assert!(value.iter().all(|byte| *byte == key as u8), "of key {key}");
+        }
+    }
+}
+
+/// The child uses the cache, opens segments, and ends.
+fn end_child(cache: &Cache<u64>) {
+    if stepping::in_child() {
+        put(cache, 1000, 8);
+        check(cache, 0..1001);
+        cache.clear();
+        put(cache, 1, 100);
+        assert!(cache.get(&1).is_some());
+        // SAFETY: ends the process at once.
+        unsafe { libc::_exit(0) };
+    }
+}
+
+/// For some hundred forks.
+fn stride_of_inserts() -> u64 {
+    sweep(1801, 601)
+}
+
+fn fork_while_segments_are_opened(raw: bool) {
+    stepping::begin(Stepping { each: 0, stride: stride_of_inserts(), raw });
+    let cache = Cache::<u64>::builder().ceiling(8 << 20).build().unwrap();
+    // With room to grow, with an empty segment, and with nothing but full ones.
+    for full in [1, 0, 3, 4, 5] {
+        cache.clear();
+        // Four such values fill a segment to its end, so the next one opens another.
+        (0..4 * full).for_each(|key| put(&cache, key, (512 << 10) - 8));
+        stepped(|| put(&cache, 100, 8));
+        end_child(&cache);
+    }
+    check(&cache, 0..101);
+    stepping::report();
+}
+
+#[test]
+fn a_handler_may_fork_while_an_insert_opens_a_segment() {
+    promised(this_test!(), || fork_while_segments_are_opened(false));
+}
+
+#[test]
+fn a_handler_may_fork_past_all_handlers_while_an_insert_opens_a_segment() {
+    promised(this_test!(), || fork_while_segments_are_opened(true));
+}
+
+/// With segments emptied before, so that there is a stack of them.
+fn fork_while_segments_lose_their_last_values(raw: bool) {
+    stepping::begin(Stepping { each: 0, stride: sweep(13, 4), raw });
+    let cache = Cache::<u64>::builder().ceiling(32 << 20).build().unwrap();
+    (0..12).for_each(|key| put(&cache, key, 500_000));
+    (0..3).for_each(|key| assert!(cache.remove(&key)));
+    stepped(|| assert!(cache.remove(&3)));
+    end_child(&cache);
+    stepping::report();
+}
+
+#[test]
+fn a_handler_may_fork_while_a_remove_empties_a_segment() {
+    promised(this_test!(), || fork_while_segments_lose_their_last_values(false));
+}
+
+#[test]
+fn a_handler_may_fork_past_all_handlers_while_a_remove_empties_a_segment() {
+    promised(this_test!(), || fork_while_segments_lose_their_last_values(true));
+}
+
+/// The child's process id, then its status.
+static CHILD: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn fork_here(_: libc::c_int) {
+    // SAFETY: a plain call; parent and child return to what was interrupted.
+    CHILD.store(unsafe { libc::fork() }, Ordering::Release);
+}
+
+#[test]
+fn a_child_does_not_wait_for_a_maker_of_the_parents() {
+    promised(this_test!(), || {
+        let cache = Cache::<u64>::new().unwrap();
+        let handler = fork_here as *const () as libc::sighandler_t;
+        // SAFETY: the handler is a function that lives for ever.
+        unsafe { libc::signal(libc::SIGUSR1, handler) };
+        let making = std::sync::Barrier::new(2);
+        CHILD.store(-1, Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let made = cache.get_or_insert_with(&1, || {
+                    making.wait();
+                    while CHILD.load(Ordering::Acquire) < 0 {
+                        std::thread::yield_now();
+                    }
+                    b"by the maker".to_vec()
+                });
+                assert_eq!(&made.unwrap()[..], b"by the maker");
+            });
+            making.wait();
+            let waiter = scope.spawn(|| {
+                // SAFETY: asks for the thread's own number.
+                let thread = unsafe { libc::pthread_self() };
+                scope.spawn(move || {
+                    std::thread::sleep(std::time::Duration::from_millis(200));
+                    // SAFETY: the thread waits until the handler has run.
+                    unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
+                });
+                let made = cache.get_or_insert_with(&1, || b"in the child".to_vec()).unwrap();
+                if CHILD.load(Ordering::Acquire) == 0 {
+                    let right = &made[..] == b"in the child";
+                    // SAFETY: ends the process at once.
+                    unsafe { libc::_exit(i32::from(!right)) };
+                }
+                assert_eq!(&made[..], b"by the maker");
+            });
+            waiter.join().unwrap();
+        });
+        let mut status = 0;
+        // SAFETY: waits for the child that the handler made.
+        unsafe { libc::waitpid(CHILD.load(Ordering::Acquire), &mut status, 0) };
+        assert_eq!(status, 0);
+    });
+}
+
+#[test]
+fn a_child_made_beside_inserts_that_purge_at_every_unpin_can_use_the_cache() {
+    promised_with(this_test!(), &[("TENURE_PURGE", "always")], || {
+        let cache = Cache::<u64>::builder().ceiling(12 << 20).build().unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for first in 0..2 {
+                let (cache, done) = (&cache, &done);
+                scope.spawn(move || {
+                    let keys = (first..).step_by(2).take_while(|_| !done.load(Ordering::Relaxed));
+                    keys.for_each(|key| put(cache, key % 100, 300_000));
+                });
+            }
+            let start = Instant::now();
+            for fork in 0..150 {
+                // On a busy machine each unpin takes tens of milliseconds: it has all processors' lists emptied.
+                if fork >= 3 && start.elapsed() > sweep(PATIENCE / 8, PATIENCE / 4) {
+                    break;
+                }
+                let ended = forked(|| {
+                    (0..4).for_each(|key| put(&cache, key, 300_000));
+                    check(&cache, 0..20);
+                });
+                assert_eq!(ended, Ended::Well);
+                std::thread::sleep(std::time::Duration::from_micros(300 + fork * 37 % 900));
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    });
+}

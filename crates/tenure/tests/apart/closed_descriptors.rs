@@ -1,0 +1,369 @@
+//! A program may close descriptors that are not its own, and may have none left: nothing hangs, no
+//! buffer is out of reach, and a moment's want of descriptors does not last.
+
+use crate::promise_kit::*;
+use std::time::Duration;
+use tenure::volatile::{self, Detection, Refill, Settings};
+use tenure::{Mapping, Outcome, Volatile};
+use tenure_testkit::seccomp::{Call, Errno, Filter, Hold};
+use tenure_testkit::{or_skip, this_test};
+
+fn descriptors(most: u64) {
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: 1024 };
+    // SAFETY: plain numbers; lowering the soft limit closes nothing.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+}
+
+/// What daemons do; the standard streams stay, and what stops calls for the test.
+fn close_everything() {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let numbers: Vec<i32> = open
+        .flatten()
+        .filter(|entry| {
+            let link = std::fs::read_link(entry.path()).unwrap_or_default();
+            !link.to_string_lossy().contains("seccomp")
+        })
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect();
+    for number in numbers.into_iter().filter(|number| *number > 2) {
+        // SAFETY: nothing in this process uses these from now on but the library. The directory's own
+        // is closed already.
+        unsafe { libc::close(number) };
+    }
+}
+
+/// The worker is stopped in the middle of its offers, a thread takes a range back, for which it may
+/// need the worker's descriptors, and this thread forks.
+#[test]
+fn forks_offers_and_unmarks_do_not_wait_for_one_another() {
+    promised(this_test!(), || {
+        let hold = or_skip!(Hold::install(&[Call::Madvise(libc::MADV_FREE)]));
+        volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
+        let (ranges, half) = (64, 32);
+        let mut map = filled(2 * ranges);
+        let base = map.as_mut_ptr() as usize;
+        let range = |i: usize| (base + 2 * i * PAGE) as *mut u8;
+        // SAFETY: inside the mapping, which lives on.
+        let mark = |i| unsafe { volatile::mark(range(i), PAGE).unwrap() };
+        let take_back = |i: usize| {
+            // SAFETY: inside the mapping, which lives on. Each range is used by one thread only.
+            unsafe {
+                match volatile::unmark(range(i), PAGE).unwrap() {
+                    Outcome::Intact => assert_eq!(range(i).read_volatile(), byte(2 * i)),
+                    Outcome::Purged => std::ptr::write_bytes(range(i), byte(2 * i), PAGE),
+                }
+            }
+        };
+        mark(0);
+        take_back(0);
+        close_everything();
+        for round in 0..4 {
+            (0..half).for_each(mark);
+            assert!(waited(|| tenure::stats().offered >= half as u64), "round {round}");
+            hold.arm(Duration::from_millis(200));
+            (half..ranges).for_each(mark);
+            let stopped = hold.wait_until_held(Duration::from_secs(1));
+            println!("round {round}, the worker was stopped: {stopped}");
+            std::thread::scope(|scope| {
+                scope.spawn(|| (0..half).for_each(take_back));
+                std::thread::sleep(Duration::from_millis(50));
+                assert_eq!(forked(|| ()), Ended::Well);
+            });
+            (half..ranges).for_each(take_back);
+        }
+    });
+}
+
+#[test]
+fn a_purged_buffer_is_refilled_at_a_pin() {
+    promised(this_test!(), || {
+        let refill = Refill::pages(|_, bytes| {
+            bytes.fill(7);
+            Ok(())
+        });
+        let mut buffer = Volatile::builder(16 * PAGE).refill(refill).build().unwrap();
+        buffer.pin_mut().unwrap().fill(7);
+        close_everything();
+        let _ = buffer.purge_now();
+        for _ in 0..3 {
+            let pinned = buffer.pin().unwrap();
+            assert_eq!(pinned.outcome(), Outcome::Intact);
+            assert!(pinned.iter().all(|b| *b == 7));
+        }
+    });
+}
+
+#[test]
+fn a_first_use_without_descriptors_does_not_choose_the_detection_for_good() {
+    promised(this_test!(), || {
+        // What works here is found out by a child, whose first use it is.
+        let works = forked(|| assert_eq!(volatile::detection(), Detection::Userfaultfd));
+        descriptors(3);
+        // An error, or a buffer that works as it can now.
+        if let Ok(mut buffer) = Volatile::new(PAGE) {
+            buffer.pin_mut().unwrap().fill(7);
+            assert_eq!(buffer.pin().unwrap()[0], 7);
+        }
+        descriptors(1024);
+        let mut buffer = Volatile::new(16 * PAGE).unwrap();
+        buffer.pin_mut().unwrap().fill(7);
+        let purged = buffer.purge_now().unwrap();
+        let pinned = buffer.pin().unwrap();
+        let lost: usize = pinned.lost().iter().map(|extent| extent.len()).sum();
+        assert_eq!(lost, purged);
+        assert_eq!(pinned.iter().filter(|b| **b == 0).count(), lost);
+        if works == Ended::Well {
+            assert_eq!(volatile::detection(), Detection::Userfaultfd);
+        }
+    });
+}
+
+const PAGES: usize = 8;
+
+fn offered() -> Mapping {
+    let mut map = filled(PAGES);
+    // SAFETY: the mapping is the caller's, who uses it after an unmark only.
+    unsafe {
+        volatile::mark(map.as_mut_ptr(), map.len()).unwrap();
+        volatile::offer_now(map.as_mut_ptr(), map.len()).unwrap();
+    }
+    map
+}
+
+fn unmark(map: &mut Mapping) -> tenure::Result<Outcome> {
+    // SAFETY: the mapping lives on, and is not locked, protected or unmapped.
+    unsafe { volatile::unmark(map.as_mut_ptr(), map.len()) }
+}
+
+/// In a child that could open no descriptors: all counts as lost, reads zeros, can be written.
+fn is_lost(map: &mut Mapping) {
+    assert_eq!(unmark(map).unwrap(), Outcome::Purged);
+    assert!(map.as_slice().iter().all(|b| *b == 0));
+    refill(map);
+    assert_eq!(unmark(map).unwrap(), Outcome::Intact);
+    assert_eq!(map.as_slice()[PAGE], byte(1));
+}
+
+/// Where no descriptor can be opened: what is marked is not offered, and stays.
+fn is_marked_and_stays(map: &mut Mapping, why: libc::c_int) {
+    // What a fork shares is not offered.
+    refill(map);
+    for _ in 0..2 {
+        // SAFETY: the mapping lives on, and is written only where it is not marked.
+        unsafe {
+            volatile::mark(map.as_mut_ptr(), map.len()).unwrap();
+            let refused = volatile::offer_now(map.as_mut_ptr(), map.len()).unwrap_err();
+            assert_eq!(refused.errno(), why, "{refused}");
+            assert!(refused.to_string().contains("userfaultfd"), "{refused}");
+        }
+        assert_eq!(unmark(map).unwrap(), Outcome::Intact);
+        assert_eq!(map.as_slice()[PAGE], byte(1));
+    }
+}
+
+#[test]
+fn a_child_made_without_descriptors_takes_memory_back_and_offers_once_there_are_some() {
+    promised(this_test!(), || {
+        needs_userfaultfd!();
+        let (mut early, mut late, mut own) = (offered(), offered(), filled(PAGES));
+        // Known, so that it can be marked without a look at the mappings, which takes a descriptor.
+        let at = own.as_mut_ptr();
+        // SAFETY: the mapping lives on, and is not touched before it is unmarked.
+        unsafe { volatile::mark(at, own.len()).unwrap() };
+        assert_eq!(unmark(&mut own).unwrap(), Outcome::Intact);
+        let mut buffers = [(); 2].map(|()| Volatile::new(PAGES * PAGE).unwrap());
+        for buffer in &mut buffers {
+            buffer.pin_mut().unwrap().fill(7);
+            buffer.offer_now().unwrap();
+        }
+        descriptors(3);
+        let ended = forked(|| {
+            is_lost(&mut early);
+            assert_eq!(buffers[0].pin().unwrap().outcome(), Outcome::Purged);
+            buffers[0].pin_mut().unwrap().fill(8);
+            buffers[0].restored();
+            assert!(buffers[0].offer_now().is_err());
+            assert!(buffers[0].pin().unwrap().iter().all(|b| *b == 8));
+            is_marked_and_stays(&mut own, libc::EMFILE);
+            descriptors(1024);
+            buffers[0].offer_now().unwrap();
+            assert!(waited(|| buffers[0].purge_now().unwrap() == PAGES * PAGE));
+            assert_eq!(buffers[0].pin().unwrap().outcome(), Outcome::Purged);
+            assert_eq!(buffers[1].pin().unwrap().outcome(), Outcome::Purged);
+            is_lost(&mut late);
+            for map in [&mut early, &mut late, &mut own] {
+                // SAFETY: the mapping lives on, and is not touched before it is unmarked.
+                unsafe { volatile::mark(map.as_mut_ptr(), map.len()).unwrap() };
+                assert!(purge(map.as_mut_ptr(), map.len()));
+                is_lost(map);
+            }
+        });
+        descriptors(1024);
+        assert_eq!(ended, Ended::Well);
+        // The parent's are not touched by that.
+        for map in [&mut early, &mut late] {
+            if unmark(map).unwrap() == Outcome::Intact {
+                assert_eq!(map.as_slice()[PAGE], byte(1));
+            }
+        }
+    });
+}
+
+#[test]
+fn a_child_that_opens_descriptors_first_offers_at_once() {
+    promised(this_test!(), || {
+        needs_userfaultfd!();
+        let (mut early, mut own) = (offered(), filled(PAGES));
+        descriptors(3);
+        let ended = forked(|| {
+            descriptors(1024);
+            // What a fork shares is not offered.
+            refill(&mut own);
+            // SAFETY: the mapping lives on, and is not touched before it is unmarked.
+            unsafe { volatile::mark(own.as_mut_ptr(), own.len()).unwrap() };
+            assert!(purge(own.as_mut_ptr(), own.len()));
+            is_lost(&mut own);
+            is_lost(&mut early);
+        });
+        assert_eq!(ended, Ended::Well);
+    });
+}
+
+#[test]
+fn a_child_in_which_userfaultfd_is_forbidden_takes_memory_back() {
+    promised(this_test!(), || {
+        needs_userfaultfd!();
+        let (mut early, mut own) = (offered(), filled(PAGES));
+        let forbidden = Filter::new()
+            .refuse(Call::Userfaultfd, Errno::PERM)
+            .refuse(Call::UserfaultfdDevice, Errno::PERM);
+        or_skip!(forbidden.install_this_thread());
+        let ended = forked(|| {
+            is_lost(&mut early);
+            // SAFETY: the mapping lives on, and stays as it is during the call.
+            unsafe { volatile::forget(early.as_mut_ptr(), early.len()).unwrap() };
+            is_marked_and_stays(&mut own, libc::EPERM);
+            // A child of this child finds none either.
+            assert_eq!(forked(|| is_marked_and_stays(&mut own, libc::EPERM)), Ended::Well);
+        });
+        assert_eq!(ended, Ended::Well);
+        if unmark(&mut early).unwrap() == Outcome::Intact {
+            assert_eq!(early.as_slice()[PAGE], byte(1));
+        }
+    });
+}
+
+/// The process's userfaultfds, lowest first.
+fn userfaultfds() -> Vec<i32> {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let ours = open.flatten().filter(|entry| {
+        let link = std::fs::read_link(entry.path()).unwrap_or_default();
+        link.to_string_lossy().contains("userfaultfd")
+    });
+    let mut numbers: Vec<i32> =
+        ours.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// The background thread starts with one good descriptor of two, so what it offers is watched by a copy that
+/// ends when another takes its place.
+#[test]
+fn a_child_that_loses_its_descriptors_one_by_one_hears_of_every_loss() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let ranges = 4000;
+        let wait = |wait: Duration, most: u64| {
+            let settings = Settings::default().with_offer_after(wait);
+            volatile::configure(settings.with_unoffered_max(most));
+        };
+        wait(Duration::from_secs(3600), 1 << 40);
+        let mut map = filled(2 * ranges);
+        let base = map.as_mut_ptr() as usize;
+        let range = |i: usize| (base + 2 * i * PAGE) as *mut u8;
+        // SAFETY: inside the mapping; the first use opens the descriptors.
+        unsafe { volatile::mark(range(0), PAGE).unwrap() };
+        let ended = forked(|| {
+            let close = |fd: i32| {
+                // SAFETY: nothing in this process uses it but the library.
+                assert_eq!(unsafe { libc::close(fd) }, 0);
+            };
+            let both = userfaultfds();
+            close(both[1]);
+            // SAFETY: the child's copy of the mapping; what is marked is not touched.
+            unsafe {
+                // Pages that the parent has too would not be offered.
+                let own = |i: usize| ((base + i * PAGE) as *mut u8).write_bytes(byte(i), PAGE);
+                volatile::unmark(range(0), PAGE).map(|_| (0..2 * ranges).for_each(own)).unwrap();
+                (0..ranges).for_each(|i| volatile::mark(range(i), PAGE).unwrap());
+                wait(Duration::ZERO, 0);
+                assert!(waited(|| tenure::survey().unwrap().offered_bytes > 200 * PAGE as u64));
+                close(both[0]);
+                let first = volatile::unmark(range(0), PAGE);
+                std::thread::sleep(Duration::from_millis(500));
+                reclaim(base, 2 * ranges * PAGE);
+                for i in 1..ranges {
+                    if volatile::unmark(range(i), PAGE).unwrap() == Outcome::Intact {
+                        assert_eq!(range(i).read_volatile(), byte(2 * i), "{i}, after {first:?}");
+                    }
+                }
+            }
+        });
+        assert_eq!(ended, Ended::Well);
+    });
+}
+
+/// Its parent had two, and uses one of them for objects with a refill function.
+#[test]
+fn a_child_that_loses_one_of_two_descriptors_opens_new_ones() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let sevens = || {
+            let refill = Refill::pages(|_, bytes| {
+                bytes.fill(7);
+                Ok(())
+            });
+            let mut buffer = Volatile::builder(16 * PAGE).refill(refill).build().unwrap();
+            buffer.pin_mut().unwrap().fill(7);
+            buffer
+        };
+        let inherited = sevens();
+        for which in 0..2 {
+            let child = || {
+                // SAFETY: nothing in this process uses it but the library.
+                assert_eq!(unsafe { libc::close(userfaultfds()[which]) }, 0);
+                let buffer = sevens();
+                assert!(inherited.pin().unwrap().iter().all(|byte| *byte == 7));
+                for _ in 0..3 {
+                    assert!(waited(|| buffer.purge_now().unwrap() == 16 * PAGE));
+                    assert!(buffer.pin().unwrap().iter().all(|byte| *byte == 7));
+                }
+            };
+            assert_eq!(forked(child), Ended::Well, "the one of number {which}");
+        }
+    });
+}
+
+#[test]
+fn a_child_that_has_closed_them_offers_ranges_at_once() {
+    promised(this_test!(), || {
+        let mut map = filled(4);
+        let (at, len) = (map.as_mut_ptr(), map.len());
+        // SAFETY: `map` owns the range and outlives the calls.
+        unsafe { volatile::mark(at, len).unwrap() };
+        let offered = || {
+            // SAFETY: `map` owns the range, of which the child has a copy. The child writes it only
+            // while it is not marked.
+            unsafe {
+                assert_eq!(volatile::unmark(at, len).unwrap(), Outcome::Intact);
+                at.write_bytes(7, len);
+                close_everything();
+                volatile::mark(at, len).unwrap();
+                volatile::offer_now(at, len).unwrap();
+                assert_eq!(volatile::unmark(at, len).unwrap(), Outcome::Intact);
+                assert_eq!(at.read(), 7);
+            }
+        };
+        assert_eq!(forked(offered), Ended::Well);
+    });
+}

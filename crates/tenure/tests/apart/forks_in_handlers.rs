@@ -1,0 +1,198 @@
+//! A signal's handler may fork at any instruction of an unmark or a mark: parent and child go on.
+//!
+//! The processor is told to raise SIGTRAP after each instruction, and the handler forks.
+#![cfg(target_arch = "x86_64")]
+
+use crate::promise_kit::stepping::{self, stepped, Stepping};
+use crate::promise_kit::*;
+use std::time::Duration;
+use tenure::volatile::{self, Priority, Refill, Settings};
+use tenure::{Outcome, PageSize, Volatile};
+use tenure_testkit::{sweep, this_test};
+
+fn check(bytes: &[u8], outcome: Outcome, pages: std::ops::Range<usize>) {
+    for i in pages {
+        let seen = bytes[i * PAGE];
+        let right = seen == byte(i) || seen == 0 && outcome == Outcome::Purged;
+        assert!(right, "page {i} is {seen}, and {outcome:?}");
+    }
+}
+
+fn fork_at_instructions(raw: bool) {
+    stepping::begin(Stepping { each: if raw { 0 } else { 1000 }, stride: sweep(1201, 401), raw });
+    let mut map = filled(8);
+    let (at, len) = (map.as_mut_ptr(), map.len());
+    // SAFETY: this test's own memory.
+    unsafe {
+        volatile::mark(at, len).unwrap();
+        let _ = volatile::offer_now(at, len);
+        stepped(|| {
+            let first = volatile::unmark(at, len).unwrap();
+            check(std::slice::from_raw_parts(at, len), first, 0..8);
+            volatile::mark(at, len / 2).unwrap();
+            let second = volatile::unmark(at.add(PAGE), PAGE).unwrap();
+            if first == Outcome::Intact {
+                check(std::slice::from_raw_parts(at, len), second, 1..2);
+            }
+            volatile::mark(at, len).unwrap();
+            volatile::forget(at, len).unwrap();
+        });
+        if stepping::in_child() {
+            // The child can do all this, and fork, itself.
+            volatile::mark(at, len).unwrap();
+            let _ = volatile::offer_now(at, len);
+            let _ = volatile::unmark(at, len).unwrap();
+            libc::_exit(i32::from(forked(|| ()) != Ended::Well));
+        }
+    }
+    stepping::report();
+}
+
+#[test]
+fn a_handler_may_fork_at_any_instruction_of_an_unmark() {
+    promised(this_test!(), || fork_at_instructions(false));
+}
+
+#[test]
+fn a_handler_may_fork_past_all_handlers_at_any_instruction_of_an_unmark() {
+    promised(this_test!(), || fork_at_instructions(true));
+}
+
+/// Between the end of the watch and what says so, for instance; or while what is gone is looked for in the list
+/// of pages, which is the parent's still.
+#[test]
+fn a_handler_may_fork_at_any_instruction_of_an_unmark_of_what_is_gone_in_part() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let mut map = filled(8);
+        let (at, len) = (map.as_mut_ptr(), map.len());
+        stepping::begin(Stepping { each: 0, stride: 17, raw: false });
+        // SAFETY: this test's own memory.
+        unsafe {
+            // Two ranges, for their priorities differ.
+            volatile::mark(at, len).unwrap();
+            volatile::mark_with_priority(at.add(len / 2), len / 2, Priority::HIGHEST).unwrap();
+            volatile::offer_now(at, len).unwrap();
+            assert!(purge(at.add(len / 2), len / 2));
+            stepped(|| {
+                let outcome = volatile::unmark(at, len).unwrap();
+                assert_eq!(outcome, Outcome::Purged);
+                check(std::slice::from_raw_parts(at, len), outcome, 0..8);
+            });
+            if stepping::in_child() {
+                libc::_exit(0);
+            }
+        }
+        stepping::report();
+    });
+}
+
+/// A child of a raw `clone` goes on with its parent's userfaultfd, which acts on the parent's memory. By then the parent
+/// has offered the range again, and must see what goes.
+#[test]
+fn a_child_that_goes_on_in_an_unmark_ends_no_watch_of_its_parent() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let mut map = filled(8);
+        let (at, len) = (map.as_mut_ptr(), map.len());
+        stepping::begin(Stepping { each: 0, stride: 7, raw: true });
+        stepping::hold_children();
+        // SAFETY: this test's own memory.
+        unsafe {
+            let unmark = || {
+                check(std::slice::from_raw_parts(at, len), volatile::unmark(at, len).unwrap(), 0..8)
+            };
+            volatile::mark(at, len).unwrap();
+            volatile::offer_now(at, len).unwrap();
+            stepped(unmark);
+            if stepping::in_child() {
+                libc::_exit(0);
+            }
+            // Shared pages would not be offered.
+            refill(&mut map);
+            volatile::mark(at, len).unwrap();
+            volatile::offer_now(at, len).unwrap();
+            let children = stepping::let_children_go();
+            assert!(purge(at, len));
+            unmark();
+            println!("{children} children");
+        }
+        stepping::report();
+    });
+}
+
+/// A range that comes before all others moves them in the map of ranges. The parent keeps the last one for itself: a
+/// child forgets that one as soon as its map is whole.
+fn fork_while_ranges_change(raw: bool) {
+    const RANGES: usize = 200;
+    let never = Settings::default().with_offer_after(Duration::from_secs(3600));
+    volatile::configure(never.with_unoffered_max(1 << 40));
+    let mut map = filled(2 * RANGES);
+    let base = map.as_mut_ptr();
+    // Every other page, so that none are joined.
+    let range = |number: usize| base.wrapping_add(2 * number * PAGE);
+    let last = range(RANGES - 1);
+    // SAFETY: this test's own memory.
+    unsafe {
+        (0..RANGES).for_each(|number| volatile::mark(range(number), PAGE).unwrap());
+        volatile::offer_now(last, PAGE).unwrap();
+        assert_eq!(libc::madvise(last.cast(), PAGE, libc::MADV_DONTFORK), 0);
+        assert_eq!(volatile::unmark(range(0), PAGE).unwrap(), Outcome::Intact);
+        volatile::forget(range(0), PAGE).unwrap();
+        stepping::begin(Stepping { each: 0, stride: sweep(307, 101), raw });
+        stepped(|| volatile::mark(range(0), PAGE).unwrap());
+        // A child past all handlers is noticed by what it does with tenure next, when something else lies there.
+        if stepping::in_child() && !raw {
+            let (all, how) =
+                (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            let new = libc::mmap(last.cast(), PAGE, all, how | libc::MAP_FIXED_NOREPLACE, -1, 0);
+            assert_eq!(new, last.cast());
+            last.write(77);
+            assert_eq!(volatile::unmark(last, PAGE).unwrap(), Outcome::Intact);
+            assert_eq!(last.read(), 77);
+        }
+        for number in 0..RANGES - 1 {
+            assert_eq!(volatile::unmark(range(number), PAGE).unwrap(), Outcome::Intact);
+            assert_eq!(range(number).read(), byte(2 * number));
+        }
+        if stepping::in_child() {
+            libc::_exit(0);
+        }
+    }
+    stepping::report();
+}
+
+#[test]
+fn a_handler_may_fork_at_any_instruction_of_a_change_of_the_ranges() {
+    needs_userfaultfd!();
+    promised(this_test!(), || fork_while_ranges_change(false));
+}
+
+#[test]
+fn a_handler_may_fork_past_all_handlers_at_any_instruction_of_a_change_of_the_ranges() {
+    needs_userfaultfd!();
+    promised(this_test!(), || fork_while_ranges_change(true));
+}
+
+#[test]
+fn a_handler_may_fork_at_any_instruction_of_a_refill() {
+    promised(this_test!(), || {
+        let refill = Refill::pages(|_, bytes| {
+            bytes.fill(7);
+            Ok(())
+        });
+        let builder = Volatile::builder(4 * PAGE).pages(PageSize::System).refill(refill);
+        let mut buffer = builder.build().unwrap();
+        buffer.pin_mut().unwrap().fill(7);
+        assert!(waited(|| buffer.purge_now().unwrap() == 4 * PAGE));
+        stepping::begin(Stepping { each: 0, stride: sweep(157, 53), raw: false });
+        let sevens = || assert!(buffer.pin().unwrap().iter().all(|byte| *byte == 7));
+        stepped(sevens);
+        if stepping::in_child() {
+            sevens();
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        stepping::report();
+    });
+}

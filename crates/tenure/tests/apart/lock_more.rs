@@ -1,0 +1,413 @@
+//! Locks that grow whole by themselves, and locks that follow what is used.
+
+use crate::lock_kit::*;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+use tenure::lock;
+use tenure::ErrorKind;
+use tenure_testkit::pages::{present_pages, smaps_over};
+use tenure_testkit::{in_child, or_skip, this_test};
+use Held::OnFault;
+
+const MIB: usize = 1 << 20;
+
+/// A file of random-looking bytes, removed at once: only its mappings hold it.
+fn file(len: usize) -> std::fs::File {
+    let name = format!("tenure-lock-more-{}-{len}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let mut file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&path)
+        .unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let bytes: Vec<u8> = (0..len).map(byte_at).collect();
+    file.write_all(&bytes).unwrap();
+    file.sync_all().unwrap();
+    file
+}
+
+fn byte_at(offset: usize) -> u8 {
+    (offset / PAGE * 31 + offset) as u8
+}
+
+fn map_file(file: &std::fs::File, pages: usize) -> Area {
+    Area::with(pages, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd()).unwrap()
+}
+
+fn read(area: &Area, page: usize) -> u8 {
+    // SAFETY: mapped readable, inside the file.
+    unsafe { std::ptr::read_volatile(area.page(page)) }
+}
+
+fn all_present(area: &Area) -> bool {
+    present_pages(area.at, area.pages * PAGE).iter().all(|there| *there)
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < until, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// An ordinary user's limit is 8 MiB.
+fn may_lock(bytes: usize) -> Result<(), String> {
+    let explanation = lock::explain(bytes as u64).unwrap();
+    if explanation.is_allowed() {
+        Ok(())
+    } else {
+        Err(explanation.to_string())
+    }
+}
+
+#[test]
+fn a_gradual_lock_is_there_at_once_and_whole_soon() {
+    in_child(this_test!(), &[], || {
+        or_skip!(may_lock(16 * MIB));
+        let file = file(16 * MIB);
+        // Private and writable: no page may be copied for it.
+        let area = Area::with(16 * MIB / PAGE, RW, libc::MAP_PRIVATE, file.as_raw_fd()).unwrap();
+        let before = vm_lck();
+        let mut lock = lock::gradually(area.page(0), 16 * MIB).unwrap();
+        assert_eq!(vm_lck() - before, 16 * MIB as u64);
+        let report = lock.wait().unwrap();
+        assert_eq!((report.populated, report.first_missing), (16 * MIB as u64, None));
+        assert!(lock.is_finished() && all_present(&area));
+        let receipt = lock.receipt().unwrap();
+        assert_eq!(receipt.on_fault_bytes(), 16 * MIB as u64);
+        let maps = smaps_over(area.at, 16 * MIB);
+        assert_eq!(maps.iter().map(|map| map.anonymous).sum::<u64>(), 0);
+        // The same answer again, and the lock is still there.
+        assert_eq!(lock.wait().unwrap().populated, 16 * MIB as u64);
+        assert_eq!(lock.progress().populated, 16 * MIB as u64);
+        let lock = lock.into_lock();
+        assert_eq!(vm_lck() - before, 16 * MIB as u64);
+        drop(lock);
+        assert_eq!(vm_lck(), before);
+    });
+}
+
+#[test]
+fn a_gradual_lock_of_anonymous_memory_takes_it() {
+    in_child(this_test!(), &[], || {
+        let area = Area::new(8 * MIB / PAGE);
+        // What reading alone would do, which keeps nothing: the zero page.
+        let only_read =
+            tenure::populate::populate(area.page(0), MIB, tenure::populate::Access::Read);
+        only_read.unwrap();
+        assert_eq!(smaps_over(area.at, 8 * MIB).iter().map(|map| map.rss).sum::<u64>(), 0);
+
+        let mut lock = lock::gradually(area.page(0), 8 * MIB).unwrap();
+        lock.wait().unwrap();
+        let rss: u64 = smaps_over(area.at, 8 * MIB).iter().map(|map| map.rss).sum();
+        assert_eq!(rss, 8 * MIB as u64);
+    });
+}
+
+#[test]
+fn what_a_gradual_lock_cannot_bring_is_told_and_the_rest_stays_locked() {
+    in_child(this_test!(), &[], || {
+        let file = file(4 * MIB);
+        let area = map_file(&file, 8 * MIB / PAGE);
+        let mut lock = lock::gradually(area.page(0), 8 * MIB).unwrap();
+        let failed = lock.wait().unwrap_err();
+        println!("{failed}");
+        assert_eq!(failed.error.kind(), ErrorKind::NoBacking);
+        assert_eq!(failed.report.first_missing, Some(area.at + 4 * MIB));
+        assert!(present_pages(area.at, 4 * MIB).iter().all(|there| *there));
+        assert!(area.held().iter().all(|held| *held == Held::OnFault));
+    });
+}
+
+#[test]
+fn dropping_a_gradual_lock_ends_it() {
+    in_child(this_test!(), &[], || {
+        or_skip!(may_lock(2048 * MIB));
+        let area = Area::new(2048 * MIB / PAGE);
+        let lock = lock::gradually(area.page(0), 2048 * MIB).unwrap();
+        let started = Instant::now();
+        drop(lock);
+        assert!(started.elapsed() < Duration::from_millis(500));
+        assert_eq!(vm_lck(), 0);
+        let resident = || smaps_over(area.at, 2048 * MIB).iter().map(|map| map.rss).sum::<u64>();
+        let at_drop = resident();
+        std::thread::sleep(Duration::from_millis(30));
+        assert_eq!(resident(), at_drop, "a thread still populates");
+    });
+}
+
+#[test]
+fn several_kinds_of_memory_in_one_range() {
+    in_child(this_test!(), &[], || {
+        let file = file(2 * MIB);
+        let area = Area::new(6 * MIB / PAGE);
+        // SAFETY: over a part of this test's own mapping.
+        let at = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+            libc::mmap(area.page(512).cast(), 2 * MIB, RW, flags, file.as_raw_fd(), 0)
+        };
+        assert_eq!(at, area.page(512).cast());
+        let mut lock = lock::gradually(area.page(0), 6 * MIB).unwrap();
+        lock.wait().unwrap();
+        assert!(all_present(&area));
+        let anonymous: u64 = smaps_over(area.at, 6 * MIB).iter().map(|map| map.anonymous).sum();
+        assert_eq!(anonymous, 4 * MIB as u64, "the file was copied, or memory left out");
+    });
+}
+
+/// Bytes of the pages `[from, to)` that are locked.
+fn locked_pages(area: &Area, from: usize, to: usize) -> usize {
+    area.held()[from..to].iter().filter(|held| **held == Held::OnFault).count()
+}
+
+#[test]
+fn within_a_budget_what_was_used_last_is_locked() {
+    in_child(this_test!(), &[], || {
+        const BUDGET: usize = 4 * MIB;
+        tenure_testkit::or_skip!(drop_ipc_lock());
+        set_limit(BUDGET as u64, BUDGET as u64);
+        let file = file(32 * MIB);
+        let pages = 32 * MIB / PAGE;
+        let area = map_file(&file, pages);
+        // The whole does not fit, and the error says so.
+        let refused = lock::lock(area.page(0), 32 * MIB, lock::When::OnFault).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::LockLimit);
+
+        // SAFETY: the mapping outlives the lock and stays as it is.
+        let within = unsafe { lock::within(area.page(0), 32 * MIB, BUDGET) }.unwrap();
+        let use_part = |from: usize, to: usize| {
+            for page in (from..to).step_by(16) {
+                assert_eq!(read(&area, page), byte_at(page * PAGE));
+            }
+        };
+        // A part of the budget's size, and again one: the second must push out the first.
+        for part in [0, 2, 5, 1, 7] {
+            let (from, to) = (part * MIB, (part + 2) * MIB);
+            let (from, to) = (from * 4 / PAGE, (from * 4 + (to - from)) / PAGE);
+            use_part(from, to);
+            eventually("what was just used is locked", || {
+                locked_pages(&area, from, to) == to - from
+            });
+            assert!(vm_lck() <= BUDGET as u64);
+            let status = within.status();
+            assert_eq!(status.locked_bytes, vm_lck(), "{status:?}");
+            assert_eq!(locked_pages(&area, 0, pages) * PAGE, vm_lck() as usize);
+        }
+        let status = within.status();
+        assert!(status.moved_out_bytes >= 4 * MIB as u64 && status.refused == 0, "{status:?}");
+        for page in 0..pages {
+            assert_eq!(read(&area, page), byte_at(page * PAGE));
+            assert!(page % 512 != 0 || vm_lck() <= BUDGET as u64);
+        }
+        drop(within);
+        assert_eq!(vm_lck(), 0);
+    });
+}
+
+#[test]
+fn what_is_used_again_and_again_is_not_pushed_out_for_long() {
+    in_child(this_test!(), &[], || {
+        const BUDGET: usize = 4 * MIB;
+        let file = file(32 * MIB);
+        let area = map_file(&file, 32 * MIB / PAGE);
+        // SAFETY: the mapping outlives the lock and stays as it is.
+        let within = unsafe { lock::within(area.page(0), 32 * MIB, BUDGET) }.unwrap();
+        let hot = MIB / PAGE;
+        let (mut looks, mut there) = (0, 0);
+        for step in 0..90 {
+            for page in (0..hot).step_by(16) {
+                read(&area, page);
+            }
+            // Beside it a walk through all the rest, once each.
+            let cold = hot + step * 80;
+            for page in (cold..cold + 80).step_by(16) {
+                read(&area, page);
+            }
+            std::thread::sleep(Duration::from_millis(25));
+            if step > 10 {
+                looks += 1;
+                there += locked_pages(&area, 0, hot);
+            }
+        }
+        let share = there as f64 / (looks * hot) as f64;
+        println!("{share:.3} of the hot part is locked, {:?}", within.status());
+        // By chance it would be an eighth.
+        assert!(share > 0.6, "{share}");
+        assert!(within.status().moved_out_bytes > 16 * MIB as u64);
+    });
+}
+
+#[test]
+fn private_memory_loses_nothing_by_a_budget() {
+    in_child(this_test!(), &[], || {
+        let file = file(8 * MIB);
+        let area = Area::with(8 * MIB / PAGE, RW, libc::MAP_PRIVATE, file.as_raw_fd()).unwrap();
+        // SAFETY: the mapping outlives the lock and stays as it is.
+        let within = unsafe { lock::within(area.page(0), 8 * MIB, MIB) }.unwrap();
+        for page in 0..area.pages {
+            // SAFETY: this test's own memory.
+            unsafe { area.page(page).write_volatile(200) };
+            if page % 64 == 0 {
+                std::thread::sleep(Duration::from_millis(15));
+            }
+        }
+        eventually("it has moved on", || within.status().moved_out_bytes > MIB as u64);
+        drop(within);
+        for page in 0..area.pages {
+            assert_eq!(read(&area, page), 200, "page {page} lost its own copy");
+        }
+    });
+}
+
+#[test]
+fn a_budget_beyond_the_limit_locks_nothing() {
+    in_child(this_test!(), &[], || {
+        tenure_testkit::or_skip!(drop_ipc_lock());
+        set_limit(MIB as u64, MIB as u64);
+        let area = Area::new(8 * MIB / PAGE);
+        // SAFETY: the mapping outlives the lock and stays as it is.
+        let error = unsafe { lock::within(area.page(0), 8 * MIB, 2 * MIB) }.unwrap_err();
+        println!("{error}");
+        assert_eq!(error.kind(), ErrorKind::LockLimit);
+        for budget in [PAGE, 1, 0] {
+            // SAFETY: the call fails, and the mapping outlives it.
+            let error = unsafe { lock::within(area.page(0), 8 * MIB, budget) }.unwrap_err();
+            println!("{error}");
+            assert_eq!((error.kind(), error.errno()), (ErrorKind::BadRange, libc::EINVAL));
+        }
+        area.unmap(7, 1);
+        // SAFETY: the call is to be refused, and the mapping outlives it.
+        let error = unsafe { lock::within(area.page(0), 8 * MIB, MIB) }.unwrap_err();
+        println!("{error}");
+        assert_eq!(error.kind(), ErrorKind::NotMapped);
+        assert_eq!(vm_lck(), 0);
+    });
+}
+
+/// What is noted of a range is as much as is resident of it, not as it is long.
+#[test]
+fn a_small_budget_over_a_large_range_takes_little_memory() {
+    in_child(this_test!(), &[], || {
+        const LEN: usize = 64 << 30;
+        let area = Area::with(LEN / PAGE, RW, ANONYMOUS | libc::MAP_NORESERVE, -1).unwrap();
+        let touched = [0, 7 * MIB, 9 << 30, (63 << 30) + PAGE];
+        let before = tenure_testkit::pages::rss();
+        // SAFETY: the mapping outlives the lock and stays as it is.
+        let within = unsafe { lock::within(area.page(0), LEN, 64 << 10) }.unwrap();
+        eventually("it has looked", || within.status().looks > 2);
+        for at in touched {
+            // SAFETY: inside the area, which is this test's alone.
+            unsafe { std::ptr::write_volatile(area.page(at / PAGE), 1) };
+        }
+        eventually("what is used is locked", || {
+            touched.iter().all(|at| held(area.page(at / PAGE) as usize, 1) == [OnFault])
+        });
+        let grown = tenure_testkit::pages::rss().saturating_sub(before);
+        println!("{grown} bytes more, {:?}", within.status());
+        assert!(grown < 8 * MIB as u64, "{grown} bytes");
+        assert!(within.status().locked_bytes <= 64 << 10);
+        drop(within);
+        assert_eq!(vm_lck(), 0);
+    });
+}
+
+/// Begun and dropped at any moment, among other owners' locks: never more than the budget, nothing
+/// left behind, nothing taken from others.
+#[test]
+fn a_budget_is_kept_among_other_owners() {
+    in_child(this_test!(), &[], || {
+        const BUDGET: usize = MIB;
+        let file = file(16 * MIB);
+        let area = map_file(&file, 16 * MIB / PAGE);
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let over = std::sync::atomic::AtomicBool::new(false);
+        let stopped = || stop.load(std::sync::atomic::Ordering::Relaxed);
+        let others = 64 * PAGE as u64;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut at = 0;
+                while !stopped() {
+                    read(&area, at);
+                    at = (at + 61) % area.pages;
+                }
+            });
+            scope.spawn(|| {
+                while !stopped() {
+                    if vm_lck() > BUDGET as u64 + others {
+                        over.store(true, std::sync::atomic::Ordering::Relaxed);
+                    }
+                }
+            });
+            let guard = lock::lock(area.page(100), 32 * PAGE, lock::When::OnFault).unwrap();
+            lock::mlock2(area.page(2000), 32 * PAGE, lock::When::OnFault).unwrap();
+            let mut check = None;
+            for round in 0..40u64 {
+                if round == 5 {
+                    check = Some(tenure_testkit::LeakCheck::start().allow_mappings(12));
+                }
+                // SAFETY: the mapping outlives the lock and stays as it is.
+                let within = unsafe { lock::within(area.page(0), 16 * MIB, BUDGET) }.unwrap();
+                std::thread::sleep(Duration::from_millis(round * 3));
+                // What others clear is theirs.
+                lock::munlock2(area.page(0), 16 * MIB, lock::Kinds { now: true, on_fault: false })
+                    .unwrap();
+                assert!(within.status().locked_bytes <= BUDGET as u64);
+                drop(within);
+                assert_eq!(vm_lck(), others, "round {round}");
+                assert_eq!(held(area.at + 100 * PAGE, 32), [Held::OnFault; 32]);
+                assert_eq!(held(area.at + 2000 * PAGE, 32), [Held::OnFault; 32]);
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            drop(guard);
+            check.unwrap().finish().unwrap();
+        });
+        assert!(!over.into_inner(), "more than the budget was locked");
+    });
+}
+
+/// The thread would try in vain for ever, or say that it holds what it does not.
+#[test]
+fn memory_that_locks_mean_nothing_to_has_no_budget() {
+    in_child(this_test!(), &[], || {
+        let droppable = Area::with(512, RW, libc::MAP_ANONYMOUS | 0x08, -1);
+        let huge = libc::MAP_HUGETLB | libc::MAP_NORESERVE | libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        let pool = Area::with(2 * 512, RW, huge, -1);
+        let areas: Vec<Area> = [droppable, pool].into_iter().flatten().collect();
+        if areas.is_empty() {
+            tenure_testkit::skip!("neither MAP_DROPPABLE (6.11) nor a pool of huge pages");
+        }
+        for area in areas {
+            // SAFETY: the mapping outlives the lock and stays as it is.
+            let error = unsafe { lock::within(area.page(0), area.pages * PAGE, MIB) }.unwrap_err();
+            println!("{error}");
+            assert_eq!((error.kind(), error.errno()), (ErrorKind::WrongMapping, libc::EINVAL));
+        }
+    });
+}
+
+#[test]
+fn in_a_child_both_do_nothing() {
+    in_child(this_test!(), &[], || {
+        let area = Area::new(4 * MIB / PAGE);
+        // SAFETY: the mapping outlives the lock and stays as it is.
+        let within = unsafe { lock::within(area.page(0), 2 * MIB, MIB) }.unwrap();
+        let gradual = lock::gradually(area.page(512), 2 * MIB).unwrap();
+        // SAFETY: the child calls nothing that a lock held by another thread could stop.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            drop(within);
+            drop(gradual);
+            // SAFETY: ends the child without the parent's exit handlers.
+            unsafe { libc::_exit(if vm_lck() == 0 { 7 } else { 8 }) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child just made.
+        unsafe { libc::waitpid(child, &mut status, 0) };
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status}");
+    });
+}

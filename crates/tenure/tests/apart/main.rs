@@ -1,0 +1,62 @@
+//! Tests of which each runs in a process of its own: what they change of the library's state is nobody else's.
+//! One program, so that those that wait do so beside others.
+//!
+//! What changes the system (swap, System V memory) is in programs of its own, which run one after the other.
+
+#[path = "../lock_kit/mod.rs"]
+mod lock_kit;
+#[path = "../pool_kit/mod.rs"]
+mod pool_kit;
+#[macro_use]
+#[path = "../promise_kit/mod.rs"]
+mod promise_kit;
+#[path = "../retire_kit/mod.rs"]
+mod retire_kit;
+
+mod cache_forks;
+mod cache_keys;
+mod cache_limits;
+mod cache_segments;
+mod children_and_shortages;
+mod closed_descriptors;
+mod closures_of_unmark;
+mod failed_unmarks;
+mod fork_and_locks;
+mod forks_at_first_use;
+mod forks_in_handlers;
+mod lock_faults;
+mod lock_more;
+mod made_again;
+mod mappings;
+mod nth_failure;
+mod pool_faults;
+mod pool_growth;
+mod pool_leak;
+mod pool_mapped;
+mod pool_model;
+mod pool_refused;
+mod pool_sizes;
+mod pool_time;
+mod pressure;
+mod purged_access;
+mod purged_access_chain;
+mod purged_access_cuts;
+mod purged_access_fill;
+mod purged_access_forgotten;
+mod purged_access_sent;
+mod purges_and_splits;
+mod quiet;
+mod raw_clones;
+mod refill_children;
+mod refill_edges;
+mod refill_threads;
+mod retire_limits;
+mod retire_model;
+mod retire_over;
+mod retire_race;
+mod retire_refused;
+mod scale;
+mod truth_of_unmark;
+mod unseen_group;
+mod waits;
+mod without_page_map;

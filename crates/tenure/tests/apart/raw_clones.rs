@@ -1,0 +1,86 @@
+//! Children of raw `clone` calls, which copy memory while other threads change it.
+
+use crate::promise_kit::*;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tenure::volatile::{self, Settings};
+use tenure::Outcome;
+use tenure_testkit::{sweep, this_test};
+
+const PAGES: usize = 2000;
+
+/// Unmarks all, writes, and has the kernel reclaim: what is the program's stays as it was written.
+fn writes_stay(at: *mut u8) {
+    let len = PAGES * PAGE;
+    let set = |wait: Duration, max: u64| {
+        let settings = Settings::default().with_offer_after(wait);
+        volatile::configure(settings.with_unoffered_max(max));
+    };
+    // SAFETY: the child's copy of the test's mapping, which is not volatile while it is written and read.
+    unsafe {
+        let _ = volatile::unmark(at, len).unwrap();
+        at.write_bytes(9, len);
+        set(Duration::ZERO, 0);
+        // Something is marked, so that the background thread looks at all ranges.
+        let own = plain(PAGE) as *mut u8;
+        volatile::mark(own, PAGE).unwrap();
+        for _ in 0..2 {
+            std::thread::sleep(Duration::from_millis(30));
+            reclaim(at as usize, len);
+        }
+        assert_eq!(volatile::unmark(at, len).unwrap(), Outcome::Intact);
+        assert!((0..PAGES).all(|page| at.add(page * PAGE).read_volatile() == 9));
+    }
+}
+
+/// Ranges that were joined are out of the map a moment before they are forgotten.
+fn clones_while_ranges_are_joined() {
+    volatile::configure(
+        Settings::default().with_offer_after(Duration::from_secs(3600)).with_unoffered_max(1 << 40),
+    );
+    let mut map = filled(PAGES);
+    let base = map.as_mut_ptr() as usize;
+    let (over, joins) = (&AtomicBool::new(false), &AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let at = |page: usize| (base + page * PAGE) as *mut u8;
+            while !over.load(Ordering::Relaxed) {
+                // SAFETY: the mapping outlives the thread; nobody touches its pages.
+                unsafe {
+                    (0..PAGES).for_each(|page| volatile::mark(at(page), PAGE).unwrap());
+                    joins.fetch_add(1, Ordering::SeqCst);
+                    volatile::mark(at(0), PAGES * PAGE).unwrap();
+                    joins.fetch_add(1, Ordering::SeqCst);
+                    volatile::forget(at(0), PAGES * PAGE).unwrap();
+                }
+            }
+        });
+        let end = Instant::now() + Duration::from_secs(sweep(2, 6));
+        let mut clones = 0u32;
+        while Instant::now() < end {
+            // Until the next join begins, and then for another time at each turn.
+            let next = joins.load(Ordering::SeqCst) / 2 * 2 + 3;
+            while joins.load(Ordering::SeqCst) < next {
+                std::hint::spin_loop();
+            }
+            (0..clones.wrapping_mul(7919) % 60_000).for_each(|_| std::hint::spin_loop());
+            let ended = raw_forked(|| writes_stay(base as *mut u8));
+            if ended != Ended::Well {
+                over.store(true, Ordering::Relaxed);
+                panic!("a child ended with {ended:?}");
+            }
+            clones += 1;
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn what_a_child_of_a_raw_clone_unmarks_is_its_own() {
+    promised(this_test!(), clones_while_ranges_are_joined);
+}
+
+#[test]
+fn what_a_child_of_a_raw_clone_unmarks_is_its_own_with_detection_by_words() {
+    promised_with(this_test!(), &[("TENURE_DETECT", "words")], clones_while_ranges_are_joined);
+}

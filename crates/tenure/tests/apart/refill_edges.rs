@@ -1,0 +1,199 @@
+//! Refill functions at the edges: beside pins, of large buffers, with large frames.
+
+use crate::promise_kit::*;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::sync::Mutex;
+use std::time::Duration;
+use tenure::volatile::{self, Purged, Refill};
+use tenure::{PageSize, Volatile};
+use tenure_testkit::{or_skip, this_test};
+
+fn sevens(_: usize, bytes: &mut [u8]) -> Result<(), tenure::volatile::RefillError> {
+    bytes.fill(7);
+    Ok(())
+}
+
+/// A purged buffer of sevens.
+fn purged(len: usize, refill: Refill) -> Volatile {
+    let builder = Volatile::builder(len).pages(PageSize::System).refill(refill);
+    let mut buffer = builder.build().unwrap();
+    buffer.pin_mut().unwrap().fill(7);
+    assert!(waited(|| buffer.purge_now().unwrap() == len.next_multiple_of(PAGE)));
+    buffer
+}
+
+/// A touch asks for a page and a pin makes it meanwhile; that the touch's own refill fails later
+/// concerns nobody.
+#[test]
+fn a_page_that_a_pin_has_made_raises_no_signal() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        // As in a program that is not Rust's: its runtime's handler would forgive one signal.
+        // SAFETY: nothing here depends on the handler that is taken away.
+        unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+        let (begin, begun) = mpsc::channel();
+        let (go_on, wait) = mpsc::channel::<()>();
+        let (begin, wait, calls) = (Mutex::new(begin), Mutex::new(wait), AtomicU32::new(0));
+        let refill = Refill::pages(move |_, bytes| {
+            if calls.fetch_add(1, Ordering::SeqCst) == 0 {
+                begin.lock().unwrap().send(()).unwrap();
+                // A slow server that fails in the end.
+                let _ = wait.lock().unwrap().recv_timeout(Duration::from_secs(1));
+                return Err("timed out".into());
+            }
+            bytes.fill(7);
+            Ok(())
+        });
+        let buffer = &purged(PAGE, refill);
+        std::thread::scope(|scope| {
+            let toucher = scope.spawn(|| {
+                // SAFETY: mapped; a purged page is refilled.
+                let byte = unsafe { buffer.as_ptr().read_volatile() };
+                // Long enough for a signal to arrive.
+                std::thread::sleep(Duration::from_millis(500));
+                byte
+            });
+            begun.recv().unwrap();
+            let pinned = scope.spawn(|| buffer.pin().unwrap()[0]);
+            // The pin may or may not wait for the refill that is under way.
+            std::thread::sleep(Duration::from_millis(100));
+            let _ = go_on.send(());
+            assert_eq!(pinned.join().unwrap(), 7);
+            assert_eq!(toucher.join().unwrap(), 7);
+        });
+    });
+}
+
+/// A buffer is refilled in its own place, or by parts: not beside itself as a whole.
+#[test]
+fn a_large_buffer_is_refilled_in_less_than_twice_its_memory() {
+    let done = promised_within(this_test!(), 160 << 20, || {
+        let buffer = purged(96 * MIB, Refill::pages(sevens));
+        assert!(buffer.pin().unwrap().iter().step_by(PAGE).all(|b| *b == 7));
+    });
+    or_skip!(done);
+}
+
+/// Where the address space has no room for a copy, a pin succeeds or says so.
+#[test]
+fn a_large_buffer_is_refilled_where_addresses_are_limited() {
+    promised(this_test!(), || {
+        let len = 256 * MIB;
+        let buffer = purged(len, Refill::pages(sevens));
+        let status = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = status.split(' ').next().unwrap().parse().unwrap();
+        let most = pages * PAGE as u64 + (len / 2) as u64;
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+        // SAFETY: the kernel reads the limit, which outlives the call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+        assert!(buffer.pin().unwrap().iter().step_by(PAGE).all(|b| *b == 7));
+    });
+}
+
+#[test]
+fn a_refill_function_has_a_thread_s_usual_stack() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let refill = Refill::pages(|_, bytes| {
+            let mut table = [0u8; 1 << 20];
+            std::hint::black_box(&mut table);
+            bytes.fill(7);
+            Ok(())
+        });
+        let buffer = purged(16 * PAGE, refill);
+        // SAFETY: mapped; a purged page is refilled.
+        assert_eq!(unsafe { buffer.as_ptr().read_volatile() }, 7);
+    });
+}
+
+/// Two functions that pin each other's buffers, from two threads at once: one of them is told so, and no
+/// thread waits for ever.
+#[test]
+fn functions_that_pin_each_others_buffers_get_an_error_and_no_hang() {
+    promised(this_test!(), || {
+        use std::sync::OnceLock;
+        static BUFFERS: [OnceLock<Volatile>; 2] = [OnceLock::new(), OnceLock::new()];
+        static INSIDE: AtomicU32 = AtomicU32::new(0);
+        for (own, other) in [(0, 1), (1, 0)] {
+            let refill = Refill::pages(move |_, bytes| {
+                INSIDE.fetch_add(1, Ordering::SeqCst);
+                // Both are inside, if both get that far.
+                waited(|| INSIDE.load(Ordering::SeqCst) >= 2);
+                let found = BUFFERS[other].get().unwrap().pin()?;
+                bytes[0] = found[0];
+                Ok(())
+            });
+            BUFFERS[own].set(purged(PAGE, refill)).unwrap();
+        }
+        std::thread::scope(|scope| {
+            let pin = |own: usize| move || BUFFERS[own].get().unwrap().pin().map(drop);
+            let results = [scope.spawn(pin(0)), scope.spawn(pin(1))].map(|thread| thread.join());
+            let failed = results.iter().flatten().filter(|result| result.is_err()).count();
+            assert!(failed >= 1, "{results:?}");
+        });
+    });
+}
+
+static FILLED: AtomicU32 = AtomicU32::new(0);
+
+/// Says so if a page that it was told to have filled raises the signal again.
+fn fill_once(purged: Purged) -> bool {
+    purged.fill(&[9; PAGE]).is_ok() && FILLED.fetch_add(1, Ordering::SeqCst) < 2
+}
+
+/// A buffer of two purged pages whose refill fails; `pin_first`: a pin has found them purged.
+fn without_source(pin_first: bool) -> Volatile {
+    let buffer = purged(2 * PAGE, Refill::pages(|_, _| Err("no source".into())));
+    if pin_first {
+        assert_eq!(buffer.pin().unwrap_err().errno(), libc::EIO);
+    }
+    buffer
+}
+
+/// A page whose refill has failed is poisoned. A handler of touches makes it again.
+#[test]
+fn a_handler_fills_a_page_whose_refill_has_failed() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        volatile::on_purged_access(fill_once).unwrap();
+        for pin_first in [false, true] {
+            FILLED.store(0, Ordering::SeqCst);
+            let buffer = without_source(pin_first);
+            for page in 0..2 {
+                // SAFETY: mapped; the refill fails, and the handler fills the page.
+                assert_eq!(unsafe { buffer.as_ptr().add(page * PAGE).read_volatile() }, 9);
+            }
+            assert_eq!(FILLED.load(Ordering::SeqCst), 2);
+            // Both count as intact from then on.
+            let pinned = buffer.pin().unwrap();
+            assert_eq!(pinned.outcome(), tenure::Outcome::Intact);
+            assert!(pinned.iter().all(|byte| *byte == 9));
+        }
+    });
+}
+
+/// Forks, has the child fill the page, and fills it here.
+fn fill_in_a_child_too(purged: Purged) -> bool {
+    let ended = forked(|| {
+        purged.fill(&[5; PAGE]).unwrap();
+        // SAFETY: the page is mapped, and was just made by the handler.
+        assert_eq!(unsafe { (purged.page as *const u8).read_volatile() }, 5);
+    });
+    FILLED.fetch_add(u32::from(ended == Ended::Well), Ordering::SeqCst);
+    purged.fill(&[9; PAGE]).is_ok()
+}
+
+#[test]
+fn a_handler_fills_a_page_in_a_child_whose_refill_has_failed_in_the_parent() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        volatile::on_purged_access(fill_in_a_child_too).unwrap();
+        for pin_first in [false, true] {
+            let buffer = without_source(pin_first);
+            // SAFETY: mapped; the refill fails, and the handler fills the page.
+            assert_eq!(unsafe { buffer.as_ptr().read_volatile() }, 9);
+            assert_eq!(FILLED.load(Ordering::SeqCst), 1 + u32::from(pin_first));
+        }
+    });
+}

@@ -1,0 +1,231 @@
+//! Limits: what a program may do after munmap it may do after a retire.
+
+use crate::retire_kit::*;
+use rustix::io::Errno;
+use std::time::{Duration, Instant};
+use tenure::retire::{self, Settings, Way};
+use tenure::{lock, volatile, Mapping};
+use tenure_testkit::seccomp::{Call, Filter};
+use tenure_testkit::{
+    as_nobody, in_child, or_skip, run_child, skip, sweep, this_test, MemoryCgroup,
+};
+
+fn limit(resource: u32, bytes: u64) {
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    // SAFETY: the kernel reads the limit, which outlives the call.
+    assert_eq!(unsafe { libc::setrlimit(resource as _, &limit) }, 0);
+}
+
+#[test]
+fn address_space_is_there_again_at_once() {
+    in_child(this_test!(), &[], || {
+        ready();
+        let len = 256 * MIB;
+        unmap(written(len), len).unwrap();
+        drain();
+        limit(libc::RLIMIT_AS as _, status("VmSize:") + len as u64 + len as u64 / 2);
+        for _ in 0..5 {
+            let at = try_map(len, RW, PRIVATE, -1).expect("the last one is gone");
+            touch(at, len);
+            assert_eq!(unmap(at, len), Ok(Way::InSlices));
+        }
+    });
+}
+
+#[test]
+fn locks_are_not_charged_for_what_is_gone() {
+    in_child(this_test!(), &[], || {
+        ready();
+        or_skip!(as_nobody());
+        let len = 6 * MIB;
+        limit(libc::RLIMIT_MEMLOCK as _, len as u64);
+        for round in 0..20 {
+            let at = written(len);
+            // SAFETY: the range is a mapping of this test's own. A lock changes no contents.
+            let done = unsafe { libc::mlock(at as *const _, len) };
+            assert_eq!(done, 0, "round {round}: the last lock is still charged");
+            assert_eq!(unmap(at, len), Ok(Way::InSlices));
+        }
+        // Unlocked memory goes the quick way all the same.
+        assert_eq!(unmap(written(len), len), Ok(Way::Moved));
+        drain();
+    });
+}
+
+/// No limit holds while it is unmapped; the program may set one right after.
+#[test]
+fn no_lock_is_charged_when_the_call_returns() {
+    in_child(this_test!(), &[], || {
+        ready();
+        let len = 64 * MIB;
+        for _ in 0..8 {
+            let at = written(len);
+            // SAFETY: the range is a mapping of this test's own. A lock changes no contents.
+            if unsafe { libc::mlock(at as *const _, len) } != 0 {
+                skip!("{len} bytes may not be locked");
+            }
+            assert_eq!(status("VmLck:"), len as u64);
+            // From the middle, too: the rest stays locked.
+            assert_eq!(unmap(at + MIB, len - MIB), Ok(Way::InSlices));
+            assert_eq!(status("VmLck:"), MIB as u64);
+            unmap(at, MIB).unwrap();
+            assert_eq!(status("VmLck:"), 0);
+        }
+        assert_eq!(retire::pending().bytes, 0);
+    });
+}
+
+#[test]
+fn at_the_limit_of_mappings_it_fails_as_munmap_does_and_no_sooner() {
+    in_child(this_test!(), &[], || {
+        ready();
+        let max: usize =
+            std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().unwrap();
+        if max > 100_000 {
+            skip!("vm.max_map_count is {max}: too many to make");
+        }
+        // Apart from each other, or they would be one mapping.
+        let place = try_map(256 * MIB, libc::PROT_NONE, PRIVATE, -1).unwrap();
+        let (at, whole) = (place + 16 * MIB, place + 128 * MIB);
+        for start in [at, whole] {
+            // SAFETY: parts of a mapping of ours.
+            unsafe { libc::mprotect(start as *mut _, 64 * MIB, RW) };
+            touch(start, 64 * MIB);
+        }
+        // Before the limit is reached: the first mark makes mappings of its own.
+        // SAFETY: the mapping stays as it is until it is unmarked below.
+        unsafe { volatile::mark(at as *mut u8, 64 * MIB).unwrap() };
+        // One of every two pages with another protection: each change makes two mappings more.
+        let filler = try_map(max * 2 * PAGE, RW, PRIVATE, -1).unwrap();
+        let mut page = filler;
+        loop {
+            // SAFETY: the page is inside a mapping of this test's own, which nothing touches.
+            if unsafe { libc::mprotect(page as *mut _, PAGE, libc::PROT_READ) } != 0 {
+                break;
+            }
+            page += 2 * PAGE;
+        }
+        // The middle of a mapping would make one more.
+        assert_eq!(unmap(at + 16 * MIB, 16 * MIB), Err(libc::ENOMEM));
+        assert!(volatile::is_volatile((at + 16 * MIB) as *const u8, 16 * MIB));
+        // SAFETY: the range was marked above, and the mapping is as it was.
+        let outcome = unsafe { volatile::unmark(at as *mut u8, 64 * MIB) }.unwrap();
+        assert_eq!(outcome, volatile::Outcome::Intact);
+        for page in (at..at + 64 * MIB).step_by(PAGE) {
+            // SAFETY: the word is aligned, and its page was not lost.
+            assert_eq!(unsafe { (page as *const u64).read_volatile() }, page as u64);
+        }
+        // A whole one, and one from its end: no kernel needs a mapping more for these.
+        assert!(unmap(at + 32 * MIB, 32 * MIB).is_ok());
+        assert_gone(at + 32 * MIB, 32 * MIB);
+        assert!(unmap(whole, 64 * MIB).is_ok());
+        assert_gone(whole, 64 * MIB);
+        drain();
+        // SAFETY: the mapping is this test's own, and is not used any more.
+        assert_eq!(unsafe { libc::munmap(filler as *mut _, max * 2 * PAGE) }, 0);
+    });
+}
+
+#[test]
+fn tenures_own_locks_wait_for_a_teardown() {
+    in_child(this_test!(), &[], || {
+        // The keeper alone, which inherits the filter, cannot give anything back: this thread must.
+        let keeper = std::thread::spawn(|| {
+            let munmap = Call::Number(libc::SYS_munmap);
+            let filter = Filter::new().refuse(munmap, Errno::NOMEM);
+            filter.install_this_thread().expect("a seccomp filter needs no rights");
+            ready();
+        });
+        keeper.join().unwrap();
+        let len = 256 * MIB;
+        // SAFETY: asks for the effective user.
+        if unsafe { libc::geteuid() } != 0 {
+            skip!("to have hidden memory locked, no limit may hold, and then one must");
+        }
+        assert_eq!(unmap(written(len), len), Ok(Way::Moved));
+        // Locked when it waits, as by an mlockall meanwhile.
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let Some(hidden) = maps.lines().find(|line| line.ends_with("[anon:tenure: retired]"))
+        else {
+            skip!("the kernel shows no names of anonymous memory");
+        };
+        let start = usize::from_str_radix(hidden.split('-').next().unwrap(), 16).unwrap();
+        // SAFETY: locks what is there; nothing of it changes.
+        assert_eq!(unsafe { libc::mlock(start as *const _, len) }, 0);
+        let few = 4 * MIB;
+        limit(libc::RLIMIT_MEMLOCK as _, few as u64);
+        or_skip!(as_nobody());
+        let map = Mapping::anonymous(few).unwrap();
+        // With all of the 256 MiB still charged.
+        assert_eq!(retire::pending().bytes, len as u64);
+        let guard = lock::lock(map.as_ptr(), few, lock::When::OnFault).unwrap();
+        assert_eq!((guard.len(), status("VmLck:")), (few, few as u64));
+        assert!(tenure::stats().total.retire_helped_bytes > 0, "{:?}", tenure::stats());
+    });
+}
+
+#[test]
+fn whoever_is_refused_memory_does_not_wait_for_what_cannot_be_torn_down() {
+    in_child(this_test!(), &[], || {
+        // The keeper's thread has the filter too.
+        let munmap = Call::Number(libc::SYS_munmap);
+        let filter = Filter::new().refuse(munmap, Errno::NOMEM);
+        filter.install_this_thread().expect("a seccomp filter needs no rights");
+        ready();
+        for _ in 0..3 {
+            assert_eq!(unmap(written(40 * MIB), 40 * MIB), Ok(Way::Moved));
+        }
+        assert!(retire::pending().bytes > 0);
+        let began = Instant::now();
+        // As much as the whole address space.
+        assert!(Mapping::anonymous(1 << 47).is_err());
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        assert_eq!(retire::pending().bytes, 120 << 20);
+    });
+}
+
+#[test]
+fn the_bound_on_what_waits_is_kept_by_the_caller() {
+    in_child(this_test!(), &[], || {
+        ready();
+        let settings = Settings::default().with_min_bytes(MIB).with_pending_max(64 << 20);
+        retire::configure(settings);
+        for _ in 0..4 {
+            let at = written(512 * MIB);
+            assert_eq!(unmap(at, 512 * MIB), Ok(Way::Moved));
+            let pending = retire::pending();
+            assert!(pending.bytes <= 64 << 20, "{pending:?}");
+        }
+        assert!(tenure::stats().total.retire_helped_bytes > 0);
+        drain();
+    });
+}
+
+/// Retires 60 % of the group's limit and touches as much anew, over and over.
+#[test]
+fn a_cgroup_does_not_kill_for_a_teardown_that_lags() {
+    let group = or_skip!(MemoryCgroup::create("retire", 1 << 30));
+    let directory = group.path().to_str().unwrap().to_owned();
+    let result = run_child(this_test!(), &[("RETIRE_GROUP", &directory)], || {
+        let directory = std::env::var("RETIRE_GROUP").unwrap();
+        std::fs::write(format!("{directory}/cgroup.procs"), "0").unwrap();
+        ready();
+        let len = 614 * MIB;
+        let (mut caller, start) = (Duration::ZERO, Instant::now());
+        let mut at = written(len);
+        let times = sweep(4, 12);
+        for _ in 0..times {
+            let began = Instant::now();
+            assert_eq!(unmap(at, len), Ok(Way::Moved));
+            caller += began.elapsed();
+            at = written(len);
+        }
+        unmap(at, len).unwrap();
+        drain();
+        println!("{times} times: {:?} in retires of {:?}", caller, start.elapsed());
+        println!("{:?}", tenure::stats().total.retire_helped_bytes);
+    });
+    println!("{}", result.output);
+    assert!(result.finished(), "{}: {}", result.status, result.output);
+    assert_eq!(group.oom_kills(), 0);
+}

@@ -1,0 +1,146 @@
+//! What a launcher does for a program's own calls: a shrinking mremap, and MAP_FIXED over populated memory.
+
+use crate::retire_kit::*;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tenure::retire;
+use tenure_testkit::{in_child, pages, this_test};
+
+const LEN: usize = 64 * MIB;
+const FIXED: i32 = PRIVATE | libc::MAP_FIXED;
+
+fn map_over(at: usize, len: usize, protection: i32, flags: i32) -> Option<Result<usize, i32>> {
+    // SAFETY: the tests' own mappings.
+    let done = unsafe { retire::map_over(at as *mut u8, len, protection, flags) };
+    done.map(|done| done.map(|at| at as usize))
+}
+
+#[test]
+fn a_tail_goes_and_the_rest_stays() {
+    in_child(this_test!(), &[], || {
+        ready();
+        let at = written(LEN);
+        // SAFETY: the tail is inside a mapping of this test's own, and nothing refers to it.
+        let tail = |at: usize, old, new| unsafe { retire::detach_tail(at as *mut u8, old, new) };
+        let before = tenure::stats().total.retired_moved_bytes;
+        assert!(tail(at, LEN - 5, 16 * MIB - 9));
+        assert_gone(at + 16 * MIB, LEN - 16 * MIB);
+        assert_eq!(tenure::stats().total.retired_moved_bytes - before, (LEN - 16 * MIB) as u64);
+        // What the caller makes of it: the kernel agrees that the mapping has that size.
+        // SAFETY: mremap to the same size changes nothing.
+        let same = unsafe { libc::mremap(at as *mut _, 16 * MIB, 16 * MIB, 0) };
+        assert_eq!(same as usize, at);
+        for page in (at..at + 16 * MIB).step_by(PAGE) {
+            // SAFETY: the word is aligned, and its page lies before the tail that was cut off.
+            assert_eq!(unsafe { (page as *const u64).read() }, page as u64);
+        }
+        // Not for it: growing, nothing, more than the mapping has, a hole, unaligned, small.
+        assert!(!tail(at, 16 * MIB, LEN));
+        assert!(!tail(at, 16 * MIB, 0));
+        assert!(!tail(at, LEN, MIB));
+        assert!(!tail(at + 32 * MIB, 16 * MIB, MIB));
+        assert!(!tail(at + 1, 16 * MIB, MIB));
+        assert!(!tail(at, 16 * MIB, 16 * MIB - PAGE));
+        assert_eq!(mapped(at, LEN), [(at, at + 16 * MIB)]);
+        drain();
+    });
+}
+
+#[test]
+fn what_is_mapped_over_populated_memory_is_one_new_mapping() {
+    in_child(this_test!(), &[], || {
+        ready();
+        for protection in [RW, libc::PROT_READ, libc::PROT_NONE] {
+            let at = written(LEN);
+            let (from, len) = (at + 3 * PAGE, LEN - 8 * PAGE);
+            let before = pages::rss();
+            assert_eq!(map_over(from, len - 7, protection, FIXED), Some(Ok(from)));
+            assert!(pages::rss() + len as u64 <= before + MIB as u64, "the old pages are back");
+            let inside = pages::smaps_over(from, len);
+            assert_eq!(inside.len(), 1, "one mapping: {inside:?}");
+            assert_eq!(inside[0].range, from..from + len);
+            assert_eq!(inside[0].rss, 0);
+            for page in [at, at + 2 * PAGE, from + len, at + LEN - PAGE] {
+                // SAFETY: around it everything stayed.
+                assert_eq!(unsafe { (page as *const u64).read() }, page as u64);
+            }
+            if protection != libc::PROT_NONE {
+                // SAFETY: the word is aligned, and its page was just mapped readable.
+                let zero = |page: usize| unsafe { (page as *const u64).read() } == 0;
+                assert!((from..from + len).step_by(PAGE).all(zero));
+            }
+            unmap(at, LEN).unwrap();
+            drain();
+        }
+    });
+}
+
+#[test]
+fn other_calls_are_left_alone() {
+    in_child(this_test!(), &[], || {
+        ready();
+        let at = written(LEN);
+        let not = [
+            PRIVATE,
+            SHARED | libc::MAP_FIXED,
+            FIXED | libc::MAP_LOCKED,
+            FIXED | libc::MAP_POPULATE,
+            FIXED | libc::MAP_HUGETLB,
+            FIXED | libc::MAP_GROWSDOWN,
+            PRIVATE | libc::MAP_FIXED_NOREPLACE,
+        ];
+        for flags in not {
+            assert_eq!(map_over(at, LEN, RW, flags), None, "{flags:#x}");
+        }
+        assert_eq!(map_over(at + 1, LEN, RW, FIXED), None);
+        assert_eq!(map_over(at, PAGE, RW, FIXED), None);
+        assert_eq!(map_over(at, 0, RW, FIXED), None);
+        // Over nothing, and over what is sealed, the kernel's own call decides.
+        const MSEAL: i64 = 462;
+        // SAFETY: the page is inside a mapping of this test's own. A seal changes no contents.
+        if unsafe { libc::syscall(MSEAL, at + 8 * MIB, PAGE, 0) } == 0 {
+            assert_eq!(map_over(at, LEN, RW, FIXED), None);
+        }
+        for page in (at..at + LEN).step_by(PAGE) {
+            // SAFETY: the word is aligned, and the refused call has left its page mapped.
+            assert_eq!(unsafe { (page as *const u64).read() }, page as u64);
+        }
+    });
+}
+
+/// A reader beside it sees the old word or the new mapping's zero, and is never without a mapping.
+#[test]
+fn readers_see_the_old_data_or_the_new_zeros() {
+    in_child(this_test!(), &[], || {
+        ready();
+        static STOP: AtomicBool = AtomicBool::new(false);
+        static READS: AtomicU64 = AtomicU64::new(0);
+        let at = written(LEN);
+        let reader = std::thread::spawn(move || {
+            let (mut zeros, mut old) = (0u64, 0u64);
+            let mut n = 1usize;
+            while !STOP.load(Ordering::Relaxed) {
+                n = n.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let page = at + (n >> 33) % (LEN / PAGE) * PAGE;
+                // SAFETY: mapped at all times, or the test dies.
+                match unsafe { (page as *const u64).read_volatile() } {
+                    0 => zeros += 1,
+                    word if word == page as u64 => old += 1,
+                    word => panic!("{word:#x} at {page:#x}"),
+                }
+                READS.fetch_add(1, Ordering::Relaxed);
+            }
+            (zeros, old)
+        });
+        for _ in 0..20 {
+            touch(at, LEN);
+            let seen = READS.load(Ordering::Relaxed);
+            while READS.load(Ordering::Relaxed) < seen + 10_000 {
+                std::thread::yield_now();
+            }
+            assert_eq!(map_over(at, LEN, RW, FIXED), Some(Ok(at)));
+        }
+        STOP.store(true, Ordering::Relaxed);
+        let (zeros, old) = reader.join().unwrap();
+        assert!(zeros > 1000 && old > 1000, "{zeros} {old}");
+    });
+}
