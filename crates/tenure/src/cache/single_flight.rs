@@ -119,7 +119,8 @@ impl<K: Eq> Flights<K> {
         if is_polled_here(flight.number()) || flight.maker.thread == thread_number() {
             return Boarding::Deadlock;
         }
-        flight.tasks.end().await;
+        // A child that polls its tasks anew has none of the parent's, and need not wait for one.
+        flight.tasks.end(|| flight.maker.is_here()).await;
         Boarding::Over
     }
 
@@ -267,9 +268,10 @@ impl<K> Landing<'_, K> {
     }
 
     /// Whether the key was inserted or removed since the flight began. Certain under the writers' lock
-    /// of its shard.
+    /// of its shard. In a child that goes on with a task of the parent's nobody can tell: the flight
+    /// may be out of the list, for others there do not count on it.
     pub fn is_outdated(&self) -> bool {
-        self.flight.outdated.load(Ordering::Relaxed)
+        self.flight.outdated.load(Ordering::Relaxed) || !self.flight.maker.is_here()
     }
 }
 
