@@ -2,12 +2,12 @@
 
 #![allow(unsafe_code, reason = "a list of wakers without a lock")]
 
-use std::cell::{RefCell, UnsafeCell};
+use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell};
+use std::cell::RefCell;
 use std::future::{poll_fn, Future};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::pin::{pin, Pin};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 
 thread_local! {
@@ -106,7 +106,7 @@ unsafe impl Send for Tasks {}
 unsafe impl Sync for Tasks {}
 
 impl Tasks {
-    pub const fn new() -> Tasks {
+    pub fn new() -> Tasks {
         Tasks {
             last: AtomicPtr::new(null_mut()),
             last_before_end: AtomicPtr::new(null_mut()),
@@ -171,7 +171,7 @@ impl Tasks {
                 continue;
             }
             // SAFETY: the state says so: this call, the only one to make it `ENDED`, has found `WAITS`.
-            let waker = unsafe { (*place.waker.get()).take() };
+            let waker = place.waker.with_mut(|waker| unsafe { (*waker).take() });
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.map(Waker::wake))) {
                 // Who made the value is not to blame, and may unwind already. Its drop could panic too.
                 std::mem::forget(panic);
@@ -183,8 +183,9 @@ impl Tasks {
 impl Drop for Tasks {
     fn drop(&mut self) {
         // Nobody is woken: nobody waits for what nobody has.
-        let last = *self.last.get_mut();
-        let mut at = if last == OVER { *self.last_before_end.get_mut() } else { last };
+        let last = self.last.load(Ordering::Relaxed);
+        let ended = last == OVER;
+        let mut at = if ended { self.last_before_end.load(Ordering::Relaxed) } else { last };
         while !at.is_null() {
             // SAFETY: from `Box::into_raw` in `add`, and nobody else has the list.
             let place = unsafe { Box::from_raw(at) };
@@ -224,13 +225,13 @@ impl Waiter {
     /// Exchanges the waker, and gives the right to it away. `false`: the event has come.
     fn give(&self, waker: &mut Option<Waker>, to: u32) -> bool {
         // SAFETY: the caller has the right to it, from `take`.
-        let place = unsafe { &mut *self.waker.get() };
-        std::mem::swap(place, waker);
+        self.waker.with_mut(|place| unsafe { std::mem::swap(&mut *place, waker) });
         if self.state.compare_exchange(BUSY, to, Ordering::Release, Ordering::Relaxed).is_ok() {
             return true;
         }
-        // The event found it `BUSY`, and leaves the waker to this task for ever.
-        *place = None;
+        // SAFETY: the event found it `BUSY`, and leaves the waker to this task for ever.
+        let new = self.waker.with_mut(|place| unsafe { (*place).take() });
+        drop(new);
         false
     }
 }
