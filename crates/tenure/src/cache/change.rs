@@ -2,7 +2,7 @@
 //! made for the key are outdated, and the counts follow before any code of the program's runs.
 
 use super::place::Place;
-use super::shard::short;
+use super::shard::number;
 use super::single_flight::{Flights, Landing};
 use super::space::Space;
 use super::table::Change;
@@ -77,5 +77,5 @@ impl<K, S> Change for Removing<'_, K, S> {
 }
 
 fn outdate<K>(flights: &Flights<K>, hash: u32) {
-    flights.outdate(|full| short(full) == hash);
+    flights.outdate(number(hash), |other| other == hash);
 }
