@@ -1,6 +1,6 @@
 //! Values that tasks make, in any runtime: no thread is blocked.
 
-use super::shard::short;
+use super::place::short;
 use super::single_flight::Boarding;
 use super::tasks::polled;
 use super::{own_key, Cache, Value};

@@ -3,7 +3,7 @@
 //! A thread that waits holds nothing. Where the maker waits for it in the end, nobody would ever
 //! go on, so the caller gets an error instead (`runtime/waits.rs`). A task that waits blocks no thread.
 
-use super::shard::{number, short, SHARDS};
+use super::place::{number, short, SHARDS};
 use super::tasks::{is_polled_here, Tasks};
 use crate::os::futex::Futex;
 use crate::os::generation::current as process;

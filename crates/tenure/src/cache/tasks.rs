@@ -225,7 +225,7 @@ impl Waiter {
     /// Exchanges the waker, and gives the right to it away. `false`: the event has come.
     fn give(&self, waker: &mut Option<Waker>, to: u32) -> bool {
         // SAFETY: the caller has the right to it, from `take`.
-        self.waker.with_mut(|place| unsafe { std::mem::swap(&mut *place, waker) });
+        self.waker.with_mut(|place| unsafe { std::ptr::swap(place, waker) });
         if self.state.compare_exchange(BUSY, to, Ordering::Release, Ordering::Relaxed).is_ok() {
             return true;
         }
