@@ -1,6 +1,6 @@
 //! The index: keys to places, in shards that do not touch each other.
 
-use super::place::{number, short, Place, SHARDS};
+use super::place::{number, Place, SHARDS};
 use super::single_flight::Flights;
 use super::space::Index;
 use super::table::{Change, Table};
@@ -118,6 +118,7 @@ impl<K, S> Index for Shards<K, S> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::place::short;
     use super::*;
 
     #[test]
