@@ -12,6 +12,8 @@ mod place;
 mod removed;
 #[path = "../../tenure/src/cache/table.rs"]
 mod table;
+#[path = "../../tenure/src/cache/tasks.rs"]
+mod tasks;
 
 #[path = "models/epoch.rs"]
 mod epoch_models;
@@ -19,3 +21,5 @@ mod epoch_models;
 mod life_models;
 #[path = "models/table.rs"]
 mod table_models;
+#[path = "models/tasks.rs"]
+mod tasks_models;

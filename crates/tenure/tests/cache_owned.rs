@@ -87,6 +87,18 @@ fn what_is_held_is_shown() {
     assert_eq!(cache.stats().held_bytes, 0);
 }
 
+#[test]
+fn segments_that_were_given_back_are_not_held() {
+    let cache = Cache::<u64>::builder().ceiling(32 << 20).build().unwrap();
+    for key in 0..300 {
+        cache.insert(key, &bytes(key, 100_000)).unwrap();
+    }
+    // Segments are given up for it.
+    cache.insert(300, &bytes(300, 16 << 20)).unwrap();
+    assert!(cache.stats().evictions > 0);
+    assert_eq!(cache.stats().held_bytes, 0);
+}
+
 /// Many owned values in many threads, and a small ceiling: gets give copies where too much is held, and all bytes
 /// stay right while their segments come and go.
 #[test]

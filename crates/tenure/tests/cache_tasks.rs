@@ -1,5 +1,8 @@
 //! Values that tasks make: once, without a blocked thread, whatever happens to the task.
 
+mod promise_kit;
+
+use promise_kit::{forked, promised, Ended};
 use std::cell::Cell;
 use std::future::{poll_fn, Future};
 use std::pin::{pin, Pin};
@@ -10,6 +13,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 use tenure::{Cache, Error, ErrorKind};
+use tenure_testkit::this_test;
 
 /// Counts how often a task was woken.
 #[derive(Default)]
@@ -221,4 +225,176 @@ fn the_future_may_go_from_thread_to_thread() {
     });
     let task = std::thread::spawn(|| block_on(task));
     assert_eq!(task.join().unwrap()[..], *b"<html>");
+}
+
+/// Counts the wakers that are alive: clones are one.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn waker(alive: &Arc<AtomicUsize>) -> Waker {
+        alive.fetch_add(1, Ordering::SeqCst);
+        Waker::from(Arc::new(Counted(alive.clone())))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Wake for Counted {
+    fn wake(self: Arc<Self>) {}
+}
+
+#[test]
+fn a_task_that_waits_keeps_its_last_waker_and_none_when_it_is_dropped() {
+    let cache = Cache::<u64>::new().unwrap();
+    let alive = Arc::<AtomicUsize>::default();
+    let ask = || Box::pin(cache.get_or_insert_async(&1, std::future::pending()));
+    let mut maker = ask();
+    assert!(poll(maker.as_mut(), &Arc::default()).is_pending());
+    let mut waits = ask();
+    let (first, second) = (Arc::<Woken>::default(), Arc::<Woken>::default());
+    for _ in 0..100 {
+        let waker = Counted::waker(&alive);
+        assert!(waits.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    assert_eq!(alive.load(Ordering::SeqCst), 1);
+    for _ in 0..100 {
+        let (waker, mut given_up) = (Counted::waker(&alive), ask());
+        assert!(given_up.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    assert_eq!(alive.load(Ordering::SeqCst), 1);
+    assert!(poll(waits.as_mut(), &first).is_pending());
+    assert!(poll(waits.as_mut(), &second).is_pending());
+    assert_eq!(alive.load(Ordering::SeqCst), 0);
+    drop(maker);
+    let woken = [first, second].map(|woken| woken.0.load(Ordering::SeqCst));
+    assert_eq!(woken, [0, 1], "the last one");
+}
+
+#[test]
+fn wakers_that_panic_hinder_nobody() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker's panic");
+        }
+    }
+    let (cache, open) = (Cache::<u64>::new().unwrap(), Cell::new(false));
+    let mut maker = Box::pin(cache.get_or_insert_async(&1, async {
+        gate(&open).await;
+        vec![1]
+    }));
+    assert!(poll(maker.as_mut(), &Arc::default()).is_pending());
+    let ask = || Box::pin(cache.get_or_insert_async(&1, async { vec![2] }));
+    let (mut panicking, mut last) = ([ask(), ask()], ask());
+    let woken = Arc::<Woken>::default();
+    assert!(poll(last.as_mut(), &woken).is_pending());
+    for task in &mut panicking {
+        let waker = Waker::from(Arc::new(Panics));
+        assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    open.set(true);
+    assert!(matches!(poll(maker.as_mut(), &woken), Poll::Ready(Ok(value)) if value[..] == [1]));
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_make_that_asks_for_its_key_when_it_is_dropped_gets_an_error() {
+    struct Asks<'a>(&'a Cache<u64>, &'a Cell<u32>);
+    impl Drop for Asks<'_> {
+        fn drop(&mut self) {
+            let asked = self.0.get_or_insert_with(&1, || vec![2]);
+            if asked.is_err_and(|error| error.kind() == ErrorKind::Deadlock) {
+                self.1.set(self.1.get() + 1);
+            }
+        }
+    }
+    promised(this_test!(), || {
+        let (cache, found) = (Cache::<u64>::new().unwrap(), Cell::new(0));
+        let asks = Asks(&cache, &found);
+        let mut never = Box::pin(cache.get_or_insert_async(&1, async move {
+            let _asks = &asks;
+            std::future::pending().await
+        }));
+        assert!(poll(never.as_mut(), &Arc::default()).is_pending());
+        drop(never);
+        assert_eq!(found.get(), 1, "dropped in the middle");
+        let asks = Asks(&cache, &found);
+        let make = poll_fn(move |_| {
+            let _asks = &asks;
+            Poll::Ready(vec![1])
+        });
+        assert_eq!(block_on(cache.get_or_insert_async(&1, make)).unwrap()[..], [1]);
+        assert_eq!(found.get(), 2, "dropped at its end");
+    });
+}
+
+#[test]
+fn a_child_goes_on_with_its_parents_tasks() {
+    promised(this_test!(), || {
+        let (cache, open) = (Cache::<u64>::new().unwrap(), Cell::new(false));
+        let mut maker = Box::pin(cache.get_or_insert_async(&1, async {
+            gate(&open).await;
+            b"old".to_vec()
+        }));
+        let mut waits = Box::pin(cache.get_or_insert_async(&1, async { b"own".to_vec() }));
+        assert!(poll(maker.as_mut(), &Arc::default()).is_pending());
+        assert!(poll(waits.as_mut(), &Arc::default()).is_pending());
+        let ended = forked(|| {
+            // The task that makes the value may be another thread's.
+            let Poll::Ready(value) = poll(waits.as_mut(), &Arc::default()) else { panic!("waits") };
+            assert_eq!(value.unwrap()[..], *b"own");
+            cache.insert(1, b"newer").unwrap();
+            open.set(true);
+            let Poll::Ready(value) = poll(maker.as_mut(), &Arc::default()) else { panic!("open") };
+            assert_eq!(value.unwrap()[..], *b"old");
+            assert_eq!(cache.get(&1).unwrap()[..], *b"newer");
+        });
+        assert_eq!(ended, Ended::Well);
+        open.set(true);
+        assert!(poll(maker.as_mut(), &Arc::default()).is_ready());
+        assert_eq!(cache.get(&1).unwrap()[..], *b"old");
+    });
+}
+
+/// Tasks change their wakers and are dropped while the value comes: the last waker of each that stays is woken.
+#[test]
+fn no_wake_is_lost_while_wakers_change() {
+    let cache = Cache::<u64>::new().unwrap();
+    for round in 0..3_000_u64 {
+        let key = round;
+        let open = std::sync::atomic::AtomicBool::new(false);
+        let make = poll_fn(|_| match open.load(Ordering::SeqCst) {
+            true => Poll::Ready(vec![1]),
+            false => Poll::Pending,
+        });
+        let mut maker = Box::pin(cache.get_or_insert_async(&key, make));
+        assert!(poll(maker.as_mut(), &Arc::default()).is_pending());
+        std::thread::scope(|scope| {
+            for thread in 0..2_u64 {
+                let (cache, key) = (&cache, &key);
+                scope.spawn(move || {
+                    for turn in 0..(round + thread) % 7 {
+                        let mut task = Box::pin(cache.get_or_insert_async(key, async { vec![1] }));
+                        for _ in 0..=turn % 3 {
+                            if poll(task.as_mut(), &Arc::default()).is_ready() {
+                                return;
+                            }
+                        }
+                        if turn == 4 {
+                            assert_eq!(block_on(task).unwrap()[..], [1]);
+                            return;
+                        }
+                    }
+                    let value = block_on(cache.get_or_insert_async(key, async { vec![1] }));
+                    assert_eq!(value.unwrap()[..], [1]);
+                });
+            }
+            open.store(true, Ordering::SeqCst);
+            assert!(poll(maker.as_mut(), &Arc::default()).is_ready());
+        });
+    }
 }

@@ -1,8 +1,7 @@
 //! What the cache does when a table changes, under the writers' lock of its shard: values that are being
 //! made for the key are outdated, and the counts follow before any code of the program's runs.
 
-use super::place::Place;
-use super::shard::short;
+use super::place::{number, Place};
 use super::single_flight::{Flights, Landing};
 use super::space::Space;
 use super::table::Change;
@@ -77,5 +76,5 @@ impl<K, S> Change for Removing<'_, K, S> {
 }
 
 fn outdate<K>(flights: &Flights<K>, hash: u32) {
-    flights.outdate(|full| short(full) == hash);
+    flights.outdate(number(hash), |other| other == hash);
 }

@@ -1,6 +1,6 @@
 //! Values that tasks make, in any runtime: no thread is blocked.
 
-use super::shard::short;
+use super::place::short;
 use super::single_flight::Boarding;
 use super::tasks::polled;
 use super::{own_key, Cache, Value};
@@ -13,9 +13,13 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// Does what [`Cache::get_or_insert_with`] does, for tasks: `make` is a future, which one task runs, and the tasks
     /// that ask meanwhile are woken when the value is there. No thread is blocked, and any runtime will do.
     ///
-    /// Where the task that makes the value is dropped, another one that waits runs its own `make`. A thread that asks
+    /// Where the task that makes the value is dropped, another one that waits runs its own `make`. A future that was
+    /// polled, and is neither polled on nor dropped, keeps all others waiting. A thread that asks
     /// by [`Cache::get_or_insert_with`] meanwhile waits for the task, blocked: in a runtime with a
     /// single thread it waits for ever, so tasks use this call.
+    ///
+    /// A forked child does not wait for its parent's tasks: who asks there makes the value. What a task of the
+    /// parent's makes in a child is returned and not kept.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -27,11 +31,13 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// ```
     ///
     /// # Cost
-    /// As [`Cache::get_or_insert_with`]; a task that waits allocates 24 bytes.
+    /// As [`Cache::get_or_insert_with`]; a task that waits allocates 32 bytes.
     ///
     /// # Errors
-    /// `EDEADLK`: `make` itself asks for its key. `EINVAL`: the value made is longer than 4 GiB. Two tasks
-    /// of which each makes what the other one asks for are not found out: they wait for ever.
+    /// `EDEADLK`: `make` itself asks for its key, also when it is dropped, or another task asks that is polled inside
+    /// `make`: a runtime that a thread's `make` runs may poll such a task. `EINVAL`: the value made is longer
+    /// than 4 GiB. Two tasks of which each makes what the other one asks for are not found out: they wait for
+    /// ever.
     #[doc(alias = "get_with")]
     pub async fn get_or_insert_async<Q>(
         &self,

@@ -13,8 +13,10 @@ use std::sync::Arc;
 ///
 /// It keeps what a [`Value`] keeps: the segment of 2 MiB that the bytes lie in, from the kernel. Drop it soon; a
 /// slow reader should take a copy. [`CacheStats::held_bytes`](super::CacheStats) says how much is held, and held
-/// values keep at most an eighth of what is free: beyond that, a get returns copies. It keeps the cache,
-/// too: the cache ends when its last handle and its last owned value are gone.
+/// values keep at most an eighth of what is free: beyond that, a get returns copies. A value over 512 KiB has
+/// memory of its own, of which a copy would take as much: it does not count there. An owned value keeps the
+/// cache, too, with all that is in it: the cache ends when its last handle and its last owned value are gone, on
+/// the thread that drops it.
 ///
 /// It is what `bytes::Bytes::from_owner` takes:
 ///

@@ -70,3 +70,17 @@ impl Place {
         Place(self.0 & !USED | u64::from(uses.min(MOST_USES)) << USES_SHIFT)
     }
 }
+/// Parts of the index.
+pub(super) const SHARDS: usize = 64;
+
+/// The 32 bits by which a key is found: the top bits choose the slot, the low bits the shard.
+#[inline]
+pub(super) fn short(hash: u64) -> u32 {
+    (hash >> 32) as u32
+}
+
+/// The number of the shard that a hash's key is in.
+#[inline]
+pub(super) fn number(hash: u32) -> usize {
+    hash as usize % SHARDS
+}

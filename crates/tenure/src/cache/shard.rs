@@ -1,6 +1,6 @@
 //! The index: keys to places, in shards that do not touch each other.
 
-use super::place::Place;
+use super::place::{number, Place, SHARDS};
 use super::single_flight::Flights;
 use super::space::Index;
 use super::table::{Change, Table};
@@ -8,8 +8,6 @@ use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
-
-const SHARDS: usize = 64;
 
 /// One shard, on cache lines of its own.
 #[repr(C, align(128))]
@@ -23,18 +21,6 @@ pub(super) struct Shards<K, S> {
     shards: Box<[Shard<K>]>,
     hasher: S,
     made_at: Instant,
-}
-
-/// The 32 bits by which a key is found: the top bits choose the slot, the low bits the shard.
-#[inline]
-pub(super) fn short(hash: u64) -> u32 {
-    (hash >> 32) as u32
-}
-
-/// The number of the shard that a hash's key is in.
-#[inline]
-pub(super) fn number(hash: u32) -> usize {
-    hash as usize % SHARDS
 }
 
 /// Spreads what the program's hasher gave over all 64 bits, so that even a hasher that answers the
@@ -92,7 +78,7 @@ impl<K> Change for Clearing<'_, K> {
     }
 
     fn may(&self) -> bool {
-        self.flights.outdate(|full| number(short(full)) == self.number);
+        self.flights.outdate(self.number, |_| true);
         true
     }
 
@@ -132,6 +118,7 @@ impl<K, S> Index for Shards<K, S> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::place::short;
     use super::*;
 
     #[test]

@@ -3,6 +3,7 @@
 //! A thread that waits holds nothing. Where the maker waits for it in the end, nobody would ever
 //! go on, so the caller gets an error instead (`runtime/waits.rs`). A task that waits blocks no thread.
 
+use super::place::{number, short, SHARDS};
 use super::tasks::{is_polled_here, Tasks};
 use crate::os::futex::Futex;
 use crate::os::generation::current as process;
@@ -45,11 +46,18 @@ const NO_THREAD: u32 = 0;
 
 /// The values of one cache that are being made.
 pub(super) struct Flights<K> {
-    all: Lock<List<K>>,
-    /// How many are in the list; in a child, those of makers that do not exist there as well.
+    all: Lock<Lists<K>>,
+    /// How many are in the lists; in a child, those of makers that do not exist there as well.
     count: AtomicU32,
 }
 
+struct Lists<K> {
+    /// Tasks make thousands of values at once, and an insert looks at all of its shard.
+    of_shards: [List<K>; SHARDS],
+    count: u32,
+}
+
+/// The flights of one shard's keys.
 struct List<K> {
     flights: Vec<Arc<Flight<K>>>,
     /// Counts the flights that were ever added.
@@ -80,8 +88,9 @@ pub(super) struct Landing<'a, K> {
 
 impl<K: Eq> Flights<K> {
     pub fn new() -> Flights<K> {
-        let list = List { flights: Vec::new(), added: 0 };
-        Flights { all: Lock::new(Rank::SingleFlight, list), count: AtomicU32::new(0) }
+        let of_shards = std::array::from_fn(|_| List { flights: Vec::new(), added: 0 });
+        let lists = Lists { of_shards, count: 0 };
+        Flights { all: Lock::new(Rank::SingleFlight, lists), count: AtomicU32::new(0) }
     }
 
     /// The right to make a value, or a wait until another thread or task has made it.
@@ -119,7 +128,8 @@ impl<K: Eq> Flights<K> {
         if is_polled_here(flight.number()) || flight.maker.thread == thread_number() {
             return Boarding::Deadlock;
         }
-        flight.tasks.end().await;
+        // A child that polls its tasks anew has none of the parent's, and need not wait for one.
+        flight.tasks.end(|| flight.maker.is_here()).await;
         Boarding::Over
     }
 
@@ -144,21 +154,24 @@ impl<K: Eq> Flights<K> {
                 Arc::new(Flight { key, hash, maker, done, tasks, outdated })
             });
             let mut all = self.all.lock();
-            let full = all.flights.len() == all.flights.capacity();
-            if full || all.added != added {
-                let places = (all.flights.len() * 2).max(16);
+            let list = all.of(hash);
+            let full = list.flights.len() == list.flights.capacity();
+            if full || list.added != added {
+                let places = (list.flights.len() * 2).max(4);
                 drop(all);
                 if full {
-                    self.grow(places);
+                    self.grow(hash, places);
                 }
                 // Again: a flight may have come that was not compared.
                 mine = Some(flight);
                 continue;
             }
             let stale = found.and_then(|gone| all.remove(gone));
-            all.flights.push(flight.clone());
-            all.added += 1;
-            self.count.store(all.flights.len() as u32, Ordering::SeqCst);
+            let list = all.of(hash);
+            list.flights.push(flight.clone());
+            list.added += 1;
+            all.count += 1;
+            self.count.store(all.count, Ordering::SeqCst);
             drop(all);
             drop(stale);
             return Entered::First(Landing { flights: self, flight });
@@ -170,25 +183,27 @@ impl<K: Eq> Flights<K> {
         loop {
             // Their keys may be dropped here.
             into.clear();
-            let all = self.all.lock();
-            let of_hash = || all.flights.iter().filter(|flight| flight.hash == hash);
+            let mut all = self.all.lock();
+            let list = all.of(hash);
+            let of_hash = || list.flights.iter().filter(|flight| flight.hash == hash);
             let count = of_hash().count();
             if count <= into.capacity() {
                 into.extend(of_hash().cloned());
-                return all.added;
+                return list.added;
             }
             drop(all);
             into.reserve(count);
         }
     }
 
-    /// Replaces the list's memory by one of this many places.
-    fn grow(&self, places: usize) {
+    /// Replaces the memory of a hash's list by one of this many places.
+    fn grow(&self, hash: u64, places: usize) {
         let mut larger = Vec::with_capacity(places);
         let mut all = self.all.lock();
-        if all.flights.len() < larger.capacity() {
-            larger.append(&mut all.flights);
-            std::mem::swap(&mut all.flights, &mut larger);
+        let list = all.of(hash);
+        if list.flights.len() < larger.capacity() {
+            larger.append(&mut list.flights);
+            std::mem::swap(&mut list.flights, &mut larger);
         }
         drop(all);
     }
@@ -207,19 +222,20 @@ impl<K> Flights<K> {
         self.count.load(Ordering::Relaxed) != 0
     }
 
-    /// Values being made of these hashes are outdated. The caller has their shard's writers' lock.
-    /// Another key of the same hash is outdated with them: its value is made and not kept.
+    /// Values being made in this shard, of these hashes, are outdated. The caller has the shard's writers'
+    /// lock. Another key of the same hash is outdated with them: its value is made and not kept.
     #[inline]
-    pub fn outdate(&self, hashes: impl Fn(u64) -> bool) {
+    pub fn outdate(&self, shard: usize, hashes: impl Fn(u32) -> bool) {
         if self.any() {
-            self.outdate_some(&hashes);
+            self.outdate_some(shard, &hashes);
         }
     }
 
     #[cold]
-    fn outdate_some(&self, hashes: &dyn Fn(u64) -> bool) {
+    fn outdate_some(&self, shard: usize, hashes: &dyn Fn(u32) -> bool) {
         let all = self.all.lock();
-        let changed = all.flights.iter().filter(|flight| hashes(flight.hash));
+        let flights = all.of_shards[shard].flights.iter();
+        let changed = flights.filter(|flight| hashes(short(flight.hash)));
         changed.for_each(|flight| flight.outdated.store(true, Ordering::Relaxed));
         drop(all);
     }
@@ -239,17 +255,29 @@ impl<K> Flights<K> {
     pub fn recover(&self) -> bool {
         let held = self.all.reset_in_child();
         if held {
-            std::mem::forget(std::mem::take(&mut self.all.lock().flights));
+            let mut all = self.all.lock();
+            for list in &mut all.of_shards {
+                std::mem::forget(std::mem::take(&mut list.flights));
+            }
+            all.count = 0;
             self.count.store(0, Ordering::SeqCst);
         }
         held
     }
 }
 
-impl<K> List<K> {
+impl<K> Lists<K> {
+    /// The list of a hash.
+    fn of(&mut self, hash: u64) -> &mut List<K> {
+        &mut self.of_shards[number(short(hash))]
+    }
+
     fn remove(&mut self, flight: &Arc<Flight<K>>) -> Option<Arc<Flight<K>>> {
-        let at = self.flights.iter().position(|other| Arc::ptr_eq(other, flight))?;
-        Some(self.flights.swap_remove(at))
+        let flights = &mut self.of(flight.hash).flights;
+        let at = flights.iter().position(|other| Arc::ptr_eq(other, flight))?;
+        let removed = flights.swap_remove(at);
+        self.count -= 1;
+        Some(removed)
     }
 }
 
@@ -267,9 +295,10 @@ impl<K> Landing<'_, K> {
     }
 
     /// Whether the key was inserted or removed since the flight began. Certain under the writers' lock
-    /// of its shard.
+    /// of its shard. In a child that goes on with a task of the parent's nobody can tell: the flight
+    /// may be out of the list, for others there do not count on it.
     pub fn is_outdated(&self) -> bool {
-        self.flight.outdated.load(Ordering::Relaxed)
+        self.flight.outdated.load(Ordering::Relaxed) || !self.flight.maker.is_here()
     }
 }
 
@@ -277,7 +306,7 @@ impl<K> Drop for Landing<'_, K> {
     fn drop(&mut self) {
         let mut all = self.flights.all.lock();
         let listed = all.remove(&self.flight);
-        self.flights.count.store(all.flights.len() as u32, Ordering::SeqCst);
+        self.flights.count.store(all.count, Ordering::SeqCst);
         drop(all);
         self.flight.done.word.store(1, Ordering::Release);
         self.flight.done.wake_all();

@@ -495,10 +495,13 @@ impl Space {
         self.segments.iter().filter(filled).map(held).sum()
     }
 
-    /// Bytes of the segments that somebody has pinned, beside the pin of the lane that fills one.
+    /// Bytes of the segments that somebody has pinned, beside the pin of the lane that fills one, and of the list
+    /// of those whose pages are gone.
     pub fn held_bytes(&self) -> u64 {
-        let is_held = |segment: &&Segment| segment.range.pins() > u32::from(self.is_open(segment));
-        self.segments.iter().filter(is_held).map(|segment| segment.capacity() as u64).sum()
+        self.bytes_of(|segment| {
+            let is_held = segment.range.pins() > u32::from(self.is_open(segment));
+            is_held && !segment.link.is(Name::Bare)
+        })
     }
 }
 
