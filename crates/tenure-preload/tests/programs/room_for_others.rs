@@ -26,3 +26,9 @@ fn what_the_kernel_still_reads_by_a_calls_number() {
 fn a_collector_maps_while_the_others_are_stopped() {
     program!("stopped_world.c").same_under_all_options();
 }
+
+/// The library closes no descriptor of the program's.
+#[test]
+fn a_number_that_the_program_uses_again_stays_open() {
+    program!("descriptors.c").same_under_all_options();
+}

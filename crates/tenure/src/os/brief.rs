@@ -3,11 +3,15 @@
 //! A child that another thread forks meanwhile would inherit them for good: with a list of the parent's mappings it
 //! would have a reader of the parent's memory layout. So a child closes them. A fork waits until no other thread
 //! is between the opening or closing of a descriptor and the note of it, which is a microsecond.
+//!
+//! Another thread may close a number and put a file of its own under it meanwhile (`dup2`), for it knows that the number
+//! is free. So only what is still the same file is closed.
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use rustix::fs::{open as open_file, Mode, OFlags};
+use rustix::fs::{fstat, open as open_file, stat, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::path::Arg;
+use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,6 +19,7 @@ use std::time::{Duration, Instant};
 /// See the module's head.
 pub(crate) struct Brief {
     fd: ManuallyDrop<OwnedFd>,
+    file: File,
     /// Where it is noted; `None`: nowhere, and a child keeps it.
     note: Option<&'static AtomicU64>,
 }
@@ -47,8 +52,33 @@ fn here() -> u64 {
     HERE.with(|here| std::ptr::from_ref(here) as u64) << 16
 }
 
+/// What tells files apart: the numbers of the file system and of the file.
+type File = (u64, u64);
+
+fn file_of(fd: impl AsFd) -> Option<File> {
+    fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+/// Whether the path leads to this file system. That of `/proc` is known from the last time, as a rule.
+fn leads_to(path: &CStr, file_system: u64) -> bool {
+    static OF_PROC: AtomicU64 = AtomicU64::new(0);
+    let is_in_proc = path.to_bytes().starts_with(b"/proc/");
+    if is_in_proc && OF_PROC.load(Ordering::Relaxed) == file_system {
+        return true;
+    }
+    let found = stat(path).map_or(0, |stat| stat.st_dev);
+    if is_in_proc {
+        OF_PROC.store(found, Ordering::Relaxed);
+    }
+    found == file_system
+}
+
 /// Opens a file to read it.
 pub(crate) fn open(path: impl Arg) -> Result<Brief, Errno> {
+    path.into_with_c_str(open_noted)
+}
+
+fn open_noted(path: &CStr) -> Result<Brief, Errno> {
     let note = begin();
     let opened = open_file(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
     if let Some(note) = note {
@@ -59,7 +89,11 @@ pub(crate) fn open(path: impl Arg) -> Result<Brief, Errno> {
             Ordering::SeqCst,
         );
     }
-    Ok(Brief { fd: ManuallyDrop::new(opened?), note })
+    let fd = ManuallyDrop::new(opened?);
+    let file = file_of(&*fd).filter(|file| leads_to(path, file.0));
+    // Of a file that another thread has put there nothing is done but to forget it.
+    let brief = Brief { fd, file: file.unwrap_or_default(), note };
+    file.map(|_| brief).ok_or(Errno::BADF)
 }
 
 fn begin() -> Option<&'static AtomicU64> {
@@ -103,8 +137,11 @@ impl Drop for Brief {
                 note.store(here() | BUSY, Ordering::SeqCst);
             }
         }
-        // SAFETY: dropped once, here.
-        unsafe { ManuallyDrop::drop(&mut self.fd) };
+        if file_of(&*self.fd) == Some(self.file) {
+            // Not by the type that owns it: debug builds end the process if another thread has closed it just now.
+            // SAFETY: opened by `open`, still the same file, and closed once, here.
+            unsafe { libc::close(self.fd.as_raw_fd()) };
+        }
         if let Some(note) = self.note {
             note.store(0, Ordering::SeqCst);
         }
