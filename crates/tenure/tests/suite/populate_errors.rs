@@ -237,7 +237,8 @@ fn a_full_tmpfs() {
             let failed = Populate::new(raw.ptr(), raw.len, access).threads(2).run().unwrap_err();
             assert_eq!(failed.error.kind(), ErrorKind::NoSpace, "{failed}");
             assert_eq!(failed.report.first_missing, Some(raw.page(raw.leading())), "{failed}");
-            assert!(failed.report.populated <= MIB as u64 && raw.leading() > 0, "{failed}");
+            // The thread of the upper half may take all of it before the other one begins.
+            assert!((1..=MIB as u64).contains(&failed.report.populated), "{failed}");
             // And beforehand it is refused with nothing done.
             let file = place.file(4 * MIB);
             let raw = Raw::shared(&file, 4 * MIB);
@@ -292,8 +293,9 @@ impl Drop for Disk {
 /// written back; without the file it is one all the same.
 #[test]
 fn a_full_disk() {
-    let disk = or_skip!(Disk::of(12 * MIB));
     for (given, access) in [(true, Access::Write), (true, Access::Read), (false, Access::Write)] {
+        // A new one each time: the blocks of a deleted file are free some time after the journal has been written.
+        let disk = or_skip!(Disk::of(12 * MIB));
         let path = format!("{}/file", disk.mounted());
         let file = std::fs::OpenOptions::new()
             .read(true)
@@ -322,10 +324,8 @@ fn a_full_disk() {
             let held = file.metadata().unwrap().blocks() as usize * 512;
             assert!(held >= done * PAGE, "{held} bytes are allocated of {done} pages");
         }
+        // The disk is unmounted after them.
         drop((raw, file));
-        std::fs::remove_file(&path).unwrap();
-        // The blocks are free for the next file once the journal has been written.
-        tool("sync", &["-f", &disk.mounted()]).unwrap();
     }
 }
 
