@@ -61,6 +61,7 @@ fn file_of(fd: impl AsFd) -> Option<File> {
 
 /// Whether the path leads to this file system. That of `/proc` is known from the last time, as a rule.
 fn leads_to(path: &CStr, file_system: u64) -> bool {
+    /// For the whole process: `/proc` is one file system, as a rule.
     static OF_PROC: AtomicU64 = AtomicU64::new(0);
     let is_in_proc = path.to_bytes().starts_with(b"/proc/");
     if is_in_proc && OF_PROC.load(Ordering::Relaxed) == file_system {
