@@ -161,6 +161,12 @@ pub fn end_background_threads() -> bool {
 pub mod launcher {
     pub use crate::os::stack::Stack;
 
+    /// Opens the files of `/proc` that are asked again and again, under high numbers: later another thread of the
+    /// program's could be about to use the low number by which each comes.
+    pub fn open_files() {
+        crate::os::kept::open_now();
+    }
+
     /// Whether callers of the pool offer so much that the worker, which would do it for them, pays.
     pub fn worker_pays() -> bool {
         crate::pool::worker_pays()

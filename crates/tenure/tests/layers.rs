@@ -147,6 +147,30 @@ const STD_LOCKS: &[(&str, &str)] = &[
     ("runtime::fork_state", "each of them belongs to one process, as the ledger"),
 ];
 
+/// Each has a number of the program's for a moment: `brief` closes it only while it is that file's, and a child of
+/// another thread's fork inherits none. The others run on the worker, which has descriptors of its own, or answer with a
+/// descriptor.
+#[test]
+fn descriptors_are_opened_in_one_place() {
+    let may = ["brief", "pressure", "pressure_told", "uffd", "pagemap"];
+    let mut found = String::new();
+    for (module, file, line, path) in core().foreign() {
+        let path: Vec<_> = path.iter().map(String::as_str).collect();
+        let opens = match path[..] {
+            ["std", "fs", name, ..] => {
+                ["File", "read", "read_to_string", "OpenOptions"].contains(&name)
+            }
+            ["rustix", "fs", name, ..] => name.starts_with("open"),
+            _ => false,
+        };
+        let is_there = module.last().is_some_and(|name| may.contains(&name.as_str()));
+        if opens && !is_there {
+            found += &format!("{}:{line}: {}\n", shown(file), path.join("::"));
+        }
+    }
+    assert!(found.is_empty(), "files opened elsewhere:\n{found}");
+}
+
 #[test]
 fn no_lock_of_the_standard_library_is_held_over_a_fork() {
     let waits = ["Once", "OnceLock", "LazyLock", "Mutex", "RwLock", "Condvar", "Barrier"];

@@ -53,7 +53,7 @@ fn here() -> u64 {
 }
 
 /// What tells files apart: the numbers of the file system and of the file.
-type File = (u64, u64);
+pub(super) type File = (u64, u64);
 
 fn file_of(fd: impl AsFd) -> Option<File> {
     fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino))
@@ -76,12 +76,28 @@ fn leads_to(path: &CStr, file_system: u64) -> bool {
 
 /// Opens a file to read it.
 pub(crate) fn open(path: impl Arg) -> Result<Brief, Errno> {
-    path.into_with_c_str(open_noted)
+    open_for(path, OFlags::RDONLY)
 }
 
-fn open_noted(path: &CStr) -> Result<Brief, Errno> {
+/// Opens a file for its facts only: that reads nothing, and needs no permission on the file itself.
+pub(crate) fn open_for_facts(path: impl Arg) -> Result<Brief, Errno> {
+    open_for(path, OFlags::PATH)
+}
+
+fn open_for(path: impl Arg, flags: OFlags) -> Result<Brief, Errno> {
+    path.into_with_c_str(|path| {
+        let open = || open_file(path, flags | OFlags::CLOEXEC, Mode::empty());
+        open_by(open, |_, file| leads_to(path, file.0))
+    })
+}
+
+/// Opens a file of any kind by `open`; `is_right` says whether it is what was opened.
+pub(super) fn open_by(
+    open: impl FnOnce() -> Result<OwnedFd, Errno>,
+    is_right: impl FnOnce(&OwnedFd, File) -> bool,
+) -> Result<Brief, Errno> {
     let note = begin();
-    let opened = open_file(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let opened = open();
     if let Some(note) = note {
         let number = opened.as_ref().map_or(None, |fd| u16::try_from(fd.as_raw_fd()).ok());
         let number = number.filter(|number| u64::from(*number) + FIRST <= u64::from(u16::MAX));
@@ -91,10 +107,41 @@ fn open_noted(path: &CStr) -> Result<Brief, Errno> {
         );
     }
     let fd = ManuallyDrop::new(opened?);
-    let file = file_of(&*fd).filter(|file| leads_to(path, file.0));
+    let file = file_of(&*fd).filter(|file| is_right(&fd, *file));
     // Of a file that another thread has put there nothing is done but to forget it.
     let brief = Brief { fd, file: file.unwrap_or_default(), note };
     file.map(|_| brief).ok_or(Errno::BADF)
+}
+
+impl Brief {
+    pub fn file(&self) -> File {
+        self.file
+    }
+
+    /// Whether the number is still this file's: another thread of the program's may have closed it, and put a file
+    /// there. What was read meanwhile is perhaps that file's.
+    pub fn is_open(&self) -> bool {
+        file_of(&*self.fd) == Some(self.file)
+    }
+
+    /// `EBADF`: another file was put under the number, by the program.
+    pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        self.if_open(rustix::io::read(&*self.fd, buffer)?)
+    }
+
+    /// As [`read`](Brief::read), from a place.
+    pub fn pread(&self, buffer: &mut [u8], from: u64) -> Result<usize, Errno> {
+        self.if_open(rustix::io::pread(&*self.fd, buffer, from)?)
+    }
+
+    /// What was just read, if it was this file's.
+    fn if_open(&self, read: usize) -> Result<usize, Errno> {
+        if self.is_open() {
+            Ok(read)
+        } else {
+            Err(Errno::BADF)
+        }
+    }
 }
 
 fn begin() -> Option<&'static AtomicU64> {
@@ -138,7 +185,7 @@ impl Drop for Brief {
                 note.store(here() | BUSY, Ordering::SeqCst);
             }
         }
-        if file_of(&*self.fd) == Some(self.file) {
+        if self.is_open() {
             // Not by the type that owns it: debug builds end the process if another thread has closed it just now.
             // SAFETY: opened by `open`, still the same file, and closed once, here.
             unsafe { libc::close(self.fd.as_raw_fd()) };

@@ -1,8 +1,9 @@
 //! What lies behind a file mapping: size, holes, room.
 
+use super::brief::open_for_facts;
 use super::smaps::Entry;
 use rustix::fd::{AsFd, BorrowedFd};
-use rustix::fs::{fallocate, fstat, fstatfs, major, minor, open, FallocateFlags, Mode, OFlags};
+use rustix::fs::{fallocate, fstat, fstatfs, major, minor, FallocateFlags};
 use rustix::io::Errno;
 
 const TMPFS: u64 = 0x0102_1994;
@@ -49,8 +50,7 @@ fn behind(given: Option<BorrowedFd<'_>>, entry: &Entry) -> Option<Facts> {
         return None;
     }
     let look = |path: &str| {
-        // For its facts only: O_PATH reads nothing and needs no permission on the file itself.
-        let fd = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        let fd = open_for_facts(path).ok()?;
         let stat = fstat(&fd).ok()?;
         let device = (major(stat.st_dev), minor(stat.st_dev));
         ((stat.st_ino, device) == (mapping.inode, mapping.device))

@@ -1,13 +1,13 @@
 //! The pools of huge pages.
 
-use std::fs;
+use super::small_file::text;
 
 /// Bytes that a mapping of huge pages of this size can still take: for one that `reserved` its pages
 /// when it was made, all that is free; for another what nobody has reserved. `None`: no such pool.
 pub(crate) fn free_for(size: usize, reserved: bool) -> Option<u64> {
     let number = |name: &str| -> Option<u64> {
         let path = format!("/sys/kernel/mm/hugepages/hugepages-{}kB/{name}", size >> 10);
-        fs::read_to_string(path).ok()?.trim().parse().ok()
+        text(path).ok()?.trim().parse().ok()
     };
     let free = number("free_hugepages")? + number("nr_overcommit_hugepages").unwrap_or(0);
     let taken = if reserved { 0 } else { number("resv_hugepages")? };

@@ -10,10 +10,10 @@
 //! one, and `MADV_FREE` and `MADV_PAGEOUT` ran on the other. Without a drain 15 pages stayed on average
 //! (at most 30), with either call none; each took about 10 µs.
 
-use super::{advise, reserve, HUGE_PAGE};
+use super::{advise, brief, reserve, HUGE_PAGE};
 use crate::range::PageRange;
 use rustix::fd::AsFd;
-use rustix::fs::{fadvise, open, Advice, Mode, OFlags};
+use rustix::fs::{fadvise, Advice};
 use rustix::io::Errno;
 use std::num::NonZeroU64;
 
@@ -51,7 +51,7 @@ fn by_collapse() -> Result<(), Errno> {
 /// A file system without a disk (tmpfs) ignores the advice and returns no error; so does one that keeps
 /// the page in a folio larger than the advised range.
 fn by_fadvise() -> Result<(), Errno> {
-    let file = open("/proc/self/exe", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let file = brief::open("/proc/self/exe")?;
     let page = super::page_size();
     let mapped = Mapped(reserve::map_file(file.as_fd(), 0, page, false, false)?);
     super::populate::populate(mapped.0, false).map_err(|stop| stop.errno)?;

@@ -4,7 +4,6 @@
 use super::brief::{self, Brief};
 use super::maps;
 use super::maps_line::{name_in_line, parse_line, Mapping};
-use rustix::fd::AsFd;
 use rustix::io::Errno;
 
 /// As much of a mapping's name as is looked at.
@@ -39,16 +38,14 @@ impl Listed {
 }
 
 /// Lists mappings in ascending order of address. One PROCMAP_QUERY each (6.11+, 0.5 µs); before, a
-/// reading of `/proc/self/maps`, 0.3 µs for each mapping of the process. Opening takes 3 µs.
-///
-/// Where the main thread has ended, this lists nothing or fails. (`/proc/thread-self` would not, but the
-/// kernel has to look up three names more.)
+/// reading of `/proc/self/maps`, 0.3 µs for each mapping of the process, and 3 µs.
 pub(crate) struct Lister {
-    maps: Brief,
+    /// Where mappings cannot be asked for one by one.
     text: Option<Text>,
 }
 
 struct Text {
+    maps: Brief,
     buffer: [u8; BUFFER],
     filled: usize,
     taken: usize,
@@ -57,18 +54,17 @@ struct Text {
     ended: bool,
 }
 
-const EMPTY: Text = Text { buffer: [0; BUFFER], filled: 0, taken: 0, skips: false, ended: false };
-
 impl Lister {
     pub fn open() -> Result<Lister, Errno> {
-        Ok(Lister { maps: brief::open("/proc/thread-self/maps")?, text: None })
+        let text = if maps::query_is_missing() { Some(Text::open()?) } else { None };
+        Ok(Lister { text })
     }
 
     /// Begins anew, from the lowest address.
     pub fn restart(&mut self) -> Result<(), Errno> {
         if let Some(text) = &mut self.text {
-            rustix::fs::seek(&self.maps, rustix::fs::SeekFrom::Start(0))?;
-            *text = EMPTY;
+            rustix::fs::seek(&text.maps, rustix::fs::SeekFrom::Start(0))?;
+            (text.filled, text.taken, text.skips, text.ended) = (0, 0, false, false);
         }
         Ok(())
     }
@@ -77,10 +73,10 @@ impl Lister {
     pub fn at_or_after(&mut self, addr: usize) -> Result<Option<Listed>, Errno> {
         if self.text.is_none() && !maps::query_is_missing() {
             let mut name = [0u8; 256];
-            let mut asked = maps::query(self.maps.as_fd(), addr, &mut name);
+            let mut asked = maps::query(addr, &mut name);
             if matches!(asked, Err(Errno::NAMETOOLONG)) {
                 // Of such a name nothing is told.
-                asked = maps::query(self.maps.as_fd(), addr, &mut []).map(|found| {
+                asked = maps::query(addr, &mut []).map(|found| {
                     name[..LONG.len()].copy_from_slice(LONG);
                     found.map(|(mapping, page_size, _)| (mapping, page_size, LONG.len()))
                 });
@@ -96,10 +92,13 @@ impl Lister {
                 Err(_) => maps::query_is(false),
             }
         }
-        let text = self.text.get_or_insert(EMPTY);
+        let text = match &mut self.text {
+            Some(text) => text,
+            none => none.insert(Text::open()?),
+        };
         loop {
             // Looked at again by the next call if it reaches past what that asks for.
-            let Some((line, after)) = text.line(self.maps.as_fd())? else { return Ok(None) };
+            let Some((line, after)) = text.line()? else { return Ok(None) };
             match parse_line(&text.buffer[line.clone()]) {
                 Some(mapping) if mapping.end > addr => {
                     let name = name_in_line(&text.buffer[line]);
@@ -112,6 +111,11 @@ impl Lister {
 }
 
 impl Text {
+    fn open() -> Result<Text, Errno> {
+        let maps = brief::open("/proc/thread-self/maps")?;
+        Ok(Text { maps, buffer: [0; BUFFER], filled: 0, taken: 0, skips: false, ended: false })
+    }
+
     /// The line that ends there is done with.
     fn pass(&mut self, after: usize) {
         self.skips = self.buffer[after - 1] != b'\n';
@@ -119,10 +123,7 @@ impl Text {
     }
 
     /// Where the next line lies in the buffer, and where the one after it begins.
-    fn line(
-        &mut self,
-        maps: impl AsFd + Copy,
-    ) -> Result<Option<(std::ops::Range<usize>, usize)>, Errno> {
+    fn line(&mut self) -> Result<Option<(std::ops::Range<usize>, usize)>, Errno> {
         loop {
             let rest = &self.buffer[self.taken..self.filled];
             match rest.iter().position(|byte| *byte == b'\n') {
@@ -143,7 +144,7 @@ impl Text {
             self.buffer.copy_within(self.taken..self.filled, 0);
             self.filled -= self.taken;
             self.taken = 0;
-            match rustix::io::read(maps, &mut self.buffer[self.filled..]) {
+            match self.maps.read(&mut self.buffer[self.filled..]) {
                 Ok(0) => self.ended = true,
                 Ok(got) => self.filled += got,
                 Err(Errno::INTR) => {}
@@ -161,7 +162,7 @@ mod tests {
     fn all(text_only: bool) -> Vec<(usize, usize, Vec<u8>)> {
         let mut lister = Lister::open().unwrap();
         if text_only {
-            lister.text = Some(EMPTY);
+            lister.text = Some(Text::open().unwrap());
         }
         let (mut found, mut at) = (Vec::with_capacity(1000), 1);
         while let Some(listed) = lister.at_or_after(at).unwrap() {

@@ -1,11 +1,10 @@
 //! What kind of memory a range is: mapped, private anonymous, writable, not locked.
 
-use super::brief::{self, Brief};
 use super::errno::last_errno;
 use super::maps_line::{parse_line, Mapping};
-use super::{generation, kept_maps, small_file};
+use super::{brief, generation, kept, small_file};
 use crate::range::PageRange;
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
+use rustix::fd::AsRawFd;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -65,7 +64,7 @@ fn check_now(range: PageRange) -> Result<(), Unfit> {
     }
     let mut at = range.start;
     let mut verdict = Ok(());
-    each_mapping_by_kept(range, |mapping| {
+    each_mapping(range, |mapping| {
         if verdict.is_err() {
             return;
         }
@@ -107,10 +106,13 @@ pub(crate) fn first_hole(range: PageRange) -> Result<Option<usize>, Errno> {
 pub(crate) fn count() -> Result<usize, Errno> {
     let maps = brief::open("/proc/thread-self/maps")?;
     let mut count = 0;
-    small_file::each_line(&maps, |_| {
-        count += 1;
-        true
-    })?;
+    small_file::each_line(
+        |buffer| maps.read(buffer),
+        |_| {
+            count += 1;
+            true
+        },
+    )?;
     Ok(count)
 }
 
@@ -149,9 +151,8 @@ pub(crate) struct Described {
 pub(crate) fn describe(range: PageRange) -> Result<Vec<Described>, Errno> {
     let mut found = Vec::new();
     if QUERY_WORKS.load(Ordering::Relaxed) != 2 {
-        let maps = brief::open("/proc/thread-self/maps")?;
         let mut name = [0u8; 4096];
-        let looked = query_range(maps.as_fd(), range, &mut name, &mut |query, name| {
+        let looked = query_range(range, &mut name, &mut |query, name| {
             found.push(Described {
                 mapping: mapping_of(query),
                 page_size: query.vma_page_size as usize,
@@ -190,9 +191,8 @@ pub(crate) fn query_works() -> bool {
 
 /// Calls `each` with the mappings that overlap the range, in order of address.
 pub(crate) fn each_mapping(range: PageRange, mut each: impl FnMut(Mapping)) -> Result<(), Errno> {
-    let maps = brief::open("/proc/thread-self/maps")?;
     if QUERY_WORKS.load(Ordering::Relaxed) != 2 {
-        match each_by_query(&maps, range, &mut each) {
+        match query_range(range, &mut [], &mut |query, _| each(mapping_of(query))) {
             Ok(()) => {
                 QUERY_WORKS.store(1, Ordering::Relaxed);
                 return Ok(());
@@ -202,42 +202,18 @@ pub(crate) fn each_mapping(range: PageRange, mut each: impl FnMut(Mapping)) -> R
             Err(_) => QUERY_WORKS.store(2, Ordering::Relaxed),
         }
     }
-    small_file::each_line(&maps, |line| {
-        let Some(mapping) = parse_line(line) else { return true };
-        let is_below_the_end = mapping.start < range.end;
-        if is_below_the_end && mapping.end > range.start {
-            each(mapping);
-        }
-        is_below_the_end
-    })
-}
-
-/// Visits the mappings by a descriptor that stays open, where mappings are looked up one by one. See [`kept_maps`] for what may
-/// rest on the answer.
-fn each_mapping_by_kept(range: PageRange, mut each: impl FnMut(Mapping)) -> Result<(), Errno> {
-    if !query_works() {
-        return each_mapping(range, each);
-    }
-    let mut at = range.start;
-    kept_maps::asked(|maps| {
-        if at >= range.end {
-            return Ok(());
-        }
-        // What was heard before a descriptor failed is not heard twice.
-        let rest = PageRange::new(at, range.end);
-        query_range(maps, rest, &mut [], &mut |query, _| {
-            at = (query.vma_end as usize).min(range.end);
-            each(mapping_of(query));
-        })
-    })
-}
-
-fn each_by_query(
-    maps: &Brief,
-    range: PageRange,
-    each: &mut impl FnMut(Mapping),
-) -> Result<(), Errno> {
-    query_range(maps.as_fd(), range, &mut [], &mut |query, _| each(mapping_of(query)))
+    let maps = brief::open("/proc/thread-self/maps")?;
+    small_file::each_line(
+        |buffer| maps.read(buffer),
+        |line| {
+            let Some(mapping) = parse_line(line) else { return true };
+            let is_below_the_end = mapping.start < range.end;
+            if is_below_the_end && mapping.end > range.start {
+                each(mapping);
+            }
+            is_below_the_end
+        },
+    )
 }
 
 fn mapping_of(query: &Query) -> Mapping {
@@ -265,11 +241,10 @@ pub(super) fn query_is(there: bool) {
 
 /// The mapping at `addr` or the first one above it, its page size and the length of its name.
 pub(super) fn query(
-    maps: BorrowedFd<'_>,
     addr: usize,
     name: &mut [u8],
 ) -> Result<Option<(Mapping, usize, usize)>, Errno> {
-    Ok(ask(maps, addr, name)?.map(|query| {
+    Ok(ask(addr, name)?.map(|query| {
         // The size that comes back counts the terminating NUL.
         let length = (query.vma_name_size as usize).saturating_sub(1).min(name.len());
         (mapping_of(&query), query.vma_page_size as usize, length)
@@ -277,41 +252,48 @@ pub(super) fn query(
 }
 
 /// One PROCMAP_QUERY. `None`: nothing is mapped from there on.
-fn ask(maps: BorrowedFd<'_>, addr: usize, name: &mut [u8]) -> Result<Option<Query>, Errno> {
+fn ask(addr: usize, name: &mut [u8]) -> Result<Option<Query>, Errno> {
     const COVERING_OR_NEXT: u64 = 0x10;
     loop {
-        let mut query = Query {
-            size: size_of::<Query>() as u64,
-            query_flags: COVERING_OR_NEXT,
-            query_addr: addr as u64,
-            vma_name_size: name.len() as u32,
-            vma_name_addr: if name.is_empty() { 0 } else { name.as_mut_ptr() as u64 },
-            ..Query::default()
-        };
-        // SAFETY: the argument has the layout the kernel defines and outlives the call, as does the
-        // buffer for the name, of which the kernel is told the length.
-        let done = unsafe { libc::ioctl(maps.as_raw_fd(), IOC_QUERY as libc::Ioctl, &mut query) };
-        if done == 0 {
-            return Ok(Some(query));
-        }
-        match last_errno() {
-            Errno::NOENT => return Ok(None),
-            Errno::INTR => {}
-            errno => return Err(errno),
+        let mut query = Query::default();
+        let answer = kept::MAPS.asked(|maps| {
+            query = Query {
+                size: size_of::<Query>() as u64,
+                query_flags: COVERING_OR_NEXT,
+                query_addr: addr as u64,
+                vma_name_size: name.len() as u32,
+                vma_name_addr: if name.is_empty() { 0 } else { name.as_mut_ptr() as u64 },
+                ..Query::default()
+            };
+            // SAFETY: the argument has the layout the kernel defines and outlives the call, as does the
+            // buffer for the name, of which the kernel is told the length. Other files than lists of mappings
+            // refuse the request's number.
+            let done =
+                unsafe { libc::ioctl(maps.as_raw_fd(), IOC_QUERY as libc::Ioctl, &mut query) };
+            if done == 0 {
+                Ok(())
+            } else {
+                Err(last_errno())
+            }
+        })?;
+        match answer {
+            Ok(()) => return Ok(Some(query)),
+            Err(Errno::NOENT) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
         }
     }
 }
 
 /// Names are asked for where there is room for them.
 fn query_range(
-    maps: BorrowedFd<'_>,
     range: PageRange,
     name: &mut [u8],
     each: &mut impl FnMut(&Query, &[u8]),
 ) -> Result<(), Errno> {
     let mut at = range.start;
     while at < range.end {
-        let Some(query) = ask(maps, at, name)? else { return Ok(()) };
+        let Some(query) = ask(at, name)? else { return Ok(()) };
         if query.vma_start as usize >= range.end {
             return Ok(());
         }
@@ -330,13 +312,12 @@ mod tests {
     #[test]
     fn both_ways_agree_on_this_process() {
         let text = std::fs::read("/proc/self/maps").unwrap();
-        let maps = brief::open("/proc/thread-self/maps").unwrap();
         let local = 0u8;
         let page = super::super::page_size();
         let start = std::ptr::from_ref(&local) as usize / page * page;
         let range = PageRange::new(start, start + page);
         let mut queried = Vec::new();
-        if each_by_query(&maps, range, &mut |m| queried.push(m)).is_err() {
+        if query_range(range, &mut [], &mut |query, _| queried.push(mapping_of(query))).is_err() {
             return; // before 6.11 only the other way exists, and every test above rests on it
         }
         let parsed = text

@@ -1,6 +1,6 @@
 //! How much memory this process may still take: the machine's, or its cgroup's (v1 and v2).
 
-use std::fs;
+use super::small_file::{kib_of, text};
 use std::path::{Path, PathBuf};
 
 /// The memory cgroup that governs this process.
@@ -27,7 +27,7 @@ pub(crate) struct Room {
 
 /// Bytes of page tables that this process has.
 pub(crate) fn page_tables() -> Option<u64> {
-    super::small_file::kib_of(c"/proc/thread-self/status", "VmPTE:").ok()
+    kib_of(c"/proc/thread-self/status", "VmPTE:").ok()
 }
 
 /// The memory cgroup whose files can be seen.
@@ -38,7 +38,7 @@ pub(crate) fn own_group() -> Option<MemoryGroup> {
 /// Finds the memory cgroup from `/proc/self/cgroup` and `/proc/self/mountinfo`. It may be
 /// [unseen](MemoryGroup::is_unseen); `None`: there is none.
 pub(crate) fn governing_group() -> Option<MemoryGroup> {
-    let cgroup = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let cgroup = text("/proc/self/cgroup").ok()?;
     let mounts = super::mounts::table().unwrap_or_default();
     let mut group = find_group(&cgroup, &mounts)?;
     // Every group has this file; it may be covered by another mount, or forbidden.
@@ -85,11 +85,11 @@ fn find_group(cgroup: &str, mounts: &str) -> Option<MemoryGroup> {
 }
 
 fn number(path: &Path) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+    text(path).ok()?.trim().parse().ok()
 }
 
 fn stat(path: &Path, key: &str) -> Option<u64> {
-    let text = fs::read_to_string(path.join("memory.stat")).ok()?;
+    let text = text(path.join("memory.stat")).ok()?;
     text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok())
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn room(group: Option<&MemoryGroup>) -> Room {
 }
 
 fn machine_room() -> Option<Room> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let text = text("/proc/meminfo").ok()?;
     let kib = |key: &str| {
         text.lines().find_map(|line| {
             line.strip_prefix(key)?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()

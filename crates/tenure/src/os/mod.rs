@@ -17,7 +17,7 @@ pub(crate) mod futex;
 pub(crate) mod generation;
 pub(crate) mod hugetlb;
 pub(crate) mod internal;
-pub(crate) mod kept_maps;
+pub(crate) mod kept;
 pub(crate) mod limits;
 pub(crate) mod lru;
 pub(crate) mod mapping_list;
@@ -46,6 +46,7 @@ pub(crate) mod thread;
 pub(crate) mod tid;
 pub(crate) mod touch;
 pub(crate) mod uffd;
+pub(crate) mod watched;
 mod wiped;
 pub(crate) mod words;
 

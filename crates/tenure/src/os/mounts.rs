@@ -1,7 +1,5 @@
 //! Which file system a device number is.
 
-use std::fs;
-
 /// Type and options of the file system with this device number; `None` where no mount of this
 /// namespace has it (kernel-internal ones, btrfs subvolumes).
 pub(crate) fn file_system(device: (u32, u32)) -> Option<(String, String)> {
@@ -16,8 +14,7 @@ pub(super) fn is_unmounted(device: (u32, u32)) -> bool {
 
 /// The mounts of this namespace. A mount point may be called anything; its numbers stay readable.
 pub(super) fn table() -> Option<String> {
-    let table = fs::read("/proc/thread-self/mountinfo").ok()?;
-    Some(String::from_utf8_lossy(&table).into_owned())
+    super::small_file::text("/proc/thread-self/mountinfo").ok()
 }
 
 fn find(mounts: &str, device: (u32, u32)) -> Option<(String, String)> {

@@ -19,7 +19,7 @@ impl OwnMemory {
         debug_assert!(page.len() == page_size());
         let through_file = self.0.as_ref().is_some_and(|file| {
             page.pieces(bytes.len()).all(|piece| {
-                let read = rustix::io::pread(file, &mut bytes, piece.start as u64);
+                let read = file.pread(&mut bytes, piece.start as u64);
                 read == Ok(piece.len()) && bytes.iter().all(|byte| *byte == 0)
             })
         });

@@ -1,11 +1,9 @@
 //! Which pages of a range are there: PAGEMAP_SCAN (6.7+), else `/proc/self/pagemap`.
 
-use super::advise;
-use super::brief::{self, Brief};
 use super::errno::last_errno;
-use super::{generation, page_size};
+use super::{advise, kept, page_size};
 use crate::range::PageRange;
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd};
+use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::Errno;
 use std::cell::Cell;
@@ -72,27 +70,10 @@ pub(crate) fn is_guard(page: usize) -> bool {
     guard
 }
 
-/// An open pagemap of the calling process.
+/// The calling process's pagemap.
 pub(crate) struct Pagemap {
-    fd: Descriptor,
-    /// Whose pages the descriptor shows.
-    process: u64,
-}
-
-enum Descriptor {
-    /// Closed with the pagemap.
-    Brief(Brief),
     /// The thread's, which stays open. See [`stays_open_on_this_thread`].
-    Threads(BorrowedFd<'static>),
-}
-
-impl AsFd for Descriptor {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Descriptor::Brief(fd) => fd.as_fd(),
-            Descriptor::Threads(fd) => *fd,
-        }
-    }
+    threads: Option<BorrowedFd<'static>>,
 }
 
 thread_local! {
@@ -121,24 +102,19 @@ pub(crate) fn scan_works() -> bool {
 }
 
 impl Pagemap {
-    /// Opens it anew: a descriptor kept open could be closed by the program, or be the parent's after a fork. Neither
-    /// can befall the background thread's.
+    /// Fails where it cannot be asked.
     pub fn open() -> Result<Pagemap, Errno> {
-        let process = generation::current();
-        let fd = match THREADS.get() {
-            Some(fd) => Descriptor::Threads(fd),
-            None => Descriptor::Brief(brief::open(PAGEMAP)?),
-        };
-        Ok(Pagemap { fd, process })
+        let pagemap = Pagemap { threads: THREADS.get() };
+        pagemap.asked(|_| ())?;
+        Ok(pagemap)
     }
 
-    /// Has `ask` ask the kernel. A signal's handler may fork in the middle of it: the child, where the
-    /// descriptor shows the parent's pages, asks once more.
+    /// Has `ask` ask the kernel, perhaps more than once.
     fn asked<R>(&self, mut ask: impl FnMut(BorrowedFd<'_>) -> R) -> Result<R, Errno> {
-        let answer = ask(self.fd.as_fd());
-        match generation::current() == self.process {
-            true => Ok(answer),
-            false => Pagemap::open()?.asked(ask),
+        match self.threads {
+            // Nothing can befall the background thread's.
+            Some(fd) => Ok(ask(fd)),
+            None => kept::PAGEMAP.asked(ask),
         }
     }
 

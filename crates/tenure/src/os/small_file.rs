@@ -1,8 +1,8 @@
 //! Small files of the kernel's, read without allocating: for code that has a claim, or runs inside an allocator.
 
 use super::brief::open;
-use rustix::fd::AsFd;
 use rustix::io::Errno;
+use rustix::path::Arg;
 use std::ffi::CStr;
 
 /// Reads the beginning of a file into the buffer. What is not text ends it.
@@ -10,7 +10,7 @@ pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a str, Err
     let file = open(path)?;
     let mut len = 0;
     while len < buffer.len() {
-        match rustix::io::read(&file, &mut buffer[len..]) {
+        match file.read(&mut buffer[len..]) {
             Ok(0) => break,
             Ok(more) => len += more,
             Err(Errno::INTR) => {}
@@ -23,14 +23,31 @@ pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a str, Err
     }
 }
 
-/// Calls `each` with the lines of an open file, while it returns `true`. Of a line that is longer than the window
+/// The whole of a file, where allocating is allowed. What is not text is replaced.
+pub(crate) fn text(path: impl Arg) -> Result<String, Errno> {
+    let file = open(path)?;
+    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Ok(more) => bytes.extend_from_slice(&buffer[..more]),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// Calls `each` with the lines of what `read` reads, while it returns `true`. Of a line that is longer than the window
 /// it gets the beginning.
-pub(crate) fn each_line(file: impl AsFd, mut each: impl FnMut(&[u8]) -> bool) -> Result<(), Errno> {
+pub(crate) fn each_line(
+    mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
+    mut each: impl FnMut(&[u8]) -> bool,
+) -> Result<(), Errno> {
     // On the stack of a thread that may have 16 KiB of it.
     let mut window = [0u8; 512];
     let (mut filled, mut skips) = (0, false);
     loop {
-        match rustix::io::read(&file, &mut window[filled..]) {
+        match read(&mut window[filled..]) {
             Ok(0) => return Ok(()),
             Ok(more) => filled += more,
             Err(Errno::INTR) => continue,
@@ -64,11 +81,14 @@ pub(crate) fn kib_of(path: &CStr, key: &str) -> Result<u64, Errno> {
 pub(crate) fn number_of(path: &CStr, key: &str) -> Result<u64, Errno> {
     let file = open(path)?;
     let mut found = None;
-    each_line(file, |line| {
-        let value = line.strip_prefix(key.as_bytes()).and_then(|v| std::str::from_utf8(v).ok());
-        found = value.and_then(|v| v.split_ascii_whitespace().next()?.parse::<u64>().ok());
-        value.is_none()
-    })?;
+    each_line(
+        |buffer| file.read(buffer),
+        |line| {
+            let value = line.strip_prefix(key.as_bytes()).and_then(|v| std::str::from_utf8(v).ok());
+            found = value.and_then(|v| v.split_ascii_whitespace().next()?.parse::<u64>().ok());
+            value.is_none()
+        },
+    )?;
     found.ok_or(Errno::IO)
 }
 
@@ -94,10 +114,13 @@ mod tests {
         assert_eq!(rustix::io::write(&end, text.as_bytes()).unwrap(), text.len());
         drop(end);
         let mut lengths = Vec::new();
-        each_line(&file, |line| {
-            lengths.push(line.len());
-            true
-        })
+        each_line(
+            |buffer| rustix::io::read(&file, buffer),
+            |line| {
+                lengths.push(line.len());
+                true
+            },
+        )
         .unwrap();
         assert_eq!(lengths, [3, 512, 3, 511, 5]);
     }

@@ -61,7 +61,7 @@ pub(crate) fn each_entry(range: PageRange, mut each: impl FnMut(Entry)) -> Resul
         if filled == buffer.len() {
             buffer.resize(buffer.len() * 2, 0); // a line longer than that: a very long path
         }
-        let got = match rustix::io::read(&fd, &mut buffer[filled..]) {
+        let got = match fd.read(&mut buffer[filled..]) {
             Ok(got) => got,
             Err(Errno::INTR) => continue,
             Err(errno) => return Err(errno),

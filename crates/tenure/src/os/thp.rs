@@ -1,6 +1,6 @@
 //! The system's settings of transparent huge pages.
 
-use std::fs;
+use super::small_file;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// When memory gets huge pages of 2 MiB.
@@ -35,28 +35,21 @@ pub(crate) fn first_anonymous() -> Setting {
 
 /// As it is now, read without allocating: two small files, some microseconds.
 pub(crate) fn anonymous_now() -> Setting {
-    let by_size = short(c"/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled");
-    let general = short(c"/sys/kernel/mm/transparent_hugepage/enabled");
-    let text = |bytes| std::str::from_utf8(bytes).unwrap_or_default();
-    match chosen(text(&by_size)) {
-        "" | "inherit" => setting_of(chosen(text(&general))),
+    let (by_size, general) = (&mut [0; 64], &mut [0; 64]);
+    let by_size =
+        small_file::read(c"/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled", by_size);
+    match chosen(by_size.unwrap_or_default()) {
+        "" | "inherit" => {
+            let general = small_file::read(c"/sys/kernel/mm/transparent_hugepage/enabled", general);
+            setting_of(chosen(general.unwrap_or_default()))
+        }
         word => setting_of(word),
     }
 }
 
-/// A short file's text, and zeros; or zeros alone.
-fn short(name: &std::ffi::CStr) -> [u8; 64] {
-    use rustix::fs::{Mode, OFlags};
-    let mut bytes = [0; 64];
-    if let Ok(file) = rustix::fs::open(name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
-        let _ = rustix::io::read(&file, &mut bytes);
-    }
-    bytes
-}
-
 /// Since 6.8 each size has a setting of its own, "inherit" by default.
 fn read(own: &str, general: &str) -> Setting {
-    let text = |name: &str| fs::read_to_string(format!("{DIRECTORY}/{name}")).unwrap_or_default();
+    let text = |name: &str| small_file::text(format!("{DIRECTORY}/{name}")).unwrap_or_default();
     let by_size = text(&format!("hugepages-2048kB/{own}"));
     match chosen(&by_size) {
         "" | "inherit" => setting_of(chosen(&text(general))),

@@ -6,6 +6,7 @@
 //! do just that. So all *registering* goes through the private copy, which such a program cannot
 //! close or replace by another file.
 
+use super::brief::{self, Brief};
 use super::errno::last_errno;
 use super::{generation, wiped};
 use crate::range::PageRange;
@@ -275,18 +276,15 @@ fn open_for_all_faults(errno: Errno) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-/// Whether a mapping is registered with anybody's userfaultfd, asked without changing anything: a copy
-/// to it from memory that cannot be read answers `ENOENT` if not, and else `EFAULT`. 5 µs.
-///
-/// Where userfaultfd is refused it answers `false`: then nobody can have registered it, unless before
-/// it came to be refused.
-pub(crate) fn is_watched(page: usize, unreadable: usize) -> bool {
-    let fd = match open(0).or_else(open_for_all_faults) {
-        Ok(fd) => fd,
-        Err(Errno::PERM | Errno::NOSYS | Errno::ACCESS) => return false,
-        // No descriptor is left, for instance: it may be.
-        Err(_) => return true,
-    };
+/// One for questions, with which nothing is ever registered.
+pub(super) fn open_to_ask() -> Result<Brief, Errno> {
+    let open = || open(0).or_else(open_for_all_faults);
+    brief::open_by(open, |fd, _| is_userfaultfd(fd.as_raw_fd()))
+}
+
+/// Copies to a page from memory that cannot be read: `ENOENT` if the page is registered with nobody's
+/// userfaultfd, and else `EFAULT`. It changes nothing.
+pub(super) fn copy_unreadable(fd: RawFd, page: usize, unreadable: usize) -> Result<(), Errno> {
     let mut copy = Copy {
         dst: page as u64,
         src: unreadable as u64,
@@ -294,7 +292,7 @@ pub(crate) fn is_watched(page: usize, unreadable: usize) -> bool {
         mode: 0,
         copied: 0,
     };
-    ioctl(fd.as_raw_fd(), IOC_COPY, &mut copy) != Err(Errno::NOENT)
+    ioctl(fd, IOC_COPY, &mut copy)
 }
 
 /// Closes a descriptor if it is (still) a userfaultfd: a program that closed it behind our back may

@@ -11,7 +11,7 @@ use super::settings::{settings, HugePages};
 use super::{central_list, leave, queue, slot, thread_cache};
 use crate::os::{advise, errno, page_size};
 use crate::range::PageRange;
-use crate::runtime::lock::{Guard, Rank};
+use crate::runtime::lock::{QuietGuard, Rank};
 use crate::runtime::services::{Next, Service, ServiceId, Visit};
 use crate::runtime::{budget, fork, worker};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -90,13 +90,15 @@ fn recover() {
     queue::reset_in_child();
 }
 
-/// The queue, for a thread that allocates, frees or trims. `None`: this thread has it already, or a list, further up
-/// (it is a signal's handler): whoever has the queue may wait for that list.
-fn work() -> Option<Guard<'static, Work>> {
-    let lock = queue::work();
-    lock.try_lock().or_else(|| match thread_cache::is_mine() || central_list::is_mine() {
-        true => None,
-        false => lock.lock_unless_mine(),
+/// The queue, with signals blocked: a thread that its program stopped by a signal would have it for as long. `None`:
+/// this thread has it already, or a list, further up (it is a signal's handler): whoever has the queue may wait for
+/// that list.
+fn work() -> Option<QuietGuard<'static, Work>> {
+    queue::work().quietly(|lock| {
+        lock.try_lock().or_else(|| match thread_cache::is_mine() || central_list::is_mine() {
+            true => None,
+            false => lock.lock_unless_mine(),
+        })
     })
 }
 
@@ -172,7 +174,7 @@ pub(super) fn make_room(reservation: &Reservation, spot: Spot, bytes: usize) {
 #[cold]
 fn return_some(reservation: &Reservation, bytes: u64, least: u64) {
     let until = Instant::now() + BUDGET + TIME_A_MEBIBYTE * (bytes >> 20) as u32;
-    let go_on = |mut work: Guard<Work>| {
+    let go_on = |mut work: QuietGuard<Work>| {
         work.go_on(reservation, Instant::now() + BUDGET, Duration::MAX, Duration::MAX)
     };
     while central_list::free_bytes() > least && Instant::now() < until {
@@ -268,7 +270,7 @@ pub(super) fn visit(visit: &Visit) -> Next {
     // allocator's.
     set_bound(visit.now);
     let settings = settings();
-    let next = queue::work().with(|work| {
+    let next = work().map(|mut work| {
         work.pressed |= visit.pressure;
         let period = period(settings.offer_after, settings.return_after);
         work.advance(visit.now, period);

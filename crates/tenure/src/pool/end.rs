@@ -7,7 +7,9 @@ use super::reservation::{self, Reservation, Spot};
 use super::run::{flag, state};
 use super::{give_up, given_up, leave, lookup};
 use crate::os::arena;
+use crate::os::kept;
 use crate::range::PageRange;
+use crate::runtime::lock::Lock;
 
 /// Returns whether [`end`] was called. Costs one load.
 ///
@@ -66,6 +68,7 @@ pub fn end() {
 pub fn end_before_filter() {
     end();
     given_up::expect_a_filter();
+    kept::expect_a_filter();
 }
 
 /// How many bytes of addresses [`end`] would unmap, at least.
@@ -92,7 +95,7 @@ pub fn unused_address_bytes() -> u64 {
 fn trim(reservation: &Reservation, spot: Spot) {
     let run = reservation.run(spot);
     // A fork waits: its child would have the run in this state for ever.
-    let Some(_held) = Reservation::allowing().lock_unless_mine() else { return };
+    let Some(_held) = Reservation::allowing().quietly(Lock::lock_unless_mine) else { return };
     if run.claim(state::IN_USE, state::TRIMMED).is_err() {
         return;
     }

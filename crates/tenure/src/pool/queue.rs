@@ -2,7 +2,6 @@
 
 use super::reservation::{Reservation, Spot};
 use crate::os::page_size;
-use crate::os::signal::Blocked;
 use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
 use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
@@ -75,20 +74,17 @@ pub(super) fn work() -> &'static Lock<Work> {
 }
 
 /// While it lives, a part of a queued run is told to the kernel, if the run is still queued when it begins.
-/// No signal comes meanwhile: its handler could wait for this very thread.
-pub(super) struct Slice {
-    _blocked: Blocked,
-}
+/// No signal comes while its thread has the queue: a handler could wait for this very thread.
+pub(super) struct Slice;
 
 impl Slice {
     /// Before the run's state is looked at.
     pub fn begin(spot: Spot) -> Slice {
-        let blocked = Blocked::all();
         // In one order with the state for all threads: either the run is seen to have left the queue, or this is
         // seen by whoever took it out.
         QUEUE.slice_of.store(code(spot), Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        Slice { _blocked: blocked }
+        Slice
     }
 }
 

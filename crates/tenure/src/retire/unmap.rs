@@ -10,7 +10,7 @@ use super::kind::{is_movable, Known};
 use super::{bound, forget, queue, service, slice};
 use crate::os::detach::Hidden;
 use crate::os::mapping_list::{Listed, Lister};
-use crate::os::{detach, limits, uffd};
+use crate::os::{detach, limits, watched};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::fork;
@@ -265,7 +265,7 @@ fn quick_is_possible() -> bool {
 /// `false`: it is where it was.
 fn move_away(piece: PageRange, place: &mut Hidden, watched_by_us: bool) -> bool {
     // Another owner watches it: the kernel is to tell that one of a munmap, not of a move.
-    if !watched_by_us && uffd::is_watched(piece.start, place.unreadable(piece)) {
+    if !watched_by_us && watched::is_watched(piece.start, place.unreadable(piece)) {
         return false;
     }
     let Some(mut queue) = queue::lock_unless_forking() else { return false };

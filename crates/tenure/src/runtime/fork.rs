@@ -8,9 +8,8 @@ use super::fork_state::FORKS;
 use super::lock::{Lock, Rank};
 use super::services::{self, Service};
 use super::{turn, worker};
-use crate::os::brief;
 use crate::os::fork::{self, marker, word};
-use crate::os::signal;
+use crate::os::{brief, kept, signal};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -96,11 +95,15 @@ extern "C" fn on_parent() {
 }
 
 extern "C" fn on_child() {
-    // It began before the first use: the first lock makes up for it.
-    let Some(mask) = PREPARED.take() else { return };
+    let Some(mask) = PREPARED.take() else {
+        // It began before the first use: the first lock makes up for the rest.
+        kept::reset_in_child();
+        return;
+    };
     word().store(marker::SETTLED, Ordering::Release);
     FORKS.so_far.fetch_add(1, Ordering::Relaxed);
     brief::close_others();
+    kept::reset_in_child();
     // Other threads that were forking are not here.
     FORKS.under_way.store(0, Ordering::SeqCst);
     services::recover_all(services::was_not_held);

@@ -21,7 +21,7 @@ const OWNER: u32 = BY_FORK - 1;
 const SPINS: u32 = 60;
 /// How long a thread waits that may not wait long. The owner may be stopped by a signal's handler that waits for this
 /// very thread: collectors of garbage stop a program's threads so, and map memory meanwhile.
-const LONGEST_SHORT_WAIT: Duration = Duration::from_millis(100);
+const LONGEST_SHORT_WAIT: Duration = Duration::from_millis(20);
 /// A sleeper looks again at the latest after this: a child whose handlers did not run has no thread that wakes it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
@@ -137,8 +137,16 @@ impl<T: ?Sized> Lock<T> {
 
     /// [`lock_signals_blocked`](Lock::lock_signals_blocked), unless the lock would have to wait for a fork.
     pub fn lock_signals_blocked_unless_forking(&self) -> Option<QuietGuard<'_, T>> {
+        self.quietly(Lock::lock_unless_forking)
+    }
+
+    /// The lock as `take` takes it, with signals kept away meanwhile.
+    pub fn quietly<'a>(
+        &'a self,
+        take: impl FnOnce(&'a Self) -> Option<Guard<'a, T>>,
+    ) -> Option<QuietGuard<'a, T>> {
         let blocked = Blocked::all();
-        Some(QuietGuard { guard: self.lock_unless_forking()?, _blocked: blocked })
+        Some(QuietGuard { guard: take(self)?, _blocked: blocked })
     }
 
     /// Does something to the value, if [`lock_unless_mine`](Lock::lock_unless_mine) gives it.

@@ -14,7 +14,7 @@ use crate::os::pressure_told::Told;
 use crate::os::stack::Stack;
 use crate::os::thread::spawn_apart;
 use crate::os::tid;
-use crate::os::{generation, pagemap, uffd};
+use crate::os::{generation, kept, pagemap, uffd};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -320,6 +320,7 @@ fn run(number: u64) {
     }
     let private = uffd::private_descriptor_table(&mut keep[..count]).is_ok();
     if private {
+        kept::has_own_table();
         pagemap::stays_open_on_this_thread();
     }
     // There may be none yet, or the program may have closed them before.

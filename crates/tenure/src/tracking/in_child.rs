@@ -6,7 +6,7 @@ use super::list::List;
 use super::map::{IntervalMap, Supplies};
 use super::state::{flag, Claim, RangeId, Tracked, Word};
 use super::{backpressure, detection, TRACKING};
-use crate::os::{advise, kept_maps, maps, uffd};
+use crate::os::{advise, maps, uffd};
 use crate::range::PageRange;
 use detection::Kind;
 use std::sync::atomic::Ordering;
@@ -133,9 +133,6 @@ pub(super) fn reset(missed: bool) {
     TRACKING.claims.reset_in_child();
     TRACKING.claims.gate.open();
     backpressure::reset_in_child();
-    if !missed {
-        kept_maps::reset_in_child();
-    }
     let watching = detection::by_userfaultfd();
     detection::reset_in_child();
     with_map(forget_what_was_not_inherited);

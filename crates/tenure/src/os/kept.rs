@@ -1,0 +1,286 @@
+//! Files about the process itself that stay open in the program's own table: a question by one takes
+//! 0.2 µs, to open the file anew 1 µs or more; and where the program's threads close and reuse low numbers, nothing of
+//! tenure's comes by one of those.
+//!
+//! The program may close such a descriptor and give its number to another file; a child has its parent's. So each
+//! answer is looked at twice: it counts if the number is the same file's after the question. (A file that answered
+//! in between would have had to be put under the number, and ours back.) Otherwise the file is opened again.
+
+use super::brief::{self, Brief};
+use super::{generation, uffd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use rustix::fs::fstat;
+use rustix::io::Errno;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Programs hand out and close the low numbers. Where fewer descriptors are allowed, the next one is tried.
+const NUMBERS: [RawFd; 3] = [700, 200, 48];
+/// How often a file is opened anew before a question is asked by a descriptor that is open for its length only.
+const ATTEMPTS: usize = 3;
+
+/// A file that stays open.
+pub(crate) struct Kept {
+    /// Opens it under a low number.
+    open_low: fn() -> Result<Brief, Errno>,
+    /// From the lowest: 16 bits, the descriptor's number and one; 16 bits of the number of the process that opened
+    /// it; 32 bits, the file's number. 0: none.
+    open: AtomicU64,
+    /// The file system's number.
+    device: AtomicU64,
+}
+
+/// For the whole process: its list of mappings, by one descriptor for all threads. For what is asked by a place, not
+/// read: readers would move each other's position.
+pub(crate) static MAPS: Kept = Kept::by(|| brief::open(c"/proc/thread-self/maps"));
+/// For the whole process: its pages, by one descriptor for all threads.
+pub(crate) static PAGEMAP: Kept = Kept::by(|| brief::open(c"/proc/thread-self/pagemap"));
+/// For the whole process: a userfaultfd with which nothing is registered.
+pub(crate) static USERFAULTFD: Kept = Kept::by(uffd::open_to_ask);
+/// For the whole process: a filter is one for all threads, and may end the process for opening a file.
+static NOTHING_IS_OPENED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// Each thread's own: whether its descriptors are.
+    static HAS_OWN_TABLE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The calling thread has a descriptor table of its own: what other threads keep open is not in it.
+pub(crate) fn has_own_table() {
+    HAS_OWN_TABLE.set(true);
+}
+
+/// What names a file that `generation` has open under the number.
+fn word(number: RawFd, generation: u64, file: u64) -> Option<u64> {
+    let number = u16::try_from(number).ok()?.checked_add(1)?;
+    let file = u32::try_from(file).ok()?;
+    Some(u64::from(file) << 32 | (generation & 0xffff) << 16 | u64::from(number))
+}
+
+fn number_of(word: u64) -> RawFd {
+    RawFd::from(word as u16) - 1
+}
+
+fn file_of(word: u64) -> u64 {
+    word >> 32
+}
+
+fn is_of(word: u64, generation: u64) -> bool {
+    (word >> 16) & 0xffff == generation & 0xffff
+}
+
+/// # Safety
+/// The file may be any: the caller bears that.
+unsafe fn borrowed(word: u64) -> BorrowedFd<'static> {
+    // SAFETY: the number was a descriptor's, so it is not -1; the caller bears what it has come to mean.
+    unsafe { BorrowedFd::borrow_raw(number_of(word)) }
+}
+
+impl Kept {
+    const fn by(open_low: fn() -> Result<Brief, Errno>) -> Kept {
+        Kept { open_low, open: AtomicU64::new(0), device: AtomicU64::new(0) }
+    }
+
+    /// Has `ask` ask the kernel; again where the answer may not have been this file's.
+    pub fn asked<R>(&self, mut ask: impl FnMut(BorrowedFd<'_>) -> R) -> Result<R, Errno> {
+        for _ in 0..ATTEMPTS {
+            let Some(word) = self.word() else { break };
+            // SAFETY: `ask` asks what no other file answers or minds, and its answer counts only if it was this one.
+            let answer = ask(unsafe { borrowed(word) });
+            if self.is_open(word) {
+                return Ok(answer);
+            }
+            let _ = self.open.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Acquire);
+        }
+        self.asked_briefly(ask)
+    }
+
+    /// By a descriptor that is open for the question's length. A signal's handler may fork in the middle of it: the
+    /// child, where the descriptor shows what is its parent's, asks once more.
+    fn asked_briefly<R>(&self, mut ask: impl FnMut(BorrowedFd<'_>) -> R) -> Result<R, Errno> {
+        loop {
+            let process = generation::current();
+            let file = (self.open_low)()?;
+            let answer = ask(file.as_fd());
+            match generation::current() == process {
+                true if file.is_open() => return Ok(answer),
+                true => return Err(Errno::BADF),
+                false => {}
+            }
+        }
+    }
+
+    /// Names the file as this process has it open. `None`: it cannot stay open.
+    fn word(&self) -> Option<u64> {
+        loop {
+            let there = self.open.load(Ordering::Acquire);
+            let process = generation::current();
+            if there != 0 && is_of(there, process) {
+                return Some(there);
+            }
+            if HAS_OWN_TABLE.get() || NOTHING_IS_OPENED.load(Ordering::Relaxed) {
+                return None;
+            }
+            let new = self.open_high(process)?;
+            match self.open.compare_exchange(there, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(new),
+                // Another thread was first.
+                Err(_) => self.close(new),
+            }
+        }
+    }
+
+    fn open_high(&self, process: u64) -> Option<u64> {
+        let low = (self.open_low)().ok()?;
+        let high = NUMBERS.iter().find_map(|least| high_number(&low, *least))?;
+        // SAFETY: opened just now, and only asked which file it is: another thread may have put one in the place of
+        // `low` before.
+        let found = fstat(unsafe { BorrowedFd::borrow_raw(high) }).ok();
+        self.device.store(low.file().0, Ordering::Release);
+        let word = word(high, process, low.file().1);
+        match found {
+            Some(found) if (found.st_dev, found.st_ino) == low.file() && word.is_some() => word,
+            _ => {
+                // SAFETY: opened above, and nobody was told its number.
+                unsafe { libc::close(high) };
+                None
+            }
+        }
+    }
+
+    /// Whether the number is still this file's, in this process.
+    fn is_open(&self, word: u64) -> bool {
+        if self.open.load(Ordering::Acquire) != word || !is_of(word, generation::current()) {
+            return false;
+        }
+        self.is_file(word)
+    }
+
+    fn is_file(&self, word: u64) -> bool {
+        // SAFETY: only asked which file it is.
+        let found = fstat(unsafe { borrowed(word) });
+        found.is_ok_and(|found| {
+            found.st_ino == file_of(word) && found.st_dev == self.device.load(Ordering::Acquire)
+        })
+    }
+
+    fn close(&self, word: u64) {
+        if self.is_file(word) {
+            // SAFETY: this file's, opened by `open_high`, and closed once: whoever calls has taken the word out.
+            unsafe { libc::close(number_of(word)) };
+        }
+    }
+
+    /// In a child with descriptors of its own, where no other thread runs: its parent's is closed, and its own opened
+    /// in its place.
+    fn reset_in_child(&self) {
+        let parents = self.open.swap(0, Ordering::AcqRel);
+        if parents != 0 && !HAS_OWN_TABLE.get() && !NOTHING_IS_OPENED.load(Ordering::Relaxed) {
+            self.close(parents);
+            let _ = self.word();
+        }
+    }
+}
+
+/// A second number of the file's, from `least` up.
+fn high_number(file: &Brief, least: RawFd) -> Option<RawFd> {
+    // SAFETY: asks for a number more; closes and changes none.
+    let number = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_DUPFD_CLOEXEC, least) };
+    (number >= 0).then_some(number)
+}
+
+/// Opens the files of `/proc` now, before other threads use descriptors.
+pub(crate) fn open_now() {
+    let _ = (MAPS.word(), PAGEMAP.word());
+}
+
+/// From now on none is opened: what is open stays so.
+pub(crate) fn expect_a_filter() {
+    NOTHING_IS_OPENED.store(true, Ordering::SeqCst);
+}
+
+/// In a child with descriptors of its own.
+pub(crate) fn reset_in_child() {
+    [&MAPS, &PAGEMAP, &USERFAULTFD].iter().for_each(|kept| kept.reset_in_child());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::{FromRawFd, OwnedFd};
+    use std::fs::File;
+    use tenure_testkit::{in_child, this_test};
+
+    fn number() -> RawFd {
+        MAPS.asked(|file| file.as_raw_fd()).unwrap()
+    }
+
+    fn link_of(number: RawFd) -> String {
+        std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap().display().to_string()
+    }
+
+    #[test]
+    fn a_descriptor_that_the_program_closed_or_took_is_opened_again_and_never_closed() {
+        in_child(this_test!(), &[], || {
+            let first = number();
+            assert!(NUMBERS.iter().any(|least| first >= *least), "{first}");
+            assert_eq!(number(), first, "it stays open");
+            // SAFETY: this module's, which is to notice.
+            drop(unsafe { OwnedFd::from_raw_fd(first) });
+            let null = File::open("/dev/null").unwrap();
+            let take = |number| {
+                // SAFETY: a number that is not open, or this module's.
+                assert_eq!(unsafe { libc::dup2(null.as_raw_fd(), number) }, number);
+            };
+            take(first);
+            let second = MAPS.asked(|file| link_of(file.as_raw_fd())).unwrap();
+            assert!(second.ends_with("/maps"), "{second}");
+            let second = number();
+            assert_ne!(second, first);
+            // In the middle of a question, too.
+            let mut asked = Vec::new();
+            let third = MAPS.asked(|file| {
+                if asked.is_empty() {
+                    take(file.as_raw_fd());
+                }
+                asked.push(file.as_raw_fd());
+                link_of(file.as_raw_fd())
+            });
+            assert!(third.unwrap().ends_with("/maps"));
+            assert_eq!(asked.len(), 2, "{asked:?}");
+            let third = asked[1];
+            for programs in [first, second] {
+                assert_eq!(link_of(programs), "/dev/null", "the program's own was closed");
+            }
+            let parents = MAPS.open.load(Ordering::Relaxed);
+            // SAFETY: the child looks at its descriptors and exits without unwinding.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let own = MAPS.open.load(Ordering::Relaxed);
+                let is_right = number_of(own) == third
+                    && own != parents
+                    && MAPS.is_open(own)
+                    && [first, second].iter().all(|programs| link_of(*programs) == "/dev/null")
+                    && link_of(third) == format!("/proc/{0}/task/{0}/maps", std::process::id());
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(i32::from(!is_right)) };
+            }
+            let mut status = 0;
+            // SAFETY: the kernel writes the local.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0);
+        });
+    }
+
+    #[test]
+    fn where_few_descriptors_are_allowed_the_question_is_asked_all_the_same() {
+        in_child(this_test!(), &[], || {
+            let few = libc::rlimit { rlim_cur: 40, rlim_max: 40 };
+            // SAFETY: reads the local.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &few) }, 0);
+            let asked = MAPS.asked(|file| link_of(file.as_raw_fd())).unwrap();
+            assert!(asked.ends_with("/maps"), "{asked}");
+            assert_eq!(MAPS.open.load(Ordering::Relaxed), 0);
+        });
+    }
+}
