@@ -32,3 +32,9 @@ fn a_collector_maps_while_the_others_are_stopped() {
 fn a_number_that_the_program_uses_again_stays_open() {
     program!("descriptors.c").same_under_all_options();
 }
+
+/// A child made by a raw `clone` has none of the library's threads, one of which may have had a lock.
+#[test]
+fn children_without_fork_handlers() {
+    program!("raw_clones.c").same_under_all_options();
+}
