@@ -38,3 +38,9 @@ fn a_collector_stops_threads_that_allocate() {
 fn a_number_that_the_program_uses_again_stays_open() {
     program!("descriptors.c").same_under_all_options();
 }
+
+/// What one descriptor table has is not opened again and again because another has it not.
+#[test]
+fn threads_and_children_with_descriptors_of_their_own() {
+    program!("own_tables.c").same_under_all_options();
+}
