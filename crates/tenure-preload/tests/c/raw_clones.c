@@ -22,8 +22,8 @@ static int ends_well(int child) {
 }
 
 int main(void) {
-    time_t until = time(NULL) + 10;
-    for (int n = 0; n < 400 && time(NULL) < until; n++) {
+    time_t until = time(NULL) + 4;
+    for (int n = 0; n < 150 && time(NULL) < until; n++) {
         use_memory();
         int child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
         if (child == 0) {

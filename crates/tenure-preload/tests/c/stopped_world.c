@@ -69,7 +69,7 @@ int main(int count, char **arguments) {
     for (uintptr_t n = 0; n < THREADS; n++)
         CHECK(pthread_create(&threads[n], NULL, body, (void *)n) == 0);
     /* On a busy machine it takes time until a thread has stopped. */
-    time_t until = time(NULL) + 20;
+    time_t until = time(NULL) + 8;
     for (int n = 1; n <= CYCLES && time(NULL) < until; n++) {
         cycle = n;
         for (int at = 0; at < THREADS; at++)
