@@ -7,7 +7,6 @@ use super::table::{Change, Table};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::AtomicU64;
-use std::time::Instant;
 
 /// One shard, on cache lines of its own.
 #[repr(C, align(128))]
@@ -20,7 +19,6 @@ pub(super) struct Shard<K> {
 pub(super) struct Shards<K, S> {
     shards: Box<[Shard<K>]>,
     hasher: S,
-    made_at: Instant,
 }
 
 /// Spreads what the program's hasher gave over all 64 bits, so that even a hasher that answers the
@@ -36,7 +34,7 @@ fn finish(hash: u64) -> u64 {
 impl<K, S> Shards<K, S> {
     pub fn new(hasher: S) -> Self {
         let shard = |_| Shard { table: Table::new(), misses: AtomicU64::new(0) };
-        Shards { shards: (0..SHARDS).map(shard).collect(), hasher, made_at: Instant::now() }
+        Shards { shards: (0..SHARDS).map(shard).collect(), hasher }
     }
 
     #[inline]
@@ -58,11 +56,6 @@ impl<K, S> Shards<K, S> {
     /// Drops the keys that were removed; runs the program's code.
     pub fn harvest(&self) {
         self.shards.iter().for_each(|shard| shard.table.harvest());
-    }
-
-    /// Milliseconds since the cache was made.
-    pub fn now_ms(&self) -> u64 {
-        self.made_at.elapsed().as_millis() as u64
     }
 }
 
@@ -110,9 +103,6 @@ impl<K, S> Index for Shards<K, S> {
         for shard in &self.shards {
             shard.table.remove_all(&|place| place.segment() == segment);
         }
-    }
-    fn expired(&self, deadline: u64) -> bool {
-        deadline <= self.now_ms()
     }
 }
 

@@ -29,6 +29,8 @@ pub struct CacheStats {
     pub evictions: u64,
     /// Values that were found purged by a get.
     pub purged_values: u64,
+    /// Values that a get found ended: their time to live or to idle was over.
+    pub expired_values: u64,
     /// Bytes of segments that the kernel took, as far as the cache has noticed.
     pub purged_bytes: u64,
     /// Values that were moved because they were used, when their segment was emptied.
@@ -66,6 +68,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
             removals: load(&inner.removals),
             evictions: load(&inner.space.counts.evicted),
             purged_values: load(&inner.purged_values),
+            expired_values: load(&inner.expired_values),
             purged_bytes: load(&inner.space.counts.purged_bytes),
             moved_values: load(&inner.space.counts.moved),
             footprint_bytes,
@@ -81,7 +84,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
             stats.values += shard.table.len() as u64;
             stats.bookkeeping_bytes += shard.table.bytes() as u64 + size_of_val(shard) as u64;
         }
-        stats.bookkeeping_bytes += stats.values * inner.space.head() as u64;
+        stats.bookkeeping_bytes +=
+            stats.values * inner.space.head(inner.space.lifetimes.of_all()) as u64;
         stats
     }
 }

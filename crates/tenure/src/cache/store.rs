@@ -1,8 +1,10 @@
 //! Reading a value at its place, and putting one there.
 
 use super::change::Putting;
+use super::header::Header;
+use super::lifetimes::Age;
 use super::place::Place;
-use super::segment::{Header, Segment};
+use super::segment::Segment;
 use super::single_flight::Landing;
 use super::space::{Index, Room};
 use super::value::Value;
@@ -12,18 +14,24 @@ use crate::tracking::backpressure;
 use std::borrow::Borrow;
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hash};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Why a value was not at its place.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Miss {
     /// The segment has other contents now; the value may have moved on.
     Stale,
-    /// Purged, or its time is over.
+    /// Purged.
     Gone,
+    /// Its time is over.
+    Ended,
     /// There is no memory to take it back, or to copy it.
     Refused,
 }
+
+/// A value that was made, perhaps with a time to live of its own.
+pub(super) type Made = (Vec<u8>, Option<Duration>);
 
 /// A pin, taken away unless a value takes it over.
 struct Pinned<'a>(&'a Segment);
@@ -112,13 +120,14 @@ impl<K, S> Inner<K, S> {
             let value = self.read(hash, place, self.enter(place), &mut miss);
             match (&value, miss) {
                 (None, Miss::Stale) => return None,
-                (None, Miss::Gone) => self.forget(hash, place, false),
+                (None, Miss::Gone) => self.forget(hash, place, Some(&self.purged_values)),
+                (None, Miss::Ended) => self.forget(hash, place, Some(&self.expired_values)),
                 _ => {}
             }
             Some(value)
         });
         read.unwrap_or_else(|stale| {
-            stale.into_iter().for_each(|place| self.forget(hash, place, true));
+            stale.into_iter().for_each(|place| self.forget(hash, place, None));
             None
         })
     }
@@ -178,8 +187,10 @@ impl<K, S> Inner<K, S> {
             return None;
         }
         *miss = Miss::Gone;
-        let bytes = segment.value(place.offset(), self.space.head(), hash)?;
-        if self.has_ended(segment, place.offset()) {
+        let times = self.space.lifetimes.bytes();
+        let (ends, bytes) = segment.value(place.offset(), times, hash)?;
+        if ends && self.ends_now(segment, place.offset()) {
+            *miss = Miss::Ended;
             return None;
         }
         // A value in a segment of its own keeps no other memory than its own.
@@ -202,23 +213,28 @@ impl<K, S> Inner<K, S> {
 
     /// Whether the value at a place has not ended. `None`: its segment has other contents now.
     fn is_alive(&self, place: Place) -> Option<bool> {
-        if self.time_to_live_ms.is_none() {
+        if !self.has_ends.load(Ordering::Relaxed) {
             return (!self.stale(place)).then_some(true);
         }
         let (pin, plain) = self.enter(place)?;
         let segment = pin.0;
-        Some(
-            (plain || self.take_back(segment))
-                && segment.header(place.offset()).is_some()
-                && segment.whole(place.offset(), self.space.head())
-                && !self.has_ended(segment, place.offset()),
-        )
+        let head = (plain || self.take_back(segment))
+            .then(|| segment.header(place.offset(), self.space.lifetimes.bytes()))
+            .flatten();
+        Some(head.is_some_and(|head| !self.space.has_ended(head)))
     }
 
-    #[inline]
-    fn has_ended(&self, segment: &Segment, offset: usize) -> bool {
-        self.time_to_live_ms.is_some()
-            && self.space.deadline(segment, offset) <= self.shards.now_ms()
+    /// Whether a value that ends has ended. If it has not, it is used now.
+    fn ends_now(&self, segment: &Segment, offset: usize) -> bool {
+        let lifetimes = &self.space.lifetimes;
+        match lifetimes.age(segment.times(offset, lifetimes.bytes())) {
+            Age::Over => true,
+            Age::Alive => false,
+            Age::AliveUnused(now) => {
+                segment.note_use(offset, now);
+                false
+            }
+        }
     }
 
     #[cold]
@@ -241,12 +257,13 @@ impl<K, S> Inner<K, S> {
             .is_none_or(|segment| segment.life.generation() != place.generation())
     }
 
-    /// Takes a key out whose value is not at its place.
-    fn forget(&self, hash: u32, place: Place, stale: bool) {
-        let forgotten = self.shards.forget(hash, place);
-        if forgotten && !stale {
-            self.purged_values.fetch_add(1, Ordering::Relaxed);
-            self.space.left(place);
+    /// Takes a key out whose value is not at its place, or has ended there; then it is counted.
+    fn forget(&self, hash: u32, place: Place, count: Option<&AtomicU64>) {
+        if self.shards.forget(hash, place) {
+            if let Some(count) = count {
+                count.fetch_add(1, Ordering::Relaxed);
+                self.space.left(place);
+            }
         }
         self.shards.of(hash).table.harvest();
     }
@@ -264,9 +281,10 @@ where
         hash: u32,
         key: K,
         value: &[u8],
+        time_to_live: Option<Duration>,
         landing: Option<&Landing<'_, K>>,
     ) -> std::result::Result<Option<Stored<'_>>, (K, Error)> {
-        let room = match self.room(hash, value) {
+        let room = match self.room(hash, value, time_to_live) {
             Ok(room) => room,
             Err(error) => return Err((key, error)),
         };
@@ -301,7 +319,7 @@ where
         landing: Landing<'_, K>,
         hash: u32,
         key: &Q,
-        bytes: Vec<u8>,
+        (bytes, time_to_live): Made,
     ) -> Result<Value<'_>>
     where
         Q: ToOwned<Owned = K> + ?Sized,
@@ -310,7 +328,7 @@ where
             // Seen early, so that nothing is evicted for it.
             return Ok(Value::own(bytes, false));
         }
-        let put = self.put(hash, key.to_owned(), &bytes, Some(&landing));
+        let put = self.put(hash, key.to_owned(), &bytes, time_to_live, Some(&landing));
         // Before there is a value to return: it would be lost, pinned, if the drop of a key panicked.
         drop(landing);
         match put {
@@ -323,15 +341,17 @@ where
         }
     }
 
-    fn room(&self, hash: u32, value: &[u8]) -> Result<Room<'_>> {
+    fn room(&self, hash: u32, value: &[u8], time_to_live: Option<Duration>) -> Result<Room<'_>> {
         let Ok(len) = u32::try_from(value.len()) else {
             let why = format!("the value has {} bytes", value.len());
             return Err(Error::new(ErrorKind::BadRange, "Cache::insert", why, "split it"));
         };
         backpressure::hold_back();
-        let now = self.shards.now_ms();
-        let deadline = self.time_to_live_ms.map_or(u64::MAX, |ttl| now.saturating_add(ttl));
-        let room = self.space.room(&self.shards, lane(), Header { len, hash }, deadline);
+        let times = self.space.lifetimes.begin(time_to_live);
+        if times.is_some() && !self.has_ends.load(Ordering::Relaxed) {
+            self.has_ends.store(true, Ordering::Relaxed);
+        }
+        let room = self.space.room(&self.shards, lane(), Header { len, hash, times });
         if room.is_err() {
             self.shards.harvest();
         }

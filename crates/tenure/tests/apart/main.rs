@@ -15,6 +15,7 @@ mod retire_kit;
 
 mod cache_forks;
 mod cache_keys;
+mod cache_lifetimes;
 mod cache_limits;
 mod cache_segments;
 mod children_and_shortages;
