@@ -262,6 +262,15 @@ impl<K> Array<K> {
         (0..self.size()).filter(of_gone).map(|at| _ = self.remove(at)).count()
     }
 
+    /// The entries that are live when they are met. The caller is in a section.
+    pub fn entries(&self) -> impl Iterator<Item = Hit<'_, K>> {
+        (0..self.size()).filter_map(|at| {
+            // Acquire: see `put`.
+            let place = Place::decode(self.place(at).load(Ordering::Acquire))?;
+            Some(Hit { array: self, at, place, key: self.key(at) })
+        })
+    }
+
     /// Live entries. Under the writers' lock.
     pub fn live(&self) -> usize {
         (0..self.size()).filter(|at| self.is_live(*at)).count()
@@ -379,18 +388,28 @@ impl<K> Drop for Rest<'_, K> {
 }
 
 impl<K> Hit<'_, K> {
-    /// Whether the entry's key equals `key`; runs the program's code.
+    /// Calls `use_it` with the entry's key; runs the program's code.
     ///
     /// # Safety
     /// The hit was made in a section that this thread is still in.
+    #[inline]
+    pub unsafe fn with_key<R>(&self, use_it: impl FnOnce(&K) -> R) -> R {
+        // SAFETY: the slot was seen live, so it has a key, which was written before its place. The
+        // key is taken out only when every section is over in which the slot was live.
+        self.key.with(|own| use_it(unsafe { (*own).assume_init_ref() }))
+    }
+
+    /// Whether the entry's key equals `key`; runs the program's code.
+    ///
+    /// # Safety
+    /// As [`Hit::with_key`].
     #[inline]
     pub unsafe fn equals<Q: Eq + ?Sized>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
     {
-        // SAFETY: the slot was seen live, so it has a key, which was written before its place. The
-        // key is taken out only when every section is over in which the slot was live.
-        self.key.with(|own| unsafe { (*own).assume_init_ref() }.borrow() == key)
+        // SAFETY: the caller is in the section that the hit was made in.
+        unsafe { self.with_key(|own| own.borrow() == key) }
     }
 
     /// The slot's address, by which it is told from others.

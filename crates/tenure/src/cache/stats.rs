@@ -88,4 +88,36 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
             stats.values * inner.space.head(inner.space.lifetimes.of_all()) as u64;
         stats
     }
+    /// Returns how many keys the cache has. Some may lead to values that were purged, or whose time is over: what
+    /// no get has met yet is not known.
+    ///
+    /// ```
+    /// let cache = tenure::Cache::<u64>::new()?;
+    /// cache.insert(1, b"one")?;
+    /// assert_eq!(cache.entry_count(), 1);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// About 1 µs; no system call.
+    #[doc(alias = "len")]
+    pub fn entry_count(&self) -> u64 {
+        self.inner.shards.iter().map(|shard| shard.table.len() as u64).sum()
+    }
+
+    /// Returns the bytes of memory that the cache's segments take now, as [`CacheStats::footprint_bytes`]: what a
+    /// [ceiling](super::CacheBuilder::ceiling) is compared with.
+    ///
+    /// ```
+    /// let cache = tenure::Cache::<u64>::new()?;
+    /// cache.insert(1, b"one")?;
+    /// assert_eq!(cache.weighted_size(), 2 << 20); // one segment
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// About 0.1 µs; no system call.
+    pub fn weighted_size(&self) -> u64 {
+        self.inner.space.sizes().0
+    }
 }

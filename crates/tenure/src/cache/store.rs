@@ -83,7 +83,7 @@ impl<K, S> Inner<K, S> {
         };
         let found_any = found.is_some();
         if let Some((place, entered)) = found {
-            let value = self.read(hash, place, entered, &mut Miss::Gone);
+            let value = self.read(hash, place, entered, true, &mut Miss::Gone);
             if let Some(value) = &value {
                 if self.space.policy.samples(hash) {
                     self.space.policy.play(hash, value.len());
@@ -115,16 +115,25 @@ impl<K, S> Inner<K, S> {
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
+        self.find_again(hash, key, true).map(|(_, value)| value)
+    }
+
+    /// The value under a key, and its place. `uses`: this is a use of it.
+    pub(super) fn find_again<Q>(&self, hash: u32, key: &Q, uses: bool) -> Option<(Place, Value<'_>)>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
         let read = self.ask(hash, key, |place| {
             let mut miss = Miss::Gone;
-            let value = self.read(hash, place, self.enter(place), &mut miss);
+            let value = self.read(hash, place, self.enter(place), uses, &mut miss);
             match (&value, miss) {
                 (None, Miss::Stale) => return None,
                 (None, Miss::Gone) => self.forget(hash, place, Some(&self.purged_values)),
                 (None, Miss::Ended) => self.forget(hash, place, Some(&self.expired_values)),
                 _ => {}
             }
-            Some(value)
+            Some(value.map(|value| (place, value)))
         });
         read.unwrap_or_else(|stale| {
             stale.into_iter().for_each(|place| self.forget(hash, place, None));
@@ -168,7 +177,8 @@ impl<K, S> Inner<K, S> {
         Some((Pinned(segment), plain))
     }
 
-    /// The value at a place whose segment was entered; if it is not there, `miss` says why.
+    /// The value at a place whose segment was entered; `uses`: this is a use of it. If it is not there, `miss` says
+    /// why.
     // Always: a value that is handed on through memory is copied there 16 bytes at a time from stores of 8, which
     // waits until the header has come from memory; the reader's own loads of the value then begin that late.
     #[inline(always)]
@@ -177,6 +187,7 @@ impl<K, S> Inner<K, S> {
         hash: u32,
         place: Place,
         entered: Option<(Pinned<'a>, bool)>,
+        uses: bool,
         miss: &mut Miss,
     ) -> Option<Value<'a>> {
         *miss = Miss::Stale;
@@ -189,7 +200,7 @@ impl<K, S> Inner<K, S> {
         *miss = Miss::Gone;
         let times = self.space.lifetimes.bytes();
         let (ends, bytes) = segment.value(place.offset(), times, hash)?;
-        if ends && self.ends_now(segment, place.offset()) {
+        if ends && self.ends_now(segment, place.offset(), uses) {
             *miss = Miss::Ended;
             return None;
         }
@@ -224,17 +235,14 @@ impl<K, S> Inner<K, S> {
         Some(head.is_some_and(|head| !self.space.has_ended(head)))
     }
 
-    /// Whether a value that ends has ended. If it has not, it is used now.
-    fn ends_now(&self, segment: &Segment, offset: usize) -> bool {
+    /// Whether a value that ends has ended. `uses`: if it has not, it is used now.
+    fn ends_now(&self, segment: &Segment, offset: usize, uses: bool) -> bool {
         let lifetimes = &self.space.lifetimes;
-        match lifetimes.age(segment.times(offset, lifetimes.bytes())) {
-            Age::Over => true,
-            Age::Alive => false,
-            Age::AliveUnused(now) => {
-                segment.note_use(offset, now);
-                false
-            }
+        let age = lifetimes.age(segment.times(offset, lifetimes.bytes()));
+        if let (Age::AliveUnused(now), true) = (age, uses) {
+            segment.note_use(offset, now);
         }
+        age == Age::Over
     }
 
     #[cold]

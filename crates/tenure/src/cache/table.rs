@@ -218,6 +218,16 @@ impl<K> Table<K> {
         locate(self.newest(section), hash, key, |_| (), |_| ()).map(|(hit, ())| hit.place)
     }
 
+    /// Calls `each` with every key, in a section: it may do what it likes. A key that is put in meanwhile may be left
+    /// out, and one that is removed and put in again may come twice.
+    pub fn each_key(&self, mut each: impl FnMut(&K)) {
+        let section = self.section(false);
+        for hit in arrays(self.newest(&section)).flat_map(Array::entries) {
+            // SAFETY: hit just now, in the section above.
+            unsafe { hit.with_key(&mut each) };
+        }
+    }
+
     /// The place with its uses, if a key leads to it.
     pub fn holds(&self, hash: u32, place: Place) -> Option<Place> {
         let writer = self.writer.lock();

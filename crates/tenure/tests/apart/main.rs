@@ -13,6 +13,7 @@ mod promise_kit;
 #[path = "../retire_kit/mod.rs"]
 mod retire_kit;
 
+mod cache_entries;
 mod cache_forks;
 mod cache_keys;
 mod cache_lifetimes;
