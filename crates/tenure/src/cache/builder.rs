@@ -2,6 +2,7 @@
 
 use super::inner::Inner;
 use super::lifetimes::Lifetimes;
+use super::listener::{Listener, RemovalCause};
 use super::segment::SEGMENT;
 use super::shard::Shards;
 use super::single_flight::Flights;
@@ -10,7 +11,6 @@ use super::{fork, Cache, DefaultHasher};
 use crate::error::Result;
 use crate::tracking::settings::Priority;
 use std::hash::{BuildHasher, Hash};
-use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -32,8 +32,8 @@ pub struct CacheBuilder<K, S = DefaultHasher> {
     priority: Priority,
     time_to_live: Option<Duration>,
     time_to_idle: Option<Duration>,
+    listener: Option<Listener<K>>,
     hasher: S,
-    key: PhantomData<fn(K)>,
 }
 
 impl<K: Hash + Eq> CacheBuilder<K> {
@@ -43,8 +43,8 @@ impl<K: Hash + Eq> CacheBuilder<K> {
             priority: Priority::DEFAULT,
             time_to_live: None,
             time_to_idle: None,
+            listener: None,
             hasher: DefaultHasher::default(),
-            key: PhantomData,
         }
     }
 }
@@ -116,6 +116,49 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
         self
     }
 
+    /// Sets a function that is called once for each value that leaves the cache, with its key and the cause. The value
+    /// itself may be gone. For counts, logs, and tables beside the cache.
+    ///
+    /// It is called a little later than the value leaves, on a thread that calls the cache just then, and its time adds
+    /// to that call. It is called under no lock of tenure's, and never by tenure's worker, by a handler of tenure's for
+    /// forks or signals. It may use the cache, and may be called again inside itself then. Calls for one
+    /// key may come in another order than its values left, from several threads at once. A panic in it is caught;
+    /// the program's panic hook has reported it, and the listener is called for the next value all the
+    /// same.
+    ///
+    /// What the kernel takes, and what has ended, is met by a look only: by a get or an iteration, when room is made,
+    /// when a value under the key is replaced or removed, or when the index grows. Until then nobody is told. A value
+    /// that has ended and is replaced before any look counts as replaced. The end of the cache is told of no value.
+    ///
+    /// ```
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use std::sync::Arc;
+    /// use tenure::cache::RemovalCause;
+    /// let replaced = Arc::new(AtomicU64::new(0));
+    /// let count = replaced.clone();
+    /// let cache = tenure::Cache::<u64>::builder()
+    ///     .eviction_listener(move |_key, cause| {
+    ///         if cause == RemovalCause::Replaced {
+    ///             count.fetch_add(1, Ordering::Relaxed);
+    ///         }
+    ///     })
+    ///     .build()?;
+    /// cache.insert(1, b"one")?;
+    /// cache.insert(1, b"another one")?;
+    /// assert_eq!(replaced.load(Ordering::Relaxed), 1);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// A call for each value that leaves; nothing for a get.
+    pub fn eviction_listener(
+        mut self,
+        listener: impl Fn(&K, RemovalCause) + Send + Sync + 'static,
+    ) -> Self {
+        self.listener = Some(Listener::new(listener));
+        self
+    }
+
     /// Sets another hasher for the keys.
     ///
     /// ```
@@ -130,8 +173,8 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
             priority: self.priority,
             time_to_live: self.time_to_live,
             time_to_idle: self.time_to_idle,
+            listener: self.listener,
             hasher,
-            key: PhantomData,
         }
     }
 
@@ -159,10 +202,11 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
         let ceiling = self.ceiling.unwrap_or(u64::MAX);
         let level = self.priority.level();
         let inner = Arc::new_cyclic(|cache: &Weak<Inner<K, S>>| Inner {
-            shards: Shards::new(self.hasher),
+            shards: Shards::new(self.hasher, self.listener.as_ref()),
             space: Space::new(cache.clone(), lanes, ceiling, level, lifetimes),
             flights: Flights::new(),
             listed: fork::Listed::new(),
+            listener: self.listener.clone(),
             has_ends: AtomicBool::new(false),
             insertions: AtomicU64::new(0),
             removals: AtomicU64::new(0),

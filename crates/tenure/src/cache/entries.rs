@@ -3,6 +3,7 @@
 //! One shard after the other: its keys are read in a [section](super::table), so the program's code may do what it
 //! likes meanwhile. What is removed from the shard until then is freed afterwards.
 
+use super::listener::RemovalCause;
 use super::place::{short, Place};
 use super::{Cache, Inner, Value};
 use std::hash::{BuildHasher, Hash};
@@ -116,7 +117,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
 impl<K, S> Inner<K, S> {
     /// Removes the key that leads to a place. `false`: none does now.
     fn remove_at(&self, hash: u32, place: Place) -> bool {
-        let removed = self.shards.of(hash).table.remove_place(hash, place);
+        let removed = self.shards.of(hash).table.remove_place(hash, place, RemovalCause::Removed);
         if removed {
             self.space.left(place);
             self.removals.fetch_add(1, Ordering::Relaxed);

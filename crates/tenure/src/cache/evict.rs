@@ -2,6 +2,7 @@
 
 use super::header::{Header, HEADER};
 use super::lanes::Filling;
+use super::listener::RemovalCause;
 use super::lists::List;
 use super::place::Place;
 use super::segment::{Segment, Segments, SEGMENT};
@@ -226,7 +227,8 @@ impl Space {
             let Some(place) = index.holds(head.hash, from) else { return };
             let need = self.need(head);
             let cost = self.policy.cost(need);
-            if keeps && place.uses() >= cost && victim.whole(at, need) && !self.has_ended(head) {
+            let cause = self.cause(victim, at, head);
+            if keeps && place.uses() >= cost && cause == RemovalCause::Evicted {
                 let left = if is_protected { place.uses().saturating_sub(cost) } else { 0 };
                 if !victim.is_shared() {
                     // It has its segment to itself, and keeps it.
@@ -235,7 +237,7 @@ impl Space {
                     return;
                 }
             }
-            if !stays && index.forget(head.hash, from) {
+            if !stays && index.forget(head.hash, from, cause) {
                 self.counts.evicted.fetch_add(1, Ordering::Relaxed);
                 self.policy.evicted(head.hash, need, is_protected);
             }
@@ -288,10 +290,11 @@ impl Space {
                 let from = Place::new(sparse.number, generation, at);
                 let need = self.need(head);
                 let Some(place) = index.holds(head.hash, from) else { return };
-                if sparse.whole(at, need) && !self.has_ended(head) {
+                let cause = self.cause(sparse, at, head);
+                if cause == RemovalCause::Evicted {
                     left.push((place, head));
                     bytes += need;
-                } else if index.forget(head.hash, from) {
+                } else if index.forget(head.hash, from, cause) {
                     self.counts.evicted.fetch_add(1, Ordering::Relaxed);
                 }
             });
@@ -358,7 +361,8 @@ impl Space {
     pub(super) fn drop_values(&self, index: &dyn Index, victim: &Segment) {
         let generation = victim.life.generation();
         self.each_value(victim, |at, head| {
-            if index.forget(head.hash, Place::new(victim.number, generation, at)) {
+            let place = Place::new(victim.number, generation, at);
+            if index.forget(head.hash, place, self.cause(victim, at, head)) {
                 self.counts.evicted.fetch_add(1, Ordering::Relaxed);
                 let need = self.need(head);
                 self.policy.evicted(head.hash, need, victim.is_protected());

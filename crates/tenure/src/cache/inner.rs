@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "takes itself out of the list of caches")]
 
 use super::fork::{Forked, Listed};
+use super::listener::Listener;
 use super::shard::Shards;
 use super::single_flight::Flights;
 use super::space::Space;
@@ -15,6 +16,7 @@ pub(super) struct Inner<K, S> {
     pub space: Space,
     pub flights: Flights<K>,
     pub listed: Listed,
+    pub listener: Option<Listener<K>>,
     /// Whether any value ever had a time to live or to idle.
     pub has_ends: AtomicBool,
     pub insertions: AtomicU64,

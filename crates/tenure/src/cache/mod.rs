@@ -53,6 +53,7 @@ mod lanes;
 mod life;
 mod lifetimes;
 mod link;
+mod listener;
 mod lists;
 mod opening;
 mod owned;
@@ -74,6 +75,7 @@ mod trials;
 mod value;
 
 pub use builder::CacheBuilder;
+pub use listener::RemovalCause;
 pub use owned::OwnedValue;
 pub use stats::CacheStats;
 pub use value::Value;

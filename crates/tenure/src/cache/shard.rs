@@ -1,5 +1,6 @@
 //! The index: keys to places, in shards that do not touch each other.
 
+use super::listener::{Listener, RemovalCause};
 use super::place::{number, Place, SHARDS};
 use super::single_flight::Flights;
 use super::space::Index;
@@ -32,8 +33,8 @@ fn finish(hash: u64) -> u64 {
 }
 
 impl<K, S> Shards<K, S> {
-    pub fn new(hasher: S) -> Self {
-        let shard = |_| Shard { table: Table::new(), misses: AtomicU64::new(0) };
+    pub fn new(hasher: S, listener: Option<&Listener<K>>) -> Self {
+        let shard = |_| Shard { table: Table::new(listener.cloned()), misses: AtomicU64::new(0) };
         Shards { shards: (0..SHARDS).map(shard).collect(), hasher }
     }
 
@@ -96,8 +97,8 @@ impl<K, S> Index for Shards<K, S> {
     fn relocate(&self, hash: u32, from: Place, to: Place) -> bool {
         self.of(hash).table.relocate(hash, from, to)
     }
-    fn forget(&self, hash: u32, place: Place) -> bool {
-        self.of(hash).table.remove_place(hash, place)
+    fn forget(&self, hash: u32, place: Place, cause: RemovalCause) -> bool {
+        self.of(hash).table.remove_place(hash, place, cause)
     }
     fn forget_segment(&self, segment: u32) {
         for shard in &self.shards {

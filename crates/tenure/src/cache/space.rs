@@ -16,6 +16,7 @@ use super::header::{Header, Times, HEADER};
 use super::inside::{is_inside, Inside};
 use super::lanes::{Filling, Lane};
 use super::lifetimes::Lifetimes;
+use super::listener::RemovalCause;
 use super::lists::{List, Name};
 use super::pins;
 use super::place::{Place, GENERATIONS, UNIT};
@@ -38,8 +39,8 @@ pub(super) trait Index {
     fn holds(&self, hash: u32, place: Place) -> Option<Place>;
     /// Makes the key that leads to `from` lead to `to`; `false`: none does.
     fn relocate(&self, hash: u32, from: Place, to: Place) -> bool;
-    /// Forgets the key that leads to the place; `false`: none does.
-    fn forget(&self, hash: u32, place: Place) -> bool;
+    /// Forgets the key that leads to the place, whose value leaves for this cause; `false`: none does.
+    fn forget(&self, hash: u32, place: Place, cause: RemovalCause) -> bool;
     /// Forgets all keys that lead to a segment, of whichever generation.
     fn forget_segment(&self, segment: u32);
 }
@@ -152,6 +153,17 @@ impl Space {
     /// Whether a value has ended.
     pub fn has_ended(&self, head: Header) -> bool {
         head.times.is_some_and(|times| self.lifetimes.is_over(times))
+    }
+
+    /// Why the value at an offset leaves, where room is made.
+    pub fn cause(&self, segment: &Segment, at: usize, head: Header) -> RemovalCause {
+        if !segment.whole(at, self.need(head)) {
+            RemovalCause::Purged
+        } else if self.has_ended(head) {
+            RemovalCause::Expired
+        } else {
+            RemovalCause::Evicted
+        }
     }
 
     /// A reader found that `bytes` of a segment had been purged.

@@ -3,7 +3,9 @@
 use super::change::Putting;
 use super::header::Header;
 use super::lifetimes::Age;
+use super::listener::RemovalCause;
 use super::place::Place;
+use super::removed::Harvesting;
 use super::segment::Segment;
 use super::single_flight::Landing;
 use super::space::{Index, Room};
@@ -14,7 +16,7 @@ use crate::tracking::backpressure;
 use std::borrow::Borrow;
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hash};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Why a value was not at its place.
@@ -67,6 +69,16 @@ impl<'a> Stored<'a> {
         let stored = self.pin.0.bytes(self.at, bytes.len());
         self.pin.into_value(stored, shared)
     }
+}
+
+/// What is left when a value was put in.
+pub(super) struct Spare<K> {
+    /// The key, if one like it was there.
+    key: Option<K>,
+    /// Why the value before left.
+    cause: Option<RemovalCause>,
+    /// Other values may have been evicted for it.
+    evicted: bool,
 }
 
 impl<K, S> Inner<K, S> {
@@ -129,14 +141,16 @@ impl<K, S> Inner<K, S> {
             let value = self.read(hash, place, self.enter(place), uses, &mut miss);
             match (&value, miss) {
                 (None, Miss::Stale) => return None,
-                (None, Miss::Gone) => self.forget(hash, place, Some(&self.purged_values)),
-                (None, Miss::Ended) => self.forget(hash, place, Some(&self.expired_values)),
+                (None, Miss::Gone) => self.forget(hash, place, RemovalCause::Purged, false),
+                (None, Miss::Ended) => self.forget(hash, place, RemovalCause::Expired, false),
                 _ => {}
             }
             Some(value.map(|value| (place, value)))
         });
         read.unwrap_or_else(|stale| {
-            stale.into_iter().for_each(|place| self.forget(hash, place, None));
+            stale
+                .into_iter()
+                .for_each(|place| self.forget(hash, place, RemovalCause::Purged, true));
             None
         })
     }
@@ -265,13 +279,14 @@ impl<K, S> Inner<K, S> {
             .is_none_or(|segment| segment.life.generation() != place.generation())
     }
 
-    /// Takes a key out whose value is not at its place, or has ended there; then it is counted.
-    fn forget(&self, hash: u32, place: Place, count: Option<&AtomicU64>) {
-        if self.shards.forget(hash, place) {
-            if let Some(count) = count {
-                count.fetch_add(1, Ordering::Relaxed);
-                self.space.left(place);
-            }
+    /// Takes a key out whose value is not at its place, or has ended there. `stale`: its segment has other contents
+    /// now.
+    fn forget(&self, hash: u32, place: Place, cause: RemovalCause, stale: bool) {
+        if self.shards.forget(hash, place, cause) && !stale {
+            let ended = cause == RemovalCause::Expired;
+            let count = if ended { &self.expired_values } else { &self.purged_values };
+            count.fetch_add(1, Ordering::Relaxed);
+            self.space.left(place);
         }
         self.shards.of(hash).table.harvest();
     }
@@ -283,7 +298,7 @@ where
     S: BuildHasher,
 {
     /// Stores a value; the key comes back when there is no room. `landing`: the value was made in this
-    /// flight. `None`: the flight is outdated, so nothing was stored.
+    /// flight. `None`: the flight is outdated, so nothing was stored. The caller finishes with [`Inner::finish`].
     pub(super) fn put(
         &self,
         hash: u32,
@@ -291,22 +306,34 @@ where
         value: &[u8],
         time_to_live: Option<Duration>,
         landing: Option<&Landing<'_, K>>,
-    ) -> std::result::Result<Option<Stored<'_>>, (K, Error)> {
+    ) -> std::result::Result<(Option<Stored<'_>>, Spare<K>), (K, Error)> {
         let room = match self.room(hash, value, time_to_live) {
             Ok(room) => room,
             Err(error) => return Err((key, error)),
         };
         let stored = Stored { pin: Pinned(room.segment), at: room.at };
-        let is_published = Cell::new(false);
-        let putting = Putting { inner: self, hash, place: room.place, landing, is_published };
+        let (is_published, replaced) = (Cell::new(false), Cell::new(None));
+        let place = room.place;
+        let putting = Putting { inner: self, hash, place, landing, is_published, replaced };
         let table = &self.shards.of(hash).table;
         let section = table.section(false);
         room.segment.write(room.at, value);
-        table.insert(section, hash, key, room.place, &|place| self.stale(place), &putting);
-        if room.evicted {
-            self.shards.harvest();
+        let key = table.insert(section, hash, key, place, &|place| self.stale(place), &putting);
+        let stored = putting.is_published.get().then_some(stored);
+        Ok((stored, Spare { key, cause: putting.replaced.get(), evicted: room.evicted }))
+    }
+
+    /// Tells of what a value has put out of its place, and drops what is left. Runs the program's code.
+    pub(super) fn finish(&self, hash: u32, spare: Spare<K>) {
+        if let Spare { key: Some(key), cause: Some(cause), .. } = &spare {
+            self.listener.iter().for_each(|listener| listener.tell(key, *cause));
         }
-        Ok(putting.is_published.get().then_some(stored))
+        let Spare { key, evicted, .. } = spare;
+        drop(key);
+        match evicted {
+            true => self.shards.harvest(),
+            false => self.shards.of(hash).table.harvest(),
+        }
     }
 
     /// The value under a key that the caller was about to make: another maker may have landed between the caller's
@@ -316,6 +343,8 @@ where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
+        // What is dropped here, and the listener, may ask for the key: it would wait for this flight.
+        let _quiet = Harvesting::hold_off();
         // Writers that did not see this maker have left then: see `Flights::any`.
         self.shards.of(hash).table.pass_writers();
         self.contains(hash, key).then(|| self.look_up(hash, key))?
@@ -336,16 +365,27 @@ where
             // Seen early, so that nothing is evicted for it.
             return Ok(Value::own(bytes, false));
         }
+        let quiet = Harvesting::hold_off();
         let put = self.put(hash, key.to_owned(), &bytes, time_to_live, Some(&landing));
         // Before there is a value to return: it would be lost, pinned, if the drop of a key panicked.
         drop(landing);
+        drop(quiet);
         match put {
-            Ok(Some(stored)) => Ok(stored.into_value(bytes)),
-            Ok(None) => Ok(Value::own(bytes, false)),
-            Err((_, error)) if error.kind() == ErrorKind::OutOfMemory => {
-                Ok(Value::own(bytes, false))
+            Ok((stored, spare)) => {
+                self.finish(hash, spare);
+                Ok(match stored {
+                    Some(stored) => stored.into_value(bytes),
+                    None => Value::own(bytes, false),
+                })
             }
-            Err((_, error)) => Err(error),
+            Err((key, error)) => {
+                drop(key);
+                self.shards.harvest();
+                match error.kind() {
+                    ErrorKind::OutOfMemory => Ok(Value::own(bytes, false)),
+                    _ => Err(error),
+                }
+            }
         }
     }
 

@@ -106,8 +106,9 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     pub(super) fn put(&self, key: K, value: &[u8], time_to_live: Option<Duration>) -> Result<()> {
         let hash = short(self.inner.shards.hash(&key));
         match self.inner.put(hash, key, value, time_to_live, None) {
-            Ok(stored) => {
+            Ok((stored, spare)) => {
                 drop(stored);
+                self.inner.finish(hash, spare);
                 Ok(())
             }
             Err((key, error)) => {

@@ -18,6 +18,7 @@ mod cache_forks;
 mod cache_keys;
 mod cache_lifetimes;
 mod cache_limits;
+mod cache_listener;
 mod cache_segments;
 mod children_and_shortages;
 mod closed_descriptors;
