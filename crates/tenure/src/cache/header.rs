@@ -30,25 +30,29 @@ impl Times {
     pub const NEVER: Times = Times { deadline: u64::MAX, used: 0 };
 }
 
-/// The word for a length; `ends`: times follow. A value with a segment of its own has times in any case, and may
-/// be longer than the 2 GiB that leave a bit for it.
-pub(super) fn encode(len: u32, ends: bool, is_shared: bool) -> u32 {
-    debug_assert!(ends || is_shared);
-    debug_assert!(len < ENDS || !is_shared);
-    if is_shared && ends {
+/// The word for a length; `ends`: times follow, as always for a value with a segment of its own.
+pub(super) fn encode(len: u32, ends: bool) -> u32 {
+    debug_assert!(ends || len < ENDS);
+    if ends {
         len | ENDS
     } else {
         len
     }
 }
 
-/// The length that a word is for, and whether times follow.
+/// Whether times follow.
 #[inline]
-pub(super) fn decode(word: u32, is_shared: bool) -> (u32, bool) {
-    if is_shared {
-        (word & !ENDS, word & ENDS != 0)
+pub(super) fn ends(word: u32) -> bool {
+    word & ENDS != 0
+}
+
+/// The length that a word is for, in a segment of this capacity. The bit may be the length's own, in a segment that
+/// has room for as much; it has not, if the bit only says that times follow.
+pub(super) fn decode(word: u32, capacity: usize) -> u32 {
+    if word as usize + HEADER + TIME <= capacity {
+        word
     } else {
-        (word, true)
+        word & !ENDS
     }
 }
 
@@ -58,12 +62,22 @@ mod tests {
 
     #[test]
     fn lengths_come_back() {
-        for len in [0, 1, 512 << 10] {
-            assert_eq!(decode(encode(len, false, true), true), (len, false));
-            assert_eq!(decode(encode(len, true, true), true), (len, true));
+        let shared = 2 << 20;
+        for len in [0, 1, (512 << 10) - 8] {
+            let words = (encode(len, false), encode(len, true));
+            assert!(!ends(words.0) && ends(words.1));
+            assert_eq!((decode(words.0, shared), decode(words.1, shared)), (len, len));
         }
-        for len in [0, 1 << 20, u32::MAX] {
-            assert_eq!(decode(encode(len, true, false), false), (len, true));
+        let half = 1u32 << 31;
+        for len in [1 << 20, half - 1, half, half + 1, half + (1 << 20), u32::MAX] {
+            for times in [TIME, 2 * TIME] {
+                // As large as it must be, and as it may be.
+                let capacity = (len as usize + HEADER + times).next_multiple_of(4096);
+                for capacity in [capacity, capacity.next_multiple_of(65536) + 65536] {
+                    assert!(ends(encode(len, true)));
+                    assert_eq!(decode(encode(len, true), capacity), len);
+                }
+            }
         }
     }
 }

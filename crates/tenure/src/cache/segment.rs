@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "gives out bytes of a segment under a pin")]
 
-use super::header::{decode, encode, Header, Times, HEADER, TIME};
+use super::header::{decode, encode, ends, Header, Times, HEADER, TIME};
 use super::life::{Life, Pins};
 use super::link::Link;
 use super::place::SEGMENTS;
@@ -204,36 +204,49 @@ impl Segment {
         if offset + HEADER > memory.capacity || !self.whole(offset, HEADER) {
             return None;
         }
-        let (len, hash, ends) = memory.header(offset);
-        let at = offset + HEADER;
-        if ends && (at + times > memory.capacity || !self.whole(at, times)) {
-            return None;
-        }
-        Some(Header { len, hash, times: ends.then(|| self.times(offset, times)) })
+        let (word, hash) = memory.header(offset);
+        let times = if ends(word) { Some(self.times(offset, times)?) } else { None };
+        Some(Header { len: decode(word, memory.capacity), hash, times })
     }
 
-    /// The value that was put at an offset under a key of this hash: whether it ends, and its bytes, which follow
-    /// `times` bytes of times then; `None` if any of it is gone. The caller has the segment pinned and settled.
-    #[inline]
-    pub fn value(&self, offset: usize, times: usize, hash: u32) -> Option<(bool, &[u8])> {
+    /// The bytes of a value that was put at an offset under a key of this hash; `None` if any of it is gone. `times` is
+    /// called if the value ends, and answers how many bytes of times come first; `None` if it has ended. The
+    /// caller has the segment pinned and settled.
+    #[inline(always)]
+    pub fn value(
+        &self,
+        offset: usize,
+        hash: u32,
+        times: impl FnOnce() -> Option<usize>,
+    ) -> Option<&[u8]> {
         let memory = self.memory();
         let damaged = self.damaged.load(Ordering::Acquire);
         if offset + HEADER > memory.capacity || damaged && !self.look_whole(offset, HEADER) {
             return None;
         }
-        let (len, found, ends) = memory.header(offset);
-        let (at, len) = (offset + HEADER + if ends { times } else { 0 }, len as usize);
+        let (word, found) = memory.header(offset);
+        let (mut at, mut len) = (offset + HEADER, word as usize);
+        if ends(word) {
+            at += times()?;
+            len = decode(word, memory.capacity) as usize;
+            if at > memory.capacity {
+                return None;
+            }
+        }
         // Another hash: not what the place was made for. That cannot be, and costs nothing to see.
-        let fits = found == hash && at <= memory.capacity && len <= memory.capacity - at;
-        let whole = fits && (!damaged || self.look_whole(offset, at - offset + len));
-        whole.then(|| (ends, memory.bytes(at, len)))
+        let fits = found == hash && len <= memory.capacity - at;
+        (fits && (!damaged || self.look_whole(at, len))).then(|| memory.bytes(at, len))
     }
 
-    /// The times of a value that ends, at an offset. The caller has the segment pinned and settled.
-    pub fn times(&self, offset: usize, times: usize) -> Times {
-        let memory = self.memory();
-        let time = |n: usize| memory.time(offset + HEADER + n * TIME).load(Ordering::Relaxed);
-        Times { deadline: time(0), used: if times > TIME { time(1) } else { 0 } }
+    /// The times of a value that ends, in `times` bytes, at an offset; `None` if any of it is gone. The caller has the
+    /// segment pinned and settled.
+    pub fn times(&self, offset: usize, times: usize) -> Option<Times> {
+        let (memory, at) = (self.memory(), offset + HEADER);
+        if at + times > memory.capacity || !self.whole(at, times) {
+            return None;
+        }
+        let time = |n: usize| memory.time(at + n * TIME).load(Ordering::Relaxed);
+        Some(Times { deadline: time(0), used: if times > TIME { time(1) } else { 0 } })
     }
 
     /// Notes when the value at an offset, which has both times, was used. The caller has the segment pinned and settled.
@@ -243,7 +256,7 @@ impl Segment {
 
     /// Writes a header at an offset that no place leads to yet, as [`Segment::write`].
     pub fn write_header(&self, offset: usize, head: Header, times: usize) {
-        let word = encode(head.len, head.times.is_some(), self.is_shared());
+        let word = encode(head.len, head.times.is_some());
         self.write(offset, &word.to_ne_bytes());
         self.write(offset + 4, &head.hash.to_ne_bytes());
         if let Some(of) = head.times {
@@ -308,14 +321,13 @@ impl<'a> Memory<'a> {
         unsafe { std::slice::from_raw_parts((self.base + offset) as *const u8, len) }
     }
 
-    /// The length, the hash, and whether times follow.
+    /// The word of the length, and the hash.
     #[inline]
-    fn header(&self, offset: usize) -> (u32, u32, bool) {
+    fn header(&self, offset: usize) -> (u32, u32) {
         let bytes = self.bytes(offset, HEADER);
         let word =
             |i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
-        let (len, ends) = decode(word(0), self.capacity == SEGMENT);
-        (len, word(4), ends)
+        (word(0), word(4))
     }
 
     /// A time of a value that has been published, of which gets change the last use.

@@ -212,12 +212,8 @@ impl<K, S> Inner<K, S> {
             return None;
         }
         *miss = Miss::Gone;
-        let times = self.space.lifetimes.bytes();
-        let (ends, bytes) = segment.value(place.offset(), times, hash)?;
-        if ends && self.ends_now(segment, place.offset(), uses) {
-            *miss = Miss::Ended;
-            return None;
-        }
+        let offset = place.offset();
+        let bytes = segment.value(offset, hash, || self.times(segment, offset, uses, miss))?;
         // A value in a segment of its own keeps no other memory than its own.
         let shared = segment.is_shared();
         if shared && (self.space.crowded.load(Ordering::Relaxed) || !pins::take()) {
@@ -249,14 +245,27 @@ impl<K, S> Inner<K, S> {
         Some(head.is_some_and(|head| !self.space.has_ended(head)))
     }
 
-    /// Whether a value that ends has ended. `uses`: if it has not, it is used now.
-    fn ends_now(&self, segment: &Segment, offset: usize, uses: bool) -> bool {
+    /// The bytes of the times of a value that ends; `None` if it has ended or was purged, as `miss` says then. `uses`:
+    /// if it has not, it is used now.
+    #[inline(never)]
+    fn times(
+        &self,
+        segment: &Segment,
+        offset: usize,
+        uses: bool,
+        miss: &mut Miss,
+    ) -> Option<usize> {
         let lifetimes = &self.space.lifetimes;
-        let age = lifetimes.age(segment.times(offset, lifetimes.bytes()));
-        if let (Age::AliveUnused(now), true) = (age, uses) {
-            segment.note_use(offset, now);
+        let bytes = lifetimes.bytes();
+        match lifetimes.age(segment.times(offset, bytes)?) {
+            Age::Over => {
+                *miss = Miss::Ended;
+                return None;
+            }
+            Age::AliveUnused(now) if uses => segment.note_use(offset, now),
+            Age::Alive | Age::AliveUnused(_) => {}
         }
-        age == Age::Over
+        Some(bytes)
     }
 
     #[cold]
