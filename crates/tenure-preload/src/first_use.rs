@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "registers fork handlers")]
 
 use crate::errno::Errno;
-use crate::{counters, heap, keeper, last_thread, report};
+use crate::{counters, keeper, last_thread, report};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// At the first call of a hook, which may be before the C library is initialised.
@@ -18,15 +18,6 @@ pub fn first_call() {
     }
     let errno = Errno::keep();
     keeper::own_process();
-    // First of all, so that its handler before the fork runs last: the others' allocate.
-    // SAFETY: the functions live as long as the process, take no arguments and do not unwind.
-    unsafe {
-        libc::pthread_atfork(
-            Some(heap::before_fork),
-            Some(heap::after_fork),
-            Some(heap::after_fork),
-        )
-    };
     tenure::register_fork_handlers();
     // SAFETY: the function lives as long as the process, takes no arguments and does not unwind.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };

@@ -74,6 +74,8 @@ mod sync;
 mod tracking;
 
 pub mod cache;
+#[doc(hidden)]
+pub mod launcher;
 pub mod lock;
 pub mod page_cache;
 pub mod pool;
@@ -154,36 +156,6 @@ pub fn end_background_threads() -> bool {
     // A child of a fork has none, and has nothing of what waits.
     let given_back = retire::drain(None);
     runtime::worker::stop() && given_back
-}
-
-/// For tenure's launcher.
-#[doc(hidden)]
-pub mod launcher {
-    pub use crate::os::stack::Stack;
-
-    /// Opens the files of `/proc` that are asked again and again, under high numbers: later another thread of the
-    /// program's could be about to use the low number by which each comes.
-    pub fn open_files() {
-        crate::os::kept::open_now();
-    }
-
-    /// Whether callers of the pool offer so much that the worker, which would do it for them, pays.
-    pub fn worker_pays() -> bool {
-        crate::pool::worker_pays()
-    }
-
-    /// Whether the calling thread is tenure's background thread.
-    pub fn is_background_thread() -> bool {
-        crate::runtime::worker::is_worker()
-    }
-
-    /// Memory for the launcher's own use, apart from the program's mappings, zeroed. `None`: there is none.
-    ///
-    /// Calls nothing that allocates.
-    pub fn map_apart(len: usize) -> Option<std::ptr::NonNull<u8>> {
-        let mapped = crate::os::reserve::map_own(len, crate::os::page_size()).ok()?;
-        std::ptr::NonNull::new(mapped.start as *mut u8)
-    }
 }
 
 /// The version of this crate.

@@ -22,7 +22,7 @@ const LAYERS: &[&[&str]] = &[
     &["mapping"],
     &["tracking"],
     PROMISES,
-    &["stats"],
+    &["stats", "launcher"],
     &[""],
 ];
 

@@ -1,4 +1,5 @@
-/* A collector stops the other threads by a signal, wherever they are, and maps memory while they are stopped. */
+/* A collector stops the other threads by a signal, wherever they are, and maps memory while they are stopped. With an
+ * argument the threads allocate and free instead, and the collector uses no memory. */
 #include "check.h"
 #include <semaphore.h>
 #include <stdatomic.h>
@@ -8,6 +9,7 @@ enum { THREADS = 4, CYCLES = 3000 };
 
 static sem_t stopped;
 static atomic_int cycle, over;
+static int allocates;
 
 static void stop(int signal) {
     (void)signal;
@@ -27,17 +29,36 @@ static void go_on(int signal) {
 
 static void *body(void *argument) {
     unsigned n = (unsigned)(uintptr_t)argument;
+    char *blocks[8] = {0};
     while (!over) {
         n = n * 1103515245 + 12345;
+        if (allocates) {
+            char **block = &blocks[n >> 8 & 7];
+            free(*block);
+            CHECK(*block = malloc((1 + (n >> 16) % 64) * 64 * KIB));
+            **block = 1;
+            continue;
+        }
         size_t len = (1 + (n >> 16) % 16) * 64 * KIB;
         char *at = map(len);
         at[0] = 1;
         CHECK(munmap(at, len) == 0);
     }
+    for (int at = 0; at < 8; at++)
+        free(blocks[at]);
     return NULL;
 }
 
-int main(void) {
+static void wait_for_one(void) {
+    struct timespec until;
+    CHECK(clock_gettime(CLOCK_REALTIME, &until) == 0);
+    until.tv_sec += 30;
+    CHECK(sem_timedwait(&stopped, &until) == 0);
+}
+
+int main(int count, char **arguments) {
+    (void)arguments;
+    allocates = count > 1;
     CHECK(sem_init(&stopped, 0, 0) == 0);
     struct sigaction action = {.sa_handler = stop};
     sigfillset(&action.sa_mask);
@@ -54,8 +75,8 @@ int main(void) {
         for (int at = 0; at < THREADS; at++)
             CHECK(pthread_kill(threads[at], SIGUSR1) == 0);
         for (int at = 0; at < THREADS; at++)
-            CHECK(sem_wait(&stopped) == 0);
-        for (size_t len = 64 * KIB; len < MIB; len *= 2) {
+            wait_for_one();
+        for (size_t len = 64 * KIB; len < MIB && !allocates; len *= 2) {
             char *at = map(len);
             CHECK(at[0] == 0);
             at[0] = 1;

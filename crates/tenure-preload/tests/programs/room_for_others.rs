@@ -27,8 +27,26 @@ fn a_collector_maps_while_the_others_are_stopped() {
     program!("stopped_world.c").same_under_all_options();
 }
 
+/// A thread that works for the pool with signals blocked waits for no stopped one: it would be stopped itself.
+#[test]
+fn a_collector_stops_threads_that_allocate() {
+    program!("stopped_world.c").with(&[Path::new("by malloc")]).same_under_all_options();
+}
+
 /// The library closes no descriptor of the program's.
 #[test]
 fn a_number_that_the_program_uses_again_stays_open() {
     program!("descriptors.c").same_under_all_options();
+}
+
+/// A child made by a raw `clone` has none of the library's threads, one of which may have had a lock.
+#[test]
+fn children_without_fork_handlers() {
+    program!("raw_clones.c").same_under_all_options();
+}
+
+/// What one descriptor table has is not opened again and again because another has it not.
+#[test]
+fn threads_and_children_with_descriptors_of_their_own() {
+    program!("own_tables.c").same_under_all_options();
 }

@@ -7,7 +7,8 @@
 //! Another thread may close a number and put a file of its own under it meanwhile (`dup2`), for it knows that the number
 //! is free. So only what is still the same file is closed.
 
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use super::errno::last_errno;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::{fstat, open as open_file, stat, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::path::Arg;
@@ -116,6 +117,32 @@ pub(super) fn open_by(
 impl Brief {
     pub fn file(&self) -> File {
         self.file
+    }
+
+    pub fn number(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// A second number of the same file's, from `least` up.
+    pub(super) fn again(&self, least: RawFd) -> Option<Brief> {
+        let open = || {
+            // SAFETY: asks for a number more; closes and changes none.
+            let number = unsafe { libc::fcntl(self.number(), libc::F_DUPFD_CLOEXEC, least) };
+            if number < 0 {
+                return Err(last_errno());
+            }
+            // SAFETY: the kernel has just made it for this call.
+            Ok(unsafe { OwnedFd::from_raw_fd(number) })
+        };
+        // Where the program has put a file of its own under the first number, the second one is that file's, and goes.
+        open_by(open, |_, _| true).ok().filter(|again| again.file == self.file)
+    }
+
+    /// It stays open, also in a child.
+    pub(super) fn stays(self) {
+        if let Some(note) = ManuallyDrop::new(self).note {
+            note.store(0, Ordering::SeqCst);
+        }
     }
 
     /// Whether the number is still this file's: another thread of the program's may have closed it, and put a file

@@ -7,17 +7,23 @@
 //! in between would have had to be put under the number, and ours back.) Otherwise the file is opened again.
 
 use super::brief::{self, Brief};
+use super::signal::Blocked;
 use super::{generation, uffd};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use rustix::fd::{AsFd, BorrowedFd, RawFd};
 use rustix::fs::fstat;
 use rustix::io::Errno;
+use rustix::process::getpid;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-/// Programs hand out and close the low numbers. Where fewer descriptors are allowed, the next one is tried.
-const NUMBERS: [RawFd; 3] = [700, 200, 48];
-/// How often a file is opened anew before a question is asked by a descriptor that is open for its length only.
+/// Programs hand out and close the low numbers. Where fewer descriptors are allowed, nothing stays open: the program
+/// may need all of them.
+const LEAST_NUMBER: RawFd = 700;
+/// How often a question is asked by a descriptor that stays open before one is opened for its length only.
 const ATTEMPTS: usize = 3;
+/// How often a process opens each file to keep it. Where it was closed as often, it is closed again and again; or
+/// threads have descriptor tables of their own, and what one opens is not the other's: in each, all would stay open.
+const MOST_OPENED: u32 = 4;
 
 /// A file that stays open.
 pub(crate) struct Kept {
@@ -28,6 +34,8 @@ pub(crate) struct Kept {
     open: AtomicU64,
     /// The file system's number.
     device: AtomicU64,
+    /// How often this process has opened it.
+    times: AtomicU32,
 }
 
 /// For the whole process: its list of mappings, by one descriptor for all threads. For what is asked by a place, not
@@ -37,6 +45,9 @@ pub(crate) static MAPS: Kept = Kept::by(|| brief::open(c"/proc/thread-self/maps"
 pub(crate) static PAGEMAP: Kept = Kept::by(|| brief::open(c"/proc/thread-self/pagemap"));
 /// For the whole process: a userfaultfd with which nothing is registered.
 pub(crate) static USERFAULTFD: Kept = Kept::by(uffd::open_to_ask);
+/// For the whole process: the number of the process whose descriptors are meant. A child of a vfork has its parent's
+/// memory, and descriptors of its own. 0: none has opened any.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
 /// For the whole process: a filter is one for all threads, and may end the process for opening a file.
 static NOTHING_IS_OPENED: AtomicBool = AtomicBool::new(false);
 
@@ -48,6 +59,16 @@ thread_local! {
 /// The calling thread has a descriptor table of its own: what other threads keep open is not in it.
 pub(crate) fn has_own_table() {
     HAS_OWN_TABLE.set(true);
+}
+
+/// Whether what the calling thread opens is the whole process's, and may be.
+fn may_open() -> bool {
+    if HAS_OWN_TABLE.get() || NOTHING_IS_OPENED.load(Ordering::Relaxed) {
+        return false;
+    }
+    let own = getpid().as_raw_nonzero().get();
+    let opener = PROCESS.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire);
+    opener.map_or_else(|opener| opener == own, |_| true)
 }
 
 /// What names a file that `generation` has open under the number.
@@ -78,7 +99,12 @@ unsafe fn borrowed(word: u64) -> BorrowedFd<'static> {
 
 impl Kept {
     const fn by(open_low: fn() -> Result<Brief, Errno>) -> Kept {
-        Kept { open_low, open: AtomicU64::new(0), device: AtomicU64::new(0) }
+        Kept {
+            open_low,
+            open: AtomicU64::new(0),
+            device: AtomicU64::new(0),
+            times: AtomicU32::new(0),
+        }
     }
 
     /// Has `ask` ask the kernel; again where the answer may not have been this file's.
@@ -89,6 +115,9 @@ impl Kept {
             let answer = ask(unsafe { borrowed(word) });
             if self.is_open(word) {
                 return Ok(answer);
+            }
+            if !may_open() {
+                break;
             }
             let _ = self.open.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Acquire);
         }
@@ -112,39 +141,39 @@ impl Kept {
 
     /// Names the file as this process has it open. `None`: it cannot stay open.
     fn word(&self) -> Option<u64> {
-        loop {
-            let there = self.open.load(Ordering::Acquire);
-            let process = generation::current();
-            if there != 0 && is_of(there, process) {
-                return Some(there);
-            }
-            if HAS_OWN_TABLE.get() || NOTHING_IS_OPENED.load(Ordering::Relaxed) {
-                return None;
-            }
-            let new = self.open_high(process)?;
-            match self.open.compare_exchange(there, new, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Some(new),
-                // Another thread was first.
-                Err(_) => self.close(new),
-            }
+        if HAS_OWN_TABLE.get() {
+            return None;
         }
+        let there = self.open.load(Ordering::Acquire);
+        if there != 0 && is_of(there, generation::current()) {
+            return Some(there);
+        }
+        self.open_high(there)
     }
 
-    fn open_high(&self, process: u64) -> Option<u64> {
+    /// In the place of what is there.
+    #[cold]
+    fn open_high(&self, there: u64) -> Option<u64> {
+        let more = |times: u32| (times < MOST_OPENED).then_some(times + 1);
+        if !may_open()
+            || self.times.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err()
+        {
+            return None;
+        }
+        // A handler could fork in the midst of it, and the child go on with what is its parent's.
+        let _blocked = Blocked::all();
+        let process = generation::current();
         let low = (self.open_low)().ok()?;
-        let high = NUMBERS.iter().find_map(|least| high_number(&low, *least))?;
-        // SAFETY: opened just now, and only asked which file it is: another thread may have put one in the place of
-        // `low` before.
-        let found = fstat(unsafe { BorrowedFd::borrow_raw(high) }).ok();
-        self.device.store(low.file().0, Ordering::Release);
-        let word = word(high, process, low.file().1);
-        match found {
-            Some(found) if (found.st_dev, found.st_ino) == low.file() && word.is_some() => word,
-            _ => {
-                // SAFETY: opened above, and nobody was told its number.
-                unsafe { libc::close(high) };
-                None
+        let high = low.again(LEAST_NUMBER)?;
+        let new = word(high.number(), process, high.file().1)?;
+        self.device.store(high.file().0, Ordering::Release);
+        match self.open.compare_exchange(there, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                high.stays();
+                Some(new)
             }
+            // Another thread was first.
+            Err(theirs) => Some(theirs).filter(|theirs| *theirs != 0 && is_of(*theirs, process)),
         }
     }
 
@@ -166,27 +195,20 @@ impl Kept {
 
     fn close(&self, word: u64) {
         if self.is_file(word) {
-            // SAFETY: this file's, opened by `open_high`, and closed once: whoever calls has taken the word out.
+            // SAFETY: this file's, opened by `open_high`, and closed once: the caller has taken the word out.
             unsafe { libc::close(number_of(word)) };
         }
     }
 
-    /// In a child with descriptors of its own, where no other thread runs: its parent's is closed, and its own opened
-    /// in its place.
+    /// In a child with descriptors of its own, where no other thread runs: its parent's is closed. Its own is opened
+    /// when it is needed: most children need none before they call `exec`, and three cost 40 µs a fork.
     fn reset_in_child(&self) {
         let parents = self.open.swap(0, Ordering::AcqRel);
-        if parents != 0 && !HAS_OWN_TABLE.get() && !NOTHING_IS_OPENED.load(Ordering::Relaxed) {
+        self.times.store(0, Ordering::Relaxed);
+        if parents != 0 && may_open() {
             self.close(parents);
-            let _ = self.word();
         }
     }
-}
-
-/// A second number of the file's, from `least` up.
-fn high_number(file: &Brief, least: RawFd) -> Option<RawFd> {
-    // SAFETY: asks for a number more; closes and changes none.
-    let number = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_DUPFD_CLOEXEC, least) };
-    (number >= 0).then_some(number)
 }
 
 /// Opens the files of `/proc` now, before other threads use descriptors.
@@ -201,13 +223,14 @@ pub(crate) fn expect_a_filter() {
 
 /// In a child with descriptors of its own.
 pub(crate) fn reset_in_child() {
+    PROCESS.store(0, Ordering::Release);
     [&MAPS, &PAGEMAP, &USERFAULTFD].iter().for_each(|kept| kept.reset_in_child());
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fd::{FromRawFd, OwnedFd};
+    use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
     use std::fs::File;
     use tenure_testkit::{in_child, this_test};
 
@@ -223,7 +246,7 @@ mod tests {
     fn a_descriptor_that_the_program_closed_or_took_is_opened_again_and_never_closed() {
         in_child(this_test!(), &[], || {
             let first = number();
-            assert!(NUMBERS.iter().any(|least| first >= *least), "{first}");
+            assert!(first >= LEAST_NUMBER, "{first}");
             assert_eq!(number(), first, "it stays open");
             // SAFETY: this module's, which is to notice.
             drop(unsafe { OwnedFd::from_raw_fd(first) });
@@ -256,8 +279,13 @@ mod tests {
             // SAFETY: the child looks at its descriptors and exits without unwinding.
             let child = unsafe { libc::fork() };
             if child == 0 {
+                let is_closed = MAPS.open.load(Ordering::Relaxed) == 0
+                    // SAFETY: only asks whether the number is open.
+                    && unsafe { libc::fcntl(third, libc::F_GETFD) } < 0;
+                let is_third = number() == third;
                 let own = MAPS.open.load(Ordering::Relaxed);
-                let is_right = number_of(own) == third
+                let is_right = is_closed
+                    && is_third
                     && own != parents
                     && MAPS.is_open(own)
                     && [first, second].iter().all(|programs| link_of(*programs) == "/dev/null")
@@ -269,6 +297,45 @@ mod tests {
             // SAFETY: the kernel writes the local.
             assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
             assert_eq!(status, 0);
+        });
+    }
+
+    fn open_ones() -> usize {
+        // SAFETY: only asks whether the number is open.
+        (0..1024).filter(|fd| unsafe { libc::fcntl(*fd, libc::F_GETFD) } >= 0).count()
+    }
+
+    #[test]
+    fn threads_with_descriptors_of_their_own_open_no_more_and_more() {
+        in_child(this_test!(), &[], || {
+            let first = number();
+            // As the background threads.
+            let own = std::thread::spawn(|| {
+                uffd::private_descriptor_table(&mut []).unwrap();
+                has_own_table();
+                MAPS.asked(|_| ()).unwrap();
+            });
+            own.join().unwrap();
+            assert_eq!(number(), first, "a background thread had it forgotten");
+            // As a thread of the program's, by turns with others.
+            let before = open_ones();
+            let (ask, asked) = std::sync::mpsc::sync_channel::<()>(0);
+            let (answer, answered) = std::sync::mpsc::sync_channel(0);
+            let theirs = std::thread::spawn(move || {
+                uffd::private_descriptor_table(&mut []).unwrap();
+                while asked.recv().is_ok() {
+                    answer.send(MAPS.asked(|_| ())).unwrap();
+                }
+                open_ones()
+            });
+            for _ in 0..20 {
+                ask.send(()).unwrap();
+                answered.recv().unwrap().unwrap();
+                number();
+            }
+            drop(ask);
+            let most = MOST_OPENED as usize;
+            assert!(theirs.join().unwrap() <= most && open_ones() <= before + most);
         });
     }
 

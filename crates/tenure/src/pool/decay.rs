@@ -11,9 +11,11 @@ use super::settings::{settings, HugePages};
 use super::{central_list, leave, queue, slot, thread_cache};
 use crate::os::{advise, errno, page_size};
 use crate::range::PageRange;
+use crate::runtime::fork::NoWait;
 use crate::runtime::lock::{QuietGuard, Rank};
 use crate::runtime::services::{Next, Service, ServiceId, Visit};
 use crate::runtime::{budget, fork, worker};
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -90,16 +92,39 @@ fn recover() {
     queue::reset_in_child();
 }
 
+/// The queue, as its thread has it.
+struct Quiet {
+    // Fields are dropped in this order.
+    work: QuietGuard<'static, Work>,
+    /// A list's owner may be stopped by a signal's handler that waits for this thread to come to its own, which it
+    /// cannot while signals are blocked: a list that it does not get soon is passed over.
+    _no_long_wait: NoWait,
+}
+
+impl Deref for Quiet {
+    type Target = Work;
+    fn deref(&self) -> &Work {
+        &self.work
+    }
+}
+
+impl DerefMut for Quiet {
+    fn deref_mut(&mut self) -> &mut Work {
+        &mut self.work
+    }
+}
+
 /// The queue, with signals blocked: a thread that its program stopped by a signal would have it for as long. `None`:
 /// this thread has it already, or a list, further up (it is a signal's handler): whoever has the queue may wait for
 /// that list.
-fn work() -> Option<QuietGuard<'static, Work>> {
-    queue::work().quietly(|lock| {
+fn work() -> Option<Quiet> {
+    let work = queue::work().quietly(|lock| {
         lock.try_lock().or_else(|| match thread_cache::is_mine() || central_list::is_mine() {
             true => None,
             false => lock.lock_unless_mine(),
         })
-    })
+    })?;
+    Some(Quiet { work, _no_long_wait: NoWait::here() })
 }
 
 /// The service whose task gives free runs up.
@@ -174,7 +199,7 @@ pub(super) fn make_room(reservation: &Reservation, spot: Spot, bytes: usize) {
 #[cold]
 fn return_some(reservation: &Reservation, bytes: u64, least: u64) {
     let until = Instant::now() + BUDGET + TIME_A_MEBIBYTE * (bytes >> 20) as u32;
-    let go_on = |mut work: QuietGuard<Work>| {
+    let go_on = |mut work: Quiet| {
         work.go_on(reservation, Instant::now() + BUDGET, Duration::MAX, Duration::MAX)
     };
     while central_list::free_bytes() > least && Instant::now() < until {

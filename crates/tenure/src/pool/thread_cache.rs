@@ -129,16 +129,14 @@ pub(super) fn take_old(
     });
 }
 
-/// Runs and bytes in all slots.
+/// Runs and bytes in all slots. A slot that does not become free soon counts as one run.
 pub(super) fn held() -> (u64, u64) {
-    let (mut runs, mut bytes) = (0, 0);
-    for slot in slot::used() {
-        KEPT.slots[slot].0.with(|cache| {
-            runs += cache.lists.iter().map(|list| u64::from(list.count)).sum::<u64>();
-            bytes += cache.bytes;
-        });
-    }
-    (runs, bytes)
+    let of = |cache: &mut Cache| {
+        (cache.lists.iter().map(|list| u64::from(list.count)).sum::<u64>(), cache.bytes)
+    };
+    slot::used()
+        .map(|slot| KEPT.slots[slot].0.with(of).unwrap_or((1, 0)))
+        .fold((0, 0), |all, slot| (all.0 + slot.0, all.1 + slot.1))
 }
 
 /// Whether the calling thread has one of the locks, further up.

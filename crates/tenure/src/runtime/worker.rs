@@ -419,7 +419,9 @@ fn listen(bell: Option<Bell>) {
     let hear = move || {
         // Copies of the descriptors in its table would keep ranges watched that nobody can take back any more.
         let mut keep = bell.map(Bell::descriptor);
-        let _ = uffd::private_descriptor_table(keep.as_mut_slice());
+        if uffd::private_descriptor_table(keep.as_mut_slice()).is_ok() {
+            kept::has_own_table();
+        }
         number.store(tid::own(), Ordering::Release);
         WORKER.changed.ring();
         hear_of_pressure(told, open, bell);

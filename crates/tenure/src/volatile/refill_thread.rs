@@ -8,7 +8,7 @@
 
 use super::object::Object;
 use super::{make_again, refill_runner};
-use crate::os::{advise, page_size, thread, uffd};
+use crate::os::{advise, kept, page_size, thread, uffd};
 use crate::range::PageRange;
 use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
@@ -121,6 +121,8 @@ fn find(address: usize) -> Option<Arc<Object>> {
 
 /// For each touch of a missing page, makes the page and lets the toucher go on.
 fn serve() {
+    // The background thread's.
+    kept::has_own_table();
     let fd = detection::raw(Kind::Refill);
     let watcher = uffd::Watcher::of_this_process(fd);
     // Touches of objects that another thread is refilling: it makes these pages too.
