@@ -1229,6 +1229,19 @@ int tenure_cache_insert(struct tenure_cache *c,
                         size_t value_len);
 
 /**
+ * Does what tenure_cache_insert does, for a value with a time to live of its own: `ttl_ms` milliseconds, shorter
+ * or longer than the cache's. 0: the cache's.
+ *
+ * Errors: as tenure_cache_insert.
+ */
+int tenure_cache_insert_ttl(struct tenure_cache *c,
+                            const void *key,
+                            size_t key_len,
+                            const void *value,
+                            size_t value_len,
+                            uint64_t ttl_ms);
+
+/**
  * Returns the value under a key, pinned. Its bytes are at `*bytes`, and there are `*len` of them
  * (`bytes` and `len` may be NULL). Release it soon with tenure_value_release: while the program
  * holds it, the kernel cannot take the 2 MiB segment that it lies in. While the program holds very

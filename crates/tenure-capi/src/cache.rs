@@ -215,6 +215,33 @@ pub unsafe extern "C" fn tenure_cache_insert(
     })
 }
 
+/// Does what tenure_cache_insert does, for a value with a time to live of its own: `ttl_ms` milliseconds, shorter
+/// or longer than the cache's. 0: the cache's.
+///
+/// Errors: as tenure_cache_insert.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tenure_cache_insert_ttl(
+    c: *mut tenure_cache,
+    key: *const c_void,
+    key_len: usize,
+    value: *const c_void,
+    value_len: usize,
+    ttl_ms: u64,
+) -> c_int {
+    status("tenure_cache_insert_ttl", || {
+        // SAFETY: the C caller passes a live cache, and for the key and the value as many readable
+        // bytes as the lengths say, which do not change during the call.
+        let (cache, key, value) =
+            unsafe { (cache(c)?, slice("key", key, key_len)?, slice("value", value, value_len)?) };
+        let key = Bytes::new(key).to_owned();
+        match ttl_ms {
+            0 => cache.insert(key, value)?,
+            _ => cache.insert_with_time_to_live(key, value, Duration::from_millis(ttl_ms))?,
+        }
+        Ok(0)
+    })
+}
+
 /// Returns the value under a key, pinned. Its bytes are at `*bytes`, and there are `*len` of them
 /// (`bytes` and `len` may be NULL). Release it soon with tenure_value_release: while the program
 /// holds it, the kernel cannot take the 2 MiB segment that it lies in. While the program holds very

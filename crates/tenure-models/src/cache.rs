@@ -6,6 +6,8 @@ mod array;
 mod epoch;
 #[path = "../../tenure/src/cache/life.rs"]
 mod life;
+#[path = "../../tenure/src/cache/listener.rs"]
+mod listener;
 #[path = "../../tenure/src/cache/place.rs"]
 mod place;
 #[path = "../../tenure/src/cache/removed.rs"]

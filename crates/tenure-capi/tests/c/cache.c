@@ -165,8 +165,17 @@ static void options(void)
     CHECK(tenure_cache_insert(c, "short", 5, "lived", 5) == 0);
     CHECK(tenure_cache_remove(c, "short", 5) == 1);
     CHECK(tenure_cache_insert(c, "short", 5, "lived", 5) == 0);
+    CHECK(tenure_cache_insert_ttl(c, "own", 3, "lives", 5, 3600 * 1000) == 0);
+    CHECK(tenure_cache_insert_ttl(c, "shorter", 7, "lived", 5, 1) == 0);
+    CHECK(tenure_cache_insert_ttl(c, "the cache's", 11, "lived", 5, 0) == 0);
+    FAILS(tenure_cache_insert_ttl(c, "k", 1, NULL, 3, 1), EINVAL, "the value is 3 bytes");
     nanosleep(&(struct timespec){0, 300000000}, NULL);
     CHECK(tenure_cache_get(c, "short", 5, NULL, NULL) == NULL);
+    CHECK(tenure_cache_get(c, "shorter", 7, NULL, NULL) == NULL);
+    CHECK(tenure_cache_get(c, "the cache's", 11, NULL, NULL) == NULL);
+    struct tenure_value *own = tenure_cache_get(c, "own", 3, NULL, NULL);
+    CHECK(own != NULL);
+    tenure_value_release(own);
     CHECK(tenure_cache_get_or_insert(c, "huge", 4, huge, NULL, NULL, NULL) == NULL);
     CHECK(strstr(tenure_last_error(), "33") != NULL);
     struct tenure_cache_stats stats;
@@ -174,7 +183,7 @@ static void options(void)
         put(c, key, 4000);
     CHECK(tenure_cache_stats(c, &stats, sizeof stats) == 0);
     CHECK(stats.footprint_bytes > 0 && stats.footprint_bytes <= 20 * MIB);
-    CHECK(stats.insertions == 16002 && stats.evictions > 0);
+    CHECK(stats.insertions == 16005 && stats.evictions > 0);
     tenure_cache_free(c);
 
     opts.priority = 8;

@@ -68,7 +68,7 @@ impl Shared {
     fn insert(&self, key: u32, at: usize) -> Option<Place> {
         let section = self.table.section(false);
         let before = Before::default();
-        self.table.insert(section, hash(key), self.key(key), place(at), &|_| false, &before);
+        drop(self.table.insert(section, hash(key), self.key(key), place(at), &|_| false, &before));
         before.0.get().map(unused)
     }
 
@@ -91,7 +91,7 @@ impl Shared {
 /// Every key is dropped once, at the latest with the table.
 fn table(act: impl FnOnce(&'static Shared)) {
     lend(AtomicU32::new(0), |live| {
-        lend(Shared { table: Table::new(), live }, act);
+        lend(Shared { table: Table::new(None), live }, act);
         assert_eq!(live.load(Ordering::Relaxed), 0);
     });
 }

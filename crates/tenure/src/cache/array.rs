@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code, reason = "reads slots without a lock")]
 
+use super::listener::{Listener, RemovalCause};
 use super::place::Place;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, UnsafeCell};
 use std::alloc::{alloc, dealloc, handle_alloc_error, Layout};
@@ -21,7 +22,7 @@ pub(super) const NONE: u32 = u32::MAX;
 const EMPTY: u64 = 0;
 /// A search goes on behind it; it has no key.
 const VACANT: u64 = 1;
-/// The entry was removed, but its key is still there.
+/// The entry was removed, but its key is still there. This and the cause's number: less than any place.
 const DEAD: u64 = 2;
 
 /// Slots in a group.
@@ -124,6 +125,36 @@ pub(super) struct Array<K> {
 fn home(hash: u32, groups: usize) -> usize {
     // Multiply-shift spreads over a number that is no power of two.
     ((u64::from(hash) * groups as u64) >> 32) as usize
+}
+
+/// Slots whose keys were compared with a key and differ, in the order of the search.
+pub(super) struct Compared {
+    few: [usize; 8],
+    pub len: usize,
+    more: Vec<usize>,
+}
+
+impl Compared {
+    pub fn new() -> Compared {
+        Compared { few: [0; 8], len: 0, more: Vec::new() }
+    }
+
+    pub fn clear(&mut self) {
+        self.len = 0;
+        self.more.clear();
+    }
+
+    pub fn push(&mut self, slot: usize) {
+        match self.few.get_mut(self.len) {
+            Some(place) => *place = slot,
+            None => self.more.push(slot),
+        }
+        self.len += 1;
+    }
+
+    pub fn get(&self, at: usize) -> usize {
+        self.few.get(at).copied().unwrap_or_else(|| self.more[at - self.few.len()])
+    }
 }
 
 /// A live entry as it was seen.
@@ -247,19 +278,33 @@ impl<K> Array<K> {
         }
     }
 
+    /// The place in a slot with a live entry. Under the writers' lock.
+    pub fn place_at(&self, at: usize) -> Place {
+        Place(self.place(at).load(Ordering::Relaxed))
+    }
+
     /// Removes a live entry; answers its place. Under the writers' lock.
-    pub fn remove(&self, at: usize) -> Place {
-        let place = Place(self.place(at).swap(DEAD, Ordering::AcqRel));
+    pub fn remove(&self, at: usize, cause: RemovalCause) -> Place {
+        let place = Place(self.place(at).swap(DEAD + cause.number(), Ordering::AcqRel));
         self.hash(at).store(self.removed.load(Ordering::Relaxed), Ordering::Relaxed);
         self.removed.store(at as u32, Ordering::Relaxed);
         place
     }
 
-    /// Removes the live entries whose places are `gone`; answers how many. Under the writers' lock.
+    /// Removes the live entries whose places are `gone`: they were purged. Answers how many. Under the writers' lock.
     pub fn sweep(&self, gone: &dyn Fn(Place) -> bool) -> usize {
         let of_gone =
             |at: &usize| Place::decode(self.place(*at).load(Ordering::Relaxed)).is_some_and(gone);
-        (0..self.size()).filter(of_gone).map(|at| _ = self.remove(at)).count()
+        (0..self.size()).filter(of_gone).map(|at| _ = self.remove(at, RemovalCause::Purged)).count()
+    }
+
+    /// The entries that are live when they are met. The caller is in a section.
+    pub fn entries(&self) -> impl Iterator<Item = Hit<'_, K>> {
+        (0..self.size()).filter_map(|at| {
+            // Acquire: see `put`.
+            let place = Place::decode(self.place(at).load(Ordering::Acquire))?;
+            Some(Hit { array: self, at, place, key: self.key(at) })
+        })
     }
 
     /// Live entries. Under the writers' lock.
@@ -294,8 +339,8 @@ impl<K> Array<K> {
         self.ready.store(waiting, Ordering::Relaxed);
     }
 
-    /// Takes out a key that nobody reads any more. Under the writers' lock.
-    pub fn take_ready(&self) -> Option<K> {
+    /// Takes out a key that nobody reads any more, with the cause of its removal. Under the writers' lock.
+    pub fn take_ready(&self) -> Option<(K, RemovalCause)> {
         let at = self.ready.load(Ordering::Relaxed);
         if at == NONE {
             return None;
@@ -305,9 +350,9 @@ impl<K> Array<K> {
         // SAFETY: a dead slot has its key, and nobody reads it: every section is over in which it
         // was seen live.
         let key = self.key(at).with_mut(|own| unsafe { (*own).assume_init_read() });
-        self.place(at).store(VACANT, Ordering::Release);
+        let cause = cause_of(self.place(at).swap(VACANT, Ordering::AcqRel));
         self.trim(at);
-        Some(key)
+        Some((key, cause))
     }
 
     /// Makes a vacant slot empty, and those before it, if no search goes on behind it.
@@ -341,6 +386,30 @@ impl<K> Array<K> {
             moved += 1;
         }
         moved
+    }
+}
+
+impl<K> Array<K> {
+    /// Tells of all keys that are there. The array is out of use, and nobody else has it.
+    pub fn tell(&self, listener: &Listener<K>) {
+        for at in 0..self.size() {
+            let word = self.place(at).load(Ordering::Relaxed);
+            if word >= DEAD {
+                self.key(at).with(|own| {
+                    // SAFETY: a live or dead slot has a key, which only the array's end takes out now.
+                    let key = unsafe { (*own).assume_init_ref() };
+                    listener.tell(key, cause_of(word));
+                });
+            }
+        }
+    }
+}
+
+/// Why the value of a slot with this word left. A live one did with the whole table.
+fn cause_of(word: u64) -> RemovalCause {
+    match Place::decode(word) {
+        Some(_) => RemovalCause::Removed,
+        None => RemovalCause::of(word.saturating_sub(DEAD)),
     }
 }
 
@@ -379,18 +448,28 @@ impl<K> Drop for Rest<'_, K> {
 }
 
 impl<K> Hit<'_, K> {
-    /// Whether the entry's key equals `key`; runs the program's code.
+    /// Calls `use_it` with the entry's key; runs the program's code.
     ///
     /// # Safety
     /// The hit was made in a section that this thread is still in.
+    #[inline]
+    pub unsafe fn with_key<R>(&self, use_it: impl FnOnce(&K) -> R) -> R {
+        // SAFETY: the slot was seen live, so it has a key, which was written before its place. The
+        // key is taken out only when every section is over in which the slot was live.
+        self.key.with(|own| use_it(unsafe { (*own).assume_init_ref() }))
+    }
+
+    /// Whether the entry's key equals `key`; runs the program's code.
+    ///
+    /// # Safety
+    /// As [`Hit::with_key`].
     #[inline]
     pub unsafe fn equals<Q: Eq + ?Sized>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
     {
-        // SAFETY: the slot was seen live, so it has a key, which was written before its place. The
-        // key is taken out only when every section is over in which the slot was live.
-        self.key.with(|own| unsafe { (*own).assume_init_ref() }.borrow() == key)
+        // SAFETY: the caller is in the section that the hit was made in.
+        unsafe { self.with_key(|own| own.borrow() == key) }
     }
 
     /// The slot's address, by which it is told from others.

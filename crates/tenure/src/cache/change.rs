@@ -1,6 +1,7 @@
 //! What the cache does when a table changes, under the writers' lock of its shard: values that are being
 //! made for the key are outdated, and the counts follow before any code of the program's runs.
 
+use super::listener::RemovalCause;
 use super::place::{number, Place};
 use super::single_flight::{Flights, Landing};
 use super::space::Space;
@@ -17,6 +18,8 @@ pub(super) struct Putting<'a, K, S> {
     /// The value was made in this flight; then the flight decides.
     pub landing: Option<&'a Landing<'a, K>>,
     pub is_published: Cell<bool>,
+    /// Why the value before left.
+    pub replaced: Cell<Option<RemovalCause>>,
 }
 
 impl<K, S> Change for Putting<'_, K, S> {
@@ -38,6 +41,8 @@ impl<K, S> Change for Putting<'_, K, S> {
         self.is_published.set(true);
         self.inner.insertions.fetch_add(1, Ordering::Relaxed);
         if let Some(before) = before {
+            let cause = cause(self.inner, before, RemovalCause::Replaced);
+            self.replaced.set(Some(cause));
             self.inner.space.left(before);
             self.inner.removals.fetch_add(1, Ordering::Relaxed);
         }
@@ -73,8 +78,21 @@ impl<K, S> Change for Removing<'_, K, S> {
         before.into_iter().for_each(|place| space.left(place));
         self.inner.removals.fetch_add(1, Ordering::Relaxed);
     }
+
+    fn cause(&self, before: Place) -> RemovalCause {
+        cause(self.inner, before, RemovalCause::Removed)
+    }
 }
 
 fn outdate<K>(flights: &Flights<K>, hash: u32) {
     flights.outdate(number(hash), |other| other == hash);
+}
+
+/// The cause, unless the value is gone already: only values that were purged leave their keys behind.
+fn cause<K, S>(inner: &Inner<K, S>, place: Place, cause: RemovalCause) -> RemovalCause {
+    if inner.stale(place) {
+        RemovalCause::Purged
+    } else {
+        cause
+    }
 }

@@ -1,9 +1,11 @@
 //! Making room: what is emptied, and what of it moves on.
 
+use super::header::{Header, HEADER};
 use super::lanes::Filling;
+use super::listener::RemovalCause;
 use super::lists::List;
 use super::place::Place;
-use super::segment::{footprint, Header, Segment, Segments, HEADER, SEGMENT};
+use super::segment::{Segment, Segments, SEGMENT};
 use super::space::{Index, Lists, Space};
 use crate::os::pagemap::Pagemap;
 use std::sync::atomic::Ordering;
@@ -223,19 +225,19 @@ impl Space {
         self.each_value(victim, |at, head| {
             let from = Place::new(victim.number, generation, at);
             let Some(place) = index.holds(head.hash, from) else { return };
-            let need = footprint(head.len as usize, self.expires);
-            let deadline = self.deadline(victim, at);
+            let need = self.need(head);
             let cost = self.policy.cost(need);
-            if keeps && place.uses() >= cost && victim.whole(at, need) && !index.expired(deadline) {
+            let cause = self.cause(victim, at, head);
+            if keeps && place.uses() >= cost && cause == RemovalCause::Evicted {
                 let left = if is_protected { place.uses().saturating_sub(cost) } else { 0 };
                 if !victim.is_shared() {
                     // It has its segment to itself, and keeps it.
                     stays = index.relocate(head.hash, from, from.with_uses(left));
-                } else if self.protect(victim, from, left, head, deadline, index) {
+                } else if self.protect(victim, from, left, head, index) {
                     return;
                 }
             }
-            if !stays && index.forget(head.hash, from) {
+            if !stays && index.forget(head.hash, from, cause) {
                 self.counts.evicted.fetch_add(1, Ordering::Relaxed);
                 self.policy.evicted(head.hash, need, is_protected);
             }
@@ -259,10 +261,9 @@ impl Space {
         from: Place,
         uses: u32,
         head: Header,
-        deadline: u64,
         index: &dyn Index,
     ) -> bool {
-        let need = footprint(head.len as usize, self.expires);
+        let need = self.need(head);
         let mut into = loop {
             match self.reserve(&self.protected, need) {
                 Ok(filling) => break filling,
@@ -270,7 +271,7 @@ impl Space {
                 Err(_) => return false,
             }
         };
-        let moved = self.move_value(victim, from, uses, &mut into, head, deadline, index);
+        let moved = self.move_value(victim, from, uses, &mut into, head, index);
         into.segment.unpin();
         moved
     }
@@ -287,13 +288,13 @@ impl Space {
             let mut bytes = 0;
             self.each_value(sparse, |at, head| {
                 let from = Place::new(sparse.number, generation, at);
-                let need = footprint(head.len as usize, self.expires);
-                let deadline = self.deadline(sparse, at);
+                let need = self.need(head);
                 let Some(place) = index.holds(head.hash, from) else { return };
-                if sparse.whole(at, need) && !index.expired(deadline) {
-                    left.push((place, head, deadline));
+                let cause = self.cause(sparse, at, head);
+                if cause == RemovalCause::Evicted {
+                    left.push((place, head));
                     bytes += need;
-                } else if index.forget(head.hash, from) {
+                } else if index.forget(head.hash, from, cause) {
                     self.counts.evicted.fetch_add(1, Ordering::Relaxed);
                 }
             });
@@ -303,8 +304,8 @@ impl Space {
                 sparse.unpin();
                 break;
             }
-            for (from, head, deadline) in left {
-                self.move_value(sparse, from, from.uses(), into, head, deadline, index);
+            for (from, head) in left {
+                self.move_value(sparse, from, from.uses(), into, head, index);
             }
             self.expire(index, sparse);
             self.put_away(sparse, false);
@@ -333,7 +334,6 @@ impl Space {
         self.settle_or_return(segment).then_some(segment)
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn move_value(
         &self,
         victim: &Segment,
@@ -341,14 +341,14 @@ impl Space {
         uses: u32,
         into: &mut Filling<'_>,
         head: Header,
-        deadline: u64,
         index: &dyn Index,
     ) -> bool {
-        let bytes = victim.bytes(from.offset() + self.head(), head.len as usize);
-        into.segment.write(into.at + self.head(), bytes);
-        let place = self.fill(into, head, deadline).with_uses(uses);
+        let before = self.head(head.times.is_some());
+        let bytes = victim.bytes(from.offset() + before, head.len as usize);
+        into.segment.write(into.at + before, bytes);
+        let place = self.fill(into, head).with_uses(uses);
         if index.relocate(head.hash, from, place) {
-            into.at += footprint(head.len as usize, self.expires);
+            into.at += self.need(head);
             self.counts.moved.fetch_add(1, Ordering::Relaxed);
             return true;
         }
@@ -361,9 +361,10 @@ impl Space {
     pub(super) fn drop_values(&self, index: &dyn Index, victim: &Segment) {
         let generation = victim.life.generation();
         self.each_value(victim, |at, head| {
-            if index.forget(head.hash, Place::new(victim.number, generation, at)) {
+            let place = Place::new(victim.number, generation, at);
+            if index.forget(head.hash, place, self.cause(victim, at, head)) {
                 self.counts.evicted.fetch_add(1, Ordering::Relaxed);
-                let need = footprint(head.len as usize, self.expires);
+                let need = self.need(head);
                 self.policy.evicted(head.hash, need, victim.is_protected());
             }
         });
@@ -375,8 +376,8 @@ impl Space {
         let filled = segment.filled.load(Ordering::Acquire);
         let mut at = 0;
         while at + HEADER <= filled {
-            let Some(head) = segment.header(at) else { return };
-            let need = footprint(head.len as usize, self.expires);
+            let Some(head) = segment.header(at, self.lifetimes.bytes()) else { return };
+            let need = self.need(head);
             if need > filled - at {
                 return;
             }

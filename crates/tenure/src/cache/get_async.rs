@@ -1,9 +1,6 @@
 //! Values that tasks make, in any runtime: no thread is blocked.
 
-use super::place::short;
-use super::single_flight::Boarding;
-use super::tasks::polled;
-use super::{own_key, Cache, Value};
+use super::{Cache, Value};
 use crate::error::{Error, Result};
 use std::borrow::Borrow;
 use std::future::Future;
@@ -77,23 +74,6 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
         E: From<Error>,
     {
-        let inner = &*self.inner;
-        let full = inner.shards.hash(key);
-        let hash = short(full);
-        loop {
-            if let Some(value) = inner.look_up(hash, key) {
-                return Ok(value);
-            }
-            let landing = match inner.flights.board_task(full, key).await {
-                Boarding::Make(landing) => landing,
-                Boarding::Over => continue,
-                Boarding::Deadlock => return Err(own_key().into()),
-            };
-            if let Some(value) = inner.boarded(hash, key) {
-                return Ok(value);
-            }
-            let bytes = polled(landing.number(), make).await?;
-            return Ok(inner.land(landing, hash, key, bytes)?);
-        }
+        self.find_or_make_async(key, async { Ok((make.await?, None)) }).await
     }
 }

@@ -3,11 +3,12 @@
 #![allow(unsafe_code, reason = "takes itself out of the list of caches")]
 
 use super::fork::{Forked, Listed};
+use super::listener::Listener;
 use super::shard::Shards;
 use super::single_flight::Flights;
 use super::space::Space;
 use crate::runtime::lock::Rank;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// The parts of a [`Cache`](super::Cache).
 pub(super) struct Inner<K, S> {
@@ -15,10 +16,13 @@ pub(super) struct Inner<K, S> {
     pub space: Space,
     pub flights: Flights<K>,
     pub listed: Listed,
-    pub time_to_live_ms: Option<u64>,
+    pub listener: Option<Listener<K>>,
+    /// Whether any value ever had a time to live or to idle.
+    pub has_ends: AtomicBool,
     pub insertions: AtomicU64,
     pub removals: AtomicU64,
     pub purged_values: AtomicU64,
+    pub expired_values: AtomicU64,
 }
 
 impl<K, S> Drop for Inner<K, S> {

@@ -37,18 +37,23 @@
 //! What [`volatile`](crate::volatile) needs.
 
 mod array;
+mod builder;
 mod change;
+mod entries;
 mod epoch;
 mod evict;
 mod fork;
 mod get_async;
 mod ghosts;
 mod growth;
+mod header;
 mod inner;
 mod inside;
 mod lanes;
 mod life;
+mod lifetimes;
 mod link;
+mod listener;
 mod lists;
 mod opening;
 mod owned;
@@ -65,28 +70,24 @@ mod stats;
 mod store;
 mod table;
 mod tasks;
+mod time_to_live;
 mod trials;
 mod value;
 
+pub use builder::CacheBuilder;
+pub use listener::RemovalCause;
 pub use owned::OwnedValue;
 pub use stats::CacheStats;
 pub use value::Value;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::tracking::settings::Priority;
 use change::Removing;
 use inner::Inner;
 use place::short;
-use segment::SEGMENT;
-use shard::Shards;
-use single_flight::{Boarding, Flights};
-use space::Space;
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
-use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
 
 /// The default hasher of a cache: fast, with a random seed for each cache.
 ///
@@ -132,166 +133,6 @@ impl<K, S> Clone for Cache<K, S> {
     }
 }
 
-/// Builds a [`Cache`]: the settings that [`Cache::new`] leaves at their defaults.
-///
-/// ```
-/// use std::time::Duration;
-/// let cache = tenure::Cache::<String>::builder()
-///     .ceiling(256 << 20) // never more than 256 MiB
-///     .priority(tenure::Priority::LOWEST)
-///     .time_to_live(Duration::from_secs(60))
-///     .build()?;
-/// # Ok::<(), tenure::Error>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct CacheBuilder<K, S = DefaultHasher> {
-    ceiling: Option<u64>,
-    priority: Priority,
-    time_to_live: Option<Duration>,
-    hasher: S,
-    key: PhantomData<fn(K)>,
-}
-
-impl<K: Hash + Eq> CacheBuilder<K> {
-    fn new() -> Self {
-        CacheBuilder {
-            ceiling: None,
-            priority: Priority::DEFAULT,
-            time_to_live: None,
-            hasher: DefaultHasher::default(),
-            key: PhantomData,
-        }
-    }
-}
-
-impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'static>
-    CacheBuilder<K, S>
-{
-    /// The most bytes of memory that the cache may take; by default what the machine and the memory
-    /// cgroup allow. A few segments of 2 MiB are taken in any case, and what is held stays.
-    ///
-    /// ```
-    /// let cache = tenure::Cache::<u64>::builder().ceiling(64 << 20).build()?;
-    /// # Ok::<(), tenure::Error>(())
-    /// ```
-    pub fn ceiling(mut self, bytes: u64) -> Self {
-        self.ceiling = Some(bytes);
-        self
-    }
-
-    /// Sets when the kernel takes the cache's memory, compared with other volatile memory of this
-    /// process.
-    ///
-    /// ```
-    /// let cache = tenure::Cache::<u64>::builder().priority(tenure::Priority::LOWEST).build()?;
-    /// # Ok::<(), tenure::Error>(())
-    /// ```
-    pub fn priority(mut self, priority: Priority) -> Self {
-        self.priority = priority;
-        self
-    }
-
-    /// Sets how long the cache returns a value after it was put in, in whole milliseconds.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// let cache = tenure::Cache::<u64>::builder().time_to_live(Duration::from_millis(5)).build()?;
-    /// cache.insert(1, b"one")?;
-    /// std::thread::sleep(Duration::from_millis(20));
-    /// assert!(cache.get(&1).is_none());
-    /// # Ok::<(), tenure::Error>(())
-    /// ```
-    pub fn time_to_live(mut self, time: Duration) -> Self {
-        self.time_to_live = Some(time);
-        self
-    }
-
-    /// Sets another hasher for the keys.
-    ///
-    /// ```
-    /// let hasher = std::hash::RandomState::new(); // slower, and safe from chosen keys
-    /// let cache = tenure::Cache::<String>::builder().hasher(hasher).build()?;
-    /// cache.insert("key".to_owned(), b"value")?;
-    /// # Ok::<(), tenure::Error>(())
-    /// ```
-    pub fn hasher<T: BuildHasher>(self, hasher: T) -> CacheBuilder<K, T> {
-        CacheBuilder {
-            ceiling: self.ceiling,
-            priority: self.priority,
-            time_to_live: self.time_to_live,
-            hasher,
-            key: PhantomData,
-        }
-    }
-
-    /// Makes the cache; it takes no memory before the first value is put in.
-    ///
-    /// ```
-    /// let cache = tenure::Cache::<String>::builder().build()?;
-    /// assert_eq!(cache.stats().footprint_bytes, 0);
-    /// # Ok::<(), tenure::Error>(())
-    /// ```
-    ///
-    /// # Cost
-    /// About 10 µs.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP`: the kernel refuses `MADV_FREE`. `EAGAIN`: the worker's thread could not start.
-    pub fn build(self) -> Result<Cache<K, S>> {
-        crate::tracking::ready("Cache::new")?;
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let lanes = match self.ceiling {
-            Some(bytes) if bytes < 32 * SEGMENT as u64 => 1,
-            _ => processors.min(8),
-        };
-        // Longer than a process lives: for ever.
-        let in_ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let ttl = self.time_to_live.map(in_ms);
-        let ceiling = self.ceiling.unwrap_or(u64::MAX);
-        let level = self.priority.level();
-        let inner = Arc::new_cyclic(|cache: &Weak<Inner<K, S>>| Inner {
-            shards: Shards::new(self.hasher),
-            space: Space::new(cache.clone(), lanes, ceiling, level, ttl.is_some()),
-            flights: Flights::new(),
-            listed: fork::Listed::new(),
-            time_to_live_ms: ttl,
-            insertions: AtomicU64::new(0),
-            removals: AtomicU64::new(0),
-            purged_values: AtomicU64::new(0),
-        });
-        fork::list(&inner);
-        Ok(Cache { inner })
-    }
-}
-
-impl<K: Hash + Eq + Send + Sync + 'static> Cache<K> {
-    /// Makes a cache without a size.
-    ///
-    /// ```
-    /// let cache = tenure::Cache::<String>::new()?;
-    /// # Ok::<(), tenure::Error>(())
-    /// ```
-    ///
-    /// # Cost
-    /// As [`CacheBuilder::build`]. It takes no memory before the first value is put in.
-    ///
-    /// # Errors
-    /// As [`CacheBuilder::build`].
-    pub fn new() -> Result<Cache<K>> {
-        Cache::builder().build()
-    }
-
-    /// Sets what [`Cache::new`] leaves at its default.
-    ///
-    /// ```
-    /// let cache = tenure::Cache::<String>::builder().ceiling(1 << 30).build()?;
-    /// # Ok::<(), tenure::Error>(())
-    /// ```
-    pub fn builder() -> CacheBuilder<K> {
-        CacheBuilder::new()
-    }
-}
-
 impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// Returns the value under a key, pinned. Returns `None` if the key has no value, if the
     /// value's time is over, or if the value was purged.
@@ -325,9 +166,9 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     }
 
     /// Returns whether a key has a value whose time is not over. The value may have been purged all
-    /// the same: only a get finds that out. With a time to live the call reads the value's header,
-    /// which says when its time is over, and takes the pages around it back for that, as a get
-    /// does. If those pages were purged, or there is no memory to take them back, the call returns
+    /// the same: only a get finds that out. In a cache of which any value ever had a time to live or to
+    /// idle, the call reads the value's header, which says when its time is over, and takes the pages
+    /// around it back for that, as a get does. If those pages were purged, or there is no memory to take them back, the call returns
     /// `false`.
     ///
     /// ```
@@ -337,7 +178,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// ```
     ///
     /// # Cost
-    /// About 20 ns; no system call, except with a time to live.
+    /// About 20 ns; no system call, except with such times.
     pub fn contains_key<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -363,18 +204,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// of the cache's memory; the key has no value then. Nothing is evicted for a value that cannot
     /// fit. `EINVAL`: longer than 4 GiB.
     pub fn insert(&self, key: K, value: &[u8]) -> Result<()> {
-        let hash = short(self.inner.shards.hash(&key));
-        match self.inner.put(hash, key, value, None) {
-            Ok(stored) => {
-                drop(stored);
-                Ok(())
-            }
-            Err((key, error)) => {
-                // Not the old value under a key that was to have a new one.
-                self.remove(&key);
-                Err(error)
-            }
-        }
+        self.put(key, value, None)
     }
 
     /// Returns the value under a key. If there is none, `make` makes it: once, however many threads
@@ -402,6 +232,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     ///
     /// # Panics
     /// If `make` does; another thread that waited then makes the value.
+    #[doc(alias = "get_with")]
     pub fn get_or_insert_with<Q>(
         &self,
         key: &Q,
@@ -432,6 +263,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     ///
     /// # Panics
     /// As [`Cache::get_or_insert_with`].
+    #[doc(alias = "try_get_with")]
     pub fn get_or_try_insert_with<Q, E>(
         &self,
         key: &Q,
@@ -442,24 +274,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
         E: From<Error>,
     {
-        let inner = &*self.inner;
-        let full = inner.shards.hash(key);
-        let hash = short(full);
-        loop {
-            if let Some(value) = inner.look_up(hash, key) {
-                return Ok(value);
-            }
-            let landing = match inner.flights.board(full, key) {
-                Boarding::Make(landing) => landing,
-                Boarding::Over => continue,
-                Boarding::Deadlock => return Err(own_key().into()),
-            };
-            if let Some(value) = inner.boarded(hash, key) {
-                return Ok(value);
-            }
-            let bytes = make()?;
-            return Ok(inner.land(landing, hash, key, bytes)?);
-        }
+        self.find_or_make(key, || Ok((make()?, None)))
     }
 
     /// Removes a key and its value. Returns `false` if there was none. Returns `true` also for a
@@ -477,6 +292,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     ///
     /// # Cost
     /// About 0.3 µs; no system call.
+    #[doc(alias = "invalidate")]
     pub fn remove<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -500,6 +316,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     ///
     /// # Cost
     /// About 15 ns for each value, and the unmapping of what the segments held.
+    #[doc(alias = "invalidate_all")]
     pub fn clear(&self) {
         let keys = self.inner.shards.clear(&self.inner.flights);
         self.inner.removals.fetch_add(keys as u64, Ordering::Relaxed);

@@ -1,9 +1,10 @@
 //! How threads take room in the open segments, and how these are closed.
 
+use super::header::Header;
 use super::lanes::{Filling, Lane, Open};
 use super::lists::Name;
 use super::place::Place;
-use super::segment::{Header, Segment, EXPIRY, HEADER, SEGMENT};
+use super::segment::{Segment, SEGMENT};
 use super::space::Space;
 use std::sync::atomic::Ordering;
 
@@ -37,14 +38,9 @@ impl Space {
     }
 
     /// Writes a value's header; answers its place.
-    pub fn fill(&self, filling: &Filling<'_>, head: Header, deadline: u64) -> Place {
+    pub fn fill(&self, filling: &Filling<'_>, head: Header) -> Place {
         let Filling { segment, generation, at } = *filling;
-        segment.write(at, &head.len.to_ne_bytes());
-        segment.write(at + 4, &head.hash.to_ne_bytes());
-        if self.expires {
-            segment.write(at + HEADER, &deadline.to_ne_bytes());
-        }
-        debug_assert!(at + HEADER + if self.expires { EXPIRY } else { 0 } <= segment.capacity());
+        segment.write_header(at, head, self.lifetimes.bytes());
         segment.life.add(generation);
         Place::new(segment.number, generation, at)
     }

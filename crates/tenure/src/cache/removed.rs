@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "drops keys that nobody reads")]
 
 use super::array::Array;
+use super::listener::{Listener, RemovalCause};
 use crate::sync::{own_harvests, set_own_harvests, Ordering};
 use std::mem::MaybeUninit;
 
@@ -28,6 +29,14 @@ impl Harvesting {
             Harvesting { outer }
         })
     }
+
+    /// While it lives, the thread harvests nothing: the program's code would run where it must not wait. Who drops it
+    /// harvests then.
+    pub fn hold_off() -> Harvesting {
+        let outer = own_harvests();
+        set_own_harvests(DEEPEST);
+        Harvesting { outer }
+    }
 }
 
 impl Drop for Harvesting {
@@ -39,21 +48,34 @@ impl Drop for Harvesting {
 /// Keys that are out of the table; dropped with it.
 pub(super) struct Keys<K> {
     all: [MaybeUninit<K>; 16],
+    causes: [RemovalCause; 16],
     pub len: usize,
 }
 
 impl<K> Keys<K> {
     pub fn new() -> Self {
-        Keys { all: [const { MaybeUninit::uninit() }; 16], len: 0 }
+        Keys {
+            all: [const { MaybeUninit::uninit() }; 16],
+            causes: [RemovalCause::Removed; 16],
+            len: 0,
+        }
     }
 
     pub fn has_room(&self) -> bool {
         self.len < self.all.len()
     }
 
-    pub fn push(&mut self, key: K) {
+    pub fn push(&mut self, key: K, cause: RemovalCause) {
         self.all[self.len].write(key);
+        self.causes[self.len] = cause;
         self.len += 1;
+    }
+
+    pub fn tell(&self, listener: &Listener<K>) {
+        for (key, cause) in self.all[..self.len].iter().zip(&self.causes) {
+            // SAFETY: the first `len` were written, and are dropped with `self` only.
+            listener.tell(unsafe { key.assume_init_ref() }, *cause);
+        }
     }
 }
 
@@ -82,6 +104,15 @@ impl<K> Drop for Retired<K> {
 }
 
 impl<K> Retired<K> {
+    pub fn tell(&self, listener: &Listener<K>) {
+        let mut at = self.0;
+        // SAFETY: taken out of the table's lists after all their readers had left, and freed with `self` only.
+        while let Some(array) = unsafe { at.as_ref() } {
+            array.tell(listener);
+            at = array.next.load(Ordering::Relaxed);
+        }
+    }
+
     fn free_all(&mut self) {
         while !self.0.is_null() {
             // SAFETY: it was taken out of the table's lists after all its readers had left.

@@ -2,9 +2,10 @@
 
 #![allow(unsafe_code, reason = "gives out bytes of a segment under a pin")]
 
+use super::header::{decode, encode, ends, Header, Times, HEADER, TIME};
 use super::life::{Life, Pins};
 use super::link::Link;
-use super::place::{SEGMENTS, UNIT};
+use super::place::SEGMENTS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::{Mapping, PageSize};
 use crate::os;
@@ -19,17 +20,6 @@ use std::sync::{Arc, OnceLock, Weak};
 
 /// A segment's size: one huge page, which the kernel takes and gives back whole.
 pub(super) const SEGMENT: usize = os::HUGE_PAGE;
-
-/// Before each value: its length, and the key's hash, by which its slot is found again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    pub len: u32,
-    pub hash: u32,
-}
-
-pub(super) const HEADER: usize = 8;
-/// With a time to live, the millisecond of the cache's life in which the value ends follows.
-pub(super) const EXPIRY: usize = 8;
 
 impl Pins for OwnedRange {
     #[inline]
@@ -207,31 +197,79 @@ impl Segment {
             && (0..filled.div_ceil(grain)).all(|bit| self.is_lost(bit))
     }
 
-    /// The header at an offset; `None` if it is gone. The caller has the segment pinned and settled.
-    #[inline]
-    pub fn header(&self, offset: usize) -> Option<Header> {
-        let there = offset + HEADER <= self.capacity() && self.whole(offset, HEADER);
-        there.then(|| self.memory().header(offset))
-    }
-
-    /// The bytes of a value that was put at an offset under a key of this hash, behind `head` bytes; `None` if
-    /// any of it is gone. The caller has the segment pinned and settled.
-    #[inline]
-    pub fn value(&self, offset: usize, head: usize, hash: u32) -> Option<&[u8]> {
-        let (memory, at) = (self.memory(), offset + head);
-        let damaged = self.damaged.load(Ordering::Acquire);
-        if at > memory.capacity || damaged && !self.look_whole(offset, head) {
+    /// The header at an offset, with `times` bytes of times if the value ends; `None` if any of it is gone. The caller
+    /// has the segment pinned and settled.
+    pub fn header(&self, offset: usize, times: usize) -> Option<Header> {
+        let memory = self.memory();
+        if offset + HEADER > memory.capacity || !self.whole(offset, HEADER) {
             return None;
         }
-        let header = memory.header(offset);
-        let len = header.len as usize;
+        let (word, hash) = memory.header(offset);
+        let times = if ends(word) { Some(self.times(offset, times)?) } else { None };
+        Some(Header { len: decode(word, memory.capacity), hash, times })
+    }
+
+    /// The bytes of a value that was put at an offset under a key of this hash; `None` if any of it is gone. `times` is
+    /// called if the value ends, and answers how many bytes of times come first; `None` if it has ended. The
+    /// caller has the segment pinned and settled.
+    #[inline(always)]
+    pub fn value(
+        &self,
+        offset: usize,
+        hash: u32,
+        times: impl FnOnce() -> Option<usize>,
+    ) -> Option<&[u8]> {
+        let memory = self.memory();
+        let damaged = self.damaged.load(Ordering::Acquire);
+        if offset + HEADER > memory.capacity || damaged && !self.look_whole(offset, HEADER) {
+            return None;
+        }
+        let (word, found) = memory.header(offset);
+        let (mut at, mut len) = (offset + HEADER, word as usize);
+        if ends(word) {
+            at += times()?;
+            len = decode(word, memory.capacity) as usize;
+            if at > memory.capacity {
+                return None;
+            }
+        }
         // Another hash: not what the place was made for. That cannot be, and costs nothing to see.
-        let fits = header.hash == hash && len <= memory.capacity - at;
+        let fits = found == hash && len <= memory.capacity - at;
         (fits && (!damaged || self.look_whole(at, len))).then(|| memory.bytes(at, len))
     }
 
+    /// The times of a value that ends, in `times` bytes, at an offset; `None` if any of it is gone. The caller has the
+    /// segment pinned and settled.
+    pub fn times(&self, offset: usize, times: usize) -> Option<Times> {
+        let (memory, at) = (self.memory(), offset + HEADER);
+        if at + times > memory.capacity || !self.whole(at, times) {
+            return None;
+        }
+        let time = |n: usize| memory.time(at + n * TIME).load(Ordering::Relaxed);
+        Some(Times { deadline: time(0), used: if times > TIME { time(1) } else { 0 } })
+    }
+
+    /// Notes when the value at an offset, which has both times, was used. The caller has the segment pinned and settled.
+    pub fn note_use(&self, offset: usize, now: u64) {
+        self.memory().time(offset + HEADER + TIME).store(now, Ordering::Relaxed);
+    }
+
+    /// Writes a header at an offset that no place leads to yet, as [`Segment::write`].
+    pub fn write_header(&self, offset: usize, head: Header, times: usize) {
+        let word = encode(head.len, head.times.is_some());
+        self.write(offset, &word.to_ne_bytes());
+        self.write(offset + 4, &head.hash.to_ne_bytes());
+        if let Some(of) = head.times {
+            let at = offset + HEADER;
+            self.write(at, &of.deadline.to_ne_bytes());
+            if times > TIME {
+                self.write(at + TIME, &of.used.to_ne_bytes());
+            }
+        }
+    }
+
     /// Bytes of the segment. The caller has it pinned and settled, and nobody writes them: they
-    /// belong to a value that has been published, or to its header.
+    /// belong to a value that has been published.
     #[inline]
     pub fn bytes(&self, offset: usize, len: usize) -> &[u8] {
         self.memory().bytes(offset, len)
@@ -283,12 +321,23 @@ impl<'a> Memory<'a> {
         unsafe { std::slice::from_raw_parts((self.base + offset) as *const u8, len) }
     }
 
+    /// The word of the length, and the hash.
     #[inline]
-    fn header(&self, offset: usize) -> Header {
+    fn header(&self, offset: usize) -> (u32, u32) {
         let bytes = self.bytes(offset, HEADER);
         let word =
             |i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
-        Header { len: word(0), hash: word(4) }
+        (word(0), word(4))
+    }
+
+    /// A time of a value that has been published, of which gets change the last use.
+    #[inline]
+    fn time(&self, at: usize) -> &'a AtomicU64 {
+        assert!(at % TIME == 0 && at + TIME <= self.capacity);
+        // SAFETY: the place is inside the mapping, as asserted, which is writable and stays while the caller's pin
+        // does. It is aligned: mappings begin at a page. After the value was published, times are used through this
+        // function only, and before that by one thread only, which has published it with release order.
+        unsafe { AtomicU64::from_ptr((self.base + at) as *mut u64) }
     }
 }
 
@@ -296,11 +345,6 @@ impl<'a> Memory<'a> {
 pub(super) fn map(capacity: usize) -> Result<Mapping> {
     let pages = if capacity >= SEGMENT { PageSize::Huge } else { PageSize::System };
     Mapping::anonymous_with(capacity, pages)
-}
-
-/// The bytes a value takes in a segment.
-pub(super) fn footprint(len: usize, expires: bool) -> usize {
-    (HEADER + if expires { EXPIRY } else { 0 } + len).next_multiple_of(UNIT)
 }
 
 const FIRST: u32 = 64;

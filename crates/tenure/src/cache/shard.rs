@@ -1,5 +1,6 @@
 //! The index: keys to places, in shards that do not touch each other.
 
+use super::listener::{Listener, RemovalCause};
 use super::place::{number, Place, SHARDS};
 use super::single_flight::Flights;
 use super::space::Index;
@@ -7,7 +8,6 @@ use super::table::{Change, Table};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::AtomicU64;
-use std::time::Instant;
 
 /// One shard, on cache lines of its own.
 #[repr(C, align(128))]
@@ -20,7 +20,6 @@ pub(super) struct Shard<K> {
 pub(super) struct Shards<K, S> {
     shards: Box<[Shard<K>]>,
     hasher: S,
-    made_at: Instant,
 }
 
 /// Spreads what the program's hasher gave over all 64 bits, so that even a hasher that answers the
@@ -34,9 +33,9 @@ fn finish(hash: u64) -> u64 {
 }
 
 impl<K, S> Shards<K, S> {
-    pub fn new(hasher: S) -> Self {
-        let shard = |_| Shard { table: Table::new(), misses: AtomicU64::new(0) };
-        Shards { shards: (0..SHARDS).map(shard).collect(), hasher, made_at: Instant::now() }
+    pub fn new(hasher: S, listener: Option<&Listener<K>>) -> Self {
+        let shard = |_| Shard { table: Table::new(listener.cloned()), misses: AtomicU64::new(0) };
+        Shards { shards: (0..SHARDS).map(shard).collect(), hasher }
     }
 
     #[inline]
@@ -58,11 +57,6 @@ impl<K, S> Shards<K, S> {
     /// Drops the keys that were removed; runs the program's code.
     pub fn harvest(&self) {
         self.shards.iter().for_each(|shard| shard.table.harvest());
-    }
-
-    /// Milliseconds since the cache was made.
-    pub fn now_ms(&self) -> u64 {
-        self.made_at.elapsed().as_millis() as u64
     }
 }
 
@@ -103,16 +97,13 @@ impl<K, S> Index for Shards<K, S> {
     fn relocate(&self, hash: u32, from: Place, to: Place) -> bool {
         self.of(hash).table.relocate(hash, from, to)
     }
-    fn forget(&self, hash: u32, place: Place) -> bool {
-        self.of(hash).table.remove_place(hash, place)
+    fn forget(&self, hash: u32, place: Place, cause: RemovalCause) -> bool {
+        self.of(hash).table.remove_place(hash, place, cause)
     }
     fn forget_segment(&self, segment: u32) {
         for shard in &self.shards {
             shard.table.remove_all(&|place| place.segment() == segment);
         }
-    }
-    fn expired(&self, deadline: u64) -> bool {
-        deadline <= self.now_ms()
     }
 }
 

@@ -12,13 +12,16 @@
 #![allow(unsafe_code, reason = "puts the lists in order in a child")]
 
 use super::growth::Growth;
+use super::header::{Header, Times, HEADER};
 use super::inside::{is_inside, Inside};
 use super::lanes::{Filling, Lane};
+use super::lifetimes::Lifetimes;
+use super::listener::RemovalCause;
 use super::lists::{List, Name};
 use super::pins;
-use super::place::{Place, GENERATIONS};
+use super::place::{Place, GENERATIONS, UNIT};
 use super::policy::Policy;
-use super::segment::{footprint, map, Header, Kept, Segment, Segments, EXPIRY, HEADER, SEGMENT};
+use super::segment::{map, Kept, Segment, Segments, SEGMENT};
 use crate::error::{Error, ErrorKind, Result};
 use crate::runtime::budget;
 use crate::runtime::lock::{Lock, Rank};
@@ -36,12 +39,10 @@ pub(super) trait Index {
     fn holds(&self, hash: u32, place: Place) -> Option<Place>;
     /// Makes the key that leads to `from` lead to `to`; `false`: none does.
     fn relocate(&self, hash: u32, from: Place, to: Place) -> bool;
-    /// Forgets the key that leads to the place; `false`: none does.
-    fn forget(&self, hash: u32, place: Place) -> bool;
+    /// Forgets the key that leads to the place, whose value leaves for this cause; `false`: none does.
+    fn forget(&self, hash: u32, place: Place, cause: RemovalCause) -> bool;
     /// Forgets all keys that lead to a segment, of whichever generation.
     fn forget_segment(&self, segment: u32);
-    /// Whether a value with this deadline has ended.
-    fn expired(&self, deadline: u64) -> bool;
 }
 
 /// Counts for the statistics.
@@ -69,7 +70,7 @@ pub(super) struct Space {
     emptied: AtomicU32,
     /// So many segments are pinned that new values find no room.
     pub crowded: AtomicBool,
-    pub expires: bool,
+    pub lifetimes: Lifetimes,
 }
 
 pub(super) struct Lists {
@@ -107,7 +108,7 @@ impl Space {
         lanes: usize,
         ceiling: u64,
         priority: u8,
-        expires: bool,
+        lifetimes: Lifetimes,
     ) -> Space {
         let floor = (lanes as u64 + 2) * SEGMENT as u64;
         Space {
@@ -135,13 +136,34 @@ impl Space {
             met: AtomicU64::new(0),
             emptied: AtomicU32::new(0),
             crowded: AtomicBool::new(false),
-            expires,
+            lifetimes,
         }
     }
 
-    /// Bytes before each value's own.
-    pub fn head(&self) -> usize {
-        HEADER + if self.expires { EXPIRY } else { 0 }
+    /// Bytes before a value's own; `ends`: its times are among them.
+    pub fn head(&self, ends: bool) -> usize {
+        HEADER + if ends { self.lifetimes.bytes() } else { 0 }
+    }
+
+    /// The bytes that a value takes in a segment, with its header.
+    pub fn need(&self, head: Header) -> usize {
+        (self.head(head.times.is_some()) + head.len as usize).next_multiple_of(UNIT)
+    }
+
+    /// Whether a value has ended.
+    pub fn has_ended(&self, head: Header) -> bool {
+        head.times.is_some_and(|times| self.lifetimes.is_over(times))
+    }
+
+    /// Why the value at an offset leaves, where room is made.
+    pub fn cause(&self, segment: &Segment, at: usize, head: Header) -> RemovalCause {
+        if !segment.whole(at, self.need(head)) {
+            RemovalCause::Purged
+        } else if self.has_ended(head) {
+            RemovalCause::Expired
+        } else {
+            RemovalCause::Evicted
+        }
     }
 
     /// A reader found that `bytes` of a segment had been purged.
@@ -193,17 +215,11 @@ impl Space {
 
     /// Finds room for a value and writes its header. The caller writes the value, lets a key lead to
     /// the place, and unpins the segment.
-    pub fn room(
-        &self,
-        index: &dyn Index,
-        lane: usize,
-        head: Header,
-        deadline: u64,
-    ) -> Result<Room<'_>> {
+    pub fn room(&self, index: &dyn Index, lane: usize, head: Header) -> Result<Room<'_>> {
         let _inside = Inside::begin();
-        let need = footprint(head.len as usize, self.expires);
+        let need = self.need(head);
         if need > LARGE {
-            return self.large(index, head, deadline, need);
+            return self.large(index, head);
         }
         let lane = &self.lanes[lane % self.lanes.len()];
         if self.policy.samples(head.hash) {
@@ -217,8 +233,8 @@ impl Space {
         loop {
             match self.reserve(to, need) {
                 Ok(filling) => {
-                    let place = self.fill(&filling, head, deadline);
-                    let at = filling.at + self.head();
+                    let place = self.fill(&filling, head);
+                    let at = filling.at + self.head(head.times.is_some());
                     return Ok(Room { segment: filling.segment, place, at, evicted });
                 }
                 Err(seen) => {
@@ -274,23 +290,9 @@ impl Space {
         self.segments.iter().filter(of_kind).map(|s| s.capacity() as u64).sum()
     }
 
-    /// The deadline of the value at an offset, if values have one here.
-    pub fn deadline(&self, segment: &Segment, at: usize) -> u64 {
-        if !self.expires || !segment.whole(at + HEADER, EXPIRY) {
-            return u64::MAX;
-        }
-        let mut bytes = [0; EXPIRY];
-        bytes.copy_from_slice(segment.bytes(at + HEADER, EXPIRY));
-        u64::from_ne_bytes(bytes)
-    }
-
-    fn large(
-        &self,
-        index: &dyn Index,
-        head: Header,
-        deadline: u64,
-        need: usize,
-    ) -> Result<Room<'_>> {
+    fn large(&self, index: &dyn Index, head: Header) -> Result<Room<'_>> {
+        let head = Header { times: head.times.or(Some(Times::NEVER)), ..head };
+        let need = self.need(head);
         let capacity = need.next_multiple_of(crate::os::page_size());
         // A capacity of exactly one shared segment would be taken for one.
         let capacity =
@@ -343,11 +345,11 @@ impl Space {
             }
         };
         let filling = Filling { segment, generation: segment.life.generation(), at: 0 };
-        let place = self.fill(&filling, head, deadline);
+        let place = self.fill(&filling, head);
         segment.filled.store(need, Ordering::Release);
         segment.set_protected(false);
         self.lists.lock().close(&self.segments, segment);
-        Ok(Room { segment, place, at: self.head(), evicted: true })
+        Ok(Room { segment, place, at: self.head(true), evicted: true })
     }
 
     /// Bytes that were counted are not there.

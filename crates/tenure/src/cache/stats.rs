@@ -29,6 +29,8 @@ pub struct CacheStats {
     pub evictions: u64,
     /// Values that were found purged by a get.
     pub purged_values: u64,
+    /// Values that a get found ended: their time to live or to idle was over.
+    pub expired_values: u64,
     /// Bytes of segments that the kernel took, as far as the cache has noticed.
     pub purged_bytes: u64,
     /// Values that were moved because they were used, when their segment was emptied.
@@ -66,6 +68,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
             removals: load(&inner.removals),
             evictions: load(&inner.space.counts.evicted),
             purged_values: load(&inner.purged_values),
+            expired_values: load(&inner.expired_values),
             purged_bytes: load(&inner.space.counts.purged_bytes),
             moved_values: load(&inner.space.counts.moved),
             footprint_bytes,
@@ -81,7 +84,40 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
             stats.values += shard.table.len() as u64;
             stats.bookkeeping_bytes += shard.table.bytes() as u64 + size_of_val(shard) as u64;
         }
-        stats.bookkeeping_bytes += stats.values * inner.space.head() as u64;
+        stats.bookkeeping_bytes +=
+            stats.values * inner.space.head(inner.space.lifetimes.of_all()) as u64;
         stats
+    }
+    /// Returns how many keys the cache has. Some may lead to values that were purged, or whose time is over: what
+    /// no get has met yet is not known.
+    ///
+    /// ```
+    /// let cache = tenure::Cache::<u64>::new()?;
+    /// cache.insert(1, b"one")?;
+    /// assert_eq!(cache.entry_count(), 1);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// About 1 µs; no system call.
+    #[doc(alias = "len")]
+    pub fn entry_count(&self) -> u64 {
+        self.inner.shards.iter().map(|shard| shard.table.len() as u64).sum()
+    }
+
+    /// Returns the bytes of memory that the cache's segments take now, as [`CacheStats::footprint_bytes`]: what a
+    /// [ceiling](super::CacheBuilder::ceiling) is compared with.
+    ///
+    /// ```
+    /// let cache = tenure::Cache::<u64>::new()?;
+    /// cache.insert(1, b"one")?;
+    /// assert_eq!(cache.weighted_size(), 2 << 20); // one segment
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// About 0.1 µs; no system call.
+    pub fn weighted_size(&self) -> u64 {
+        self.inner.space.sizes().0
     }
 }

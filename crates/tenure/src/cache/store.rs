@@ -1,8 +1,12 @@
 //! Reading a value at its place, and putting one there.
 
 use super::change::Putting;
+use super::header::Header;
+use super::lifetimes::Age;
+use super::listener::RemovalCause;
 use super::place::Place;
-use super::segment::{Header, Segment};
+use super::removed::Harvesting;
+use super::segment::Segment;
 use super::single_flight::Landing;
 use super::space::{Index, Room};
 use super::value::Value;
@@ -13,17 +17,23 @@ use std::borrow::Borrow;
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Why a value was not at its place.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Miss {
     /// The segment has other contents now; the value may have moved on.
     Stale,
-    /// Purged, or its time is over.
+    /// Purged.
     Gone,
+    /// Its time is over.
+    Ended,
     /// There is no memory to take it back, or to copy it.
     Refused,
 }
+
+/// A value that was made, perhaps with a time to live of its own.
+pub(super) type Made = (Vec<u8>, Option<Duration>);
 
 /// A pin, taken away unless a value takes it over.
 struct Pinned<'a>(&'a Segment);
@@ -61,6 +71,16 @@ impl<'a> Stored<'a> {
     }
 }
 
+/// What is left when a value was put in.
+pub(super) struct Spare<K> {
+    /// The key, if one like it was there.
+    key: Option<K>,
+    /// Why the value before left.
+    cause: Option<RemovalCause>,
+    /// Other values may have been evicted for it.
+    evicted: bool,
+}
+
 impl<K, S> Inner<K, S> {
     #[inline]
     pub(super) fn look_up<Q>(&self, hash: u32, key: &Q) -> Option<Value<'_>>
@@ -75,7 +95,7 @@ impl<K, S> Inner<K, S> {
         };
         let found_any = found.is_some();
         if let Some((place, entered)) = found {
-            let value = self.read(hash, place, entered, &mut Miss::Gone);
+            let value = self.read(hash, place, entered, true, &mut Miss::Gone);
             if let Some(value) = &value {
                 if self.space.policy.samples(hash) {
                     self.space.policy.play(hash, value.len());
@@ -107,18 +127,30 @@ impl<K, S> Inner<K, S> {
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
+        self.find_again(hash, key, true).map(|(_, value)| value)
+    }
+
+    /// The value under a key, and its place. `uses`: this is a use of it.
+    pub(super) fn find_again<Q>(&self, hash: u32, key: &Q, uses: bool) -> Option<(Place, Value<'_>)>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
         let read = self.ask(hash, key, |place| {
             let mut miss = Miss::Gone;
-            let value = self.read(hash, place, self.enter(place), &mut miss);
+            let value = self.read(hash, place, self.enter(place), uses, &mut miss);
             match (&value, miss) {
                 (None, Miss::Stale) => return None,
-                (None, Miss::Gone) => self.forget(hash, place, false),
+                (None, Miss::Gone) => self.forget(hash, place, RemovalCause::Purged, false),
+                (None, Miss::Ended) => self.forget(hash, place, RemovalCause::Expired, false),
                 _ => {}
             }
-            Some(value)
+            Some(value.map(|value| (place, value)))
         });
         read.unwrap_or_else(|stale| {
-            stale.into_iter().for_each(|place| self.forget(hash, place, true));
+            stale
+                .into_iter()
+                .for_each(|place| self.forget(hash, place, RemovalCause::Purged, true));
             None
         })
     }
@@ -159,7 +191,8 @@ impl<K, S> Inner<K, S> {
         Some((Pinned(segment), plain))
     }
 
-    /// The value at a place whose segment was entered; if it is not there, `miss` says why.
+    /// The value at a place whose segment was entered; `uses`: this is a use of it. If it is not there, `miss` says
+    /// why.
     // Always: a value that is handed on through memory is copied there 16 bytes at a time from stores of 8, which
     // waits until the header has come from memory; the reader's own loads of the value then begin that late.
     #[inline(always)]
@@ -168,6 +201,7 @@ impl<K, S> Inner<K, S> {
         hash: u32,
         place: Place,
         entered: Option<(Pinned<'a>, bool)>,
+        uses: bool,
         miss: &mut Miss,
     ) -> Option<Value<'a>> {
         *miss = Miss::Stale;
@@ -178,10 +212,8 @@ impl<K, S> Inner<K, S> {
             return None;
         }
         *miss = Miss::Gone;
-        let bytes = segment.value(place.offset(), self.space.head(), hash)?;
-        if self.has_ended(segment, place.offset()) {
-            return None;
-        }
+        let offset = place.offset();
+        let bytes = segment.value(offset, hash, || self.times(segment, offset, uses, miss))?;
         // A value in a segment of its own keeps no other memory than its own.
         let shared = segment.is_shared();
         if shared && (self.space.crowded.load(Ordering::Relaxed) || !pins::take()) {
@@ -202,23 +234,38 @@ impl<K, S> Inner<K, S> {
 
     /// Whether the value at a place has not ended. `None`: its segment has other contents now.
     fn is_alive(&self, place: Place) -> Option<bool> {
-        if self.time_to_live_ms.is_none() {
+        if !self.has_ends.load(Ordering::Relaxed) {
             return (!self.stale(place)).then_some(true);
         }
         let (pin, plain) = self.enter(place)?;
         let segment = pin.0;
-        Some(
-            (plain || self.take_back(segment))
-                && segment.header(place.offset()).is_some()
-                && segment.whole(place.offset(), self.space.head())
-                && !self.has_ended(segment, place.offset()),
-        )
+        let head = (plain || self.take_back(segment))
+            .then(|| segment.header(place.offset(), self.space.lifetimes.bytes()))
+            .flatten();
+        Some(head.is_some_and(|head| !self.space.has_ended(head)))
     }
 
-    #[inline]
-    fn has_ended(&self, segment: &Segment, offset: usize) -> bool {
-        self.time_to_live_ms.is_some()
-            && self.space.deadline(segment, offset) <= self.shards.now_ms()
+    /// The bytes of the times of a value that ends; `None` if it has ended or was purged, as `miss` says then. `uses`:
+    /// if it has not, it is used now.
+    #[inline(never)]
+    fn times(
+        &self,
+        segment: &Segment,
+        offset: usize,
+        uses: bool,
+        miss: &mut Miss,
+    ) -> Option<usize> {
+        let lifetimes = &self.space.lifetimes;
+        let bytes = lifetimes.bytes();
+        match lifetimes.age(segment.times(offset, bytes)?) {
+            Age::Over => {
+                *miss = Miss::Ended;
+                return None;
+            }
+            Age::AliveUnused(now) if uses => segment.note_use(offset, now),
+            Age::Alive | Age::AliveUnused(_) => {}
+        }
+        Some(bytes)
     }
 
     #[cold]
@@ -241,11 +288,13 @@ impl<K, S> Inner<K, S> {
             .is_none_or(|segment| segment.life.generation() != place.generation())
     }
 
-    /// Takes a key out whose value is not at its place.
-    fn forget(&self, hash: u32, place: Place, stale: bool) {
-        let forgotten = self.shards.forget(hash, place);
-        if forgotten && !stale {
-            self.purged_values.fetch_add(1, Ordering::Relaxed);
+    /// Takes a key out whose value is not at its place, or has ended there. `stale`: its segment has other contents
+    /// now.
+    fn forget(&self, hash: u32, place: Place, cause: RemovalCause, stale: bool) {
+        if self.shards.forget(hash, place, cause) && !stale {
+            let ended = cause == RemovalCause::Expired;
+            let count = if ended { &self.expired_values } else { &self.purged_values };
+            count.fetch_add(1, Ordering::Relaxed);
             self.space.left(place);
         }
         self.shards.of(hash).table.harvest();
@@ -258,29 +307,42 @@ where
     S: BuildHasher,
 {
     /// Stores a value; the key comes back when there is no room. `landing`: the value was made in this
-    /// flight. `None`: the flight is outdated, so nothing was stored.
+    /// flight. `None`: the flight is outdated, so nothing was stored. The caller finishes with [`Inner::finish`].
     pub(super) fn put(
         &self,
         hash: u32,
         key: K,
         value: &[u8],
+        time_to_live: Option<Duration>,
         landing: Option<&Landing<'_, K>>,
-    ) -> std::result::Result<Option<Stored<'_>>, (K, Error)> {
-        let room = match self.room(hash, value) {
+    ) -> std::result::Result<(Option<Stored<'_>>, Spare<K>), (K, Error)> {
+        let room = match self.room(hash, value, time_to_live) {
             Ok(room) => room,
             Err(error) => return Err((key, error)),
         };
         let stored = Stored { pin: Pinned(room.segment), at: room.at };
-        let is_published = Cell::new(false);
-        let putting = Putting { inner: self, hash, place: room.place, landing, is_published };
+        let (is_published, replaced) = (Cell::new(false), Cell::new(None));
+        let place = room.place;
+        let putting = Putting { inner: self, hash, place, landing, is_published, replaced };
         let table = &self.shards.of(hash).table;
         let section = table.section(false);
         room.segment.write(room.at, value);
-        table.insert(section, hash, key, room.place, &|place| self.stale(place), &putting);
-        if room.evicted {
-            self.shards.harvest();
+        let key = table.insert(section, hash, key, place, &|place| self.stale(place), &putting);
+        let stored = putting.is_published.get().then_some(stored);
+        Ok((stored, Spare { key, cause: putting.replaced.get(), evicted: room.evicted }))
+    }
+
+    /// Tells of what a value has put out of its place, and drops what is left. Runs the program's code.
+    pub(super) fn finish(&self, hash: u32, spare: Spare<K>) {
+        if let Spare { key: Some(key), cause: Some(cause), .. } = &spare {
+            self.listener.iter().for_each(|listener| listener.tell(key, *cause));
         }
-        Ok(putting.is_published.get().then_some(stored))
+        let Spare { key, evicted, .. } = spare;
+        drop(key);
+        match evicted {
+            true => self.shards.harvest(),
+            false => self.shards.of(hash).table.harvest(),
+        }
     }
 
     /// The value under a key that the caller was about to make: another maker may have landed between the caller's
@@ -290,6 +352,8 @@ where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
+        // What is dropped here, and the listener, may ask for the key: it would wait for this flight.
+        let _quiet = Harvesting::hold_off();
         // Writers that did not see this maker have left then: see `Flights::any`.
         self.shards.of(hash).table.pass_writers();
         self.contains(hash, key).then(|| self.look_up(hash, key))?
@@ -301,7 +365,7 @@ where
         landing: Landing<'_, K>,
         hash: u32,
         key: &Q,
-        bytes: Vec<u8>,
+        (bytes, time_to_live): Made,
     ) -> Result<Value<'_>>
     where
         Q: ToOwned<Owned = K> + ?Sized,
@@ -310,28 +374,41 @@ where
             // Seen early, so that nothing is evicted for it.
             return Ok(Value::own(bytes, false));
         }
-        let put = self.put(hash, key.to_owned(), &bytes, Some(&landing));
+        let quiet = Harvesting::hold_off();
+        let put = self.put(hash, key.to_owned(), &bytes, time_to_live, Some(&landing));
         // Before there is a value to return: it would be lost, pinned, if the drop of a key panicked.
         drop(landing);
+        drop(quiet);
         match put {
-            Ok(Some(stored)) => Ok(stored.into_value(bytes)),
-            Ok(None) => Ok(Value::own(bytes, false)),
-            Err((_, error)) if error.kind() == ErrorKind::OutOfMemory => {
-                Ok(Value::own(bytes, false))
+            Ok((stored, spare)) => {
+                self.finish(hash, spare);
+                Ok(match stored {
+                    Some(stored) => stored.into_value(bytes),
+                    None => Value::own(bytes, false),
+                })
             }
-            Err((_, error)) => Err(error),
+            Err((key, error)) => {
+                drop(key);
+                self.shards.harvest();
+                match error.kind() {
+                    ErrorKind::OutOfMemory => Ok(Value::own(bytes, false)),
+                    _ => Err(error),
+                }
+            }
         }
     }
 
-    fn room(&self, hash: u32, value: &[u8]) -> Result<Room<'_>> {
+    fn room(&self, hash: u32, value: &[u8], time_to_live: Option<Duration>) -> Result<Room<'_>> {
         let Ok(len) = u32::try_from(value.len()) else {
             let why = format!("the value has {} bytes", value.len());
             return Err(Error::new(ErrorKind::BadRange, "Cache::insert", why, "split it"));
         };
         backpressure::hold_back();
-        let now = self.shards.now_ms();
-        let deadline = self.time_to_live_ms.map_or(u64::MAX, |ttl| now.saturating_add(ttl));
-        let room = self.space.room(&self.shards, lane(), Header { len, hash }, deadline);
+        let times = self.space.lifetimes.begin(time_to_live);
+        if times.is_some() && !self.has_ends.load(Ordering::Relaxed) {
+            self.has_ends.store(true, Ordering::Relaxed);
+        }
+        let room = self.space.room(&self.shards, lane(), Header { len, hash, times });
         if room.is_err() {
             self.shards.harvest();
         }

@@ -12,8 +12,9 @@
 
 #![allow(unsafe_code, reason = "reads arrays without a lock")]
 
-use super::array::{Array, Hit};
+use super::array::{Array, Compared, Hit};
 use super::epoch::{Epoch, Grace};
+use super::listener::{Listener, RemovalCause};
 use super::place::Place;
 use super::removed::{Harvesting, Keys, Retired};
 use crate::sync::{sections_open, AtomicPtr, Guard, Lock, Ordering, Rank};
@@ -33,6 +34,8 @@ pub(super) struct Table<K> {
     /// The newest array; null while the table is empty.
     newest: AtomicPtr<Array<K>>,
     writer: Lock<Writer<K>>,
+    /// Told of each key that leaves.
+    listener: Option<Listener<K>>,
     keys: PhantomData<K>,
 }
 
@@ -45,6 +48,10 @@ pub(super) trait Change {
     fn may(&self) -> bool;
     /// It was made: the key led to the place `before`. Before any key is dropped.
     fn made(&self, before: Option<Place>);
+    /// Why the value at the place, whose key is removed, leaves.
+    fn cause(&self, _before: Place) -> RemovalCause {
+        RemovalCause::Removed
+    }
 }
 
 /// A change that is made in any case.
@@ -90,32 +97,6 @@ impl<K> Drop for Section<'_, K> {
     }
 }
 
-/// Slots whose keys were compared with a key and differ, in the order of the search.
-struct Compared {
-    few: [usize; 8],
-    len: usize,
-    more: Vec<usize>,
-}
-
-impl Compared {
-    fn clear(&mut self) {
-        self.len = 0;
-        self.more.clear();
-    }
-
-    fn push(&mut self, slot: usize) {
-        match self.few.get_mut(self.len) {
-            Some(place) => *place = slot,
-            None => self.more.push(slot),
-        }
-        self.len += 1;
-    }
-
-    fn get(&self, at: usize) -> usize {
-        self.few.get(at).copied().unwrap_or_else(|| self.more[at - self.few.len()])
-    }
-}
-
 impl<K> Writer<K> {
     fn new() -> Writer<K> {
         Writer {
@@ -135,8 +116,9 @@ fn arrays<K>(newest: Option<&Array<K>>) -> impl Iterator<Item = &Array<K>> {
 }
 
 impl<K> Table<K> {
-    pub fn new() -> Self {
+    pub fn new(listener: Option<Listener<K>>) -> Self {
         Table {
+            listener,
             epoch: Epoch::new(),
             newest: AtomicPtr::new(null_mut()),
             writer: Lock::new(Rank::CacheShard, Writer::new()),
@@ -218,6 +200,16 @@ impl<K> Table<K> {
         locate(self.newest(section), hash, key, |_| (), |_| ()).map(|(hit, ())| hit.place)
     }
 
+    /// Calls `each` with every key, in a section: it may do what it likes. A key that is put in meanwhile may be left
+    /// out, and one that is removed and put in again may come twice.
+    pub fn each_key(&self, mut each: impl FnMut(&K)) {
+        let section = self.section(false);
+        for hit in arrays(self.newest(&section)).flat_map(Array::entries) {
+            // SAFETY: hit just now, in the section above.
+            unsafe { hit.with_key(&mut each) };
+        }
+    }
+
     /// The place with its uses, if a key leads to it.
     pub fn holds(&self, hash: u32, place: Place) -> Option<Place> {
         let writer = self.writer.lock();
@@ -232,17 +224,17 @@ impl<K> Table<K> {
     }
 
     /// Removes the key that leads to a place. The key is dropped later: see [`Table::harvest`].
-    pub fn remove_place(&self, hash: u32, place: Place) -> bool {
+    pub fn remove_place(&self, hash: u32, place: Place, cause: RemovalCause) -> bool {
         let mut writer = self.writer.lock();
         let Some(hit) = at_place(self.current(&writer), hash, place) else { return false };
-        self.remove_hit(&mut writer, &hit);
+        self.remove_hit(&mut writer, &hit, cause);
         true
     }
 
-    fn remove_hit(&self, writer: &mut Writer<K>, hit: &Hit<'_, K>) -> Place {
+    fn remove_hit(&self, writer: &mut Writer<K>, hit: &Hit<'_, K>, cause: RemovalCause) -> Place {
         writer.len -= 1;
         self.epoch.set_pending(true);
-        hit.array.remove(hit.at)
+        hit.array.remove(hit.at, cause)
     }
 
     /// Removes a key; answers its place.
@@ -251,7 +243,7 @@ impl<K> Table<K> {
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        let mut compared = Compared { few: [0; 8], len: 0, more: Vec::new() };
+        let mut compared = Compared::new();
         let place = loop {
             // In this order: the lock is freed before the section ends, and keys are dropped.
             let section = self.section(false);
@@ -271,7 +263,8 @@ impl<K> Table<K> {
             };
             // Nothing that this section has seen moves before it ends, or is used for another key.
             if self.is_newest(newest) && hit.array.is_live(hit.at) && change.may() {
-                let place = self.remove_hit(&mut writer, &hit);
+                let cause = change.cause(hit.array.place_at(hit.at));
+                let place = self.remove_hit(&mut writer, &hit, cause);
                 change.made(Some(place));
                 break place;
             }
@@ -306,7 +299,8 @@ impl<K> Table<K> {
         self.wait();
     }
 
-    /// Puts a key at a place, if `change` allows it. Keys whose places are `stale` may go.
+    /// Puts a key at a place, if `change` allows it. Keys whose places are `stale` may go. Answers the key if it is not
+    /// needed: one like it leads to the place, or none does.
     pub fn insert<'t>(
         &'t self,
         section: Section<'t, K>,
@@ -315,18 +309,19 @@ impl<K> Table<K> {
         place: Place,
         stale: &dyn Fn(Place) -> bool,
         change: &impl Change,
-    ) where
+    ) -> Option<K>
+    where
         K: Eq,
     {
         let mut key = Some(key);
         let mut first = Some(section);
-        let mut compared = Compared { few: [0; 8], len: 0, more: Vec::new() };
+        let mut compared = Compared::new();
         loop {
             // In this order: the lock is freed before the section ends, and keys are dropped.
             let section = first.take().unwrap_or_else(|| self.section(false));
             let newest = self.newest(&section);
             compared.clear();
-            let Some(own) = key.as_ref() else { return };
+            let own = key.as_ref()?;
             let found = locate(newest, hash, own, |_| (), |other| compared.push(other));
             let mut writer = self.writer.lock();
             if !self.is_newest(newest) {
@@ -339,7 +334,7 @@ impl<K> Table<K> {
                         let place = place.with_uses(hit.place.uses());
                         change.made(Some(hit.array.set_place(hit.at, place)));
                     }
-                    return;
+                    return key;
                 }
                 continue;
             }
@@ -347,12 +342,12 @@ impl<K> Table<K> {
                 continue;
             }
             if !change.may() {
-                return;
+                return key;
             }
             if newest.is_some_and(|newest| newest.put(hash, &mut key, place)) {
                 writer.len += 1;
                 change.made(None);
-                return;
+                return None;
             }
             drop(writer);
             drop(section);
@@ -446,8 +441,8 @@ impl<K> Table<K> {
             let retired = Retired(std::mem::replace(&mut writer.ready, null_mut()));
             for array in arrays(self.current(&writer)) {
                 while keys.has_room() {
-                    let Some(key) = array.take_ready() else { break };
-                    keys.push(key);
+                    let Some((key, cause)) = array.take_ready() else { break };
+                    keys.push(key, cause);
                 }
             }
             self.epoch.set_pending(self.has_more(&writer));
@@ -455,7 +450,12 @@ impl<K> Table<K> {
             if keys.len == 0 && retired.0.is_null() {
                 return;
             }
-            // Dropped here, under no lock: first the arrays, then the keys.
+            // Under no lock.
+            if let Some(listener) = &self.listener {
+                retired.tell(listener);
+                keys.tell(listener);
+            }
+            // Dropped here: first the arrays, then the keys.
         }
     }
 
@@ -579,6 +579,10 @@ fn only_compared<K>(newest: Option<&Array<K>>, hash: u32, compared: &Compared) -
 
 impl<K> Drop for Table<K> {
     fn drop(&mut self) {
+        if self.listener.is_some() {
+            // What was removed, and nobody was told of yet. Of what is there nobody is told.
+            self.harvest();
+        }
         let newest = self.newest.load(Ordering::Relaxed);
         let writer = self.writer.get_mut();
         // SAFETY: all are the table's own, which nobody else can reach any more.

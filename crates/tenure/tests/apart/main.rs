@@ -13,9 +13,12 @@ mod promise_kit;
 #[path = "../retire_kit/mod.rs"]
 mod retire_kit;
 
+mod cache_entries;
 mod cache_forks;
 mod cache_keys;
+mod cache_lifetimes;
 mod cache_limits;
+mod cache_listener;
 mod cache_segments;
 mod children_and_shortages;
 mod closed_descriptors;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 fn table<K: Eq>() -> Table<K> {
     #[cfg(not(loom))]
     crate::cache::fork::watch();
-    Table::new()
+    Table::new(None)
 }
 
 fn hash(key: &u64) -> u32 {
@@ -41,7 +41,7 @@ impl Change for Before {
 
 fn put<K: Eq>(table: &Table<K>, hash: u32, key: K, to: Place) -> Option<Place> {
     let before = Before::default();
-    table.insert(table.section(false), hash, key, to, &|_| false, &before);
+    drop(table.insert(table.section(false), hash, key, to, &|_| false, &before));
     table.harvest();
     before.0.get()
 }
@@ -82,8 +82,8 @@ proptest! {
                         prop_assert!(table.holds(hash(&key), at).is_some());
                         // Another key may have the same place here.
                         if model.values().all(|other| !other.same(at)) {
-                            prop_assert!(table.remove_place(hash(&key), at));
-                            prop_assert!(!table.remove_place(hash(&key), at));
+                            prop_assert!(table.remove_place(hash(&key), at, RemovalCause::Evicted));
+                            prop_assert!(!table.remove_place(hash(&key), at, RemovalCause::Evicted));
                         } else {
                             table.remove(hash(&key), &key, &());
                         }
@@ -155,7 +155,7 @@ fn stale_places_make_room() {
     for key in 0..1000u64 {
         let to = Place::new(0, 1 + u32::from(key % 10 == 0), 0);
         let stale = |at: Place| at.generation() == 1;
-        table.insert(table.section(false), hash(&key), key, to, &stale, &());
+        let _ = table.insert(table.section(false), hash(&key), key, to, &stale, &());
         table.harvest();
     }
     assert!(table.bytes() <= 400 * 22 + 200, "{} bytes", table.bytes());
@@ -250,7 +250,7 @@ impl Drop for Busy {
 
 #[test]
 fn keys_may_use_their_table_while_compared_and_dropped() {
-    let table = Arc::new_cyclic(|_| Table::<Busy>::new());
+    let table = Arc::new_cyclic(|_| Table::<Busy>::new(None));
     let shared = Arc::new((Mutex::new(None), Arc::downgrade(&table)));
     let key = |number: u64| Busy(number, shared.clone());
     for number in 0..64 {
@@ -301,7 +301,7 @@ fn keys_may_use_their_table_while_compared_and_dropped() {
 #[test]
 fn threads_find_what_is_there_and_never_another_keys_place() {
     // A key's place names the key, so that a wrong one is seen.
-    let table = Table::<Box<u64>>::new();
+    let table = Table::<Box<u64>>::new(None);
     let own = |key: u64, version: u32| Place::new(key as u32, 1 + version % 1000, 0);
     let spread = |key: u64| (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u32 & 0xFF00_00FF;
     for key in 0..50 {

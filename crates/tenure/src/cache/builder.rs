@@ -1,0 +1,247 @@
+//! The settings of a cache.
+
+use super::inner::Inner;
+use super::lifetimes::Lifetimes;
+use super::listener::{Listener, RemovalCause};
+use super::segment::SEGMENT;
+use super::shard::Shards;
+use super::single_flight::Flights;
+use super::space::Space;
+use super::{fork, Cache, DefaultHasher};
+use crate::error::Result;
+use crate::tracking::settings::Priority;
+use std::hash::{BuildHasher, Hash};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Builds a [`Cache`]: the settings that [`Cache::new`] leaves at their defaults.
+///
+/// ```
+/// use std::time::Duration;
+/// let cache = tenure::Cache::<String>::builder()
+///     .ceiling(256 << 20) // never more than 256 MiB
+///     .priority(tenure::Priority::LOWEST)
+///     .time_to_live(Duration::from_secs(60))
+///     .build()?;
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct CacheBuilder<K, S = DefaultHasher> {
+    ceiling: Option<u64>,
+    priority: Priority,
+    time_to_live: Option<Duration>,
+    time_to_idle: Option<Duration>,
+    listener: Option<Listener<K>>,
+    hasher: S,
+}
+
+impl<K: Hash + Eq> CacheBuilder<K> {
+    fn new() -> Self {
+        CacheBuilder {
+            ceiling: None,
+            priority: Priority::DEFAULT,
+            time_to_live: None,
+            time_to_idle: None,
+            listener: None,
+            hasher: DefaultHasher::default(),
+        }
+    }
+}
+
+impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'static>
+    CacheBuilder<K, S>
+{
+    /// The most bytes of memory that the cache may take; by default what the machine and the memory
+    /// cgroup allow. A few segments of 2 MiB are taken in any case, and what is held stays.
+    ///
+    /// ```
+    /// let cache = tenure::Cache::<u64>::builder().ceiling(64 << 20).build()?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn ceiling(mut self, bytes: u64) -> Self {
+        self.ceiling = Some(bytes);
+        self
+    }
+
+    /// Sets when the kernel takes the cache's memory, compared with other volatile memory of this
+    /// process.
+    ///
+    /// ```
+    /// let cache = tenure::Cache::<u64>::builder().priority(tenure::Priority::LOWEST).build()?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// Sets how long the cache returns a value after it was put in, in whole milliseconds. A value may have a time
+    /// of its own instead: see [`Cache::insert_with_time_to_live`].
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let cache = tenure::Cache::<u64>::builder().time_to_live(Duration::from_millis(5)).build()?;
+    /// cache.insert(1, b"one")?;
+    /// std::thread::sleep(Duration::from_millis(20));
+    /// assert!(cache.get(&1).is_none());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// 8 bytes more for each value. A get reads the clock.
+    pub fn time_to_live(mut self, time: Duration) -> Self {
+        self.time_to_live = Some(time);
+        self
+    }
+
+    /// Sets how long the cache returns a value after it was last asked for, or put in. A use is noted in steps of a
+    /// second, or of a quarter of the time if that is shorter: a value ends in the step that follows `time`, never
+    /// before. What counts is a get that finds the value, of whatever kind; [`Cache::contains_key`] does
+    /// not. With a time to live as well, a value ends at the earlier one.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let cache = tenure::Cache::<u64>::builder().time_to_idle(Duration::from_millis(40)).build()?;
+    /// cache.insert(1, b"one")?;
+    /// std::thread::sleep(Duration::from_millis(60)); // its step is 10 ms
+    /// assert!(cache.get(&1).is_none());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// 16 bytes more for each value. A get reads the clock, and writes once in a step.
+    pub fn time_to_idle(mut self, time: Duration) -> Self {
+        self.time_to_idle = Some(time);
+        self
+    }
+
+    /// Sets a function that is called once for each value that leaves the cache, with its key and the cause. The value
+    /// itself may be gone. For counts, logs, and tables beside the cache.
+    ///
+    /// It is called a little later than the value leaves, on a thread that calls the cache just then, and its time adds
+    /// to that call. It is called under no lock of tenure's, and never by tenure's worker, by a handler of tenure's for
+    /// forks or signals. It may use the cache, and may be called again inside itself then. Calls for one
+    /// key may come in another order than its values left, from several threads at once. A panic in it is caught;
+    /// the program's panic hook has reported it, and the listener is called for the next value all the
+    /// same.
+    ///
+    /// What the kernel takes, and what has ended, is met by a look only: by a get or an iteration, when room is made,
+    /// when a value under the key is replaced or removed, or when the index grows. Until then nobody is told. A value
+    /// that has ended and is replaced before any look counts as replaced. The end of the cache is told of no value.
+    ///
+    /// ```
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use std::sync::Arc;
+    /// use tenure::cache::RemovalCause;
+    /// let replaced = Arc::new(AtomicU64::new(0));
+    /// let count = replaced.clone();
+    /// let cache = tenure::Cache::<u64>::builder()
+    ///     .eviction_listener(move |_key, cause| {
+    ///         if cause == RemovalCause::Replaced {
+    ///             count.fetch_add(1, Ordering::Relaxed);
+    ///         }
+    ///     })
+    ///     .build()?;
+    /// cache.insert(1, b"one")?;
+    /// cache.insert(1, b"another one")?;
+    /// assert_eq!(replaced.load(Ordering::Relaxed), 1);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// A call for each value that leaves; nothing for a get.
+    pub fn eviction_listener(
+        mut self,
+        listener: impl Fn(&K, RemovalCause) + Send + Sync + 'static,
+    ) -> Self {
+        self.listener = Some(Listener::new(listener));
+        self
+    }
+
+    /// Sets another hasher for the keys.
+    ///
+    /// ```
+    /// let hasher = std::hash::RandomState::new(); // slower, and safe from chosen keys
+    /// let cache = tenure::Cache::<String>::builder().hasher(hasher).build()?;
+    /// cache.insert("key".to_owned(), b"value")?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn hasher<T: BuildHasher>(self, hasher: T) -> CacheBuilder<K, T> {
+        CacheBuilder {
+            ceiling: self.ceiling,
+            priority: self.priority,
+            time_to_live: self.time_to_live,
+            time_to_idle: self.time_to_idle,
+            listener: self.listener,
+            hasher,
+        }
+    }
+
+    /// Makes the cache; it takes no memory before the first value is put in.
+    ///
+    /// ```
+    /// let cache = tenure::Cache::<String>::builder().build()?;
+    /// assert_eq!(cache.stats().footprint_bytes, 0);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// About 10 µs.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the kernel refuses `MADV_FREE`. `EAGAIN`: the worker's thread could not start.
+    pub fn build(self) -> Result<Cache<K, S>> {
+        crate::tracking::ready("Cache::new")?;
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let lanes = match self.ceiling {
+            Some(bytes) if bytes < 32 * SEGMENT as u64 => 1,
+            _ => processors.min(8),
+        };
+        let lifetimes = Lifetimes::new(self.time_to_live, self.time_to_idle);
+        let ceiling = self.ceiling.unwrap_or(u64::MAX);
+        let level = self.priority.level();
+        let inner = Arc::new_cyclic(|cache: &Weak<Inner<K, S>>| Inner {
+            shards: Shards::new(self.hasher, self.listener.as_ref()),
+            space: Space::new(cache.clone(), lanes, ceiling, level, lifetimes),
+            flights: Flights::new(),
+            listed: fork::Listed::new(),
+            listener: self.listener.clone(),
+            has_ends: AtomicBool::new(false),
+            insertions: AtomicU64::new(0),
+            removals: AtomicU64::new(0),
+            purged_values: AtomicU64::new(0),
+            expired_values: AtomicU64::new(0),
+        });
+        fork::list(&inner);
+        Ok(Cache { inner })
+    }
+}
+
+impl<K: Hash + Eq + Send + Sync + 'static> Cache<K> {
+    /// Makes a cache without a size.
+    ///
+    /// ```
+    /// let cache = tenure::Cache::<String>::new()?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// As [`CacheBuilder::build`]. It takes no memory before the first value is put in.
+    ///
+    /// # Errors
+    /// As [`CacheBuilder::build`].
+    pub fn new() -> Result<Cache<K>> {
+        Cache::builder().build()
+    }
+
+    /// Sets what [`Cache::new`] leaves at its default.
+    ///
+    /// ```
+    /// let cache = tenure::Cache::<String>::builder().ceiling(1 << 30).build()?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn builder() -> CacheBuilder<K> {
+        CacheBuilder::new()
+    }
+}

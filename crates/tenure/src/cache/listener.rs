@@ -1,0 +1,92 @@
+//! What the program is told of values that leave the cache.
+
+use std::fmt;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::Arc;
+
+/// Why a value left its cache: what an [eviction listener](super::CacheBuilder::eviction_listener) is told.
+///
+/// ```
+/// use tenure::cache::RemovalCause;
+/// let made_again = |cause| matches!(cause, RemovalCause::Purged | RemovalCause::Evicted);
+/// assert!(!made_again(RemovalCause::Removed));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RemovalCause {
+    /// The program removed it, also by [`clear`](super::Cache::clear) or [`retain`](super::Cache::retain), or an insert
+    /// under its key failed.
+    #[doc(alias = "Explicit")]
+    Removed,
+    /// Another value was put under its key.
+    Replaced,
+    /// Its time to live or to idle was over.
+    Expired,
+    /// The cache dropped it to make room.
+    #[doc(alias = "Size")]
+    Evicted,
+    /// The kernel took its memory.
+    Purged,
+}
+
+/// All causes, by their numbers.
+const CAUSES: [RemovalCause; 5] = [
+    RemovalCause::Removed,
+    RemovalCause::Replaced,
+    RemovalCause::Expired,
+    RemovalCause::Evicted,
+    RemovalCause::Purged,
+];
+
+impl RemovalCause {
+    /// A small number for it.
+    pub(super) fn number(self) -> u64 {
+        self as u64
+    }
+
+    /// The cause with a number.
+    pub(super) fn of(number: u64) -> RemovalCause {
+        CAUSES.get(number as usize).copied().unwrap_or(RemovalCause::Removed)
+    }
+}
+
+type Tell<K> = dyn Fn(&K, RemovalCause) + Send + Sync;
+
+/// The program's function, which is told of values that leave a cache.
+pub(super) struct Listener<K>(Arc<Tell<K>>);
+
+impl<K> Listener<K> {
+    pub fn new(tell: impl Fn(&K, RemovalCause) + Send + Sync + 'static) -> Listener<K> {
+        Listener(Arc::new(tell))
+    }
+
+    /// Tells of the value under a key. Runs the program's code, and catches its panic: it must not keep others from
+    /// being told, or a value that was put in from its caller.
+    pub fn tell(&self, key: &K, cause: RemovalCause) {
+        let panicked = catch_unwind(AssertUnwindSafe(|| (self.0)(key, cause)));
+        // Dropping what it panicked with may panic as well.
+        panicked.unwrap_or_else(std::mem::forget);
+    }
+}
+
+impl<K> Clone for Listener<K> {
+    fn clone(&self) -> Self {
+        Listener(self.0.clone())
+    }
+}
+
+impl<K> fmt::Debug for Listener<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Listener")
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_come_back_from_their_numbers() {
+        assert!(CAUSES.iter().all(|cause| RemovalCause::of(cause.number()) == *cause));
+    }
+}

@@ -1,0 +1,261 @@
+//! The eviction listener: each value that leaves is told of once, with its cause, and the listener may do what it
+//! likes.
+
+use crate::promise_kit::*;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+use tenure::cache::RemovalCause::{self, *};
+use tenure::volatile::{self, Settings};
+use tenure::Cache;
+use tenure_testkit::this_test;
+
+type Told = Arc<Mutex<Vec<(u64, RemovalCause)>>>;
+
+/// A listener that notes what it is told.
+fn noting(told: &Told) -> impl Fn(&u64, RemovalCause) + Send + Sync + 'static {
+    let told = told.clone();
+    move |key, cause| told.lock().unwrap().push((*key, cause))
+}
+
+fn taken(told: &Told) -> Vec<(u64, RemovalCause)> {
+    std::mem::take(&mut told.lock().unwrap())
+}
+
+#[test]
+fn what_the_program_does_is_told_at_once() {
+    let told = Told::default();
+    let cache = Cache::<u64>::builder().eviction_listener(noting(&told)).build().unwrap();
+    cache.insert(1, b"one").unwrap();
+    assert_eq!(taken(&told), []);
+    cache.insert(1, b"another").unwrap();
+    assert_eq!(taken(&told), [(1, Replaced)]);
+    cache.remove(&1);
+    cache.remove(&1);
+    assert_eq!(taken(&told), [(1, Removed)]);
+    cache.insert_with_time_to_live(2, b"two", Duration::ZERO).unwrap();
+    assert_eq!(taken(&told), []);
+    assert!(cache.get(&2).is_none() && cache.get(&2).is_none());
+    assert_eq!(taken(&told), [(2, Expired)]);
+    (3..6).for_each(|key| cache.insert(key, b"some").unwrap());
+    cache.retain(|key, _| *key != 4);
+    assert_eq!(taken(&told), [(4, Removed)]);
+    cache.clear();
+    let mut rest = taken(&told);
+    rest.sort_by_key(|(key, _)| *key);
+    assert_eq!(rest, [(3, Removed), (5, Removed)]);
+    // What was put in meanwhile wins over what was made, of which the cache never had anything.
+    let made = cache.get_or_insert_with(&6, || {
+        cache.insert(6, b"newer").unwrap();
+        b"older".to_vec()
+    });
+    assert!(!made.unwrap().is_cached() && taken(&told).is_empty());
+    cache.insert(7, b"seven").unwrap();
+    drop(cache);
+    assert_eq!(taken(&told), [], "the end of the cache is told of no value");
+}
+
+#[test]
+fn what_makes_room_is_told() {
+    let told = Told::default();
+    let cache =
+        Cache::<u64>::builder().ceiling(8 << 20).eviction_listener(noting(&told)).build().unwrap();
+    for key in 0..40_000 {
+        // Those of which the time is over have not been evicted.
+        match key % 4 {
+            0 => cache.insert_with_time_to_live(key, &[7; 1000], Duration::ZERO).unwrap(),
+            _ => cache.insert(key, &[7; 1000]).unwrap(),
+        }
+    }
+    let told = taken(&told);
+    assert_eq!(told.len() as u64 + cache.entry_count(), 40_000);
+    let purged = told.iter().filter(|(_, cause)| *cause == Purged).count();
+    for (key, cause) in told.iter().filter(|(_, cause)| *cause != Purged) {
+        assert_eq!(*cause, if key % 4 == 0 { Expired } else { Evicted }, "{key}");
+    }
+    assert!(purged < told.len() / 2, "this machine is short of memory");
+}
+
+#[test]
+fn what_the_kernel_took_is_told_at_a_look() {
+    promised(this_test!(), || {
+        volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
+        let told = Told::default();
+        let cache = Cache::<u64>::builder().eviction_listener(noting(&told)).build().unwrap();
+        let value = vec![7u8; 3 * MIB];
+        for look in 0..4 {
+            let begin = Instant::now();
+            loop {
+                cache.insert(1, &value).unwrap();
+                taken(&told);
+                let at = cache.get(&1).map_or(0, |value| value.as_ptr() as usize & !(PAGE - 1));
+                std::thread::sleep(Duration::from_millis(30));
+                reclaim(at, 3 * MIB - PAGE);
+                assert_eq!(taken(&told), [], "before any look");
+                match look {
+                    0 => drop(cache.get(&1)),
+                    1 => cache.iter().for_each(drop),
+                    2 => cache.retain(|_, _| true),
+                    // The cache looks at some segments when it makes room.
+                    _ => {
+                        let room = |n: u64| cache.insert(100 + n, &value).unwrap();
+                        (0..4).for_each(room);
+                        (0..4).for_each(|n| _ = cache.remove(&(100 + n)));
+                        cache.insert(1, &value).unwrap();
+                    }
+                }
+                let told = taken(&told);
+                if told.contains(&(1, Purged)) {
+                    assert_eq!(told.iter().filter(|(key, _)| *key == 1).count(), 1);
+                    break;
+                }
+                assert!(told.iter().all(|(key, cause)| *key >= 100 || *cause == Replaced));
+                assert!(begin.elapsed() < PATIENCE / 4, "look {look}: nothing was purged");
+            }
+        }
+    });
+}
+
+/// A listener that uses its cache, also on another thread, and panics at times.
+fn unruly(
+    counts: Arc<Mutex<BTreeMap<RemovalCauseNumber, u64>>>,
+    own: Arc<OnceLock<Weak<Cache<u64>>>>,
+) -> impl Fn(&u64, RemovalCause) + Send + Sync + 'static {
+    let (calls, cleared) = (AtomicUsize::new(0), AtomicBool::new(false));
+    move |key, cause| {
+        *counts.lock().unwrap().entry(cause as u8).or_default() += 1;
+        let n = calls.fetch_add(1, Ordering::Relaxed);
+        let Some(cache) = own.get().and_then(Weak::upgrade) else { return };
+        let act = |key: u64| {
+            let _ = cache.get(&key).map(|value| assert!(value.iter().all(|b| *b == key as u8)));
+            cache.remove(&(key + 1));
+            let _ = cache.insert(1_000_000 + key % 8, &[key as u8; 10]);
+        };
+        match n % 512 {
+            0..=20 if *key < 1_000_000 => act(*key),
+            // With a lock held here it would wait for ever.
+            50 if *key < 1_000_000 => {
+                std::thread::scope(|scope| _ = scope.spawn(|| act(*key)).join())
+            }
+            100 => panic!("the listener's own"),
+            150 if n % 2048 == 150 => cache.retain(|key, _| key % 64 != 5),
+            200 if *key < 1_000_000 => _ = cache.get_or_insert_with(key, || vec![*key as u8; 100]),
+            250 if n > 5_000 && !cleared.swap(true, Ordering::Relaxed) => cache.clear(),
+            _ => {}
+        }
+    }
+}
+
+type RemovalCauseNumber = u8;
+
+#[test]
+fn each_value_is_told_of_once_whatever_the_listener_does() {
+    promised(this_test!(), || {
+        std::panic::set_hook(Box::new(|panic| {
+            let text = panic.to_string();
+            if !text.contains("the listener's own") {
+                eprintln!("{text}");
+            }
+        }));
+        let counts = Arc::new(Mutex::new(BTreeMap::new()));
+        let own = Arc::new(OnceLock::new());
+        let cache = Cache::<u64>::builder()
+            .ceiling(12 << 20)
+            .eviction_listener(unruly(counts.clone(), own.clone()))
+            .build()
+            .unwrap();
+        let cache = Arc::new(cache);
+        own.set(Arc::downgrade(&cache)).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..3u64 {
+                let cache = &cache;
+                scope.spawn(move || {
+                    let begin = Instant::now();
+                    for n in 0.. {
+                        let key = (n * 7919 + thread) % 30_000;
+                        let value = vec![key as u8; 200 + key as usize % 1000];
+                        match n % 8 {
+                            0 => _ = cache.remove(&key),
+                            1 => {
+                                let time = Duration::from_millis(key % 20);
+                                cache.insert_with_time_to_live(key, &value, time).unwrap();
+                            }
+                            2 => _ = cache.get_or_insert_with(&key, || value).unwrap(),
+                            3 => {
+                                if let Some(value) = cache.get(&key) {
+                                    assert!(value.iter().all(|b| *b == key as u8), "wrong bytes");
+                                }
+                            }
+                            _ => cache.insert(key, &value).unwrap(),
+                        }
+                        if begin.elapsed() > Duration::from_millis(1500) {
+                            break;
+                        }
+                    }
+                });
+            }
+        });
+        // The last reader of each shard frees what is left.
+        (0..2_000).for_each(|key| _ = cache.get(&key));
+        let told: u64 = counts.lock().unwrap().values().sum();
+        let stats = cache.stats();
+        println!("{:?} of {stats:?}", counts.lock().unwrap());
+        assert_eq!(told + stats.values, stats.insertions);
+        for cause in [Removed, Replaced, Expired, Evicted] {
+            assert!(counts.lock().unwrap().contains_key(&(cause as u8)), "never {cause:?}");
+        }
+    });
+}
+
+#[test]
+fn a_listener_may_ask_for_the_key_whose_making_made_room() {
+    promised(this_test!(), || {
+        let own = Arc::new(OnceLock::<Weak<Cache<u64>>>::new());
+        let now = Arc::new(AtomicU64::new(0));
+        let asked = Arc::new(AtomicU64::new(0));
+        let listener = {
+            let (own, now, asked) = (own.clone(), now.clone(), asked.clone());
+            move |_: &u64, _| {
+                let Some(cache) = own.get().and_then(Weak::upgrade) else { return };
+                let key = now.load(Ordering::Relaxed);
+                // Not from what this leads to again.
+                if asked.fetch_add(1, Ordering::Relaxed) < 300 {
+                    cache.get_or_insert_with(&key, || vec![7; 100_000]).unwrap();
+                }
+            }
+        };
+        let builder = Cache::<u64>::builder().ceiling(8 << 20).eviction_listener(listener);
+        let cache = Arc::new(builder.build().unwrap());
+        own.set(Arc::downgrade(&cache)).unwrap();
+        for key in 0..1_000 {
+            now.store(key, Ordering::Relaxed);
+            if key % 2 == 0 {
+                cache.get_or_insert_with(&key, || vec![7; 100_000]).unwrap();
+                continue;
+            }
+            let task = cache.get_or_insert_async(&key, async { vec![7; 100_000] });
+            match pin!(task).poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(value) => drop(value.unwrap()),
+                Poll::Pending => panic!("there is nobody to wait for"),
+            }
+        }
+        assert!(asked.load(Ordering::Relaxed) > 300);
+    });
+}
+
+#[test]
+fn a_child_s_listener_is_told_too() {
+    let told = Told::default();
+    let cache = Cache::<u64>::builder().eviction_listener(noting(&told)).build().unwrap();
+    (0..100).for_each(|key| cache.insert(key, b"some").unwrap());
+    let ended = forked(|| {
+        cache.remove(&1);
+        cache.insert(2, b"another").unwrap();
+        assert_eq!(taken(&told), [(1, Removed), (2, Replaced)]);
+    });
+    assert_eq!((ended, taken(&told)), (Ended::Well, vec![]));
+}
