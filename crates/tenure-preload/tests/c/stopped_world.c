@@ -3,13 +3,14 @@
 #include "check.h"
 #include <semaphore.h>
 #include <stdatomic.h>
+#include <sys/wait.h>
 #include <time.h>
 
 enum { THREADS = 4, CYCLES = 3000 };
 
 static sem_t stopped;
 static atomic_int cycle, over;
-static int allocates;
+static int allocates, forks;
 
 static void stop(int signal) {
     (void)signal;
@@ -30,6 +31,15 @@ static void go_on(int signal) {
 static void *body(void *argument) {
     unsigned n = (unsigned)(uintptr_t)argument;
     char *blocks[8] = {0};
+    while (!over && n == 0 && forks) {
+        int child = fork();
+        if (child == 0)
+            _exit(0);
+        CHECK(child > 0);
+        while (waitpid(child, NULL, 0) < 0)
+            CHECK(errno == EINTR);
+        usleep(100);
+    }
     while (!over) {
         n = n * 1103515245 + 12345;
         if (allocates) {
@@ -59,6 +69,7 @@ static void wait_for_one(void) {
 int main(int count, char **arguments) {
     (void)arguments;
     allocates = count > 1;
+    forks = count > 2;
     CHECK(sem_init(&stopped, 0, 0) == 0);
     struct sigaction action = {.sa_handler = stop};
     sigfillset(&action.sa_mask);

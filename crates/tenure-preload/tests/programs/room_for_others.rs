@@ -1,6 +1,6 @@
 //! What the library does beside the program does not come before the program's own.
 
-use crate::kit::program;
+use crate::kit::{done, program, ALL, LARGE};
 use std::path::Path;
 
 /// The library's threads make room for the program's where no more are allowed.
@@ -31,6 +31,18 @@ fn a_collector_maps_while_the_others_are_stopped() {
 #[test]
 fn a_collector_stops_threads_that_allocate() {
     program!("stopped_world.c").with(&[Path::new("by malloc")]).same_under_all_options();
+}
+
+/// Nor does one that forks, which has all locks of the library's: it is stopped in the midst of that.
+#[test]
+fn a_collector_stops_a_thread_that_forks() {
+    let modes = [Path::new("by malloc"), Path::new("and fork")];
+    let program = program!("stopped_world.c").with(&modes);
+    let plain = done("stopped_world.c", &mut program.plain());
+    // Not where the C library's malloc serves it: a fork waits for that one's locks with signals blocked.
+    for options in [&[LARGE][..], ALL] {
+        program.same(options, None, &plain);
+    }
 }
 
 /// The library closes no descriptor of the program's.

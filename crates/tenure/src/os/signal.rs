@@ -314,6 +314,12 @@ impl Blocked {
     pub fn all() -> Blocked {
         Blocked { before: block_all(), _of_this_thread: std::marker::PhantomData }
     }
+
+    /// Signals that wait for the thread are delivered now.
+    pub fn let_signals_come(&self) {
+        restore(self.before);
+        block_all();
+    }
 }
 
 impl Drop for Blocked {

@@ -118,12 +118,11 @@ impl DerefMut for Quiet {
 /// this thread has it already, or a list, further up (it is a signal's handler): whoever has the queue may wait for
 /// that list.
 fn work() -> Option<Quiet> {
-    let work = queue::work().quietly(|lock| {
-        lock.try_lock().or_else(|| match thread_cache::is_mine() || central_list::is_mine() {
-            true => None,
-            false => lock.lock_unless_mine(),
-        })
-    })?;
+    let lock = queue::work();
+    let work = match thread_cache::is_mine() || central_list::is_mine() {
+        true => lock.try_lock_signals_blocked(),
+        false => lock.lock_signals_blocked_unless_mine(),
+    }?;
     Some(Quiet { work, _no_long_wait: NoWait::here() })
 }
 

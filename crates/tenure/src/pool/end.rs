@@ -9,7 +9,6 @@ use super::{give_up, given_up, leave, lookup};
 use crate::os::arena;
 use crate::os::kept;
 use crate::range::PageRange;
-use crate::runtime::lock::Lock;
 
 /// Returns whether [`end`] was called. Costs one load.
 ///
@@ -95,7 +94,7 @@ pub fn unused_address_bytes() -> u64 {
 fn trim(reservation: &Reservation, spot: Spot) {
     let run = reservation.run(spot);
     // A fork waits: its child would have the run in this state for ever.
-    let Some(_held) = Reservation::allowing().quietly(Lock::lock_unless_mine) else { return };
+    let Some(_held) = Reservation::allowing().lock_signals_blocked_unless_mine() else { return };
     if run.claim(state::IN_USE, state::TRIMMED).is_err() {
         return;
     }

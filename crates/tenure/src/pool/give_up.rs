@@ -5,7 +5,6 @@
 
 use super::reservation::{self, Reservation};
 use super::{given_up, mapped};
-use crate::runtime::lock::Lock;
 
 /// Returns how many bytes of addresses [`give_up_addresses`] would give back.
 ///
@@ -41,7 +40,9 @@ pub fn give_up_addresses() -> bool {
         return false;
     }
     // A thread that finds that another has begun comes here when the addresses are gone.
-    let Some(_held) = Reservation::allowing().quietly(Lock::lock_unless_mine) else { return false };
+    let Some(_held) = Reservation::allowing().lock_signals_blocked_unless_mine() else {
+        return false;
+    };
     // Before the first address can be anybody's: who looks one up must not take it for the pool's.
     given_up::expect_holes();
     if !given_up::begin() {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 const TRIES: usize = 2;
 /// How long a run is waited for that is in another thread's hands: for some nanoseconds, unless that thread lost its
 /// processor in the midst of it. In a signal's handler it may be the hands of the thread itself, further up.
-const IN_OTHER_HANDS: Duration = Duration::from_millis(20);
+const IN_OTHER_HANDS: Duration = Duration::from_secs(1);
 
 struct Leave {
     /// Runs that are on their way out of the pool.

@@ -114,7 +114,7 @@ pub(super) fn get() -> Option<&'static Reservation> {
 #[cold]
 fn set_up() -> Option<&'static Reservation> {
     // A signal's handler that finds its own thread at it is served elsewhere.
-    let _held = LOCATION.setup.quietly(Lock::lock_unless_mine)?;
+    let _held = LOCATION.setup.lock_signals_blocked_unless_mine()?;
     if LOCATION.start.load(Ordering::Acquire) != 0 {
         return known();
     }
@@ -287,7 +287,7 @@ impl Reservation {
     /// The runs of the class that nobody had yet, and that may be accessed, leave the pool.
     pub fn take_all_fresh(&self, class: usize) {
         let area = self.area(class);
-        let Some(_held) = LOCATION.allowing.quietly(Lock::lock_unless_mine) else { return };
+        let Some(_held) = LOCATION.allowing.lock_signals_blocked_unless_mine() else { return };
         let allowed = area.allowed.load(Ordering::Acquire);
         let from = area.used.fetch_max(allowed, Ordering::AcqRel);
         if from >= allowed {
@@ -426,7 +426,9 @@ impl Area {
     #[cold]
     fn allow_more(&self, index: u32) -> bool {
         // A signal's handler whose thread is at it is served elsewhere.
-        let Some(_held) = LOCATION.allowing.quietly(Lock::lock_unless_mine) else { return false };
+        let Some(_held) = LOCATION.allowing.lock_signals_blocked_unless_mine() else {
+            return false;
+        };
         let from = self.allowed.load(Ordering::Acquire);
         if index < from {
             return true;

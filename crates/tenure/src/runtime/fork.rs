@@ -4,7 +4,7 @@
 
 #![allow(unsafe_code, reason = "registers itself in the section of initial functions")]
 
-use super::fork_state::FORKS;
+use super::fork_state::{begin_preparing, end_preparing, FORKS};
 use super::lock::{Lock, Rank};
 use super::services::{self, Service};
 use super::{turn, worker};
@@ -45,9 +45,8 @@ static SERVICE: Service = Service {
 
 thread_local! {
     // Constant and without a destructor: no allocation, and usable to a thread's very end.
-    /// The signal mask before the fork that this thread has prepared. `None`: it has prepared none.
-    /// Each thread's own: other threads may be about to fork, too.
-    static PREPARED: Cell<Option<signal::Mask>> = const { Cell::new(None) };
+    /// Each thread's own: how many forks its handlers make while it prepares one.
+    static INNER: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Has forks hold what tenure locks, from now on.
@@ -76,17 +75,30 @@ extern "C" fn on_prepare() {
         return;
     }
     look();
-    // A handler that forked too would find the locks half taken.
-    PREPARED.set(Some(signal::block_all()));
+    if !begin_preparing() {
+        // A handler's, in the midst of this thread's own: what that one holds stays held.
+        INNER.set(INNER.get() + 1);
+        return;
+    }
     FORKS.under_way.fetch_add(1, Ordering::SeqCst);
     WATCH.turn.hold();
     services::hold_all();
     brief::hold();
 }
 
+/// Whether the fork that is over was a handler's, while its thread was preparing one.
+fn was_inner() -> bool {
+    let inner = INNER.get();
+    INNER.set(inner.saturating_sub(1));
+    inner > 0
+}
+
 extern "C" fn on_parent() {
     FORKS.so_far.fetch_add(1, Ordering::Relaxed);
-    let Some(mask) = PREPARED.take() else { return }; // it began before the first use
+    if was_inner() {
+        return;
+    }
+    let Some(mask) = end_preparing() else { return }; // it began before the first use
     brief::release();
     services::release_all();
     WATCH.turn.release();
@@ -95,7 +107,14 @@ extern "C" fn on_parent() {
 }
 
 extern "C" fn on_child() {
-    let Some(mask) = PREPARED.take() else {
+    if was_inner() {
+        // The thread goes on here as in the parent, with its own fork, and the first lock makes up for what other threads
+        // had. That forgets what is held.
+        services::release_all();
+        kept::reset_in_child();
+        return;
+    }
+    let Some(mask) = end_preparing() else {
         // It began before the first use: the first lock makes up for the rest.
         kept::reset_in_child();
         return;

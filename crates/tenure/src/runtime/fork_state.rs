@@ -4,7 +4,7 @@
 use super::services::{self, Service, ServiceId};
 use crate::os::brief;
 use crate::os::fork::{marker, word};
-use crate::os::signal::Blocked;
+use crate::os::signal::{self, Blocked};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -25,6 +25,8 @@ thread_local! {
     // Constant and without destructors: no allocation, and usable to a thread's very end.
     /// Each thread's own: see [`NoWait`].
     static NO_WAIT: Cell<bool> = const { Cell::new(false) };
+    /// Each thread's own: the signal mask before the fork that this thread has prepared. `None`: it has prepared none.
+    static PREPARED: Cell<Option<signal::Mask>> = const { Cell::new(None) };
     /// Each thread's own: it makes up for a fork that was missed: the locks that it takes meanwhile do not begin again.
     static MAKING_UP: Cell<bool> = const { Cell::new(false) };
 }
@@ -73,6 +75,30 @@ fn make_up() {
     services::reset_in_child(true);
     MAKING_UP.set(false);
     word().store(marker::SETTLED, Ordering::Release);
+}
+
+/// The calling thread prepares a fork, with signals blocked, whose handlers could fork too and find locks half
+/// taken. `false`: it was preparing one when [signals came](let_signals_come).
+pub(super) fn begin_preparing() -> bool {
+    let is_first = PREPARED.get().is_none();
+    if is_first {
+        PREPARED.set(Some(signal::block_all()));
+    }
+    is_first
+}
+
+/// The fork is over, or was never prepared (`None`): the mask to restore.
+pub(super) fn end_preparing() -> Option<signal::Mask> {
+    PREPARED.take()
+}
+
+/// Signals that wait for the calling thread, which prepares a fork, are delivered. The owner of a lock that it waits for
+/// may be stopped by a handler until this thread is stopped, too: collectors of garbage stop a program's threads so.
+pub(super) fn let_signals_come() {
+    if let Some(before) = PREPARED.get() {
+        signal::restore(before);
+        signal::block_all();
+    }
 }
 
 /// How many forks were seen.

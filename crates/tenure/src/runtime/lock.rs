@@ -22,6 +22,8 @@ const SPINS: u32 = 60;
 /// How long a thread waits that may not wait long. The owner may be stopped by a signal's handler that waits for this
 /// very thread: collectors of garbage stop a program's threads so, and map memory meanwhile.
 const LONGEST_SHORT_WAIT: Duration = Duration::from_millis(20);
+/// How long a thread waits at a time with signals blocked.
+const LONGEST_WITHOUT_SIGNALS: Duration = Duration::from_millis(10);
 /// A sleeper looks again at the latest after this: a child whose handlers did not run has no thread that wakes it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
@@ -76,6 +78,28 @@ pub(crate) struct QuietGuard<'a, T: ?Sized> {
     _blocked: Blocked,
 }
 
+/// How long a thread waits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Patience {
+    /// Until it is asked to give up, or for [`LONGEST_SHORT_WAIT`].
+    Short,
+    /// As long as it takes.
+    Long,
+    /// For one sleep: signals that wait for the thread are to come now and then. A collector of garbage stops all
+    /// threads by signals, and the lock's owner, stopped, waits for this thread to stop.
+    WithoutSignals,
+}
+
+impl Patience {
+    fn of_thread() -> Patience {
+        if fork::may_not_wait_long() {
+            Patience::Short
+        } else {
+            Patience::Long
+        }
+    }
+}
+
 /// Why a thread did not get the lock.
 enum Refused {
     /// It has it already.
@@ -98,7 +122,7 @@ impl<T: ?Sized> Lock<T> {
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         self.check_order();
-        match self.acquire(false) {
+        match self.acquire(Patience::Long) {
             Ok(guard) => guard,
             Err(_) => panic!("tenure: the lock {:?} is taken twice by one thread", self.rank),
         }
@@ -111,42 +135,57 @@ impl<T: ?Sized> Lock<T> {
         self.try_acquire()
     }
 
-    /// Waits for the lock. `None`: a fork is under way for which the thread [must not
-    /// wait](fork::must_not_wait), or it has waited for as long as it may.
-    pub fn lock_unless_forking(&self) -> Option<Guard<'_, T>> {
+    /// Waits for the lock. `None`: the calling thread has it already (a signal's handler interrupted
+    /// it), a fork is under way for which it must not wait, or it has waited for as long as it may.
+    #[inline]
+    pub fn lock_unless_mine(&self) -> Option<Guard<'_, T>> {
+        self.acquire(Patience::of_thread()).ok()
+    }
+
+    /// [`lock`](Lock::lock), and keeps signals away meanwhile: for what a signal's handler may lock too.
+    pub fn lock_signals_blocked(&self) -> QuietGuard<'_, T> {
         self.check_order();
-        match self.acquire(fork::may_not_wait_long()) {
+        match self.acquire_quietly(false) {
+            Ok(guard) => guard,
+            Err(_) => panic!("tenure: the lock {:?} is taken twice by one thread", self.rank),
+        }
+    }
+
+    /// [`lock_signals_blocked`](Lock::lock_signals_blocked), unless the lock would have to wait for a fork.
+    pub fn lock_signals_blocked_unless_forking(&self) -> Option<QuietGuard<'_, T>> {
+        self.check_order();
+        match self.acquire_quietly(fork::may_not_wait_long()) {
             Ok(guard) => Some(guard),
             Err(Refused::Waited) => None,
             Err(Refused::Mine) => panic!("tenure: the lock {:?} is taken twice", self.rank),
         }
     }
 
-    /// Waits for the lock. `None`: the calling thread has it already (a signal's handler interrupted
-    /// it), a fork is under way for which it must not wait, or it has waited for as long as it may.
-    #[inline]
-    pub fn lock_unless_mine(&self) -> Option<Guard<'_, T>> {
-        self.acquire(fork::may_not_wait_long()).ok()
+    /// [`lock_unless_mine`](Lock::lock_unless_mine), and keeps signals away meanwhile.
+    pub fn lock_signals_blocked_unless_mine(&self) -> Option<QuietGuard<'_, T>> {
+        self.acquire_quietly(fork::may_not_wait_long()).ok()
     }
 
-    /// [`lock`](Lock::lock), and keeps signals away meanwhile: for what a signal's handler may lock too.
-    pub fn lock_signals_blocked(&self) -> QuietGuard<'_, T> {
+    /// [`try_lock`](Lock::try_lock), and keeps signals away meanwhile.
+    pub fn try_lock_signals_blocked(&self) -> Option<QuietGuard<'_, T>> {
         let blocked = Blocked::all();
-        QuietGuard { guard: self.lock(), _blocked: blocked }
+        Some(QuietGuard { guard: self.try_lock()?, _blocked: blocked })
     }
 
-    /// [`lock_signals_blocked`](Lock::lock_signals_blocked), unless the lock would have to wait for a fork.
-    pub fn lock_signals_blocked_unless_forking(&self) -> Option<QuietGuard<'_, T>> {
-        self.quietly(Lock::lock_unless_forking)
-    }
-
-    /// The lock as `take` takes it, with signals kept away meanwhile.
-    pub fn quietly<'a>(
-        &'a self,
-        take: impl FnOnce(&'a Self) -> Option<Guard<'a, T>>,
-    ) -> Option<QuietGuard<'a, T>> {
+    fn acquire_quietly(&self, not_long: bool) -> Result<QuietGuard<'_, T>, Refused> {
         let blocked = Blocked::all();
-        Some(QuietGuard { guard: take(self)?, _blocked: blocked })
+        let mut since = None;
+        loop {
+            match self.acquire(Patience::WithoutSignals) {
+                Ok(guard) => return Ok(QuietGuard { guard, _blocked: blocked }),
+                Err(Refused::Waited) if not_long && (fork::must_not_wait() || is_long(since)) => {
+                    return Err(Refused::Waited);
+                }
+                Err(Refused::Waited) => blocked.let_signals_come(),
+                Err(Refused::Mine) => return Err(Refused::Mine),
+            }
+            since = since.or_else(|| Some(Instant::now()));
+        }
     }
 
     /// Does something to the value, if [`lock_unless_mine`](Lock::lock_unless_mine) gives it.
@@ -162,7 +201,7 @@ impl<T: ?Sized> Lock<T> {
     /// For a lock that is only taken in this way.
     pub fn with_also_in_forks<R>(&self, act: impl FnOnce(&mut T) -> R) -> Option<R> {
         self.check_order();
-        match self.acquire(fork::may_not_wait_long()) {
+        match self.acquire(Patience::of_thread()) {
             Ok(mut guard) => Some(act(&mut guard)),
             Err(Refused::Mine) if self.word.word.load(Ordering::Relaxed) & BY_FORK != 0 => {
                 // SAFETY: a fork of this thread's holds it, with signals blocked, and its handlers make no guard.
@@ -173,11 +212,11 @@ impl<T: ?Sized> Lock<T> {
     }
 
     #[inline]
-    fn acquire(&self, not_long: bool) -> Result<Guard<'_, T>, Refused> {
+    fn acquire(&self, patience: Patience) -> Result<Guard<'_, T>, Refused> {
         fork::look();
         match self.try_acquire() {
             Some(guard) => Ok(guard),
-            None => self.wait(not_long),
+            None => self.wait(patience),
         }
     }
 
@@ -197,9 +236,10 @@ impl<T: ?Sized> Lock<T> {
     }
 
     #[cold]
-    fn wait(&self, not_long: bool) -> Result<Guard<'_, T>, Refused> {
+    fn wait(&self, patience: Patience) -> Result<Guard<'_, T>, Refused> {
         let me = thread_number();
-        let (mut spins, mut since) = (0, None);
+        let not_long = patience == Patience::Short;
+        let (mut spins, mut since, mut has_slept) = (0, None, false);
         loop {
             let word = self.word.word.load(Ordering::Relaxed);
             if word & OWNER == me {
@@ -237,7 +277,13 @@ impl<T: ?Sized> Lock<T> {
                     .compare_exchange(word, waited, Ordering::Relaxed, Ordering::Relaxed)
                     .is_ok();
             if marked {
-                let sleep = if not_long { fork::SHORT_WAIT } else { LONGEST_SLEEP };
+                let sleep = match patience {
+                    Patience::Short => fork::SHORT_WAIT,
+                    Patience::Long => LONGEST_SLEEP,
+                    Patience::WithoutSignals if has_slept => return Err(Refused::Waited),
+                    Patience::WithoutSignals => LONGEST_WITHOUT_SIGNALS,
+                };
+                has_slept = true;
                 since = since.or_else(|| not_long.then(Instant::now));
                 self.word.wait(waited, Some(sleep));
             }
@@ -249,7 +295,13 @@ impl<T: ?Sized> Lock<T> {
     /// parent and child both go on with what the thread was doing.
     pub fn hold(&self) {
         // Also where the handler interrupted a call that may not wait.
-        if let Ok(guard) = self.acquire(false) {
+        let acquired = loop {
+            match self.acquire(Patience::WithoutSignals) {
+                Err(Refused::Waited) => fork::let_signals_come(),
+                acquired => break acquired,
+            }
+        };
+        if let Ok(guard) = acquired {
             std::mem::forget(guard);
             self.word.word.fetch_or(BY_FORK, Ordering::Relaxed);
             if cfg!(debug_assertions) {
