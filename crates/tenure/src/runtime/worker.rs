@@ -97,7 +97,7 @@ pub(crate) fn kept(number: usize) -> &'static AtomicI32 {
     &WORKER.kept[number]
 }
 
-/// Whether the thread holds copies of the [kept] descriptors in a table of its own.
+/// Whether the thread holds copies of the [kept](fn@kept) descriptors in a table of its own.
 pub(crate) fn is_guarded() -> bool {
     WORKER.guarded.load(Ordering::Acquire)
 }
