@@ -23,7 +23,7 @@ static int ends_well(int child) {
 
 int main(void) {
     time_t until = time(NULL) + 4;
-    for (int n = 0; n < 150 && time(NULL) < until; n++) {
+    for (int n = 0; n < sweep(40, 150) && time(NULL) < until; n++) {
         use_memory();
         int child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
         if (child == 0) {

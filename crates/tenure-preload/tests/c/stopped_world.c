@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-enum { THREADS = 4, CYCLES = 3000 };
+enum { THREADS = 4 };
 
 static sem_t stopped;
 static atomic_int cycle, over;
@@ -81,7 +81,7 @@ int main(int count, char **arguments) {
         CHECK(pthread_create(&threads[n], NULL, body, (void *)n) == 0);
     /* On a busy machine it takes time until a thread has stopped. */
     time_t until = time(NULL) + 8;
-    for (int n = 1; n <= CYCLES && time(NULL) < until; n++) {
+    for (int n = 1; n <= sweep(600, 3000) && time(NULL) < until; n++) {
         cycle = n;
         for (int at = 0; at < THREADS; at++)
             CHECK(pthread_kill(threads[at], SIGUSR1) == 0);
