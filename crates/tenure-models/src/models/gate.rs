@@ -23,7 +23,7 @@ impl Shared {
     }
 
     fn fork(&self, own: u32) {
-        self.gate.close();
+        self.gate.close(|| false);
         // A child is made between these.
         assert_eq!(self.active.fetch_or(0, Ordering::Relaxed), own);
         assert_eq!(self.active.fetch_or(0, Ordering::Relaxed), own);
@@ -89,7 +89,7 @@ fn no_range_is_claimed_in_a_fork() {
             claim.lost();
         };
         let fork = move || {
-            TRACKING.claims.gate.close();
+            TRACKING.claims.gate.close(|| false);
             let word = tracked.load();
             assert!(!word.has(Word::CLAIMED));
             TRACKING.claims.gate.open();
@@ -132,7 +132,7 @@ fn a_fork_amid_a_count_ends() {
 }
 
 fn fork_unsure(shared: &Shared) {
-    shared.gate.close();
+    shared.gate.close(|| false);
     assert!(shared.gate.is_unsure());
     assert!(shared.active.fetch_or(0, Ordering::Relaxed) <= 1);
     shared.gate.open();

@@ -135,7 +135,10 @@ const RANKS: [Rank; 3] = [Rank::CacheSpace, Rank::CacheShard, Rank::SingleFlight
 /// Takes all locks of all caches, in the order of the ranks.
 pub(crate) fn hold() {
     CACHES.hold();
-    // SAFETY: this thread holds the lock since the line above, and no guard of it is there.
+    if !CACHES.is_mine() {
+        return;
+    }
+    // SAFETY: this thread holds the lock since the lines above, and no guard of it is there.
     let caches = unsafe { CACHES.held_value() };
     for rank in RANKS {
         caches.each(|cache| cache.hold(rank));
@@ -144,6 +147,9 @@ pub(crate) fn hold() {
 
 /// Frees them.
 pub(crate) fn release() {
+    if !CACHES.is_mine() {
+        return;
+    }
     // SAFETY: the thread that forks holds the lock since `hold`, and no guard of it is there.
     unsafe { CACHES.held_value() }.each(|cache| cache.release());
     CACHES.release();

@@ -4,16 +4,18 @@
 
 #![allow(unsafe_code, reason = "registers itself in the section of initial functions")]
 
-use super::fork_state::{begin_preparing, end_preparing, FORKS};
+use super::fork_state::{gave_up, hold_within, FORKS};
 use super::lock::{Lock, Rank};
 use super::services::{self, Service};
 use super::{turn, worker};
 use crate::os::fork::{self, marker, word};
 use crate::os::{brief, kept, signal};
 use std::cell::Cell;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-pub(crate) use super::fork_state::{count, lock, look, missed, register, NoWait};
+pub(crate) use super::fork_state::{count, gives_up, lock, look, missed, register, NoWait};
 
 /// How forks come here.
 struct Watch {
@@ -45,9 +47,12 @@ static SERVICE: Service = Service {
 
 thread_local! {
     // Constant and without a destructor: no allocation, and usable to a thread's very end.
-    /// Each thread's own: how many forks its handlers make while it prepares one.
-    static INNER: Cell<u32> = const { Cell::new(0) };
+    /// Each thread's own: the signal mask before the fork that this thread has prepared. `None`: it has prepared none.
+    static PREPARED: Cell<Option<signal::Mask>> = const { Cell::new(None) };
 }
+
+/// How long a fork waits at first for all that it holds, with signals blocked, and at most.
+const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(20)..=Duration::from_secs(1);
 
 /// Has forks hold what tenure locks, from now on.
 pub(crate) fn watch() {
@@ -75,46 +80,51 @@ extern "C" fn on_prepare() {
         return;
     }
     look();
-    if !begin_preparing() {
-        // A handler's, in the midst of this thread's own: what that one holds stays held.
-        INNER.set(INNER.get() + 1);
-        return;
+    // The owner of a lock may be stopped by a signal's handler until this thread is stopped, too: collectors of garbage
+    // stop a program's threads so. Then all is released, the signal comes, and the fork begins again.
+    let mut patience = *PATIENCE.start();
+    while !prepare(patience) {
+        release();
+        patience = (patience * 2).min(*PATIENCE.end());
     }
-    FORKS.under_way.fetch_add(1, Ordering::SeqCst);
-    WATCH.turn.hold();
-    services::hold_all();
     brief::hold();
 }
 
-/// Whether the fork that is over was a handler's, while its thread was preparing one.
-fn was_inner() -> bool {
-    let inner = INNER.get();
-    INNER.set(inner.saturating_sub(1));
-    inner > 0
+/// Holds what a fork holds. `false`: a part of it; the rest was not to be had in time.
+fn prepare(patience: Duration) -> bool {
+    // A handler that forked too would find the locks half taken.
+    PREPARED.set(Some(signal::block_all()));
+    FORKS.under_way.fetch_add(1, Ordering::SeqCst);
+    hold_within(patience, || {
+        WATCH.turn.hold();
+        // Or another thread's fork is under way.
+        if WATCH.turn.is_mine() {
+            services::hold_all(gave_up);
+        }
+    })
 }
 
-extern "C" fn on_parent() {
-    FORKS.so_far.fetch_add(1, Ordering::Relaxed);
-    if was_inner() {
-        return;
+/// Releases it, in the process that has prepared the fork. Signals come again.
+fn release() {
+    let Some(mask) = PREPARED.take() else { return }; // the fork began before the first use
+    if WATCH.turn.is_mine() {
+        services::release_all();
+        WATCH.turn.release();
     }
-    let Some(mask) = end_preparing() else { return }; // it began before the first use
-    brief::release();
-    services::release_all();
-    WATCH.turn.release();
     FORKS.under_way.fetch_sub(1, Ordering::SeqCst);
     signal::restore(mask);
 }
 
-extern "C" fn on_child() {
-    if was_inner() {
-        // The thread goes on here as in the parent, with its own fork, and the first lock makes up for what other threads
-        // had. That forgets what is held.
-        services::release_all();
-        kept::reset_in_child();
-        return;
+extern "C" fn on_parent() {
+    FORKS.so_far.fetch_add(1, Ordering::Relaxed);
+    if PREPARED.get().is_some() {
+        brief::release();
     }
-    let Some(mask) = end_preparing() else {
+    release();
+}
+
+extern "C" fn on_child() {
+    let Some(mask) = PREPARED.take() else {
         // It began before the first use: the first lock makes up for the rest.
         kept::reset_in_child();
         return;

@@ -4,11 +4,11 @@
 use super::services::{self, Service, ServiceId};
 use crate::os::brief;
 use crate::os::fork::{marker, word};
-use crate::os::signal::{self, Blocked};
+use crate::os::signal::Blocked;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The count of forks.
 pub(super) struct Forks {
@@ -25,8 +25,10 @@ thread_local! {
     // Constant and without destructors: no allocation, and usable to a thread's very end.
     /// Each thread's own: see [`NoWait`].
     static NO_WAIT: Cell<bool> = const { Cell::new(false) };
-    /// Each thread's own: the signal mask before the fork that this thread has prepared. `None`: it has prepared none.
-    static PREPARED: Cell<Option<signal::Mask>> = const { Cell::new(None) };
+    /// Each thread's own: until when it waits for what it is to hold for a fork. `None`: as long as it takes.
+    static HOLDS_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
+    /// Each thread's own: it has waited for as long, and holds no more.
+    static GAVE_UP: Cell<bool> = const { Cell::new(false) };
     /// Each thread's own: it makes up for a fork that was missed: the locks that it takes meanwhile do not begin again.
     static MAKING_UP: Cell<bool> = const { Cell::new(false) };
 }
@@ -77,28 +79,25 @@ fn make_up() {
     word().store(marker::SETTLED, Ordering::Release);
 }
 
-/// The calling thread prepares a fork, with signals blocked, whose handlers could fork too and find locks half
-/// taken. `false`: it was preparing one when [signals came](let_signals_come).
-pub(super) fn begin_preparing() -> bool {
-    let is_first = PREPARED.get().is_none();
-    if is_first {
-        PREPARED.set(Some(signal::block_all()));
-    }
-    is_first
+/// Has `hold` hold what a fork holds. `false`: that took longer than `patience`, and what is held by then is to be
+/// released.
+pub(super) fn hold_within(patience: Duration, hold: impl FnOnce()) -> bool {
+    HOLDS_UNTIL.set(Some(Instant::now() + patience));
+    hold();
+    HOLDS_UNTIL.set(None);
+    !GAVE_UP.replace(false)
 }
 
-/// The fork is over, or was never prepared (`None`): the mask to restore.
-pub(super) fn end_preparing() -> Option<signal::Mask> {
-    PREPARED.take()
+/// Whether the calling thread waits no longer for what it is to hold for a fork.
+pub(crate) fn gives_up() -> bool {
+    let is_over = HOLDS_UNTIL.get().is_some_and(|until| gave_up() || Instant::now() >= until);
+    GAVE_UP.set(is_over);
+    is_over
 }
 
-/// Signals that wait for the calling thread, which prepares a fork, are delivered. The owner of a lock that it waits for
-/// may be stopped by a handler until this thread is stopped, too: collectors of garbage stop a program's threads so.
-pub(super) fn let_signals_come() {
-    if let Some(before) = PREPARED.get() {
-        signal::restore(before);
-        signal::block_all();
-    }
+/// Whether it has waited for as long as it may.
+pub(crate) fn gave_up() -> bool {
+    GAVE_UP.get()
 }
 
 /// How many forks were seen.

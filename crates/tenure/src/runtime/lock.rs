@@ -204,7 +204,8 @@ impl<T: ?Sized> Lock<T> {
         match self.acquire(Patience::of_thread()) {
             Ok(mut guard) => Some(act(&mut guard)),
             Err(Refused::Mine) if self.word.word.load(Ordering::Relaxed) & BY_FORK != 0 => {
-                // SAFETY: a fork of this thread's holds it, with signals blocked, and its handlers make no guard.
+                // SAFETY: a fork of this thread's holds it, with signals blocked until it is released, and its handlers
+                // make no guard.
                 Some(act(unsafe { self.held_value() }))
             }
             Err(_) => None,
@@ -290,14 +291,18 @@ impl<T: ?Sized> Lock<T> {
         }
     }
 
-    /// Takes the lock for as long as a fork takes; [`release`](Lock::release) frees it. A lock that the
-    /// calling thread has already, because a signal's handler forks that interrupted it, stays as it is:
+    /// Takes the lock for as long as a fork takes, unless the fork [gives up](fork::gives_up) waiting;
+    /// [`release`](Lock::release) frees it if it was taken. A lock that the calling thread has already, because a signal's handler forks that interrupted it, stays as it is:
     /// parent and child both go on with what the thread was doing.
     pub fn hold(&self) {
+        if fork::gave_up() {
+            return;
+        }
         // Also where the handler interrupted a call that may not wait.
         let acquired = loop {
             match self.acquire(Patience::WithoutSignals) {
-                Err(Refused::Waited) => fork::let_signals_come(),
+                Err(Refused::Waited) if fork::gives_up() => return,
+                Err(Refused::Waited) => {}
                 acquired => break acquired,
             }
         };

@@ -19,9 +19,9 @@ pub(crate) struct Service {
     pub name: &'static str,
     /// The ranks of its locks, outermost first.
     pub ranks: &'static [Rank],
-    /// Holds all its locks, outermost first. Allocates nothing.
+    /// Holds all its locks, outermost first, or fewer where the fork gives up waiting. Allocates nothing.
     pub hold: fn(),
-    /// Releases what `hold` took.
+    /// Releases those that `hold` took.
     pub release: fn(),
     /// In a child: frees the locks that threads of the parent's hold, and repairs or forgets what they
     /// may have left half done. The calling thread is the only one that uses the service.
@@ -184,10 +184,13 @@ fn by_rank() -> ([Option<(ServiceId, &'static Service)>; MOST], usize) {
     (sorted, count)
 }
 
-/// Before a fork.
-pub(crate) fn hold_all() {
+/// Before a fork, unless it gives up waiting: then the last one is held in part.
+pub(crate) fn hold_all(gave_up: impl Fn() -> bool) {
     let (sorted, count) = by_rank();
     for (id, service) in sorted[..count].iter().flatten() {
+        if gave_up() {
+            return;
+        }
         (service.hold)();
         REGISTER.held.fetch_or(1 << id.0, Ordering::Relaxed);
     }

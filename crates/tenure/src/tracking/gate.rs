@@ -67,16 +67,16 @@ impl Gate {
         let _ = self.claims.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
     }
 
-    /// Before a fork: waits until no other thread has a claim, and lets none have one. The claims of the
-    /// forking thread itself, which a signal's handler interrupted, go on in parent and child.
-    pub fn close(&self) {
+    /// Before a fork: lets no other thread have a claim, and waits until none has one, or the fork gives up. The claims
+    /// of the forking thread itself, which a signal's handler interrupted, go on in parent and child.
+    pub fn close(&self, gives_up: impl Fn() -> bool) {
         let own = own_claims();
         // Where the handler interrupted `enter` or `leave` nobody can tell whether that claim is counted: one
         // of another thread's may take its place.
         let unsure = u32::from(own & CHANGING != 0);
         self.closed.store(CLOSED + unsure, Ordering::SeqCst);
         let most = (own & !CHANGING) + unsure;
-        self.changed.wait_until(|| self.claims.load(Ordering::SeqCst) <= most);
+        self.changed.wait_until(|| self.claims.load(Ordering::SeqCst) <= most || gives_up());
     }
 
     /// In a child, before the gate is opened: whether another thread may have had a claim.

@@ -15,7 +15,7 @@ use std::time::Instant;
 static SERVICE: Service = Service {
     hold: || {
         TRACKING.map.hold();
-        TRACKING.claims.gate.close();
+        TRACKING.claims.gate.close(fork::gives_up);
     },
     release: || {
         TRACKING.claims.gate.open();
