@@ -13,64 +13,98 @@
 
 mod backing;
 pub mod cache;
+pub mod change;
 pub mod harness;
 pub mod hit_ratio;
 pub mod lazy_free;
 pub mod load;
 pub mod lock_on_fault;
+mod needs;
 mod options;
+pub mod page;
 pub mod populate;
 pub mod programs;
+pub mod shared;
 pub mod unmap;
 pub mod volatile;
 
 pub use options::Options;
 
-use harness::Report;
+use harness::{Report, Share};
 use std::io::{self, Write};
 
-type Bench = fn(&Options, &mut Report<'_>) -> io::Result<()>;
+/// A benchmark.
+struct Bench {
+    name: &'static str,
+    description: &'static str,
+    run: fn(&Options, &mut Report<'_>) -> io::Result<()>,
+    /// Seconds of the fifteen minutes that all of them take, and how many comparisons it has.
+    share: Share,
+}
 
-const BENCHES: &[(&str, &str, Bench)] = &[
-    (
+const fn bench(
+    name: &'static str,
+    description: &'static str,
+    run: fn(&Options, &mut Report<'_>) -> io::Result<()>,
+    (weight, comparisons): (u32, u32),
+) -> Bench {
+    Bench { name, description, run, share: Share { weight, comparisons } }
+}
+
+const BENCHES: &[Bench] = &[
+    bench(
         "cache",
         "get, insert and mixed use of tenure's cache against moka, quick_cache and foyer",
         cache::run,
+        (150, 28),
     ),
-    (
+    bench(
         "hit-ratio",
         "what tenure's cache finds, and what others do with as many bytes: generated loads and traces",
         hit_ratio::run,
+        (60, 35),
     ),
-    (
+    bench(
         "lazy-free",
         "ebizzy, malloc-large and competing bursts through every allocator, and what the launcher costs",
         lazy_free::run,
+        (220, 20),
     ),
-    (
+    bench(
         "lock-on-fault",
         "random reads of a large file that is to stay in memory: mlock, lock on fault, by hand and ours",
         lock_on_fault::run,
+        (110, 2),
     ),
-    (
+    bench(
         "populate",
         "making pages ready, for every backing, against every plain way; and on several threads",
         populate::run,
+        (90, 60),
     ),
-    (
+    bench(
         "programs",
         "real programs where installed: plain, under tenure, with other allocators, giving back at once",
         programs::run,
+        (110, 16),
     ),
-    (
+    bench(
+        "shared",
+        "shared volatile memory and the cache of several processes, against private ones and servers",
+        shared::run,
+        (80, 36),
+    ),
+    bench(
         "unmap",
         "unmapping much memory: the caller's time, what other threads wait for meanwhile, and the total",
         unmap::run,
+        (60, 8),
     ),
-    (
+    bench(
         "volatile",
         "seed program, pin and mark costs, revival, offers and bookkeeping of volatile ranges",
         volatile::run,
+        (90, 40),
     ),
 ];
 
@@ -78,7 +112,7 @@ const NAMES: &[(&str, &str)] = &{
     let mut names = [("", ""); BENCHES.len()];
     let mut at = 0;
     while at < BENCHES.len() {
-        names[at] = (BENCHES[at].0, BENCHES[at].1);
+        names[at] = (BENCHES[at].name, BENCHES[at].description);
         at += 1;
     }
     names
@@ -105,23 +139,52 @@ pub fn run(names: &[String], options: &Options) -> io::Result<()> {
 /// As for [`run`].
 pub fn run_to(names: &[String], options: &Options, out: &mut dyn Write) -> io::Result<()> {
     let chosen = choose(names)?;
-    let mut report = Report::new(options, out)?;
-    for (name, description, bench) in chosen {
-        report.begin(name, description)?;
-        bench(options, &mut report)?;
+    let shares = chosen.iter().map(|bench| bench.share).collect();
+    // Opened first: a name that cannot be written must not cost minutes of measuring.
+    let html = harness::create(options.html.as_deref())?;
+    let mut report = Report::of(options, out, shares)?;
+    let done = run_each(&chosen, options, &mut report);
+    let done = match done {
+        Err(_) if report.is_interrupted() => Err(harness::interrupted()),
+        done => done,
+    };
+    if let Err(error) = &done {
+        report.ends_early(&error.to_string());
     }
-    report.finish()
+    let document = report.finish()?;
+    if let Some(mut file) = html {
+        file.write_all(page::render(&[&document]).as_bytes())?;
+    }
+    done
 }
 
-fn choose(names: &[String]) -> io::Result<Vec<(&'static str, &'static str, Bench)>> {
+fn run_each(chosen: &[&Bench], options: &Options, report: &mut Report<'_>) -> io::Result<()> {
+    let plans = needs::plan(chosen.iter().map(|bench| bench.name), options);
+    report.print(&needs::text(&plans, options))?;
+    for (bench, plan) in chosen.iter().zip(&plans) {
+        report.begin(bench.name, bench.description)?;
+        for change in &plan.changes {
+            report.note(change.as_str())?;
+        }
+        if plan.fits {
+            (bench.run)(&plan.options, report)?;
+        }
+        if report.is_interrupted() {
+            return Err(harness::interrupted());
+        }
+    }
+    Ok(())
+}
+
+fn choose(names: &[String]) -> io::Result<Vec<&'static Bench>> {
     if names.is_empty() {
-        return Ok(BENCHES.to_vec());
+        return Ok(BENCHES.iter().collect());
     }
     names
         .iter()
         .map(|wanted| {
-            BENCHES.iter().find(|(name, ..)| name == wanted).copied().ok_or_else(|| {
-                let known: Vec<_> = BENCHES.iter().map(|(name, ..)| *name).collect();
+            BENCHES.iter().find(|bench| bench.name == wanted).ok_or_else(|| {
+                let known: Vec<_> = BENCHES.iter().map(|bench| bench.name).collect();
                 io::Error::new(
                     io::ErrorKind::InvalidInput,
                     format!("there is no bench \"{wanted}\"; there are: {}", known.join(", ")),
@@ -137,7 +200,7 @@ mod tests {
 
     #[test]
     fn an_unknown_name_lists_the_known_ones() {
-        let error = choose(&["cash".to_string()]).unwrap_err();
+        let error = choose(&["cash".to_string()]).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
         for (name, _) in list() {
             assert!(error.to_string().contains(name), "{error}");
@@ -146,7 +209,7 @@ mod tests {
 
     #[test]
     fn no_name_means_all() {
-        let all: Vec<_> = choose(&[]).unwrap().iter().map(|bench| bench.0).collect();
+        let all: Vec<_> = choose(&[]).unwrap().iter().map(|bench| bench.name).collect();
         let listed: Vec<_> = list().iter().map(|bench| bench.0).collect();
         assert_eq!(all, listed);
         assert_eq!(
@@ -158,6 +221,7 @@ mod tests {
                 "lock-on-fault",
                 "populate",
                 "programs",
+                "shared",
                 "unmap",
                 "volatile"
             ]

@@ -2,6 +2,9 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// How to run the benches.
 #[derive(Clone, Debug, Default)]
@@ -10,6 +13,15 @@ pub struct Options {
     pub quick: bool,
     /// Where to write every raw sample, the machine and the peers' versions.
     pub json: Option<PathBuf>,
+    /// Where to write a page with all tables and charts.
+    pub html: Option<PathBuf>,
+    /// The time for all of it: sizes are smaller then, and there are as many rounds as fit. `None`: every
+    /// round at full size, however long that takes.
+    pub within: Option<Duration>,
+    /// Whether standard error shows how far it is.
+    pub progress: bool,
+    /// Set by a signal: the run ends at the next sample and keeps what is done.
+    pub interrupted: Option<Arc<AtomicBool>>,
     /// Measured rounds of each comparison, the warm-up not counted; each bench has its own default.
     pub rounds: Option<u32>,
     /// Thread counts; empty means each bench's own (1, 2, 4 or 1, 2, 4, 8).
@@ -45,6 +57,16 @@ impl Options {
             (true, true) => vec![1, 2],
             (true, false) => default.to_vec(),
         }
+    }
+
+    /// `full`; `short` where the time is limited; `quick` in smoke mode.
+    pub(crate) fn scaled(&self, full: usize, short: usize, quick: usize) -> usize {
+        self.size(if self.is_short() { short } else { full }, quick)
+    }
+
+    /// Whether the time is limited, but for smoke mode, which is small anyway.
+    pub(crate) fn is_short(&self) -> bool {
+        self.within.is_some() && !self.quick
     }
 
     /// `full`, or `quick` in smoke mode.
@@ -96,6 +118,16 @@ mod tests {
         assert_eq!((options.rounds(9), options.threads(&[1, 2, 4])), (5, vec![3]));
         options = Options::default();
         assert_eq!((options.rounds(9), options.threads(&[1, 2, 4])), (9, vec![1, 2, 4]));
+    }
+
+    #[test]
+    fn a_limited_time_makes_things_smaller_and_smoke_mode_smaller_still() {
+        let mut options = Options::default();
+        assert_eq!(options.scaled(9, 3, 1), 9);
+        options.within = Some(Duration::from_secs(60));
+        assert_eq!(options.scaled(9, 3, 1), 3);
+        options.quick = true;
+        assert_eq!(options.scaled(9, 3, 1), 1);
     }
 
     #[test]

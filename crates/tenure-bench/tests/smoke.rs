@@ -8,6 +8,8 @@ use tenure::{pool, retire, Volatile};
 use tenure_bench::{list, run_to, Options};
 use tenure_testkit::{in_child, sweep, this_test, LeakCheck};
 
+const BENCH: &str = env!("CARGO_BIN_EXE_tenure-bench");
+
 struct Ran {
     text: String,
     json: Value,
@@ -20,7 +22,7 @@ fn smoke(name: &str) -> Ran {
         quick: true,
         rounds: Some(sweep(1, 2)),
         json: Some(path.clone()),
-        load_generator: vec![env!("CARGO_BIN_EXE_tenure-bench-load").into()],
+        load_generator: vec![BENCH.into(), tenure_bench::load::COMMAND.into()],
         launcher: launcher(),
         ..Options::default()
     };
@@ -33,7 +35,7 @@ fn smoke(name: &str) -> Ran {
 
 /// The command line, where this build has made it and its library: it is another package's.
 fn launcher() -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_BIN_EXE_tenure-bench-load")).with_file_name("tenure");
+    let path = Path::new(BENCH).with_file_name("tenure");
     let mut run = Command::new(&path);
     run.args(["run", "-q", "--large=pool", "--", "true"]);
     run.stderr(Stdio::null()).status().is_ok_and(|status| status.success()).then_some(path)
@@ -104,6 +106,7 @@ benches! {
     lock_on_fault_in_smoke_mode: "lock-on-fault", lock_on_fault, Leaks::Checked;
     populate_in_smoke_mode: "populate", populate, Leaks::Checked;
     programs_in_smoke_mode: "programs", programs, Leaks::Unchecked;
+    shared_in_smoke_mode: "shared", shared, Leaks::Unchecked;
     unmap_in_smoke_mode: "unmap", unmap, Leaks::Checked;
     volatile_in_smoke_mode: "volatile", volatile, Leaks::CheckedInASecondRun;
 }
@@ -236,6 +239,31 @@ fn programs(ran: &Ran) {
     }
 }
 
+/// How fast it is, and who is killed beside which neighbour, is the machine's.
+fn shared(ran: &Ran) {
+    let shared = "tenure, one SharedCache";
+    for threads in ["1 thread", "2 threads, each its own", "2 processes, all the same"] {
+        let title = format!("pin + unpin of an intact chunk, {threads}");
+        assert!(ran.median(&title, "tenure, shared") > 0.1, "{}", ran.text);
+    }
+    for (title, row) in ran.rows() {
+        let columns = row["extras"].as_array().unwrap();
+        let column = |name: &str| Some(&columns.iter().find(|column| column[0] == name)?[1][0]);
+        if let Some(calls) = column("calls in 1000") {
+            assert_eq!(calls, 0.0, "{title}: {row}");
+        }
+    }
+    for work in ["get, 1 KiB", "get, 100 KiB", "overwrite, 1 KiB", "insert a new key, 1 KiB"] {
+        assert!(ran.median(work, shared) > 1.0);
+        assert!(ran.median(work, "tenure, a private Cache each") > 1.0);
+    }
+    assert!(ran.median("get_or_insert_with of a new key", shared) > 1.0);
+    // Without a memory cgroup the others say so.
+    let group = ran.rows().iter().any(|(title, _)| title.starts_with("killed beside"));
+    assert!(ran.text.contains("2 threads, as fast as it can"), "{}", ran.text);
+    assert!(group || ran.text.contains("not measured"), "{}", ran.text);
+}
+
 fn unmap(ran: &Ran) {
     for content in ["4 KiB pages", "THP", "memfd", "file"] {
         for way in ["tenure, retire", "munmap"] {
@@ -265,7 +293,8 @@ fn volatile(ran: &Ran) {
     assert!(bookkeeping > 1.0, "{bookkeeping} bytes:\n{}", ran.text);
     assert!(ran.median("pin + unpin", "tenure") > 0.1);
     assert!(ran.median("unmark + mark, one of 1000 ranges", "tenure") > 1.0);
-    // Two retries of ten pieces that are each given back: ten faulting pieces against none.
+    // Two retries of ten pieces that are each given back: ten faulting pieces against none. The least of the rounds: in
+    // the others memory may have been short, by another program's doing, and the kernel took the pieces.
     let faults = |name: &str| {
         let rows = ran.rows();
         let (_, row) = rows
@@ -276,7 +305,8 @@ fn volatile(ran: &Ran) {
                     && row["name"] == name
             })
             .unwrap();
-        row["extras"][0][1][0].as_f64().unwrap()
+        let rounds = row["extras"][0][1].as_array().unwrap().iter();
+        rounds.map(|faults| faults.as_f64().unwrap()).fold(f64::INFINITY, f64::min)
     };
     assert!(faults("MADV_DONTNEED") >= 1.9 * faults("tenure"), "{}", ran.text);
 }

@@ -5,6 +5,7 @@
  *
  *  - struct tenure_cache: values under keys. It has no size: it grows while there is room;
  *  - struct tenure_volatile: one buffer that the kernel may take while it is not pinned;
+ *  - struct tenure_shared: volatile memory that several processes share;
  *  - tenure_mvolatile and the calls after it: ranges that the program has mapped itself;
  *  - tenure_lock, tenure_mlock2 and the calls after them: pages that the kernel does not page out, all of
  *    them now or each page from its first touch on;
@@ -64,7 +65,8 @@
 /* Start from these, not from zeros: priority 0 is the lowest, not the default.
  *     struct tenure_cache_opts opts = TENURE_CACHE_OPTS_INIT; */
 #define TENURE_VOLATILE_OPTS_INIT { sizeof(struct tenure_volatile_opts), TENURE_PRIORITY_DEFAULT, TENURE_REFILL_PAGES, NULL, NULL, NULL }
-#define TENURE_CACHE_OPTS_INIT { sizeof(struct tenure_cache_opts), TENURE_PRIORITY_DEFAULT, 0, 0, 0 }
+#define TENURE_CACHE_OPTS_INIT { sizeof(struct tenure_cache_opts), TENURE_PRIORITY_DEFAULT, 0, 0, 0, NULL, NULL, NULL, 0 }
+#define TENURE_SHARED_OPTS_INIT { sizeof(struct tenure_shared_opts), 0, 0, 0, NULL, NULL, NULL }
 #define TENURE_POOL_OPTS_INIT { sizeof(struct tenure_pool_opts), 500, 10000, 0, 0, 0 }
 #define TENURE_POPULATE_OPTS_INIT { sizeof(struct tenure_populate_opts), 0, 0, 0, -1, 0, NULL, NULL }
 #define TENURE_POPULATE_RESULT_INIT { sizeof(struct tenure_populate_result), 0, 0, 0, 0, NULL }
@@ -105,6 +107,56 @@
  * For refill_scope: the callback always makes the whole buffer. tenure uses only what was purged.
  */
 #define TENURE_REFILL_WHOLE 1
+
+/**
+ * The key was removed, by tenure_cache_remove, tenure_cache_clear or tenure_cache_retain.
+ */
+#define TENURE_REMOVED 0
+
+/**
+ * Another value was put under the key.
+ */
+#define TENURE_REPLACED 1
+
+/**
+ * The value's time to live was over.
+ */
+#define TENURE_EXPIRED 2
+
+/**
+ * The cache dropped the value to make room.
+ */
+#define TENURE_EVICTED 3
+
+/**
+ * The kernel took the value's memory.
+ */
+#define TENURE_PURGED 4
+
+/**
+ * The state of a chunk that is pinned: every byte is as its maker left it.
+ */
+#define TENURE_SHARED_INTACT 0
+
+/**
+ * The chunk was made, and is gone. The caller makes it: nobody else is told.
+ */
+#define TENURE_SHARED_PURGED 1
+
+/**
+ * Nobody has made the chunk yet. The caller makes it.
+ */
+#define TENURE_SHARED_FRESH 2
+
+/**
+ * A maker died or gave up before it had finished. The caller makes the chunk.
+ */
+#define TENURE_SHARED_HALF_MADE 3
+
+/**
+ * Another thread or process makes the chunk: tenure_shared_wait.
+ */
+#define TENURE_SHARED_BEING_MADE 4
 
 /**
  * For tenure_mlock2 and tenure_munlock2: all pages now.
@@ -255,8 +307,16 @@ struct tenure_made;
 struct tenure_populating;
 
 /**
+ * Volatile memory that several processes share, as one of them has it open. It is made of chunks,
+ * numbered from 0. A process pins a chunk to use it. While nobody has a chunk pinned, any process
+ * that has the memory open may give its pages back when memory is short. The next process that pins
+ * the chunk is told, and makes the bytes again.
+ */
+struct tenure_shared;
+
+/**
  * A value that a get has found. Its bytes stay as they are until it is released, whatever happens to
- * its key and its cache meanwhile.
+ * its key and its cache meanwhile. Any thread may read it and release it.
  */
 struct tenure_value;
 
@@ -337,6 +397,12 @@ struct tenure_volatile_opts {
 };
 
 /**
+ * Is told that the value under a key has left the cache, and why: TENURE_REMOVED to TENURE_PURGED. More
+ * causes may come. The key's bytes are there until it returns. Several threads may call it at once.
+ */
+typedef void (*tenure_removed_fn)(void *arg, const void *key, size_t key_len, unsigned int cause);
+
+/**
  * The options of tenure_cache_new. Start from TENURE_CACHE_OPTS_INIT.
  */
 struct tenure_cache_opts {
@@ -362,6 +428,31 @@ struct tenure_cache_opts {
      * How long the cache returns a value after it was put in, in milliseconds. 0: without end.
      */
     uint64_t ttl_ms;
+    /**
+     * Is told of each value that leaves the cache, once. NULL: nothing is.
+     *
+     * It is called a little later than the value leaves, on a thread that calls the cache just then (tenure's own
+     * threads never call it), and under no lock. It may use the cache, and may be called again inside itself
+     * then. A value that the kernel took, or that has ended, is met by a look only: by a get or an iteration,
+     * when room is made, or when a value under its key is replaced or removed. The end of the cache is told of
+     * no value.
+     */
+    tenure_removed_fn removed;
+    /**
+     * Passed to removed.
+     */
+    void *arg;
+    /**
+     * Called once with arg when removed will not be called again: when the cache is freed and its last value is
+     * released, by the thread that does so. It is not called if the cache could not be made, or where removed is
+     * NULL. May be NULL.
+     */
+    tenure_free_fn free_arg;
+    /**
+     * What a miss costs, in nanoseconds. 0: it is measured, in tenure_cache_get_or_insert. Of several caches of the
+     * process the kernel first takes those whose bytes save the least time.
+     */
+    uint64_t miss_cost_ns;
 };
 
 /**
@@ -425,6 +516,132 @@ struct tenure_cache_stats {
      * is kept takes its own bytes as well.
      */
     uint64_t bookkeeping_bytes;
+};
+
+/**
+ * Receives a key, the bytes of its value, and `arg` as it was passed. Both stay until it returns. What it
+ * returns says how to go on: see the function that calls it. It may use the cache.
+ */
+typedef int (*tenure_each_fn)(void *arg,
+                              const void *key,
+                              size_t key_len,
+                              const void *bytes,
+                              size_t len);
+
+/**
+ * Receives a key, and `arg` as it was passed. The key's bytes stay until it returns. It returns 0 to go on,
+ * and another number to stop. It may use the cache.
+ */
+typedef int (*tenure_each_key_fn)(void *arg, const void *key, size_t key_len);
+
+/**
+ * Makes the `len` bytes of chunk `chunk` into `bytes` (which is not the chunk itself, and holds zeros).
+ * Returns 0, or another number for a failure. Several threads may call it at once.
+ */
+typedef int (*tenure_shared_refill_fn)(void *arg, size_t chunk, void *bytes, size_t len);
+
+/**
+ * The options of tenure_shared_new. Start from TENURE_SHARED_OPTS_INIT.
+ */
+struct tenure_shared_opts {
+    /**
+     * sizeof(struct tenure_shared_opts).
+     */
+    size_t size;
+    /**
+     * Bytes of a chunk, a power of two from a page to 1 GiB. 0: 64 KiB. From 2 MiB on a chunk has
+     * huge pages, where the system allows them for shared memory.
+     */
+    size_t chunk_size;
+    /**
+     * How many processes may have the memory open at a time, 1 to 1,024. 0: 56.
+     */
+    unsigned int processes;
+    /**
+     * Must be 0.
+     */
+    unsigned int reserved;
+    /**
+     * Makes chunks that are gone, or that nobody has made yet: when this process pins such a chunk, or
+     * when a thread of this process touches it without a pin (tenure_shared_addr). That thread waits
+     * while the callback runs on another thread, and goes on. Others that pin or touch the chunk
+     * meanwhile, in any process, wait for it. NULL: pins are told, and such a touch raises SIGBUS.
+     *
+     * Each page is put in place whole, when all of its chunk's bytes are known. A touch without a pin
+     * sees what a maker made, never zeros or half of a page; pages of a chunk that was purged and made
+     * again in between may be of two makings.
+     *
+     * If it fails the chunk stays gone: the pin fails with EIO, and the touch raises the SIGBUS that it
+     * would have raised without a callback. The next pin or touch tries again.
+     *
+     * Chunks of such memory are made by callbacks only: tenure_shared_pin returns none to make, and
+     * tenure_shared_remake fails with EOPNOTSUPP. A process that opens the memory sets its own callback
+     * (tenure_shared_set_refill). A handler for SIGBUS is installed.
+     *
+     * For touches one thread runs all callbacks. So a callback must not touch such memory without a pin,
+     * and must not wait for a thread that does so (for its lock, for instance).
+     */
+    tenure_shared_refill_fn refill;
+    /**
+     * Passed to refill.
+     */
+    void *arg;
+    /**
+     * Called once with arg when refill will not be called again. It is not called if the memory could
+     * not be made. May be NULL.
+     */
+    tenure_free_fn free_arg;
+};
+
+/**
+ * What shared memory holds now, and what happened to it so far, in all processes. Written by
+ * tenure_shared_stats.
+ */
+struct tenure_shared_stats {
+    /**
+     * Chunks in all.
+     */
+    uint64_t chunks;
+    /**
+     * Bytes of a chunk.
+     */
+    uint64_t chunk_bytes;
+    /**
+     * Chunks that nobody has made yet.
+     */
+    uint64_t fresh;
+    /**
+     * Chunks whose bytes are there.
+     */
+    uint64_t intact;
+    /**
+     * Chunks that are purged, and nobody was told yet.
+     */
+    uint64_t purged;
+    /**
+     * Chunks that are being made.
+     */
+    uint64_t making;
+    /**
+     * Chunks that somebody has pinned.
+     */
+    uint64_t pinned;
+    /**
+     * Processes that have the memory open.
+     */
+    uint64_t processes;
+    /**
+     * Chunks purged so far.
+     */
+    uint64_t purges;
+    /**
+     * Processes that died with the memory open, so far, and whose pins were taken away.
+     */
+    uint64_t buried;
+    /**
+     * Chunks whose state is none of tenure's.
+     */
+    uint64_t damaged;
 };
 
 /**
@@ -941,6 +1158,10 @@ struct tenure_stats {
      * The longest step of a teardown in nanoseconds. Another thread may have waited for it.
      */
     uint64_t retire_longest_slice_ns;
+    /**
+     * Bytes of ranges that the same pin has had for at least thirty times the wait for an offer, 15 s by default.
+     */
+    uint64_t pinned_long_bytes;
 };
 
 /**
@@ -1300,8 +1521,25 @@ TENURE_MUST_USE void *tenure_made_resize(struct tenure_made *into, size_t len);
 int tenure_value_is_cached(const struct tenure_value *value);
 
 /**
- * Releases a value, on any thread. NULL does nothing. The program must not touch its bytes
- * afterwards.
+ * Returns a second handle to a value, for another owner: another thread, or an answer that is still being sent.
+ * No byte is copied. The bytes stay until both handles are released, each once, by whichever thread. (Both may be
+ * the same pointer.)
+ *
+ * Errors (NULL): EINVAL: NULL.
+ */
+TENURE_MUST_USE
+struct tenure_value *tenure_value_clone(const struct tenure_value *value);
+
+/**
+ * Returns where the bytes of a value are, and how many there are at `*len` (which may be NULL).
+ *
+ * Errors (NULL): EINVAL: NULL.
+ */
+TENURE_MUST_USE const void *tenure_value_bytes(const struct tenure_value *value, size_t *len);
+
+/**
+ * Releases a handle to a value, on any thread. NULL does nothing. The program must not touch its bytes
+ * through this handle afterwards.
  */
 void tenure_value_release(struct tenure_value *value);
 
@@ -1327,6 +1565,356 @@ int tenure_cache_clear(struct tenure_cache *c);
  * Errors: EINVAL: NULL.
  */
 int tenure_cache_stats(struct tenure_cache *c, struct tenure_cache_stats *out, size_t size);
+
+/**
+ * Calls `each` with all keys and their values, in no order, until it returns another number than 0. Returns
+ * that number, or 0 at the end. A callback that stops should return a positive number: -1 is a failure of
+ * this call.
+ *
+ * Not atomic: what is put in or removed meanwhile is shown or not. Values that were purged, and those whose
+ * time is over, are left out. To be shown is no use of a value. A value must not be kept beyond the callback:
+ * copy it, or get it under its key.
+ *
+ * Cost: about 0.2 us a value beside the callback, and a copy of each key. It takes all that is there back from
+ * the kernel, as gets do.
+ *
+ * Errors: EINVAL: NULL.
+ */
+int tenure_cache_each(struct tenure_cache *c,
+                      tenure_each_fn each,
+                      void *arg);
+
+/**
+ * Calls `each` with all keys, in no order, until it returns another number than 0. Returns that number, or 0
+ * at the end. A callback that stops should return a positive number: -1 is a failure of this call.
+ *
+ * Not atomic, as tenure_cache_each. A key may lead to a value that was purged, or whose time is over.
+ *
+ * Cost: about 10 ns a key beside the callback and a copy of the key. No value is touched.
+ *
+ * Errors: EINVAL: NULL.
+ */
+int tenure_cache_each_key(struct tenure_cache *c,
+                          tenure_each_key_fn each,
+                          void *arg);
+
+/**
+ * Keeps the values for which `keep` returns another number than 0, and removes the others. `keep` may be called
+ * a second time for a value that the cache moved meanwhile.
+ *
+ * Not atomic: a value that another thread puts in meanwhile is kept or shown to `keep`. Values that were purged,
+ * and those whose time is over, are not shown, and their keys are gone afterwards.
+ *
+ * Cost: as tenure_cache_each.
+ *
+ * Errors: EINVAL: NULL.
+ */
+int tenure_cache_retain(struct tenure_cache *c,
+                        tenure_each_fn keep,
+                        void *arg);
+
+/**
+ * Makes shared volatile memory of `len` bytes, rounded up to whole chunks, for this process, its
+ * children, and every process that is given the descriptor. `opts` may be NULL. It takes no memory
+ * before the first chunk is made, but 128 bytes for each chunk. Free it with tenure_shared_free.
+ *
+ * Errors (NULL): EINVAL: a size is none. E2BIG: something is set that this version does not know.
+ * EMFILE, ENFILE, ENOMEM: no descriptor, no address space. ENOENT: there is no /proc. EAGAIN: no
+ * thread.
+ */
+TENURE_MUST_USE
+struct tenure_shared *tenure_shared_new(size_t len,
+                                        const struct tenure_shared_opts *opts);
+
+/**
+ * Opens memory that another process has made, by its descriptor: inherited, or received. The
+ * descriptor stays the caller's, who may close it afterwards. No process can crash this one by what
+ * it writes to the memory's header.
+ *
+ * Errors (NULL): EBADF: no descriptor. EPROTO: it is no shared volatile memory of this version, or
+ * it is damaged. EUSERS: as many processes have it open as its maker allowed. EACCES, EPERM: the
+ * descriptor is open for reading only, or sealed. ENOENT: there is no /proc. ENOMEM, EMFILE.
+ */
+TENURE_MUST_USE struct tenure_shared *tenure_shared_open(int fd);
+
+/**
+ * Does what tenure_shared_open does, to pin and read only: a chunk that is gone stays gone for this
+ * process, and a write to the bytes ends it. The descriptor is open for writing all the same, because
+ * a pin is written.
+ *
+ * Errors (NULL): as tenure_shared_open.
+ */
+TENURE_MUST_USE
+struct tenure_shared *tenure_shared_open_read_only(int fd);
+
+/**
+ * Ends this process's use of the memory, with its pins. NULL does nothing. No other call on it may be
+ * under way, and its addresses are invalid afterwards. Other processes keep the memory.
+ */
+void tenure_shared_free(struct tenure_shared *s);
+
+/**
+ * Returns the memory's descriptor, to pass to another process. It stays tenure's: do not close it. It
+ * closes at exec, unless the program clears FD_CLOEXEC of a copy.
+ *
+ * Errors (-1): EINVAL: NULL.
+ */
+int tenure_shared_fd(const struct tenure_shared *s);
+
+/**
+ * Sends the memory's descriptor over a Unix socket, to a process that calls tenure_shared_receive.
+ *
+ * Errors: EINVAL: NULL. Those of sendmsg(2): EAGAIN, EPIPE, EBADF.
+ */
+int tenure_shared_send(const struct tenure_shared *s, int socket);
+
+/**
+ * Receives a descriptor that tenure_shared_send has sent, and returns it. It is the caller's, and
+ * closes at exec. Pass it to tenure_shared_open.
+ *
+ * Errors (-1): those of recvmsg(2). EPROTO: no descriptor came with the message.
+ */
+TENURE_MUST_USE int tenure_shared_receive(int socket);
+
+/**
+ * Returns the length in bytes, whole chunks. 0 for NULL.
+ */
+size_t tenure_shared_len(const struct tenure_shared *s);
+
+/**
+ * Returns the number of chunks. 0 for NULL.
+ */
+size_t tenure_shared_chunks(const struct tenure_shared *s);
+
+/**
+ * Returns the size of a chunk in bytes. 0 for NULL.
+ */
+size_t tenure_shared_chunk_size(const struct tenure_shared *s);
+
+/**
+ * Returns the address of a chunk's first byte. It stays the same until tenure_shared_free; neighbouring
+ * chunks lie side by side. A touch without a pin of what is gone raises SIGBUS where
+ * tenure_shared_is_watched, or has it made (refill of struct tenure_shared_opts); elsewhere it reads
+ * zeros.
+ *
+ * Errors (NULL): EINVAL: NULL; there is no such chunk.
+ */
+void *tenure_shared_addr(const struct tenure_shared *s,
+                         size_t chunk);
+
+/**
+ * Returns 1 if a touch without a pin of what is gone raises SIGBUS in this process (userfaultfd), and
+ * 0 if it reads zeros.
+ *
+ * Errors (-1): EINVAL: NULL.
+ */
+int tenure_shared_is_watched(const struct tenure_shared *s);
+
+/**
+ * Pins `count` chunks from `first` on, and tells in the same step what became of each. Of all threads
+ * and processes that pin a purged chunk exactly one is told.
+ *
+ * Returns 0 if all are intact; 1 if the caller makes at least one of them; 2 if it makes none, and
+ * others are making some (tenure_shared_wait). `states` has room for `count` values and is given each
+ * chunk's state, TENURE_SHARED_INTACT to TENURE_SHARED_BEING_MADE; NULL is allowed for one chunk.
+ *
+ * A chunk that the caller makes has its memory, all zeros. The caller writes its bytes, and then calls
+ * tenure_shared_finish, or tenure_shared_abandon if it cannot make them. It does so before it waits
+ * for chunks that others make: they may wait for it. If it unpins the chunk without either, the chunk
+ * is abandoned.
+ *
+ * Pins are counted. Each process's pins are its own, and end with it. A child made by fork has its
+ * parent's pins as its own.
+ *
+ * Cost: no system call for chunks that are intact, about 30 ns each.
+ *
+ * With a refill callback no chunk is the caller's to make: it is intact, being made, or the call fails.
+ *
+ * Errors: EINVAL: NULL; there are no such chunks. EACCES: a chunk is gone, and the memory is open to
+ * read only, or made by refill callbacks, of which this process has none. EIO: the refill callback
+ * failed. EDEADLK: a chunk's own refill callback pins it. ENOMEM: no memory for a chunk. EUSERS: this process has a chunk pinned 32,767 times.
+ * EPROTO: another process has overwritten the header. None is pinned then, and what the call was told
+ * is told again.
+ */
+TENURE_MUST_USE
+int tenure_shared_pin(struct tenure_shared *s,
+                      size_t first,
+                      size_t count,
+                      unsigned char *states);
+
+/**
+ * Takes back a pin of each of `count` chunks from `first` on. The program does not touch the bytes
+ * through it any more.
+ *
+ * Errors: EINVAL: NULL; there are no such chunks; this process does not have one of them pinned (the
+ * others are unpinned all the same).
+ */
+int tenure_shared_unpin(struct tenure_shared *s,
+                        size_t first,
+                        size_t count);
+
+/**
+ * Pins a chunk if it is intact. Returns 0, or 1 if it is gone or being made: then it is not pinned,
+ * and nobody was told.
+ *
+ * Errors: as tenure_shared_pin, but for ENOMEM and EACCES.
+ */
+TENURE_MUST_USE int tenure_shared_read(struct tenure_shared *s, size_t chunk);
+
+/**
+ * Says that a chunk that the caller makes is made: from now on others find its bytes. Wakes those who
+ * wait for it. The pin stays.
+ *
+ * Errors: EINVAL: NULL; there is no such chunk; this process does not make it.
+ */
+int tenure_shared_finish(struct tenure_shared *s,
+                         size_t chunk);
+
+/**
+ * Gives up the making of a chunk. Its bytes are gone, and the next pin is told
+ * (TENURE_SHARED_HALF_MADE). The caller's pin stays until it unpins the chunk.
+ *
+ * Errors: as tenure_shared_finish.
+ */
+int tenure_shared_abandon(struct tenure_shared *s, size_t chunk);
+
+/**
+ * Waits until a chunk that the caller has pinned and another makes is made, at most `timeout_ms`
+ * milliseconds. Less than 0: for as long as it takes. Returns 0 if it is intact, and 1 if its maker
+ * has died or given up: then the caller makes it. The caller has its one pin afterwards as before,
+ * after an error, too.
+ *
+ * Errors: ETIMEDOUT. Those of tenure_shared_pin. If the waiting thread is itself the maker, a wait
+ * without an end never ends.
+ */
+TENURE_MUST_USE int tenure_shared_wait(struct tenure_shared *s, size_t chunk, int timeout_ms);
+
+/**
+ * Pins an intact chunk to change it in place, if nobody else has it pinned. Until
+ * tenure_shared_finish others find the chunk being made; after tenure_shared_abandon it is gone.
+ *
+ * Errors: EINVAL: NULL; there is no such chunk. EBUSY: somebody has it pinned, or it is not intact.
+ * EACCES: open to read only. EOPNOTSUPP: a refill callback makes it. Others as tenure_shared_pin. The chunk is not pinned then.
+ */
+TENURE_MUST_USE
+int tenure_shared_remake(struct tenure_shared *s,
+                         size_t chunk);
+
+/**
+ * Sets when a chunk is purged, compared with the others: from 0 (first) to 7 (last). It holds for all
+ * processes.
+ *
+ * Errors: EINVAL: NULL; there is no such chunk; a priority above 7.
+ */
+int tenure_shared_set_priority(struct tenure_shared *s,
+                               size_t chunk,
+                               unsigned int priority);
+
+/**
+ * Returns a chunk's priority.
+ *
+ * Errors (-1): EINVAL: NULL; there is no such chunk.
+ */
+int tenure_shared_priority(const struct tenure_shared *s, size_t chunk);
+
+/**
+ * Purges those of `count` chunks from `first` on that nobody has pinned, as happens when memory is
+ * short. Returns how many.
+ *
+ * Errors (-1): EINVAL: NULL; there are no such chunks. EUSERS: as tenure_shared_pin.
+ */
+ptrdiff_t tenure_shared_purge_now(struct tenure_shared *s, size_t first, size_t count);
+
+/**
+ * Sets the callback by which this process makes chunks, of memory that it has opened: see refill of
+ * struct tenure_shared_opts. `free_arg` may be NULL; it is not called if this call fails. A child made
+ * by fork has its parent's callback.
+ *
+ * Errors: EINVAL: NULL. EOPNOTSUPP: the memory was made without a callback. EBUSY: it has one. EACCES:
+ * open to read only. Those of sigaction(2).
+ */
+int tenure_shared_set_refill(struct tenure_shared *s,
+                             tenure_shared_refill_fn refill,
+                             void *arg,
+                             tenure_free_fn free_arg);
+
+/**
+ * Writes what the memory holds and what happened to it to `*out`, which has `size` bytes, as
+ * tenure_stats does. Takes away first what dead processes left.
+ *
+ * Cost: a look at each chunk (about 20 ns), and three system calls for each process that has it open.
+ *
+ * Errors: EINVAL: NULL.
+ */
+int tenure_shared_stats(struct tenure_shared *s,
+                        struct tenure_shared_stats *out,
+                        size_t size);
+
+/**
+ * Makes a region of `size` bytes, all zeros and pinned, and returns its descriptor, which the program
+ * maps itself and closes. The name is for /proc/self/maps, and may be NULL. tenure_ashmem.h has this
+ * and the next calls under their old names, and says where they differ from ashmem's.
+ *
+ * Errors (-1): EINVAL: the size is 0 or too large. EMFILE, ENFILE, ENOMEM: no descriptor, no address
+ * space. ENOENT: there is no /proc. EAGAIN: no thread.
+ */
+TENURE_MUST_USE
+int tenure_ashmem_create_region(const char *name,
+                                size_t size);
+
+/**
+ * Returns 1 if the descriptor is a region's, and 0 if not.
+ */
+int tenure_ashmem_valid(int fd);
+
+/**
+ * Returns the size for which a region was made.
+ *
+ * Errors (-1): EBADF; ENOTTY: the descriptor is not a region's. EOVERFLOW: more than INT_MAX.
+ */
+int tenure_ashmem_get_size_region(int fd);
+
+/**
+ * Sets how the descriptor may be mapped from now on: PROT_READ alone takes the right to write away, and
+ * nothing gives it back.
+ *
+ * Errors: EBADF; ENOTTY: the descriptor is not a region's. EINVAL: `prot` has no PROT_READ, or has
+ * PROT_WRITE after that was taken away. Those of opening a file.
+ */
+int tenure_ashmem_set_prot_region(int fd,
+                                  int prot);
+
+/**
+ * Pins pages of a region, for all processes: they stay until the next unpin. Pins are not counted. A
+ * `len` of 0 means all pages from `offset` on. Returns 0 if all are as they were, and 1 if some were
+ * purged since they were pinned last: those read zeros now, and no other call is told.
+ *
+ * Errors: EBADF; ENOTTY: the descriptor is not a region's. EINVAL: no whole pages, or past the end.
+ * EUSERS: 24 other processes use the region's pins. EPROTO: another process has overwritten the
+ * header. Those of opening and mapping a file, at the process's first call for a region. What the call
+ * found is told to the next.
+ */
+TENURE_MUST_USE
+int tenure_ashmem_pin_region(int fd,
+                             size_t offset,
+                             size_t len);
+
+/**
+ * Unpins pages of a region, for all processes: they may be purged when memory is short. A `len` of 0
+ * means all pages from `offset` on.
+ *
+ * Errors: as tenure_ashmem_pin_region.
+ */
+int tenure_ashmem_unpin_region(int fd,
+                               size_t offset,
+                               size_t len);
+
+/**
+ * Purges the unpinned pages of a region, as happens when memory is short. Returns how many.
+ *
+ * Errors (-1): as tenure_ashmem_pin_region.
+ */
+ptrdiff_t tenure_ashmem_purge_now(int fd);
 
 /**
  * Locks the pages that [addr, addr + len) touches. TENURE_MLOCK_LOCKED makes all of them resident

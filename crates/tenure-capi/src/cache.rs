@@ -2,12 +2,14 @@
 
 #![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
 
+use crate::cache_listener::{tenure_removed_fn, Listener};
 use crate::key::{Bytes, Key};
 use crate::ranges::{priority, TENURE_PRIORITY_DEFAULT};
 use crate::report::{pointer, status, Failure, Outcome};
 use crate::sized::{self, Versioned};
+use crate::volatile::tenure_free_fn;
 use libc::{c_int, c_uint, c_void};
-use std::mem::size_of;
+use std::mem::{offset_of, size_of};
 use std::sync::Arc;
 use std::time::Duration;
 use tenure_core::cache::Value;
@@ -20,7 +22,7 @@ pub struct tenure_cache {
 }
 
 /// A value that a get has found. Its bytes stay as they are until it is released, whatever happens to
-/// its key and its cache meanwhile.
+/// its key and its cache meanwhile. Any thread may read it and release it.
 pub struct tenure_value {
     // In this order: the value's drop needs the cache.
     value: Value<'static>,
@@ -54,11 +56,28 @@ pub struct tenure_cache_opts {
     pub ceiling: u64,
     /// How long the cache returns a value after it was put in, in milliseconds. 0: without end.
     pub ttl_ms: u64,
+    /// Is told of each value that leaves the cache, once. NULL: nothing is.
+    ///
+    /// It is called a little later than the value leaves, on a thread that calls the cache just then (tenure's own
+    /// threads never call it), and under no lock. It may use the cache, and may be called again inside itself
+    /// then. A value that the kernel took, or that has ended, is met by a look only: by a get or an iteration,
+    /// when room is made, or when a value under its key is replaced or removed. The end of the cache is told of
+    /// no value.
+    pub removed: tenure_removed_fn,
+    /// Passed to removed.
+    pub arg: *mut c_void,
+    /// Called once with arg when removed will not be called again: when the cache is freed and its last value is
+    /// released, by the thread that does so. It is not called if the cache could not be made, or where removed is
+    /// NULL. May be NULL.
+    pub free_arg: tenure_free_fn,
+    /// What a miss costs, in nanoseconds. 0: it is measured, in tenure_cache_get_or_insert. Of several caches of the
+    /// process the kernel first takes those whose bytes save the least time.
+    pub miss_cost_ns: u64,
 }
 
-// SAFETY: `repr(C)`, starts with its size, and is made of integers.
+// SAFETY: `repr(C)`, starts with its size; integers, a pointer, and functions that C gave or NULL.
 unsafe impl Versioned for tenure_cache_opts {
-    const FIRST: usize = size_of::<tenure_cache_opts>();
+    const FIRST: usize = offset_of!(tenure_cache_opts, removed);
 }
 
 impl Default for tenure_cache_opts {
@@ -69,6 +88,10 @@ impl Default for tenure_cache_opts {
             reserved: 0,
             ceiling: 0,
             ttl_ms: 0,
+            removed: None,
+            arg: std::ptr::null_mut(),
+            free_arg: None,
+            miss_cost_ns: 0,
         }
     }
 }
@@ -107,7 +130,7 @@ pub struct tenure_cache_stats {
 
 /// # Safety
 /// NULL, or from `tenure_cache_new` and not freed.
-unsafe fn cache<'a>(c: *const tenure_cache) -> Outcome<&'a Arc<Cache<Key>>> {
+pub(crate) unsafe fn cache<'a>(c: *const tenure_cache) -> Outcome<&'a Arc<Cache<Key>>> {
     // SAFETY: `c` is NULL, or a live cache from `tenure_cache_new`, as this function requires.
     let c = unsafe { c.as_ref() };
     c.map(|c| &c.cache).ok_or_else(|| Failure::invalid("the cache is NULL; make one first"))
@@ -150,7 +173,7 @@ unsafe fn hand_out(
     // SAFETY: only the lifetime changes. What the value refers to is in the cache behind the Arc,
     // which the same structure holds and drops after the value.
     let value = unsafe { std::mem::transmute::<Value<'_>, Value<'static>>(value) };
-    Box::into_raw(Box::new(tenure_value { value, _cache: cache.clone() }))
+    Arc::into_raw(Arc::new(tenure_value { value, _cache: cache.clone() })).cast_mut()
 }
 
 /// Makes a cache. It takes no memory before the first value is put in. `opts` may be NULL. Free it
@@ -174,7 +197,18 @@ pub unsafe extern "C" fn tenure_cache_new(opts: *const tenure_cache_opts) -> *mu
         if opts.ttl_ms != 0 {
             builder = builder.time_to_live(Duration::from_millis(opts.ttl_ms));
         }
-        Ok(Box::into_raw(Box::new(tenure_cache { cache: Arc::new(builder.build()?) })))
+        if opts.miss_cost_ns != 0 {
+            builder = builder.miss_cost(Duration::from_nanos(opts.miss_cost_ns));
+        }
+        let listener = Listener::new(opts.removed, opts.arg, opts.free_arg);
+        if let Some(listener) = listener.clone() {
+            builder = builder.eviction_listener(move |key, cause| listener.tell(key, cause));
+        }
+        let cache = Arc::new(builder.build()?);
+        if let Some(listener) = listener {
+            listener.own();
+        }
+        Ok(Box::into_raw(Box::new(tenure_cache { cache })))
     })
 }
 
@@ -206,12 +240,8 @@ pub unsafe extern "C" fn tenure_cache_insert(
     value_len: usize,
 ) -> c_int {
     status("tenure_cache_insert", || {
-        // SAFETY: the C caller passes a live cache, and for the key and the value as many readable
-        // bytes as the lengths say, which do not change during the call.
-        let (cache, key, value) =
-            unsafe { (cache(c)?, slice("key", key, key_len)?, slice("value", value, value_len)?) };
-        cache.insert(Bytes::new(key).to_owned(), value)?;
-        Ok(0)
+        // SAFETY: the C caller's promises are the same.
+        unsafe { insert(c, (key, key_len), (value, value_len), 0) }
     })
 }
 
@@ -229,17 +259,30 @@ pub unsafe extern "C" fn tenure_cache_insert_ttl(
     ttl_ms: u64,
 ) -> c_int {
     status("tenure_cache_insert_ttl", || {
-        // SAFETY: the C caller passes a live cache, and for the key and the value as many readable
-        // bytes as the lengths say, which do not change during the call.
-        let (cache, key, value) =
-            unsafe { (cache(c)?, slice("key", key, key_len)?, slice("value", value, value_len)?) };
-        let key = Bytes::new(key).to_owned();
-        match ttl_ms {
-            0 => cache.insert(key, value)?,
-            _ => cache.insert_with_time_to_live(key, value, Duration::from_millis(ttl_ms))?,
-        }
-        Ok(0)
+        // SAFETY: the C caller's promises are the same.
+        unsafe { insert(c, (key, key_len), (value, value_len), ttl_ms) }
     })
+}
+
+/// # Safety
+/// A live cache, and for the key and the value as many readable bytes as the lengths say, which do not change
+/// during the call.
+unsafe fn insert(
+    c: *mut tenure_cache,
+    key: (*const c_void, usize),
+    value: (*const c_void, usize),
+    ttl_ms: u64,
+) -> Outcome<c_int> {
+    // SAFETY: the caller promises a live cache.
+    let cache = unsafe { cache(c)? };
+    // SAFETY: the caller promises that the key's and the value's bytes are readable, and stay as they are.
+    let (key, value) = unsafe { (slice("key", key.0, key.1)?, slice("value", value.0, value.1)?) };
+    let key = Bytes::new(key).to_owned();
+    match ttl_ms {
+        0 => cache.insert(key, value)?,
+        _ => cache.insert_with_time_to_live(key, value, Duration::from_millis(ttl_ms))?,
+    }
+    Ok(0)
 }
 
 /// Returns the value under a key, pinned. Its bytes are at `*bytes`, and there are `*len` of them
@@ -352,15 +395,55 @@ pub unsafe extern "C" fn tenure_value_is_cached(value: *const tenure_value) -> c
     })
 }
 
-/// Releases a value, on any thread. NULL does nothing. The program must not touch its bytes
-/// afterwards.
+/// Returns a second handle to a value, for another owner: another thread, or an answer that is still being sent.
+/// No byte is copied. The bytes stay until both handles are released, each once, by whichever thread. (Both may be
+/// the same pointer.)
+///
+/// Errors (NULL): EINVAL: NULL.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn tenure_value_clone(value: *const tenure_value) -> *mut tenure_value {
+    pointer("tenure_value_clone", || {
+        if value.is_null() {
+            return Err(Failure::invalid("the value is NULL; get one first"));
+        }
+        // SAFETY: the pointer came from `Arc::into_raw` in `hand_out`, and the C caller has not released it, so
+        // the count is at least 1.
+        unsafe { Arc::increment_strong_count(value) };
+        Ok(value.cast_mut())
+    })
+}
+
+/// Returns where the bytes of a value are, and how many there are at `*len` (which may be NULL).
+///
+/// Errors (NULL): EINVAL: NULL.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn tenure_value_bytes(
+    value: *const tenure_value,
+    len: *mut usize,
+) -> *const c_void {
+    pointer("tenure_value_bytes", || {
+        // SAFETY: the C caller passes NULL, or a value that is not released yet.
+        let value = unsafe { value.as_ref() }
+            .ok_or_else(|| Failure::invalid("the value is NULL; get one first"))?;
+        if !len.is_null() {
+            // SAFETY: `len` is not NULL here, so it is writable: the C caller passes NULL or a writable place.
+            unsafe { len.write(value.value.len()) };
+        }
+        Ok(value.value.as_ptr().cast_mut().cast::<c_void>())
+    })
+}
+
+/// Releases a handle to a value, on any thread. NULL does nothing. The program must not touch its bytes
+/// through this handle afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_value_release(value: *mut tenure_value) {
     status("tenure_value_release", || {
         if !value.is_null() {
-            // SAFETY: the pointer came from `Box::into_raw` in `hand_out`, and the C caller
-            // releases a value only once and does not use it afterwards.
-            drop(unsafe { Box::from_raw(value) });
+            // SAFETY: the pointer came from `Arc::into_raw` in `hand_out`, and the C caller releases it once for
+            // the get and once for each `tenure_value_clone`, and does not use that handle afterwards.
+            drop(unsafe { Arc::from_raw(value.cast_const()) });
         }
         Ok(0)
     });

@@ -5,8 +5,14 @@
 use std::borrow::Borrow;
 
 /// A key that the cache keeps: two words, where a `Vec` would take three.
-#[derive(PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Key(Box<[u8]>);
+
+impl Key {
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
 
 /// A key to look up. [`Key`] hashes and compares as it does, as [`Borrow`] asks for.
 #[derive(PartialEq, Eq, Hash)]

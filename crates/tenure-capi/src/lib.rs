@@ -18,6 +18,14 @@ pub mod sigbus;
 pub mod volatile;
 
 pub mod cache;
+pub mod cache_each;
+pub mod cache_listener;
+
+pub mod shared;
+pub mod shared_refill;
+pub mod shared_stats;
+
+pub mod ashmem;
 
 pub mod lock;
 pub mod populate;

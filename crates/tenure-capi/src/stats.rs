@@ -95,6 +95,8 @@ pub struct tenure_stats {
     pub total_retire_helped_bytes: u64,
     /// The longest step of a teardown in nanoseconds. Another thread may have waited for it.
     pub retire_longest_slice_ns: u64,
+    /// Bytes of ranges that the same pin has had for at least thirty times the wait for an offer, 15 s by default.
+    pub pinned_long_bytes: u64,
 }
 
 /// Written by tenure_survey.
@@ -162,6 +164,7 @@ pub unsafe extern "C" fn tenure_stats(out: *mut tenure_stats, size: usize) -> c_
             total_torn_down_bytes: total.torn_down_bytes,
             total_retire_helped_bytes: total.retire_helped_bytes,
             retire_longest_slice_ns: total.retire_longest_slice_ns,
+            pinned_long_bytes: now.pinned_long_bytes,
         };
         // SAFETY: the C caller passes NULL or `size` writable bytes. All fields are integers of one
         // size, so there is no padding.

@@ -24,6 +24,12 @@ pub type tenure_refill_fn = Option<
     unsafe extern "C" fn(arg: *mut c_void, offset: usize, bytes: *mut c_void, len: usize) -> c_int,
 >;
 
+/// Makes the `len` bytes of chunk `chunk` into `bytes` (which is not the chunk itself, and holds zeros).
+/// Returns 0, or another number for a failure. Several threads may call it at once.
+pub type tenure_shared_refill_fn = Option<
+    unsafe extern "C" fn(arg: *mut c_void, chunk: usize, bytes: *mut c_void, len: usize) -> c_int,
+>;
+
 /// Frees a callback's argument.
 pub type tenure_free_fn = Option<unsafe extern "C" fn(arg: *mut c_void)>;
 
@@ -80,12 +86,14 @@ pub struct tenure_volatile {
     buffer: Volatile,
 }
 
+type Function = unsafe extern "C" fn(*mut c_void, usize, *mut c_void, usize) -> c_int;
+
 /// A refill callback with its argument.
-struct Callback {
-    function: unsafe extern "C" fn(*mut c_void, usize, *mut c_void, usize) -> c_int,
+pub(crate) struct Callback {
+    function: Function,
     arg: *mut c_void,
     free_arg: tenure_free_fn,
-    /// Whether the argument is the buffer's to free: not before the buffer is made.
+    /// Whether the argument is tenure's to free: not before what uses it is made.
     owned: AtomicBool,
 }
 
@@ -97,7 +105,21 @@ unsafe impl Send for Callback {}
 unsafe impl Sync for Callback {}
 
 impl Callback {
-    fn call(&self, offset: usize, bytes: &mut [u8]) -> Result<(), RefillError> {
+    pub(crate) fn new(
+        function: Function,
+        arg: *mut c_void,
+        free_arg: tenure_free_fn,
+    ) -> Arc<Callback> {
+        Arc::new(Callback { function, arg, free_arg, owned: AtomicBool::new(false) })
+    }
+
+    /// The argument is tenure's from now on.
+    pub(crate) fn own(&self) {
+        self.owned.store(true, Ordering::Release);
+    }
+
+    /// Makes the bytes of an offset, or of a chunk.
+    pub(crate) fn call(&self, offset: usize, bytes: &mut [u8]) -> Result<(), RefillError> {
         // SAFETY: the program's own function, with the arguments that the header promises it.
         let answer =
             unsafe { (self.function)(self.arg, offset, bytes.as_mut_ptr().cast(), bytes.len()) };
@@ -121,8 +143,7 @@ fn make(len: usize, opts: &tenure_volatile_opts) -> Outcome<*mut tenure_volatile
     let mut builder = Volatile::builder(len).priority(priority(opts.priority)?);
     let mut callback = None;
     if let Some(function) = opts.refill {
-        let (arg, free_arg) = (opts.arg, opts.free_arg);
-        let made = Arc::new(Callback { function, arg, free_arg, owned: AtomicBool::new(false) });
+        let made = Callback::new(function, opts.arg, opts.free_arg);
         let called = made.clone();
         let refill = move |offset: usize, bytes: &mut [u8]| called.call(offset, bytes);
         builder = builder.refill(match opts.refill_scope {
@@ -138,7 +159,7 @@ fn make(len: usize, opts: &tenure_volatile_opts) -> Outcome<*mut tenure_volatile
     }
     let buffer = builder.build()?;
     if let Some(callback) = callback {
-        callback.owned.store(true, Ordering::Release);
+        callback.own();
     }
     Ok(Box::into_raw(Box::new(tenure_volatile { buffer })))
 }

@@ -1,9 +1,12 @@
 //! The C ABI, used from C: every program of `tests/c` against both libraries, with userfaultfd and
 //! without.
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 use tenure_testkit::build::{compiler, libraries_of, text};
 use tenure_testkit::seccomp::{Call, Errno, Filter};
 use tenure_testkit::skip;
@@ -153,6 +156,7 @@ programs!(
     buffer,
     refill,
     cache,
+    cache_more,
     cancel,
     sizes,
     errors,
@@ -167,6 +171,7 @@ programs!(
     populate,
     pool,
     retire,
+    shared,
     unpins
 );
 
@@ -193,6 +198,15 @@ fn old_names_of_locks() {
     }
 }
 
+/// A program for Android, of which only the include path is changed.
+#[test]
+fn ashmem() {
+    let mut flags = C_WARNINGS.to_vec();
+    flags.push("-Iinclude/android");
+    let filters = &[None, Some(&without_userfaultfd())];
+    program!(compiler("CC", "cc"), &flags, "tests/c/ashmem.c", &[], filters);
+}
+
 #[test]
 fn plus_plus() {
     program!(compiler("CXX", "c++"), &CPP_WARNINGS, "tests/c/plus_plus.cpp");
@@ -213,6 +227,50 @@ fn eight_lines_when_everything_is_lost() {
         &[("TENURE_PURGE", "always")],
         &[None]
     );
+}
+
+/// The example's daemon makes a table once, serves it twice, and ends at SIGTERM; also where everything is lost at once.
+#[test]
+fn the_daemon_serves_and_ends() {
+    let compiler = match compiler("CC", "cc") {
+        Ok(compiler) => compiler,
+        Err(reason) => skip!("{reason}"),
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("daemon");
+    compile(&compiler, &C_WARNINGS, "examples/daemon.c", Link::Shared, &program);
+    let socket = dir.path().join("socket");
+    for (purge, counted) in [("never", "hits 1 misses 1 purged 0\n"), ("always", "")] {
+        let mut command = Command::new(&program);
+        command.arg(&socket).env_remove("LD_LIBRARY_PATH").env("TENURE_PURGE", purge);
+        let daemon = command.stdout(Stdio::piped()).spawn().unwrap();
+        let first = ask(&socket, "7\n");
+        assert_eq!((first.len(), first[9]), (64 << 10, ((7 * 9) >> 3) as u8));
+        assert!(ask(&socket, "7\n") == first, "another table");
+        assert!(ask(&socket, "stats\n").ends_with(counted.as_bytes()));
+        let id = daemon.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        let output = daemon.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+        assert!(output.stdout.starts_with(b"hits "), "{}", text(&output));
+        assert!(!socket.exists());
+    }
+}
+
+/// The daemon's answer, once it listens.
+fn ask(socket: &Path, request: &str) -> Vec<u8> {
+    let begin = Instant::now();
+    let mut stream = loop {
+        match UnixStream::connect(socket) {
+            Ok(stream) => break stream,
+            Err(error) => assert!(begin.elapsed() < Duration::from_secs(20), "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    answer
 }
 
 /// What is exported is what the header says, and nothing else.

@@ -1,20 +1,26 @@
 //! The command line's grammar.
 
 use crate::failure::WrongUsage;
-use crate::{bench, demo, doctor, explain, lock, populate, run};
-use clap::{Parser, Subcommand};
+use crate::{
+    bench, completions, demo, doctor, explain, inspect, lock, man, metrics, populate, run, top,
+};
+use clap::{CommandFactory, Parser, Subcommand};
 
 const EXAMPLES: &str = "\
 Examples:
-  tenure doctor                      what this kernel allows, and what to do where it does not
-  tenure demo                        a cache under real memory pressure, in less than a minute
-  tenure demo --limit 1G --dir /srv  the same with more memory, on your own files
-  tenure populate /srv/model.bin     read the missing parts of a file into the page cache
+  tenure doctor                      what this kernel allows
+  tenure demo                        a cache under real memory pressure
+  tenure demo --limit 1G --dir /srv  the same, larger, on your own files
+  tenure populate /srv/model.bin     read a file into the page cache
   tenure lock --follow /srv/www      lock files there until Ctrl-C
-  tenure run -- ./server             run a program as it is, with large blocks from the pool
-  tenure explain lock 5G             whether 5 GiB may be locked, and what to change if not
+  tenure run -- ./server             large blocks from the pool
+  tenure inspect 1234                where a process has its memory
+  tenure explain lock 5G             whether 5 GiB may be locked
   tenure bench --list                the benchmarks there are
   tenure bench cache --quick         one of them, in a few seconds
+  tenure bench --html bench.html     all of them in 15 minutes, as a page
+
+Sizes are bytes, or K, M, G and T (powers of 1024), or KB, MB, GB and TB (powers of 1000).
 
 Exit codes: 0 success, 1 failure, 2 wrong usage.";
 
@@ -30,7 +36,7 @@ pub struct Cli {
 enum Command {
     /// Try what this kernel allows, and print what to do where it does not.
     Doctor(doctor::Args),
-    /// Serve real files from three caches in turn, beside a neighbour whose need for memory rises and falls.
+    /// Serve real files from several caches in turn, beside a neighbour whose need for memory rises and falls.
     Demo(demo::Args),
     /// Read the missing parts of files into the page cache, in parallel.
     Populate(populate::Args),
@@ -40,14 +46,24 @@ enum Command {
     Run(run::Args),
     /// Print whether SIZE bytes could be locked or populated, and what to change if not.
     Explain(explain::Args),
-    /// Measure tenure against the alternatives on this machine.
+    /// Print where a process has its memory, and what tenure does in it.
+    Inspect(inspect::Args),
+    /// Show programs that use tenure while they run.
+    Top(top::Args),
+    /// Print figures of programs that use tenure as OpenMetrics text.
+    Metrics(metrics::Args),
+    /// Measure tenure against the alternatives on this machine (needs the program tenure-bench).
     Bench(bench::Args),
+    /// Make one page of benchmark runs that were kept (needs the program tenure-bench).
+    Report(bench::ReportArgs),
+    /// Print the completions of this command for a shell.
+    Completions(completions::Args),
+    /// Write the manual pages of this command into a directory, for a package.
+    #[command(name = man::NAME, hide = true)]
+    ManPages(man::Args),
     /// The process that the doctor watches.
     #[command(name = doctor::trial::NAME, hide = true)]
     DoctorTrial,
-    /// A program that allocates, for the benchmarks.
-    #[command(name = bench::LOAD, hide = true)]
-    BenchLoad(bench::LoadArgs),
     /// The process that serves requests in the demo.
     #[command(name = demo::WORKER, hide = true)]
     Worker,
@@ -75,8 +91,13 @@ fn carry_out(command: Command) -> anyhow::Result<()> {
         Command::Lock(args) => lock::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Metrics(args) => metrics::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Bench(args) => bench::run(&args),
-        Command::BenchLoad(args) => bench::load(&args),
+        Command::Report(args) => bench::report(&args),
+        Command::Completions(args) => completions::run(&args, bench::documented(Cli::command())),
+        Command::ManPages(args) => man::run(&args, bench::documented(Cli::command())),
         Command::Worker => demo::work(),
         Command::Neighbour => demo::neighbour(),
     }
@@ -95,18 +116,30 @@ fn forget_empty_variables() {
 
 /// Ends the process the way clap does for wrong usage: the message, the usage, exit code 2.
 fn wrong_usage(message: &str) -> ! {
-    use clap::{error::ErrorKind, CommandFactory};
+    use clap::error::ErrorKind;
     Cli::command().error(ErrorKind::ValueValidation, message).exit()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_grammar_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// A terminal's usual width: what is laid out in lines is not broken there.
+    #[test]
+    fn examples_fit_80_columns() {
+        fn check(command: &clap::Command) {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in text.lines().filter(|line| line.starts_with(' ')) {
+                assert!(line.chars().count() <= 80, "{}: {line}", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
     }
 
     #[test]

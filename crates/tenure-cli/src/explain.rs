@@ -3,6 +3,7 @@
 use crate::failure::Found;
 use crate::room;
 use crate::size;
+use crate::wrap::{width, wrap};
 use clap::Subcommand;
 use serde::Serialize;
 use std::io::{self, Write};
@@ -39,7 +40,7 @@ enum What {
 
 #[derive(Debug, clap::Args)]
 struct Asked {
-    /// How much, as 4096, 64M or 1.5G.
+    /// How much, as 4096, 64M or 1.5G (powers of 1024), or 500MB (powers of 1000).
     #[arg(value_parser = size::parse)]
     size: u64,
     /// Print one JSON object.
@@ -120,7 +121,7 @@ fn text(explanation: &Explanation) -> String {
     // The core answers for the limit alone, and who reads one line should read the whole answer.
     let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
     let (asked, of_the_limit) = first.split_once(": ").unwrap_or((first, ""));
-    format!("{asked}: no: memory does not suffice; as to the limit: {of_the_limit}\n{rest}")
+    format!("{asked}: no, less memory is free; the limit alone: {of_the_limit}\n{rest}")
 }
 
 /// This process is over by the time that anybody reads what to do about it: what is meant is the
@@ -163,15 +164,13 @@ fn populate(asked: &Asked, out: &mut impl Write) -> anyhow::Result<bool> {
         writeln!(out)?;
     } else {
         let verdict = if fits { "yes" } else { "no" };
-        writeln!(out, "populate {} bytes: {verdict}", asked.size)?;
-        writeln!(out, "  memory free     {:>20}  ({limited_by})", room.available)?;
+        writeln!(out, "populate {}: {verdict}", size::exact(asked.size))?;
+        writeln!(out, "  memory free     {}, {limited_by}", size::exact(room.available))?;
         if !fits {
-            writeln!(
-                out,
-                "More than that pushes out what is clean in the page cache, and of memory that has \
-                 no file it ends in\nthe kernel's OOM killer. Populate less, free memory, or raise \
-                 the limit of the cgroup."
-            )?;
+            let why = "More than that pushes out what is clean in the page cache, and of memory that has no \
+                       file it ends in the kernel's OOM killer. Populate less, free memory, or raise the \
+                       limit of the cgroup.";
+            out.write_all(wrap(why, 0, width()).as_bytes())?;
         }
     }
     Ok(fits)

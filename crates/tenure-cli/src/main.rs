@@ -4,19 +4,26 @@
 
 mod bench;
 mod cli;
+mod completions;
 mod demo;
 mod doctor;
 mod explain;
 mod failure;
 mod files;
+mod inspect;
 mod interrupt;
 mod lock;
+mod man;
+mod metrics;
 mod name;
 mod populate;
+mod process;
 mod room;
 mod run;
 mod size;
 mod text_table;
+mod top;
+mod wrap;
 
 fn main() -> std::process::ExitCode {
     failure::exit_code(cli::run())

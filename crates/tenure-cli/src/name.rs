@@ -1,4 +1,4 @@
-//! Names of files as a terminal may be given them.
+//! Names of files and processes as a terminal may be given them.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -21,6 +21,12 @@ pub fn shown(path: impl AsRef<Path>) -> String {
         true => quoted.text + "'",
         false => String::from_utf8_lossy(name).into_owned(),
     }
+}
+
+/// The name of a process, a mapping or a group, for a line that people read: what a terminal would obey is a question
+/// mark.
+pub fn plain(name: &str) -> String {
+    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 #[derive(Default)]

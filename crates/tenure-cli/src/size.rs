@@ -5,27 +5,14 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 
-/// Reads `268435456`, `256M`, `256MiB` or `1.5G`; the units are powers of 1024.
+/// Reads a size as the launcher does: `268435456`, `256M`, `256MiB`, `1.5G` or `500MB`.
 pub fn parse(text: &str) -> Result<u64, String> {
-    let text = text.trim();
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let unit = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" | "kib" => KIB,
-        "m" | "mib" => MIB,
-        "g" | "gib" => GIB,
-        "t" | "tib" => TIB,
-        _ => return Err(format!("\"{unit}\" is no unit; use K, M, G or T (powers of 1024)")),
-    };
-    let number: f64 = number.parse().map_err(|_| format!("\"{text}\" does not start a number"))?;
-    let bytes = number * unit as f64;
-    // 2^53: up to here a double holds every whole number.
-    if bytes.is_finite() && (0.0..=(1u64 << 53) as f64).contains(&bytes) {
-        Ok(bytes.round() as u64)
-    } else {
-        Err(format!("{text} is more than this machine can have"))
+    let bytes = tenure_launch::size(text.as_bytes()).ok_or(tenure_launch::NO_SIZE)? as u64;
+    // What is computed from a size must not wrap.
+    if bytes > 1 << 53 {
+        return Err(format!("{text} is more than a machine can have"));
     }
+    Ok(bytes)
 }
 
 /// `12.5 MiB`: three digits, a unit.
@@ -42,6 +29,14 @@ pub fn show(bytes: u64) -> String {
         format!("{value:.1} {name}")
     } else {
         format!("{value:.0} {name}")
+    }
+}
+
+/// `5368709120 bytes (5 GiB)`.
+pub fn exact(bytes: u64) -> String {
+    match bytes {
+        KIB.. => format!("{bytes} bytes ({})", show(bytes)),
+        _ => format!("{bytes} bytes"),
     }
 }
 
@@ -79,6 +74,8 @@ mod tests {
             ("1T", TIB),
             ("2 TiB", 2 * TIB),
             ("0.5tib", 512 * GIB),
+            ("5GB", 5_000_000_000),
+            ("500KB", 500_000),
         ] {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
@@ -94,6 +91,8 @@ mod tests {
         assert_eq!(show(256 * MIB), "256 MiB");
         assert_eq!(show(3 * GIB), "3 GiB");
         assert_eq!(show(TIB + TIB / 4), "1.2 TiB");
+        assert_eq!(exact(512), "512 bytes");
+        assert_eq!(exact(5 * GIB), "5368709120 bytes (5 GiB)");
         assert_eq!(mib(300 * MIB + MIB / 3), "300 MiB");
         assert_eq!(count(0), "0");
         assert_eq!(count(999), "999");

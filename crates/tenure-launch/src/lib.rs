@@ -5,20 +5,32 @@
 
 #![forbid(unsafe_code)]
 
+mod size;
+
+pub use size::{size, NO_SIZE};
+
+use size::number;
 use std::fmt;
 
 /// The file name of the library.
 pub const LIBRARY: &str = "libtenure_preload.so";
+/// The file name under which `cargo install` installs the library beside `tenure`.
+pub const LIBRARY_OF_CARGO: &str = "tenure-preload";
+
+/// Whether a file of this name is the library.
+pub fn is_library(name: &[u8]) -> bool {
+    name == LIBRARY.as_bytes() || name == LIBRARY_OF_CARGO.as_bytes()
+}
 
 /// Names of the environment variables.
 pub mod variable {
-    /// `pool[:SIZE]` or `off`: malloc's large requests.
+    /// `[pool:]SIZE`, `pool` or `off`: malloc's large requests.
     pub const LARGE: &str = "TENURE_LARGE";
-    /// `pool[:SIZE]` or `off`: large private anonymous mmap.
+    /// `[pool:]SIZE`, `pool` or `off`: large private anonymous mmap.
     pub const MMAP: &str = "TENURE_MMAP";
     /// `closed` or `open`: what the pool's mmap was unmapped from.
     pub const UNMAPPED: &str = "TENURE_UNMAPPED";
-    /// `retire[:SIZE]` or `off`: large munmap.
+    /// `[retire:]SIZE`, `retire` or `off`: large munmap.
     pub const UNMAP: &str = "TENURE_UNMAP";
     /// A number of threads, `auto`, or `off`: MAP_POPULATE.
     pub const POPULATE: &str = "TENURE_POPULATE";
@@ -26,6 +38,8 @@ pub mod variable {
     pub const LOCK: &str = "TENURE_LOCK";
     /// A file's name, or `-` for standard error.
     pub const REPORT: &str = "TENURE_REPORT";
+    /// A signal's name: report when it comes.
+    pub const REPORT_SIGNAL: &str = "TENURE_REPORT_SIGNAL";
     /// Anything but `0`: say nothing at the start.
     pub const QUIET: &str = "TENURE_QUIET";
     /// `inherit` or `no`.
@@ -34,6 +48,8 @@ pub mod variable {
     pub const DISABLE: &str = "TENURE_DISABLE";
     /// The process that was launched, as a decimal number. Set by `tenure run`.
     pub const LAUNCHED: &str = "TENURE_LAUNCHED";
+    /// The `tenure` that started `tenure-bench`. Set by `tenure bench`.
+    pub const STARTED_BY: &str = "TENURE_STARTED_BY";
 }
 
 /// From what size on `--large` serves a request: glibc's own first threshold for mmap.
@@ -66,31 +82,38 @@ impl fmt::Display for Wrong {
 
 impl std::error::Error for Wrong {}
 
-/// A mechanism, and the size in bytes from which on it acts.
-pub type From = Option<usize>;
+/// For programs; the library makes none, because this allocates.
+impl From<Wrong> for std::io::Error {
+    fn from(wrong: Wrong) -> Self {
+        std::io::Error::new(std::io::ErrorKind::InvalidInput, wrong)
+    }
+}
 
-/// `pool`, `pool:SIZE` or `off`.
+/// A mechanism, and the size in bytes from which on it acts.
+pub type FromSize = Option<usize>;
+
+/// `pool`, `pool:SIZE`, `SIZE` or `off`.
 ///
 /// # Errors
 /// Anything else, and a size below the pool's smallest run.
-pub fn pool(text: &[u8], default: usize) -> Result<From, Wrong> {
-    let why = "expected pool, pool:SIZE or off, as in pool:1M";
+pub fn pool(text: &[u8], default: usize) -> Result<FromSize, Wrong> {
+    let why = "expected pool, pool:SIZE, SIZE or off, as in pool:1M";
     match mechanism(text, b"pool", default, why)? {
         Some(bytes) if bytes < POOL_LEAST => Err(Wrong("the pool's smallest run is 64K")),
         from => Ok(from),
     }
 }
 
-/// `retire`, `retire:SIZE` or `off`.
+/// `retire`, `retire:SIZE`, `SIZE` or `off`.
 ///
 /// # Errors
 /// Anything else.
-pub fn retire(text: &[u8]) -> Result<From, Wrong> {
+pub fn retire(text: &[u8]) -> Result<FromSize, Wrong> {
     mechanism(
         text,
         b"retire",
         UNMAP_DEFAULT,
-        "expected retire, retire:SIZE or off, as in retire:64M",
+        "expected retire, retire:SIZE, SIZE or off, as in retire:64M",
     )
 }
 
@@ -132,6 +155,42 @@ pub fn lock(text: &[u8]) -> Result<Option<Lock>, Wrong> {
     }
 }
 
+/// The signal at which a report is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReportSignal {
+    /// SIGHUP.
+    Hup,
+    /// SIGUSR1.
+    Usr1,
+    /// SIGUSR2.
+    Usr2,
+    /// SIGWINCH, which ends no program that has no handler for it.
+    Winch,
+    /// SIGRTMIN and so many above it.
+    RealTime(u8),
+}
+
+/// `HUP`, `USR1`, `USR2`, `WINCH`, `RTMIN`, `RTMIN+N` with N up to 15, each also with `SIG` before it; `None` for `off`.
+///
+/// # Errors
+/// Anything else.
+pub fn report_signal(text: &[u8]) -> Result<Option<ReportSignal>, Wrong> {
+    let wrong = Wrong("expected HUP, USR1, USR2, WINCH, RTMIN or RTMIN+N with N up to 15, or off");
+    let name = text.strip_prefix(b"SIG").unwrap_or(text);
+    Ok(Some(match name {
+        b"off" if text == name => return Ok(None),
+        b"HUP" => ReportSignal::Hup,
+        b"USR1" => ReportSignal::Usr1,
+        b"USR2" => ReportSignal::Usr2,
+        b"WINCH" => ReportSignal::Winch,
+        b"RTMIN" => ReportSignal::RealTime(0),
+        _ => match name.strip_prefix(b"RTMIN+").and_then(number) {
+            Some(above @ 0..=15) => ReportSignal::RealTime(above as u8),
+            _ => return Err(wrong),
+        },
+    }))
+}
+
 /// `closed` is true, `open` false.
 ///
 /// # Errors
@@ -161,45 +220,25 @@ pub fn is_on(text: &[u8]) -> bool {
     !matches!(text, b"" | b"0")
 }
 
-fn mechanism(text: &[u8], word: &[u8], default: usize, why: &'static str) -> Result<From, Wrong> {
+fn mechanism(
+    text: &[u8],
+    word: &[u8],
+    default: usize,
+    why: &'static str,
+) -> Result<FromSize, Wrong> {
     if text == b"off" {
         return Ok(None);
     }
-    match text.strip_prefix(word) {
-        Some(b"") => Ok(Some(default)),
-        Some([b':', digits @ ..]) => match size(digits) {
-            Some(bytes) if bytes > 0 => Ok(Some(bytes)),
-            _ => Err(Wrong("the size must be a whole number of bytes, or of K, M or G")),
-        },
-        _ => Err(Wrong(why)),
-    }
-}
-
-/// A size in bytes: `4096`, `64K`, `64KiB`, `1M`, `2G`; the units are powers of 1024.
-pub fn size(text: &[u8]) -> Option<usize> {
-    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    let (digits, unit) = text.split_at(digits);
-    let shift = match unit {
-        b"" | b"B" | b"b" => 0,
-        [letter] | [letter, b'i' | b'I', b'B' | b'b'] => match letter.to_ascii_uppercase() {
-            b'K' => 10,
-            b'M' => 20,
-            b'G' => 30,
-            _ => return None,
-        },
-        _ => return None,
+    let digits = match text.strip_prefix(word) {
+        Some(b"") => return Ok(Some(default)),
+        Some([b':', digits @ ..]) => digits,
+        None if text.first().is_some_and(u8::is_ascii_digit) => text,
+        _ => return Err(Wrong(why)),
     };
-    number(digits)?.checked_mul(1 << shift)
-}
-
-fn number(text: &[u8]) -> Option<usize> {
-    if text.is_empty() {
-        return None;
+    match size(digits) {
+        Some(bytes) if bytes > 0 => Ok(Some(bytes)),
+        _ => Err(Wrong(NO_SIZE)),
     }
-    text.iter().try_fold(0usize, |value, byte| {
-        let digit = byte.is_ascii_digit().then(|| usize::from(byte - b'0'))?;
-        value.checked_mul(10)?.checked_add(digit)
-    })
 }
 
 #[cfg(test)]
@@ -213,28 +252,39 @@ mod tests {
         assert_eq!(pool(b"pool:65536", LARGE_DEFAULT), Ok(Some(65536)));
         assert_eq!(pool(b"off", LARGE_DEFAULT), Ok(None));
         assert_eq!(retire(b"retire:1GiB"), Ok(Some(1 << 30)));
-        for wrong in [&b""[..], b"retire", b"pool:", b"pool:x", b"pool:0", b"pool:4K", b"pool1M"] {
+        assert_eq!(pool(b"1M", LARGE_DEFAULT), Ok(Some(1 << 20)));
+        assert_eq!(retire(b"100MB"), Ok(Some(100_000_000)));
+        for wrong in [
+            &b""[..],
+            b"retire",
+            b"pool:",
+            b"pool:x",
+            b"pool:0",
+            b"pool:4K",
+            b"pool1M",
+            b"4K",
+            b"0",
+            b"1Q",
+        ] {
             assert!(pool(wrong, LARGE_DEFAULT).is_err(), "{wrong:?}");
         }
     }
 
     #[test]
-    fn sizes_neither_wrap_nor_take_strange_units() {
-        assert_eq!(size(b"17"), Some(17));
-        assert_eq!(size(b"17B"), Some(17));
-        assert_eq!(size(b"3k"), Some(3 << 10));
-        assert_eq!(size(b"18446744073709551615"), Some(usize::MAX));
-        for wrong in [
-            &b""[..],
-            b"M",
-            b"1T",
-            b"1Mi",
-            b"1BiB",
-            b"-1",
-            b"18446744073709551616",
-            b"99999999999G",
-        ] {
-            assert_eq!(size(wrong), None, "{wrong:?}");
+    fn what_is_wrong_is_an_io_error_too() {
+        let error: std::io::Error = lock(b"some").unwrap_err().into();
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+        assert_eq!(error.to_string(), "expected on-fault, all or off");
+    }
+
+    #[test]
+    fn signals_go_by_their_names() {
+        assert_eq!(report_signal(b"SIGUSR2"), Ok(Some(ReportSignal::Usr2)));
+        assert_eq!(report_signal(b"WINCH"), Ok(Some(ReportSignal::Winch)));
+        assert_eq!(report_signal(b"RTMIN+15"), Ok(Some(ReportSignal::RealTime(15))));
+        assert_eq!(report_signal(b"off"), Ok(None));
+        for wrong in [&b""[..], b"KILL", b"9", b"RTMIN+16", b"RTMIN+", b"SIGoff", b"usr1"] {
+            assert!(report_signal(wrong).is_err(), "{wrong:?}");
         }
     }
 

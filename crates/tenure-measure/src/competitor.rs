@@ -42,6 +42,15 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
+impl From<Refused> for io::Error {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Os(error) => error,
+            died => io::Error::new(io::ErrorKind::BrokenPipe, died),
+        }
+    }
+}
+
 /// A process beside us that takes and gives back memory on request.
 ///
 /// It holds no memory of ours, exits when this process ends, and is killed on drop.

@@ -42,6 +42,20 @@ impl Smaps {
         self.vm_flags.iter().any(|f| f == flag)
     }
 
+    /// Whether it is locked on fault. Before Linux 6.2 that flag has no name: `??`, of which it is the first one.
+    pub fn is_locked_on_fault(&self) -> bool {
+        let first_unnamed = self.vm_flags.iter().position(|f| f == "??");
+        // Those that come behind it, in the order of the bits.
+        let behind = |f: &String| {
+            matches!(
+                &f[..],
+                "ac" | "nr" | "ht" | "sf" | "ar" | "wf" | "dd" | "sd" | "mm" | "hg" | "nh" | "mg"
+            )
+        };
+        let unnamed = first_unnamed.is_some_and(|at| !self.vm_flags[..at].iter().any(behind));
+        self.has_flag("lo") && (self.has_flag("lf") || unnamed)
+    }
+
     fn add_line(&mut self, line: &str) {
         let Some((key, value)) = line.split_once(':') else {
             return;

@@ -30,3 +30,21 @@ impl fmt::Display for Unavailable {
 }
 
 impl std::error::Error for Unavailable {}
+
+impl From<Unavailable> for std::io::Error {
+    fn from(unavailable: Unavailable) -> Self {
+        std::io::Error::new(std::io::ErrorKind::Unsupported, unavailable)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_an_io_error_too() {
+        let error: std::io::Error = Unavailable::new("no cgroup").into();
+        assert_eq!(error.kind(), std::io::ErrorKind::Unsupported);
+        assert!(error.get_ref().is_some_and(|inner| inner.is::<Unavailable>()));
+    }
+}

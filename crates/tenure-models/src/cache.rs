@@ -10,6 +10,8 @@ mod life;
 mod listener;
 #[path = "../../tenure/src/cache/place.rs"]
 mod place;
+#[path = "../../tenure/src/cache/put_off.rs"]
+mod put_off;
 #[path = "../../tenure/src/cache/removed.rs"]
 mod removed;
 #[path = "../../tenure/src/cache/table.rs"]

@@ -17,6 +17,7 @@ mod cache;
 mod fakes;
 mod model;
 mod range;
+mod shared;
 mod sync;
 
 use fakes::{error, mapping, os};

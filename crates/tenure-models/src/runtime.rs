@@ -1,7 +1,5 @@
 //! The core's `runtime`, as far as it is modelled.
 
-#![allow(unsafe_code, reason = "allocates")]
-
 #[path = "../../tenure/src/runtime/counters.rs"]
 pub(crate) mod counters;
 #[path = "../../tenure/src/runtime/event.rs"]
@@ -13,29 +11,4 @@ pub(crate) mod turn;
 #[path = "../../tenure/src/runtime/waits.rs"]
 pub(crate) mod waits;
 
-pub(crate) use crate::fakes::{budget, fork, lock, mapping_room, services, worker};
-
-/// The host's memory: what is allocated is no matter of order.
-pub(crate) mod heap {
-    use rustix::io::Errno;
-    use std::alloc::{alloc, dealloc, Layout};
-    use std::ptr::NonNull;
-
-    pub(crate) fn usable(bytes: usize) -> usize {
-        bytes.next_power_of_two().max(64)
-    }
-
-    fn layout(bytes: usize) -> Layout {
-        Layout::from_size_align(usable(bytes), 64).unwrap()
-    }
-
-    pub(crate) fn allocate(bytes: usize) -> Result<NonNull<u8>, Errno> {
-        // SAFETY: not of size 0.
-        NonNull::new(unsafe { alloc(layout(bytes)) }).ok_or(Errno::NOMEM)
-    }
-
-    pub(crate) unsafe fn free(block: NonNull<u8>, bytes: usize) {
-        // SAFETY: the caller passes a block of `allocate` of as many bytes, so it has this layout.
-        unsafe { dealloc(block.as_ptr(), layout(bytes)) }
-    }
-}
+pub(crate) use crate::fakes::{budget, fork, heap, lock, mapping_room, services, worker};

@@ -138,11 +138,13 @@ macro_rules! counts {
 }
 
 atomic!(AtomicU8, u8);
+atomic!(AtomicU16, u16);
 atomic!(AtomicU32, u32);
 atomic!(AtomicU64, u64);
 atomic!(AtomicUsize, usize);
 atomic!(AtomicPtr, *mut T, T);
 counts!(AtomicU8, u8);
+counts!(AtomicU16, u16);
 counts!(AtomicU32, u32);
 counts!(AtomicU64, u64);
 counts!(AtomicUsize, usize);

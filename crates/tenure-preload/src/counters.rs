@@ -2,35 +2,79 @@
 //! once would else pass a cache line around.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tenure::launcher;
+use tenure::published::Part;
 
 /// For the whole process: there is to be a report.
-pub static COUNTING: AtomicBool = AtomicBool::new(false);
+static COUNTING: AtomicBool = AtomicBool::new(false);
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        $($(#[$doc])* pub static $name: Counter = Counter(AtomicU64::new(0));)*
+    ($($(#[$doc:meta])* $name:ident $published:literal,)*) => {
+        #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
+        enum Number { $($name,)* COUNT }
 
-        /// In a child: what it does itself is counted from here on.
-        pub fn restart() {
-            $($name.0.store(0, Ordering::Relaxed);)*
-        }
+        $($(#[$doc])* pub static $name: Counter = Counter(Number::$name as usize);)*
+
+        /// For the whole process: for readers in other processes.
+        static PUBLISHED: Part =
+            launcher::published((&raw const COUNTS).cast(), concat!($("launcher.", $published, " "),*), COUNT);
     };
 }
 
-pub struct Counter(AtomicU64);
+/// How many there are.
+pub const COUNT: usize = Number::COUNT as usize;
+/// For the whole process: it has one report.
+static COUNTS: [AtomicU64; COUNT] = [const { AtomicU64::new(0) }; COUNT];
+
+/// A counter's place.
+pub struct Counter(usize);
+
+/// From here on calls are counted.
+pub fn start() {
+    COUNTING.store(true, Ordering::Relaxed);
+    launcher::publish(&PUBLISHED);
+}
+
+/// In a child: what it does itself is counted from here on.
+pub fn restart() {
+    COUNTS.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+}
+
+/// Adds what has been counted to others' counts.
+pub fn add_to(others: &[AtomicU64; COUNT]) {
+    move_counts(&COUNTS, others, |count| count.load(Ordering::Relaxed));
+}
+
+/// Takes others' counts over.
+pub fn take_from(others: &[AtomicU64; COUNT]) {
+    move_counts(others, &COUNTS, |count| count.swap(0, Ordering::Relaxed));
+}
+
+fn move_counts(
+    from: &[AtomicU64; COUNT],
+    to: &[AtomicU64; COUNT],
+    value: impl Fn(&AtomicU64) -> u64,
+) {
+    for (at, (from, to)) in from.iter().zip(to).enumerate() {
+        match at == LONGEST_MUNMAP_NS.0 {
+            true => to.fetch_max(value(from), Ordering::Relaxed),
+            false => to.fetch_add(value(from), Ordering::Relaxed),
+        };
+    }
+}
 
 impl Counter {
     #[inline]
     pub fn add(&self, n: u64) {
         if COUNTING.load(Ordering::Relaxed) {
-            self.0.fetch_add(n, Ordering::Relaxed);
+            COUNTS[self.0].fetch_add(n, Ordering::Relaxed);
         }
     }
 
     /// Keeps the largest.
     pub fn at_least(&self, n: u64) {
         if COUNTING.load(Ordering::Relaxed) {
-            self.0.fetch_max(n, Ordering::Relaxed);
+            COUNTS[self.0].fetch_max(n, Ordering::Relaxed);
         }
     }
 
@@ -40,32 +84,32 @@ impl Counter {
     }
 
     pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        COUNTS[self.0].load(Ordering::Relaxed)
     }
 }
 
 counters! {
     /// Large requests of malloc and its kin that the pool served.
-    ALLOCATIONS_SERVED,
+    ALLOCATIONS_SERVED "malloc_served",
     /// Large requests that it did not.
-    ALLOCATIONS_PASSED,
-    FREES_SERVED,
-    MMAPS,
-    MMAPS_SERVED,
-    MMAP_BYTES,
-    MUNMAPS,
-    MUNMAPS_OF_POOL,
-    MUNMAPS_RETIRED,
-    RETIRED_BYTES,
+    ALLOCATIONS_PASSED "malloc_passed",
+    FREES_SERVED "free_served",
+    MMAPS "mmap_calls",
+    MMAPS_SERVED "mmap_served",
+    MMAP_BYTES "mmap_bytes",
+    MUNMAPS "munmap_calls",
+    MUNMAPS_OF_POOL "munmap_of_pool",
+    MUNMAPS_RETIRED "munmap_retired",
+    RETIRED_BYTES "retired_bytes",
     /// The longest that a munmap of the program's took, by whatever way.
-    LONGEST_MUNMAP_NS,
+    LONGEST_MUNMAP_NS "longest_munmap_ns",
     /// MAP_FIXED and shrinking mremap whose pages went beforehand.
-    ZAPPED_BEFORE,
-    ZAPPED_BEFORE_BYTES,
-    MREMAPS,
-    MADVISES,
+    ZAPPED_BEFORE "zapped_before",
+    ZAPPED_BEFORE_BYTES "zapped_before_bytes",
+    MREMAPS "mremap_calls",
+    MADVISES "madvise_calls",
     /// Calls that took a run out of the pool.
-    TAINTED,
-    POPULATED,
-    POPULATED_BYTES,
+    TAINTED "tainted",
+    POPULATED "populated",
+    POPULATED_BYTES "populated_bytes",
 }

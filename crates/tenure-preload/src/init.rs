@@ -7,10 +7,9 @@ use crate::errno::Errno;
 use crate::hooks::{exit, in_flight, malloc};
 use crate::serving::{ALLOCATIONS, MAPPINGS};
 use crate::text::{say, Bytes, Text};
-use crate::{commit, counters, first_use, keeper, limits, real, report};
+use crate::{commit, counters, first_use, keeper, limits, on_signal, real, report};
 use std::ffi::CStr;
 use std::fmt::{Display, Write};
-use std::sync::atomic::Ordering;
 use tenure::{pool, retire};
 use tenure_launch::{self as launch, variable, Lock};
 
@@ -79,8 +78,15 @@ pub fn constructor() {
     if !inherit {
         leave_children_alone();
     }
-    let reports = report::prepare(value(variable::REPORT), is_launched);
-    counters::COUNTING.store(reports, Ordering::Relaxed);
+    let signal = option(variable::REPORT_SIGNAL, launch::report_signal).flatten();
+    if report::prepare(value(variable::REPORT), is_launched, signal.is_some()) {
+        counters::start();
+    }
+    if let Some(signal) = signal.filter(|signal| !on_signal::install(*signal)) {
+        say(format_args!(
+            "no report comes at a signal: the kernel refuses a handler of {signal:?}"
+        ));
+    }
     if let Some(lock) = lock {
         lock_everything(lock, is_launched);
     }
@@ -214,7 +220,7 @@ fn without_library(list: &mut [u8]) -> usize {
         let end = list[read..].iter().position(|b| separator(*b)).map_or(list.len(), |n| read + n);
         let entry = &list[read..end];
         let name = entry.rsplit(|byte| *byte == b'/').next().unwrap_or(entry);
-        if !entry.is_empty() && name != launch::LIBRARY.as_bytes() {
+        if !entry.is_empty() && !launch::is_library(name) {
             if kept > 0 {
                 list[kept] = b':';
                 kept += 1;

@@ -1,12 +1,26 @@
 //! The limits on the process's own memory (`RLIMIT_AS`, `RLIMIT_DATA`).
 
-use rustix::process::{getrlimit, Resource};
+#![allow(unsafe_code, reason = "asks the kernel")]
+
+use crate::errno::Errno;
+use crate::kernel::kernel;
+use std::ffi::c_uint;
+
+/// One of the process's limits. `None`: a filter refuses the question. Keeps errno.
+pub fn of(resource: c_uint) -> Option<libc::rlimit64> {
+    let _errno = Errno::keep();
+    let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one structure of its own layout, which lives through the call.
+    let asked = unsafe { kernel!(libc::SYS_prlimit64, 0, resource, 0, &raw mut limit) };
+    (asked == 0).then_some(limit)
+}
 
 /// With limits beyond that (four reservations) nothing of tenure's can be in the way.
 pub const FAR: u64 = 64 << 40;
 
 /// Whether there is a nearer one.
 pub fn is_near() -> bool {
-    let limits = [Resource::As, Resource::Data].map(|resource| getrlimit(resource).current);
-    limits.into_iter().flatten().any(|limit| limit < FAR)
+    [libc::RLIMIT_AS, libc::RLIMIT_DATA]
+        .into_iter()
+        .any(|resource| of(resource).is_some_and(|limit| limit.rlim_cur < FAR))
 }

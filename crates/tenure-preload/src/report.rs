@@ -7,6 +7,7 @@
 
 use crate::allocator::Allocator;
 use crate::counters::*;
+use crate::family::{self, TOTALS};
 use crate::keeper;
 use crate::text::{say, Bytes, Text};
 use rustix::fs::{Mode, OFlags};
@@ -30,6 +31,8 @@ struct Report {
     file: [AtomicU64; LONGEST_NAME / 8],
     file_len: AtomicUsize,
     wanted: AtomicBool,
+    /// At a signal, or at the end, too.
+    at_end: AtomicBool,
     done: AtomicBool,
     /// Only the process that was launched reports in any case; others when they have something to say.
     launched: AtomicBool,
@@ -41,7 +44,7 @@ struct Report {
     /// The program's name, as at its start: some write their state over it, where the C library's variable points.
     name: [AtomicU64; NAME],
     /// What the pool had done before this process was forked off.
-    before: [AtomicU64; 9],
+    before: [AtomicU64; TOTALS],
 }
 
 /// For the whole process: it is made when the process ends.
@@ -49,12 +52,13 @@ static REPORT: Report = Report {
     file: [const { AtomicU64::new(0) }; LONGEST_NAME / 8],
     file_len: AtomicUsize::new(0),
     wanted: AtomicBool::new(false),
+    at_end: AtomicBool::new(false),
     done: AtomicBool::new(false),
     launched: AtomicBool::new(false),
     errors: [const { AtomicU64::new(0) }; 2],
     silent: AtomicBool::new(false),
     name: [const { AtomicU64::new(0) }; NAME],
-    before: [const { AtomicU64::new(0) }; 9],
+    before: [const { AtomicU64::new(0) }; TOTALS],
 };
 
 fn remember_name() {
@@ -67,9 +71,14 @@ fn remember_name() {
     }
 }
 
-/// Remembers where the report is to go. `true`: there is to be one.
-pub fn prepare(to: Option<&[u8]>, launched: bool) -> bool {
-    let Some(to) = to.filter(|to| !to.is_empty() && to.len() < LONGEST_NAME) else { return false };
+/// Remembers where the report is to go. `true`: there is to be one, at the end or at a signal.
+pub fn prepare(to: Option<&[u8]>, launched: bool, at_signal: bool) -> bool {
+    let at_end = to.filter(|to| !to.is_empty() && to.len() < LONGEST_NAME);
+    if at_end.is_none() && !at_signal {
+        return false;
+    }
+    REPORT.at_end.store(at_end.is_some(), Ordering::Relaxed);
+    let to = at_end.unwrap_or(b"-");
     if to != b"-" {
         for (word, bytes) in REPORT.file.iter().zip(to.chunks(8)) {
             let mut eight = [0; 8];
@@ -89,6 +98,9 @@ pub fn prepare(to: Option<&[u8]>, launched: bool) -> bool {
         REPORT.errors[1].store(inode, Ordering::Relaxed);
     }
     REPORT.launched.store(launched, Ordering::Relaxed);
+    if at_end.is_some() {
+        family::begin();
+    }
     REPORT.wanted.store(true, Ordering::Relaxed);
     true
 }
@@ -99,7 +111,8 @@ fn identity_of_errors() -> Option<(u64, u64)> {
     rustix::fs::fstat(errors).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-fn totals(pool: &PoolStats) -> [u64; 9] {
+fn totals(pool: &PoolStats) -> [u64; TOTALS] {
+    let (minor, major) = faults();
     [
         pool.reused_bytes,
         pool.warm_reuses + pool.offered_reuses,
@@ -110,6 +123,8 @@ fn totals(pool: &PoolStats) -> [u64; 9] {
         pool.realloc_moved,
         pool.realloc_moved_bytes,
         pool.remapped,
+        minor,
+        major,
     ]
 }
 
@@ -118,6 +133,9 @@ pub fn restart_in_child() {
         for (before, now) in REPORT.before.iter().zip(totals(&pool::stats())) {
             before.store(now, Ordering::Relaxed);
         }
+        // The kernel counts a child's own.
+        REPORT.before[TOTALS - 2..].iter().for_each(|faults| faults.store(0, Ordering::Relaxed));
+        family::restart_in_child();
     }
     REPORT.launched.store(false, Ordering::Relaxed);
     REPORT.done.store(false, Ordering::Relaxed);
@@ -125,29 +143,47 @@ pub fn restart_in_child() {
 
 /// Once, and not in a child of vfork, whose memory is its parent's.
 pub fn at_exit() {
-    if REPORT.wanted.load(Ordering::Relaxed)
+    if REPORT.at_end.load(Ordering::Relaxed)
         && keeper::is_own_process()
         && !REPORT.done.swap(true, Ordering::AcqRel)
+        && !family::tell_ancestor(&own_totals(&pool::stats()))
     {
-        report();
+        report(true);
     }
+}
+
+/// In a signal's handler: takes no memory, and waits for no lock that its own thread may have.
+pub fn at_signal() {
+    if REPORT.wanted.load(Ordering::Relaxed) && keeper::is_own_process() {
+        report(false);
+    }
+}
+
+/// What this process has done itself.
+fn own_totals(pool: &PoolStats) -> [u64; TOTALS] {
+    let mut so_far = totals(pool);
+    for (now, before) in so_far.iter_mut().zip(&REPORT.before) {
+        *now = now.saturating_sub(before.load(Ordering::Relaxed));
+    }
+    so_far
 }
 
 /// With 8 KiB of the caller's stack, which is not to be taken where no report is wanted.
 #[cold]
 #[inline(never)]
-fn report() {
+fn report(at_end: bool) {
+    let (children, of_children) = family::take(at_end);
     let quiet = ALLOCATIONS_SERVED.get()
         + MMAPS_SERVED.get()
         + MUNMAPS_RETIRED.get()
         + ZAPPED_BEFORE.get()
         + POPULATED.get()
         == 0;
-    if quiet && !REPORT.launched.load(Ordering::Relaxed) {
+    if at_end && quiet && !REPORT.launched.load(Ordering::Relaxed) {
         return;
     }
     let mut text = Text::<4096>::new();
-    let _ = write(&mut text);
+    let _ = write(&mut text, at_end, children, &of_children);
     if REPORT.file_len.load(Ordering::Relaxed) == 0 {
         if errors_are_what_they_were() {
             // Nobody to tell where that fails.
@@ -185,23 +221,31 @@ unsafe extern "C" {
     static program_invocation_short_name: *const std::ffi::c_char;
 }
 
-fn write(text: &mut Text<4096>) -> std::fmt::Result {
+fn write(
+    text: &mut Text<4096>,
+    at_end: bool,
+    children: u64,
+    of_children: &[u64; TOTALS],
+) -> std::fmt::Result {
     let mut name = [0; 8 * NAME];
     for (bytes, word) in name.chunks_mut(8).zip(&REPORT.name) {
         bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
     }
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
     let name = std::str::from_utf8(name).unwrap_or("?");
-    writeln!(text, "tenure: report of {name}, process {}", keeper::pid())?;
-    let (minor, major) = faults();
+    write!(text, "tenure: report of {name}, process {}", keeper::pid())?;
+    match children {
+        0 => {}
+        1 => write!(text, " and 1 child that has ended")?,
+        n => write!(text, " and {n} children that have ended")?,
+    }
+    writeln!(text, "{}", if at_end { "" } else { ", while it runs" })?;
     let pool = pool::stats();
     let page = rustix::param::page_size() as u64;
     let served = ALLOCATIONS_SERVED.get() + MMAPS_SERVED.get();
-    let mut so_far = totals(&pool);
-    for (now, before) in so_far.iter_mut().zip(&REPORT.before) {
-        *now = now.saturating_sub(before.load(Ordering::Relaxed));
-    }
-    let [reused, reuses, offered, returned, zeroed, in_place, moved, moved_bytes, remapped] =
+    let mut so_far = own_totals(&pool);
+    so_far.iter_mut().zip(of_children).for_each(|(now, children)| *now += children);
+    let [reused, reuses, offered, returned, zeroed, in_place, moved, moved_bytes, remapped, minor, major] =
         so_far;
     writeln!(
         text,
@@ -283,7 +327,6 @@ fn retired(text: &mut Text<4096>) -> std::fmt::Result {
     if MUNMAPS_RETIRED.get() + ZAPPED_BEFORE.get() == 0 {
         return Ok(());
     }
-    let pending = retire::pending();
     writeln!(
         text,
         "  retire: {} munmap ({}), {} mappings replaced or cut after their pages went ({}); {} not yet back",
@@ -291,7 +334,8 @@ fn retired(text: &mut Text<4096>) -> std::fmt::Result {
         Bytes(RETIRED_BYTES.get()),
         ZAPPED_BEFORE.get(),
         Bytes(ZAPPED_BEFORE_BYTES.get()),
-        Bytes(pending.bytes),
+        // Without the queue's lock, which a handler's own thread may have.
+        Bytes(tenure::stats().retiring_bytes),
     )?;
     writeln!(
         text,
@@ -302,12 +346,12 @@ fn retired(text: &mut Text<4096>) -> std::fmt::Result {
 }
 
 /// Page faults of the process so far, without and with reading.
-fn faults() -> (i64, i64) {
+fn faults() -> (u64, u64) {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the kernel fills in the structure it is given.
     let usage = unsafe {
         libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
         usage.assume_init()
     };
-    (usage.ru_minflt, usage.ru_majflt)
+    (usage.ru_minflt.unsigned_abs(), usage.ru_majflt.unsigned_abs())
 }

@@ -11,6 +11,7 @@ use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 
 const BODY_VARIABLE: &str = "TENURE_TESTKIT_BODY";
@@ -153,7 +154,7 @@ pub(crate) fn run_harness(arguments: &[&str], env: &[(&str, &str)]) -> io::Resul
     // A memory file, unlike a pipe, needs no reader while the child runs and no end of file from
     // whatever the child may leave behind. Both streams share its offset.
     let mut printed = File::from(memfd_create("child-output", MemfdFlags::CLOEXEC)?);
-    let mut child = Command::new(std::env::current_exe()?)
+    let mut child = Command::new(own_program()?)
         .args(arguments)
         .arg("--test-threads=1")
         .envs(env.iter().copied())
@@ -181,6 +182,13 @@ pub(crate) fn run_harness(arguments: &[&str], env: &[(&str, &str)]) -> io::Resul
     let output = String::from_utf8_lossy(&bytes).into_owned();
     assert!(ended, "{arguments:?} took longer than {PATIENCE_SECONDS} s: {output}");
     Ok(ChildResult { status, output })
+}
+
+/// The program that this process runs; where there is no /proc, as it was started.
+fn own_program() -> io::Result<PathBuf> {
+    let as_started = || std::env::args_os().next().map(PathBuf::from);
+    std::env::current_exe()
+        .or_else(|error| as_started().filter(|path| path.is_absolute()).ok_or(error))
 }
 
 /// Makes this process an ordinary user's (uid and gid 65534) if it is root's. For use in a child:

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// A limit on the time that something of this process may take. What the machine keeps its threads from
@@ -12,6 +13,9 @@ pub struct Deadline {
     start: Instant,
     limit: Duration,
     stalls: Arc<Stalls>,
+    /// The thread that measures stalls, in the process that made it.
+    measures: Option<JoinHandle<()>>,
+    process: u32,
 }
 
 #[derive(Debug, Default)]
@@ -34,17 +38,18 @@ impl Deadline {
     pub fn after(limit: Duration) -> Deadline {
         let stalls = Arc::new(Stalls::default());
         let watched = Arc::clone(&stalls);
-        std::thread::spawn(move || {
+        let measures = std::thread::spawn(move || {
             while !watched.over.load(Ordering::Relaxed) {
                 let asleep = Instant::now();
-                std::thread::sleep(NAP);
+                std::thread::park_timeout(NAP);
                 let late = asleep.elapsed().saturating_sub(NAP);
                 if late > PUNCTUAL {
                     watched.sum_us.fetch_add(late.as_micros() as u64, Ordering::Relaxed);
                 }
             }
         });
-        Deadline { start: Instant::now(), limit, stalls }
+        let (start, measures) = (Instant::now(), Some(measures));
+        Deadline { start, limit, stalls, measures, process: std::process::id() }
     }
 
     /// For how long the machine was seen to stall.
@@ -67,5 +72,11 @@ impl Deadline {
 impl Drop for Deadline {
     fn drop(&mut self) {
         self.stalls.over.store(true, Ordering::Relaxed);
+        // It is gone afterwards, so that a raw clone finds none of the C library's locks in its hands.
+        if let Some(measures) = self.measures.take().filter(|_| self.process == std::process::id())
+        {
+            measures.thread().unpark();
+            let _ = measures.join();
+        }
     }
 }

@@ -5,19 +5,36 @@ use std::fs;
 
 const FILE: &str = "/proc/sys/vm/nr_hugepages";
 
+/// The pool is one for the machine: who changes it, or counts its pages, waits until no other test does, in any process.
+#[derive(Debug)]
+pub struct Turn(#[allow(dead_code, reason = "locked as long as it is open")] fs::File);
+
+impl Turn {
+    /// Waits for it.
+    pub fn take() -> Result<Turn, Unavailable> {
+        let refused = |e| Unavailable::new(format!("the pool of huge pages cannot be had: {e}"));
+        let file = fs::File::open(FILE).map_err(refused)?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
+            .map_err(|errno| refused(errno.into()))?;
+        Ok(Turn(file))
+    }
+}
+
 /// The pool has more pages; dropped, as many as before.
 pub struct MoreHugePages {
     before: String,
+    _turn: Turn,
 }
 
 impl MoreHugePages {
     /// Adds so many pages; the kernel may find fewer.
     pub fn add(pages: usize) -> Result<MoreHugePages, Unavailable> {
         let refused = |e| Unavailable::new(format!("the pool of huge pages cannot be raised: {e}"));
+        let turn = Turn::take()?;
         let before = fs::read_to_string(FILE).map_err(refused)?.trim().to_owned();
         let more = before.parse::<usize>().unwrap_or(0) + pages;
         fs::write(FILE, more.to_string()).map_err(refused)?;
-        Ok(MoreHugePages { before })
+        Ok(MoreHugePages { before, _turn: turn })
     }
 }
 

@@ -5,6 +5,7 @@
 //!
 //! - [`tests_under`]: a program's own tests, run once more under a filter.
 //! - [`build`]: libraries and C programs for a test.
+//! - [`refused`]: parts of the kernel refused as users find them, and tests under that.
 //! - [`hugetlb`]: more huge pages in the kernel's pool.
 //! - [`leak`]: mappings, descriptors and threads before and after.
 //! - [`child`]: a test body in a process of its own, as another user if need be.
@@ -20,6 +21,7 @@ pub mod child;
 pub mod deadline;
 pub mod hugetlb;
 pub mod leak;
+pub mod refused;
 pub mod skip;
 mod sweep;
 pub mod zram;

@@ -25,6 +25,12 @@ pub struct Weights {
     pub forks: usize,
     /// Closing of descriptors.
     pub closes: usize,
+    /// Blocks of the pool.
+    pub pool: usize,
+    /// Objects of which there are many.
+    pub many: usize,
+    /// A thousand threads that pin them at once.
+    pub pins: usize,
 }
 
 /// One configuration.
@@ -64,6 +70,8 @@ pub struct Config {
     pub no_descriptors: bool,
     /// Calls of systemd's groups `@resources` and `@privileged` kill.
     pub filter: bool,
+    /// How many the many objects are.
+    pub objects: usize,
 }
 
 impl Weights {
@@ -78,6 +86,9 @@ impl Weights {
             "foreign" => &mut self.foreign,
             "forks" => &mut self.forks,
             "closes" => &mut self.closes,
+            "pool" => &mut self.pool,
+            "many" => &mut self.many,
+            "pins" => &mut self.pins,
             _ => return false,
         };
         *weight = 0;
@@ -85,7 +96,7 @@ impl Weights {
     }
 }
 
-const NONE: Weights = Weights {
+pub(crate) const NONE: Weights = Weights {
     ranges: 0,
     overlap: 0,
     objects: 0,
@@ -94,9 +105,12 @@ const NONE: Weights = Weights {
     foreign: 0,
     forks: 0,
     closes: 0,
+    pool: 0,
+    many: 0,
+    pins: 0,
 };
 
-const PLAN: Plan = Plan {
+pub(crate) const PLAN: Plan = Plan {
     sizes: Sizes::Small,
     ceiling: Some(48 << 20),
     mischief: false,
@@ -104,7 +118,7 @@ const PLAN: Plan = Plan {
     limits: false,
 };
 
-const BASE: Config = Config {
+pub(crate) const BASE: Config = Config {
     name: "",
     about: "",
     weights: NONE,
@@ -122,9 +136,10 @@ const BASE: Config = Config {
     first_use: false,
     filter: false,
     no_descriptors: false,
+    objects: 0,
 };
 
-const ALL_WEIGHTS: Weights = Weights {
+pub(crate) const ALL_WEIGHTS: Weights = Weights {
     ranges: 30,
     overlap: 20,
     objects: 20,
@@ -132,7 +147,7 @@ const ALL_WEIGHTS: Weights = Weights {
     caches: 30,
     foreign: 4,
     forks: 1,
-    closes: 0,
+    ..NONE
 };
 const NO_FORKS: Weights = Weights { forks: 0, ..ALL_WEIGHTS };
 
@@ -548,7 +563,7 @@ fn together() -> Vec<Config> {
     ]
 }
 
-/// All configurations.
+/// All configurations but [`heavy`](crate::heavy) ones.
 pub fn all() -> Vec<Config> {
     [plain(), caches(), forks(), failures(), together()].concat()
 }

@@ -1,21 +1,25 @@
 //! One configuration, in this process.
 
+use crate::blocks::Blocks;
 use crate::caches::{Caches, Held};
 use crate::closures;
+use crate::conditions::Condition;
 use crate::config::{Config, Weights};
 use crate::crowd::Crowd;
 use crate::faults;
 use crate::first_use;
 use crate::foreign::Foreign;
 use crate::forks::{self, Kind};
+use crate::many::Many;
 use crate::objects::Object;
 use crate::overlap::Overlap;
 use crate::panics::{self, catching};
 use crate::ranges::{Closure, Ranges};
 use crate::rng::{mix, Rng};
-use crate::setting;
+use crate::setting::{self, is};
 use crate::shared_objects::SharedObjects;
 use crate::sigbus;
+use crate::starved;
 use crate::sys::{self, exit_now};
 use crate::tally::{add, tally};
 use crate::{doing, watchdog};
@@ -33,6 +37,7 @@ struct World {
     overlap: Option<(Overlap, [Crowd; 2])>,
     shared: SharedObjects,
     caches: Option<Caches>,
+    many: Option<Many>,
 }
 
 struct Worker {
@@ -42,13 +47,21 @@ struct Worker {
     objects: Vec<Object>,
     held: VecDeque<Held>,
     foreign: Foreign,
+    blocks: Blocks,
 }
 
 /// How long one operation may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Runs a configuration for so long, and ends the process.
-pub fn run(config: Config, seed: u64, seconds: f64) -> ! {
+/// Runs a configuration under a condition for so long, and ends the process.
+pub fn run(config: Config, condition: Option<&Condition>, seed: u64, seconds: f64) -> ! {
+    if let Some(profile) = condition.and_then(|condition| condition.profile) {
+        let profile = tenure_testkit::refused::profile(profile).expect("a profile of this name");
+        if let Err(reason) = profile.enter() {
+            println!("{reason}");
+            exit_now(EXIT_SKIP);
+        }
+    }
     if let Some(fault) = config.fault {
         if let Err(reason) = faults::start(fault, seed) {
             println!("{reason}");
@@ -66,6 +79,7 @@ pub fn run(config: Config, seed: u64, seconds: f64) -> ! {
     setting::FORKS.store(config.forks(), Ordering::Relaxed);
     setting::SHORT.store(config.pressure.is_some(), Ordering::Relaxed);
     setting::CLOSES.store(config.weights.closes > 0, Ordering::Relaxed);
+    setting::JUMPS.store(condition.is_some_and(|condition| condition.jumps), Ordering::Relaxed);
     closures::ENABLED.store(config.wild, Ordering::Relaxed);
     panics::quiet_panics();
     faults::note_descriptors();
@@ -75,6 +89,9 @@ pub fn run(config: Config, seed: u64, seconds: f64) -> ! {
     setting::END_MS.store(end, Ordering::Relaxed);
     if !config.first_use {
         set_up(&config, seed);
+    }
+    if condition.is_some_and(|condition| condition.starved) {
+        starved::start();
     }
     let world: &'static World = Box::leak(Box::new(World::new(config, seed)));
     let threads: Vec<_> = (0..config.threads)
@@ -90,6 +107,9 @@ pub fn run(config: Config, seed: u64, seconds: f64) -> ! {
         let _ = thread.join();
     }
     forks::wait_for_children();
+    if let Some(many) = &world.many {
+        many.finish();
+    }
     if let Some(caches) = &world.caches {
         add(&tally().purged, caches.purged());
     }
@@ -131,7 +151,8 @@ impl World {
         let overlap = (w.overlap > 0).then(|| (Overlap::new(mix(seed, 71), 160), crowds()));
         let shared = SharedObjects::new(4, config.huge, config.refill);
         let caches = (w.caches > 0).then(|| Caches::new(seed, config.threads, config.plan));
-        World { config, seed, overlap, shared, caches }
+        let many = (w.many + w.pins > 0).then(|| Many::new(mix(seed, 79), config.objects));
+        World { config, seed, overlap, shared, caches, many }
     }
 }
 
@@ -149,11 +170,15 @@ impl Worker {
             objects: Vec::new(),
             held: VecDeque::new(),
             foreign: Foreign::default(),
+            blocks: Blocks::default(),
         }
     }
 
     fn work(&mut self, end: u64) {
         doing::enlist(self.thread);
+        if is(&setting::JUMPS) {
+            forks::in_another_time(self.thread);
+        }
         let mut spare = Ranges::new(mix(self.world.seed, 333 + self.thread as u64), 16, false);
         forks::set_spare(Some(&mut spare));
         for operation in 0.. {
@@ -179,10 +204,12 @@ impl Worker {
             begin();
             return first_use::step(rng);
         }
-        let Weights { ranges, overlap, objects, shared, caches, foreign, forks, closes } =
-            self.world.config.weights;
-        let mut pick =
-            rng.below(ranges + overlap + objects + shared + caches + foreign + forks + closes);
+        let weights = self.world.config.weights;
+        let Weights { ranges, overlap, objects, shared, caches, foreign, forks, closes, .. } =
+            weights;
+        let Weights { pool, many, pins, .. } = weights;
+        let known = ranges + overlap + objects + shared + caches + foreign + forks + closes;
+        let mut pick = rng.below(known + pool + many + pins);
         let mut is = |weight: usize| {
             let hit = pick < weight;
             pick = pick.wrapping_sub(weight);
@@ -222,6 +249,15 @@ impl Worker {
             } else if is(caches) {
                 if let Some(caches) = &self.world.caches {
                     caches.step(rng, self.thread, &mut self.held);
+                }
+            } else if is(pool) {
+                self.blocks.step(rng);
+            } else if is(many) {
+                self.world.many.iter().for_each(|many| many.step(rng));
+            } else if is(pins) {
+                // Threads take a while to make.
+                if rng.once_in(8) {
+                    self.world.many.iter().for_each(|many| many.crowd(rng));
                 }
             } else {
                 self.foreign.step(rng);
@@ -291,6 +327,7 @@ impl Worker {
                 caches.verify(rng, self.thread, &self.held);
             }
         }
+        self.blocks.verify();
         self.finish(rng);
     }
 
@@ -300,6 +337,7 @@ impl Worker {
         if let Some(caches) = &self.world.caches {
             caches.verify(rng, self.thread, &self.held);
         }
+        self.blocks.finish();
         doing!("the last check of foreign memory");
         self.foreign.check();
     }

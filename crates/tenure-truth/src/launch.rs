@@ -2,12 +2,17 @@
 
 #![allow(unsafe_code, reason = "ends a process group")]
 
-use crate::config::{self, Config};
+use crate::conditions::{self, Condition, CONDITIONS, USUAL_GROUP};
+use crate::config::Config;
+use crate::disturb::Disturbance;
 use crate::driver;
-use crate::pressure::Pressure;
+use crate::fixed;
+use crate::heavy;
+use crate::pressure::{Pressure, Went, LEFT};
 use crate::report::{self, Outcome};
 use crate::sys;
 use crate::tally::{self, add, Tally};
+use crate::workers;
 use clap::Parser;
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use std::fs::File;
@@ -48,7 +53,23 @@ pub struct Options {
     /// Write a line of JSON for each turn to this file.
     #[arg(long)]
     pub json: Option<std::path::PathBuf>,
-    /// Name the configurations.
+    /// Share volatile memory among so many processes instead, and kill one of them every tenth of a second.
+    #[arg(long)]
+    pub workers: Option<usize>,
+    /// With --workers: how many reads are checked.
+    #[arg(long, default_value_t = 1_000_000)]
+    pub reads: u64,
+    /// With --workers: milliseconds between two kills.
+    #[arg(long, default_value_t = 100)]
+    pub kill_every: u64,
+    /// The condition under which all configurations run.
+    #[arg(long)]
+    pub condition: Option<String>,
+    /// Run everything heavy under every condition instead, each turn 20 seconds unless --slice says otherwise, and shared
+    /// memory and a cache of a fixed size as well.
+    #[arg(long)]
+    pub soak: bool,
+    /// Name the configurations and conditions.
     #[arg(long)]
     pub list: bool,
     /// Run one turn of one configuration in this process.
@@ -57,23 +78,61 @@ pub struct Options {
 }
 
 const DOOR: &str = "TENURE_TRUTH_DOOR";
+const FIXED: &str = "TENURE_TRUTH_FIXED";
 /// How long after its time a process may need to end.
 const GRACE: Duration = Duration::from_secs(75);
 
-struct Turn {
-    config: Config,
-    seed: u64,
+/// One turn of one configuration.
+pub struct Turn {
+    /// The configuration.
+    pub config: Config,
+    /// The condition.
+    pub condition: Option<&'static Condition>,
+    /// The seed.
+    pub seed: u64,
+    /// A cache of a fixed size runs in the configuration's place.
+    pub fixed: bool,
+}
+
+/// How a turn went.
+#[derive(Debug, Default)]
+pub struct Taken {
+    /// What was counted.
+    pub counts: tally::Counts,
+    /// What was said.
+    pub text: String,
+    /// Why it could not be run.
+    pub skipped: Option<String>,
+    /// The memory cgroup's part.
+    pub went: Option<Went>,
+    /// How often processes were stopped.
+    pub stops: u64,
+    /// Whether it was killed by the condition.
+    pub killed: bool,
 }
 
 /// Does what the options say; whether nothing was wrong.
 pub fn run(options: &Options) -> Result<bool, String> {
-    let all = config::all();
+    if let Some(workers) = options.workers {
+        let workers = workers.clamp(1, 16);
+        let (reads, seed, kill_every) = (options.reads, options.seed, options.kill_every);
+        let arguments: Vec<String> = std::env::args().skip(1).collect();
+        return workers::run(&workers::Plan { workers, reads, seed, kill_every }, &arguments);
+    }
+    let all = heavy::all();
     if options.list {
         for config in &all {
             println!("{:<20} {}", config.name, config.about);
         }
+        for condition in CONDITIONS {
+            println!("--condition {:<12} {}", condition.name, condition.about);
+        }
         return Ok(true);
     }
+    let condition = match &options.condition {
+        None => None,
+        Some(name) => Some(conditions::named(name).ok_or(format!("there is no condition {name}"))?),
+    };
     let wanted: Vec<&str> = options.config.split(',').collect();
     let chosen: Vec<Config> = all
         .iter()
@@ -94,7 +153,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
                 return Err(format!("there are no operations {kind}"));
             }
         }
-        become_child(config, options.seed, slice);
+        become_child(config, condition, options.seed, slice);
     }
     let outcomes: Vec<Outcome> = chosen
         .iter()
@@ -125,8 +184,9 @@ pub fn run(options: &Options) -> Result<bool, String> {
                     std::thread::sleep(Duration::from_millis(10));
                     continue;
                 }
-                let turn = Turn { config: chosen[which], seed: options.seed + round as u64 };
-                let (counts, text, skipped) = take(&turn, slice, &options.without);
+                let seed = options.seed + round as u64;
+                let turn = Turn { config: chosen[which], condition, seed, fixed: false };
+                let Taken { counts, text, skipped, .. } = take(&turn, slice, &options.without);
                 if let Some(json) = &json {
                     let line = report::json(turn.config.name, turn.seed, &counts, &text);
                     let _ = json.lock().expect("no job panics").write_all(line.as_bytes());
@@ -139,10 +199,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
                 if counts.wrong + counts.hangs + counts.kills > 0 {
                     outcome.failed.push(turn.seed);
                     print!("{text}");
-                    println!(
-                        "  repeat: tenure-truth --config {} --seed {} --seconds {slice} --slice {slice} --without '{}'",
-                        turn.config.name, turn.seed, options.without
-                    );
+                    println!("  repeat: {} --without '{}'", turn.command(slice), options.without);
                     if !options.keep_going {
                         stop.store(true, Ordering::Relaxed);
                     }
@@ -160,7 +217,19 @@ pub fn run(options: &Options) -> Result<bool, String> {
     Ok(outcomes.iter().all(Outcome::is_good))
 }
 
-fn become_child(config: Config, seed: u64, slice: f64) -> ! {
+impl Turn {
+    /// The command that repeats it.
+    pub fn command(&self, slice: f64) -> String {
+        let condition =
+            self.condition.map_or(String::new(), |c| format!(" --condition {}", c.name));
+        let (name, seed) = (self.config.name, self.seed);
+        format!(
+            "tenure-truth --config {name} --seed {seed} --seconds {slice} --slice {slice}{condition}"
+        )
+    }
+}
+
+fn become_child(config: Config, condition: Option<&'static Condition>, seed: u64, slice: f64) -> ! {
     if let Ok(door) = std::env::var(DOOR) {
         if let Err(error) = std::fs::write(&door, "0") {
             println!("{door}: {error}");
@@ -171,13 +240,17 @@ fn become_child(config: Config, seed: u64, slice: f64) -> ! {
         Ok(tally) => tally::install(tally),
         Err(error) => println!("counted for nothing: {error}"),
     }
-    driver::run(config, seed, slice)
+    if std::env::var_os(FIXED).is_some() {
+        fixed::run(seed, slice);
+    }
+    driver::run(config, condition, seed, slice)
 }
 
-/// One turn: what was counted, what was said, why it could not be run.
-fn take(turn: &Turn, slice: f64, without: &str) -> (tally::Counts, String, Option<String>) {
-    let refused = |reason: String| (tally::Counts::default(), String::new(), Some(reason));
-    let start = |need| Pressure::start(turn.config.name, need);
+/// One turn.
+pub fn take(turn: &Turn, slice: f64, without: &str) -> Taken {
+    let refused = |reason: String| Taken { skipped: Some(reason), ..Taken::default() };
+    let group = turn.condition.map_or(&USUAL_GROUP, |condition| &condition.group);
+    let start = |need| Pressure::start_in(turn.config.name, group, need);
     let pressure = match turn.config.pressure.map(start) {
         None => None,
         Some(Ok(pressure)) => Some(pressure),
@@ -193,11 +266,13 @@ fn take(turn: &Turn, slice: f64, without: &str) -> (tally::Counts, String, Optio
         Ok(child) => child,
         Err(error) => return refused(format!("no process: {error}")),
     };
-    let status = wait(&mut child, Duration::from_secs_f64(slice) + GRACE, tally);
+    let mut disturbance = Disturbance::new(turn.condition, turn.seed, slice);
+    let patience = Duration::from_secs_f64(slice) + GRACE;
+    let status = wait(&mut child, patience, tally, &mut disturbance);
     // What it left behind, its children included.
     // SAFETY: the group that this child was made the leader of.
     unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
-    let killed = pressure.map_or(0, Pressure::end);
+    let went = pressure.map(Pressure::end);
     let mut printed = Vec::new();
     let _ = output.rewind().and_then(|()| output.read_to_end(&mut printed));
     let printed = String::from_utf8_lossy(&printed).into_owned();
@@ -205,7 +280,7 @@ fn take(turn: &Turn, slice: f64, without: &str) -> (tally::Counts, String, Optio
         release(tally);
         return refused(printed.trim().to_owned());
     }
-    judge(tally, status, killed);
+    judge(tally, status, went, disturbance.killed);
     let (counts, said) = (tally.counts(), tally.text());
     release(tally);
     let (name, seed) = (turn.config.name, turn.seed);
@@ -213,7 +288,8 @@ fn take(turn: &Turn, slice: f64, without: &str) -> (tally::Counts, String, Optio
     for line in said.lines().chain(worth_reading(&printed)) {
         text += &format!("  {line}\n");
     }
-    (counts, text, None)
+    let Disturbance { stops, killed, .. } = disturbance;
+    Taken { counts, text, skipped: None, went, stops, killed }
 }
 
 /// The last of what a turn printed. Of a backtrace it keeps the first frames of tenure's own code:
@@ -266,6 +342,12 @@ fn spawn(
         .stdout(output.try_clone()?)
         .stderr(output.try_clone()?)
         .process_group(0);
+    if let Some(condition) = turn.condition {
+        command.args(["--condition", condition.name]);
+    }
+    if turn.fixed {
+        command.env(FIXED, "1");
+    }
     if turn.config.words {
         command.env("TENURE_DETECT", "words");
     }
@@ -278,29 +360,41 @@ fn spawn(
     command.spawn()
 }
 
-fn wait(child: &mut Child, patience: Duration, tally: &Tally) -> Option<ExitStatus> {
+fn wait(
+    child: &mut Child,
+    patience: Duration,
+    tally: &Tally,
+    disturbance: &mut Disturbance,
+) -> Option<ExitStatus> {
     let begun = Instant::now();
     loop {
         if let Ok(Some(status)) = child.try_wait() {
             return Some(status);
         }
+        disturbance.tick(child.id() as i32);
         if begun.elapsed() > patience {
             add(&tally.hangs, 1);
             tally.say(format_args!("HANG: the process does not end; its threads:"));
             for part in crate::doing::kernel_view(child.id()).split("; ") {
                 tally.say(format_args!("    {part}"));
             }
+            disturbance.end();
             let _ = child.kill();
             let _ = child.wait();
             return None;
         }
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
 /// Counts how the process ended.
-fn judge(tally: &Tally, status: Option<ExitStatus>, killed: u64) {
+fn judge(tally: &Tally, status: Option<ExitStatus>, went: Option<Went>, by_us: bool) {
     let counts = tally.counts();
+    let Went { killed, left, .. } = went.unwrap_or_default();
+    if left > LEFT {
+        tally.say(format_args!("WRONG: {} KiB are left in the group at the end", left >> 10));
+        add(&tally.wrong, 1);
+    }
     if killed > 0 {
         tally.say(format_args!("KILL: the kernel killed {killed} processes for want of memory"));
         add(&tally.kills, killed);
@@ -310,7 +404,7 @@ fn judge(tally: &Tally, status: Option<ExitStatus>, killed: u64) {
         (Some(0), _) => {}
         (Some(sys::EXIT_WRONG | sys::EXIT_SIGBUS), _) if counts.wrong > 0 => {}
         (Some(sys::EXIT_HANG), _) if counts.hangs > 0 => {}
-        (_, Some(libc::SIGKILL)) if killed > 0 => {}
+        (_, Some(libc::SIGKILL)) if killed > 0 || by_us => {}
         _ => {
             tally.say(format_args!("KILL: the process ended with {status}"));
             add(&tally.kills, 1);

@@ -4,10 +4,12 @@
 
 use clap::Parser;
 use std::process::ExitCode;
-use tenure_truth::launch::{run, Options};
+use tenure_truth::{launch, soak};
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
+    let options = launch::Options::parse();
+    let run = if options.soak { soak::run } else { launch::run };
+    match run(&options) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(text) => {

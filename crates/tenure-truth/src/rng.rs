@@ -13,6 +13,11 @@ pub fn mix(a: u64, b: u64) -> u64 {
 }
 
 impl Rng {
+    /// A sequence of its own.
+    pub fn new(seed: u64) -> Rng {
+        Rng(mix(seed, 0))
+    }
+
     /// The numbers of one operation: they depend on nothing that happened before it, so a thread's
     /// sequence of operations is the seed's alone.
     pub fn of_operation(seed: u64, thread: u64, operation: u64) -> Rng {

@@ -15,6 +15,8 @@ pub static FORKS: AtomicBool = AtomicBool::new(false);
 pub static SHORT: AtomicBool = AtomicBool::new(false);
 /// Descriptors are closed.
 pub static CLOSES: AtomicBool = AtomicBool::new(false);
+/// Children find another time.
+pub static JUMPS: AtomicBool = AtomicBool::new(false);
 /// What is offered was not watched for a time, so it counts as lost as a whole: in the child of a raw clone, and in
 /// one that has closed its descriptors.
 pub static UNWATCHED: AtomicBool = AtomicBool::new(false);

@@ -63,6 +63,12 @@ pub enum ErrorKind {
     TimedOut,
     /// The call would wait for its own thread (`EDEADLK`).
     Deadlock,
+    /// Another thread or process uses it just now (`EBUSY`).
+    Busy,
+    /// A file that was to be shared memory of tenure's is not, or is damaged (`EPROTO`).
+    BadHeader,
+    /// As many processes or pins as there may be are there (`EUSERS`).
+    TooMany,
     /// Any other failure of a system call; see [`Error::errno`].
     System,
 }
@@ -112,6 +118,9 @@ impl Error {
             ErrorKind::Cancelled => libc::ECANCELED,
             ErrorKind::TimedOut => libc::ETIMEDOUT,
             ErrorKind::Deadlock => libc::EDEADLK,
+            ErrorKind::Busy => libc::EBUSY,
+            ErrorKind::BadHeader => libc::EPROTO,
+            ErrorKind::TooMany => libc::EUSERS,
             ErrorKind::Unsupported => libc::EOPNOTSUPP,
             ErrorKind::RefillFailed | ErrorKind::System => libc::EIO,
         };
@@ -204,5 +213,31 @@ impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = io::Error::from_raw_os_error(error.errno).kind();
         io::Error::new(kind, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_an_io_error_it_has_the_kind_of_its_errno_and_is_still_there() {
+        for (kind, wanted) in [
+            (ErrorKind::BadRange, io::ErrorKind::InvalidInput),
+            (ErrorKind::OutOfMemory, io::ErrorKind::OutOfMemory),
+            (ErrorKind::Unsupported, io::ErrorKind::Unsupported),
+            (ErrorKind::NoAccess, io::ErrorKind::PermissionDenied),
+            (ErrorKind::NoSpace, io::ErrorKind::StorageFull),
+            (ErrorKind::TimedOut, io::ErrorKind::TimedOut),
+            (ErrorKind::Deadlock, io::ErrorKind::Deadlock),
+            (ErrorKind::Busy, io::ErrorKind::ResourceBusy),
+        ] {
+            let error = Error::new(kind, "call", "why", "remedy");
+            let as_io = io::Error::from(error.clone());
+            assert_eq!(as_io.kind(), wanted, "{kind:?}");
+            assert_eq!(as_io.to_string(), error.to_string());
+            let inner = as_io.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
+            assert_eq!(inner, Some(&error));
+        }
     }
 }

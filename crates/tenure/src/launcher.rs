@@ -4,6 +4,8 @@
 
 pub use crate::os::stack::Stack;
 
+use crate::runtime::published::Part;
+
 /// Memory for what the launcher notes: a heap of its own, held over forks, and usable in a child that was made
 /// without their handlers.
 pub mod heap {
@@ -22,6 +24,26 @@ pub mod heap {
         // SAFETY: the caller's promise is the same.
         unsafe { crate::runtime::heap::free(block, bytes) }
     }
+}
+
+/// Does something that asks the pool for memory, or gives it some back, and that does not wait for a fork for ever: the
+/// caller may have a lock for which the fork waits. What the pool does not serve meanwhile is the next allocator's.
+///
+/// A fork waits for the C library's streams, and for locks of libraries whose handlers were registered early, with all of the
+/// pool's locks in its hands.
+pub fn without_waiting_for_forks<R>(act: impl FnOnce() -> R) -> R {
+    let _no_wait = crate::runtime::fork::NoWait::long_for_fork();
+    act()
+}
+
+/// Shows counters of the launcher's to readers in other processes: `count` words, with a name each.
+pub const fn published(at: *const u8, names: &'static str, count: usize) -> Part {
+    Part::words(at, names, count, 1, 0)
+}
+
+/// Lists such counters.
+pub fn publish(part: &'static Part) {
+    crate::runtime::published::publish(&[part]);
 }
 
 /// Opens the files of `/proc` that are asked again and again, under high numbers: later another thread of the

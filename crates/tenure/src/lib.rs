@@ -33,14 +33,29 @@
 //! | [`pool::mapped`] | the pool behind a program's `mmap`, for launchers |
 //! | [`retire`] | unmaps at once, and gives the memory back without stalling other threads |
 //! | [`pressure`] | [`on_pressure`]: tells the program when the kernel runs short of memory |
+//! | [`shared`] | volatile memory, and a cache, that several processes share |
 //! | [`page_cache`] | tells which parts of a file are in the page cache |
 //!
 //! Beside the modules there are:
 //!
 //! - [`Mapping`]: an owned mapping of whole pages. All modules work on its memory.
 //! - [`capabilities`]: what this kernel and this user's rights allow, found by trying it.
-//! - [`stats()`] and [`survey()`]: what happened so far, and what is volatile, offered and gone now.
+//! - [`stats()`] and [`survey()`]: what happened so far, and what is volatile, offered and gone now; [`metrics`]: the
+//!   same as OpenMetrics text.
 //! - [`Error`]: every failure names the call, the range, the cause and a remedy, and has an `errno`.
+//!
+//! # Features
+//!
+//! None is on by default, and none adds a crate to the others.
+//!
+//! | feature | what it adds |
+//! | --- | --- |
+//! | `tracing` | the module `events`: what happens to the memory, as events of the `tracing` crate |
+//! | `serde` | `Serialize` for [`Stats`], [`Survey`], [`Capabilities`], the statistics of pool, caches and shared memory, and what [`lock`] and [`populate`] report |
+//! | `allocator-api2` | [`WithSmall`](pool::WithSmall) is an `Allocator` of the `allocator-api2` crate: for hashbrown's and bumpalo's collections |
+//!
+//! As a global allocator the pool needs no feature: [`Pool`](pool::Pool), or [`WithSmall`](pool::WithSmall) with another allocator for
+//! small blocks.
 //!
 //! # Words
 //!
@@ -74,14 +89,35 @@ mod sync;
 mod tracking;
 
 pub mod cache;
+#[cfg(feature = "tracing")]
+pub mod events;
 #[doc(hidden)]
 pub mod launcher;
 pub mod lock;
+pub mod metrics;
 pub mod page_cache;
 pub mod pool;
+#[doc(hidden)]
+pub mod published {
+    //! What a process shows of itself to a reader in another one: for tenure's command line.
+    pub use crate::os::pagemap_scan::each_page_there;
+    pub use crate::runtime::published::{Part, Root, MAGIC, NAME, PLACES, RANGES, WORDS};
+    use crate::stats::{self, Stats};
+
+    /// Calls `each` with the name and the value of every count since the start.
+    pub fn each_total(stats: &Stats, each: &mut dyn FnMut(&'static str, u64)) {
+        stats.total.each(|name, _, value| each(name, value));
+    }
+
+    /// The statistics of a process, from the figures that it has published.
+    pub fn stats_of(figure: &dyn Fn(&str) -> u64) -> Stats {
+        stats::of_published(figure)
+    }
+}
 pub mod populate;
 pub mod pressure;
 pub mod retire;
+pub mod shared;
 pub mod volatile;
 
 pub use cache::Cache;

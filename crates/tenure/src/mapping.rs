@@ -3,12 +3,14 @@
 #![allow(unsafe_code, reason = "gives out the bytes of a mapping that it owns")]
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::os::files::memfd;
 use crate::os::{self, advise, reserve};
 use crate::range::PageRange;
 use crate::runtime::services;
 use rustix::fd::{AsFd, BorrowedFd};
-use rustix::fs::{fstat, ftruncate, memfd_create, MemfdFlags};
+use rustix::fs::{fstat, ftruncate, MemfdFlags};
 use rustix::io::Errno;
+use std::ffi::CString;
 
 /// What size of pages an anonymous mapping asks for.
 ///
@@ -148,7 +150,9 @@ impl Mapping {
     pub fn memfd(name: &str, len: usize) -> Result<Mapping> {
         let call = "Mapping::memfd";
         let size = whole_pages(call, len)?;
-        let fd = memfd_create(name, MemfdFlags::CLOEXEC)
+        let name =
+            CString::new(name).map_err(|_| Error::system(call, "memfd_create", Errno::INVAL))?;
+        let fd = memfd(&name, MemfdFlags::CLOEXEC)
             .map_err(|errno| Error::system(call, "memfd_create", errno))?;
         ftruncate(&fd, size as u64).map_err(|errno| Error::system(call, "ftruncate", errno))?;
         let mut mapping = map_file(call, fd.as_fd(), 0, size, true)?;

@@ -19,6 +19,7 @@
 //! `MEMORY_PRESSURE_WRITE` in the environment, as systemd sets and documents them. The first is a pressure file of the
 //! kernel's, a FIFO or a socket; `/dev/null` turns the reports off. A source that cannot be opened is
 //! passed over. Otherwise from the kernel's PSI files, and from the files of the process's memory cgroup.
+//! A program that is setuid, or has file capabilities, ignores both variables.
 //!
 //! tenure itself acts on the same reports: it offers what is marked to the kernel at once.
 
@@ -31,6 +32,7 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// What the threads of the calls wait for.
 struct Reports {
@@ -99,32 +101,67 @@ pub struct OnPressure {
 #[doc(alias = "MEMORY_PRESSURE_WATCH")]
 #[doc(alias = "psi")]
 pub fn on_pressure(mut act: impl FnMut() + Send + 'static) -> Result<OnPressure> {
-    const CALL: &str = "on_pressure";
+    call_at_reports("on_pressure", "tenure-told", None, move |why| {
+        if why == Why::Pressure {
+            act();
+        }
+    })
+}
+
+/// Why [`call_at_reports`] calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// The kernel has reported that memory is short.
+    Pressure,
+    /// The time between two calls is over.
+    Time,
+    /// For the last time: the answer is being dropped.
+    End,
+}
+
+/// Calls `act` at each report and, with `every`, after so much time, on a thread of that name, until the answer is
+/// dropped.
+pub(crate) fn call_at_reports(
+    call: &'static str,
+    name: &'static str,
+    every: Option<Duration>,
+    mut act: impl FnMut(Why) + Send + 'static,
+) -> Result<OnPressure> {
     crate::tracking::watch_forks();
     fork::register(&SERVICE);
-    worker::start(CALL)?;
+    worker::start(call)?;
     let ends = Arc::new(AtomicBool::new(false));
     let end = ends.clone();
+    let process = generation::current();
     let mut seen = REPORTS.count.load(Ordering::Acquire);
-    let body = move || loop {
-        let changed = REPORTS.changed.word.load(Ordering::Acquire);
-        if end.load(Ordering::Acquire) {
-            return;
-        }
-        match REPORTS.count.load(Ordering::Acquire) {
-            same if same == seen => REPORTS.changed.wait(changed, None),
-            reports => {
+    let body = move || {
+        let next = || every.map(|every| Instant::now() + every);
+        let mut due = next();
+        // What is called may fork, and return in the child.
+        while generation::current() == process {
+            let changed = REPORTS.changed.word.load(Ordering::Acquire);
+            if end.load(Ordering::Acquire) {
+                return act(Why::End);
+            }
+            let reports = REPORTS.count.load(Ordering::Acquire);
+            let left = due.map(|due| due.saturating_duration_since(Instant::now()));
+            if reports != seen {
                 seen = reports;
-                act();
+                act(Why::Pressure);
+            } else if left == Some(Duration::ZERO) {
+                act(Why::Time);
+                due = next();
+            } else {
+                REPORTS.changed.wait(changed, left);
             }
         }
     };
-    let thread = std::thread::Builder::new().name("tenure-told".into()).spawn(body);
+    let thread = std::thread::Builder::new().name(name.into()).spawn(body);
     let thread = thread.map_err(|error| {
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
-        Error::system(CALL, "starting the thread of the calls", errno)
+        Error::system(call, "starting the thread of the calls", errno)
     })?;
-    Ok(OnPressure { ends, thread: Some(thread), process: generation::current() })
+    Ok(OnPressure { ends, thread: Some(thread), process })
 }
 
 impl Drop for OnPressure {

@@ -16,6 +16,7 @@ pub use crate::runtime::counters::Totals;
 /// println!("{} bytes purged so far", stats.total.purged_bytes);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Stats {
     /// Counts since the start.
@@ -26,6 +27,9 @@ pub struct Stats {
     pub pinned: u64,
     /// Their bytes.
     pub pinned_bytes: u64,
+    /// Bytes of ranges that have been pinned by the same pin for at least thirty times the wait for an offer, 15 s by
+    /// default: memory that the kernel could not take for long.
+    pub pinned_long_bytes: u64,
     /// Ranges that are volatile and not (yet) offered.
     pub marked: u64,
     /// Their bytes: memory that the program does not use, and that the kernel cannot take yet.
@@ -71,6 +75,9 @@ pub fn stats() -> Stats {
         };
         *count += 1;
         *bytes += len;
+        if tracked.is_pinned_for_long(word) {
+            stats.pinned_long_bytes += len;
+        }
     });
     stats.retiring = GAUGES.retiring.load(Ordering::Relaxed);
     stats.retiring_bytes = GAUGES.retiring_bytes.load(Ordering::Relaxed);
@@ -93,6 +100,36 @@ fn add_pool(all: &mut Stats) {
     total.pool_moves = now.realloc_moved;
 }
 
+/// The statistics of another process, of which `figure` returns what it has published under a name; 0: nothing.
+pub(crate) fn of_published(figure: &dyn Fn(&str) -> u64) -> Stats {
+    let mut total = Totals::of(figure);
+    total.pool_allocs = figure("pool.allocs");
+    total.pool_reuses = figure("pool.warm_reuses") + figure("pool.offered_reuses");
+    total.pool_reused_bytes = figure("pool.reused_bytes");
+    total.pool_offers_bytes = figure("pool.offered_total_bytes");
+    total.pool_returns_bytes = figure("pool.returned_total_bytes");
+    total.pool_moves = figure("pool.realloc_moved");
+    Stats {
+        total,
+        ranges: figure("ranges"),
+        pinned: figure("pinned"),
+        pinned_bytes: figure("pinned_bytes"),
+        pinned_long_bytes: figure("pinned_long_bytes"),
+        marked: figure("marked"),
+        marked_bytes: figure("marked_bytes"),
+        offered: figure("offered"),
+        offered_bytes: figure("ranges.offered_bytes"),
+        pins: figure("pins"),
+        retiring: figure("retiring"),
+        retiring_bytes: figure("retiring_bytes"),
+        pool_in_use_bytes: figure("pool.allocated_bytes")
+            .saturating_sub(figure("pool.freed_bytes")),
+        pool_warm_bytes: figure("pool.warm_bytes"),
+        pool_offered_bytes: figure("pool.offered_bytes"),
+        pool_returned_bytes: 0,
+    }
+}
+
 /// How much of the offered memory the kernel has purged.
 ///
 /// ```
@@ -101,6 +138,7 @@ fn add_pool(all: &mut Stats) {
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Survey {
     /// Bytes that were offered when the survey looked.

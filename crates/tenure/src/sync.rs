@@ -4,7 +4,7 @@
 pub(crate) use crate::os::futex::Futex;
 pub(crate) use crate::runtime::lock::{thread_number, Guard, Lock, Rank};
 pub(crate) use std::sync::atomic::{
-    fence, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering,
+    fence, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering,
 };
 
 pub(crate) use std::thread::yield_now;
@@ -31,13 +31,21 @@ struct Own {
     /// Of the epochs of tables.
     sections: Cell<u32>,
     harvests: Cell<u32>,
+    /// Of shared memory: the record in which it counts or uncounts a pin. 0: it does not.
+    counting: Cell<usize>,
 }
 
 thread_local! {
     // Constant and without a destructor: no allocation, and usable to a thread's very end.
     /// Each thread's own: another thread's counts say nothing about what it may do.
-    static OWN: Own =
-        const { Own { claims: Cell::new(0), sections: Cell::new(0), harvests: Cell::new(0) } };
+    static OWN: Own = const {
+        Own {
+            claims: Cell::new(0),
+            sections: Cell::new(0),
+            harvests: Cell::new(0),
+            counting: Cell::new(0),
+        }
+    };
 }
 
 /// How many claims the calling thread has.
@@ -99,6 +107,23 @@ pub(crate) fn section_ends() {
 /// How many sections the calling thread is in: more than 0 only if a key's code forks.
 pub(crate) fn sections_open() -> u32 {
     OWN.with(|own| own.sections.get())
+}
+
+/// Does something that counts or uncounts a pin in a record; a fork in a signal's handler asks for it, see [`counting`].
+#[inline(always)]
+pub(crate) fn while_counting<R>(record: usize, act: impl FnOnce() -> R) -> R {
+    let barrier = || std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    OWN.with(|own| own.counting.set(record));
+    barrier();
+    let result = act();
+    barrier();
+    OWN.with(|own| own.counting.set(0));
+    result
+}
+
+/// The record in which the calling thread counts or uncounts a pin. 0: it does not.
+pub(crate) fn counting() -> usize {
+    OWN.with(|own| own.counting.get())
 }
 
 /// How many harvests of tables the calling thread is in, one inside another.

@@ -42,3 +42,9 @@ fn where_populate_is_unknown() {
 fn where_populate_is_refused() {
     suite_under(Errno::PERM);
 }
+
+/// As a security module does.
+#[test]
+fn where_populate_is_denied() {
+    suite_under(Errno::ACCESS);
+}

@@ -1,5 +1,6 @@
-//! Where `MADV_FREE` is refused nothing can be volatile, and every call says so.
+//! Where `MADV_FREE` is refused nothing can be volatile, and every call says so. An error names the call that was refused.
 
+use tenure::shared::{ashmem, SharedVolatile};
 use tenure::volatile;
 use tenure::{Cache, ErrorKind, Mapping, Volatile};
 use tenure_testkit::seccomp::{Call, Errno, Filter};
@@ -25,9 +26,63 @@ fn without_madv_free_every_call_says_so() {
             assert!(error.to_string().contains("MADV_FREE"), "{error}");
         }
         assert!(map.as_slice().iter().all(|b| *b == 3));
+        // Which tenure discards itself.
+        let shared = SharedVolatile::new(1 << 20).unwrap();
+        drop(shared);
         let findings = tenure::capabilities().findings();
         let free = findings.iter().find(|f| f.name == "madv_free").unwrap();
         assert_eq!((free.status, free.errno), (tenure::Status::Missing, Some(libc::EPERM)));
     });
     assert!(result.finished(), "{}\n{}", result.status, result.output);
+}
+
+#[test]
+fn a_purge_names_the_call_that_was_refused() {
+    let result = run_child(this_test!(), &[], || {
+        let mut map = Mapping::anonymous(1 << 20).unwrap();
+        map.as_mut_slice().fill(3);
+        let buffer = Volatile::new(1 << 20).unwrap();
+        // SAFETY: the mapping stays, and is not read while it is marked.
+        unsafe { volatile::mark(map.as_mut_ptr(), 1 << 20) }.unwrap();
+        refuse(Call::Madvise(libc::MADV_PAGEOUT));
+        // SAFETY: marked above.
+        let purged = unsafe { volatile::purge_now(map.as_mut_ptr(), 1 << 20) };
+        for error in [purged.unwrap_err(), buffer.purge_now().unwrap_err()] {
+            assert_eq!(error.errno(), libc::EPERM, "{error}");
+            assert!(error.to_string().contains("madvise(MADV_PAGEOUT) failed"), "{error}");
+        }
+        refuse(Call::Madvise(libc::MADV_FREE));
+        // SAFETY: as above.
+        let purged = unsafe { volatile::purge_now(map.as_mut_ptr(), 1 << 20) };
+        let error = purged.unwrap_err().to_string();
+        assert!(error.contains("madvise(MADV_FREE) failed"), "{error}");
+    });
+    assert!(result.finished(), "{}\n{}", result.status, result.output);
+}
+
+#[test]
+fn shared_memory_names_the_call_that_was_refused() {
+    let result = run_child(this_test!(), &[], || {
+        let errors = || {
+            let shared = SharedVolatile::new(1 << 20).unwrap_err();
+            [shared.to_string(), ashmem::create(c"tiles", 1 << 20).unwrap_err().to_string()]
+        };
+        for (call, name) in [
+            (libc::SYS_fcntl, "fcntl(F_ADD_SEALS) failed"),
+            (libc::SYS_ftruncate, "ftruncate failed"),
+            (libc::SYS_memfd_create, "memfd_create failed"),
+        ] {
+            refuse(Call::Number(call));
+            errors().iter().for_each(|error| assert!(error.contains(name), "{error}"));
+        }
+    });
+    assert!(result.finished(), "{}\n{}", result.status, result.output);
+}
+
+/// In all threads: the background thread makes the calls.
+fn refuse(call: Call) {
+    Filter::new()
+        .refuse(call, Errno::PERM)
+        .install_all_threads()
+        .expect("a filter needs no rights");
 }

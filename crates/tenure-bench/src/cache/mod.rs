@@ -1,14 +1,18 @@
-//! tenure's cache against the fastest in-memory caches, on a working set that fits.
+//! tenure's cache against the fastest in-memory caches, on a working set that fits, and under real pressure.
 //!
 //! Every get reads all bytes of its value and checks them. The peers hold `Arc<[u8]>` values, which
 //! is how their users share byte values between threads without copying at every get.
 
+mod beside;
 mod contestants;
-mod keys;
+pub(crate) mod keys;
 mod memory;
-mod ours;
+pub(crate) mod ours;
 #[cfg(feature = "peers")]
-mod peers;
+pub(crate) mod peers;
+#[cfg(feature = "peers")]
+mod pollers;
+mod pressure;
 pub(crate) mod store;
 mod traffic;
 
@@ -28,5 +32,7 @@ pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     memory::per_value(options, report)?;
     // 100 MiB and its peers' copies: large enough to miss the processor's caches.
     traffic::small_values(options, &threads, report)?;
-    traffic::large_values(options, &threads, report)
+    traffic::large_values(options, &threads, report)?;
+    pressure::beside_a_neighbour(options, report)?;
+    pressure::two_caches(options, report)
 }

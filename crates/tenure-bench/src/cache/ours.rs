@@ -2,13 +2,27 @@
 
 use super::store::{check, Store};
 use std::io;
+use std::time::Duration;
 
-pub(super) struct Ours(tenure::Cache<u64>);
+pub(crate) struct Ours(tenure::Cache<u64>);
 
 impl Ours {
     pub fn new() -> io::Result<Self> {
         Ok(Ours(tenure::Cache::new()?))
     }
+}
+
+/// Two caches of which a miss costs so much; `None`: nobody says how much.
+pub(super) fn two(costs: Option<[Duration; 2]>) -> io::Result<[Ours; 2]> {
+    let cache = |number: usize| {
+        let builder = tenure::Cache::builder();
+        let builder = match costs {
+            Some(costs) => builder.miss_cost(costs[number]),
+            None => builder,
+        };
+        Ok::<_, io::Error>(Ours(builder.build()?))
+    };
+    Ok([cache(0)?, cache(1)?])
 }
 
 impl Store for Ours {

@@ -5,11 +5,17 @@ use super::store::{check, Store};
 use std::io;
 use std::sync::Arc;
 
-pub(super) struct Moka(moka::sync::Cache<u64, Arc<[u8]>>);
+pub(crate) struct Moka(moka::sync::Cache<u64, Arc<[u8]>>);
 
 impl Moka {
     pub fn new(values: usize) -> Self {
         Moka(moka::sync::Cache::new(2 * values as u64))
+    }
+
+    /// With a size in bytes: what a worker can have without memory that the kernel or others take back.
+    pub fn of_bytes(bytes: u64) -> Self {
+        let weigher = |_: &u64, value: &Arc<[u8]>| value.len() as u32;
+        Moka(moka::sync::Cache::builder().weigher(weigher).max_capacity(bytes).build())
     }
 }
 
@@ -30,7 +36,9 @@ impl Store for Moka {
     }
 }
 
-pub(super) struct QuickCache(quick_cache::sync::Cache<u64, Arc<[u8]>>);
+pub(super) struct QuickCache<W = quick_cache::UnitWeighter>(
+    quick_cache::sync::Cache<u64, Arc<[u8]>, W>,
+);
 
 impl QuickCache {
     pub fn new(values: usize) -> Self {
@@ -38,7 +46,10 @@ impl QuickCache {
     }
 }
 
-impl Store for QuickCache {
+impl<W> Store for QuickCache<W>
+where
+    W: quick_cache::Weighter<u64, Arc<[u8]>> + Clone + Send + Sync,
+{
     #[inline]
     fn read(&self, key: u64) -> Option<bool> {
         self.0.get(&key).map(|value| check(&value, key))
@@ -51,6 +62,34 @@ impl Store for QuickCache {
 
     fn settled_len(&self) -> usize {
         self.0.len()
+    }
+}
+
+/// Weighs a value by its bytes.
+#[derive(Clone)]
+pub(super) struct Bytes;
+
+impl quick_cache::Weighter<u64, Arc<[u8]>> for Bytes {
+    fn weight(&self, _: &u64, value: &Arc<[u8]>) -> u64 {
+        value.len() as u64
+    }
+}
+
+/// quick_cache with a size in bytes, which may change.
+pub(super) type Resizable = QuickCache<Bytes>;
+
+impl Resizable {
+    pub fn of_bytes(bytes: u64, keys: usize) -> Self {
+        QuickCache(quick_cache::sync::Cache::with_weighter(keys, bytes, Bytes))
+    }
+
+    /// Bytes of the values that it holds.
+    pub fn held(&self) -> u64 {
+        self.0.weight()
+    }
+
+    pub fn resize(&self, bytes: u64) {
+        self.0.set_capacity(bytes);
     }
 }
 

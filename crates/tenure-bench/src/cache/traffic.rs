@@ -50,7 +50,7 @@ pub(super) fn small_values(
                     threads,
                     value_len: 1 << 10,
                     values: options.size(100_000, 4_000),
-                    operations: options.size(400_000, 8_000),
+                    operations: options.scaled(400_000, 100_000, 8_000),
                     rounds: 11,
                 });
             }
@@ -74,7 +74,7 @@ pub(super) fn large_values(
                 threads,
                 value_len: 100 << 10,
                 values: options.size(1_000, 50),
-                operations: options.size(8_000, 100),
+                operations: options.scaled(8_000, 2_000, 100),
                 rounds: 9,
             });
         }

@@ -1,6 +1,6 @@
 //! Work in a forked process, so that nothing of it (mappings, locks, handlers) carries over.
 
-#![allow(unsafe_code, reason = "forks")]
+#![allow(unsafe_code, reason = "forks, and sets signals back")]
 
 use rustix::pipe::pipe;
 use rustix::process::{set_parent_process_death_signal, Signal};
@@ -99,6 +99,7 @@ impl<T> Drop for Child<T> {
 }
 
 fn speak<T: Serialize>(mut to: File, body: impl FnOnce() -> io::Result<T>) {
+    end_by_signals();
     // Nobody would read the result of a child that outlives its parent.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let said = match catch_unwind(AssertUnwindSafe(body)) {
@@ -111,6 +112,23 @@ fn speak<T: Serialize>(mut to: File, body: impl FnOnce() -> io::Result<T>) {
     };
     if let Ok(text) = serde_json::to_vec(&said) {
         let _ = to.write_all(&text);
+    }
+}
+
+/// Ctrl-C ends a child at once: its parent, which keeps what is done, only notes it. What the starter of
+/// this program has had ignored stays so.
+fn end_by_signals() {
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: sigaction is plain data, for which zeros are valid. The kernel writes one; setting the
+        // default action installs no code.
+        unsafe {
+            let mut now: libc::sigaction = std::mem::zeroed();
+            if libc::sigaction(signal, std::ptr::null(), &mut now) == 0
+                && now.sa_sigaction != libc::SIG_IGN
+            {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+        }
     }
 }
 

@@ -1,9 +1,10 @@
 //! Named contestants that take turns.
 
 use super::goal::{best_peer, findings, Goal};
+use super::pace::Turn;
 use super::row::{Role, Row, Unit};
 use super::stats::Stats;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::io;
 
 /// One measurement: the value, and what was counted beside it.
@@ -74,6 +75,20 @@ impl<'a> Contestant<'a> {
         self
     }
 
+    /// Its row, with no samples yet.
+    fn row(&self) -> Row {
+        Row {
+            name: self.name.clone(),
+            role: self.role,
+            samples: Vec::new(),
+            extras: Vec::new(),
+            stats: None,
+            findings: Vec::new(),
+            unavailable: None,
+            failed: None,
+        }
+    }
+
     /// Has it take part in the last round alone and in no warm-up: for what takes minutes, and is
     /// too far behind for more samples to change the table.
     #[must_use]
@@ -92,7 +107,7 @@ pub struct Comparison<'a> {
 }
 
 /// A comparison that has run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Outcome {
     /// What was compared.
     pub title: String,
@@ -136,43 +151,33 @@ impl<'a> Comparison<'a> {
     ///
     /// # Errors
     /// The first error of a contestant other than `Unsupported` and `TimedOut`.
-    pub fn run(mut self, rounds: u32) -> io::Result<Outcome> {
-        let mut rows: Vec<Row> = self
-            .contestants
-            .iter()
-            .map(|contestant| Row {
-                name: contestant.name.clone(),
-                role: contestant.role,
-                samples: Vec::new(),
-                extras: Vec::new(),
-                stats: None,
-                findings: Vec::new(),
-                unavailable: None,
-                failed: None,
-            })
-            .collect();
+    pub fn run(self, rounds: u32) -> io::Result<Outcome> {
+        self.run_in(rounds, &mut Turn::unhurried())
+    }
+
+    /// [`run`](Comparison::run), with fewer rounds if `turn` is over before. An interruption ends it with
+    /// the rounds that are whole.
+    ///
+    /// # Errors
+    /// As there; `Interrupted` if not even one round is whole.
+    pub(crate) fn run_in(mut self, rounds: u32, turn: &mut Turn<'_>) -> io::Result<Outcome> {
+        let mut rows: Vec<Row> = self.contestants.iter().map(Contestant::row).collect();
+        let mut whole = 0;
         for round in 0..=rounds {
-            for (contestant, row) in self.contestants.iter_mut().zip(&mut rows) {
-                if row.unavailable.is_some() || (contestant.once && round < rounds) {
-                    continue;
+            let is_last = turn.begin(round, rounds);
+            if let Err(error) = self.round(round, is_last, &mut rows, turn) {
+                if !turn.is_interrupted() || whole == 0 {
+                    return Err(error);
                 }
-                match (contestant.measure)() {
-                    // Round 0 faults the memory in, fills the caches and wakes the clock up.
-                    Ok(sample) if round > 0 => row.add(sample),
-                    Ok(_) => {}
-                    Err(error) if takes_out(&error) => {
-                        row.unavailable = Some(error.to_string());
-                    }
-                    Err(error) => {
-                        return Err(io::Error::new(
-                            error.kind(),
-                            format!("{}: {}: {error}", self.title, contestant.name),
-                        ))
-                    }
-                }
+                break;
+            }
+            whole = round;
+            if is_last {
+                break;
             }
         }
         for row in &mut rows {
+            row.keep(whole as usize);
             // A contestant that dropped out half-way is not judged by the rounds before.
             row.stats = Stats::of(&row.samples).filter(|_| row.unavailable.is_none());
         }
@@ -185,7 +190,37 @@ impl<'a> Comparison<'a> {
             .baseline
             .or_else(|| best_peer(&rows).map(|(row, _)| row.name.clone()))
             .or_else(|| rows.first().map(|row| row.name.clone()));
-        Ok(Outcome { title: self.title, unit: self.unit, baseline, rounds, rows })
+        Ok(Outcome { title: self.title, unit: self.unit, baseline, rounds: whole, rows })
+    }
+
+    fn round(
+        &mut self,
+        round: u32,
+        is_last: bool,
+        rows: &mut [Row],
+        turn: &mut Turn<'_>,
+    ) -> io::Result<()> {
+        let number = self.contestants.len();
+        for (at, (contestant, row)) in self.contestants.iter_mut().zip(rows).enumerate() {
+            if row.unavailable.is_some() || (contestant.once && !is_last) {
+                continue;
+            }
+            turn.check()?;
+            let measured = (contestant.measure)();
+            turn.measured(at + 1, number);
+            match measured {
+                // Round 0 faults the memory in, fills the caches and wakes the clock up.
+                Ok(sample) if round > 0 => row.add(sample),
+                Ok(_) => {}
+                Err(error) if turn.is_interrupted() => return Err(error),
+                Err(error) if takes_out(&error) => row.unavailable = Some(error.to_string()),
+                Err(error) => {
+                    let why = format!("{}: {}: {error}", self.title, contestant.name);
+                    return Err(io::Error::new(error.kind(), why));
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -194,6 +229,12 @@ fn takes_out(error: &io::Error) -> bool {
 }
 
 impl Row {
+    /// Drops the samples of a round that was not finished.
+    fn keep(&mut self, rounds: usize) {
+        self.samples.truncate(rounds);
+        self.extras.iter_mut().for_each(|(_, values)| values.truncate(rounds));
+    }
+
     fn add(&mut self, sample: Sample) {
         self.samples.push(sample.value);
         if sample.failed.is_some() {
@@ -202,7 +243,7 @@ impl Row {
         for (name, value) in sample.extras {
             match self.extras.iter_mut().find(|(known, _)| *known == name) {
                 Some((_, values)) => values.push(value),
-                None => self.extras.push((name, vec![value])),
+                None => self.extras.push((name.to_string(), vec![value])),
             }
         }
     }
@@ -234,7 +275,7 @@ mod tests {
             .unwrap();
         assert_eq!(*turns.borrow(), "abcabcabcabc");
         assert_eq!(outcome.rows[0].samples, [3.0, 3.0, 3.0]);
-        assert_eq!(outcome.rows[0].extras, [("turn", vec![2.0, 3.0, 4.0])]);
+        assert_eq!(outcome.rows[0].extras, [("turn".to_string(), vec![2.0, 3.0, 4.0])]);
         assert_eq!(outcome.baseline.as_deref(), Some("b"));
         assert!(outcome.rows[0].loses());
         assert!(!outcome.rows[1].loses(), "a peer's row never loses");

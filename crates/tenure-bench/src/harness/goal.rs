@@ -140,7 +140,7 @@ mod tests {
             name: name.into(),
             role,
             samples: vec![median],
-            extras: vec![("setup ms", vec![0.5])],
+            extras: vec![("setup ms".into(), vec![0.5])],
             stats: Stats::of(&[median]),
             findings: Vec::new(),
             unavailable: None,

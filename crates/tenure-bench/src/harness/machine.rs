@@ -1,11 +1,11 @@
 //! The machine and the peers that a report is about.
 
 use rustix::param::page_size;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fs;
 
 /// What the numbers depend on.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     /// The processor's own name for itself.
     pub cpu: String,

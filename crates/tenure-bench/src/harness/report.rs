@@ -1,13 +1,16 @@
 //! All comparisons of a run: printed as they end, written as JSON at the end.
 
 use super::compare::{Comparison, Outcome};
-use super::machine::{peer_versions, Machine};
-use super::row::Role;
+use super::document::{Bench, Document, Histogram, Peer, TimeSeries};
+use super::pace::{interrupted, Pace, Share};
+use super::progress::Progress;
+use super::row::Row;
 use super::table::{render, verdict};
 use crate::Options;
-use serde::Serialize;
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Seek, Write};
+use std::path::Path;
+use std::time::Instant;
 
 /// Where a bench hands its comparisons in.
 pub struct Report<'a> {
@@ -16,43 +19,45 @@ pub struct Report<'a> {
     // Opened first: a name that cannot be written must not cost minutes of measuring.
     json: Option<File>,
     document: Document,
+    pace: Pace,
+    began: Instant,
+    bench_began: Instant,
+    left_out: u32,
 }
 
-#[derive(Serialize)]
-struct Document {
-    tenure: &'static str,
-    machine: Machine,
-    peers: Vec<Peer>,
-    quick: bool,
-    benches: Vec<Bench>,
+/// Makes the file, if there is one to make; an error has its name.
+pub(crate) fn create(path: Option<&Path>) -> io::Result<Option<File>> {
+    let Some(path) = path else { return Ok(None) };
+    let named =
+        |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+    File::create(path).map(Some).map_err(named)
 }
 
-#[derive(PartialEq, Serialize)]
-struct Peer {
-    name: String,
-    version: String,
-}
-
-#[derive(Serialize)]
-struct Bench {
-    name: String,
-    comparisons: Vec<Outcome>,
-    notes: Vec<String>,
+/// Replaces what is in the file.
+fn replace(file: &mut File, text: &[u8]) -> io::Result<()> {
+    file.set_len(0)?;
+    file.rewind()?;
+    file.write_all(text)
 }
 
 impl<'a> Report<'a> {
     /// Starts a report with the machine's description.
     ///
     /// # Errors
-    /// If the JSON file cannot be made or `out` cannot be written.
+    /// If a file cannot be made or `out` cannot be written.
     pub fn new(options: &'a Options, out: &'a mut dyn Write) -> io::Result<Self> {
-        let json = match &options.json {
-            Some(path) => Some(File::create(path).map_err(|error| {
-                io::Error::new(error.kind(), format!("{}: {error}", path.display()))
-            })?),
-            None => None,
-        };
-        let machine = Machine::describe();
+        Report::of(options, out, Vec::new())
+    }
+
+    /// [`new`](Report::new), of benches of which it is known what they take.
+    pub(crate) fn of(
+        options: &'a Options,
+        out: &'a mut dyn Write,
+        shares: Vec<Share>,
+    ) -> io::Result<Self> {
+        let json = create(options.json.as_deref())?;
+        let document = Document::new(options);
+        let machine = &document.machine;
         writeln!(
             out,
             "{}, {} cores{}, Linux {}, {} MiB, huge pages: {}",
@@ -69,18 +74,10 @@ impl<'a> Report<'a> {
         if cfg!(debug_assertions) {
             writeln!(out, "built without optimisation: these numbers mean nothing")?;
         }
-        let peers = peer_versions()
-            .into_iter()
-            .map(|(name, version)| Peer { name: name.into(), version: version.into() })
-            .collect();
-        let document = Document {
-            tenure: env!("CARGO_PKG_VERSION"),
-            machine,
-            peers,
-            quick: options.quick,
-            benches: Vec::new(),
-        };
-        Ok(Report { options, out, json, document })
+        let progress = if options.progress { Progress::new() } else { Progress::hidden() };
+        let pace = Pace::new(shares, options.within, options.interrupted.clone(), progress);
+        let now = Instant::now();
+        Ok(Report { options, out, json, document, pace, began: now, bench_began: now, left_out: 0 })
     }
 
     /// Starts a bench.
@@ -88,12 +85,35 @@ impl<'a> Report<'a> {
     /// # Errors
     /// If `out` cannot be written.
     pub fn begin(&mut self, name: &str, description: &str) -> io::Result<()> {
+        self.end_bench();
+        self.save_json()?;
+        let is_first = self.document.benches.is_empty();
+        self.pace.begin(name, is_first);
+        self.bench_began = Instant::now();
         self.document.benches.push(Bench {
             name: name.to_string(),
+            description: description.to_string(),
+            seconds: 0.0,
             comparisons: Vec::new(),
+            histograms: Vec::new(),
+            time_series: Vec::new(),
             notes: Vec::new(),
         });
-        writeln!(self.out, "\n== {name}: {description}")
+        self.say(&format!("\n== {name}: {description}\n"))
+    }
+
+    fn end_bench(&mut self) {
+        if let Some(bench) = self.document.benches.last_mut() {
+            bench.seconds = self.bench_began.elapsed().as_secs_f64();
+        }
+    }
+
+    fn say(&mut self, text: &str) -> io::Result<()> {
+        let out = &mut self.out;
+        self.pace.aside(|| {
+            out.write_all(text.as_bytes())?;
+            out.flush()
+        })
     }
 
     /// Runs a comparison and prints its table, unless the filter leaves it out. `rounds` is the
@@ -113,14 +133,13 @@ impl<'a> Report<'a> {
     pub fn compare_times(&mut self, comparison: Comparison<'_>, rounds: u32) -> io::Result<()> {
         if let Some(outcome) = self.measure_times(comparison, rounds)? {
             let table = render(outcome);
-            write!(self.out, "\n{table}")?;
-            self.out.flush()?;
+            self.print(&table)?;
         }
-        Ok(())
+        self.go_on()
     }
 
     /// Runs a comparison and records it, but leaves it to the bench to [`print`](Report::print) it:
-    /// for many small ones that are read together. `None` if the filter leaves it out.
+    /// for many small ones that are read together. `None` if the filter or the time leaves it out.
     ///
     /// # Errors
     /// Those of [`Comparison::run`].
@@ -129,6 +148,7 @@ impl<'a> Report<'a> {
         comparison: Comparison<'_>,
         rounds: u32,
     ) -> io::Result<Option<&Outcome>> {
+        self.go_on()?;
         self.measure_times(comparison, self.options.rounds(rounds))
     }
 
@@ -140,7 +160,13 @@ impl<'a> Report<'a> {
         if !self.options.wants(comparison.title()) {
             return Ok(None);
         }
-        let outcome = comparison.run(rounds)?;
+        if self.pace.is_over() {
+            self.left_out += 1;
+            return Ok(None);
+        }
+        let mut turn = self.pace.turn(comparison.title());
+        let outcome = comparison.run_in(rounds, &mut turn)?;
+        self.pace.done();
         let Some(bench) = self.document.benches.last_mut() else {
             return Ok(None);
         };
@@ -148,13 +174,29 @@ impl<'a> Report<'a> {
         Ok(bench.comparisons.last())
     }
 
+    /// # Errors
+    /// `Interrupted`, if so.
+    fn go_on(&self) -> io::Result<()> {
+        match self.pace.is_interrupted() {
+            true => Err(interrupted()),
+            false => Ok(()),
+        }
+    }
+
+    /// The rounds of the comparison of this title, or else `otherwise`: for one that shares its
+    /// measurements with another, of which time may have allowed fewer.
+    pub fn rounds_of(&self, title: &str, otherwise: u32) -> u32 {
+        let outcomes = self.document.benches.last().map_or(&[][..], |bench| &bench.comparisons);
+        let known = outcomes.iter().find(|outcome| outcome.title == title);
+        known.map_or(otherwise, |outcome| outcome.rounds)
+    }
+
     /// Prints a bench's own table of what it [`measure`](Report::measure)d.
     ///
     /// # Errors
     /// If `out` cannot be written.
     pub fn print(&mut self, table: &str) -> io::Result<()> {
-        write!(self.out, "\n{table}")?;
-        self.out.flush()
+        self.say(&format!("\n{table}"))
     }
 
     /// The medians of the named contestant in the current bench's comparisons whose title begins
@@ -178,53 +220,91 @@ impl<'a> Report<'a> {
         }
     }
 
+    /// Records how often which value came.
+    pub fn histogram(&mut self, histogram: Histogram) {
+        if let Some(bench) = self.document.benches.last_mut() {
+            bench.histograms.push(histogram);
+        }
+    }
+
+    /// Records what changed over time.
+    pub fn time_series(&mut self, series: TimeSeries) {
+        if let Some(bench) = self.document.benches.last_mut() {
+            bench.time_series.push(series);
+        }
+    }
+
     /// Prints and records a sentence about the current bench.
     ///
     /// # Errors
     /// If `out` cannot be written.
     pub fn note(&mut self, text: impl Into<String>) -> io::Result<()> {
         let text = text.into();
-        writeln!(self.out, "\n{text}")?;
+        self.say(&format!("\n{text}\n"))?;
         if let Some(bench) = self.document.benches.last_mut() {
             bench.notes.push(text);
         }
         Ok(())
     }
 
-    /// Lists our rows that lose or could not be measured, and writes the JSON.
+    /// Whether the user has ended the run.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.pace.is_interrupted()
+    }
+
+    /// Records that the run ends before its time, and why.
+    pub(crate) fn ends_early(&mut self, why: &str) {
+        self.document.ended_early = Some(why.to_owned());
+    }
+
+    /// Lists our rows that lose or could not be measured, and writes the JSON. Returns all that was measured.
     ///
     /// # Errors
     /// If either cannot be written.
-    pub fn finish(mut self) -> io::Result<()> {
-        let ours: Vec<_> = self
-            .document
-            .benches
-            .iter()
-            .flat_map(|bench| &bench.comparisons)
-            .flat_map(|outcome| outcome.rows.iter().map(move |row| (outcome, row)))
-            .filter(|(_, row)| row.role == Role::Ours)
-            .collect();
+    pub fn finish(mut self) -> io::Result<Document> {
+        self.end_bench();
+        let text = self.summary();
+        self.say(&text)?;
+        self.save_json()?;
+        Ok(self.document)
+    }
+
+    fn summary(&self) -> String {
+        let ours: Vec<_> = self.document.ours().collect();
         let (noise, losing): (Vec<_>, Vec<_>) = ours
             .iter()
             .filter(|(_, row)| row.loses())
             .partition(|(_, row)| row.loses_in_the_noise());
         let missing: Vec<_> = ours.iter().filter(|(_, row)| row.unavailable.is_some()).collect();
-        writeln!(self.out, "\nLosing rows: {} of {}", losing.len(), ours.len())?;
+        let mut text = format!("\nLosing rows: {} of {}\n", losing.len(), ours.len());
         if !noise.is_empty() {
-            writeln!(
-                self.out,
-                "  and {} more by no more than noise: behind in fewer than four rounds of five",
+            text.push_str(&format!(
+                "  and {} more by no more than noise: behind in fewer than four rounds of five\n",
                 noise.len()
-            )?;
+            ));
         }
-        for (outcome, row) in losing.iter().chain(&missing) {
-            writeln!(self.out, "  {}: {}: {}", outcome.title, row.name, verdict(row))?;
+        let line = |outcome: &Outcome, row: &Row| {
+            format!("  {}: {}: {}\n", outcome.title, row.name, verdict(row))
+        };
+        text.extend(losing.iter().chain(&missing).map(|(outcome, row)| line(outcome, row)));
+        if self.left_out > 0 {
+            let number = self.left_out;
+            text.push_str(&format!(
+                "Not measured for want of time: {number} comparisons (--within none measures all)\n"
+            ));
         }
-        if let Some(file) = self.json.take() {
-            let mut file = BufWriter::new(file);
-            serde_json::to_writer_pretty(&mut file, &self.document)?;
-            writeln!(file)?;
-            file.flush()?;
+        if let Some(why) = &self.document.ended_early {
+            text.push_str(&format!("Ended early: {why}; the rows above were measured.\n"));
+        }
+        text
+    }
+
+    fn save_json(&mut self) -> io::Result<()> {
+        self.document.seconds = self.began.elapsed().as_secs_f64();
+        if let Some(file) = &mut self.json {
+            let mut text = serde_json::to_vec_pretty(&self.document)?;
+            text.push(b'\n');
+            replace(file, &text)?;
         }
         Ok(())
     }
@@ -233,7 +313,7 @@ impl<'a> Report<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::{Contestant, Goal, Unit};
+    use crate::harness::{Contestant, Goal, Role, Unit};
 
     #[test]
     fn json_holds_every_sample_and_the_machine() {

@@ -1,10 +1,10 @@
 //! One contestant's results, what they are counted in, and what was found about them.
 
 use super::stats::Stats;
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// What a comparison counts. Less is better in all of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unit {
     /// Nanoseconds.
     Nanoseconds,
@@ -21,16 +21,21 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// The value with its unit, to three or four places.
-    pub fn show(self, value: f64) -> String {
-        let name = match self {
+    /// Its sign.
+    pub fn name(self) -> &'static str {
+        match self {
             Unit::Nanoseconds => "ns",
             Unit::Milliseconds => "ms",
             Unit::Bytes => "B",
             Unit::Mebibytes => "MiB",
             Unit::Calls => "calls",
             Unit::Percent => "%",
-        };
+        }
+    }
+
+    /// The value with its unit, to three or four places.
+    pub fn show(self, value: f64) -> String {
+        let name = self.name();
         let places = match value.abs() {
             v if v >= 100.0 || self == Unit::Calls => 0,
             v if v >= 10.0 => 1,
@@ -41,7 +46,7 @@ impl Unit {
 }
 
 /// What a contestant is to us.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
     /// tenure; its rows can lose.
     Ours,
@@ -52,7 +57,7 @@ pub enum Role {
 }
 
 /// One contestant's results.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
     /// The contestant.
     pub name: String,
@@ -61,7 +66,7 @@ pub struct Row {
     /// Every measured value, in the order of the rounds, the warm-up left out.
     pub samples: Vec<f64>,
     /// Every value counted beside, by name, likewise.
-    pub extras: Vec<(&'static str, Vec<f64>)>,
+    pub extras: Vec<(String, Vec<f64>)>,
     /// Their summary; nothing if it could not run.
     pub stats: Option<Stats>,
     /// Goals and peers, for our rows.
@@ -87,14 +92,21 @@ impl Row {
     }
 }
 
+/// JSON has no infinity: a factor against zero is written as `null`.
+fn boundless<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or(f64::INFINITY))
+}
+
 /// A goal or a peer, and how our row stands to it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     /// The goal in words, or the peer that is ahead.
     pub what: String,
     /// What was measured, in the goal's own terms.
+    #[serde(deserialize_with = "boundless")]
     pub measured: f64,
     /// By what factor the row loses; 1 or less: it does not.
+    #[serde(deserialize_with = "boundless")]
     pub loses_by: f64,
     /// In what share of the rounds it was behind, where it is measured against another row: rounds
     /// are interleaved, so a difference that is no noise shows in nearly all of them.

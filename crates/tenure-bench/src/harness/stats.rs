@@ -1,9 +1,9 @@
 //! What is said about a row of samples.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Summary of the samples of one contestant.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stats {
     /// The middle sample (the mean of the two middle ones).
     pub median: f64,

@@ -111,7 +111,7 @@ fn factor(by: f64) -> String {
     }
 }
 
-fn count(value: f64) -> String {
+pub(crate) fn count(value: f64) -> String {
     if value.fract() == 0.0 || value.abs() >= 1000.0 {
         format!("{value:.0}")
     } else {
@@ -119,11 +119,11 @@ fn count(value: f64) -> String {
     }
 }
 
-fn extra_names(outcome: &Outcome) -> Vec<&'static str> {
+fn extra_names(outcome: &Outcome) -> Vec<&str> {
     let mut names = Vec::new();
     for (name, _) in outcome.rows.iter().flat_map(|row| &row.extras) {
-        if !names.contains(name) {
-            names.push(*name);
+        if !names.contains(&name.as_str()) {
+            names.push(name.as_str());
         }
     }
     names

@@ -35,6 +35,9 @@ macro_rules! maker {
 
 const MAKERS: &[(&str, Role, Maker)] = &[
     ("tenure", Role::Ours, |bytes, sizes| Ok(Box::new(ours::Ours::new(bytes, sizes)?))),
+    ("tenure shared", Role::Reference, |bytes, sizes| {
+        Ok(Box::new(ours::Shared::new(bytes, sizes)?))
+    }),
     ("plain LRU", Role::Peer, maker!(peers::Lru)),
     #[cfg(feature = "peers")]
     ("moka", Role::Peer, maker!(peers::Moka)),
@@ -56,8 +59,8 @@ const MAKERS: &[(&str, Role, Maker)] = &[
 /// `InvalidData` if the cache served wrong bytes or a trace cannot be understood; else what the report or
 /// the system said.
 pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
-    let requests = options.size(1_000_000, 20_000);
-    let bytes = options.size(2 << 30, 128 << 20) as u64;
+    let requests = options.scaled(1_000_000, 150_000, 20_000);
+    let bytes = options.scaled(2 << 30, 256 << 20, 128 << 20) as u64;
     let mut table = Table::default();
     for (name, make) in loads::LOADS {
         measure(options, report, &mut table, || Ok(loads::generate(name, *make, requests, bytes)))?;

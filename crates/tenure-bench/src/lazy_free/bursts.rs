@@ -25,7 +25,7 @@ pub(super) fn table(
     report: &mut Report<'_>,
 ) -> io::Result<()> {
     let limit = options.size(512 << 20, 128 << 20);
-    let turns = options.size(20, 6);
+    let turns = options.scaled(20, 10, 6);
     let title = format!(
         "competing bursts: two processes in {} MiB, {SHARE_PERCENT} % of it each in turn, {turns} turns, time per turn",
         limit >> 20

@@ -37,7 +37,11 @@ pub(super) fn tables(
     let few = &wide[..1];
     for chunks in [options.size(512, 16), 10] {
         for mode in MODES {
-            let all = chunks != 10 && !options.quick && !mode.random_size;
+            let is_default = mode == MODES[0];
+            let all = chunks != 10
+                && !options.quick
+                && !mode.random_size
+                && (is_default || !options.is_short());
             for &threads in if all { &wide } else { few } {
                 if !(options.quick && chunks == 10) {
                     table(options, programs, report, mode, chunks, threads)?;
@@ -64,8 +68,8 @@ fn table(
             threads,
             chunks,
             chunk_bytes: 512 << 10,
-            run_ms: options.size(500, 50) as u64,
-            warm_up_ms: options.size(100, 10) as u64,
+            run_ms: options.scaled(500, 200, 50) as u64,
+            warm_up_ms: options.scaled(100, 50, 10) as u64,
             allocation,
             random_size: mode.random_size,
             look_after_ms: Vec::new(),

@@ -3,14 +3,19 @@
 use super::contestant::{
     Programs, Setup, GLIBC, JEMALLOC, JEMALLOC_EAGER, MIMALLOC, MIMALLOC_EAGER, TCMALLOC,
 };
-use crate::harness::{Comparison, Contestant, Goal, Report, Role, Sample, Unit};
-use crate::load::{Answer, Large, Load};
+use crate::harness::{
+    Comparison, Contestant, Goal, Report, Role, Sample, TimeSeries, TimeSeriesRow, Unit,
+};
+use crate::load::{Answer, Kept, Large, Load};
 use crate::Options;
 use std::collections::HashMap;
 use std::io;
 
 /// A process has so much that is not the buffers'.
 const OWN_MIB: f64 = 8.0;
+/// When its memory is looked at after everything was freed. The table has two of these.
+const LOOKS_MS: [u64; 7] = [0, 250, 500, AT_FIRST_MS, 2000, 5000, 10_000];
+const AT_FIRST_MS: u64 = 1000;
 const LATER: &str = "not the kernel's after 10 s";
 
 /// The table: of a process that has replaced and then freed buffers of 5 to 25 MiB.
@@ -20,7 +25,7 @@ pub(super) fn table(
     report: &mut Report<'_>,
 ) -> io::Result<()> {
     // Smoke mode cannot wait for memory to be returned.
-    let look_after_ms = if options.quick { vec![1000] } else { vec![1000, 10_000] };
+    let look_after_ms = if options.quick { vec![1000] } else { LOOKS_MS.to_vec() };
     let load = Load::Large(Large {
         replacements: 60,
         min_bytes: options.size(5 << 20, 1 << 20),
@@ -71,6 +76,18 @@ pub(super) fn table(
         }
         comparison = comparison.with(contestant.once());
     }
+    let course = |setup: Setup| {
+        let kept = &answers.get(&setup.name)?.as_ref().ok()?.kept;
+        let point = |kept: &Kept| (kept.after_ms as f64 / 1e3, mib(kept.held_bytes()));
+        let points = kept.iter().map(point).collect();
+        Some(TimeSeriesRow { name: setup.name, role: setup.role, points })
+    };
+    report.time_series(TimeSeries {
+        title: "memory that the kernel may not take, after all was freed".into(),
+        over: "s".into(),
+        unit: "MiB".into(),
+        rows: setups().into_iter().filter_map(course).collect(),
+    });
     report.compare_times(comparison, 1)
 }
 
@@ -84,14 +101,17 @@ fn setups() -> Vec<Setup> {
     all
 }
 
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
 fn sample(answer: &Answer) -> io::Result<Sample> {
-    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    let [first, rest @ ..] = answer.kept.as_slice() else {
+    let Some(first) = answer.kept.iter().find(|kept| kept.after_ms == AT_FIRST_MS) else {
         return Err(io::Error::other("the load did not look at its memory"));
     };
     let mut sample = Sample::from(mib(first.held_bytes()))
         .with("resident after 1 s", mib(first.anonymous_bytes));
-    if let Some(last) = rest.last() {
+    if let Some(last) = answer.kept.last().filter(|last| last.after_ms > AT_FIRST_MS) {
         sample = sample
             .with(LATER, mib(last.held_bytes()))
             .with("resident after 10 s", mib(last.anonymous_bytes));

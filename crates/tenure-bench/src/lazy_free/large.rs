@@ -15,7 +15,7 @@ pub(super) fn table(
     report: &mut Report<'_>,
 ) -> io::Result<()> {
     let large = Large {
-        replacements: options.size(2000, 20) as u64,
+        replacements: options.scaled(2000, 200, 20) as u64,
         min_bytes: options.size(5 << 20, 1 << 20),
         max_bytes: options.size(25 << 20, 5 << 20),
         look_after_ms: Vec::new(),

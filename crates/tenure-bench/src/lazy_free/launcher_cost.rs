@@ -88,7 +88,7 @@ fn bandwidth(
     threads: usize,
 ) -> io::Result<()> {
     let vector_bytes = options.size(128 << 20, 8 << 20);
-    let load = Load::Stream(Stream { threads, vector_bytes, repeats: options.size(10, 2) });
+    let load = Load::Stream(Stream { threads, vector_bytes, repeats: options.scaled(10, 4, 2) });
     let plural = if threads == 1 { "" } else { "s" };
     let title = format!(
         "launcher's cost: copy, scale, add and triad of {} MiB, {threads} thread{plural}, best pass",
@@ -114,7 +114,7 @@ fn bandwidth(
 }
 
 fn compile(options: &Options, programs: &Programs<'_>, report: &mut Report<'_>) -> io::Result<()> {
-    let functions = options.size(250, 25);
+    let functions = options.scaled(250, 100, 25);
     let title = format!("launcher's cost: cc -O2 of {functions} functions");
     if !options.wants(&title) {
         return Ok(());

@@ -63,7 +63,9 @@ fn allocators() -> Vec<(String, String)> {
             mallctl(c"version".as_ptr(), to, &mut len, ptr::null_mut(), 0)
         };
         if failed == 0 {
-            add("jemalloc", text(version));
+            // 5.3.0-0-g followed by forty digits: a release, and its commit.
+            let version = text(version);
+            add("jemalloc", version.split("-0-g").next().unwrap_or_default().to_owned());
         }
     }
     if let Some(mi_version) = symbol(c"mi_version") {

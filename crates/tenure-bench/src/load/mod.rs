@@ -1,7 +1,7 @@
 //! Load generators: programs that only call the C library's own `malloc`, `free`, `mmap` and
 //! `munmap`, so that whatever is preloaded into their process serves them.
 //!
-//! A generator runs in a process of its own, the hidden command of `tenure` named [`COMMAND`] with a
+//! A generator runs in a process of its own, the hidden command of `tenure-bench` named [`COMMAND`] with a
 //! [`Load`] as JSON, and prints its [`Answer`] as JSON. Each checks what it reads: a wrong byte ends
 //! it with [`WRONG_DATA`].
 

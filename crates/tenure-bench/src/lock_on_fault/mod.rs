@@ -14,12 +14,15 @@ mod handler;
 mod ours;
 mod ways;
 
-use crate::harness::{in_process, Comparison, Contestant, Goal, Raised, Report, Role, Unit};
+use crate::harness::{
+    in_process, Comparison, Contestant, Goal, Raised, Report, Role, TimeSeries, TimeSeriesRow, Unit,
+};
 use crate::Options;
 use access::Accesses;
 use file::{PageCache, RandomFile};
 use rustix::param::page_size;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::io;
 use ways::{Way, SETUP};
 
@@ -54,6 +57,7 @@ pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     });
     for (state, cache, rounds, share) in cases {
         let (file, accesses) = (&file, &accesses);
+        let courses = &RefCell::new(BTreeMap::new());
         let mut comparison = Comparison::new(title(state), Unit::Milliseconds);
         for &(name, way) in WAYS {
             let contestant = Contestant::new(name, role(way), move || {
@@ -64,7 +68,9 @@ pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
                     false => None,
                 };
                 let file = file.borrow();
-                in_process(|| way.measure(&file, accesses)).map(Into::into)
+                let measured = in_process(|| way.measure(&file, accesses))?;
+                courses.borrow_mut().insert(name, (role(way), measured.until.clone()));
+                Ok((&measured).into())
             });
             comparison = comparison.with(match way {
                 Way::Ours => contestant
@@ -75,9 +81,26 @@ pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
                 _ => contestant,
             });
         }
-        report.compare(comparison, rounds)?;
+        let done = report.compare(comparison, rounds);
+        report.time_series(course(format!("{}: accesses done", title(state)), &courses.take()));
+        done?;
     }
     Ok(())
+}
+
+/// Role, and milliseconds after each part of the accesses, of each way's last sample.
+type Courses = BTreeMap<&'static str, (Role, Vec<f64>)>;
+
+fn course(title: String, courses: &Courses) -> TimeSeries {
+    let rows = WAYS.iter().filter_map(|&(name, _)| {
+        let (role, until) = courses.get(name)?;
+        let parts = until.len() as f64;
+        let points =
+            until.iter().zip(1..).map(|(ms, part)| (ms / 1e3, 100.0 * f64::from(part) / parts));
+        let points = std::iter::once((0.0, 0.0)).chain(points).collect();
+        Some(TimeSeriesRow { name: name.into(), role: *role, points })
+    });
+    TimeSeries { title, over: "s".into(), unit: "%".into(), rows: rows.collect() }
 }
 
 fn role(way: Way) -> Role {

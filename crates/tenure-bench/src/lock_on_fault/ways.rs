@@ -39,11 +39,13 @@ pub(super) struct Measured {
     processing: f64,
     first: f64,
     last: f64,
+    /// Milliseconds since the beginning, setup included, after each part of the accesses.
+    pub until: Vec<f64>,
     locked_mib: f64,
 }
 
-impl From<Measured> for Sample {
-    fn from(m: Measured) -> Sample {
+impl From<&Measured> for Sample {
+    fn from(m: &Measured) -> Sample {
         Sample::from(m.setup + m.processing)
             .with(SETUP, m.setup)
             .with("processing ms", m.processing)
@@ -106,6 +108,7 @@ impl Way {
             processing: processed.total(),
             first: processed.first(),
             last: processed.last(),
+            until: processed.until.iter().map(|until| setup + until).collect(),
             locked_mib: (locked >> 20) as f64,
         })
     }

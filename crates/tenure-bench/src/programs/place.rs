@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// A directory, removed in the end.
-pub(super) struct Place {
+pub(crate) struct Place {
     dir: PathBuf,
     python: Option<PathBuf>,
 }
@@ -69,7 +69,7 @@ impl Drop for Place {
 }
 
 /// A program's path, or that it is not installed.
-pub(super) fn installed(name: &str) -> Result<OsString, String> {
+pub(crate) fn installed(name: &str) -> Result<OsString, String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .map(|dir| dir.join(name))
@@ -82,7 +82,7 @@ pub(super) fn installed(name: &str) -> Result<OsString, String> {
 }
 
 /// Runs what prepares a program; what it said, or why it failed.
-pub(super) fn prepare(command: &mut Command) -> Result<String, String> {
+pub(crate) fn prepare(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output =
         command.stdin(Stdio::null()).output().map_err(|error| format!("{name}: {error}"))?;

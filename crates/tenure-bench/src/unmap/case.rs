@@ -49,7 +49,8 @@ pub(super) fn cases(options: &Options) -> Vec<Case> {
     let first = options.chosen_size(1 << 30, 64 << 20, HUGE_PAGE);
     let mut cases: Vec<_> = all(first).into();
     if options.size.is_none() && !options.quick {
-        cases.extend_from_slice(&all(4 << 30)[..2]);
+        let number = if options.is_short() { 1 } else { 2 };
+        cases.extend_from_slice(&all(4 << 30)[..number]);
     }
     cases
 }

@@ -41,6 +41,23 @@ impl Latency {
         Counts(recorded.map(|at| (at.value_iterated_to(), at.count_at_value())).collect())
     }
 
+    /// Microseconds, and how often they came, in no more than a hundred steps for each power of ten.
+    pub fn counts_us(&self) -> Vec<(f64, u64)> {
+        let mut steps: Vec<(f64, u64)> = Vec::new();
+        for at in self.0.iter_recorded() {
+            let us = at.value_iterated_to() as f64 / 1e3;
+            let size = 10f64.powf(us.log10().floor() - 1.0);
+            let us = (us / size).round() * size;
+            match steps.last_mut() {
+                Some((last, count)) if (us - *last).abs() < size / 2.0 => {
+                    *count += at.count_at_value()
+                }
+                _ => steps.push((us, at.count_at_value())),
+            }
+        }
+        steps
+    }
+
     pub fn number(&self) -> u64 {
         self.0.len()
     }
@@ -69,6 +86,10 @@ mod tests {
         assert_eq!(latency.number(), 200);
         assert!(latency.quantile_us(0.4) < 6.0 && latency.quantile_us(0.75) > 40_000.0);
         assert!((latency.max_ms() - 100.0).abs() < 0.1);
+        let steps = latency.counts_us();
+        assert_eq!(steps.iter().map(|(_, count)| count).sum::<u64>(), 200);
+        assert!(steps.len() < 150 && steps[0].0 < 6.0, "{steps:?}");
+        assert!(steps.windows(2).all(|pair| pair[0].0 < pair[1].0), "{steps:?}");
         let mut copy = Latency::new().unwrap();
         copy.add(&latency.counts()).unwrap();
         assert_eq!(copy.number(), 200);

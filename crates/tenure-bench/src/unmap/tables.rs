@@ -6,7 +6,9 @@ use super::latency::Latency;
 use super::measure::{measure, Measured};
 use super::recorded::Recorded;
 use super::way::Way;
-use crate::harness::{in_process, Comparison, Contestant, Goal, Report, Role, Sample, Unit};
+use crate::harness::{
+    in_process, Comparison, Contestant, Goal, Histogram, HistogramRow, Report, Role, Sample, Unit,
+};
 use crate::Options;
 use std::fmt::Write as _;
 use std::io;
@@ -42,9 +44,9 @@ pub(super) fn of(case: &Case, options: &Options, report: &mut Report<'_>) -> io:
         }
         in_process(|| measure(case, way, options))
     });
-    for (figure, title) in titles {
+    for (figure, title) in &titles {
         let mut comparison =
-            Comparison::new(title, Unit::Milliseconds).baseline(Way::Munmap.name());
+            Comparison::new(title.as_str(), Unit::Milliseconds).baseline(Way::Munmap.name());
         for way in Way::ALL {
             if way == Way::Nothing && !matches!(figure, Figure::Worst(_)) {
                 continue;
@@ -63,7 +65,15 @@ pub(super) fn of(case: &Case, options: &Options, report: &mut Report<'_>) -> io:
             }
             comparison = comparison.with(contestant);
         }
-        report.compare(comparison, case.rounds())?;
+        // Time may have allowed the first table fewer rounds: the others repeat those.
+        let first = &titles[0].1;
+        let rounds = report.rounds_of(first, options.rounds(case.rounds()));
+        report.compare_times(comparison, rounds)?;
+    }
+    for need in Need::ALL {
+        if let Some(histogram) = histogram(case, need, &measurements)? {
+            report.histogram(histogram);
+        }
     }
     match histograms(case, &measurements)? {
         Some(text) => report.note(text),
@@ -122,6 +132,28 @@ fn merged<'m>(need: Need, measured: impl Iterator<Item = &'m Measured>) -> io::R
         latency.add(counts)?;
     }
     Ok(latency)
+}
+
+/// The waits of one kind, in microseconds, all rounds of each way together.
+fn histogram(
+    case: &Case,
+    need: Need,
+    measurements: &Measurements<'_>,
+) -> io::Result<Option<Histogram>> {
+    let mut rows = Vec::new();
+    for way in Way::ALL {
+        let all = measurements.all(way);
+        let latency = merged(need, all.iter().map(|measured| &**measured))?;
+        if latency.number() > 0 {
+            rows.push(HistogramRow {
+                name: way.name().into(),
+                role: way.role(),
+                counts: latency.counts_us(),
+            });
+        }
+    }
+    let title = format!("{}: another thread's waits for {}", case.name(), need.name());
+    Ok((!rows.is_empty()).then_some(Histogram { title, unit: "us".into(), rows }))
 }
 
 /// All rounds of each way together.

@@ -70,10 +70,11 @@ fn given_back(map: &Map, retries: usize) -> io::Result<()> {
 /// the rival, 20 times slower, would make last for half an hour; and what it leaves behind (memory
 /// just freed, or given back to the host) would be met by the next test.
 pub(super) fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
-    let retries = options.size(100, 2);
+    let retries = options.scaled(100, 25, 2);
     let [bare, tenure, rival] = WAYS;
     for pages in [Pages::Base, Pages::Huge] {
-        for threads in options.threads(&[1, 2, 4, 8]) {
+        for threads in options.threads(if options.is_short() { &[1, 2, 4] } else { &[1, 2, 4, 8] })
+        {
             let rounds = if threads > 2 { 15 } else { 25 };
             let limit = comparison("no marking", &[bare, tenure], threads, retries, pages);
             report.compare(limit, rounds)?;

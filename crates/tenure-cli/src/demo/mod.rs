@@ -1,4 +1,4 @@
-//! `tenure demo`: three caches in turn under the same pressure, on real files.
+//! `tenure demo`: several caches in turn under the same pressure, on real files.
 
 mod live;
 mod neighbour;
@@ -19,6 +19,7 @@ mod terminal_plot;
 mod way;
 mod wire;
 mod worker;
+mod workers;
 
 pub use neighbour::run as neighbour;
 pub use options::Args;
@@ -34,15 +35,22 @@ use outcome::{Outcome, Way};
 use piece::Pieces;
 use room::Enforcement;
 use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
+use store::Kind;
+use tenure::shared::SharedCache;
 use wire::Plan;
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let sizes = args.sizes().map_err(WrongUsage)?;
     let enforcement = Enforcement::choose(args.limit, args.stand_in);
+    if let (Enforcement::StandIn { reason }, 2..) = (&enforcement, args.workers) {
+        let why = "--workers needs a memory cgroup: what workers share only the kernel counts";
+        return Err(WrongUsage(format!("{why} ({reason})")).into());
+    }
     let interrupted = interruptible()?;
     let mut live = Live::new(args.limit);
     live.say(&headline(args, &sizes));
@@ -53,11 +61,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let common = way::Common {
         enforcement: &enforcement,
         limit: args.limit,
+        workers: args.workers,
         schedule: args.schedule(&sizes),
         interrupted: &interrupted.flag,
     };
     let mut outcomes = Vec::new();
-    for way in sizes.ways() {
+    for way in sizes.ways(args.workers) {
         if interrupted.is_set() {
             break;
         }
@@ -68,12 +77,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn headline(args: &Args, sizes: &Sizes) -> String {
+    let served = match args.workers {
+        1 => "a worker and its neighbour".into(),
+        number => format!("{number} workers and their neighbour"),
+    };
     format!(
-        "tenure demo: {} for a worker and its neighbour, who needs between {} and {}; \
-         three caches, {} s each",
+        "tenure demo: {} for {served}, who needs between {} and {}; {} ways, {} s each",
         size::show(args.limit),
         size::show(sizes.neighbour_min),
         size::show(sizes.neighbour_max),
+        sizes.ways(args.workers).len(),
         args.seconds
     )
 }
@@ -115,8 +128,16 @@ fn run_way(
     pieces: &Pieces,
     live: &mut Live,
 ) -> anyhow::Result<Outcome> {
+    let shared = match way.store {
+        Kind::Shared { .. } => Some(share(args.limit)?),
+        _ => None,
+    };
     let plan = Plan {
-        store: way.store,
+        store: match &shared {
+            Some(descriptor) => Kind::Shared { descriptor: descriptor.as_raw_fd() },
+            None => way.store,
+        },
+        worker: 0,
         threads: args.threads,
         exponent: args.zipf,
         seed: args.seed,
@@ -136,6 +157,14 @@ fn run_way(
     };
     live.end(&format!("hit rate {:.1} %, {fate}", 100.0 * outcome.hit_rate()));
     Ok(outcome)
+}
+
+/// Makes the cache that the workers share. Only the descriptor is kept, which each process that is started inherits.
+fn share(limit: u64) -> anyhow::Result<OwnedFd> {
+    let cache = SharedCache::builder().most(limit as usize).build().context("the shared cache")?;
+    let descriptor = cache.as_fd().try_clone_to_owned()?;
+    rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::empty())?;
+    Ok(descriptor)
 }
 
 fn finish(

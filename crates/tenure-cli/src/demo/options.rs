@@ -13,30 +13,34 @@ pub const PREPARATION: Duration = Duration::from_secs(10);
 const HELP: &str = "\
 A worker process serves requests for pieces of real files, compressed by zstd. Compressing is \
 expensive, so the worker keeps the pieces in a cache. It shares a memory cgroup with a neighbour \
-whose need for memory rises and falls twice. The demo runs three caches in turn, with the same \
+whose need for memory rises and falls twice. The demo runs four caches in turn, with the same \
 requests and the same neighbour: an LRU that is small enough for the neighbour's worst hour, an \
-LRU that uses all the room of the best hour (so the kernel kills one of the two), and tenure's \
-cache, which has no size. Every value that comes from a cache is compared with its checksum.
+LRU that uses all the room of the best hour (so the kernel kills one of the two), moka of the size of \
+the worst hour, and tenure's cache, which has no size. Every value that comes from a cache is compared with its checksum.
+
+With --workers several processes serve. The three ways are then an LRU of a safe size in each, tenure's \
+cache in each, and one tenure cache that they share.
 
 The demo runs as root with memory cgroups v1 or v2, or as a user in a scope of the user's systemd. \
 Without either it enforces the limit itself, and prints that.
 
 Examples:
   tenure demo
+  tenure demo --workers 4
   tenure demo --limit 1G --seconds 30 --svg big.svg
   tenure demo --dir ~/src --neighbour-max 150M --json demo.json
 
 Exit code: 0 if tenure's worker and its neighbour survived and no byte was wrong, else 1.";
 
-/// Serve real files from three caches in turn, beside a neighbour whose need for memory rises and falls.
+/// Serve real files from several caches in turn, beside a neighbour whose need for memory rises and falls.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
     /// Directory of the files that pieces are taken from.
     #[arg(long, value_name = "DIR", default_value = "/usr")]
     pub dir: PathBuf,
-    /// Seconds for each of the three.
-    #[arg(long, value_name = "N", default_value_t = 14.0)]
+    /// Seconds for each of the caches.
+    #[arg(long, value_name = "N", default_value_t = 10.0)]
     pub seconds: f64,
     /// Memory for worker and neighbour together.
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size::parse)]
@@ -47,7 +51,12 @@ pub struct Args {
     /// The neighbour's need in its worst hour [default: two thirds of the limit].
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub neighbour_max: Option<u64>,
-    /// Threads that serve requests.
+    /// Processes that serve requests. From 2 on, small caches of their own, tenure's caches of their own and one that they
+    /// share are compared.
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=48))]
+    pub workers: u32,
+    /// Threads that serve requests, in each worker.
     #[arg(long, value_name = "N", default_value_t = 2,
           value_parser = clap::value_parser!(u32).range(1..=256))]
     pub threads: u32,
@@ -102,13 +111,13 @@ impl Args {
         if sizes.neighbour_min >= sizes.neighbour_max {
             return Err("--neighbour-min must be less than --neighbour-max".into());
         }
-        if sizes.worst_hour() < SMALLEST_CACHE {
+        if sizes.worst_hour(self.workers) / u64::from(self.workers) < SMALLEST_CACHE {
             return Err(format!(
                 "with a --limit of {} and a neighbour of up to {} nothing is left for a cache; \
                  the worker alone takes about {}",
                 size::show(sizes.limit),
                 size::show(sizes.neighbour_max),
-                size::show(sizes.overhead())
+                size::show(sizes.overhead(self.workers))
             ));
         }
         Ok(sizes)
@@ -121,20 +130,22 @@ impl Args {
 }
 
 const SMALLEST_CACHE: u64 = 4 << 20;
+/// What each further worker takes beside its cache.
+const MORE_WORKERS: u64 = 6 << 20;
 
 impl Sizes {
     /// What two processes take beside neighbour's need and cached values: the program itself,
     /// page tables, compressors, the list of pieces, and what an allocator loses between values.
-    fn overhead(&self) -> u64 {
-        (12 << 20) + self.limit / 20
+    fn overhead(&self, workers: u32) -> u64 {
+        (12 << 20) + u64::from(workers - 1) * MORE_WORKERS + self.limit / 20
     }
 
-    fn worst_hour(&self) -> u64 {
-        self.limit.saturating_sub(self.neighbour_max + self.overhead())
+    fn worst_hour(&self, workers: u32) -> u64 {
+        self.limit.saturating_sub(self.neighbour_max + self.overhead(workers))
     }
 
     fn best_hour(&self) -> u64 {
-        self.limit.saturating_sub(self.neighbour_min + self.overhead())
+        self.limit.saturating_sub(self.neighbour_min + self.overhead(1))
     }
 
     /// With fewer bytes of values the best hour's cache would never be full, and nothing shown.
@@ -143,19 +154,34 @@ impl Sizes {
     }
 
     /// The ways to compare.
-    pub fn ways(&self) -> [Way; 3] {
-        let (limit, overhead) = (size::mib(self.limit), size::mib(self.overhead()));
+    pub fn ways(&self, workers: u32) -> Vec<Way> {
+        let (limit, overhead) = (size::mib(self.limit), size::mib(self.overhead(workers)));
         let sized = |need: u64| format!("{limit} - {} - {overhead}", size::mib(need));
-        [
+        if workers > 1 {
+            let bytes = self.worst_hour(workers) / u64::from(workers);
+            let each = format!("1/{workers} of ({})", sized(self.neighbour_max));
+            let none = || "no size set".to_string();
+            return vec![
+                Way { name: "LRU in each", store: Kind::FixedLru { bytes }, sized: each },
+                Way { name: "tenure in each", store: Kind::Tenure, sized: none() },
+                Way { name: "one shared", store: Kind::Shared { descriptor: -1 }, sized: none() },
+            ];
+        }
+        vec![
             Way {
                 name: "LRU, worst hour",
-                store: Kind::FixedLru { bytes: self.worst_hour() },
+                store: Kind::FixedLru { bytes: self.worst_hour(1) },
                 sized: sized(self.neighbour_max),
             },
             Way {
                 name: "LRU, best hour",
                 store: Kind::FixedLru { bytes: self.best_hour() },
                 sized: sized(self.neighbour_min),
+            },
+            Way {
+                name: "moka, worst hour",
+                store: Kind::Moka { bytes: self.worst_hour(1) },
+                sized: sized(self.neighbour_max),
             },
             Way { name: "tenure", store: Kind::Tenure, sized: "no size set".into() },
         ]
@@ -182,10 +208,9 @@ mod tests {
     fn the_defaults_leave_room_at_the_worst_hour_and_overflow_at_the_best() {
         for limit in ["64M", "256M", "512M", "2G"] {
             let sizes = sizes(&["--limit", limit]).unwrap();
-            let [worst, best, _] = sizes.ways().map(|way| match way.store {
-                Kind::FixedLru { bytes } => bytes,
-                Kind::Tenure => 0,
-            });
+            let told: Vec<u64> = sizes.ways(1).iter().filter_map(|way| way.store.bytes()).collect();
+            let [worst, best, moka] = told[..] else { panic!("three have a size: {told:?}") };
+            assert_eq!(moka, worst);
             assert!(worst + sizes.neighbour_max < sizes.limit, "{sizes:?}");
             assert!(best + sizes.neighbour_max > sizes.limit, "{sizes:?}");
             assert!(sizes.working_set > best, "{sizes:?}");

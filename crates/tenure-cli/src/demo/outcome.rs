@@ -73,6 +73,8 @@ pub struct Death {
 pub struct Outcome {
     /// The way.
     pub way: Way,
+    /// How many processes served.
+    pub workers: u32,
     /// The neighbour's need.
     pub schedule: Schedule,
     /// What was seen every tenth of a second.
@@ -178,6 +180,7 @@ pub mod tests {
             .collect();
         Outcome {
             way: Way { name, store, sized: "made up".into() },
+            workers: 1,
             schedule: Schedule { least: 0, most: 60 << 20, seconds },
             counts: samples.last().map(|sample| sample.counts).unwrap_or_default(),
             samples,

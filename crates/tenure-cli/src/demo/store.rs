@@ -4,7 +4,9 @@ use anyhow::Context;
 use lru::LruCache;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
+use tenure::shared::SharedCache;
 
 /// One of the ways to keep values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,8 +17,33 @@ pub enum Kind {
         /// Bytes of values it may hold.
         bytes: u64,
     },
+    /// moka's cache of a fixed size.
+    Moka {
+        /// Bytes of values it may hold.
+        bytes: u64,
+    },
     /// tenure's cache, told no size.
     Tenure,
+    /// tenure's cache for several processes, told no size either.
+    Shared {
+        /// The number of its descriptor, which each worker inherits.
+        descriptor: i32,
+    },
+}
+
+impl Kind {
+    /// Whether it is one of tenure's.
+    pub fn is_ours(self) -> bool {
+        self.bytes().is_none()
+    }
+
+    /// Bytes of values it may hold, if it was told a size.
+    pub fn bytes(self) -> Option<u64> {
+        match self {
+            Kind::FixedLru { bytes } | Kind::Moka { bytes } => Some(bytes),
+            Kind::Tenure | Kind::Shared { .. } => None,
+        }
+    }
 }
 
 /// A cache of byte values, shared between threads.
@@ -35,7 +62,9 @@ pub trait Store: Send + Sync {
 pub fn open(kind: Kind) -> anyhow::Result<Box<dyn Store>> {
     Ok(match kind {
         Kind::FixedLru { bytes } => Box::new(FixedLru::new(bytes)),
+        Kind::Moka { bytes } => Box::new(Moka::new(bytes)),
         Kind::Tenure => Box::new(Tenure::new()?),
+        Kind::Shared { descriptor } => Box::new(Shared::open(descriptor)?),
     })
 }
 
@@ -88,6 +117,37 @@ impl Store for FixedLru {
     }
 }
 
+/// moka as its documentation has byte values: by weight, shared between threads without a copy.
+struct Moka {
+    cache: moka::sync::Cache<u32, Arc<[u8]>>,
+}
+
+impl Moka {
+    fn new(bytes: u64) -> Moka {
+        let weigher = |_: &u32, value: &Arc<[u8]>| value.len() as u32;
+        Moka { cache: moka::sync::Cache::builder().max_capacity(bytes).weigher(weigher).build() }
+    }
+}
+
+impl Store for Moka {
+    fn get_with(&self, key: u32, look: &mut dyn FnMut(&[u8])) -> bool {
+        self.cache.get(&key).as_deref().map(look).is_some()
+    }
+
+    fn put(&self, key: u32, value: &[u8]) {
+        self.cache.insert(key, value.into());
+    }
+
+    fn bytes(&self) -> u64 {
+        self.cache.weighted_size()
+    }
+
+    fn taken(&self) -> u64 {
+        // As above.
+        0
+    }
+}
+
 struct Tenure {
     cache: tenure::Cache<u32>,
 }
@@ -117,11 +177,53 @@ impl Store for Tenure {
     }
 }
 
+struct Shared {
+    cache: SharedCache,
+}
+
+impl Shared {
+    #[allow(unsafe_code, reason = "takes over a descriptor that was inherited")]
+    fn open(descriptor: i32) -> anyhow::Result<Shared> {
+        // SAFETY: the demo has left this descriptor open for this process alone, which opens one store: nothing else
+        // here owns it.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        // SAFETY: only the demo and its workers have the descriptor, and they use it through tenure.
+        let cache = unsafe { SharedCache::open(descriptor) }.context("the shared cache")?;
+        Ok(Shared { cache })
+    }
+}
+
+impl Store for Shared {
+    fn get_with(&self, key: u32, look: &mut dyn FnMut(&[u8])) -> bool {
+        let value = self.cache.get(&key.to_le_bytes());
+        value.ok().flatten().map(|value| look(&value)).is_some()
+    }
+
+    fn put(&self, key: u32, value: &[u8]) {
+        // As above.
+        let _ = self.cache.insert(&key.to_le_bytes(), value);
+    }
+
+    /// Of all workers together.
+    fn bytes(&self) -> u64 {
+        let memory = self.cache.stats().memory;
+        memory.intact * memory.chunk_bytes
+    }
+
+    /// Of all workers together; none by the kernel, but by the workers themselves.
+    fn taken(&self) -> u64 {
+        let memory = self.cache.stats().memory;
+        memory.purges * memory.chunk_bytes
+    }
+}
+
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Kind::FixedLru { bytes } => write!(f, "fixed LRU of {}", crate::size::mib(*bytes)),
+            Kind::Moka { bytes } => write!(f, "moka of {}", crate::size::mib(*bytes)),
             Kind::Tenure => f.write_str("tenure::Cache, no size set"),
+            Kind::Shared { .. } => f.write_str("tenure::shared::SharedCache, no size set"),
         }
     }
 }
@@ -146,6 +248,18 @@ mod tests {
         store.put(5, &[5; 101]);
         assert!(!store.get_with(5, &mut |_| ()), "what is too large is not kept");
         assert_eq!(store.bytes(), 0);
+    }
+
+    #[test]
+    fn moka_gives_back_what_was_put_and_keeps_to_its_size() {
+        let store = Moka::new(100);
+        (0..50).for_each(|key| store.put(key, &[key as u8; 25]));
+        store.cache.run_pending_tasks();
+        assert!(store.bytes() <= 100, "{} bytes", store.bytes());
+        let hits = (0..50u32)
+            .filter(|key| store.get_with(*key, &mut |value| assert_eq!(value, [*key as u8; 25])))
+            .count();
+        assert!((1..=4).contains(&hits), "{hits} of 50");
     }
 
     #[test]

@@ -20,14 +20,20 @@ const MIB: f64 = (1 << 20) as f64;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
-/// Blue, orange and green that colour-blind readers can tell apart.
-const SWATCHES: [RGBColor; 3] =
-    [RGBColor(0x33, 0x6f, 0xb5), RGBColor(0xe0, 0x82, 0x14), RGBColor(0x1b, 0x8a, 0x5a)];
+/// Blue, orange, green and pink that colour-blind readers can tell apart.
+const SWATCHES: [RGBColor; 4] = [
+    RGBColor(0x33, 0x6f, 0xb5),
+    RGBColor(0xe0, 0x82, 0x14),
+    RGBColor(0x1b, 0x8a, 0x5a),
+    RGBColor(0xcc, 0x79, 0xa7),
+];
 
 fn colour(outcome: &Outcome, number: usize) -> RGBColor {
     match outcome.way.store {
-        Kind::Tenure => SWATCHES[2],
-        Kind::FixedLru { .. } => SWATCHES[number.min(1)],
+        Kind::Tenure if number >= 2 => SWATCHES[2],
+        Kind::Moka { .. } => SWATCHES[3],
+        Kind::Shared { .. } => SWATCHES[2],
+        _ => SWATCHES[number.min(1)],
     }
 }
 
@@ -39,7 +45,7 @@ pub fn render(outcomes: &[Outcome], limit: u64, note: &str) -> anyhow::Result<St
         let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
         root.fill(&WHITE).map_err(failed)?;
         let (head, plots) = root.split_vertically(TITLE_HEIGHT);
-        title(&head, limit, note)?;
+        title(&head, outcomes, limit, note)?;
         let plots = plots.split_evenly((outcomes.len() + 1, 1));
         for (number, outcome) in outcomes.iter().enumerate() {
             memory(&plots[number], outcome, number, limit)?;
@@ -54,22 +60,21 @@ fn failed(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow::anyhow!("drawing the SVG: {error}")
 }
 
-fn title(area: &Area<'_>, limit: u64, note: &str) -> anyhow::Result<()> {
-    let title = format!("Three caches beside a neighbour, {} for both", size::mib(limit));
+fn title(area: &Area<'_>, outcomes: &[Outcome], limit: u64, note: &str) -> anyhow::Result<()> {
+    let title = format!("Caches beside a neighbour, {} for both", size::mib(limit));
     area.draw_text(&title, &(FONT, 20).into_font().color(&INK), (16, 14)).map_err(failed)?;
     let faint = (FONT, 13).into_font().color(&INK.mix(0.7));
     area.draw_text(note, &faint, (16, 44)).map_err(failed)?;
     // One key for all plots of memory, where it covers none of them.
     let parts = [("neighbour", NEIGHBOUR), ("cache, a colour each", INK), ("limit", INK)];
-    for ((name, colour), x) in parts.into_iter().zip([560, 670, 850]) {
+    for ((name, ink), x) in parts.into_iter().zip([540, 670, 850]) {
         match name {
-            "limit" => area.draw(&PathElement::new([(x, 24), (x + 14, 24)], colour)),
-            "neighbour" => area.draw(&swatch((x, 24), colour)),
-            _ => SWATCHES.iter().zip(0..).try_for_each(|(colour, number)| {
-                area.draw(&Rectangle::new(
-                    [(x - 16 + 10 * number, 19), (x - 6 + 10 * number, 29)],
-                    colour.filled(),
-                ))
+            "limit" => area.draw(&PathElement::new([(x, 24), (x + 14, 24)], ink)),
+            "neighbour" => area.draw(&swatch((x, 24), ink)),
+            _ => outcomes.iter().enumerate().try_for_each(|(number, outcome)| {
+                let left = x - 26 + 10 * number as i32;
+                let corners = [(left, 19), (left + 10, 29)];
+                area.draw(&Rectangle::new(corners, colour(outcome, number).filled()))
             }),
         }
         .map_err(failed)?;
@@ -118,9 +123,9 @@ fn memory(area: &Area<'_>, outcome: &Outcome, number: usize, limit: u64) -> anyh
         Some(death) => format!("{} killed at {:.1} s", death.who, death.at),
         None => "survived".into(),
     };
-    let set = match outcome.way.store {
-        Kind::FixedLru { bytes } => format!(", fixed at {}", size::mib(bytes)),
-        Kind::Tenure => ", no size set".into(),
+    let set = match outcome.way.store.bytes() {
+        Some(bytes) => format!(", fixed at {}", size::mib(bytes)),
+        None => ", no size set".into(),
     };
     let caption = format!(
         "{}{set}: hit rate {:.1} %, {} requests/s, {fate}",
@@ -183,6 +188,7 @@ mod tests {
         let outcomes = [
             made_up("LRU, worst hour", Kind::FixedLru { bytes: 60 << 20 }, 14.0, None),
             made_up("LRU, best hour", Kind::FixedLru { bytes: 200 << 20 }, 14.0, Some(death)),
+            made_up("moka, worst hour", Kind::Moka { bytes: 60 << 20 }, 14.0, None),
             made_up("tenure", Kind::Tenure, 14.0, None),
         ];
         let svg = render(&outcomes, 256 << 20, "a note").unwrap();
@@ -199,7 +205,7 @@ mod tests {
             assert!(has(part), "{part} is not in {texts:?}");
         }
         let areas = document.descendants().filter(|node| node.has_tag_name("polygon")).count();
-        assert!(areas >= 6, "two areas for each way, not {areas}");
+        assert!(areas >= 8, "two areas for each way, not {areas}");
     }
 
     #[test]

@@ -8,23 +8,40 @@ use crate::text_table;
 /// The ways side by side, a line for each thing that was measured.
 pub fn render(outcomes: &[Outcome], limit: u64) -> String {
     let mut rows = vec![line("", outcomes, |outcome| outcome.way.name.into())];
-    rows.push(line("size set", outcomes, |outcome| match outcome.way.store {
-        Kind::FixedLru { bytes } => size::mib(bytes),
-        Kind::Tenure => "none".into(),
+    rows.push(line("size set", outcomes, |outcome| {
+        outcome.way.store.bytes().map_or("none".into(), size::mib)
     }));
     rows.push(line("hit rate", outcomes, |outcome| format!("{:.1} %", 100.0 * outcome.hit_rate())));
     rows.push(line("requests/s", outcomes, |outcome| size::count(outcome.rate().round() as u64)));
-    rows.push(line("values made again", outcomes, |o| size::count(o.counts.made_again)));
-    rows.push(line("CPU time for those", outcomes, |outcome| {
-        format!("{:.1} s", outcome.counts.made_again_seconds)
-    }));
-    rows.push(line("worker's peak memory", outcomes, |outcome| size::mib(outcome.peak_worker())));
+    if outcomes.iter().any(|outcome| outcome.workers > 1) {
+        // What one worker makes for the first time another may have made before.
+        rows.push(line("values made", outcomes, |o| size::count(o.counts.made)));
+    } else {
+        rows.push(line("values made again", outcomes, |o| size::count(o.counts.made_again)));
+        rows.push(line("CPU time for those", outcomes, |outcome| {
+            format!("{:.1} s", outcome.counts.made_again_seconds)
+        }));
+    }
+    let peak = if outcomes.iter().any(|outcome| outcome.workers > 1) {
+        "workers' peak memory"
+    } else {
+        "worker's peak memory"
+    };
+    rows.push(line(peak, outcomes, |outcome| size::mib(outcome.peak_worker())));
     let together = format!("peak together, of {}", size::mib(limit));
     rows.push(line(&together, outcomes, |outcome| size::mib(outcome.peak_together)));
     rows.push(line("taken by the kernel", outcomes, |outcome| match outcome.way.store {
-        Kind::FixedLru { .. } => "-".into(),
+        Kind::FixedLru { .. } | Kind::Moka { .. } => "-".into(),
         Kind::Tenure => size::mib(outcome.counts.taken_bytes),
+        // The workers have given it back.
+        Kind::Shared { .. } => "-".into(),
     }));
+    if outcomes.iter().any(|outcome| outcome.workers > 1) {
+        rows.push(line("given back by the workers", outcomes, |outcome| match outcome.way.store {
+            Kind::Shared { .. } => size::mib(outcome.counts.taken_bytes),
+            _ => "-".into(),
+        }));
+    }
     rows.push(line("neighbour's longest wait", outcomes, |outcome| {
         format!("{:.2} s", outcome.longest_wait)
     }));
@@ -81,14 +98,25 @@ pub fn remarks(outcomes: &[Outcome]) -> Vec<String> {
             ));
         }
     }
-    let ours = outcomes.iter().find(|outcome| outcome.way.store == Kind::Tenure);
-    let safe = outcomes.iter().find(|o| o.way.store != Kind::Tenure && o.death.is_none());
-    if let (Some(ours), Some(safe)) = (ours, safe) {
-        if ours.rate() > 0.0 && safe.rate() > 0.0 {
+    let mine = |one: &&Outcome| one.way.store == Kind::Tenure;
+    let shared = outcomes.iter().find(|one| matches!(one.way.store, Kind::Shared { .. }));
+    let ours = outcomes.iter().find(mine);
+    // The best of those that can be compared.
+    let safe = outcomes
+        .iter()
+        .filter(|o| !o.way.store.is_ours() && o.death.is_none())
+        .max_by(|a, b| a.hit_rate().total_cmp(&b.hit_rate()));
+    let against = [
+        ("tenure against the safe size", shared.or(ours), safe),
+        ("one shared cache against private ones", shared, ours.filter(|o| o.death.is_none())),
+    ];
+    for (what, one, other) in against {
+        let (Some(one), Some(other)) = (one, other) else { continue };
+        if one.rate() > 0.0 && other.rate() > 0.0 {
             remarks.push(format!(
-                "tenure against the safe size: hit rate {:+.1} points, {:.2} x the requests.",
-                100.0 * (ours.hit_rate() - safe.hit_rate()),
-                ours.rate() / safe.rate()
+                "{what}: hit rate {:+.1} points, {:.2} x the requests.",
+                100.0 * (one.hit_rate() - other.hit_rate()),
+                one.rate() / other.rate()
             ));
         }
     }
@@ -101,7 +129,7 @@ pub fn remarks(outcomes: &[Outcome]) -> Vec<String> {
 pub fn kept(outcomes: &[Outcome]) -> bool {
     outcomes.iter().all(|outcome| {
         outcome.counts.wrong_values == 0
-            && (outcome.way.store != Kind::Tenure || outcome.death.is_none())
+            && (!outcome.way.store.is_ours() || outcome.death.is_none())
     })
 }
 
@@ -110,35 +138,36 @@ mod tests {
     use super::super::outcome::tests::made_up;
     use super::*;
 
-    fn three() -> Vec<Outcome> {
+    fn four() -> Vec<Outcome> {
         let death = Death { who: Who::Worker, at: 4.2, by: "the kernel's OOM killer".into() };
         vec![
             made_up("LRU, worst hour", Kind::FixedLru { bytes: 60 << 20 }, 14.0, None),
             made_up("LRU, best hour", Kind::FixedLru { bytes: 200 << 20 }, 14.0, Some(death)),
+            made_up("moka, worst hour", Kind::Moka { bytes: 60 << 20 }, 14.0, None),
             made_up("tenure", Kind::Tenure, 14.0, None),
         ]
     }
 
     #[test]
     fn a_death_is_shown_and_not_hidden() {
-        let text = render(&three(), 256 << 20);
+        let text = render(&four(), 256 << 20);
         let outcome = text.lines().find(|line| line.trim_start().starts_with("outcome")).unwrap();
-        assert_eq!(outcome.matches("survived").count(), 2);
+        assert_eq!(outcome.matches("survived").count(), 3);
         assert!(outcome.contains("KILLED at 4.2 s"), "{text}");
         assert!(text.lines().all(|line| line.len() <= 100), "{text}");
-        let remarks = remarks(&three()).join("\n");
+        let remarks = remarks(&four()).join("\n");
         assert!(remarks.contains("the kernel's OOM killer"), "{remarks}");
         assert!(remarks.contains("hit rate +0.0 points, 1.00 x the requests"), "{remarks}");
     }
 
     #[test]
     fn only_tenures_death_and_wrong_bytes_fail() {
-        let mut outcomes = three();
+        let mut outcomes = four();
         assert!(kept(&outcomes));
         outcomes[0].counts.wrong_values = 1;
         assert!(!kept(&outcomes));
-        let mut outcomes = three();
-        outcomes[2].death = Some(Death { who: Who::Neighbour, at: 1.0, by: "signal 9".into() });
+        let mut outcomes = four();
+        outcomes[3].death = Some(Death { who: Who::Neighbour, at: 1.0, by: "signal 9".into() });
         assert!(!kept(&outcomes));
         assert!(render(&outcomes, 1).contains("neighbour KILLED"));
     }

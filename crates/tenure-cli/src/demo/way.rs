@@ -5,8 +5,10 @@ use super::outcome::{Death, Outcome, Sample, Way, Who};
 use super::process::{self, Process};
 use super::room::{Enforcement, Room, Verdict};
 use super::schedule::Schedule;
-use super::wire::{FromWorker, Hold, Holds, Plan, ToWorker};
-use anyhow::{bail, Context};
+use super::store::Kind;
+use super::wire::{Hold, Holds, Plan, ToWorker};
+use super::workers::Workers;
+use anyhow::Context;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
@@ -28,6 +30,8 @@ pub struct Common<'a> {
     pub enforcement: &'a Enforcement,
     /// The limit.
     pub limit: u64,
+    /// How many processes serve.
+    pub workers: u32,
     /// The neighbour's need.
     pub schedule: Schedule,
     /// Set when the user wants to stop.
@@ -43,24 +47,22 @@ pub fn run(
 ) -> anyhow::Result<Outcome> {
     let room = Room::open(common.enforcement, common.limit)?;
     // Both are in the group before they have any memory to speak of.
-    let (mut worker, from_worker) = Process::spawn(process::WORKER)?;
-    room.admit(&worker).context("cannot put the worker into its cgroup")?;
+    let one_cache = matches!(plan.store, Kind::Shared { .. });
+    let mut workers = Workers::start(common.workers, one_cache, &room)?;
     let (mut neighbour, from_neighbour) = Process::spawn(process::NEIGHBOUR)?;
     room.admit(&neighbour).context("cannot put the neighbour into its cgroup")?;
 
-    worker.tell(&ToWorker::Plan(Box::new(plan)))?;
-    let FromWorker::Ready = process::expect(&from_worker, &mut worker, PATIENCE)? else {
-        bail!("the worker has started out of turn");
-    };
+    workers.tell(|worker| ToWorker::Plan(Box::new(Plan { worker, ..plan.clone() })))?;
+    workers.wait_until_ready(PATIENCE)?;
     neighbour.tell(&Hold { bytes: common.schedule.least })?;
     let holds: Holds = process::expect(&from_neighbour, &mut neighbour, PATIENCE)?;
-    worker.tell(&ToWorker::Go)?;
+    workers.tell(|_| ToWorker::Go)?;
 
     let mut run = Run {
         common,
         room,
-        worker,
-        from_worker,
+        workers,
+        one_cache,
         neighbour,
         from_neighbour,
         start: Instant::now(),
@@ -78,8 +80,8 @@ pub fn run(
 
 struct Run<'a> {
     common: &'a Common<'a>,
-    worker: Process,
-    from_worker: Receiver<FromWorker>,
+    workers: Workers,
+    one_cache: bool,
     neighbour: Process,
     from_neighbour: Receiver<Holds>,
     // After the processes: a cgroup can be removed only when they have left it.
@@ -130,11 +132,8 @@ impl Run<'_> {
     }
 
     fn hear(&mut self) {
-        for message in self.from_worker.try_iter() {
-            if let FromWorker::Progress(counts) | FromWorker::Done(counts) = message {
-                self.counts = counts;
-            }
-        }
+        self.workers.hear();
+        self.counts = self.workers.counts();
         for holds in self.from_neighbour.try_iter() {
             self.held = holds.bytes;
             self.asked = false;
@@ -157,25 +156,24 @@ impl Run<'_> {
         if wanted < self.held && !self.asked {
             self.ask(wanted)?;
         }
-        let together = self.worker.resident() + self.neighbour.resident().max(wanted);
+        let together = self.workers.resident() + self.neighbour.resident().max(wanted);
         match self.room.judge(together, now, self.counts.gave_up) {
             Verdict::Fits => {}
             Verdict::Short(bytes) => {
                 if self.told_to_give_up.is_none_or(|told| now - told >= GIVE_UP_EVERY) {
                     self.told_to_give_up = Some(now);
-                    self.worker.tell(&ToWorker::GiveUp(bytes))?;
+                    self.workers.tell(|_| ToWorker::GiveUp(bytes))?;
                 }
                 return Ok(None);
             }
             Verdict::OutOfMemory => {
                 // The larger one, as the kernel would choose.
-                let worker = self.worker.resident() >= self.neighbour.resident();
-                let (who, victim) = if worker {
-                    (Who::Worker, &mut self.worker)
+                let who = if self.workers.resident() >= self.neighbour.resident() {
+                    self.workers.kill()
                 } else {
-                    (Who::Neighbour, &mut self.neighbour)
+                    self.neighbour.kill();
+                    Who::Neighbour
                 };
-                victim.kill();
                 return Ok(Some(Death { who, at, by: "the stand-in".into() }));
             }
         }
@@ -191,13 +189,13 @@ impl Run<'_> {
     }
 
     fn find_death(&mut self, at: f64) -> Option<Death> {
-        if self.worker.ended().is_none() && self.neighbour.ended().is_none() {
+        if self.workers.ended().is_none() && self.neighbour.ended().is_none() {
             return None;
         }
         // The kernel may kill the second one before it has the first one's memory back, and the
         // smaller of the two is the first to have exited: see what else happens.
         std::thread::sleep(AFTERMATH);
-        let (who, status) = match (self.worker.ended(), self.neighbour.ended()) {
+        let (who, status) = match (self.workers.ended(), self.neighbour.ended()) {
             (Some(status), Some(_)) => (Who::Both, status),
             (Some(status), None) => (Who::Worker, status),
             (None, Some(status)) => (Who::Neighbour, status),
@@ -213,12 +211,16 @@ impl Run<'_> {
     }
 
     fn sample(&mut self, at: f64) {
-        let (worker, neighbour) = (self.worker.resident(), self.neighbour.resident());
+        let (mut worker, neighbour) = (self.workers.resident(), self.neighbour.resident());
         if worker == 0 || neighbour == 0 {
             // One is dead already; what is charged now says nothing about the run.
             return;
         }
         let counters = self.room.counters();
+        if let Some(counters) = counters.filter(|_| self.one_cache) {
+            // What they share is no one's own: all that is charged but what the neighbour has.
+            worker = counters.usage.saturating_sub(neighbour);
+        }
         self.samples.push(Sample {
             at,
             worker,
@@ -231,30 +233,21 @@ impl Run<'_> {
     }
 
     fn finish(mut self, way: &Way, mut death: Option<Death>) -> anyhow::Result<Outcome> {
-        self.worker.tell(&ToWorker::Stop)?;
-        loop {
-            match process::expect(&self.from_worker, &mut self.worker, PATIENCE) {
-                Ok(FromWorker::Done(counts)) => {
-                    self.counts = counts;
-                    break;
-                }
-                Ok(FromWorker::Progress(counts)) => self.counts = counts,
-                Ok(FromWorker::Ready) => {}
-                // It is dead, perhaps only since its neighbour has died or its time was up; its
-                // last report will have to do.
-                Err(error) => {
-                    let at = self.start.elapsed().as_secs_f64().min(self.common.schedule.seconds);
-                    death = death.or_else(|| self.find_death(at));
-                    if death.is_none() {
-                        return Err(error);
-                    }
-                    break;
-                }
+        self.workers.tell(|_| ToWorker::Stop)?;
+        if let Err(error) = self.workers.wait_until_done(PATIENCE) {
+            // One is dead, perhaps only since its neighbour has died or its time was up; its
+            // last report will have to do.
+            let at = self.start.elapsed().as_secs_f64().min(self.common.schedule.seconds);
+            death = death.or_else(|| self.find_death(at));
+            if death.is_none() {
+                return Err(error);
             }
         }
+        self.hear();
         let seen = self.samples.iter().map(|sample| sample.used).max().unwrap_or(0);
         Ok(Outcome {
             way: way.clone(),
+            workers: self.common.workers,
             schedule: self.common.schedule,
             samples: self.samples,
             counts: self.counts,

@@ -19,10 +19,12 @@ pub enum ToWorker {
 }
 
 /// A worker's job.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// The cache to use.
     pub store: Kind,
+    /// Which of the workers it is, from 0.
+    pub worker: u32,
     /// Threads that serve.
     pub threads: u32,
     /// Zipf's exponent.
@@ -73,6 +75,30 @@ pub struct Counts {
     pub taken_bytes: u64,
     /// Times that it has given up what it was told to, as far as it could.
     pub gave_up: u64,
+}
+
+impl Counts {
+    /// Both together. Workers with one cache tell the same bytes.
+    #[must_use]
+    pub fn with(&self, other: &Counts, one_cache: bool) -> Counts {
+        let bytes = |mine: u64, others: u64| match one_cache {
+            true => mine.max(others),
+            false => mine + others,
+        };
+        Counts {
+            requests: self.requests + other.requests,
+            hits: self.hits + other.hits,
+            made: self.made + other.made,
+            made_again: self.made_again + other.made_again,
+            made_again_seconds: self.made_again_seconds + other.made_again_seconds,
+            wrong_values: self.wrong_values + other.wrong_values,
+            wrong_bytes: self.wrong_bytes + other.wrong_bytes,
+            changed_files: self.changed_files + other.changed_files,
+            cache_bytes: bytes(self.cache_bytes, other.cache_bytes),
+            taken_bytes: bytes(self.taken_bytes, other.taken_bytes),
+            gave_up: self.gave_up + other.gave_up,
+        }
+    }
 }
 
 /// To the neighbour: hold this many bytes.

@@ -1,4 +1,4 @@
-//! The process that serves requests: one of the two parties in the demo's cgroup.
+//! The process that serves requests: alone, or one of several workers.
 
 use super::piece::Maker;
 use super::popularity::Popularity;
@@ -35,7 +35,8 @@ pub fn run() -> anyhow::Result<()> {
     std::thread::scope(|scope| -> anyhow::Result<()> {
         let mut threads = Vec::new();
         for number in 0..plan.threads {
-            threads.push(scope.spawn(move || server.serve(number.into())));
+            let stream = u64::from(plan.worker) * u64::from(plan.threads) + u64::from(number);
+            threads.push(scope.spawn(move || server.serve(stream)));
         }
         threads.push(scope.spawn(|| server.report()));
         let obeyed = obey(&mut from, &server.gave_up);

@@ -5,6 +5,7 @@ pub mod trial;
 use crate::failure::Found;
 use crate::run::find_library;
 use crate::size;
+use crate::wrap::{width, wrap};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -108,7 +109,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         serde_json::to_writer_pretty(&mut out, &report)?;
         writeln!(out)?;
     } else {
-        out.write_all(text(&report).as_bytes())?;
+        out.write_all(text(&report, width()).as_bytes())?;
     }
     out.flush()?;
     if passed {
@@ -204,43 +205,53 @@ fn line(finding: &Finding) -> Line {
     }
 }
 
-fn text(report: &Report<'_>) -> String {
+/// In lines of `width` columns.
+fn text(report: &Report<'_>, width: usize) -> String {
     let mut text =
         format!("tenure {} on Linux {}, uid {}\n\n", report.tenure, report.kernel, report.uid);
-    let width = report.findings.iter().map(|line| line.name.len()).max().unwrap_or(0);
+    let name_width = report.findings.iter().map(|line| line.name.len()).max().unwrap_or(0);
+    let indent = "PASS".len() + 2 + name_width + 2;
     for line in &report.findings {
         let verdict = match line.status {
             "works" => "PASS",
             "degraded" => "WARN",
             _ => "FAIL",
         };
-        text += &format!("{verdict}  {:<width$}  {}", line.name, line.what);
-        if line.status != "works" {
-            text += &format!(": {}", line.error.as_deref().unwrap_or("no error and no effect"));
+        text += &format!("{verdict}  {:<name_width$}  ", line.name);
+        let mut add = |part: &str| text += &wrap(part, indent, width);
+        match line.status {
+            "works" => add(&line.what),
+            _ => {
+                let error = line.error.as_deref().unwrap_or("no error and no effect");
+                add(&format!("{}: {error}", line.what));
+            }
         }
-        if let Some(consequence) = line.consequence {
-            text += &format!("; costs you: {consequence}");
+        let further = [("costs you", line.consequence), ("remedy", line.remedy)];
+        for (name, sentence) in further.into_iter().filter_map(|(name, what)| Some((name, what?))) {
+            text += &" ".repeat(indent);
+            text += &wrap(&format!("{name}: {sentence}"), indent, width);
         }
-        if let Some(remedy) = line.remedy {
-            text += &format!("; remedy: {remedy}");
-        }
-        text.push('\n');
     }
     let count = |status| report.findings.iter().filter(|line| line.status == status).count();
-    text += &match &report.preload {
-        Ok(path) => format!("\n`tenure run` preloads {}\n", path.display()),
-        Err(why) => format!("\n`tenure run` does not work: {why}\n"),
+    let preload = match &report.preload {
+        Ok(path) => format!("`tenure run` preloads {}", path.display()),
+        Err(why) => format!("`tenure run` does not work: {why}"),
     };
-    text += &format!(
-        "{} of {} work, {} replaced, {} missing; purges are found by {}\n",
+    let sum = format!(
+        "{} of {} work, {} replaced, {} missing; purges are found by {}",
         count("works"),
         report.findings.len(),
         count("degraded"),
         count("missing"),
         report.purge_detection,
     );
-    if let Some(locks) = &report.locks {
-        text += &format!("{}; see `tenure explain lock SIZE`\n", may_lock(locks));
+    let locks = report
+        .locks
+        .as_ref()
+        .map(|locks| format!("{}; see `tenure explain lock SIZE`", may_lock(locks)));
+    text.push('\n');
+    for sentence in [preload, sum].into_iter().chain(locks) {
+        text += &wrap(&sentence, 0, width);
     }
     text
 }
@@ -304,10 +315,14 @@ mod tests {
             preload: Err("it is nowhere".into()),
             passed: true,
         };
-        let text = text(&report);
-        let lines = "PASS  one  a thing\nWARN  two  another: Operation not permitted \
-                     (os error 1); costs you: slower; remedy: allow it\n";
+        let shown = text(&report, 60);
+        let text = &shown;
+        let lines =
+            "PASS  one  a thing\nWARN  two  another: Operation not permitted (os error 1)\n\
+                     \x20          costs you: slower\n\
+                     \x20          remedy: allow it\n";
         assert!(text.contains(lines), "{text}");
+        assert!(shown.lines().all(|line| line.len() <= 60), "{text}");
         assert!(text.contains("1 of 2 work, 1 replaced, 0 missing"), "{text}");
         assert!(text.contains("does not work: it is nowhere"), "{text}");
         assert!(text.contains("locked up to 8 MiB (hard limit unlimited)"), "{text}");

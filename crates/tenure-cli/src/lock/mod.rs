@@ -56,9 +56,10 @@ read, but the limit is charged with them. Under systemd, Type=notify works.
 Examples:
   tenure lock /srv/model.bin
   tenure lock --follow -x /srv/www /usr/bin/postgres
-  tenure lock --on-fault --follow /var/lib/db     what was used once is kept
+  tenure lock --on-fault --follow /var/lib/db
+      what was used once is kept
   tenure lock --follow --json /srv/www | jq -r .event
-  systemd-run -p Type=notify -p LimitMEMLOCK=infinity tenure lock --follow /srv/index
+  systemd-run -p Type=notify -p LimitMEMLOCK=5G tenure lock /srv/index
 
 Exit codes: 0 everything was locked, and was unlocked on request; 1 something could not be locked; \
 2 wrong usage.";

@@ -31,7 +31,8 @@ what is resident already.
 
 Examples:
   tenure populate /srv/model.bin
-  tenure populate --dry-run -v /var/lib/db         what of each file is resident; reads nothing
+  tenure populate --dry-run -v /var/lib/db
+      what of each file is resident; reads nothing
   tenure populate --range ..64M --deadline 20 /srv/index/*.idx
   tenure populate --json --quiet /usr/lib | jq .missing
 

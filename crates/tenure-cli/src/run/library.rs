@@ -1,8 +1,9 @@
 //! Where the library to preload is.
 
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use tenure_launch::LIBRARY;
+use tenure_launch::{LIBRARY, LIBRARY_OF_CARGO};
 
 /// Names it, for the case that it lies elsewhere.
 const VARIABLE: &str = "TENURE_PRELOAD";
@@ -13,11 +14,35 @@ fn is_elf(path: &Path) -> std::io::Result<bool> {
     Ok(magic == object::elf::ELFMAG)
 }
 
-/// What `TENURE_PRELOAD` names; else beside this executable, in `deps` beside it (where cargo leaves it), or
-/// in `../lib` and `../lib/tenure`.
+/// Where the library may be, seen from the directory of this program: as packages have it, as cargo installs
+/// it, and as cargo builds it.
+const PLACES: [(&str, &str); 5] = [
+    ("../lib/tenure", LIBRARY),
+    ("../lib", LIBRARY),
+    ("", LIBRARY_OF_CARGO),
+    ("", LIBRARY),
+    ("deps", LIBRARY),
+];
+
+/// Refuses a library that another user could have put there: `../lib` may be a directory that all may
+/// write to, such as /tmp/lib. It must belong to root, to this user, or to the owner of this program.
+fn trusted(library: &Path, program: &Path) -> std::io::Result<Result<(), String>> {
+    let file = library.metadata()?;
+    let own = rustix::process::geteuid().as_raw();
+    let owners = [0, own, program.metadata().map_or(own, |program| program.uid())];
+    if !owners.contains(&file.uid()) {
+        return Ok(Err(format!("it belongs to another user (uid {})", file.uid())));
+    }
+    if file.mode() & 0o002 != 0 {
+        return Ok(Err("all users may write to it".into()));
+    }
+    Ok(Ok(()))
+}
+
+/// What `TENURE_PRELOAD` names; else the first of [`PLACES`] that has a library.
 ///
 /// # Errors
-/// Where it was looked for.
+/// Where it was looked for, or why what is there is not used.
 pub fn find() -> Result<PathBuf, String> {
     if let Some(named) = std::env::var_os(VARIABLE).filter(|name| !name.is_empty()) {
         let path = Path::new(&named);
@@ -31,15 +56,19 @@ pub fn find() -> Result<PathBuf, String> {
     }
     let own = std::env::current_exe().map_err(|e| format!("where this program lies: {e}"))?;
     let directory = own.parent().unwrap_or(Path::new("/"));
-    let places = ["", "deps", "../lib", "../lib/tenure"].map(|place| directory.join(place));
-    let found = places.iter().map(|place| place.join(LIBRARY)).find(|path| path.is_file());
-    match found.map(|path| path.canonicalize()) {
-        Some(Ok(path)) => Ok(path),
-        Some(Err(e)) => Err(format!("{LIBRARY}: {e}")),
-        None => Err(format!(
-            "there is no {LIBRARY} beside {}, in deps beside it, or in ../lib; build it (cargo build \
-             --release), install it there, or name it in {VARIABLE}",
+    let places = PLACES.map(|(place, name)| directory.join(place).join(name));
+    let Some(found) = places.iter().find(|path| path.is_file()) else {
+        return Err(format!(
+            "there is no {LIBRARY_OF_CARGO} beside {}, and no {LIBRARY} beside it, in deps beside it, in ../lib or \
+             in ../lib/tenure; install both (cargo install tenure-cli, or a package), build both (cargo \
+             build --release), or name the library in {VARIABLE}",
             own.display()
-        )),
+        ));
+    };
+    let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", found.display());
+    match found.canonicalize().and_then(|path| Ok((trusted(&path, &own)?, path))) {
+        Ok((Ok(()), path)) => Ok(path),
+        Ok((Err(why), _)) => Err(wrong(&why)),
+        Err(e) => Err(wrong(&e)),
     }
 }

@@ -19,7 +19,8 @@ pub use library::find as find_library;
 const HELP: &str = "\
 Without an option the command sets --large and --unmap. Each option has an environment variable \
 with the same effect, for programs that have the library in LD_PRELOAD; `off` switches an option \
-off. TENURE_DISABLE=1 switches everything off. Sizes are bytes, or K, M, G (powers of 1024).
+off. TENURE_DISABLE=1 switches everything off. Sizes are bytes, or K, M, G, T (powers of 1024), or \
+KB, MB, GB, TB (powers of 1000).
 
 The program's output, exit status and contents of memory stay as they are. Calls that leave a \
 lasting state on memory (mprotect, mlock, mbind, MADV_DONTDUMP and the like) take that memory out \
@@ -41,11 +42,14 @@ EINVAL, setns of a time namespace with EUSERS, and Python 3.12 and later warn at
 RLIMIT_DATA counts the sizes of the pool's runs.
 
 Examples:
-  tenure run -- ./server                             large blocks from the pool, large unmaps without stalls
-  tenure run --large=pool:1M --report -- python3 train.py
-  LD_PRELOAD=libjemalloc.so.2 tenure run --mmap -- ./server         the pool beneath another allocator
-  tenure run --lock=on-fault -- ./latency-critical   mlockall in the program's own process
-  tenure run --report=/tmp/tenure.txt -q -- make -j8  every process of a build appends its report
+  tenure run -- ./server
+  tenure run --large=1M --report -- python3 train.py
+  tenure run --lock=on-fault -- ./latency-critical
+      mlockall in the program's own process
+  tenure run --report=/tmp/tenure.txt -q -- make -j8
+      every process of a build appends its report
+  LD_PRELOAD=libjemalloc.so.2 tenure run --mmap -- ./server
+      the pool beneath another allocator
 
 Exit codes: the program's; 125 tenure itself failed or refused, 126 the program cannot be \
 executed, 127 there is no such program, 2 wrong usage.";
@@ -56,13 +60,13 @@ executed, 127 there is no such program, 2 wrong usage.";
 pub struct Args {
     /// Serve malloc from SIZE on (and calloc, realloc, new, ...) from the pool: a freed block is reused without
     /// page faults, and the kernel may take it within a second [SIZE: 128K].
-    #[arg(long, env = variable::LARGE, value_name = "pool[:SIZE]", num_args = 0..=1,
+    #[arg(long, env = variable::LARGE, value_name = "SIZE", num_args = 0..=1,
           require_equals = true, default_missing_value = "pool", value_parser = large)]
     large: Option<String>,
     /// Serve private anonymous mmap from SIZE on from the pool, too, as other allocators use it, until the
     /// program uses userfaultfd. Pages of such a mapping may be in memory before their first use (mincore,
     /// pagemap) [SIZE: 1M].
-    #[arg(long, env = variable::MMAP, value_name = "pool[:SIZE]", num_args = 0..=1,
+    #[arg(long, env = variable::MMAP, value_name = "SIZE", num_args = 0..=1,
           require_equals = true, default_missing_value = "pool", value_parser = mmap)]
     mmap: Option<String>,
     /// With --mmap: an access to unmapped memory raises SIGSEGV, as without the pool (closed), or the memory stays
@@ -73,7 +77,7 @@ pub struct Args {
     unmapped: Option<String>,
     /// Retire munmap from SIZE on: it returns at once, and the memory follows without stalling other threads.
     /// Memory that a MAP_FIXED mapping or a shrinking mremap replaces goes without stalls, too [SIZE: 32M].
-    #[arg(long, env = variable::UNMAP, value_name = "retire[:SIZE]", num_args = 0..=1,
+    #[arg(long, env = variable::UNMAP, value_name = "SIZE", num_args = 0..=1,
           require_equals = true, default_missing_value = "retire", value_parser = unmap)]
     unmap: Option<String>,
     /// Populate by several threads where the program asks for MAP_POPULATE of 32M or more [THREADS: as many as
@@ -88,9 +92,15 @@ pub struct Args {
     lock: Option<String>,
     /// Print at exit what was done and saved, on standard error or in FILE, which is emptied first (but not if
     /// TENURE_REPORT names it, as in a run within a run). A report comes at return from main, exit, _exit and
-    /// quick_exit, not after exec or a signal.
+    /// quick_exit, not after exec or a signal. It has what the children did that the program forked and that ended
+    /// before it; children that end later, and other programs, report by themselves.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     report: Option<OsString>,
+    /// Print a report whenever the signal comes, where --report says, and at exit only with --report. A handler of the
+    /// program's own takes its place. HUP, USR1, USR2, WINCH, RTMIN or RTMIN+N.
+    #[arg(long, env = variable::REPORT_SIGNAL, value_name = "SIGNAL", require_equals = true,
+          value_parser = report_signal)]
+    report_signal: Option<String>,
     /// Run the programs that the program starts in the same way (inherit), or as they are (no).
     #[arg(long, env = variable::CHILDREN, value_name = "inherit|no", require_equals = true,
           value_parser = children)]
@@ -132,6 +142,10 @@ fn populate(text: &str) -> Result<String, String> {
 
 fn lock(text: &str) -> Result<String, String> {
     checked(text, launch::lock(text.as_bytes()))
+}
+
+fn report_signal(text: &str) -> Result<String, String> {
+    checked(text, launch::report_signal(text.as_bytes()))
 }
 
 fn children(text: &str) -> Result<String, String> {
@@ -206,6 +220,7 @@ fn settings(args: &Args) -> Result<Vec<(&'static str, OsString)>, CannotRun> {
     }
     settings.extend(args.unmapped.as_ref().map(|value| (variable::UNMAPPED, value.into())));
     settings.extend(args.children.as_ref().map(|value| (variable::CHILDREN, value.into())));
+    settings.extend(args.report_signal.as_ref().map(|s| (variable::REPORT_SIGNAL, s.into())));
     if let Some(report) = &args.report {
         settings.push((variable::REPORT, report_file(report, "--report", true)?));
     } else if let Some(report) = std::env::var_os(variable::REPORT) {

@@ -1,6 +1,5 @@
 //! The command line as a shell sees it: exit codes, help, pipes.
 
-use std::io::Read;
 use std::process::{Command, Output, Stdio};
 use tenure_testkit::seccomp::{kill_for_resources_and_privileged, Call, Filter};
 use tenure_testkit::skip;
@@ -28,7 +27,6 @@ fn version_and_help_succeed() {
         &["--help"][..],
         &["demo", "--help"],
         &["doctor", "--help"],
-        &["bench", "--help"],
         &["populate", "--help"],
         &["lock", "--help"],
         &["explain", "lock", "--help"],
@@ -47,7 +45,6 @@ fn wrong_usage_is_2_and_names_the_mistake() {
         (&["demoo"], "demo"),
         (&["demo", "--limit", "12Q"], "Q"),
         (&["demo", "--limit", "8M"], "--limit"),
-        (&["bench", "nosuch"], "cache"),
         (&["doctor", "--colour"], "--colour"),
     ] {
         let done = output(arguments);
@@ -70,11 +67,6 @@ fn a_reader_that_leaves_early_is_no_failure() {
     let mut child = tenure(&["doctor"]).stdout(Stdio::piped()).spawn().expect("starts");
     // The reading end is gone before, or while, the first line is written.
     drop(child.stdout.take());
-    assert_eq!(child.wait().expect("ends").code(), Some(0));
-
-    let mut child = tenure(&["bench", "--list"]).stdout(Stdio::piped()).spawn().expect("starts");
-    let mut first = [0];
-    child.stdout.take().expect("piped").read_exact(&mut first).expect("a list is not empty");
     assert_eq!(child.wait().expect("ends").code(), Some(0));
 }
 
@@ -152,5 +144,41 @@ fn doctor_names_the_step_that_a_filter_kills() {
         assert!(error.contains("seccomp filter kills (SIGSYS)") && error.contains(step), "{error}");
         let others = report["findings"].as_array().expect("a list").len() > 1;
         assert_eq!(others, findings, "{report}");
+    }
+}
+
+#[test]
+fn completions_and_manual_pages_come_from_the_flags() {
+    for (shell, word) in [("bash", "--one-file-system"), ("zsh", "_tenure"), ("fish", "on-fault")] {
+        let done = output(&["completions", shell]);
+        assert_eq!(done.status.code(), Some(0), "{shell}");
+        assert!(text(&done.stdout).contains(word), "{shell}");
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().to_str().expect("a plain name");
+    assert_eq!(output(&["man-pages", path]).status.code(), Some(0));
+    let help = text(&output(&["--help"]).stdout);
+    let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let commands = commands.take_while(|line| !line.is_empty()).map(str::trim);
+    let names = commands.filter_map(|line| line.split_once("  ")).map(|(name, _)| name);
+    for name in names.filter(|name| *name != "help") {
+        let page = std::fs::read_to_string(dir.path().join(format!("tenure-{name}.1")));
+        assert!(page.is_ok_and(|page| page.contains(".SH SYNOPSIS")), "{name}");
+    }
+    let page = std::fs::read_to_string(dir.path().join("tenure-run.1")).expect("it is there");
+    assert!(page.contains(".SH \"EXIT STATUS\"") && page.contains("TENURE_DISABLE"), "{page}");
+    // The flags of tenure-bench, which is a program of its own, are there, too.
+    let bench = text(&output(&["completions", "bash"]).stdout);
+    for flag in ["--within", "--html", "--fail-on-loss", "--threshold"] {
+        assert!(bench.contains(flag), "{flag}");
+    }
+    for (name, word) in [
+        ("tenure-bench", "\\-\\-within"),
+        ("tenure-bench-compare", "Mann"),
+        ("tenure-report", "\\-\\-html"),
+    ] {
+        let page =
+            std::fs::read_to_string(dir.path().join(format!("{name}.1"))).expect("it is there");
+        assert!(page.contains(word), "{name}: {page}");
     }
 }

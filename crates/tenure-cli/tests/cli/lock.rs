@@ -265,7 +265,7 @@ fn explain_answers_before_anyone_tries() {
         let (code, out, _) = parts(&done);
         let first = out.lines().next().unwrap_or("");
         assert_eq!(code, Some(1));
-        assert!(first.contains(" bytes: no: memory does not suffice; as to the limit: "), "{out}");
+        assert!(first.contains("iB): no, less memory is free; the limit alone: "), "{out}");
     }
 
     let populate = tenure().args(["explain", "populate", "4000G"]).output().expect("it starts");

@@ -1,11 +1,16 @@
 //! The command `tenure` as a shell sees it. One program, so that tests that wait do so beside each other.
 
+mod bench;
 mod command_line;
 mod demo;
+mod guide;
+mod inspect;
 mod kit;
 mod lock;
 mod lock_follow;
 mod lock_follow_room;
 mod populate;
+mod preloaded;
 mod run;
 mod sparse;
+mod top;

@@ -3,20 +3,10 @@
 use crate::kit::{self, is_root, parts, text};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::sync::Once;
-use tenure_testkit::build::{compiler, libraries_of};
+use tenure_testkit::build::compiler;
 use tenure_testkit::skip;
 
-/// Beside the program, where it looks for it.
-fn build_library() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        libraries_of("tenure-preload", &["libtenure_preload.so"]);
-    });
-}
-
 fn tenure(arguments: &[&str]) -> Command {
-    build_library();
     let mut command = kit::tenure();
     command.arg("run").args(arguments).env_remove("LD_PRELOAD");
     for (name, _) in std::env::vars_os() {
@@ -91,7 +81,7 @@ fn an_existing_preload_stays_behind_ours() {
     command.env("LD_PRELOAD", "libm.so.6:libdl.so.2");
     let list = text(&command.output().expect("it starts").stdout);
     let names: Vec<&str> = list.trim().split(':').collect();
-    assert!(names[0].ends_with("/libtenure_preload.so"), "{list}");
+    assert!(names[0].ends_with("/tenure-preload"), "{list}");
     assert_eq!(names[1..], ["libm.so.6", "libdl.so.2"]);
 }
 
@@ -99,7 +89,7 @@ fn an_existing_preload_stays_behind_ours() {
 fn children_may_be_left_alone() {
     let script = "sh -c 'echo \"[$LD_PRELOAD]\"'";
     assert_eq!(text(&output(&["-q", "--children=no", "--", "sh", "-c", script]).stdout), "[]\n");
-    assert!(text(&output(&["-q", "--", "sh", "-c", script]).stdout).contains("libtenure_preload"));
+    assert!(text(&output(&["-q", "--", "sh", "-c", script]).stdout).contains("/tenure-preload"));
     let mut off = tenure(&["--", "sh", "-c", script]);
     off.env("TENURE_DISABLE", "1");
     let (code, out, errors) = parts(&off.output().expect("it starts"));
@@ -286,7 +276,7 @@ fn the_loader_may_be_called_by_name() {
         skip!("no loader where it is looked for");
     };
     let done =
-        output(&["-q", "--", loader, "/bin/grep", "-c", "libtenure_preload", "/proc/self/maps"]);
+        output(&["-q", "--", loader, "/bin/grep", "-c", "/tenure-preload", "/proc/self/maps"]);
     let (code, out, errors) = parts(&done);
     assert_eq!(code, Some(0), "{errors}");
     assert!(out.trim().parse::<u32>().is_ok_and(|lines| lines > 0), "{out}");
@@ -314,7 +304,6 @@ fn a_sanitizer_is_refused_with_the_reason() {
 #[test]
 fn closed_descriptors_stay_closed() {
     let own = env!("CARGO_BIN_EXE_tenure");
-    build_library();
     let script = "for n in 0 1 2; do [ -e /proc/self/fd/$n ] || echo $n >> $0; done";
     let dir = tempfile::tempdir().expect("a directory");
     for (closing, expected) in
@@ -329,4 +318,76 @@ fn closed_descriptors_stay_closed() {
         let found = std::fs::read_to_string(&file).expect("it is ours");
         assert_eq!(found, expected, "{closing}");
     }
+}
+
+#[test]
+fn one_report_has_what_the_children_did() {
+    // Subshells are forks; `true` is a program of its own, which has a report of its own if it has done anything.
+    let script = "for n in 1 2 3; do ( : ); done; ( ( : ) )";
+    let done = output(&["-q", "--report", "--", "sh", "-c", script]);
+    let errors = text(&done.stderr);
+    assert_eq!(errors.matches("tenure: report of").count(), 1, "{errors}");
+    let first = errors.lines().next().unwrap_or_default();
+    let ended = first.split(" and ").nth(1).and_then(|rest| rest.split(' ').next());
+    let ended: u32 = ended.and_then(|number| number.parse().ok()).unwrap_or(0);
+    // A shell may run the last one in its own place.
+    assert!((3..=5).contains(&ended) && first.ends_with("children that have ended"), "{errors}");
+    // One that ends after its ancestor has reported speaks for itself.
+    let script =
+        "( sleep 0.3; head -c 40000000 /dev/zero | tail -c 20000000 > /dev/null ) & exit 0";
+    let done = output(&["-q", "--large", "--report", "--", "sh", "-c", script]);
+    let errors = text(&done.stderr);
+    assert!(errors.starts_with("tenure: report of sh, process "), "{errors}");
+    assert!(!errors.contains("that has ended"), "{errors}");
+}
+
+#[test]
+fn a_signal_brings_a_report_and_the_program_goes_on() {
+    let script = "kill -USR2 $$; kill -USR2 $$; echo on";
+    let done = output(&["-q", "--large", "--report-signal=USR2", "--", "sh", "-c", script]);
+    let (code, out, errors) = parts(&done);
+    assert_eq!((code, out.as_str()), (Some(0), "on\n"), "{errors}");
+    assert_eq!(errors.matches(", while it runs\n").count(), 2, "{errors}");
+    assert_eq!(errors.matches("tenure: report of").count(), 2, "none at the end: {errors}");
+    // Off by default: the signal does what it did.
+    let done = output(&["-q", "--large", "--", "sh", "-c", script]);
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&done.status), Some(12));
+    // A handler of the program's own has its signal.
+    let trapped = format!("trap 'echo mine' USR2; {script}");
+    let done = output(&["-q", "--report-signal=USR2", "--", "sh", "-c", &trapped]);
+    assert_eq!(parts(&done), (Some(0), "mine\nmine\non\n".into(), String::new()));
+    assert_eq!(output(&["--report-signal=KILL", "--", "true"]).status.code(), Some(2));
+}
+
+#[test]
+fn inspect_and_metrics_read_a_launched_program() {
+    let script = "head -c 30000000 /dev/zero | tail -c 20000000 > /dev/null; echo $$; read line";
+    let mut command = tenure(&["-q", "--large", "--report", "--", "sh", "-c", script]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("it starts");
+    let mut line = String::new();
+    let out = child.stdout.as_mut().expect("piped");
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("a line");
+    let pid = line.trim();
+    let found = kit::tenure().args(["inspect", pid]).output().expect("it starts");
+    let metrics = kit::tenure().args(["metrics", pid]).output().expect("it starts");
+    drop(child.stdin.take());
+    child.wait().expect("it ends");
+    let (code, out, errors) = parts(&found);
+    assert_eq!(code, Some(0), "{out}{errors}");
+    assert!(out.contains("tenure ") && out.contains("  launcher   "), "{out}");
+    let (code, out, errors) = parts(&metrics);
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(out.contains("name=\"sh\"") && out.ends_with("# EOF\n"), "{out}");
+    // Switched off: nothing is published.
+    let mut command = tenure(&["--", "sh", "-c", "echo $$; read line"]);
+    command.env("TENURE_DISABLE", "1").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("it starts");
+    line.clear();
+    let out = child.stdout.as_mut().expect("piped");
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("a line");
+    let metrics = kit::tenure().args(["metrics", line.trim()]).output().expect("it starts");
+    drop(child.stdin.take());
+    child.wait().expect("it ends");
+    assert!(text(&metrics.stderr).contains("does not use tenure"), "{}", text(&metrics.stderr));
 }

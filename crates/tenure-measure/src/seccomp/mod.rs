@@ -10,13 +10,15 @@ mod count;
 mod groups;
 mod hold;
 mod notify;
+mod outside;
 
 pub use count::{count_syscalls, counting_syscalls, SyscallCount};
 pub use groups::{
     kill_for_resources_and_privileged, launch, may_call, PRIVILEGED, PRIVILEGED_HERE, RESOURCES,
 };
 pub use hold::Hold;
-pub use notify::{NthFailure, When};
+pub use notify::{Asked, NthFailure, When};
+pub use outside::{start_watched, Answer, Listener};
 pub use rustix::io::Errno;
 
 use crate::unavailable::Unavailable;

@@ -210,7 +210,7 @@ fn answer_all(listener: OwnedFd, shared: &Shared) {
         if let Some((id, until)) = stopped {
             if shared.held.load(Ordering::SeqCst) == 0 || Instant::now() >= until {
                 shared.held.store(0, Ordering::SeqCst);
-                answer(&listener, id, 0);
+                answer(&listener, id, Some(0));
                 stopped = None;
             }
         }
@@ -226,34 +226,60 @@ fn answer_all(listener: OwnedFd, shared: &Shared) {
             // Hung up: no thread has the filter any more.
             return;
         }
-        // The kernel insists on zeroes here.
-        let mut asked = Notification { room: [0; 64] };
-        let fd = listener.as_raw_fd();
-        // SAFETY: the buffer is larger than any notification and lives through the call.
-        if unsafe { libc::ioctl(fd, libc::SECCOMP_IOCTL_NOTIF_RECV, &mut asked) } != 0 {
-            // ENOENT: the caller died or was interrupted in between. Ask again.
-            continue;
-        }
-        // SAFETY: the call succeeded, so the kernel has filled in the fields that it had from the
-        // start; all are plain numbers.
-        let known = unsafe { asked.known };
-        let (id, thread, number) = (known.id, known.pid, known.data.nr);
+        let Some(asked) = notification(&listener) else { continue };
+        let (id, thread, number) = (asked.id, asked.thread, asked.number);
         let errno = shared.judge(thread, number);
         match shared.held_until(thread) {
             Some(until) if stopped.is_none() => stopped = Some((id, until)),
-            _ => answer(&listener, id, errno),
+            _ => answer(&listener, id, Some(errno)),
         }
     }
 }
 
-/// Lets a call go on (0) or fail with an error.
-fn answer(listener: &OwnedFd, id: u64, errno: i32) {
+/// A system call that waits for an answer.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked {
+    pub(super) id: u64,
+    /// The thread that makes it.
+    pub thread: u32,
+    /// Its number.
+    pub number: i32,
+    /// Its arguments.
+    pub arguments: [u64; 6],
+    /// The address behind the instruction that makes it.
+    pub at: u64,
+}
+
+/// Takes the next call that waits. `None`: its caller died or was interrupted in between.
+pub(super) fn notification(listener: &OwnedFd) -> Option<Asked> {
+    // The kernel insists on zeroes here.
+    let mut asked = Notification { room: [0; 64] };
+    let fd = listener.as_raw_fd();
+    // SAFETY: the buffer is larger than any notification and lives through the call.
+    if unsafe { libc::ioctl(fd, libc::SECCOMP_IOCTL_NOTIF_RECV, &mut asked) } != 0 {
+        return None;
+    }
+    // SAFETY: the call succeeded, so the kernel has filled in the fields that it had from the
+    // start; all are plain numbers.
+    let known = unsafe { asked.known };
+    let data = known.data;
+    Some(Asked {
+        id: known.id,
+        thread: known.pid,
+        number: data.nr,
+        arguments: data.args,
+        at: data.instruction_pointer,
+    })
+}
+
+/// Lets a call go on (0), fail with an error, or return 0 without being made (`None`).
+pub(super) fn answer(listener: &OwnedFd, id: u64, errno: Option<i32>) {
     let mut response = Response { room: [0; 64] };
     response.known = libc::seccomp_notif_resp {
         id,
         val: 0,
-        error: -errno,
-        flags: if errno == 0 { libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32 } else { 0 },
+        error: -errno.unwrap_or(0),
+        flags: if errno == Some(0) { libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32 } else { 0 },
     };
     let fd = listener.as_raw_fd();
     // SAFETY: the buffer lives through the call. A caller that is gone by now is no matter.

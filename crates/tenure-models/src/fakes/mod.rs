@@ -1,5 +1,6 @@
 //! What the core's files use and no model is about, as little of it as they need.
 
+pub(crate) mod heap;
 pub(crate) mod os;
 
 /// The interval map's lock, and those of a cache's table and of the waits. A guard's order is not asserted here.

@@ -6,6 +6,7 @@ use crate::{bootstrap_alloc, counters, keeper, real};
 use std::ffi::{c_int, c_void};
 use std::ptr::{null_mut, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use tenure::launcher::without_waiting_for_forks;
 use tenure::pool;
 
 /// malloc's promise on this library's platforms.
@@ -31,7 +32,7 @@ pub fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
     if !served(size) {
         return None;
     }
-    let run = pool::alloc(size, align, zeroed);
+    let run = without_waiting_for_forks(|| pool::alloc(size, align, zeroed));
     match run {
         Some(_) => counters::ALLOCATIONS_SERVED.one(),
         None => counters::ALLOCATIONS_PASSED.one(),
@@ -81,7 +82,7 @@ pub unsafe fn free_run(at: *mut c_void) {
             teach(pool::usable_size(at).unwrap_or(0));
         }
         // SAFETY: the program makes this call itself, so nothing uses the block any more.
-        unsafe { pool::free(at) };
+        without_waiting_for_forks(|| unsafe { pool::free(at) });
     }
     keeper::start_if_wanted();
 }
@@ -263,7 +264,12 @@ pub unsafe fn realloc_run_with(
     let special = zeroed || align > ALIGN;
     if (special || size >= from / 2) && ALLOCATIONS.reach(size) {
         // SAFETY: the caller promises that the run may move.
-        let moved = unsafe { pool::realloc(run, size, align, zeroed) };
+        let resize = || unsafe { pool::realloc(run, size, align, zeroed) };
+        let moved = match special {
+            // Nobody else could serve it.
+            true => resize(),
+            false => without_waiting_for_forks(resize),
+        };
         keeper::start_if_wanted();
         if let Some(moved) = moved {
             return moved.as_ptr().cast();
@@ -313,7 +319,8 @@ unsafe fn grow_into_pool(at: *mut c_void, size: usize) -> Option<*mut c_void> {
     if old >= ALLOCATIONS.from() {
         return None;
     }
-    let new: *mut c_void = pool::alloc(size, ALIGN, false)?.as_ptr().cast();
+    let run = without_waiting_for_forks(|| pool::alloc(size, ALIGN, false))?;
+    let new: *mut c_void = run.as_ptr().cast();
     counters::ALLOCATIONS_SERVED.one();
     // SAFETY: the new run has `size` bytes, the old block `old`, and all of those may be read. The
     // old one is the program's to give up.

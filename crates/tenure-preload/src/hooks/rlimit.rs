@@ -4,17 +4,14 @@
 use super::{ending, program_memory};
 use crate::keeper;
 use crate::kernel::kernel;
-use crate::limits::FAR;
-use rustix::process::{getrlimit, Resource};
+use crate::limits::{self, FAR};
 use std::ffi::{c_int, c_uint};
 
 /// Whether the kernel will take the limit: only the privileged may raise the harder one.
 fn is_allowed(resource: c_uint, limit: &libc::rlimit64) -> bool {
-    let before = match resource {
-        libc::RLIMIT_AS => getrlimit(Resource::As),
-        _ => getrlimit(Resource::Data),
-    };
-    limit.rlim_cur <= limit.rlim_max && before.maximum.is_none_or(|most| limit.rlim_max <= most)
+    let before = limits::of(resource);
+    limit.rlim_cur <= limit.rlim_max
+        && before.is_some_and(|before| limit.rlim_max <= before.rlim_max)
 }
 
 /// `prlimit64` of the program's.

@@ -6,6 +6,7 @@ use super::{confine, ending, program_memory};
 use crate::counters;
 use crate::errno::Errno;
 use crate::kernel::kernel;
+use crate::limits;
 use crate::real::known;
 use crate::serving::MAPPINGS;
 use crate::symbol::OfTheLibrary;
@@ -248,7 +249,9 @@ fn is_allowed(flags: c_int) -> bool {
         return false;
     }
     let _errno = Errno::keep();
-    let memlock = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    let memlock = limits::of(libc::RLIMIT_MEMLOCK).map(|limit| limit.rlim_cur);
+    // Where a filter refuses the question it will refuse the lock, too, and else the kernel says what it allows.
+    let memlock = memlock.filter(|limit| *limit != libc::RLIM64_INFINITY);
     let (Some(limit), Some(mapped)) = (memlock, mapped_bytes()) else { return memlock.is_none() };
     let ours = pool::unused_address_bytes() + retire::pending().bytes;
     let fits = flags & libc::MCL_CURRENT == 0 || mapped.saturating_sub(ours) <= limit;

@@ -1,5 +1,6 @@
-/* A collector stops the other threads by a signal, wherever they are, and maps memory while they are stopped. With an
- * argument the threads allocate and free instead, and the collector uses no memory. */
+/* A collector stops the other threads by a signal, wherever they are, and maps memory while they are stopped. It forks
+ * while they are, too, by the argument "to fork". With other arguments the threads allocate and free instead, and the
+ * collector uses no memory. */
 #include "check.h"
 #include <semaphore.h>
 #include <stdatomic.h>
@@ -10,7 +11,7 @@ enum { THREADS = 4 };
 
 static sem_t stopped;
 static atomic_int cycle, over;
-static int allocates, forks;
+static int allocates, forks, collector_forks;
 
 static void stop(int signal) {
     (void)signal;
@@ -67,8 +68,8 @@ static void wait_for_one(void) {
 }
 
 int main(int count, char **arguments) {
-    (void)arguments;
-    allocates = count > 1;
+    collector_forks = count == 2 && !strcmp(arguments[1], "to fork");
+    allocates = count > 1 && !collector_forks;
     forks = count > 2;
     CHECK(sem_init(&stopped, 0, 0) == 0);
     struct sigaction action = {.sa_handler = stop};
@@ -79,6 +80,7 @@ int main(int count, char **arguments) {
     pthread_t threads[THREADS];
     for (uintptr_t n = 0; n < THREADS; n++)
         CHECK(pthread_create(&threads[n], NULL, body, (void *)n) == 0);
+    alarm(60);
     /* On a busy machine it takes time until a thread has stopped. */
     time_t until = time(NULL) + 8;
     for (int n = 1; n <= sweep(600, 3000) && time(NULL) < until; n++) {
@@ -92,6 +94,12 @@ int main(int count, char **arguments) {
             CHECK(at[0] == 0);
             at[0] = 1;
             CHECK(munmap(at, len) == 0);
+        }
+        if (collector_forks) {
+            int child = fork();
+            if (child == 0)
+                _exit(0);
+            CHECK(child > 0 && waitpid(child, NULL, 0) == child);
         }
         cycle = 0;
         for (int at = 0; at < THREADS; at++)

@@ -27,6 +27,29 @@ fn a_collector_maps_while_the_others_are_stopped() {
     program!("stopped_world.c").same_under_all_options();
 }
 
+/// It has none for which a fork waits, either: not stopped, and not after it has left the call by a jump.
+#[test]
+fn a_collector_forks_while_the_others_are_stopped() {
+    program!("stopped_world.c").with(&[Path::new("to fork")]).same_under_all_options();
+}
+
+#[test]
+fn calls_that_a_handler_leaves_by_a_jump() {
+    program!("left_by_a_jump.c").same_under_all_options();
+}
+
+/// A fork that waits for a lock which is not tenure's does not wait for ever: its owner may wait for the fork.
+#[test]
+fn forks_that_wait_for_a_thread_that_allocates() {
+    program!("locks_beside_forks.c").same_under_all_options();
+}
+
+/// The C library's streams have such locks.
+#[test]
+fn forks_that_wait_for_streams() {
+    program!("locks_beside_forks.c").with(&[Path::new("streams")]).same_under_all_options();
+}
+
 /// A thread that works for the pool with signals blocked waits for no stopped one: it would be stopped itself.
 #[test]
 fn a_collector_stops_threads_that_allocate() {

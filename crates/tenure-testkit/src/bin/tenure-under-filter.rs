@@ -1,19 +1,26 @@
-//! Runs a program under a seccomp filter that kills for systemd's `@resources` and `@privileged`:
-//! `tenure-under-filter PROGRAM ARGUMENTS`. As cargo's runner it puts a test suite under the filter.
+//! Runs a program where part of the kernel is refused: `tenure-under-filter [--profile NAME] PROGRAM ARGUMENTS`. Without a
+//! name it is a filter that kills for systemd's `@resources` and `@privileged`. As cargo's runner it puts a test suite under it.
 
 #![forbid(unsafe_code)]
 
 use std::process::{Command, ExitCode};
-use tenure_testkit::seccomp;
+use tenure_testkit::refused::{profile, PROFILES};
 
 fn main() -> ExitCode {
-    let mut arguments = std::env::args_os().skip(1);
-    let Some(program) = arguments.next() else {
-        eprintln!("usage: tenure-under-filter PROGRAM [ARGUMENT]...");
+    let mut arguments = std::env::args_os().skip(1).peekable();
+    let mut name = String::from("systemd-kills");
+    if arguments.next_if(|argument| argument == "--profile").is_some() {
+        name = arguments.next().unwrap_or_default().to_string_lossy().into_owned();
+    }
+    let (Some(profile), Some(program)) = (profile(&name), arguments.next()) else {
+        eprintln!("usage: tenure-under-filter [--profile NAME] PROGRAM [ARGUMENT]...");
+        for profile in PROFILES {
+            eprintln!("  {:<16} {}", profile.name, profile.about);
+        }
         return ExitCode::from(2);
     };
     let mut command = Command::new(program);
     command.args(arguments);
-    eprintln!("tenure-under-filter: {}", seccomp::launch(command));
+    eprintln!("tenure-under-filter: {}", profile.launch(command));
     ExitCode::from(127)
 }

@@ -7,6 +7,7 @@ use super::segment::SEGMENT;
 use super::shard::Shards;
 use super::single_flight::Flights;
 use super::space::Space;
+use super::worth::Worth;
 use super::{fork, Cache, DefaultHasher};
 use crate::error::Result;
 use crate::tracking::settings::Priority;
@@ -32,6 +33,7 @@ pub struct CacheBuilder<K, S = DefaultHasher> {
     priority: Priority,
     time_to_live: Option<Duration>,
     time_to_idle: Option<Duration>,
+    miss_cost: Option<Duration>,
     listener: Option<Listener<K>>,
     hasher: S,
 }
@@ -43,6 +45,7 @@ impl<K: Hash + Eq> CacheBuilder<K> {
             priority: Priority::DEFAULT,
             time_to_live: None,
             time_to_idle: None,
+            miss_cost: None,
             listener: None,
             hasher: DefaultHasher::default(),
         }
@@ -116,12 +119,37 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
         self
     }
 
+    /// Sets what a miss costs: how long it takes to make a value. Where it is not set the cache measures it, in the calls
+    /// that make values ([`Cache::get_or_insert_with`] and its relatives). Set it where the program makes values
+    /// outside of such calls.
+    ///
+    /// It counts only where a process has several caches. When memory is short the kernel first takes the caches whose
+    /// bytes save the least time: hits a second, times what a miss costs, by the bytes of memory. A
+    /// [priority](CacheBuilder::priority) comes before that. A cache of which nobody knows what a miss costs is
+    /// among the first.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let pages = tenure::Cache::<u64>::builder().miss_cost(Duration::from_millis(20)).build()?;
+    /// let icons = tenure::Cache::<u64>::builder().miss_cost(Duration::from_micros(50)).build()?;
+    /// pages.insert(1, b"rendered in 20 ms")?;
+    /// assert_eq!(pages.stats().miss_cost_ns, 20_000_000);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    #[doc(alias = "miss_penalty")]
+    pub fn miss_cost(mut self, cost: Duration) -> Self {
+        self.miss_cost = Some(cost);
+        self
+    }
+
     /// Sets a function that is called once for each value that leaves the cache, with its key and the cause. The value
     /// itself may be gone. For counts, logs, and tables beside the cache.
     ///
     /// It is called a little later than the value leaves, on a thread that calls the cache just then, and its time adds
     /// to that call. It is called under no lock of tenure's, and never by tenure's worker, by a handler of tenure's for
-    /// forks or signals. It may use the cache, and may be called again inside itself then. Calls for one
+    /// forks or signals. It may use the cache, and may be called again inside itself then. What its own calls lead to is
+    /// told before the call ends that it is called from: a listener that puts in a value for each one that was evicted
+    /// makes room again and again there, so leave that to another thread. Calls for one
     /// key may come in another order than its values left, from several threads at once. A panic in it is caught;
     /// the program's panic hook has reported it, and the listener is called for the next value all the
     /// same.
@@ -173,6 +201,7 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
             priority: self.priority,
             time_to_live: self.time_to_live,
             time_to_idle: self.time_to_idle,
+            miss_cost: self.miss_cost,
             listener: self.listener,
             hasher,
         }
@@ -206,6 +235,7 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
             space: Space::new(cache.clone(), lanes, ceiling, level, lifetimes),
             flights: Flights::new(),
             listed: fork::Listed::new(),
+            worth: Worth::new(self.miss_cost, self.priority),
             listener: self.listener.clone(),
             has_ends: AtomicBool::new(false),
             insertions: AtomicU64::new(0),

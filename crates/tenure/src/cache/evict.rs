@@ -17,8 +17,6 @@ const LOOK: usize = 32;
 const REACH: usize = 16;
 /// How far an unpinned segment is looked for.
 const FAR: usize = 4096;
-/// How many segments are looked at for the sparsest.
-const SAMPLE: usize = 64;
 
 impl Lists {
     /// Puts a segment that is in no list into that of its kind.
@@ -80,7 +78,7 @@ impl Lists {
 
 impl Space {
     /// Takes a closed segment out of its list, pinned; `false`: it is in none.
-    fn take_out(&self, segment: &Segment) -> bool {
+    pub(super) fn take_out(&self, segment: &Segment) -> bool {
         let mut lists = self.lists.lock();
         let taken = lists.take(&self.segments, segment);
         if taken {
@@ -92,7 +90,7 @@ impl Space {
 
     /// Takes back the pages of a segment that [`Space::take_out`] took; if there is no memory for
     /// that, the segment goes back to its list.
-    fn settle_or_return(&self, segment: &Segment) -> bool {
+    pub(super) fn settle_or_return(&self, segment: &Segment) -> bool {
         match segment.settle() {
             Ok(0) => true,
             Ok(gone) => {
@@ -276,65 +274,7 @@ impl Space {
         moved
     }
 
-    /// Moves what is left of segments that are mostly overwritten or removed values into `into`, so
-    /// that overwriting does not make the cache grow. `false`: there is no such segment.
-    pub(super) fn compact(&self, index: &dyn Index, into: &mut Filling<'_>) -> bool {
-        let mut any = false;
-        // Two sparse segments at least must fit, or compacting would free nothing.
-        while into.at < SEGMENT / 2 {
-            let Some(sparse) = self.sparsest() else { break };
-            let generation = sparse.life.generation();
-            let mut left = Vec::new();
-            let mut bytes = 0;
-            self.each_value(sparse, |at, head| {
-                let from = Place::new(sparse.number, generation, at);
-                let need = self.need(head);
-                let Some(place) = index.holds(head.hash, from) else { return };
-                let cause = self.cause(sparse, at, head);
-                if cause == RemovalCause::Evicted {
-                    left.push((place, head));
-                    bytes += need;
-                } else if index.forget(head.hash, from, cause) {
-                    self.counts.evicted.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-            if bytes > SEGMENT - into.at {
-                // Few values are left in it, but large ones.
-                self.lists.lock().close(&self.segments, sparse);
-                sparse.unpin();
-                break;
-            }
-            for (from, head) in left {
-                self.move_value(sparse, from, from.uses(), into, head, index);
-            }
-            self.expire(index, sparse);
-            self.put_away(sparse, false);
-            any = true;
-        }
-        any
-    }
-
-    /// The segment with the smallest share of values left, of some, if it is less than half; out of
-    /// its list, pinned, settled.
-    fn sparsest(&self) -> Option<&Segment> {
-        let mut best: Option<(f32, &Segment)> = None;
-        let mut lists = self.lists.lock();
-        let from = lists.sampled;
-        lists.sampled = lists.walk(self, from, SAMPLE, |segment| {
-            let left = segment.life.live() as f32 / segment.life.values().max(1) as f32;
-            let read = segment.range.pins() > 0 || !segment.is_shared();
-            if left < 0.5 && !read && best.is_none_or(|(least, _)| left < least) {
-                best = Some((left, segment));
-            }
-        });
-        let (_, segment) = best?;
-        lists.take(&self.segments, segment);
-        segment.range.pin();
-        drop(lists);
-        self.settle_or_return(segment).then_some(segment)
-    }
-
-    fn move_value(
+    pub(super) fn move_value(
         &self,
         victim: &Segment,
         from: Place,
@@ -372,7 +312,7 @@ impl Space {
 
     /// Calls `each` for the values of a pinned, settled, closed segment, up to the first whose
     /// header is gone; keys that lead beyond it are found out of date later.
-    fn each_value(&self, segment: &Segment, mut each: impl FnMut(usize, Header)) {
+    pub(super) fn each_value(&self, segment: &Segment, mut each: impl FnMut(usize, Header)) {
         let filled = segment.filled.load(Ordering::Acquire);
         let mut at = 0;
         while at + HEADER <= filled {

@@ -5,6 +5,7 @@
 #![allow(unsafe_code, reason = "caches are in a list through themselves")]
 
 use super::pins;
+use super::worth::{self, Weighed};
 use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::services::Service;
 use crate::runtime::{budget, fork};
@@ -29,6 +30,8 @@ pub(super) unsafe trait Forked: Send + Sync {
     fn reset_in_child(&self);
     /// In a child whose fork handlers did not run.
     fn recover(&self);
+    /// For the comparison of caches.
+    fn weighed(&self) -> &dyn Weighed;
     /// How many values have a token of [`pins`], at most.
     fn held_values(&self) -> u64;
 }
@@ -124,6 +127,9 @@ static SERVICE: Service = Service {
     },
     // Held values keep less, and the next gets return copies.
     on_pressure: Some(|| pins::follow(budget::room(Instant::now()))),
+    before_offers: Some(|now| {
+        worth::compare(now, |each| CACHES.lock().each(|cache| each(cache.weighed())));
+    }),
     ..Service::named(
         "cache",
         &[Rank::CacheList, Rank::CacheSpace, Rank::CacheShard, Rank::SingleFlight],

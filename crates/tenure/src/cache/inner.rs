@@ -4,11 +4,12 @@
 
 use super::fork::{Forked, Listed};
 use super::listener::Listener;
-use super::shard::Shards;
+use super::shard::{Shard, Shards};
 use super::single_flight::Flights;
 use super::space::Space;
+use super::worth::{Weighed, Worth};
 use crate::runtime::lock::Rank;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The parts of a [`Cache`](super::Cache).
 pub(super) struct Inner<K, S> {
@@ -16,6 +17,7 @@ pub(super) struct Inner<K, S> {
     pub space: Space,
     pub flights: Flights<K>,
     pub listed: Listed,
+    pub worth: Worth,
     pub listener: Option<Listener<K>>,
     /// Whether any value ever had a time to live or to idle.
     pub has_ends: AtomicBool,
@@ -67,7 +69,33 @@ unsafe impl<K: Send + Sync, S: Send + Sync> Forked for Inner<K, S> {
         }
     }
 
+    fn weighed(&self) -> &dyn Weighed {
+        self
+    }
+
     fn held_values(&self) -> u64 {
         self.space.held_values()
+    }
+}
+
+impl<K: Send + Sync, S: Send + Sync> Weighed for Inner<K, S> {
+    fn worth(&self) -> &Worth {
+        &self.worth
+    }
+
+    fn hits(&self) -> u64 {
+        let hits = |shard: &Shard<K>| {
+            let misses = shard.misses.load(Ordering::Relaxed);
+            shard.table.lookups().saturating_sub(misses)
+        };
+        self.shards.iter().map(hits).sum()
+    }
+
+    fn footprint(&self) -> u64 {
+        self.space.sizes().0
+    }
+
+    fn spare(&self, spared: bool) {
+        self.space.segments.iter().for_each(|segment| segment.range.set_spared(spared));
     }
 }

@@ -1,5 +1,6 @@
 //! What the program is told of values that leave the cache.
 
+use super::put_off::PutOff;
 use std::fmt;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
@@ -53,19 +54,43 @@ impl RemovalCause {
 type Tell<K> = dyn Fn(&K, RemovalCause) + Send + Sync;
 
 /// The program's function, which is told of values that leave a cache.
-pub(super) struct Listener<K>(Arc<Tell<K>>);
+pub(super) struct Listener<K>(Arc<Told<K>>);
+
+struct Told<K> {
+    put_off: PutOff<(K, RemovalCause)>,
+    tell: Box<Tell<K>>,
+}
 
 impl<K> Listener<K> {
     pub fn new(tell: impl Fn(&K, RemovalCause) + Send + Sync + 'static) -> Listener<K> {
-        Listener(Arc::new(tell))
+        Listener(Arc::new(Told { put_off: PutOff::new(), tell: Box::new(tell) }))
     }
 
     /// Tells of the value under a key. Runs the program's code, and catches its panic: it must not keep others from
     /// being told, or a value that was put in from its caller.
     pub fn tell(&self, key: &K, cause: RemovalCause) {
-        let panicked = catch_unwind(AssertUnwindSafe(|| (self.0)(key, cause)));
+        let panicked = catch_unwind(AssertUnwindSafe(|| (self.0.tell)(key, cause)));
         // Dropping what it panicked with may panic as well.
         panicked.unwrap_or_else(std::mem::forget);
+    }
+
+    /// Tells of the value under a key later.
+    pub fn put_off(&self, key: K, cause: RemovalCause) {
+        self.0.put_off.put((key, cause));
+    }
+
+    /// Tells of what was put off, also meanwhile, and drops the keys.
+    pub fn tell_put_off(&self) {
+        loop {
+            let mut any = false;
+            for (key, cause) in self.0.put_off.take_all() {
+                any = true;
+                self.tell(&key, cause);
+            }
+            if !any {
+                return;
+            }
+        }
     }
 }
 

@@ -42,6 +42,7 @@ impl Space {
         let Filling { segment, generation, at } = *filling;
         segment.write_header(at, head, self.lifetimes.bytes());
         segment.life.add(generation);
+        segment.lengths.put(self.need(head));
         Place::new(segment.number, generation, at)
     }
 

@@ -45,6 +45,18 @@ impl Drop for Harvesting {
     }
 }
 
+/// Tells of a value that was replaced, and drops the key. As deep as harvests may be it is put off, to the end of an
+/// outer one: a listener that replaces a value, of which it is told again, would fill the stack.
+pub(super) fn tell_replaced<K>(listener: &Listener<K>, key: K, cause: RemovalCause) {
+    let Some(_harvesting) = Harvesting::begin() else {
+        listener.put_off(key, cause);
+        return;
+    };
+    listener.tell(&key, cause);
+    drop(key);
+    listener.tell_put_off();
+}
+
 /// Keys that are out of the table; dropped with it.
 pub(super) struct Keys<K> {
     all: [MaybeUninit<K>; 16],

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "gives out bytes of a segment under a pin")]
 
 use super::header::{decode, encode, ends, Header, Times, HEADER, TIME};
+use super::lengths::Lengths;
 use super::life::{Life, Pins};
 use super::link::Link;
 use super::place::SEGMENTS;
@@ -54,6 +55,7 @@ pub(super) struct Segment {
     pub next_emptied: AtomicU32,
     /// Bytes filled, from the start, once it is closed.
     pub filled: AtomicUsize,
+    pub lengths: Lengths,
     /// One bit for each 512th of the segment that was discarded.
     lost: [AtomicU64; 8],
     /// The cache that it belongs to.
@@ -80,6 +82,7 @@ impl Segment {
             base: AtomicUsize::new(0),
             capacity: AtomicUsize::new(0),
             filled: AtomicUsize::new(0),
+            lengths: Lengths::new(),
             damaged: AtomicBool::new(false),
             lost: [const { AtomicU64::new(0) }; 8],
         }
@@ -118,6 +121,7 @@ impl Segment {
     /// and has settled it if it was ever volatile.
     pub fn reset(&self) {
         self.filled.store(0, Ordering::Relaxed);
+        self.lengths.reset();
         self.damaged.store(false, Ordering::Relaxed);
         for bits in &self.lost {
             bits.store(0, Ordering::Relaxed);

@@ -146,7 +146,9 @@ impl<K: Eq> Flights<K> {
             // The program's code compares, under no lock.
             let found = same_hash.iter().find(|flight| flight.key.borrow() == key);
             if let Some(flight) = found.filter(|flight| flight.maker.is_here()) {
-                return Entered::Other(flight.clone());
+                let flight = flight.clone();
+                drop(same_hash);
+                return Entered::Other(flight);
             }
             let flight = mine.take().unwrap_or_else(|| {
                 let (done, outdated) = (Futex::new(0), AtomicBool::new(false));
@@ -173,8 +175,11 @@ impl<K: Eq> Flights<K> {
             all.count += 1;
             self.count.store(all.count, Ordering::SeqCst);
             drop(all);
-            drop(stale);
-            return Entered::First(Landing { flights: self, flight });
+            let landing = Landing { flights: self, flight };
+            // Keys are dropped here. If one panics, the landing is dropped as well; a returned one would be lost, and
+            // others would wait for it for ever.
+            drop((stale, same_hash));
+            return Entered::First(landing);
         }
     }
 

@@ -88,8 +88,8 @@ pub(super) struct Lists {
     pub growth: Growth,
     /// The segment where the next look for purges begins.
     pub hand: Option<u32>,
-    /// The segment where the next look for sparse ones begins.
-    pub sampled: Option<u32>,
+    /// The number of the segment at which the last look for sparse ones ended.
+    pub sampled: u32,
 }
 
 /// Room for a value in a segment that the caller has pinned, and unpins.
@@ -130,7 +130,7 @@ impl Space {
                     grown_to: 0,
                     growth: Growth::new(floor, ceiling),
                     hand: None,
-                    sampled: None,
+                    sampled: 0,
                 },
             ),
             met: AtomicU64::new(0),
@@ -483,7 +483,7 @@ impl Space {
         lists.unmapped = List::new(Name::Unmapped);
         lists.draining = List::new(Name::Draining);
         (lists.footprint, lists.grown_to) = (0, 0);
-        (lists.hand, lists.sampled) = (None, None);
+        (lists.hand, lists.sampled) = (None, 0);
     }
 
     /// How many values have a token, at most: the pins of shared segments, without the lanes' and

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct CacheStats {
     /// Gets that found their value.
@@ -35,6 +36,12 @@ pub struct CacheStats {
     pub purged_bytes: u64,
     /// Values that were moved because they were used, when their segment was emptied.
     pub moved_values: u64,
+    /// What a miss costs, in nanoseconds: as [given](super::CacheBuilder::miss_cost), or as measured lately in the calls
+    /// that make values. 0: not known.
+    pub miss_cost_ns: u64,
+    /// Whether the kernel is to take the memory of other caches of the process first, because this one's bytes save at
+    /// least twice as much time.
+    pub is_spared: bool,
     /// Keys that are in the index now. Some may lead to values that are gone.
     pub values: u64,
     /// Bytes of the segments now, filled or not, without those that are known to be purged.
@@ -71,6 +78,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
             expired_values: load(&inner.expired_values),
             purged_bytes: load(&inner.space.counts.purged_bytes),
             moved_values: load(&inner.space.counts.moved),
+            miss_cost_ns: inner.worth.cost(),
+            is_spared: inner.worth.is_spared(),
             footprint_bytes,
             held_bytes: inner.space.held_bytes(),
             target_bytes,

@@ -5,7 +5,7 @@ use super::header::Header;
 use super::lifetimes::Age;
 use super::listener::RemovalCause;
 use super::place::Place;
-use super::removed::Harvesting;
+use super::removed::{tell_replaced, Harvesting};
 use super::segment::Segment;
 use super::single_flight::Landing;
 use super::space::{Index, Room};
@@ -89,10 +89,11 @@ impl<K, S> Inner<K, S> {
         Q: Eq + ?Sized,
     {
         let shard = self.shards.of(hash);
-        let found = {
-            let section = shard.table.section(true);
-            shard.table.find_and_use(&section, hash, key, |place| self.enter(place))
-        };
+        let section = shard.table.section(true);
+        let found = shard.table.find_and_use(&section, hash, key, |place| self.enter(place));
+        // Not at the end of a block that `found` is the value of: if the drop of a key panics here, that value would be
+        // lost, pinned.
+        drop(section);
         let found_any = found.is_some();
         if let Some((place, entered)) = found {
             let value = self.read(hash, place, entered, true, &mut Miss::Gone);
@@ -327,18 +328,21 @@ where
         let table = &self.shards.of(hash).table;
         let section = table.section(false);
         room.segment.write(room.at, value);
+        // If the drop of a key panicked in there, the one that comes back would be lost, and nobody told.
+        let quiet = Harvesting::hold_off();
         let key = table.insert(section, hash, key, place, &|place| self.stale(place), &putting);
+        drop(quiet);
         let stored = putting.is_published.get().then_some(stored);
         Ok((stored, Spare { key, cause: putting.replaced.get(), evicted: room.evicted }))
     }
 
     /// Tells of what a value has put out of its place, and drops what is left. Runs the program's code.
     pub(super) fn finish(&self, hash: u32, spare: Spare<K>) {
-        if let Spare { key: Some(key), cause: Some(cause), .. } = &spare {
-            self.listener.iter().for_each(|listener| listener.tell(key, *cause));
+        let Spare { key, cause, evicted } = spare;
+        match (key, cause, &self.listener) {
+            (Some(key), Some(cause), Some(listener)) => tell_replaced(listener, key, cause),
+            (key, ..) => drop(key),
         }
-        let Spare { key, evicted, .. } = spare;
-        drop(key);
         match evicted {
             true => self.shards.harvest(),
             false => self.shards.of(hash).table.harvest(),

@@ -454,6 +454,7 @@ impl<K> Table<K> {
             if let Some(listener) = &self.listener {
                 retired.tell(listener);
                 keys.tell(listener);
+                listener.tell_put_off();
             }
             // Dropped here: first the arrays, then the keys.
         }

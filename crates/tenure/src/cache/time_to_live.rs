@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use std::borrow::Borrow;
 use std::future::Future;
 use std::hash::{BuildHasher, Hash};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// Puts a value under a key, in the place of the one before, with a time to live of its own: the cache returns it
@@ -143,9 +143,14 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
                 Boarding::Deadlock => return Err(own_key().into()),
             };
             if let Some(value) = inner.boarded(hash, key) {
+                // Before the value is returned: it would be lost, pinned, if the drop of a key panicked.
+                drop(landing);
+                inner.shards.of(hash).table.harvest();
                 return Ok(value);
             }
+            let begun = Instant::now();
             let made = make()?;
+            inner.worth.made(begun.elapsed());
             return Ok(inner.land(landing, hash, key, made)?);
         }
     }
@@ -173,9 +178,14 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
                 Boarding::Deadlock => return Err(own_key().into()),
             };
             if let Some(value) = inner.boarded(hash, key) {
+                // Before the value is returned: it would be lost, pinned, if the drop of a key panicked.
+                drop(landing);
+                inner.shards.of(hash).table.harvest();
                 return Ok(value);
             }
+            let begun = Instant::now();
             let made = polled(landing.number(), make).await?;
+            inner.worth.made(begun.elapsed());
             return Ok(inner.land(landing, hash, key, made)?);
         }
     }

@@ -12,6 +12,7 @@ use std::fmt;
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 #[doc(alias = "RLIMIT_MEMLOCK")]
 pub struct Account {
@@ -66,14 +67,15 @@ impl Account {
 /// ```
 ///
 /// # Errors
-/// `/proc` is not mounted.
+/// `/proc` is not mounted, or a filter refuses the question for the limit.
 #[doc(alias = "RLIMIT_MEMLOCK")]
 #[doc(alias = "getrlimit")]
 #[doc(alias = "VmLck")]
 pub fn account() -> Result<Account> {
     let locked = limits::locked_bytes()
         .map_err(|errno| Error::system("account", "reading /proc/thread-self/status", errno))?;
-    let limit = limits::memlock();
+    let limit = limits::memlock()
+        .map_err(|errno| Error::system("account", "asking for the limit", errno))?;
     Ok(Account {
         locked,
         soft: limit.soft,

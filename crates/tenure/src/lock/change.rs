@@ -2,7 +2,7 @@
 //! failure, what it held before.
 
 use super::claims::{Claims, Level};
-use super::diagnose::{self, Silent};
+use super::diagnose::{self, NotLowered, Silent};
 use super::inspect::{self, look, Piece, Special};
 use super::ledger::{self, Ledger};
 use super::{Kinds, When};
@@ -18,7 +18,7 @@ use rustix::io::Errno;
 pub(super) fn take(call: &'static str, range: PageRange, when: When) -> Result<u64> {
     let (pieces, since) = {
         let mut ledger = ledger::open();
-        let pieces = claim(&mut ledger, call, range, |claims| claims.taken(when))?;
+        let pieces = claim(&mut ledger, call, range, when, |claims| claims.taken(when))?;
         (pieces, ledger.guard_comes())
     };
     if when == When::OnFault {
@@ -50,7 +50,7 @@ pub(super) fn take_uncounted(call: &'static str, range: PageRange, when: When) -
         }
         if when == When::OnFault {
             let with = |claims: Claims| Claims { base: claims.base.with(when), ..claims };
-            return claim(&mut ledger, call, range, with).map(drop);
+            return claim(&mut ledger, call, range, when, with).map(drop);
         }
     }
     // Counted until it is whole: a failure then takes back this call's claim, and nothing that another
@@ -65,6 +65,7 @@ fn claim(
     ledger: &mut Ledger,
     call: &'static str,
     range: PageRange,
+    when: When,
     after: impl Fn(Claims) -> Claims,
 ) -> Result<Vec<Piece>> {
     let mut pieces = look(ledger, range).map_err(|t| diagnose::trouble(call, range, t))?;
@@ -74,10 +75,10 @@ fn claim(
             return Err(diagnose::silent(call, range, silent));
         }
     }
-    if let Err(error) = charge(call, range, &unlocked(&pieces)) {
+    if let Err(error) = charge(call, range, &unlocked(&pieces), when) {
         // The kernel counts what it would not charge: huge pages of the pool, devices.
         pieces = without_resident(ledger, range, &error).ok_or(error)?;
-        charge(call, range, &unlocked(&pieces))?;
+        charge(call, range, &unlocked(&pieces), when)?;
     }
     for piece in &pieces {
         ledger.set(piece.range, after(piece.claims));
@@ -110,33 +111,49 @@ fn without_resident(ledger: &Ledger, range: PageRange, error: &Error) -> Option<
 
 /// The unlocked parts, neighbours joined.
 fn unlocked(pieces: &[Piece]) -> Vec<PageRange> {
-    join(pieces.iter().filter(|p| p.kernel == Level::Unlocked && p.special.is_none()))
+    let is_unlocked = |p: &&Piece| p.kernel == Level::Unlocked && p.special.is_none();
+    join(pieces.iter().filter(is_unlocked).map(|p| &p.range))
 }
 
-fn join<'a>(pieces: impl Iterator<Item = &'a Piece>) -> Vec<PageRange> {
+fn join<'a>(ranges: impl Iterator<Item = &'a PageRange>) -> Vec<PageRange> {
     let mut parts: Vec<PageRange> = Vec::new();
-    for piece in pieces {
+    for range in ranges {
         match parts.last_mut() {
-            Some(last) if last.end == piece.range.start => last.end = piece.range.end,
-            _ => parts.push(piece.range),
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => parts.push(*range),
         }
     }
     parts
 }
 
-/// Locks unlocked parts on fault, which charges them and makes nothing resident.
-fn charge(call: &'static str, range: PageRange, parts: &[PageRange]) -> Result<()> {
+/// Locks unlocked parts on fault, which charges them and makes nothing resident. Where that is refused, and they are to
+/// be locked in full, it does so.
+fn charge(call: &'static str, range: PageRange, parts: &[PageRange], when: When) -> Result<()> {
     let needed: usize = parts.iter().map(PageRange::len).sum();
     for (done, part) in parts.iter().enumerate() {
+        let mut in_full = false;
+        let mut lock = || match mlock::lock(*part, true) {
+            Err(errno) if when == When::Now && mlock::is_refused(errno) => {
+                in_full = true;
+                mlock::lock(*part, false)
+            }
+            done => done,
+        };
         // Retired memory that was locked stays charged until it is torn down.
-        let locked = services::retry(
-            || mlock::lock(*part, true),
-            |errno| matches!(*errno, Errno::NOMEM | Errno::AGAIN | Errno::PERM),
-        );
+        let locked = services::retry(&mut lock, |errno| {
+            matches!(*errno, Errno::NOMEM | Errno::AGAIN | Errno::PERM)
+        });
         let failed = locked
             .map_err(|errno| {
                 let charged = parts[..done].iter().map(PageRange::len).sum();
-                diagnose::refused(call, range, errno, needed, charged)
+                let error = diagnose::refused(call, range, errno, needed, charged);
+                match error.kind() {
+                    ErrorKind::LockLimit => error,
+                    _ if in_full && !mlock::is_refused(errno) => {
+                        diagnose::unfilled(call, range, errno)
+                    }
+                    _ => error,
+                }
             })
             .and_then(|()| verify(*part).map_err(|why| diagnose::silent(call, range, why)));
         if let Err(error) = failed {
@@ -178,7 +195,8 @@ fn verify(part: PageRange) -> std::result::Result<(), Silent> {
 
 /// Locks in full what is locked on fault, and makes it resident.
 fn fill(range: PageRange, pieces: Option<&[Piece]>) -> std::result::Result<(), Errno> {
-    let ordinary = |pieces: &[Piece]| join(pieces.iter().filter(|p| p.special.is_none()));
+    let ordinary =
+        |pieces: &[Piece]| join(pieces.iter().filter(|p| p.special.is_none()).map(|p| &p.range));
     let attempt = |parts: &[PageRange]| parts.iter().try_for_each(|part| mlock::lock(*part, false));
     let parts = pieces.map_or_else(|| vec![range], ordinary);
     let Err(errno) = attempt(&parts) else { return Ok(()) };
@@ -190,19 +208,19 @@ fn fill(range: PageRange, pieces: Option<&[Piece]>) -> std::result::Result<(), E
     }
 }
 
-/// Gives a guard's claim back. An error names the part that stays locked more than it need be.
+/// Gives a guard's claim back.
 pub(super) fn give_back(
     ledger: &mut Ledger,
     range: PageRange,
     when: When,
-) -> std::result::Result<(), (PageRange, Errno)> {
+) -> std::result::Result<(), NotLowered> {
     let mut result = Ok(());
     for (part, claims) in ledger.pieces(range) {
         let Some(claims) = claims else { continue };
         let after = claims.given_back(when);
         if after.wanted() < claims.wanted() {
-            if let Err(errno) = weaken(part, after.wanted()) {
-                result = Err((part, errno));
+            if let Err(error) = weaken(part, after.wanted()) {
+                result = Err(error);
             }
         }
         ledger.set(part, after);
@@ -210,25 +228,31 @@ pub(super) fn give_back(
     result
 }
 
-/// Turns a guard's full claim into one on fault. After an error everything is as it was.
+/// Turns a guard's full claim into one on fault. After an error everything is as it was, unless the kernel refuses to
+/// lock in full again what it has just weakened.
 pub(super) fn downgrade(
     ledger: &mut Ledger,
     range: PageRange,
     since: u64,
-) -> std::result::Result<(), (PageRange, Errno)> {
+) -> std::result::Result<(), NotLowered> {
     let still = ledger.still(range, since);
     let pieces: Vec<_> = still.into_iter().flat_map(|part| ledger.pieces(part)).collect();
     let after = |claims: Claims| claims.given_back(When::Now).taken(When::OnFault);
-    let mut weakened = Vec::new();
-    for (part, claims) in &pieces {
-        let Some(claims) = claims.filter(|c| after(*c).wanted() < c.wanted()) else { continue };
-        if let Err(errno) = weaken(*part, after(claims).wanted()) {
-            for part in weakened {
-                let _ = strengthen(part, Level::Full);
+    let falls = |claims: &Claims| after(*claims).wanted() < claims.wanted();
+    // To one level, all of them: neighbours go by one call, which fails before it changes anything, as a rule.
+    let parts = join(
+        pieces
+            .iter()
+            .filter(|(_, claims)| claims.as_ref().is_some_and(falls))
+            .map(|(part, _)| part),
+    );
+    for (done, part) in parts.iter().enumerate() {
+        if let Err(error) = weaken(*part, Level::OnFault) {
+            for part in &parts[..=done] {
+                let _ = strengthen(*part, Level::Full);
             }
-            return Err((*part, errno));
+            return Err(error);
         }
-        weakened.push(*part);
     }
     for (part, claims) in pieces {
         if let Some(claims) = claims {
@@ -250,7 +274,8 @@ pub(super) fn clear(
         && !ledger.pieces(range).into_iter().any(|(_, claims)| guarded(claims))
     {
         // Whatever kinds there are, none stays: they need not be found out.
-        mlock::unlock(range).map_err(|errno| Uncleared::Refused(range, errno))?;
+        let error = |errno| NotLowered { part: range, step: UNLOCKS, errno };
+        mlock::unlock(range).map_err(|errno| Uncleared::Refused(error(errno)))?;
         ledger.set(range, Claims::default());
         return Ok(());
     }
@@ -265,7 +290,7 @@ pub(super) fn clear(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Uncleared {
     Trouble(inspect::Trouble),
-    Refused(PageRange, Errno),
+    Refused(NotLowered),
 }
 
 impl From<inspect::Trouble> for Uncleared {
@@ -286,11 +311,11 @@ pub(super) fn clear_pieces(
         if piece.special.is_some() || level >= piece.kernel {
             continue;
         }
-        if let Err(errno) = weaken(piece.range, level) {
+        if let Err(error) = weaken(piece.range, level) {
             for piece in pieces[..=done].iter().rev().filter(|p| p.special.is_none()) {
                 let _ = strengthen(piece.range, piece.kernel);
             }
-            return Err(Uncleared::Refused(piece.range, errno));
+            return Err(Uncleared::Refused(error));
         }
     }
     for piece in pieces {
@@ -299,21 +324,26 @@ pub(super) fn clear_pieces(
     Ok(())
 }
 
+const UNLOCKS: &str = "munlock";
+const LOOKS: &str = "looking up the mappings in /proc/self/maps";
+
 /// Lowers the lock of what is mapped and locked in the part. What is not locked any more (it was
 /// unmapped, or belongs to another mapping by now) is left alone: a downgrade would lock it anew.
-pub(super) fn weaken(part: PageRange, to: Level) -> std::result::Result<(), Errno> {
+pub(super) fn weaken(part: PageRange, to: Level) -> std::result::Result<(), NotLowered> {
+    let failed = |step| move |errno| NotLowered { part, step, errno };
     if to == Level::Full || (to == Level::Unlocked && mlock::unlock(part).is_ok()) {
         return Ok(());
     }
     let mut within = Vec::new();
-    maps::each_mapping(part, |mapping| within.extend(inspect::overlap(&mapping, part)))?;
+    maps::each_mapping(part, |mapping| within.extend(inspect::overlap(&mapping, part)))
+        .map_err(failed(LOOKS))?;
     let mut result = Ok(());
     for piece in within {
         let done = match (mlock::seen(piece), to) {
-            (Ok(Seen::Locked), Level::Unlocked) => mlock::unlock(piece),
-            (Ok(Seen::Locked), _) => mlock::lock(piece, true),
+            (Ok(Seen::Locked), Level::Unlocked) => mlock::unlock(piece).map_err(failed(UNLOCKS)),
+            (Ok(Seen::Locked), _) => mlock::lock(piece, true).map_err(failed("mlock2")),
             (Ok(_), _) => Ok(()),
-            (Err(errno), _) => Err(errno),
+            (Err(errno), _) => Err(failed(LOOKS)(errno)),
         };
         result = result.and(done);
     }

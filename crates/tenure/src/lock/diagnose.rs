@@ -6,7 +6,7 @@ use super::inspect::{self, Trouble};
 use crate::error::{Error, ErrorKind};
 use crate::os::pagemap::{self, Pagemap};
 use crate::os::smaps::{self, Entry};
-use crate::os::{files, internal, limits, maps, memory_limit, page_size, populate};
+use crate::os::{files, internal, limits, maps, memory_limit, mlock, page_size, populate};
 use crate::range::PageRange;
 use rustix::io::Errno;
 
@@ -118,12 +118,20 @@ pub(super) fn silent(call: &'static str, range: PageRange, silent: Silent) -> Er
     .on(range.start, range.len())
 }
 
+/// A part that stays locked more than it need be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NotLowered {
+    pub part: PageRange,
+    /// The call that failed.
+    pub step: &'static str,
+    pub errno: Errno,
+}
+
 /// A lock could not be lowered.
 pub(super) fn not_weakened(
     call: &'static str,
     range: PageRange,
-    part: PageRange,
-    errno: Errno,
+    NotLowered { part, step, errno }: NotLowered,
 ) -> Error {
     if errno == Errno::NOMEM {
         if let Some(error) = too_many_mappings(call, range) {
@@ -133,8 +141,13 @@ pub(super) fn not_weakened(
     if let Some(error) = limit_lowered(call, range, errno) {
         return error;
     }
-    let why =
-        format!("the lock of [{:#x}, {:#x}) could not be changed: {errno}", part.start, part.end);
+    if mlock::is_refused(errno) {
+        return Error::system(call, step, errno).on(range.start, range.len());
+    }
+    let why = format!(
+        "the lock of [{:#x}, {:#x}) could not be changed, {step} failed: {errno}",
+        part.start, part.end
+    );
     Error::new(ErrorKind::System, call, why, "free memory and try again")
         .with_errno(errno.raw_os_error())
         .on(range.start, range.len())
@@ -213,7 +226,7 @@ fn first_refused(range: PageRange) -> Option<Refused> {
         match populate::first_refused(part, write) {
             None => {}
             // Before 5.14, and where the mapping may be written or executed only, it cannot be tried.
-            Some((_, Errno::INVAL | Errno::PERM | Errno::NOSYS)) => untried.push((part, entry)),
+            Some((_, errno)) if populate::may_be_refused(errno) => untried.push((part, entry)),
             Some((at, errno)) => return Some(Refused { at, entry, errno }),
         }
     }

@@ -1,6 +1,6 @@
 //! Whether a lock would be allowed, and what to write where the limit is set.
 
-use super::account::{account, limit, Account};
+use super::account::{account, Account};
 use crate::error::Result;
 use crate::os::{self, memory_limit};
 use std::fmt;
@@ -17,6 +17,7 @@ use std::fmt;
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Verdict {
     /// The limit allows it.
@@ -39,6 +40,7 @@ pub enum Verdict {
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Explanation {
     /// What was asked about, in whole pages.
@@ -181,23 +183,28 @@ impl fmt::Display for Explanation {
             Verdict::RaiseSoft => "not yet: the soft limit must be raised, and can be",
             Verdict::RaiseHard => "no: the hard limit must be raised",
         };
-        writeln!(f, "lock {} bytes: {answer}", self.bytes)?;
-        writeln!(f, "  locked already  {:>20}", account.locked)?;
-        writeln!(f, "  limit needed    {:>20}", self.limit_needed)?;
-        writeln!(f, "  soft limit      {:>20}", limit(account.soft))?;
-        writeln!(f, "  hard limit      {:>20}", limit(account.hard))?;
+        writeln!(f, "lock {}: {answer}", Bytes(self.bytes))?;
+        let bytes =
+            |f: &mut fmt::Formatter<'_>, name, bytes| writeln!(f, "  {name:<15} {}", Bytes(bytes));
+        let limit = |f: &mut fmt::Formatter<'_>, name, limit| match limit {
+            Some(limit) => bytes(f, name, limit),
+            None => writeln!(f, "  {name:<15} unlimited"),
+        };
+        bytes(f, "locked already", account.locked)?;
+        bytes(f, "limit needed", self.limit_needed)?;
+        limit(f, "soft limit", account.soft)?;
+        limit(f, "hard limit", account.hard)?;
         let exemption = match (account.ipc_lock, account.first_user_namespace) {
             (true, true) => "in effect",
             (true, false) => "of no use in this user namespace",
             (false, _) => "not in effect",
         };
-        writeln!(f, "  CAP_IPC_LOCK    {exemption:>20}")?;
-        writeln!(f, "  memory free     {:>20}", self.memory_free)?;
+        writeln!(f, "  {:<15} {exemption}", "CAP_IPC_LOCK")?;
+        bytes(f, "memory free", self.memory_free)?;
         if self.memory_free < self.bytes {
             writeln!(
                 f,
-                "  Less memory is free than that: the lock may be allowed and still end in the \
-                 kernel's OOM killer, once the pages are touched."
+                "  Less memory is free: a lock may be allowed, and end in the OOM killer."
             )?;
         }
         let lines = self.lines();
@@ -208,5 +215,24 @@ impl fmt::Display for Explanation {
             writeln!(f, "  {place}:\n      {line}")?;
         }
         Ok(())
+    }
+}
+
+/// A number of bytes, with the same in the largest unit that it fills.
+struct Bytes(u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Bytes(bytes) = *self;
+        write!(f, "{bytes} bytes")?;
+        let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+        let Some((shift, unit)) = units.into_iter().find(|(shift, _)| bytes >> shift > 0) else {
+            return Ok(());
+        };
+        let size = bytes as f64 / (1u64 << shift) as f64;
+        match bytes % (1 << shift) {
+            0 => write!(f, " ({size} {unit})"),
+            _ => write!(f, " ({size:.1} {unit})"),
+        }
     }
 }

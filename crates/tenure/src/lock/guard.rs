@@ -174,7 +174,8 @@ impl Lock {
     /// # Errors
     /// To [`When::Now`]: as [`lock`]. To [`When::OnFault`]: `ENOMEM` where `RLIMIT_MEMLOCK` was
     /// lowered below what is locked already, because the kernel then refuses this change, too. In a forked
-    /// child `ENOMEM`: it holds no lock. Nothing is changed then.
+    /// child `ENOMEM`: it holds no lock. Nothing is changed then; only where the kernel also refuses to undo a change that
+    /// it made in part do some pages stay locked on fault.
     pub fn set(&mut self, when: When) -> Result<()> {
         let call = "Lock::set";
         if when == self.when {
@@ -197,7 +198,7 @@ impl Lock {
                 self.since = since;
             }
             When::OnFault => change::downgrade(&mut ledger::open(), self.range, self.since)
-                .map_err(|(part, errno)| diagnose::not_weakened(call, self.range, part, errno))?,
+                .map_err(|error| diagnose::not_weakened(call, self.range, error))?,
         }
         self.when = when;
         Ok(())

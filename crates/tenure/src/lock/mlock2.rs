@@ -68,6 +68,6 @@ pub fn munlock2(addr: *const u8, len: usize, kinds: Kinds) -> Result<()> {
     }
     change::clear(&mut ledger::open(), range, kinds).map_err(|uncleared| match uncleared {
         Uncleared::Trouble(trouble) => diagnose::trouble(call, range, trouble),
-        Uncleared::Refused(part, errno) => diagnose::not_weakened(call, range, part, errno),
+        Uncleared::Refused(error) => diagnose::not_weakened(call, range, error),
     })
 }

@@ -163,7 +163,7 @@ pub fn munlockall2(scope: Scope) -> Result<()> {
     }
     cleared.map_err(|uncleared| match uncleared {
         Uncleared::Trouble(trouble) => diagnose::trouble(call, inspect::everything(), trouble),
-        Uncleared::Refused(part, errno) => diagnose::not_weakened(call, part, part, errno),
+        Uncleared::Refused(error) => diagnose::not_weakened(call, error.part, error),
     })?;
     ledger.future = if ends { None } else { coming };
     Ok(())
@@ -251,7 +251,7 @@ fn end_future(
             let part = PageRange::new(at, end.min(mapping.end));
             // A mapping may be gone by now, which is as well.
             let _ = match level {
-                Level::Unlocked => weaken(part, Level::Unlocked),
+                Level::Unlocked => weaken(part, Level::Unlocked).map_err(|error| error.errno),
                 Level::OnFault => Ok(()),
                 Level::Full => strengthen(part, Level::Full),
             };

@@ -17,6 +17,7 @@ use std::fmt;
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum State {
     /// In full: what was resident when it was locked, and all that is touched.
@@ -40,6 +41,7 @@ pub enum State {
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Part {
     /// Its first address.
@@ -64,6 +66,7 @@ pub struct Part {
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Receipt {
     /// The range's parts in order of address. Where two do not touch, nothing is mapped between.
     pub parts: Vec<Part>,

@@ -8,7 +8,7 @@ use super::inspect::{self, Special};
 use super::{diagnose, ledger, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::pagemap::{Pagemap, Pages};
-use crate::os::thread::{spawn_quiet, Thread};
+use crate::os::thread::{can_allocate, spawn_quiet, Thread};
 use crate::os::{advise, generation, maps, page_size, HUGE_PAGE};
 use crate::range::PageRange;
 use std::collections::BTreeMap;
@@ -157,6 +157,7 @@ pub struct Within {
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct WithinStatus {
     /// Bytes locked on fault at the moment; never more than the budget.
@@ -256,7 +257,8 @@ impl Keeper {
         loop {
             let started = Instant::now();
             let mut status = shared.lock().status;
-            let moved = self.look(&mut status);
+            // Without memory it looks again later.
+            let moved = can_allocate() && self.look(&mut status);
             let took = started.elapsed();
             let mut state = shared.lock();
             state.status = status;

@@ -1,20 +1,17 @@
 //! `madvise` and its relatives, by effect.
 
-use super::errno::last_errno;
+use super::errno::{again, last_errno};
 use crate::range::PageRange;
 use rustix::io::Errno;
 use rustix::mm::{madvise, Advice};
 use std::ffi::c_void;
 
 fn advise(range: PageRange, advice: Advice) -> Result<(), Errno> {
-    loop {
+    again(|| {
         // SAFETY: the kernel checks that the range is mapped. Advices that may drop contents come from the
         // functions of this module that are unsafe, whose callers promise that nobody wants them.
-        match unsafe { madvise(range.start as *mut c_void, range.len(), advice) } {
-            Err(Errno::INTR | Errno::AGAIN) => continue,
-            other => return other,
-        }
-    }
+        unsafe { madvise(range.start as *mut c_void, range.len(), advice) }
+    })
 }
 
 /// Tells the kernel that it may discard the range's pages until they are next written.

@@ -5,8 +5,11 @@ use super::apart::{self, Congruent};
 use super::mapping_list::Lister;
 use crate::range::PageRange;
 use rustix::io::Errno;
-use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, MsyncFlags, ProtFlags};
+use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use std::ffi::c_void;
+
+/// rustix has no name for it where it makes its calls through the C library, as under Miri.
+const DONTUNMAP: MremapFlags = MremapFlags::from_bits_retain(libc::MREMAP_DONTUNMAP as u32);
 
 /// Reserves addresses: nothing may be accessed, nothing is charged. The start is a multiple of `align`.
 ///
@@ -97,13 +100,6 @@ pub(crate) unsafe fn open(range: PageRange) -> Result<(), Errno> {
     unsafe { mm::mprotect(range.start as *mut c_void, range.len(), access) }
 }
 
-/// Whether all of the range is mapped and none of it locked. 200 ns.
-pub(crate) fn is_whole_and_not_locked(range: PageRange) -> bool {
-    let flags = MsyncFlags::ASYNC | MsyncFlags::INVALIDATE;
-    // SAFETY: starts no writing back: memory that is private and anonymous has no file.
-    unsafe { mm::msync(range.start as *mut c_void, range.len(), flags) }.is_ok()
-}
-
 /// Why pages were not moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotMoved {
@@ -134,7 +130,7 @@ pub(crate) unsafe fn move_pages(from: PageRange, to: usize) -> Result<(), NotMov
             from.start as *mut c_void,
             from.len(),
             from.len(),
-            MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP,
+            MremapFlags::MAYMOVE | DONTUNMAP,
             to as *mut c_void,
         )
     };
@@ -164,7 +160,7 @@ pub(crate) fn processors() -> usize {
 
 /// The limit on addresses (`RLIMIT_AS`), if there is one.
 pub(crate) fn address_limit() -> Option<u64> {
-    rustix::process::getrlimit(rustix::process::Resource::As).current
+    super::limits::limit(libc::RLIMIT_AS).ok()?.0
 }
 
 /// Writes a sentence to standard error and ends the process, without allocating.

@@ -85,6 +85,24 @@ pub(crate) fn open_for_facts(path: impl Arg) -> Result<Brief, Errno> {
     open_for(path, OFlags::PATH)
 }
 
+/// Opens a file description of its own of a file that the program has open, through `/proc`, to read and write it. Fails
+/// if it is not that `file` (any more).
+pub(super) fn open_anew(path: &CStr, file: File) -> Result<Brief, Errno> {
+    let open = || open_file(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    open_by(open, |_, opened| opened == file)
+}
+
+/// Opens a file description of its own of a file that the program has open, through `/proc`, for the caller to keep.
+/// Fails if it is not that `file` (any more).
+pub(super) fn open_to_keep(path: &CStr, file: File, write: bool) -> Result<OwnedFd, Errno> {
+    let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
+    let opened = open_file(path, access | OFlags::CLOEXEC, Mode::empty())?;
+    match file_of(&opened) == Some(file) {
+        true => Ok(opened),
+        false => Err(Errno::BADF),
+    }
+}
+
 fn open_for(path: impl Arg, flags: OFlags) -> Result<Brief, Errno> {
     path.into_with_c_str(|path| {
         let open = || open_file(path, flags | OFlags::CLOEXEC, Mode::empty());

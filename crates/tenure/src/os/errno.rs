@@ -7,6 +7,29 @@ pub(crate) fn last_errno() -> Errno {
     Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
+/// How often a call is made again that fails with `EAGAIN`. The kernel says so for what passes in a moment, and also for
+/// want of memory, and a filter may say so for good.
+const ATTEMPTS: u32 = 1000;
+
+/// Makes a call again while a signal interrupts it, or the kernel says that it may work in a moment.
+///
+/// # Errors
+/// The call's; `EAGAIN` if the moment does not come.
+pub(crate) fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    let mut attempts = 0;
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) if attempts < ATTEMPTS => {
+                attempts += 1;
+                // SAFETY: no arguments. Not by the standard library, which a signal's handler may not enter.
+                unsafe { libc::sched_yield() };
+            }
+            other => return other,
+        }
+    }
+}
+
 /// Does something and puts the thread's `errno` back to what it was.
 pub(crate) fn kept<R>(act: impl FnOnce() -> R) -> R {
     let _kept = Kept::now();

@@ -1,10 +1,13 @@
-//! What lies behind a file mapping: size, holes, room.
+//! What lies behind a file mapping: size, holes, room. Files of memory.
 
 use super::brief::open_for_facts;
 use super::smaps::Entry;
-use rustix::fd::{AsFd, BorrowedFd};
-use rustix::fs::{fallocate, fstat, fstatfs, major, minor, FallocateFlags};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{
+    fallocate, fstat, fstatfs, major, memfd_create, minor, FallocateFlags, MemfdFlags,
+};
 use rustix::io::Errno;
+use std::ffi::CStr;
 
 const TMPFS: u64 = 0x0102_1994;
 const HUGETLBFS: u64 = 0x9584_58f6;
@@ -84,5 +87,14 @@ pub(crate) fn allocate(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), 
             Err(Errno::INTR) => {}
             other => return other,
         }
+    }
+}
+
+/// Makes a file of memory that cannot be executed. Some systems allow no other (`vm.memfd_noexec`). Before Linux 6.3 the
+/// flag is unknown.
+pub(crate) fn memfd(name: &CStr, flags: MemfdFlags) -> Result<OwnedFd, Errno> {
+    match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => memfd_create(name, flags),
+        made => made,
     }
 }

@@ -1,7 +1,7 @@
-//! A word that threads of one process can sleep on.
+//! A word that threads can sleep on: those of one process, or of all that share the memory.
 
 use rustix::thread::futex::{self, Flags, Timespec};
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 /// A 32-bit word, and the two system calls that wait for it to change.
@@ -32,4 +32,25 @@ impl Futex {
     pub fn wake_all(&self) {
         let _ = futex::wake(&self.word, Flags::PRIVATE, i32::MAX as u32);
     }
+}
+
+/// The lower half of a word, on which threads can sleep.
+pub(crate) fn low(word: &AtomicU64) -> &AtomicU32 {
+    let at = std::ptr::from_ref(word).cast::<AtomicU32>();
+    // SAFETY: a half of the word, aligned and as long there as the word, and an atomic as that is.
+    unsafe { &*at.add(usize::from(cfg!(target_endian = "big"))) }
+}
+
+/// Sleeps while a word of shared memory is `expected`, for `timeout` at most. Any process's [`wake_shared`] ends it.
+pub(crate) fn wait_shared(word: &AtomicU32, expected: u32, timeout: Duration) {
+    let timeout = Timespec {
+        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    let _ = futex::wait(word, Flags::empty(), expected, Some(&timeout));
+}
+
+/// Wakes all threads of all processes that sleep on a word of shared memory.
+pub(crate) fn wake_shared(word: &AtomicU32) {
+    let _ = futex::wake(word, Flags::empty(), i32::MAX as u32);
 }

@@ -61,6 +61,11 @@ pub(crate) fn has_own_table() {
     HAS_OWN_TABLE.set(true);
 }
 
+/// Whether it has.
+pub(crate) fn this_thread_has_own_table() -> bool {
+    HAS_OWN_TABLE.get()
+}
+
 /// Whether what the calling thread opens is the whole process's, and may be.
 fn may_open() -> bool {
     if HAS_OWN_TABLE.get() || NOTHING_IS_OPENED.load(Ordering::Relaxed) {

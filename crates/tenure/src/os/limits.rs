@@ -1,8 +1,8 @@
 //! What bounds locked memory: `RLIMIT_MEMLOCK`, what is charged against it, and who is exempt.
 
+use super::errno::last_errno;
 use super::small_file;
 use rustix::io::Errno;
-use rustix::process::{getrlimit, Resource};
 use rustix::thread::{capabilities, CapabilitySet};
 use std::fs;
 
@@ -13,10 +13,26 @@ pub(crate) struct Memlock {
     pub hard: Option<u64>,
 }
 
+/// One of the process's limits, soft and hard; `None`: no limit. A filter may refuse the question.
+///
+/// `resource` is one of libc's numbers, which have a sign under musl and none under glibc.
+pub(crate) fn limit(resource: impl Into<i64>) -> Result<(Option<u64>, Option<u64>), Errno> {
+    let resource: i64 = resource.into();
+    let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+    let none = std::ptr::null::<libc::rlimit64>();
+    // Not by the C library's function, which a program may have replaced.
+    // SAFETY: the kernel writes one structure of its own layout, which lives through the call.
+    let asked = unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, none, &raw mut limit) };
+    if asked != 0 {
+        return Err(last_errno());
+    }
+    let finite = |bytes: u64| (bytes != libc::RLIM64_INFINITY).then_some(bytes);
+    Ok((finite(limit.rlim_cur), finite(limit.rlim_max)))
+}
+
 /// Reads `RLIMIT_MEMLOCK`.
-pub(crate) fn memlock() -> Memlock {
-    let limit = getrlimit(Resource::Memlock);
-    Memlock { soft: limit.current, hard: limit.maximum }
+pub(crate) fn memlock() -> Result<Memlock, Errno> {
+    limit(libc::RLIMIT_MEMLOCK).map(|(soft, hard)| Memlock { soft, hard })
 }
 
 /// A line of `/proc/thread-self/status` in kB, as bytes. The thread's own: the main thread may have
@@ -57,5 +73,6 @@ pub(crate) fn max_mappings() -> Option<usize> {
 /// Whether address space that waits to be torn down could make another mapping fail: `RLIMIT_AS` or
 /// `RLIMIT_DATA` is set.
 pub(crate) fn address_space_is_limited() -> bool {
-    [Resource::As, Resource::Data].into_iter().any(|limit| getrlimit(limit).current.is_some())
+    let limits = [limit(libc::RLIMIT_AS), limit(libc::RLIMIT_DATA)];
+    limits.iter().any(|limit| matches!(limit, Ok((Some(_), _))))
 }

@@ -56,8 +56,15 @@ struct Text {
 
 impl Lister {
     pub fn open() -> Result<Lister, Errno> {
-        let text = if maps::query_is_missing() { Some(Text::open()?) } else { None };
-        Ok(Lister { text })
+        match maps::query_is_missing() {
+            true => Ok(Lister::of(brief::open("/proc/thread-self/maps")?)),
+            false => Ok(Lister { text: None }),
+        }
+    }
+
+    /// Lists what this file has.
+    pub fn of(maps: Brief) -> Lister {
+        Lister { text: Some(Text::of(maps)) }
     }
 
     /// Begins anew, from the lowest address.
@@ -112,8 +119,11 @@ impl Lister {
 
 impl Text {
     fn open() -> Result<Text, Errno> {
-        let maps = brief::open("/proc/thread-self/maps")?;
-        Ok(Text { maps, buffer: [0; BUFFER], filled: 0, taken: 0, skips: false, ended: false })
+        Ok(Text::of(brief::open("/proc/thread-self/maps")?))
+    }
+
+    fn of(maps: Brief) -> Text {
+        Text { maps, buffer: [0; BUFFER], filled: 0, taken: 0, skips: false, ended: false }
     }
 
     /// The line that ends there is done with.

@@ -17,7 +17,7 @@ pub(crate) struct Mapping {
 }
 
 /// What stands after address, protection, offset, device and inode in a line of `/proc/self/maps`.
-pub(super) fn name_in_line(line: &[u8]) -> &[u8] {
+pub(crate) fn name_in_line(line: &[u8]) -> &[u8] {
     let mut rest = line;
     for _ in 0..5 {
         rest = rest.trim_ascii_start();
@@ -29,7 +29,7 @@ pub(super) fn name_in_line(line: &[u8]) -> &[u8] {
 
 /// Reads a line of `/proc/self/maps`, or a mapping's first line in `smaps`. The name after the numbers
 /// is whatever bytes a file may be called.
-pub(super) fn parse_line(line: &[u8]) -> Option<Mapping> {
+pub(crate) fn parse_line(line: &[u8]) -> Option<Mapping> {
     let mut fields = line
         .split(u8::is_ascii_whitespace)
         .filter(|field| !field.is_empty())
@@ -39,9 +39,13 @@ pub(super) fn parse_line(line: &[u8]) -> Option<Mapping> {
     let offset = fields.next()?;
     let (major, minor) = fields.next()?.split_once(':')?;
     let inode = fields.next()?;
+    let (start, end) =
+        (usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
+    // Who adds up and subtracts addresses relies on it.
+    (start < end).then_some(())?;
     Some(Mapping {
-        start: usize::from_str_radix(start, 16).ok()?,
-        end: usize::from_str_radix(end, 16).ok()?,
+        start,
+        end,
         readable: flags.first() == Some(&b'r'),
         writable: flags.get(1) == Some(&b'w'),
         shared: flags.get(3) == Some(&b's'),
@@ -76,5 +80,7 @@ mod tests {
         assert_eq!((latin.device, latin.inode, latin.shared), ((0, 0x1f), 7, true));
         assert_eq!(parse_line(b""), None);
         assert_eq!(parse_line(b"zz-yy rw-p 0 0 0"), None);
+        assert_eq!(parse_line(b"2000-1000 rw-p 0 0:0 0"), None);
+        assert_eq!(parse_line(b"1000-1000 rw-p 0 0:0 0"), None);
     }
 }

@@ -1,7 +1,10 @@
 //! How much memory this process may still take: the machine's, or its cgroup's (v1 and v2).
 
-use super::small_file::{kib_of, text};
-use std::path::{Path, PathBuf};
+use super::mounts;
+use super::small_file::{bytes, kib_of, text};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
 
 /// The memory cgroup that governs this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,8 +41,8 @@ pub(crate) fn own_group() -> Option<MemoryGroup> {
 /// Finds the memory cgroup from `/proc/self/cgroup` and `/proc/self/mountinfo`. It may be
 /// [unseen](MemoryGroup::is_unseen); `None`: there is none.
 pub(crate) fn governing_group() -> Option<MemoryGroup> {
-    let cgroup = text("/proc/self/cgroup").ok()?;
-    let mounts = super::mounts::table().unwrap_or_default();
+    let cgroup = bytes("/proc/self/cgroup").ok()?;
+    let mounts = mounts::table().unwrap_or_default();
     let mut group = find_group(&cgroup, &mounts)?;
     // Every group has this file; it may be covered by another mount, or forbidden.
     if !group.path.join("cgroup.procs").exists() {
@@ -48,40 +51,46 @@ pub(crate) fn governing_group() -> Option<MemoryGroup> {
     Some(group)
 }
 
-fn find_group(cgroup: &str, mounts: &str) -> Option<MemoryGroup> {
+/// Names of groups and of mount points are bytes.
+pub(crate) fn find_group(cgroup: &[u8], mounts: &[u8]) -> Option<MemoryGroup> {
     // "4:memory:/a" is a v1 hierarchy; "0::/a" the v2 one. Where memory is on v1, v2 has none.
-    let line = |wanted: fn(&str) -> bool| {
-        cgroup.lines().find_map(|line| {
-            let mut parts = line.splitn(3, ':');
+    let line = |wanted: fn(&[u8]) -> bool| {
+        cgroup.split(|byte| *byte == b'\n').find_map(|line| {
+            let mut parts = line.splitn(3, |byte| *byte == b':');
             let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
-            wanted(controllers).then(|| path.to_owned())
+            wanted(controllers).then(|| Path::new(OsStr::from_bytes(path)))
         })
     };
-    let v1 = line(|c| c.split(',').any(|c| c == "memory"));
+    fn has_memory(list: &[u8]) -> bool {
+        list.split(|byte| *byte == b',').any(|name| name == b"memory")
+    }
+    let v1 = line(has_memory);
     let v2 = v1.is_none();
-    let path = v1.or_else(|| line(str::is_empty))?;
-    // mountinfo: id parent dev root mountpoint options - type source superoptions
-    let seen = mounts.lines().find_map(|line| {
-        let (before, after) = line.split_once(" - ")?;
-        let fields: Vec<&str> = before.split(' ').collect();
-        let (mount_root, point) = (*fields.get(3)?, *fields.get(4)?);
-        let mut after = after.split(' ');
-        let fits = if v2 {
-            after.next()? == "cgroup2"
-        } else {
-            after.next()? == "cgroup" && after.nth(1)?.split(',').any(|o| o == "memory")
-        };
-        if !fits {
-            return None;
+    let path = v1.or_else(|| line(<[u8]>::is_empty))?;
+    let of_memory = |mount: &mounts::Mount<'_>| match v2 {
+        true => mount.kind == b"cgroup2",
+        false => mount.kind == b"cgroup" && has_memory(mount.options),
+    };
+    let seen = mounts::all(mounts).find(|mount| of_memory(mount) && mount.point().is_absolute());
+    Some(match seen {
+        Some(mount) => {
+            let root = mount.point();
+            MemoryGroup { path: below(&root, &mount.root(), path), root, v2 }
         }
-        // In a container the mount's root is the container's own group.
-        let below = path.strip_prefix(mount_root.trim_end_matches('/')).unwrap_or(&path);
-        let root = PathBuf::from(point);
-        let full = root.join(below.trim_start_matches('/'));
-        let path = if full.is_dir() { full } else { root.clone() };
-        Some(MemoryGroup { path, root, v2 })
-    });
-    Some(seen.unwrap_or(MemoryGroup { path: PathBuf::new(), root: PathBuf::new(), v2 }))
+        None => MemoryGroup { path: PathBuf::new(), root: PathBuf::new(), v2 },
+    })
+}
+
+/// The folder of a group where `mount_root` of the hierarchy is mounted at `point`; the point itself where it lies
+/// elsewhere. In a container the mount's root is the container's own group.
+fn below(point: &Path, mount_root: &Path, group: &Path) -> PathBuf {
+    let relative = group.strip_prefix(mount_root).or_else(|_| group.strip_prefix("/"));
+    // A group outside of the process's namespace has a name that leads out of the mount.
+    let is_inside = |path: &&Path| path.components().all(|part| part != Component::ParentDir);
+    match relative.ok().filter(is_inside).map(|relative| point.join(relative)) {
+        Some(folder) if folder.is_dir() => folder,
+        _ => point.to_owned(),
+    }
 }
 
 fn number(path: &Path) -> Option<u64> {
@@ -99,7 +108,8 @@ impl MemoryGroup {
         self.path.as_os_str().is_empty()
     }
 
-    fn room_of(&self, path: &Path) -> Option<Room> {
+    /// What one group of the hierarchy leaves. `None`: it has no limit.
+    pub fn room_of(&self, path: &Path) -> Option<Room> {
         let (limit, usage, inactive) = if self.v2 {
             // "max" does not parse: no limit at this level.
             let limit = [number(&path.join("memory.high")), number(&path.join("memory.max"))];
@@ -139,6 +149,19 @@ pub(crate) fn room(group: Option<&MemoryGroup>) -> Room {
     room
 }
 
+/// A file that stands for the smallest limit above this process.
+pub(crate) fn governing_file(group: Option<&MemoryGroup>) -> PathBuf {
+    let machine = machine_room().map_or(u64::MAX, |room| room.limit);
+    let levels = group.into_iter().flat_map(|group| {
+        let levels = group.path.ancestors().take_while(|path| path.starts_with(&group.root));
+        levels.filter_map(|path| Some((group.room_of(path)?.limit, path)))
+    });
+    match levels.min_by_key(|(limit, _)| *limit).filter(|(limit, _)| *limit < machine) {
+        Some((_, path)) => path.join("memory.stat"),
+        None => PathBuf::from("/proc/meminfo"),
+    }
+}
+
 fn machine_room() -> Option<Room> {
     let text = text("/proc/meminfo").ok()?;
     let kib = |key: &str| {
@@ -156,22 +179,47 @@ mod tests {
     #[test]
     fn both_versions_are_found() {
         let v1 = find_group(
-            "4:memory:/a/b\n0::/\n",
-            "30 20 0:26 / /nowhere/memory rw - cgroup cgroup rw,memory\n\
+            b"4:memory:/a/b\n0::/\n",
+            b"30 20 0:26 / /nowhere/memory rw - cgroup cgroup rw,memory\n\
              31 20 0:27 / /nowhere/unified rw - cgroup2 cgroup2 rw\n",
         )
         .unwrap();
         assert!(!v1.v2);
         assert_eq!(v1.root, Path::new("/nowhere/memory"));
-        let v2 = find_group("0::/x\n", "31 20 0:27 / /nowhere rw - cgroup2 cgroup2 rw\n").unwrap();
+        let v2 =
+            find_group(b"0::/x\n", b"31 20 0:27 / /nowhere rw - cgroup2 cgroup2 rw\n").unwrap();
         assert!(v2.v2);
-        assert_eq!(find_group("1:cpu:/\n", ""), None);
+        assert_eq!(find_group(b"1:cpu:/\n", b""), None);
         // Neither is mounted.
-        for cgroup in ["4:memory:/a/b\n0::/\n", "0::/\n"] {
-            let unseen = find_group(cgroup, "30 20 0:26 / /nowhere rw - tmpfs none rw\n").unwrap();
+        for cgroup in [&b"4:memory:/a/b\n0::/\n"[..], b"0::/\n"] {
+            let unseen = find_group(cgroup, b"30 20 0:26 / /nowhere rw - tmpfs none rw\n").unwrap();
             assert!(unseen.is_unseen());
             assert!(room(Some(&unseen)).free <= UNSEEN.free);
         }
+    }
+
+    /// Its limit would be another group's: what is kept beyond the true one has the process killed.
+    #[test]
+    fn a_group_is_found_whatever_it_and_its_mount_are_called() {
+        let made = tempfile::tempdir().unwrap();
+        let point = made.path().join("a mount\\of\tgroups");
+        let name = OsStr::from_bytes(b"caf\xe9 x");
+        std::fs::create_dir_all(point.join(name)).unwrap();
+        let escaped = point.to_str().unwrap().replace('\\', "\\134");
+        let escaped = escaped.replace(' ', "\\040").replace('\t', "\\011");
+        let find = |mount_root: &str, cgroup: &[u8]| {
+            let mounts =
+                format!("31 20 0:27 {mount_root} {escaped} rw - cgroup2 cgroup2 rw,nsdelegate\n");
+            find_group(cgroup, mounts.as_bytes()).unwrap()
+        };
+        let group = find("/", b"0::/caf\xe9 x\n");
+        assert_eq!((&group.root, group.path), (&point, point.join(name)));
+        // The mount shows one group, whose name another group's begins with.
+        std::fs::create_dir(point.join("b")).unwrap();
+        assert_eq!(find("/pod\\0401", b"0::/pod 1/b\n").path, point.join("b"));
+        assert_eq!(find("/pod", b"0::/podb\n").path, point);
+        // A name that leads out of the mount.
+        assert_eq!(find("/", b"0::/../\n").path, point);
     }
 
     #[test]

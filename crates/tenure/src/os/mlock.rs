@@ -1,9 +1,11 @@
 //! `mlock2`, `munlock` and the whole-process calls, and a cheap question: is it locked?
 
+use super::maps_line::parse_line;
+use super::{brief, small_file};
 use crate::range::PageRange;
 use rustix::io::Errno;
 use rustix::mm::{
-    mlock_with, mlockall, msync, munlock, munlockall, MlockAllFlags, MlockFlags, MsyncFlags,
+    mlock, mlock_with, mlockall, msync, munlock, munlockall, MlockAllFlags, MlockFlags, MsyncFlags,
 };
 use std::ffi::c_void;
 
@@ -14,8 +16,20 @@ use std::ffi::c_void;
 /// locked and charged.
 pub(crate) fn lock(range: PageRange, on_fault: bool) -> Result<(), Errno> {
     let flags = if on_fault { MlockFlags::ONFAULT } else { MlockFlags::empty() };
+    let (start, len) = (range.start as *mut c_void, range.len());
     // SAFETY: locking changes where pages may go, never what they hold; the kernel checks the range.
-    unsafe { mlock_with(range.start as *mut c_void, range.len(), flags) }
+    match unsafe { mlock_with(start, len, flags) } {
+        // The older call does the same.
+        // SAFETY: as above.
+        Err(errno) if !on_fault && is_refused(errno) => unsafe { mlock(start, len) },
+        done => done,
+    }
+}
+
+/// Whether a filter may have refused the call, or the kernel not know it. `EPERM` is also said where nothing may be
+/// locked at all.
+pub(crate) fn is_refused(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSYS | Errno::PERM | Errno::ACCESS)
 }
 
 /// Unlocks a range, up to its first hole.
@@ -36,9 +50,15 @@ pub(crate) enum Seen {
     Hole,
 }
 
-/// Asks whether anything in the range is locked. 130 ns for a range in one mapping, and a lookup for
-/// each further mapping; nothing is written or dropped.
+/// Whether anything in the range is locked. Allocates nothing. Where a filter refuses the call that asks it, smaps tells:
+/// a walk over all that is mapped up to the range's end.
 pub(crate) fn seen(range: PageRange) -> Result<Seen, Errno> {
+    asked(range).or_else(|_| seen_in_smaps(range))
+}
+
+/// As [`seen`], by one call: 130 ns for a range in one mapping, and a lookup for each further mapping; nothing is written
+/// or dropped. An error: a filter refuses the call.
+pub(crate) fn asked(range: PageRange) -> Result<Seen, Errno> {
     // Not by way of the C library, whose msync is a cancellation point.
     // SAFETY: MS_ASYNC|MS_INVALIDATE does nothing but refuse locked mappings and holes.
     let done = unsafe {
@@ -50,6 +70,32 @@ pub(crate) fn seen(range: PageRange) -> Result<Seen, Errno> {
         Err(Errno::NOMEM) => Ok(Seen::Hole),
         Err(errno) => Err(errno),
     }
+}
+
+fn seen_in_smaps(range: PageRange) -> Result<Seen, Errno> {
+    let smaps = brief::open("/proc/thread-self/smaps")?;
+    let (mut at, mut inside, mut seen) = (range.start, false, Seen::Unlocked);
+    small_file::each_line(
+        |buffer| smaps.read(buffer),
+        |line| {
+            if let Some(flags) = line.strip_prefix(b"VmFlags:") {
+                if inside && flags.split(|byte| *byte == b' ').any(|flag| flag == b"lo") {
+                    seen = Seen::Locked;
+                }
+            } else if let Some(mapping) = parse_line(line) {
+                if mapping.start >= range.end {
+                    return false;
+                }
+                inside = mapping.end > range.start;
+                if inside && mapping.start > at {
+                    seen = Seen::Hole;
+                }
+                at = at.max(mapping.end);
+            }
+            seen != Seen::Locked
+        },
+    )?;
+    Ok(if at < range.end && seen == Seen::Unlocked { Seen::Hole } else { seen })
 }
 
 /// `mlockall`. Without `future` it ends an earlier one; with `on_fault` it weakens what is locked in
@@ -65,4 +111,33 @@ pub(crate) fn lock_all(current: bool, future: bool, on_fault: bool) -> Result<()
 /// `munlockall`: everything, and what is mapped later.
 pub(crate) fn unlock_all() -> Result<(), Errno> {
     munlockall()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::page_size;
+    use crate::os::reserve::Scratch;
+    use tenure_testkit::{in_child, this_test};
+
+    #[test]
+    fn smaps_tells_what_msync_does() {
+        in_child(this_test!(), &[], || {
+            let page = page_size();
+            let scratch = Scratch::new(8 * page, false).unwrap();
+            let of = |from: usize, to: usize| {
+                let start = scratch.range().start;
+                PageRange::new(start + from * page, start + to * page)
+            };
+            lock(of(1, 2), true).unwrap();
+            lock(of(5, 6), false).unwrap();
+            // SAFETY: a page of this test's own, which nothing uses.
+            unsafe { rustix::mm::munmap(of(3, 4).start as *mut c_void, page) }.unwrap();
+            for from in 0..8 {
+                for to in from + 1..=8 {
+                    assert_eq!(seen_in_smaps(of(from, to)), asked(of(from, to)), "{from} to {to}");
+                }
+            }
+        });
+    }
 }

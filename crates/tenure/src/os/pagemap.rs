@@ -1,44 +1,14 @@
 //! Which pages of a range are there: PAGEMAP_SCAN (6.7+), else `/proc/self/pagemap`.
 
-use super::errno::last_errno;
+use super::errno::again;
+use super::pagemap_scan::{self, Region, Wanted, HUGE, PFN_ZERO, PRESENT, SWAPPED};
 use super::{advise, kept, page_size};
 use crate::range::PageRange;
-use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
+use rustix::fd::{BorrowedFd, IntoRawFd};
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering};
-
-#[repr(C)]
-#[derive(Default)]
-struct ScanArg {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    vec: u64,
-    vec_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_anyof_mask: u64,
-    return_mask: u64,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Region {
-    start: u64,
-    end: u64,
-    categories: u64,
-}
-
-const IOC_SCAN: u64 = (3 << 30) | ((size_of::<ScanArg>() as u64) << 16) | ((b'f' as u64) << 8) | 16;
-const PRESENT: u64 = 1 << 3;
-const SWAPPED: u64 = 1 << 4;
-const PFN_ZERO: u64 = 1 << 5;
-const HUGE: u64 = 1 << 6;
 
 const ENTRY_PRESENT: u64 = 1 << 63;
 const ENTRY_SWAPPED: u64 = 1 << 62;
@@ -118,15 +88,14 @@ impl Pagemap {
         }
     }
 
-    /// PAGEMAP_SCAN: how many regions it found.
-    fn ask_scan(&self, argument: &mut ScanArg) -> Result<usize, Errno> {
-        let scan = IOC_SCAN as libc::Ioctl;
-        self.asked(|fd| {
-            // SAFETY: the argument and the vector it names live through the call and have the
-            // layout that the kernel defines; without the write-protect flag the call only reads.
-            let count = unsafe { libc::ioctl(fd.as_raw_fd(), scan, &mut *argument) };
-            usize::try_from(count).map_err(|_| last_errno())
-        })?
+    /// PAGEMAP_SCAN: how many regions it found, and up to where it looked.
+    fn ask_scan(
+        &self,
+        part: (u64, u64),
+        wanted: Wanted,
+        found: &mut [Region],
+    ) -> Result<(usize, u64), Errno> {
+        self.asked(|fd| pagemap_scan::ask(fd, part, wanted, found))?
     }
 
     /// Calls `each` with the extents of `range` whose pages are of the kind asked for, in order.
@@ -146,6 +115,16 @@ impl Pagemap {
                 Err(_) => SCAN_WORKS.store(2, Ordering::Relaxed),
             }
         }
+        self.extents_by_reading(range, pages, each)
+    }
+
+    /// The same from each page's entry, as before Linux 6.7.
+    pub fn extents_by_reading(
+        &self,
+        range: PageRange,
+        pages: Pages,
+        mut each: impl FnMut(PageRange),
+    ) -> Result<(), Errno> {
         // Neighbours become one extent, as the scan makes them: a caller that populates, refills or frees
         // an extent then does so once, not once a page.
         let mut run: Option<PageRange> = None;
@@ -171,25 +150,16 @@ impl Pagemap {
     /// The first address of the range where a page is in memory or in swap; its end if there is none.
     /// 1 µs; what has no page tables is skipped by 512 GiB. Without PAGEMAP_SCAN the range's start.
     pub fn first_there(&self, range: PageRange) -> usize {
-        let mut found = Region::default();
+        let wanted =
+            Wanted { anyof: PRESENT | SWAPPED, told: PRESENT, most_pages: 1, ..Wanted::default() };
+        let mut found = [Region::default()];
         let mut at = range.start;
         while SCAN_WORKS.load(Ordering::Relaxed) != 2 && at < range.end {
-            let mut argument = ScanArg {
-                size: size_of::<ScanArg>() as u64,
-                start: at as u64,
-                end: range.end as u64,
-                vec: std::ptr::from_mut(&mut found) as u64,
-                vec_len: 1,
-                max_pages: 1,
-                category_anyof_mask: PRESENT | SWAPPED,
-                return_mask: PRESENT,
-                ..ScanArg::default()
-            };
-            match self.ask_scan(&mut argument) {
-                Ok(1..) => return found.start as usize,
-                Ok(0) if argument.walk_end as usize > at => at = argument.walk_end as usize,
-                Err(Errno::INTR | Errno::AGAIN) => {}
-                Ok(0) | Err(_) => return at,
+            let part = (at as u64, range.end as u64);
+            match again(|| self.ask_scan(part, wanted, &mut found)) {
+                Ok((1.., _)) => return found[0].start as usize,
+                Ok((0, next)) if next as usize > at => at = next as usize,
+                Ok(_) | Err(_) => return at,
             }
         }
         at
@@ -201,44 +171,21 @@ impl Pagemap {
         pages: Pages,
         each: &mut impl FnMut(PageRange),
     ) -> Result<(), Errno> {
-        // The kernel keeps a page if (categories ^ inverted) has all of `mask` and any of `anyof`.
         let (inverted, mask, anyof) = match pages {
             Pages::Missing => (PRESENT | SWAPPED, PRESENT | SWAPPED, 0),
             Pages::Data => (PFN_ZERO, PFN_ZERO, PRESENT | SWAPPED),
             Pages::Resident => (PFN_ZERO, PFN_ZERO | PRESENT, 0),
             Pages::Huge => (0, HUGE, 0),
         };
+        let wanted = Wanted { inverted, mask, anyof, told: PRESENT, most_pages: 0 };
         // On the stack of a thread that may have 16 KiB of it, here and below.
         let mut found = [Region::default(); 32];
-        let mut at = range.start;
-        while at < range.end {
-            let mut argument = ScanArg {
-                size: size_of::<ScanArg>() as u64,
-                start: at as u64,
-                end: range.end as u64,
-                vec: found.as_mut_ptr() as u64,
-                vec_len: found.len() as u64,
-                category_inverted: inverted,
-                category_mask: mask,
-                category_anyof_mask: anyof,
-                return_mask: PRESENT,
-                ..ScanArg::default()
-            };
-            let count = match self.ask_scan(&mut argument) {
-                Ok(count) => count,
-                Err(Errno::INTR | Errno::AGAIN) => continue,
-                Err(errno) => return Err(errno),
-            };
-            for region in &found[..count] {
-                each(PageRange::new(region.start as usize, region.end as usize));
-            }
-            let next = argument.walk_end as usize;
-            if next <= at {
-                return Err(Errno::IO);
-            }
-            at = next;
-        }
-        Ok(())
+        pagemap_scan::each_region(
+            (range.start as u64, range.end as u64),
+            &mut found,
+            |part, found| self.ask_scan(part, wanted, found),
+            |region| each(PageRange::new(region.start as usize, region.end as usize)),
+        )
     }
 
     /// Calls `each` with every page's address and pagemap entry.

@@ -11,6 +11,12 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// or missing.
 static WORKS: [AtomicU8; 2] = [const { AtomicU8::new(0) }; 2];
 
+/// Whether the error may be that of a kernel that does not know the advice, or of what refuses it: a filter, a security
+/// module.
+pub(crate) fn may_be_refused(errno: Errno) -> bool {
+    matches!(errno, Errno::INVAL | Errno::PERM | Errno::ACCESS | Errno::NOSYS)
+}
+
 /// Whether `madvise` can populate. `EINVAL` alone does not tell: kernels before 5.14 know no such
 /// advice, later ones answer so for memory that cannot be populated. A page of our own decides.
 pub(crate) fn by_madvise(write: bool) -> bool {
@@ -22,7 +28,7 @@ pub(crate) fn by_madvise(write: bool) -> bool {
             // Without a page to try it on nothing is known, and nothing is remembered.
             let Ok(scratch) = Scratch::new(page_size(), false) else { return true };
             let answer = plain(scratch.range(), write);
-            let works = !matches!(answer, Err(Errno::INVAL | Errno::PERM | Errno::NOSYS));
+            let works = !answer.is_err_and(may_be_refused);
             known.store(if works { 1 } else { 2 }, Ordering::Relaxed);
             works
         }
@@ -50,7 +56,7 @@ pub(crate) fn populate(range: PageRange, write: bool) -> Result<(), Stop> {
     if known != 2 {
         match plain(range, write) {
             Ok(()) => return Ok(()),
-            Err(Errno::INVAL | Errno::PERM | Errno::NOSYS) if known == 0 && !by_madvise(write) => {}
+            Err(errno) if may_be_refused(errno) && known == 0 && !by_madvise(write) => {}
             Err(errno) => return Err(Stop { errno, page: None }),
         }
     }

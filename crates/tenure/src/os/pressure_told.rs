@@ -21,13 +21,13 @@ pub(crate) enum Told {
 }
 
 impl Told {
-    /// Reads the environment.
+    /// Reads the environment. A file that it names is opened, and written to, with the program's rights.
     pub fn by_environment() -> Told {
-        let get = std::env::var_os;
+        let get = super::environment::variable;
         Told::by(get("MEMORY_PRESSURE_WATCH"), get("MEMORY_PRESSURE_WRITE"))
     }
 
-    fn by(watch: Option<OsString>, write: Option<OsString>) -> Told {
+    pub fn by(watch: Option<OsString>, write: Option<OsString>) -> Told {
         let Some(path) = watch.map(PathBuf::from) else { return Told::Nothing };
         let write = write.map_or(Some(Vec::new()), |text| decoded(text.as_bytes()));
         match write {

@@ -28,6 +28,7 @@ use rustix::io::Errno;
 /// }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Status {
     /// It does.
@@ -46,6 +47,7 @@ pub enum Status {
 /// }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Finding {
     /// Its name, stable across versions.
@@ -68,6 +70,7 @@ pub struct Finding {
 /// println!("{} things were tried", tenure::capabilities().findings().len());
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Capabilities {
     findings: Vec<Finding>,
 }
@@ -113,8 +116,14 @@ impl Capabilities {
 pub(crate) type Cause = Option<Errno>;
 
 /// Whether the kernel lets memory be freed lazily: without that nothing is volatile.
-pub(crate) fn lazy_free() -> Result<(), Cause> {
-    try_free()
+///
+/// # Errors
+/// There is no page to try it on.
+pub(crate) fn lazy_free() -> Result<bool, Errno> {
+    match free_lazily(Scratch::new(page_size(), false)?) {
+        Err(Some(errno @ (Errno::NOMEM | Errno::AGAIN))) => Err(errno),
+        tried => Ok(tried.is_ok()),
+    }
 }
 
 /// Whether purges can be noticed by userfaultfd, and pages taken back by one call.
@@ -127,11 +136,40 @@ struct Texts {
     name: &'static str,
     what: &'static str,
     consequence: &'static str,
+    /// Where the kernel has it, and refuses it.
     remedy: &'static str,
+    /// The first version of the kernel that has it, and what to do on an older one. `None`: every kernel that
+    /// tenure runs on has it.
+    newer: Option<((u32, u32), &'static str)>,
     absent: Status,
 }
 
+impl Texts {
+    /// What helps against this cause: a newer kernel only where this one is older.
+    fn remedy(&self, cause: Cause, kernel: (u32, u32)) -> &'static str {
+        let refused = matches!(cause, Some(Errno::PERM | Errno::ACCESS));
+        match self.newer {
+            Some((since, newer)) if kernel < since && !refused => newer,
+            _ => self.remedy,
+        }
+    }
+}
+
+/// The running kernel's version. Where it cannot be read, no kernel counts as too old.
+fn kernel() -> (u32, u32) {
+    let name = rustix::system::uname();
+    version(name.release().to_bytes()).unwrap_or((u32::MAX, 0))
+}
+
+/// The first two numbers of a release such as `6.1.0-18-amd64`.
+fn version(release: &[u8]) -> Option<(u32, u32)> {
+    let release = std::str::from_utf8(release).ok()?;
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
 fn probe() -> Capabilities {
+    let kernel = kernel();
     let findings = TEXTS
         .iter()
         .map(|(texts, attempt)| {
@@ -142,7 +180,7 @@ fn probe() -> Capabilities {
                 errno: result.err().flatten().map(Errno::raw_os_error),
                 what: texts.what,
                 consequence: texts.consequence,
-                remedy: texts.remedy,
+                remedy: texts.remedy(result.err().flatten(), kernel),
             }
         })
         .collect();
@@ -158,9 +196,10 @@ const TEXTS: &[(Texts, Attempt)] = &[
             what: "the kernel discards marked pages when memory runs short (MADV_FREE, 4.5+)",
             consequence: "no volatile memory: marking and caches return an error",
             remedy: "allow madvise in the seccomp profile",
+            newer: None,
             absent: Status::Missing,
         },
-        try_free,
+        || free_lazily(scratch_page()?),
     ),
     (
         Texts {
@@ -169,8 +208,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
             consequence: "tenure finds purges by one remembered word a page: exactly at unmark, but a \
                           touch without unmark reads zeros, 4 KiB pages cost 10 bytes each, and \
                           the program must not write to marked memory",
-            remedy: "EPERM or ENOSYS: allow userfaultfd in the seccomp profile, or pass \
-                     /dev/userfaultfd (6.1+) in; EINVAL: use Linux 5.11 or later",
+            remedy: "allow userfaultfd in the seccomp profile, or give the process /dev/userfaultfd (6.1+)",
+            newer: Some(((5, 11), "use Linux 5.11 or later")),
             absent: Status::Degraded,
         },
         try_userfaultfd,
@@ -180,7 +219,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
             name: "populate_write",
             what: "one call takes pages back (MADV_POPULATE_WRITE, 5.14+)",
             consequence: "tenure finds purges by one remembered word a page, as without userfaultfd",
-            remedy: "use Linux 5.14 or later, or allow madvise advice 23",
+            remedy: "allow madvise with advice 23 in the seccomp profile",
+            newer: Some(((5, 14), "use Linux 5.14 or later")),
             absent: Status::Degraded,
         },
         try_populate_write,
@@ -190,7 +230,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
             name: "populate_read",
             what: "one call makes untouched pages readable (MADV_POPULATE_READ, 5.14+)",
             consequence: "process_vm_readv does it, about 100 ns an untouched page slower",
-            remedy: "use Linux 5.14 or later, or allow madvise advice 22",
+            remedy: "allow madvise with advice 22 in the seccomp profile",
+            newer: Some(((5, 14), "use Linux 5.14 or later")),
             absent: Status::Degraded,
         },
         try_populate_read,
@@ -203,6 +244,7 @@ const TEXTS: &[(Texts, Attempt)] = &[
                    store would raise a signal",
             consequence: "populating for writing fails where populate_write does not work either",
             remedy: "allow futex with FUTEX_WAKE_OP in the seccomp profile",
+            newer: None,
             absent: Status::Degraded,
         },
         try_touch_write,
@@ -213,6 +255,7 @@ const TEXTS: &[(Texts, Attempt)] = &[
             what: "the kernel touches pages for reading (process_vm_readv on the process itself)",
             consequence: "populating for reading fails where populate_read does not work either",
             remedy: "allow process_vm_readv in the seccomp profile",
+            newer: None,
             absent: Status::Degraded,
         },
         try_touch_read,
@@ -222,7 +265,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
             name: "pageout",
             what: "purges can be forced, for tests (MADV_PAGEOUT, 5.4+)",
             consequence: "purge_now and TENURE_PURGE=always discard nothing; real pressure does",
-            remedy: "allow madvise advice 21",
+            remedy: "allow madvise with advice 21 in the seccomp profile",
+            newer: Some(((5, 4), "use Linux 5.4 or later")),
             absent: Status::Degraded,
         },
         try_page_out,
@@ -233,6 +277,7 @@ const TEXTS: &[(Texts, Attempt)] = &[
             what: "/proc/self/pagemap shows which pages are gone",
             consequence: "tenure looks page by page; untouched pages cost memory when unmarked",
             remedy: "mount /proc, and keep the process dumpable",
+            newer: None,
             absent: Status::Degraded,
         },
         try_pagemap,
@@ -243,7 +288,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
             what: "one call finds which pages are gone (PAGEMAP_SCAN, 6.7+)",
             consequence: "tenure reads /proc/self/pagemap, 8 bytes a page; untouched pages of an \
                           offered range cost memory when it is unmarked",
-            remedy: "use Linux 6.7 or later",
+            remedy: "allow ioctl on /proc/self/pagemap (PAGEMAP_SCAN); it needs /proc, and a dumpable process",
+            newer: Some(((6, 7), "use Linux 6.7 or later")),
             absent: Status::Degraded,
         },
         try_pagemap_scan,
@@ -254,7 +300,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
             what:
                 "the first mark of a range looks up its mappings singly (PROCMAP_QUERY, 6.11+)",
             consequence: "tenure reads /proc/self/maps instead, about 1 µs for each mapping there is",
-            remedy: "use Linux 6.11 or later",
+            remedy: "allow ioctl on /proc/self/maps (PROCMAP_QUERY); it needs /proc",
+            newer: Some(((6, 11), "use Linux 6.11 or later")),
             absent: Status::Degraded,
         },
         try_procmap_query,
@@ -266,6 +313,7 @@ const TEXTS: &[(Texts, Attempt)] = &[
             consequence: "offering and taking back costs 300 ns for each 4 KiB page instead of \
                           2 µs for each 2 MiB",
             remedy: "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (as root)",
+            newer: None,
             absent: Status::Degraded,
         },
         try_huge_pages,
@@ -275,7 +323,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
             name: "uffd_poison",
             what: "a touch of a page whose refill failed raises SIGBUS (UFFDIO_POISON, 6.6+)",
             consequence: "the thread that touches it gets a SIGBUS without an address",
-            remedy: "use Linux 6.6 or later",
+            remedy: "allow userfaultfd in the seccomp profile, or give the process /dev/userfaultfd (6.1+)",
+            newer: Some(((6, 6), "use Linux 6.6 or later")),
             absent: Status::Degraded,
         },
         try_poison,
@@ -289,6 +338,7 @@ const TEXTS: &[(Texts, Attempt)] = &[
                           pages; ranges offered by then count as purged; a touch of a purged page \
                           of an object with a refill function raises SIGBUS (pins refill it)",
             remedy: "allow close_range, or keep such programs from closing what they do not own",
+            newer: Some(((5, 9), "use Linux 5.9 or later")),
             absent: Status::Degraded,
         },
         try_private_table,
@@ -299,6 +349,7 @@ const TEXTS: &[(Texts, Attempt)] = &[
             what: "the kernel says when memory runs short (PSI or memory cgroup events)",
             consequence: "marked memory is offered by age alone, at most 1 s later",
             remedy: "boot with psi=1; make the cgroup's memory.pressure writable",
+            newer: None,
             absent: Status::Degraded,
         },
         try_pressure,
@@ -309,6 +360,7 @@ const TEXTS: &[(Texts, Attempt)] = &[
             what: "a mapping leaves its addresses at once, and is torn down later (mremap)",
             consequence: "retire unmaps in slices: other threads do not wait, the caller does",
             remedy: "allow mremap in the seccomp profile",
+            newer: None,
             absent: Status::Degraded,
         },
         try_move_away,
@@ -322,7 +374,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
             consequence:
                 "retired locked memory is unmapped slice by slice: other threads wait for one \
                           slice at a time",
-            remedy: "use Linux 5.18 or later, or allow madvise advice 24",
+            remedy: "allow madvise with advice 24 in the seccomp profile",
+            newer: Some(((5, 18), "use Linux 5.18 or later")),
             absent: Status::Degraded,
         },
         try_drop_locked,
@@ -373,8 +426,8 @@ fn ensure(effect: bool) -> Result<(), Cause> {
     effect.then_some(()).ok_or(None)
 }
 
-fn try_free() -> Result<(), Cause> {
-    let mut page = dirty_page()?;
+fn free_lazily(mut page: Scratch) -> Result<(), Cause> {
+    page.bytes()[0] = 1;
     // SAFETY: a scratch page of this function's own.
     unsafe { advise::free(page.range())? };
     // Its contents may be gone by now, but nothing else may stand there.
@@ -513,4 +566,32 @@ fn try_pressure() -> Result<(), Cause> {
         !PressureWatch::as_told(&Told::by_environment(), memory_limit::own_group().as_ref())
             .is_empty(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn remedy(name: &str, cause: Cause, kernel: (u32, u32)) -> &'static str {
+        let texts = TEXTS.iter().find(|(texts, _)| texts.name == name).expect("it is there");
+        texts.0.remedy(cause, kernel)
+    }
+
+    #[test]
+    fn a_newer_kernel_is_advised_only_on_an_older_one() {
+        let newer = "use Linux 6.6 or later";
+        assert_eq!(remedy("uffd_poison", Some(Errno::INVAL), (6, 1)), newer);
+        assert_ne!(remedy("uffd_poison", Some(Errno::PERM), (6, 1)), newer);
+        assert_ne!(remedy("uffd_poison", Some(Errno::NOSYS), (6, 6)), newer);
+        assert!(remedy("userfaultfd", Some(Errno::PERM), (6, 18)).contains("seccomp"));
+        assert_eq!(remedy("pagemap_scan", None, (6, 6)), "use Linux 6.7 or later");
+    }
+
+    #[test]
+    fn a_release_starts_with_the_version() {
+        assert_eq!(version(b"6.1.0-18-amd64"), Some((6, 1)));
+        assert_eq!(version(b"5.10.0"), Some((5, 10)));
+        assert_eq!(version(b"6.18-rc1"), Some((6, 18)));
+        assert_eq!(version(b"unknown"), None);
+    }
 }

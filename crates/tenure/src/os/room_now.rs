@@ -106,7 +106,8 @@ pub(crate) fn resident_bytes() -> Option<u64> {
     let mut buffer = [0u8; 128];
     let text = read(c"/proc/thread-self/statm", &mut buffer).ok()?;
     let mut fields = text.split(' ');
-    number(fields.nth(1)?).filter(|pages| *pages > 0).map(|pages| pages * super::page_size() as u64)
+    let pages = number(fields.nth(1)?).filter(|pages| *pages > 0)?;
+    Some(pages.saturating_mul(super::page_size() as u64))
 }
 
 /// Whether the machine counts what could be written against a fixed limit

@@ -9,10 +9,19 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 /// Given the faulting address; `true` when the access may be tried again.
 pub(crate) type OnBus = fn(usize) -> bool;
 
+/// Whose touches a handler answers.
+#[derive(Clone, Copy)]
+pub(crate) enum Touches {
+    /// Of memory that processes share.
+    Shared,
+    /// Of the process's own. It asks the kernel about an address that it does not know, so it is the last.
+    Private,
+}
+
 /// What a SIGBUS does.
 struct Sigbus {
-    /// An [`OnBus`]; null: none yet.
-    handler: AtomicPtr<()>,
+    /// For each of [`Touches`] an [`OnBus`]; null: none yet.
+    handlers: [AtomicPtr<()>; 2],
     /// What was done at a SIGBUS before ours was installed; null is the default. It is never freed: a thread may be
     /// in it.
     previous: AtomicPtr<Previous>,
@@ -22,7 +31,7 @@ struct Sigbus {
 
 /// For the whole process: a signal's handler is the process's, and finds nothing but what is static.
 static SIGBUS: Sigbus = Sigbus {
-    handler: AtomicPtr::new(std::ptr::null_mut()),
+    handlers: [const { AtomicPtr::new(std::ptr::null_mut()) }; 2],
     previous: AtomicPtr::new(std::ptr::null_mut()),
     installed: AtomicBool::new(false),
 };
@@ -96,7 +105,6 @@ extern "C" fn on_sigbus(
 ) {
     // errno belongs to the code that was interrupted.
     let _errno = super::errno::Kept::now();
-    let handler = SIGBUS.handler.load(Ordering::Acquire);
     let mut settled = false;
     // SAFETY: the kernel passes a valid siginfo and ucontext to a handler installed with SA_SIGINFO;
     // si_addr is set for a SIGBUS that a fault raised (si_code > 0).
@@ -105,11 +113,14 @@ extern "C" fn on_sigbus(
         ((*info).si_code, (*info).si_addr() as usize, around)
     };
     let page = address / super::page_size();
-    if !handler.is_null() && code > 0 && around.page != page {
+    if code > 0 && around.page != page {
         AT.set(At { page, frame: context as usize });
-        // SAFETY: `SIGBUS.handler` only ever holds a pointer made from an `OnBus`.
-        let handler: OnBus = unsafe { std::mem::transmute(handler) };
-        settled = handler(address);
+        settled = SIGBUS.handlers.iter().any(|handler| {
+            let handler = handler.load(Ordering::Acquire);
+            // SAFETY: `SIGBUS.handlers` only ever hold pointers made from an `OnBus`, or null, which is `None`.
+            let handler: Option<OnBus> = unsafe { std::mem::transmute(handler) };
+            handler.is_some_and(|handler| handler(address))
+        });
         AT.set(around);
     }
     if !settled {
@@ -196,14 +207,14 @@ fn after_previous(sent: bool) {
     }
 }
 
-/// Calls `handler` for every SIGBUS that a fault raises; where it answers `false` the handler that
+/// Calls `handler` for every SIGBUS that a fault raises; where all of them return `false` the handler that
 /// was installed before gets the signal. A second call replaces the function, not the chain.
 ///
 /// After `Ok` a SIGBUS reaches ours, so each call asks the kernel. Threads that install it at once each do all of
 /// it, with the same result: none relies on what another has not done yet, and a child that is forked in between
 /// does its own part.
-pub(crate) fn install(handler: OnBus) -> Result<(), Errno> {
-    SIGBUS.handler.store(handler as *mut (), Ordering::Release);
+pub(crate) fn install(touches: Touches, handler: OnBus) -> Result<(), Errno> {
+    SIGBUS.handlers[touches as usize].store(handler as *mut (), Ordering::Release);
     let now = disposition()?;
     if now.sa_sigaction == on_sigbus as *const () as usize {
         // Also for another thread that has put it and has not said so yet.

@@ -23,14 +23,25 @@ pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a str, Err
     }
 }
 
-/// The whole of a file, where allocating is allowed. What is not text is replaced.
+/// The whole of a file as text, where allocating is allowed. What is not text is replaced.
 pub(crate) fn text(path: impl Arg) -> Result<String, Errno> {
+    let replaced =
+        |error: std::string::FromUtf8Error| String::from_utf8_lossy(error.as_bytes()).into_owned();
+    Ok(String::from_utf8(bytes(path)?).unwrap_or_else(replaced))
+}
+
+/// The whole of a file, where allocating is allowed: what names files is bytes. `ENOMEM`: no memory for it; the
+/// background thread reads files when memory is short, and may not end the process for it.
+pub(crate) fn bytes(path: impl Arg) -> Result<Vec<u8>, Errno> {
     let file = open(path)?;
     let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
     loop {
         match file.read(&mut buffer) {
-            Ok(0) => return Ok(String::from_utf8_lossy(&bytes).into_owned()),
-            Ok(more) => bytes.extend_from_slice(&buffer[..more]),
+            Ok(0) => return Ok(bytes),
+            Ok(more) => {
+                bytes.try_reserve(more).map_err(|_| Errno::NOMEM)?;
+                bytes.extend_from_slice(&buffer[..more]);
+            }
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }

@@ -52,8 +52,17 @@ impl Entry {
 }
 
 /// Calls `each` with the mappings that overlap the range, in order of address.
-pub(crate) fn each_entry(range: PageRange, mut each: impl FnMut(Entry)) -> Result<(), Errno> {
+pub(crate) fn each_entry(range: PageRange, each: impl FnMut(Entry)) -> Result<(), Errno> {
     let fd = super::brief::open("/proc/thread-self/smaps")?;
+    each_entry_of(|buffer| fd.read(buffer), range, each)
+}
+
+/// The same of what `read` reads.
+pub(crate) fn each_entry_of(
+    mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
+    range: PageRange,
+    mut each: impl FnMut(Entry),
+) -> Result<(), Errno> {
     let mut buffer = vec![0u8; 64 << 10];
     let mut filled = 0;
     let mut current: Option<Entry> = None;
@@ -61,7 +70,7 @@ pub(crate) fn each_entry(range: PageRange, mut each: impl FnMut(Entry)) -> Resul
         if filled == buffer.len() {
             buffer.resize(buffer.len() * 2, 0); // a line longer than that: a very long path
         }
-        let got = match fd.read(&mut buffer[filled..]) {
+        let got = match read(&mut buffer[filled..]) {
             Ok(got) => got,
             Err(Errno::INTR) => continue,
             Err(errno) => return Err(errno),

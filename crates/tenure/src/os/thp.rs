@@ -16,11 +16,11 @@ pub(crate) enum Setting {
 
 const DIRECTORY: &str = "/sys/kernel/mm/transparent_hugepage";
 
-fn chosen(text: &str) -> &str {
+pub(crate) fn chosen(text: &str) -> &str {
     text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("", |(word, _)| word)
 }
 
-fn setting_of(word: &str) -> Setting {
+pub(crate) fn setting_of(word: &str) -> Setting {
     match word {
         "madvise" | "advise" => Setting::Advised,
         "always" | "within_size" | "force" => Setting::Always,
@@ -104,6 +104,22 @@ pub(crate) fn anonymous(fresh: bool) -> Setting {
 /// The setting for memfds and shared anonymous memory.
 pub(crate) fn shared(fresh: bool) -> Setting {
     KNOWN.shared.get(fresh, || read("shmem_enabled", "shmem_enabled"))
+}
+
+/// Whether shared memory gets larger pages without being asked, of any size. Reads a dozen small files.
+pub(crate) fn shared_unasked() -> bool {
+    let word = |path: &std::path::Path| {
+        let text = small_file::text(path.join("shmem_enabled")).unwrap_or_default();
+        chosen(&text).to_owned()
+    };
+    let general = setting_of(&word(DIRECTORY.as_ref())) == Setting::Always;
+    let Ok(sizes) = std::fs::read_dir(DIRECTORY) else { return false };
+    let mut sizes =
+        sizes.flatten().map(|entry| word(&entry.path())).filter(|word| !word.is_empty());
+    // Before 6.14 there is no setting for each size.
+    let is_set =
+        |word: &str| if word == "inherit" { general } else { setting_of(word) == Setting::Always };
+    sizes.next().map_or(general, |first| is_set(&first) || sizes.any(|word| is_set(&word)))
 }
 
 #[cfg(test)]

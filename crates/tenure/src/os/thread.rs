@@ -62,6 +62,12 @@ impl Drop for TakenOut {
     }
 }
 
+/// Whether the calling thread can allocate. A new thread's first allocation takes an arena, for which the C library may
+/// find no addresses; and an allocation that fails ends the process. Later ones find the arena there.
+pub(crate) fn can_allocate() -> bool {
+    Vec::<u8>::new().try_reserve_exact(64).is_ok()
+}
+
 /// A thread that was started; dropped, it goes on by itself.
 pub(crate) struct Thread(libc::pthread_t);
 

@@ -1,7 +1,7 @@
 //! Touching pages through the kernel, which answers `EFAULT` where a load or store of ours would
 //! raise a signal: no handler is needed, and none is disturbed.
 
-use super::errno::last_errno;
+use super::errno::{again, last_errno};
 use super::page_size;
 use crate::range::PageRange;
 use rustix::io::Errno;
@@ -100,7 +100,7 @@ fn or_zero(address: usize) -> Result<(), Errno> {
     const OR_ZERO: u32 =
         (libc::FUTEX_OP_OR as u32) << 28 | (libc::FUTEX_OP_CMP_EQ as u32) << 24 | UNLIKELY;
     let nobody = AtomicU32::new(0);
-    loop {
+    again(|| {
         // SAFETY: the first address is a live, aligned word of ours, only used as a key. The second
         // is checked by the kernel, which changes no bit of it.
         let done = unsafe {
@@ -115,13 +115,11 @@ fn or_zero(address: usize) -> Result<(), Errno> {
             )
         };
         if done >= 0 {
-            return Ok(());
+            Ok(())
+        } else {
+            Err(last_errno())
         }
-        match last_errno() {
-            Errno::INTR | Errno::AGAIN => {}
-            errno => return Err(errno),
-        }
-    }
+    })
 }
 
 #[cfg(test)]

@@ -2,13 +2,14 @@
 
 #![allow(unsafe_code, reason = "is an allocator")]
 
-use super::{owns, MIN_RUN_BYTES};
+use super::WithSmall;
 use crate::error::{Error, ErrorKind, Result};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::NonNull;
 
-/// The process's pool, in the shape of the standard library's unstable `Allocator`, and as a global
-/// allocator whose small requests go to the system's:
+/// The process's pool: blocks by layout, and a global allocator. As one it serves blocks of
+/// [`MIN_RUN_BYTES`](super::MIN_RUN_BYTES) and more, and the system's allocator the smaller ones
+/// ([`with_small`](Self::with_small): another one).
 ///
 /// ```
 /// #[global_allocator]
@@ -20,10 +21,33 @@ use std::ptr::NonNull;
 ///     assert!(tenure::pool::owns(large.as_ptr()));
 /// }
 /// ```
+///
+/// [`WithSmall`] can also be the allocator of one collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pool;
 
+const SYSTEM: WithSmall<System> = WithSmall(System);
+
 impl Pool {
+    /// Returns an allocator that takes large blocks from the pool, and small ones from `small`.
+    ///
+    /// ```
+    /// use std::alloc::System; // stands for another allocator, such as mimalloc's
+    /// use tenure::pool::{Pool, WithSmall};
+    ///
+    /// #[global_allocator]
+    /// static GLOBAL: WithSmall<System> = Pool.with_small(System);
+    ///
+    /// fn main() {
+    ///     tenure::pool::prepare().expect("a thread for the worker");
+    ///     assert!(tenure::pool::owns(vec![1u8; 1 << 20].as_ptr()));
+    ///     assert!(!tenure::pool::owns(vec![1u8; 100].as_ptr()));
+    /// }
+    /// ```
+    pub const fn with_small<A>(self, small: A) -> WithSmall<A> {
+        WithSmall(small)
+    }
+
     fn serve(call: &'static str, layout: Layout, zeroed: bool) -> Result<NonNull<[u8]>> {
         let size = layout.size();
         super::prepare_if_needed();
@@ -227,67 +251,31 @@ pub(super) fn refused(call: &'static str, size: usize) -> Error {
         ErrorKind::OutOfMemory,
         call,
         format!(
-            "there is no run for {size} bytes: no addresses, or the kernel refuses to map more"
+            "there is no run for {size} bytes: no addresses, or the kernel refuses to map more, or mprotect"
         ),
         "free something, or raise RLIMIT_AS, RLIMIT_DATA or vm.max_map_count",
     )
 }
 
-// SAFETY: blocks are the system allocator's or the pool's, never both: `owns` tells which, and each is
-// given back to where it came from. Neither unwinds.
+// SAFETY: `WithSmall` is an allocator, and all values of this type are the same one.
 unsafe impl GlobalAlloc for Pool {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if layout.size() >= MIN_RUN_BYTES {
-            if let Some(p) = super::alloc(layout.size(), layout.align(), false) {
-                return p.as_ptr();
-            }
-        }
-        // SAFETY: the caller of `alloc` passes a layout whose size is not zero.
-        unsafe { System.alloc(layout) }
+        // SAFETY: the caller's promise is the same.
+        unsafe { SYSTEM.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if layout.size() >= MIN_RUN_BYTES {
-            if let Some(p) = super::alloc(layout.size(), layout.align(), true) {
-                return p.as_ptr();
-            }
-        }
-        // SAFETY: the caller of `alloc_zeroed` passes a layout whose size is not zero.
-        unsafe { System.alloc_zeroed(layout) }
+        // SAFETY: the caller's promise is the same.
+        unsafe { SYSTEM.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        match NonNull::new(p) {
-            // SAFETY: the block is the pool's, and the caller does not use it any more.
-            Some(p) if owns(p.as_ptr()) => unsafe { super::free(p) },
-            // SAFETY: the block is not the pool's, so the system's, with this layout.
-            _ => unsafe { System.dealloc(p, layout) },
-        }
+        // SAFETY: the caller's promise is the same: the block is one of the functions above.
+        unsafe { SYSTEM.dealloc(p, layout) }
     }
 
     unsafe fn realloc(&self, p: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        let pooled = owns(p);
-        if !pooled && new_size < MIN_RUN_BYTES {
-            // SAFETY: the block is not the pool's, so the system's, with this layout.
-            return unsafe { System.realloc(p, layout, new_size) };
-        }
-        if let (true, true, Some(p)) = (pooled, new_size >= MIN_RUN_BYTES, NonNull::new(p)) {
-            // SAFETY: the block is the pool's; the caller then uses only the new one.
-            if let Some(p) = unsafe { super::realloc(p, new_size, layout.align(), false) } {
-                return p.as_ptr();
-            }
-        }
-        // SAFETY: the caller promises that the size, rounded up to the alignment, does not overflow.
-        let new = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
-        // SAFETY: the caller of `realloc` passes a new size that is not zero.
-        let to = unsafe { GlobalAlloc::alloc(self, new) };
-        if !to.is_null() {
-            // SAFETY: both are valid for the smaller size, and apart: the new block was just made.
-            unsafe {
-                std::ptr::copy_nonoverlapping(p, to, layout.size().min(new_size));
-                GlobalAlloc::dealloc(self, p, layout);
-            }
-        }
-        to
+        // SAFETY: the caller's promise is the same: the block is one of the functions above.
+        unsafe { SYSTEM.realloc(p, layout, new_size) }
     }
 }

@@ -5,6 +5,7 @@ use super::list::List;
 use super::reservation::{Reservation, Spot};
 use super::run::{state, Run};
 use crate::runtime::lock::{Lock, Rank};
+use crate::runtime::published::Part;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Classes above the wanted one that are looked at: runs up to half as large again. More of a large
@@ -62,6 +63,12 @@ static CENTRAL: Central = Central {
     warm_bytes: AtomicU64::new(0),
     offered_bytes: AtomicU64::new(0),
 };
+
+/// For the whole process: what readers in other processes read.
+pub(super) static PUBLISHED: [Part; 2] = [
+    Part::word((&raw const CENTRAL.warm_bytes).cast(), "pool.warm_bytes"),
+    Part::word((&raw const CENTRAL.offered_bytes).cast(), "pool.offered_bytes"),
+];
 
 /// Which free runs are wanted.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! What happened so far, counted where threads do not meet.
 
 use super::slot;
+use crate::runtime::published::Part;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What is counted.
@@ -32,6 +33,17 @@ struct Shard([AtomicU64; COUNTERS]);
 /// For the whole process: as the pool.
 static SHARDED: [Shard; SHARDS] =
     [const { Shard([const { AtomicU64::new(0) }; COUNTERS]) }; SHARDS];
+
+/// For the whole process: for readers in other processes, in the order of [`Counter`].
+pub(super) static PUBLISHED: Part = Part::words(
+    (&raw const SHARDED).cast(),
+    "pool.allocs pool.allocated_bytes pool.frees pool.freed_bytes pool.warm_reuses pool.offered_reuses \
+     pool.reused_bytes pool.zeroed_bytes pool.offered_total_bytes pool.returned_total_bytes pool.realloc_in_place \
+     pool.realloc_moved pool.realloc_moved_bytes pool.remapped pool.refused",
+    COUNTERS,
+    SHARDS,
+    size_of::<Shard>(),
+);
 
 #[inline]
 pub(super) fn add(counter: Counter, amount: u64) {

@@ -313,12 +313,8 @@ pub(super) fn visit(visit: &Visit) -> Next {
     next.unwrap_or(Next::After(SHORTEST_PERIOD))
 }
 
-/// A quarter of what is free, for a sudden need can be met from that and from what is offered.
 fn set_bound(now: Instant) {
-    let bound = settings().warm_max.unwrap_or_else(|| {
-        let room = budget::room(now);
-        (room.free / 4).max((room.limit / 16).clamp(4 << 20, 16 << 20))
-    });
+    let bound = settings().warm_max.unwrap_or_else(|| budget::share(now).most);
     // Part of it for what threads keep at hand.
     thread_cache::bound(bound / 4);
     DECAY.bound.store(bound - bound / 4, Ordering::Relaxed);

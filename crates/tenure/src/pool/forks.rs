@@ -1,7 +1,7 @@
 //! Forks: no list is half changed, and no run on its way out of sight, when a child is made.
 
 use super::reservation::{self, Reservation};
-use super::{central_list, class, decay, leave, slot, thread_cache};
+use super::{central_list, class, counters, decay, leave, queue, slot, thread_cache};
 use crate::runtime::fork;
 use crate::runtime::lock::Rank;
 use crate::runtime::services::Service;
@@ -13,6 +13,13 @@ static LISTS: Service = Service {
     hold: hold_lists,
     release: release_lists,
     recover: recover_lists,
+    published: &[
+        &counters::PUBLISHED,
+        &central_list::PUBLISHED[0],
+        &central_list::PUBLISHED[1],
+        &thread_cache::PUBLISHED,
+        &queue::PUBLISHED,
+    ],
     ..Service::named(
         "pool",
         &[Rank::PoolReservation, Rank::PoolAllowance, Rank::PoolThreadCache, Rank::PoolCentral],
@@ -64,4 +71,22 @@ fn recover_lists() {
     });
     Reservation::allowing().reset_in_child();
     Reservation::lock().reset_in_child();
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::pool;
+    use crate::runtime::lock::Rank;
+    use crate::runtime::services;
+    use tenure_testkit::{in_child, this_test};
+
+    #[test]
+    fn forks_hold_the_pool_s_locks_though_volatile_memory_came_first() {
+        in_child(this_test!(), &[], || {
+            let _volatile = crate::Volatile::new(1 << 20).unwrap();
+            assert!(!services::covers(Rank::PoolCentral));
+            let _pooled = pool::Buffer::zeroed(1 << 20).unwrap();
+            assert!(services::covers(Rank::PoolCentral));
+        });
+    }
 }

@@ -12,6 +12,7 @@ use super::reservation::{Reservation, Spot};
 use super::run::{flag, state};
 use super::{central_list, given_up, lookup, queue, split};
 use crate::os::arena;
+use crate::os::mlock::{self, Seen};
 use crate::os::signal::Blocked;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -223,7 +224,7 @@ pub(super) fn close(reservation: &Reservation, spot: Spot) -> bool {
 /// program may lock or seal it, or unmap parts of it, by system calls of its own.
 pub(super) fn is_as_it_was(reservation: &Reservation, spot: Spot) -> bool {
     LEAVE.accessible.load(Ordering::Relaxed)
-        || arena::is_whole_and_not_locked(lookup::live(reservation, spot))
+        || mlock::asked(lookup::live(reservation, spot)) == Ok(Seen::Unlocked)
 }
 
 /// Makes a run of state `MOVING` accessible again. `false`: that was refused, and it has left the pool.

@@ -66,7 +66,7 @@ static FOREIGN: AtomicBool = AtomicBool::new(false);
 /// As [`alloc`](super::alloc) with zeroing, and the opening of the run.
 #[doc(alias = "mmap")]
 pub fn map(len: usize, align: usize) -> Option<NonNull<u8>> {
-    let _no_wait = NoWait::here();
+    let _no_wait = NoWait::quietly();
     let len = len.checked_next_multiple_of(page_size())?;
     loop {
         let at = super::alloc(len, align.max(page_size()), true)?;
@@ -120,7 +120,7 @@ pub fn holds(addr: usize) -> bool {
 /// As for `mremap(2)`: nothing uses the old address any more if the run moves.
 #[doc(alias = "mremap")]
 pub unsafe fn resize(addr: usize, old_len: usize, new_len: usize) -> Option<NonNull<u8>> {
-    let _no_wait = NoWait::here();
+    let _no_wait = NoWait::quietly();
     let page = page_size();
     let new_len = new_len.checked_next_multiple_of(page).filter(|len| *len > 0)?;
     let (reservation, spot) = lookup::find(addr)?;
@@ -179,7 +179,7 @@ pub enum Unmapped {
 /// As for `munmap(2)`: nothing uses the range any more.
 #[doc(alias = "munmap")]
 pub unsafe fn unmap(addr: usize, len: usize) -> Unmapped {
-    let _no_wait = NoWait::here();
+    let _no_wait = NoWait::quietly();
     let Some(reservation) = reservation::known() else {
         return Unmapped::NotOurs;
     };
@@ -251,7 +251,7 @@ pub enum Call {
 /// assert!(let_go(at, 4096, Call::Changes)); // the run leaves the pool
 /// ```
 pub fn let_go(addr: usize, len: usize, call: Call) -> bool {
-    let _no_wait = NoWait::here();
+    let _no_wait = NoWait::quietly();
     // The kernel refuses every call whose range wraps.
     if addr.checked_add(len).is_none_or(|end| end.checked_next_multiple_of(page_size()).is_none()) {
         return false;

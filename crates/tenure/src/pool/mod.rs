@@ -37,18 +37,20 @@
 //! # The worker
 //!
 //! [`Pool`] and [`Buffer`] start the worker, the thread that offers and returns, with their first
-//! block. The raw calls ([`alloc`], [`free`], [`realloc`]) and [`Pool`] as a global allocator do not:
+//! block. The raw calls ([`alloc`], [`free`], [`realloc`]) and [`Pool`] or [`WithSmall`] as a global allocator do not:
 //! they neither allocate nor create a thread, and they keep `errno`, so they may stand behind
 //! `malloc`. With those, call [`prepare`] once at a safe moment, and in a forked child again. Until the
 //! worker runs ([`wants_keeper`]), a thread that frees past the bound does the worker's work.
 //!
 //! # What the kernel must have
 //!
-//! Linux 5.10. Where `MADV_FREE` is refused, runs go from warm to returned. Where `PAGEMAP_SCAN` (6.7) is
+//! Linux 5.10, and `mprotect`. Where `MADV_FREE` is refused, runs go from warm to returned. Where `PAGEMAP_SCAN` (6.7) is
 //! missing, zeroing reads `/proc/self/pagemap`, and without that writes all that the run's former users may
 //! have written.
 
 mod alloc_run;
+#[cfg(feature = "allocator-api2")]
+mod allocator;
 mod api;
 mod buffer;
 mod central_list;
@@ -75,6 +77,7 @@ mod slot;
 mod split;
 mod stats;
 mod thread_cache;
+mod with_small;
 mod zero;
 
 pub use api::Pool;
@@ -86,6 +89,7 @@ pub use lookup::owns;
 pub use raw::{alloc, free, realloc, usable_size};
 pub use settings::{settings, HugePages, Settings};
 pub use stats::{stats, PoolStats};
+pub use with_small::WithSmall;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::errno;
@@ -178,11 +182,11 @@ pub fn prepare() -> Result<()> {
     Ok(())
 }
 
-/// Starts the worker where a thread may be created and none runs. What fails here fails again, and is
-/// reported, when `prepare` is called.
+/// Starts the worker where a thread may be created and none runs, and has forks hold the pool's locks: volatile memory
+/// may have started the worker before. What fails here fails again, and is reported, when `prepare` is called.
 #[inline]
 fn prepare_if_needed() {
-    if !keeper_runs() {
+    if !keeper_runs() || reservation::known().is_none() {
         let _ = prepare();
     }
 }

@@ -4,6 +4,7 @@ use super::reservation::{Reservation, Spot};
 use crate::os::page_size;
 use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
+use crate::runtime::published::Part;
 use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,9 @@ static QUEUE: Queue = Queue {
         },
     ),
 };
+
+/// For the whole process: what readers in other processes read.
+pub(super) static PUBLISHED: Part = Part::word((&raw const QUEUE.bytes).cast(), "pool.warm_bytes");
 
 /// A run on its way between two states; nobody else has it.
 #[derive(Clone, Copy)]

@@ -12,9 +12,10 @@ use super::settings::{settings, HugePages};
 use crate::os::{self, advise, arena};
 use crate::range::PageRange;
 use crate::runtime::lock::{Lock, Rank};
+use rustix::time::{clock_gettime, ClockId};
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 const UNITS: usize = 256;
 /// Tried in turn; of each only what fits a quarter of `RLIMIT_AS`. Below the last, a pool would be
@@ -58,8 +59,10 @@ pub(super) struct Reservation {
 
 /// Where the reservation is.
 struct Location {
-    /// The first address; 0: not reserved yet; 1: none could be.
+    /// The first address; 0: not reserved yet; 1: none can be, under the limit on addresses.
     start: AtomicUsize,
+    /// When it is tried again after the kernel refused it, in milliseconds of the monotonic clock.
+    again_at: AtomicU64,
     /// In bytes; 0 while nothing is reserved.
     length: AtomicUsize,
     /// Held by the thread that reserves it.
@@ -71,6 +74,7 @@ struct Location {
 /// For the whole process: a free finds the run by its address alone.
 static LOCATION: Location = Location {
     start: AtomicUsize::new(0),
+    again_at: AtomicU64::new(0),
     length: AtomicUsize::new(0),
     setup: Lock::new(Rank::PoolReservation, ()),
     allowing: Lock::new(Rank::PoolAllowance, ()),
@@ -82,6 +86,8 @@ unsafe impl Sync for Described {}
 /// For the whole process, as [`LOCATION`]. Apart from it, so that its 16 KiB lie in no file.
 static RESERVATION: Described = Described(UnsafeCell::new(MaybeUninit::uninit()));
 const NONE: usize = 1;
+/// How long after a refusal the kernel is not asked again.
+const WAIT_MS: u64 = 10;
 
 /// Whether the address is the pool's.
 #[inline]
@@ -118,6 +124,11 @@ fn set_up() -> Option<&'static Reservation> {
     if LOCATION.start.load(Ordering::Acquire) != 0 {
         return known();
     }
+    // What the kernel refuses at the first use, it may allow later. Each time costs some calls.
+    let now = now_ms();
+    if now < LOCATION.again_at.load(Ordering::Relaxed) {
+        return None;
+    }
     let most = arena::address_limit().map_or(usize::MAX, |limit| limit as usize / 4);
     let small = SIZES[SIZES.len() - 1];
     let limited = (most < small && most >= SMALLEST).then(|| 1usize << most.ilog2());
@@ -128,8 +139,16 @@ fn set_up() -> Option<&'static Reservation> {
             return known();
         }
     }
-    LOCATION.start.store(NONE, Ordering::Release);
+    if most < SMALLEST {
+        LOCATION.start.store(NONE, Ordering::Release);
+    }
+    LOCATION.again_at.store(now + WAIT_MS, Ordering::Relaxed);
     None
+}
+
+fn now_ms() -> u64 {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
 /// Reserves `size` bytes, a power of two, and describes them; returns their start.

@@ -41,7 +41,8 @@ pub struct Settings {
     /// How long after it was freed a run is returned (default 10 s; the first look after that).
     pub return_after: Duration,
     /// How many bytes may be warm. `None` (default): a quarter of what is free under the limits that
-    /// hold for this process, at least 16 MiB or a sixteenth of the limit. Beyond that the oldest warm
+    /// hold for this process, at least 16 MiB or a sixteenth of the limit. Processes
+    /// that use tenure under the same limit share that equally. Beyond that the oldest warm
     /// runs are offered at once.
     pub warm_max: Option<u64>,
     /// When runs get huge pages. Takes effect for sizes that were not used before.

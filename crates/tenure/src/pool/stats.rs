@@ -10,6 +10,7 @@ use super::{central_list, queue, reservation, thread_cache};
 /// println!("{} bytes in use, {} warm", stats.in_use_bytes, stats.warm_bytes);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct PoolStats {
     /// Runs that the program has.

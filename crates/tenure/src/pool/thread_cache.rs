@@ -9,6 +9,8 @@ use super::reservation::{Reservation, Spot};
 use super::run::state;
 use super::{central_list, class, slot};
 use crate::runtime::lock::{Lock, Rank};
+use crate::runtime::published::Part;
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The classes kept here: up to 2 MiB.
@@ -51,6 +53,17 @@ static KEPT: Kept = Kept {
     // Little, until the worker has looked how much is free.
     most_bytes: AtomicU64::new(1 << 20),
 };
+
+/// For the whole process: for readers in other processes, how many bytes each slot holds.
+pub(super) static PUBLISHED: Part = Part::words(
+    (&raw const KEPT.slots).cast::<u8>().wrapping_add(BYTES),
+    "pool.warm_bytes",
+    1,
+    slot::MOST,
+    size_of::<Slot>(),
+);
+/// Where that number lies in a slot.
+const BYTES: usize = offset_of!(Slot, 0) + Lock::<Cache>::VALUE + offset_of!(Cache, bytes);
 
 /// Sees that all slots together hold at most `bytes`.
 pub(super) fn bound(bytes: u64) {

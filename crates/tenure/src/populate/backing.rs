@@ -14,6 +14,7 @@ use std::fmt;
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Backing {
     /// Private anonymous memory, and `/dev/zero` mapped private.

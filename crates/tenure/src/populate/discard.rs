@@ -37,6 +37,7 @@ use rustix::io::Errno;
 ///   pages of a pool, a range that does not consist of whole ones.
 /// - `EACCES`: shared memory that is mapped read-only.
 /// - `ENOMEM`: part of it is not mapped.
+/// - `EOPNOTSUPP`: huge pages of a pool, mapped privately, before Linux 5.18.
 ///
 /// Needs `MADV_DONTNEED_LOCKED` (5.18) for locked memory. Costs a look at each mapping and about 50
 /// ns for each page that was there.
@@ -162,9 +163,16 @@ unsafe fn remove(part: PageRange) -> std::result::Result<(), Errno> {
 }
 
 fn refused(range: PageRange, part: PageRange, way: &Way, errno: Errno) -> Error {
-    let mut locked = false;
-    let _ = smaps::each_entry(part, |entry| locked |= entry.has("lo"));
-    let error = if errno == Errno::INVAL && locked {
+    let (mut locked, mut of_pool) = (false, false);
+    let _ = smaps::each_entry(part, |entry| {
+        locked |= entry.has("lo");
+        of_pool |= entry.has("ht");
+    });
+    let error = if errno == Errno::INVAL && of_pool && !locked && matches!(way, Way::Drop) {
+        let why = format!("this kernel discards no huge pages of a pool ({:#x})", part.start);
+        let remedy = "unmap them, or use Linux 5.18 or later";
+        Error::new(ErrorKind::Unsupported, "discard", why, remedy)
+    } else if errno == Errno::INVAL && locked {
         Error::new(
             ErrorKind::Locked,
             "discard",

@@ -19,6 +19,7 @@ use std::time::Duration;
 #[doc(alias = "MADV_POPULATE_READ")]
 #[doc(alias = "MADV_POPULATE_WRITE")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 pub enum Access {
     /// Reading.
     Read,

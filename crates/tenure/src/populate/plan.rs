@@ -33,6 +33,7 @@ pub(super) const LARGEST_OF_FILE: usize = 64 << 20;
 #[doc(alias = "MADV_POPULATE_WRITE")]
 #[doc(alias = "fallocate")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Step {
     /// `madvise(MADV_HUGEPAGE)` over all of it, before anything else.
@@ -76,6 +77,7 @@ impl fmt::Display for Step {
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Part {
     /// Its first address.
@@ -90,6 +92,7 @@ pub struct Part {
     pub page_size: usize,
     /// What is done, in this order, and why.
     pub steps: Vec<(Step, String)>,
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) described: Described,
 }
 
@@ -151,6 +154,7 @@ impl Part {
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Plan {
     /// First address of the range.
@@ -166,8 +170,10 @@ pub struct Plan {
     /// The mappings, in order of address. What lies between them is not mapped, and will be an error.
     /// Empty where `/proc` cannot be read: then pages are populated, and nothing else is done.
     pub parts: Vec<Part>,
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) file: Option<(Arc<OwnedFd>, Facts)>,
     /// Whether allocation was asked for by name: then what prevents it is an error.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) allocate_asked: bool,
 }
 

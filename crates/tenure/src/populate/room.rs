@@ -26,6 +26,7 @@ use std::fmt;
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Limiting {
     /// The machine's memory, as `MemAvailable` has it; swap does not count.
@@ -48,6 +49,7 @@ pub enum Limiting {
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Room {
     /// Bytes that the populate would take, at most.

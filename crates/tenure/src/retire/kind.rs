@@ -58,6 +58,7 @@ pub(super) fn is_movable(found: &Listed, piece: PageRange, known: Known) -> bool
         Kind::File => settings::files_later() && found.page_size == page_size(),
         Kind::Special => false,
     };
-    // A lock is charged until its pages are gone (`VmLck`), and a limit may come to hold meanwhile.
-    kind_is && piece.len() >= LEAST_MOVED && mlock::seen(piece) == Ok(mlock::Seen::Unlocked)
+    // A lock is charged until its pages are gone (`VmLck`), and a limit may come to hold meanwhile. To read smaps for it
+    // would take longer than to unmap.
+    kind_is && piece.len() >= LEAST_MOVED && mlock::asked(piece) == Ok(mlock::Seen::Unlocked)
 }

@@ -143,7 +143,8 @@ pub struct Pending {
 /// # Errors
 /// munmap's. `EINVAL`: empty, unaligned or past the end of the address space, or its ends cut a huge page
 /// of hugetlbfs. `EPERM`: sealed (`mseal`). `ENOMEM`: the range lies inside a mapping that would have to be
-/// split, and there are `vm.max_map_count` already. Nothing is changed then.
+/// split, and there are `vm.max_map_count` already. Nothing is changed then. A large range goes in parts: where the kernel
+/// refuses one that it would have taken a moment before (a filter that fails `munmap`), the others are gone.
 ///
 /// # Safety
 /// As munmap(2): nothing refers to the range any more.

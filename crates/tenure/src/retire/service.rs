@@ -3,6 +3,7 @@
 use super::{bound, queue, teardown};
 use crate::error::Result;
 use crate::os::{detach, errno, generation};
+use crate::runtime::counters;
 use crate::runtime::fork;
 use crate::runtime::lock::Rank;
 use crate::runtime::services::{Next, Service, Visit};
@@ -26,6 +27,7 @@ static SERVICE: Service = Service {
     reset_in_child: |_| queue::reset_in_child(),
     task: Some(visit),
     shrink: Some(shrink),
+    published: &[&counters::PUBLISHED, &counters::PUBLISHED_GAUGES],
     ..Service::named("retire", &[Rank::RetireQueue, Rank::RetireBudget])
 };
 

@@ -17,7 +17,8 @@ pub enum Files {
     #[default]
     AtOnce,
     /// Later, as other memory. Until then the mapping holds its file: unmounting gives `EBUSY`, so does
-    /// sealing a memfd against writes, and a lease is not given.
+    /// sealing a memfd against writes, and a lease is not given. Needs Linux 5.13, which moves mappings of files; on
+    /// older kernels they go [in slices](super::Way::InSlices), as with `AtOnce`.
     Later,
 }
 

@@ -307,7 +307,9 @@ impl Slices {
         slice::each(run, |slice| {
             // SAFETY: the caller of `munmap` promises that nothing refers to the range, and each address of it
             // is unmapped once: a slice that is gone is not asked for again.
-            unsafe { detach::unmap(slice.start, slice.len()) }
+            let unmap = || unsafe { detach::unmap(slice.start, slice.len()) };
+            // Parts are gone already, so what the kernel lacked memory for is asked for once more.
+            unmap().or_else(|_| unmap())
         })
     }
 }

@@ -7,7 +7,8 @@ use super::fork_state;
 use super::lock::{Lock, Rank};
 use super::services::Service;
 use crate::os::memory_limit::{self, MemoryGroup, Room};
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::os::sharers;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const FRESH: Duration = Duration::from_millis(100);
@@ -27,11 +28,19 @@ struct Budget {
     known: Lock<Option<Known>>,
     /// The limit that the last look found. For callers that must take no lock.
     limit: AtomicU64,
+    /// As many processes share it.
+    sharers: AtomicU32,
 }
 
+/// Less is not worth the kernel's calls.
+const LEAST_SHARE: u64 = 1 << 20;
+
 /// For the whole process: the limits are the process's.
-static BUDGET: Budget =
-    Budget { known: Lock::new(Rank::Budget, None), limit: AtomicU64::new(u64::MAX) };
+static BUDGET: Budget = Budget {
+    known: Lock::new(Rank::Budget, None),
+    limit: AtomicU64::new(u64::MAX),
+    sharers: AtomicU32::new(1),
+};
 
 /// For the whole process: the register's entry of the budget.
 static SERVICE: Service = Service {
@@ -67,6 +76,35 @@ pub(crate) fn room(now: Instant) -> Room {
     let other = BUDGET.known.lock().replace(new);
     drop(other);
     room
+}
+
+/// What this process may keep from the kernel, so that a sudden need is met from the rest and from what is offered.
+pub(crate) struct Share {
+    /// Where memory is short.
+    pub least: u64,
+    /// Elsewhere.
+    pub most: u64,
+}
+
+/// A sixteenth of a small limit, or a quarter of what is free, shared with the other processes that use tenure under the same
+/// limit.
+pub(crate) fn share(now: Instant) -> Share {
+    let (room, sharers) = (room(now), u64::from(sharers(now)));
+    let least = (room.limit / 16).clamp(4 << 20, 16 << 20);
+    let least = (least / sharers).max(LEAST_SHARE);
+    Share { least, most: (room.free / 4 / sharers).max(least) }
+}
+
+/// How many processes share the limit. The background thread asks; for others it is what that found last.
+fn sharers(now: Instant) -> u32 {
+    if sharers::is_to_join(now, GROUP_FRESH) {
+        let group = memory_limit::governing_group();
+        sharers::join(&memory_limit::governing_file(group.as_ref()), now);
+    }
+    if let Some(count) = sharers::count() {
+        BUDGET.sharers.store(count, Ordering::Relaxed);
+    }
+    BUDGET.sharers.load(Ordering::Relaxed)
 }
 
 /// The memory limit at the last call of [`room`], whenever that was. One load.

@@ -1,9 +1,11 @@
 //! What happened so far: counters that every promise adds to.
 
+#[cfg(not(loom))]
+use super::published::Part;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+    ($($(#[doc = $doc:literal])* $name:ident),* $(,)?) => {
         /// Counts since the process started (in a forked child: since its oldest ancestor did).
         ///
         /// ```
@@ -14,14 +16,38 @@ macro_rules! counters {
         /// # Ok::<(), tenure::Error>(())
         /// ```
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         #[non_exhaustive]
-        pub struct Totals { $($(#[$doc])* pub $name: u64),* }
+        pub struct Totals { $($(#[doc = $doc])* pub $name: u64),* }
 
+        impl Totals {
+            /// Each field's name, what it counts, and its value.
+            pub(crate) fn each(&self, mut each: impl FnMut(&'static str, &'static str, u64)) {
+                $(each(stringify!($name), concat!($($doc),*), self.$name);)*
+            }
+
+            /// The counts that `figure` has under the names of the fields.
+            pub(crate) fn of(figure: impl Fn(&str) -> u64) -> Totals {
+                Totals { $($name: figure(stringify!($name))),* }
+            }
+        }
+
+        #[repr(C)]
         #[derive(Default)]
         pub(crate) struct Counters { $(pub $name: AtomicU64),* }
 
         /// For the whole process: what [`totals`] returns.
         pub(crate) static COUNTERS: Counters = Counters { $($name: AtomicU64::new(0)),* };
+
+        /// For the whole process: what readers in other processes read.
+        #[cfg(not(loom))]
+        pub(crate) static PUBLISHED: Part = Part::words(
+            (&raw const COUNTERS).cast(),
+            concat!($(stringify!($name), " "),*),
+            size_of::<Counters>() / 8,
+            1,
+            0,
+        );
 
         pub(crate) fn totals() -> Totals {
             Totals { $($name: COUNTERS.$name.load(Ordering::Relaxed)),* }
@@ -32,19 +58,19 @@ macro_rules! counters {
 counters! {
     /// Ranges told to the kernel.
     offers,
-    /// Their bytes.
+    /// Bytes of ranges told to the kernel.
     offered_bytes,
     /// Ranges taken back, purged or not.
     revivals,
-    /// Their bytes, as far as they were still there.
+    /// Bytes of ranges taken back, as far as they were still there.
     revived_bytes,
     /// Ranges that had lost something when they were taken back.
     purges,
-    /// The bytes they had lost.
+    /// Bytes that ranges had lost when they were taken back.
     purged_bytes,
     /// Calls of refill functions that succeeded.
     refills,
-    /// Bytes they wrote.
+    /// Bytes that refill functions wrote.
     refilled_bytes,
     /// Calls of refill functions that failed or panicked.
     failed_refills,
@@ -61,7 +87,7 @@ counters! {
     populate_failures,
     /// Mappings, or parts of them, that were moved away to be torn down later.
     retired_moved,
-    /// Their bytes of address space.
+    /// Bytes of address space that were moved away to be torn down later.
     retired_moved_bytes,
     /// Bytes of address space unmapped in slices before the call returned.
     retired_in_slices_bytes,
@@ -69,16 +95,16 @@ counters! {
     retired_plain_bytes,
     /// Bytes of address space that were moved away and have been torn down since.
     torn_down_bytes,
-    /// Of those, what callers tore down because too much was waiting, or because they asked.
+    /// Of the bytes torn down, what callers tore down because too much was waiting, or because they asked.
     retire_helped_bytes,
     /// The longest step of a teardown in nanoseconds: what another thread may have waited for. Includes
     /// the time that the tearing thread was without a processor.
     retire_longest_slice_ns,
     /// Blocks that the pool handed out; those that moved for a reallocation count again.
     pool_allocs,
-    /// Of those, blocks whose pages were there from an earlier use, or offered and perhaps there.
+    /// Blocks of the pool whose pages were there from an earlier use, or offered and perhaps there.
     pool_reuses,
-    /// Bytes of those pages: page faults avoided.
+    /// Bytes of such pages: page faults avoided.
     pool_reused_bytes,
     /// Bytes of free blocks told to the kernel.
     pool_offers_bytes,
@@ -89,6 +115,7 @@ counters! {
 }
 
 /// Present amounts of the promises that do not count with `Counters`.
+#[repr(C)]
 #[derive(Default)]
 pub(crate) struct Gauges {
     pub retiring: AtomicU64,
@@ -98,6 +125,11 @@ pub(crate) struct Gauges {
 /// For the whole process: what the statistics return.
 pub(crate) static GAUGES: Gauges =
     Gauges { retiring: AtomicU64::new(0), retiring_bytes: AtomicU64::new(0) };
+
+/// For the whole process: what readers in other processes read.
+#[cfg(not(loom))]
+pub(crate) static PUBLISHED_GAUGES: Part =
+    Part::words((&raw const GAUGES).cast(), "retiring retiring_bytes", 2, 1, 0);
 
 pub(crate) fn add(counter: &AtomicU64, amount: u64) {
     counter.fetch_add(amount, Ordering::Relaxed);

@@ -88,6 +88,7 @@ extern "C" fn on_prepare() {
         patience = (patience * 2).min(*PATIENCE.end());
     }
     brief::hold();
+    FORKS.holds(true);
 }
 
 /// Holds what a fork holds. `false`: a part of it; the rest was not to be had in time.
@@ -108,6 +109,7 @@ fn prepare(patience: Duration) -> bool {
 fn release() {
     let Some(mask) = PREPARED.take() else { return }; // the fork began before the first use
     if WATCH.turn.is_mine() {
+        FORKS.holds(false);
         services::release_all();
         WATCH.turn.release();
     }
@@ -135,6 +137,7 @@ extern "C" fn on_child() {
     kept::reset_in_child();
     // Other threads that were forking are not here.
     FORKS.under_way.store(0, Ordering::SeqCst);
+    FORKS.holds(false);
     services::recover_all(services::was_not_held);
     services::reset_in_child(false);
     services::release_all();

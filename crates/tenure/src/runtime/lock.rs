@@ -9,7 +9,7 @@ use crate::os::signal::Blocked;
 use std::cell::{Cell, UnsafeCell};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub(crate) use super::rank::Rank;
 
@@ -19,9 +19,6 @@ const WAITED_FOR: u32 = 1 << 31;
 const BY_FORK: u32 = 1 << 30;
 const OWNER: u32 = BY_FORK - 1;
 const SPINS: u32 = 60;
-/// How long a thread waits that may not wait long. The owner may be stopped by a signal's handler that waits for this
-/// very thread: collectors of garbage stop a program's threads so, and map memory meanwhile.
-const LONGEST_SHORT_WAIT: Duration = Duration::from_millis(20);
 /// How long a thread waits at a time with signals blocked.
 const LONGEST_WITHOUT_SIGNALS: Duration = Duration::from_millis(10);
 /// A sleeper looks again at the latest after this: a child whose handlers did not run has no thread that wakes it.
@@ -81,7 +78,7 @@ pub(crate) struct QuietGuard<'a, T: ?Sized> {
 /// How long a thread waits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Patience {
-    /// Until it is asked to give up, or for [`LONGEST_SHORT_WAIT`].
+    /// Until it is asked to give up, or its call has waited for as long as it may.
     Short,
     /// As long as it takes.
     Long,
@@ -109,6 +106,9 @@ enum Refused {
 }
 
 impl<T> Lock<T> {
+    /// Where the value lies, from the lock's address on.
+    pub const VALUE: usize = std::mem::offset_of!(Lock<T>, value);
+
     pub const fn new(rank: Rank, value: T) -> Lock<T> {
         Lock { word: Futex::new(0), rank, value: UnsafeCell::new(value) }
     }
@@ -174,24 +174,30 @@ impl<T: ?Sized> Lock<T> {
 
     fn acquire_quietly(&self, not_long: bool) -> Result<QuietGuard<'_, T>, Refused> {
         let blocked = Blocked::all();
-        let mut since = None;
         loop {
             match self.acquire(Patience::WithoutSignals) {
                 Ok(guard) => return Ok(QuietGuard { guard, _blocked: blocked }),
-                Err(Refused::Waited) if not_long && (fork::must_not_wait() || is_long(since)) => {
+                Err(Refused::Mine) => return Err(Refused::Mine),
+                Err(Refused::Waited) => {}
+            }
+            if not_long {
+                fork::waits_now();
+                if fork::must_not_wait() || fork::has_waited_long() {
                     return Err(Refused::Waited);
                 }
-                Err(Refused::Waited) => blocked.let_signals_come(),
-                Err(Refused::Mine) => return Err(Refused::Mine),
             }
-            since = since.or_else(|| Some(Instant::now()));
+            blocked.let_signals_come();
         }
     }
 
-    /// Does something to the value, if [`lock_unless_mine`](Lock::lock_unless_mine) gives it.
+    /// Does something to the value, if [`lock_unless_mine`](Lock::lock_unless_mine) gives it. Signals are kept away
+    /// meanwhile where the thread [is to be quiet](fork::is_to_be_quiet).
     #[inline]
     pub fn with<R>(&self, act: impl FnOnce(&mut T) -> R) -> Option<R> {
-        Some(act(&mut *self.lock_unless_mine()?))
+        // Dropped last.
+        let _blocked = fork::is_to_be_quiet().then(Blocked::all);
+        let mut guard = self.lock_unless_mine()?;
+        Some(act(&mut guard))
     }
 
     /// Does something to the value, also in a fork's handlers, which hold the lock. It takes no other lock. `None`: a
@@ -240,7 +246,7 @@ impl<T: ?Sized> Lock<T> {
     fn wait(&self, patience: Patience) -> Result<Guard<'_, T>, Refused> {
         let me = thread_number();
         let not_long = patience == Patience::Short;
-        let (mut spins, mut since, mut has_slept) = (0, None, false);
+        let (mut spins, mut has_slept) = (0, false);
         loop {
             let word = self.word.word.load(Ordering::Relaxed);
             if word & OWNER == me {
@@ -260,13 +266,16 @@ impl<T: ?Sized> Lock<T> {
                 }
                 continue;
             }
-            if not_long && (fork::must_not_wait() || is_long(since)) {
+            if not_long && fork::must_not_wait() {
                 return Err(Refused::Waited);
             }
             if spins < SPINS {
                 spins += 1;
                 std::hint::spin_loop();
                 continue;
+            }
+            if not_long && fork::has_waited_long() {
+                return Err(Refused::Waited);
             }
             spins = SPINS + 1;
             fork::look();
@@ -285,7 +294,9 @@ impl<T: ?Sized> Lock<T> {
                     Patience::WithoutSignals => LONGEST_WITHOUT_SIGNALS,
                 };
                 has_slept = true;
-                since = since.or_else(|| not_long.then(Instant::now));
+                if not_long {
+                    fork::waits_now();
+                }
                 self.word.wait(waited, Some(sleep));
             }
         }
@@ -380,10 +391,6 @@ impl<T: ?Sized> Lock<T> {
             assert_order(self.rank);
         }
     }
-}
-
-fn is_long(since: Option<Instant>) -> bool {
-    since.is_some_and(|since| since.elapsed() >= LONGEST_SHORT_WAIT)
 }
 
 /// Debug builds: the thread may take a lock of this rank now.

@@ -2,6 +2,8 @@
 //! memory budget, and counters.
 
 pub(crate) mod budget;
+#[cfg(feature = "tracing")]
+pub(crate) mod causes;
 pub(crate) mod counters;
 pub(crate) mod event;
 pub(crate) mod fork;
@@ -11,7 +13,9 @@ pub(crate) mod job;
 pub(crate) mod lock;
 pub(crate) mod mailbox;
 pub(crate) mod mapping_room;
+pub(crate) mod published;
 mod rank;
+pub(crate) mod refills;
 pub(crate) mod services;
 pub(crate) mod turn;
 pub(crate) mod waits;

@@ -30,6 +30,10 @@ pub(crate) enum Rank {
     /// No lock but a place in the order: forks wait here until no other thread has a claim. A thread with
     /// a claim takes only locks that come later.
     Claims,
+    /// The list of shared volatile memory.
+    SharedList,
+    /// Where shared memory reads what is left.
+    SharedRoom,
     /// What is left under the memory limits.
     Budget,
     /// The pool's reserved addresses.

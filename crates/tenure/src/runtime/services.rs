@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code, reason = "reads services from a list of pointers that are never freed")]
 
+use super::published::{self, Part};
 use super::rank::Rank;
 use crate::os::signal::Blocked;
 use crate::range::PageRange;
@@ -33,10 +34,14 @@ pub(crate) struct Service {
     pub task: Option<fn(&Visit) -> Next>,
     /// The kernel is short of memory: called at once, on the thread that hears of it.
     pub on_pressure: Option<fn()>,
+    /// On the background thread, before it chooses what of the volatile memory to offer.
+    pub before_offers: Option<fn(Instant)>,
     /// Gives back memory, addresses or locks, on the calling thread. `true`: something was given back.
     pub shrink: Option<fn() -> bool>,
     /// A range is about to be unmapped. `true`: the service watches a part of it with userfaultfd.
     pub forget: Option<fn(PageRange) -> bool>,
+    /// Figures for readers in other processes.
+    pub published: &'static [&'static Part],
 }
 
 impl Service {
@@ -51,8 +56,10 @@ impl Service {
             reset_in_child: |_| {},
             task: None,
             on_pressure: None,
+            before_offers: None,
             shrink: None,
             forget: None,
+            published: &[],
         }
     }
 }
@@ -123,6 +130,9 @@ fn add(place: &AtomicPtr<Service>, service: &'static Service) -> bool {
     // A handler that registers the service would wait for the thread that it interrupts.
     let _blocked = Blocked::all();
     let made_up = REGISTER.made_up.load(Ordering::Acquire);
+    if !service.published.is_empty() {
+        published::publish(service.published);
+    }
     let first = if made_up { reset } else { new };
     match place.compare_exchange(null_mut(), first, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) if made_up => {
@@ -239,6 +249,11 @@ pub(crate) fn reset_in_child(missed: bool) {
     for (_, service) in sorted[..count].iter().flatten() {
         (service.reset_in_child)(missed);
     }
+}
+
+/// Tells all services that the background thread is about to choose what to offer.
+pub(crate) fn before_offers(now: Instant) {
+    all().filter_map(|(_, service)| service.before_offers).for_each(|before| before(now));
 }
 
 /// Asks all services to give back what they can. `true`: what was refused may succeed now.

@@ -12,7 +12,7 @@ use crate::os::memory_limit;
 use crate::os::pressure::{Bell, Heard, PressureWatch};
 use crate::os::pressure_told::Told;
 use crate::os::stack::Stack;
-use crate::os::thread::spawn_apart;
+use crate::os::thread::{can_allocate, spawn_apart};
 use crate::os::tid;
 use crate::os::{generation, kept, pagemap, uffd};
 use std::cell::Cell;
@@ -109,6 +109,10 @@ pub(crate) fn is_guarded() -> bool {
 pub(crate) fn start(call: &'static str) -> Result<()> {
     create(call)?;
     wait_until_started();
+    if WORKER.state.load(Ordering::Acquire) == NONE {
+        let why = "starting the background thread, which gets no memory,";
+        return Err(Error::system(call, why, rustix::io::Errno::AGAIN));
+    }
     Ok(())
 }
 
@@ -305,6 +309,9 @@ enum Due {
 }
 
 fn run(number: u64) {
+    if !can_allocate() {
+        return set_state(NONE);
+    }
     IS_WORKER.set(true);
     WORKER.numbers[KEEPER].store(tid::own(), Ordering::Release);
     // Where the table cannot be unshared (before 5.9, or refused) the program's own is used: all works as
@@ -424,7 +431,9 @@ fn listen(bell: Option<Bell>) {
         }
         number.store(tid::own(), Ordering::Release);
         WORKER.changed.ring();
-        hear_of_pressure(told, open, bell);
+        if can_allocate() {
+            hear_of_pressure(told, open, bell);
+        }
     };
     // Without that thread pressure is noticed at the next visit.
     let started = spawn_apart("tenure-pressure", &WORKER.stacks[LISTENER], hear);

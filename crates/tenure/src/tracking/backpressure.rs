@@ -20,7 +20,7 @@ struct Backpressure {
     exposed: AtomicU64,
     bound: AtomicU64,
     /// The least that may be marked and not offered unless set otherwise, and all there may be under
-    /// pressure: 16 MiB, or a sixteenth of a small limit.
+    /// pressure: this process's share of 16 MiB, or of a sixteenth of a small limit.
     least: AtomicU64,
     /// Bytes that were made again in offered ranges since a scan last told the kernel of all of those.
     made_again: AtomicU64,
@@ -57,11 +57,9 @@ pub(crate) fn bound() -> u64 {
     BACKPRESSURE.bound.load(Ordering::Relaxed)
 }
 
-/// Sets and returns [`least`] for a memory limit.
-pub(super) fn set_least(limit: u64) -> u64 {
-    let least = (limit / 16).clamp(4 << 20, MOST_OF_LEAST);
-    BACKPRESSURE.least.store(least, Ordering::Relaxed);
-    least
+/// Sets [`least`].
+pub(super) fn set_least(bytes: u64) {
+    BACKPRESSURE.least.store(bytes, Ordering::Relaxed);
 }
 
 /// The kernel is short of memory: the bound falls at once, before the background thread gets to run.

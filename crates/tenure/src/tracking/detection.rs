@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::os::signal::Blocked;
-use crate::os::{generation, probe, uffd};
+use crate::os::{environment, generation, probe, uffd};
 use crate::range::PageRange;
 use crate::runtime::event::Event;
 use crate::runtime::{fork, worker};
@@ -141,7 +141,7 @@ pub(crate) fn decide(call: &'static str) -> Result<Detection> {
 }
 
 fn find(call: &'static str) -> Result<Detection> {
-    let wanted = std::env::var("TENURE_DETECT").map_or(true, |how| how != "words");
+    let wanted = environment::variable("TENURE_DETECT").is_none_or(|how| how != "words");
     if !wanted {
         return Ok(Detection::Words);
     }
@@ -219,7 +219,7 @@ fn with_watcher<R>(
 
 /// Registers a range. On the background thread only: the program cannot close that thread's copy of the
 /// descriptor, or put another file in its place.
-pub(super) fn register(kind: Kind, range: PageRange) -> std::result::Result<(), Errno> {
+pub(crate) fn register(kind: Kind, range: PageRange) -> std::result::Result<(), Errno> {
     with_watcher(kind, |watcher| match watcher.fd() {
         _ if REPLACEMENT.giving_up.load(Ordering::SeqCst) => Err(Errno::AGAIN),
         // Why there is none says more than that there is none.

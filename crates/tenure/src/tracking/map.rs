@@ -14,7 +14,7 @@ use rustix::io::Errno;
 const BLOCK: usize = 508;
 
 /// Entries that lie within 2^32 pages of the first.
-pub(super) struct Block {
+pub(crate) struct Block {
     /// The first entry's page number.
     base: usize,
     len: usize,
@@ -80,7 +80,7 @@ impl Block {
 
 /// Blocks that are not in use, as a list.
 #[derive(Default)]
-pub(super) struct Blocks {
+pub(crate) struct Blocks {
     first: Option<Own<Block>>,
     count: usize,
 }
@@ -109,13 +109,13 @@ impl Drop for Blocks {
 
 /// What a change needs before the map is locked.
 #[derive(Default)]
-pub(super) struct Supplies {
+pub(crate) struct Supplies {
     blocks: Blocks,
     list: List<Own<Block>>,
 }
 
 /// See the module's head.
-pub(super) struct IntervalMap {
+pub(crate) struct IntervalMap {
     blocks: List<Own<Block>>,
     spare: Blocks,
     len: usize,

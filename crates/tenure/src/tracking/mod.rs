@@ -5,7 +5,8 @@
 //!   data.
 //! - [`mod@offer`], [`revive`], [`detection`]: telling the kernel, taking back, and noticing what is gone; [`holes`]:
 //!   what was never touched.
-//! - [`scan`], [`backpressure`]: when the background thread offers, and who waits for it.
+//! - [`scan`], [`backpressure`]: when the background thread offers, and who waits for it; [`spared`]: what the kernel is
+//!   to take last.
 //! - [`service`], [`wake`]: forks, and how the background thread comes here.
 //! - [`settle`]: the ways of a range, made of these; [`touched`]: touches of pages that are gone; [`unmade`],
 //!   [`watch_again`]: what is lost until its owner has made it again.
@@ -31,6 +32,7 @@ mod settle;
 mod shape;
 pub(crate) mod side;
 mod slab;
+pub(crate) mod spared;
 pub(crate) mod state;
 pub(crate) mod touched;
 mod unmade;
@@ -39,7 +41,7 @@ mod wake;
 mod watch_again;
 mod word;
 
-pub(crate) use service::{ready, watch_forks};
+pub(crate) use service::{ready, ready_to_watch, watch_forks};
 
 use crate::runtime::fork;
 use map_lock::MapLock;

@@ -44,13 +44,26 @@ pub(crate) enum Refusal {
     TooManyMappings,
     /// The page tables of its holes would take too much.
     TooSparse,
-    /// The kernel refused.
-    Kernel(Errno),
+    /// The kernel refused this.
+    Kernel(&'static str, Errno),
 }
 
 impl From<Errno> for Refusal {
     fn from(errno: Errno) -> Refusal {
-        Refusal::Kernel(errno)
+        Refusal::Kernel("looking at its pages", errno)
+    }
+}
+
+impl Refusal {
+    pub fn not_watched(errno: Errno) -> Refusal {
+        Refusal::Kernel("having its pages watched", errno)
+    }
+
+    /// What only the background thread does was not done: there is none.
+    pub const NO_WORKER: Refusal = Refusal::Kernel("starting the background thread", Errno::AGAIN);
+
+    fn not_freed(errno: Errno) -> Refusal {
+        Refusal::Kernel("madvise(MADV_FREE)", errno)
     }
 }
 
@@ -153,7 +166,7 @@ fn tell(
             let registered = detection::register(kind(claim), piece);
             if let Err(errno) = registered.and_then(|()| have_forks_copy(claim, piece, pagemap)) {
                 claim.clear(flag::DENSE);
-                result = Err(Refusal::Kernel(errno));
+                result = Err(Refusal::not_watched(errno));
                 break;
             }
         }
@@ -168,7 +181,7 @@ fn tell(
             // It may have taken in one mapping before it met another that is locked, so the piece counts
             // as offered and stays watched.
             add(&COUNTERS.refused_offers, 1);
-            result = Err(Refusal::Kernel(errno));
+            result = Err(Refusal::not_freed(errno));
             break;
         }
     }
@@ -214,7 +227,7 @@ pub(super) fn tell_again(claim: &mut Claim) -> Result<(), Refusal> {
         // offered and watched meanwhile.
         if let Err(errno) = unsafe { advise::free(piece) } {
             claim.set(flag::MADE_AGAIN);
-            return Err(Refusal::Kernel(errno));
+            return Err(Refusal::not_freed(errno));
         }
     }
     Ok(())
@@ -377,7 +390,7 @@ pub(super) const NO_WORD: u16 = u16::MAX;
 
 /// Has the kernel discard what it may of an offered range; returns how many bytes of it are gone. For tests,
 /// and for programs that want the memory back now. On the background thread.
-pub(super) fn purge(claim: &mut Claim) -> Result<usize, Errno> {
+pub(super) fn purge(claim: &mut Claim) -> Result<usize, Refusal> {
     let range = claim.range();
     let pagemap = Pagemap::open().ok();
     // Only what was told is watched.
@@ -394,8 +407,9 @@ pub(super) fn purge(claim: &mut Claim) -> Result<usize, Errno> {
         let mut left = false;
         for part in told.iter() {
             // SAFETY: the part is offered: the program has given up its contents.
-            unsafe { advise::free(*part)? };
-            advise::page_out(*part)?;
+            unsafe { advise::free(*part) }.map_err(Refusal::not_freed)?;
+            advise::page_out(*part)
+                .map_err(|errno| Refusal::Kernel("madvise(MADV_PAGEOUT)", errno))?;
             left |= match &pagemap {
                 Some(pagemap) => pagemap.count(*part, Pages::Data)? > 0,
                 None => true,
@@ -406,7 +420,7 @@ pub(super) fn purge(claim: &mut Claim) -> Result<usize, Errno> {
         }
     }
     match pagemap {
-        Some(pagemap) => pagemap.count(range, Pages::Missing),
+        Some(pagemap) => Ok(pagemap.count(range, Pages::Missing)?),
         // A process that has dropped its privileges cannot read its own. What is missing and watched cannot be
         // read; without a watch it reads as zeros, and is not counted.
         None => {

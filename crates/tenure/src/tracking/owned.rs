@@ -221,6 +221,11 @@ impl OwnedRange {
         self.tracked().priority.store(priority, Ordering::Relaxed);
     }
 
+    /// Sets whether the kernel is to take the pages after those of others.
+    pub fn set_spared(&self, spared: bool) {
+        self.tracked().set_spared(spared);
+    }
+
     /// Tells the kernel now that it may take the pages, if nobody has them pinned.
     ///
     /// # Errors

@@ -142,7 +142,7 @@ pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize,
     let offer_all = move || {
         let marked = match claim_marked(range) {
             Ok(marked) => marked.unwrap_or_default(),
-            Err(errno) => return Some(Err(Refusal::Kernel(errno))),
+            Err(errno) => return Some(Err(errno.into())),
         };
         if marked.is_empty() {
             return None;
@@ -150,7 +150,7 @@ pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize,
         let mut gone = 0;
         for mut claim in marked {
             let purged = settle::offer_or_again(&mut claim).and_then(|()| match purge {
-                true => offer::purge(&mut claim).map_err(Refusal::Kernel),
+                true => offer::purge(&mut claim),
                 false => Ok(0),
             });
             match purged {
@@ -160,7 +160,7 @@ pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize,
         }
         Some(Ok(gone))
     };
-    worker::on_worker(offer_all).unwrap_or(Some(Err(Refusal::Kernel(Errno::AGAIN))))
+    worker::on_worker(offer_all).unwrap_or(Some(Err(Refusal::NO_WORKER)))
 }
 
 /// The range that is known as exactly this.

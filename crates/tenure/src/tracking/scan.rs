@@ -3,11 +3,11 @@
 use super::offer::{self, Refusal};
 use super::settings::{settings, Priority};
 use super::state::{flag, RangeId, Tracked, Word};
-use super::{backpressure, settle, shape, TRACKING};
+use super::{backpressure, settle, shape, spared, TRACKING};
 use crate::os::lru;
 use crate::runtime::budget;
 use crate::runtime::counters::{add, COUNTERS};
-use crate::runtime::services::{Next, Visit};
+use crate::runtime::services::{self, Next, Visit};
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -36,12 +36,15 @@ struct Scans {
     /// When the next scan is due, unless it is asked for.
     due: Option<Instant>,
     pressed_until: Option<Instant>,
+    /// When spared ranges are shown again.
+    show: spared::Due,
     candidates: Vec<Candidate>,
 }
 
 /// A marked range, or an offered one of which pages were made again.
 struct Candidate {
-    priority: u8,
+    /// Its level, and whether it is spared: less goes first.
+    order: u8,
     /// 0 when it was used since the last scan: such a range is offered only to keep the bound.
     age: u8,
     due: bool,
@@ -77,6 +80,7 @@ impl Scans {
             rest: Duration::ZERO,
             due: None,
             pressed_until: None,
+            show: spared::Due::now(),
             candidates: Vec::new(),
         }
     }
@@ -117,6 +121,7 @@ impl Scans {
             self.pressed_until = Some(now + PRESSED);
         }
         let pressed = self.pressed_until.is_some_and(|until| now < until);
+        services::before_offers(now);
         let settings = settings();
         let eighth = (settings.offer_after / 8).max(Duration::from_millis(1));
         let units = self.age_units(now, eighth);
@@ -132,6 +137,7 @@ impl Scans {
         }
         let looked = now.elapsed();
         let (left, told_again) = self.offer(marked, again, bound, pressed);
+        spared::show_all(&mut self.show, now, pressed);
         if told_again == seen.made_again {
             backpressure::told_again(made_again);
         }
@@ -176,24 +182,20 @@ impl Scans {
                 return;
             }
             seen.resident = true;
-            let used = tracked.seen_uses.swap(word.uses(), Ordering::Relaxed) != word.uses();
+            let used = tracked.is_seen(word, units);
             seen.active |= used;
             if word.pins() > 0 || word.has(Word::CLAIMED) {
-                tracked.age.store(0, Ordering::Relaxed);
                 return;
             }
-            let before = tracked.age.load(Ordering::Relaxed);
-            let age = if used { 0 } else { before.saturating_add(units) };
-            tracked.age.store(age, Ordering::Relaxed);
+            let age = tracked.age.load(Ordering::Relaxed);
             if rests(tracked, units) && !pressed {
                 return;
             }
             seen.marked_bytes += tracked.len() as u64;
-            let priority = tracked.priority.load(Ordering::Relaxed);
-            let due = at_once || (!used && u64::from(age) >= wait(priority, pressed));
+            let due = at_once || (!used && u64::from(age) >= wait(tracked.level(), pressed));
             seen.pending |= !due;
             if due {
-                candidates.push(Candidate { priority, age, due, id, word });
+                candidates.push(Candidate { order: spared::order(tracked), age, due, id, word });
             }
         });
         seen
@@ -211,10 +213,13 @@ impl Scans {
             if busy || resting || tracked.len() == 0 {
                 return;
             }
-            let priority = tracked.priority.load(Ordering::Relaxed);
-            let age = tracked.age.load(Ordering::Relaxed);
-            let due = at_once || (age > 0 && u64::from(age) >= wait(priority, pressed));
-            candidates.push(Candidate { priority, age, due, id, word });
+            // An offered one ages from the first page on that was made again.
+            let age = match word.has(Word::OFFERED) {
+                true => tracked.age.load(Ordering::Relaxed),
+                false => tracked.marked_age(word),
+            };
+            let due = at_once || (age > 0 && u64::from(age) >= wait(tracked.level(), pressed));
+            candidates.push(Candidate { order: spared::order(tracked), age, due, id, word });
         });
     }
 
@@ -222,8 +227,8 @@ impl Scans {
     /// offered ranges. Returns how many bytes stay marked, and how many ranges the kernel was told of again.
     fn offer(&mut self, marked: u64, again: u64, bound: u64, pressed: bool) -> (u64, usize) {
         let (mut left, mut again, mut told_again) = (marked, again, 0);
-        // Lowest priority first, then the longest unused.
-        self.candidates.sort_unstable_by_key(|c| (c.priority, u8::MAX - c.age, c.id));
+        // Lowest priority first, in it what is not spared, then the longest unused.
+        self.candidates.sort_unstable_by_key(|c| (c.order, u8::MAX - c.age, c.id));
         for candidate in self.candidates.drain(..) {
             if !candidate.due && left <= bound {
                 continue;
@@ -256,7 +261,10 @@ impl Scans {
                 continue;
             };
             match settle::offer(&mut claim, pressed) {
-                Ok(()) => left = left.saturating_sub(len),
+                Ok(()) => {
+                    spared::after_offer(&mut claim);
+                    left = left.saturating_sub(len);
+                }
                 Err(Refusal::Wanted) => {}
                 Err(refusal) => {
                     // Each try of a range that waits for mappings costs 4 µs, and there may be a million.
@@ -298,9 +306,8 @@ impl Seen {
             return None;
         }
         self.made_again_bytes += tracked.len() as u64;
-        let priority = tracked.priority.load(Ordering::Relaxed);
-        let due = at_once || u64::from(age) >= wait(priority, pressed);
-        due.then_some(Candidate { priority, age, due, id, word })
+        let due = at_once || u64::from(age) >= wait(tracked.level(), pressed);
+        due.then_some(Candidate { order: spared::order(tracked), age, due, id, word })
     }
 }
 
@@ -335,8 +342,8 @@ fn tell_again(id: RangeId) -> bool {
 }
 
 /// For how many eighths of the wait a range has to be unused before it is offered.
-fn wait(priority: u8, pressed: bool) -> u64 {
-    let wait = Priority::new(priority).unwrap_or_default().wait_eighths();
+fn wait(level: u8, pressed: bool) -> u64 {
+    let wait = Priority::new(level).unwrap_or_default().wait_eighths();
     if pressed {
         wait / 8
     } else {
@@ -347,14 +354,14 @@ fn wait(priority: u8, pressed: bool) -> u64 {
 /// How many bytes may be marked and not offered.
 fn bound(now: Instant, set: Option<u64>, pressed: bool) -> u64 {
     // Also where the program has set a bound: an offer takes the last look's word for what is free.
-    let room = budget::room(now);
+    let share = budget::share(now);
     if let Some(bytes) = set {
         return bytes;
     }
-    let least = backpressure::set_least(room.limit);
+    backpressure::set_least(share.least);
     if pressed {
-        least
+        share.least
     } else {
-        (room.free / 4).max(least)
+        share.most
     }
 }

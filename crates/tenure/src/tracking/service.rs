@@ -3,11 +3,12 @@
 use super::{backpressure, detection, in_child, raw, scan, settings, wake, watch_again, TRACKING};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::probe;
+use crate::runtime::counters;
 use crate::runtime::heap;
 use crate::runtime::lock::Rank;
+use crate::runtime::published::Part;
 use crate::runtime::services::Service;
 use crate::runtime::{budget, fork, worker};
-use rustix::io::Errno;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Instant;
 
@@ -26,8 +27,12 @@ static SERVICE: Service = Service {
     task: Some(scan::visit),
     on_pressure: Some(backpressure::tighten),
     forget: Some(raw::forget_unmapped),
+    published: &[&counters::PUBLISHED, &PUBLISHED],
     ..Service::named("tracking", &[Rank::IntervalMap, Rank::Claims])
 };
+
+/// For the whole process: what readers in other processes read.
+static PUBLISHED: Part = TRACKING.slab.published();
 
 /// Gets everything ready for the first volatile range: fork handlers, detection, the background thread.
 ///
@@ -35,6 +40,15 @@ static SERVICE: Service = Service {
 /// `EOPNOTSUPP` where the kernel refuses `MADV_FREE`: nothing can stand in for it. `EMFILE`, `ENFILE`,
 /// `ENOMEM`: no userfaultfd can be opened now; the next call tries again. `EAGAIN`: no thread.
 pub(crate) fn ready(call: &'static str) -> Result<()> {
+    if FREES.load(Ordering::Acquire) != 1 {
+        watch_forks();
+        try_freeing(call)?;
+    }
+    ready_to_watch(call)
+}
+
+/// As [`ready`], for memory that tenure discards by other means than `MADV_FREE`.
+pub(crate) fn ready_to_watch(call: &'static str) -> Result<()> {
     watch_forks();
     if !worker::running() || READY.load(Ordering::Acquire) != 1 {
         get_ready(call)?;
@@ -46,29 +60,35 @@ pub(crate) fn ready(call: &'static str) -> Result<()> {
     Ok(())
 }
 
-/// 1: detection is decided, and the kernel knows MADV_FREE.
+/// 1: detection is decided.
 /// For the whole process: as detection. 0: not looked yet.
 static READY: AtomicU8 = AtomicU8::new(0);
+/// 1: the kernel knows MADV_FREE.
+/// For the whole process: the kernel is one. 0: not known to.
+static FREES: AtomicU8 = AtomicU8::new(0);
+
+#[cold]
+fn try_freeing(call: &'static str) -> Result<()> {
+    heap::prepare();
+    match probe::lazy_free() {
+        Ok(true) => {
+            FREES.store(1, Ordering::Release);
+            Ok(())
+        }
+        Err(errno) => Err(Error::system(call, "trying MADV_FREE on a new page", errno)),
+        Ok(false) => Err(Error::new(
+            ErrorKind::Unsupported,
+            call,
+            "this kernel or its seccomp profile refuses MADV_FREE",
+            "allow madvise(MADV_FREE), in Linux since 4.5; `tenure doctor` shows what is refused",
+        )),
+    }
+}
 
 #[cold]
 fn get_ready(call: &'static str) -> Result<()> {
     if READY.load(Ordering::Acquire) == 0 {
         heap::prepare();
-        match probe::lazy_free() {
-            Ok(()) => {}
-            Err(Some(errno @ (Errno::NOMEM | Errno::AGAIN))) => {
-                return Err(Error::system(call, "mmap", errno));
-            }
-            Err(_) => {
-                return Err(Error::new(
-                    ErrorKind::Unsupported,
-                    call,
-                    "this kernel or its seccomp profile refuses MADV_FREE",
-                    "allow madvise(MADV_FREE), in Linux since 4.5; `tenure doctor` shows what is \
-                     refused",
-                ));
-            }
-        }
         let _ = detection::decide(call)?;
         // An offer takes the last look's word for the limit.
         let _ = budget::room(Instant::now());

@@ -1,5 +1,6 @@
 //! What a program may set: how long to wait before offering, and how much may stay unoffered.
 
+use crate::os::environment::variable;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -92,7 +93,7 @@ pub struct Settings {
     pub offer_after: Duration,
     /// How many bytes may be marked and not offered. `None` (default): a quarter of what is free
     /// under the limits that hold for this process (its memory cgroups', the machine's), at least
-    /// 16 MiB or a sixteenth of the limit. Beyond that the oldest marked ranges are offered at once,
+    /// 16 MiB or a sixteenth of the limit. Processes that use tenure under the same limit share that equally. Beyond that the oldest marked ranges are offered at once,
     /// and a caller that takes memory back faster than the worker offers it waits.
     ///
     /// The kernel meets a sudden need from free and from offered memory. So the memory that is
@@ -190,14 +191,17 @@ pub(super) fn read_environment_once() {
     }
 }
 
-/// An unknown value is said, not ignored.
+/// An unknown value is said, not ignored. In a program that is setuid nothing is read.
 fn read_environment() {
-    match std::env::var("TENURE_PURGE").as_deref() {
-        Ok("always") => IN_FORCE.purge_always.store(true, Ordering::Relaxed),
-        Ok("" | "never") | Err(_) => {}
-        Ok(other) => eprintln!("tenure: TENURE_PURGE={other} is unknown; use `always` or `never`"),
+    let text = |name| variable(name)?.into_string().ok();
+    match text("TENURE_PURGE").as_deref() {
+        Some("always") => IN_FORCE.purge_always.store(true, Ordering::Relaxed),
+        Some("" | "never") | None => {}
+        Some(other) => {
+            eprintln!("tenure: TENURE_PURGE={other} is unknown; use `always` or `never`")
+        }
     }
-    if let Ok(text) = std::env::var("TENURE_OFFER_AFTER_MS") {
+    if let Some(text) = text("TENURE_OFFER_AFTER_MS") {
         match text.parse::<u64>() {
             Ok(ms) => IN_FORCE.offer_after_us.store(ms.saturating_mul(1000), Ordering::Relaxed),
             Err(_) => eprintln!("tenure: TENURE_OFFER_AFTER_MS={text} is not a number"),

@@ -105,7 +105,7 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
     if claim.is_wanted() || claim.is_offered() {
         return Err(Refusal::Wanted);
     }
-    let watched = watch_again::before_offer(claim).map_err(Refusal::Kernel);
+    let watched = watch_again::before_offer(claim).map_err(Refusal::not_watched);
     let offered = watched.and_then(|()| offer::offer(claim, split_huge));
     match offered {
         Ok(()) if settings::purge_always() => {
@@ -139,7 +139,7 @@ pub(super) fn offer_now(id: RangeId, tracked: &'static Tracked) -> Result<(), Re
         };
         offer_or_again(&mut claim)
     };
-    worker::on_worker(offer).unwrap_or(Err(Refusal::Kernel(Errno::AGAIN)))
+    worker::on_worker(offer).unwrap_or(Err(Refusal::NO_WORKER))
 }
 
 /// Offers a range and has the kernel discard it; returns how many bytes are gone.
@@ -150,7 +150,7 @@ pub(super) fn purge_now(id: RangeId, tracked: &'static Tracked) -> Result<usize,
         let Some(mut claim) = claims().claim(id, tracked, offered) else {
             return Err(Refusal::Wanted);
         };
-        offer::purge(&mut claim).map_err(Refusal::Kernel)
+        offer::purge(&mut claim)
     };
-    worker::on_worker(purge).unwrap_or(Err(Refusal::Kernel(Errno::AGAIN)))
+    worker::on_worker(purge).unwrap_or(Err(Refusal::NO_WORKER))
 }

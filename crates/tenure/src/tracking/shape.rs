@@ -427,7 +427,7 @@ fn fits(id: RangeId, seen: &Tracked, age: u8) -> bool {
         && word.plain()
         && !range.is(flag::TORN | flag::SUSPECT)
         && range.priority.load(Ordering::Relaxed) == seen.priority.load(Ordering::Relaxed)
-        && range.age.load(Ordering::Relaxed) >= age
+        && range.marked_age(word) >= age
 }
 
 fn claim_cold(id: RangeId, seen: &Tracked, age: u8, bytes: usize) -> Option<Claim> {

@@ -45,6 +45,29 @@ pub(crate) struct Spare {
 }
 
 impl Slab {
+    /// For readers in other processes: how the ranges lie, and what their words mean.
+    #[cfg(not(loom))]
+    pub const fn published(&'static self) -> crate::runtime::published::Part {
+        use crate::runtime::published::{Part, RANGES};
+        use std::mem::offset_of;
+        const NAMES: &str = "ranges";
+        let mut numbers = [0; 16];
+        numbers[0] = offset_of!(Slab, chunks);
+        numbers[1] = CHUNKS;
+        numbers[2] = offset_of!(Slab, made);
+        numbers[3] = CHUNK;
+        let [stride, word, start, len, age, seen] = Tracked::LAYOUT;
+        (numbers[4], numbers[5], numbers[6], numbers[7]) = (stride, word, start, len);
+        numbers[8] = Word::PINS as usize;
+        numbers[9] = Word::OFFERED as usize;
+        numbers[10] = Word::FREE as usize;
+        numbers[11] = Word::RAW as usize;
+        (numbers[12], numbers[13]) = (age, seen);
+        (numbers[14], numbers[15]) = (Tracked::HELD as usize, super::state::LONG as usize);
+        let at = (&raw const *self).cast();
+        Part { kind: RANGES, at, names: NAMES.as_ptr(), names_len: NAMES.len(), numbers }
+    }
+
     #[cfg(not(loom))]
     pub const fn new() -> Slab {
         Slab {

@@ -10,7 +10,7 @@ pub(crate) struct Word(pub u64);
 
 impl Word {
     pub const PIN: u64 = 1;
-    pub(super) const PINS: u64 = (1 << 20) - 1;
+    pub const PINS: u64 = (1 << 20) - 1;
     /// A thread has the claim.
     pub const CLAIMED: u64 = 1 << 20;
     /// The kernel may take pages, or has.

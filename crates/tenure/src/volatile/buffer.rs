@@ -130,7 +130,7 @@ impl VolatileBuilder {
     ///
     /// # Errors
     /// `EINVAL`: the length is 0. `ENOMEM`: no address space, too many mappings. `EOPNOTSUPP`: the
-    /// kernel refuses `MADV_FREE`.
+    /// kernel refuses `MADV_FREE`. `EAGAIN`: the worker's thread could not start.
     pub fn build(self) -> Result<Volatile> {
         let call = "Volatile::new";
         tracking::ready(call)?;

@@ -57,7 +57,6 @@ mod object;
 mod ranges;
 mod recent_ranges;
 mod refill;
-mod refill_runner;
 mod refill_thread;
 mod refused;
 mod sigbus;

@@ -40,7 +40,7 @@ use std::ops::Range;
 /// - `EINVAL`: empty, unaligned or wrapping; shared memory or a file's (the kernel cannot discard
 ///   those); locked; not readable and writable.
 /// - `ENOMEM`: part of it is not mapped; or there are 33 million ranges already.
-/// - `EOPNOTSUPP`: the kernel refuses `MADV_FREE`.
+/// - `EOPNOTSUPP`: the kernel refuses `MADV_FREE`. `EAGAIN`: the worker's thread could not start.
 ///
 /// Nothing is marked when an error is returned.
 ///

@@ -1,23 +1,8 @@
 //! The function that makes purged bytes again.
 
-use crate::runtime::counters::{add, COUNTERS};
-use crate::runtime::lock::assert_none_held;
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use crate::runtime::refills;
 
-/// Why a refill failed. The error of the pin that needed the refill contains its text.
-///
-/// ```
-/// use tenure::volatile::{Refill, RefillError};
-/// let from_a_file = |path: &'static str| {
-///     Refill::whole(move |_, bytes| {
-///         let contents = std::fs::read(path)?; // any error will do
-///         bytes.copy_from_slice(contents.get(..bytes.len()).ok_or("the file is too short")?);
-///         Ok::<(), RefillError>(())
-///     })
-/// };
-/// # let _ = from_a_file;
-/// ```
-pub type RefillError = Box<dyn std::error::Error + Send + Sync>;
+pub use crate::runtime::refills::RefillError;
 
 type Function = Box<dyn Fn(usize, &mut [u8]) -> Result<(), RefillError> + Send + Sync>;
 
@@ -89,18 +74,7 @@ impl Refill {
 
     /// Calls the function; a panic is a failure like any other.
     pub(super) fn call(&self, offset: usize, bytes: &mut [u8]) -> Result<(), RefillError> {
-        assert_none_held();
-        let len = bytes.len() as u64;
-        let result = catch_unwind(AssertUnwindSafe(|| (self.function)(offset, bytes)))
-            .unwrap_or_else(|_| Err("the refill function panicked".into()));
-        match &result {
-            Ok(()) => {
-                add(&COUNTERS.refills, 1);
-                add(&COUNTERS.refilled_bytes, len);
-            }
-            Err(_) => add(&COUNTERS.failed_refills, 1),
-        }
-        result
+        refills::attempt(bytes, |bytes| (self.function)(offset, bytes))
     }
 }
 

@@ -1,17 +1,18 @@
 //! A thread that touches a purged page without a pin waits until the page is made.
 //!
 //! Two threads do it. One hears of touches: it shares the background thread's descriptor table, where the
-//! program can close nothing. The [other](refill_runner) runs the program's functions: it has the program's
+//! program can close nothing. The [other](refills) runs the program's functions: it has the program's
 //! descriptors.
 
 #![allow(unsafe_code, reason = "takes over a list in a forked child, and borrows a descriptor")]
 
+use super::make_again;
 use super::object::Object;
-use super::{make_again, refill_runner};
 use crate::os::{advise, kept, page_size, thread, uffd};
 use crate::range::PageRange;
 use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
+use crate::runtime::refills;
 use crate::runtime::services::Service;
 use crate::runtime::turn::Attempt;
 use crate::runtime::worker;
@@ -52,7 +53,7 @@ static SERVICE: Service = Service {
             std::mem::forget(std::mem::take(unsafe { REFILLS.objects.held_value() }));
         }
     },
-    reset_in_child: |_| refill_runner::reset_in_child(),
+    reset_in_child: |_| refills::reset_in_child(),
     ..Service::named("refill", &[Rank::RefillList])
 };
 
@@ -77,7 +78,7 @@ pub(super) fn enrol(object: &Arc<Object>) -> bool {
             return false;
         }
     }
-    if !refill_runner::start() {
+    if !refills::start() {
         return false;
     }
     let entry = Entry { start: object.range().start, object: Arc::downgrade(object) };
@@ -153,7 +154,7 @@ fn serve() {
 fn answer(watcher: uffd::Watcher, fault: uffd::Fault) -> Option<uffd::Fault> {
     let page = fault.address / page_size() * page_size();
     let missing = PageRange::new(page, page + page_size());
-    match refill_runner::run(move || make(missing)) {
+    match refills::run(move || make(missing)) {
         Some(Made::Now) => {}
         Some(Made::Before) => {
             let _ = uffd::wake(watcher, missing);

@@ -34,11 +34,11 @@ pub(super) fn error(
             let why = "not tried: a process made by fork still shares the pages; the call";
             return Error::system(call, why, Errno::BUSY).on(range.start, range.len());
         }
-        Refusal::Kernel(errno) => {
+        Refusal::Kernel(what, errno) => {
             // In a child that could open none; `errno` says why.
             let what = match crate::tracking::detection::is_missing() {
                 true => "opening a userfaultfd, which is tried again at the next call,",
-                false => "madvise(MADV_FREE)",
+                false => what,
             };
             return Error::system(call, what, errno).on(range.start, range.len());
         }

@@ -3,7 +3,8 @@
 #![allow(unsafe_code, reason = "keeps the program's handler as an address")]
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::os::{page_size, populate, signal};
+use crate::os::signal::{self, Touches};
+use crate::os::{page_size, populate};
 use crate::range::PageRange;
 use crate::tracking::backpressure;
 use crate::tracking::touched::{self, look_at, Standing};
@@ -109,7 +110,7 @@ static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 #[doc(alias = "userfaultfd")]
 pub fn on_purged_access(handler: fn(Purged) -> bool) -> Result<()> {
     HANDLER.store(handler as *mut (), Ordering::Release);
-    signal::install(on_bus)
+    signal::install(Touches::Private, on_bus)
         .map_err(|errno| Error::system("on_purged_access", "sigaction(SIGBUS)", errno))
 }
 

@@ -7,7 +7,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use tenure::{Cache, Error};
-use tenure_testkit::this_test;
+use tenure_testkit::{skip, this_test};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const SOON: Duration = Duration::from_millis(30);
@@ -203,4 +203,31 @@ fn no_value_is_found_after_its_time_wherever_it_is_moved() {
 #[test]
 fn no_value_is_found_after_its_time_wherever_it_is_moved_with_a_time_to_idle() {
     no_value_is_found_after_its_time(Some(HOUR));
+}
+
+/// As a time namespace does, and a checkpoint that is restored on another machine.
+#[test]
+fn a_time_to_live_holds_in_a_child_whose_clock_was_set_back() {
+    promised(this_test!(), || {
+        let cache = Cache::<u64>::builder().time_to_idle(SOON).build().unwrap();
+        // SAFETY: changes the namespace of this thread's children alone.
+        if unsafe { libc::unshare(libc::CLONE_NEWTIME) } != 0 {
+            skip!("no time namespace: {}", std::io::Error::last_os_error());
+        }
+        // SAFETY: has no precondition.
+        let own = unsafe { libc::gettid() };
+        if let Err(error) = std::fs::write(format!("/proc/{own}/timens_offsets"), "monotonic -20 0")
+        {
+            skip!("no other time for children: {error}");
+        }
+        let made = Instant::now();
+        let ended = forked(|| {
+            assert!(Instant::now() < made, "the clock was not set back");
+            cache.insert_with_time_to_live(1, b"short", SOON).unwrap();
+            cache.insert(2, b"idle").unwrap();
+            after(10 * SOON);
+            assert!(cache.get(&1).is_none() && cache.get(&2).is_none());
+        });
+        assert_eq!(ended, Ended::Well);
+    });
 }

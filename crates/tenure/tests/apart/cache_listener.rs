@@ -259,3 +259,29 @@ fn a_child_s_listener_is_told_too() {
     });
     assert_eq!((ended, taken(&told)), (Ended::Well, vec![]));
 }
+
+#[test]
+fn a_listener_that_replaces_values_does_not_pile_up_on_the_stack() {
+    promised(this_test!(), || {
+        const CHAIN: u64 = 100_000;
+        let (told, own) =
+            (Arc::new(AtomicU64::new(0)), Arc::new(OnceLock::<Weak<Cache<u64>>>::new()));
+        let listener = {
+            let (told, own) = (told.clone(), own.clone());
+            move |key: &u64, cause| {
+                assert_eq!(cause, Replaced);
+                told.fetch_add(1, Ordering::Relaxed);
+                let cache = own.get().and_then(Weak::upgrade);
+                if let Some(cache) = cache.filter(|_| *key < CHAIN) {
+                    cache.insert(key + 1, b"newer").unwrap();
+                }
+            }
+        };
+        let cache = Arc::new(Cache::<u64>::builder().eviction_listener(listener).build().unwrap());
+        (0..=CHAIN).for_each(|key| cache.insert(key, b"older").unwrap());
+        own.set(Arc::downgrade(&cache)).unwrap();
+        cache.insert(0, b"newer").unwrap();
+        assert_eq!(told.load(Ordering::Relaxed), CHAIN + 1);
+        assert!((0..=CHAIN).all(|key| cache.get(&key).is_none_or(|value| value[..] == *b"newer")));
+    });
+}

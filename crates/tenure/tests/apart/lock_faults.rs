@@ -145,3 +145,60 @@ fn without_procmap_query() {
 fn without_pagemap_scan() {
     under(this_test!(), Call::PagemapScan, Errno::NOTTY, false);
 }
+
+#[test]
+fn without_msync() {
+    under(this_test!(), Call::Number(libc::SYS_msync), Errno::PERM, false);
+}
+
+/// Where the kernel knows no lock on fault, `mlock` locks now.
+#[test]
+fn without_mlock2() {
+    for errno in [Errno::NOSYS, Errno::PERM] {
+        let result = run_child(this_test!(), &[], || {
+            let area = Area::new(4);
+            let memory = area.page(0);
+            or_skip!(Filter::new()
+                .refuse(Call::Number(libc::SYS_mlock2), errno)
+                .install_this_thread());
+            let names_it = |result: tenure::Result<()>| {
+                let error = result.unwrap_err();
+                assert_eq!(error.errno(), errno.raw_os_error(), "{error}");
+                assert!(error.to_string().contains("mlock2 failed"), "{error}");
+            };
+            names_it(lock::lock(memory, 4 * PAGE, When::OnFault).map(drop));
+            names_it(lock::mlock2(memory, 4 * PAGE, When::OnFault));
+            assert_eq!(area.held(), [Not; 4]);
+            let mut guard = lock::lock(memory, 2 * PAGE, When::Now).unwrap();
+            lock::mlock2(area.page(1), 2 * PAGE, When::Now).unwrap();
+            assert_eq!(area.held(), [Full, Full, Full, Not]);
+            names_it(guard.set(When::OnFault));
+            drop(guard);
+            assert_eq!(area.held(), [Not, Full, Full, Not]);
+            lock::munlock2(memory, 4 * PAGE, Kinds::ALL).unwrap();
+            // A page that cannot be had is the error, not what was asked first.
+            // SAFETY: a page of this test's own.
+            assert_eq!(unsafe { libc::mprotect(area.page(3).cast(), PAGE, libc::PROT_NONE) }, 0);
+            let error = lock::lock(memory, 4 * PAGE, When::Now).unwrap_err();
+            assert_eq!(error.kind(), tenure::ErrorKind::NoAccess, "{error}");
+            assert_eq!(area.held(), [Not; 4]);
+        });
+        assert!(result.finished(), "{}\n{}", result.status, result.output);
+    }
+}
+
+#[test]
+fn without_munlock_the_error_names_it() {
+    let result = run_child(this_test!(), &[], || {
+        let area = Area::new(2);
+        lock::mlock2(area.page(0), 2 * PAGE, When::Now).unwrap();
+        or_skip!(Filter::new()
+            .refuse(Call::Number(libc::SYS_munlock), Errno::PERM)
+            .install_this_thread());
+        let error = lock::munlock2(area.page(0), 2 * PAGE, Kinds::ALL).unwrap_err();
+        assert_eq!(error.errno(), libc::EPERM, "{error}");
+        assert!(error.to_string().contains("munlock failed"), "{error}");
+        assert_eq!(area.held(), [Full; 2]);
+    });
+    assert!(result.finished(), "{}\n{}", result.status, result.output);
+}

@@ -157,7 +157,7 @@ fn a_signal_handler_may_allocate() {
             let mut random = Random(7);
             let mut held: Vec<(NonNull<u8>, usize, u64)> = Vec::new();
             let mut seed = 0;
-            while HANDLED.load(Ordering::Relaxed) < sweep(2_000, 10_000) {
+            while HANDLED.load(Ordering::Relaxed) < sweep(800, 8_000) {
                 let size = [65_536, 70_000, 300_000, 3 << 20][random.below(4)];
                 seed += 1;
                 let p = take(size);
@@ -200,7 +200,7 @@ fn a_signal_handler_may_change_free_runs() {
         pool::prepare().unwrap();
         under_signals(change_free_runs_in_handler, || {
             let mut random = Random(7);
-            while HANDLED.load(Ordering::Relaxed) < sweep(8_000, 60_000) {
+            while HANDLED.load(Ordering::Relaxed) < sweep(2_000, 40_000) {
                 let runs = [(); 32].map(|()| take(66_000 << random.below(6)));
                 for run in runs {
                     bytes(run, 1)[0] = 1;

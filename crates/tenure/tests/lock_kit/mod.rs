@@ -22,7 +22,7 @@ pub enum Held {
 pub fn held(addr: usize, pages: usize) -> Vec<Held> {
     let mut held = vec![Held::Hole; pages];
     for map in smaps_over(addr, pages * PAGE) {
-        let how = match (map.has_flag("lo"), map.has_flag("lf")) {
+        let how = match (map.has_flag("lo"), map.is_locked_on_fault()) {
             (true, true) => Held::OnFault,
             (true, false) => Held::Full,
             _ => Held::Not,

@@ -31,7 +31,13 @@ const TRAP: i64 = 0x100;
 
 extern "C" fn on_trap(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid context to a handler installed with SA_SIGINFO.
-    let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
+    // SAFETY: reads the context's set.
+    if unsafe { libc::sigismember(&context.uc_sigmask, libc::SIGUSR1) } == 1 {
+        // No handler of a program's could come here.
+        return;
+    }
+    let registers = &mut context.uc_mcontext.gregs;
     let at = registers[libc::REG_RIP as usize] as u64;
     let [low, high] = [0, 1].map(|n| CODE[n].load(Ordering::Relaxed));
     let step = STEPS.fetch_add(1, Ordering::Relaxed);

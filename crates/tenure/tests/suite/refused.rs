@@ -56,6 +56,12 @@ fn without_populate_read() {
     suite_under(&calls, Detection::Userfaultfd);
 }
 
+/// As a browser's sandbox does.
+#[test]
+fn without_msync() {
+    suite_under(&[(Call::Number(libc::SYS_msync), libc::EPERM)], Detection::Userfaultfd);
+}
+
 #[test]
 fn as_on_linux_5_10() {
     let calls = [

@@ -44,18 +44,28 @@ pub(crate) struct Tracked {
     side: UnsafeCell<Option<Own<Side>>>,
     /// The thread that has the claim; while the range is free, the next one of the slab's free list.
     pub claimant_or_next_free: AtomicU32,
-    /// The use counter that the last scan saw.
+    /// The use counter that the last scan saw; with [`HELD`] turned over where the range was pinned.
     pub seen_uses: AtomicU32,
     /// One more than the count of forks at which the pages were last known to be this process's alone. 0:
     /// not known.
     pub exclusive_at: AtomicU32,
-    /// Eighths of the wait for which scans have seen no use, saturating.
+    /// Eighths of the wait for which scans have seen no use, saturating: of a pinned range since it was pinned last.
     pub age: AtomicU8,
+    /// Its level, and bits of [`spared`](super::spared).
     pub priority: AtomicU8,
     flags: AtomicU8,
     /// Scans to leave out after a refusal.
     pub rest: AtomicU8,
 }
+
+/// The part of the byte of priority that is the level.
+pub(crate) const LEVEL: u8 = 7;
+/// In that byte: the kernel is to take the range after others.
+pub(crate) const SPARED: u8 = 8;
+/// Told apart from a use counter that was seen without a pin.
+const HELD: u32 = 1 << 31;
+/// The age at which a pinned range counts as pinned for long: thirty times the wait for an offer, 15 s by default.
+pub(crate) const LONG: u8 = 240;
 
 // SAFETY: all fields but `side` are atomics; `side` is reached through a `Claim`, of which there is one
 // at a time, and `Side` is `Send`.
@@ -68,6 +78,20 @@ unsafe impl Send for Tracked {}
 const _: () = assert!(size_of::<Tracked>() <= 48);
 
 impl Tracked {
+    /// Its size, and where its word, its start, its length, its age and the seen use counter lie.
+    #[cfg(not(loom))]
+    pub const LAYOUT: [usize; 6] = [
+        size_of::<Tracked>(),
+        std::mem::offset_of!(Tracked, word),
+        std::mem::offset_of!(Tracked, start),
+        std::mem::offset_of!(Tracked, len),
+        std::mem::offset_of!(Tracked, age),
+        std::mem::offset_of!(Tracked, seen_uses),
+    ];
+    /// For readers in other processes.
+    #[cfg(not(loom))]
+    pub const HELD: u32 = HELD;
+
     pub fn new() -> Tracked {
         Tracked {
             word: AtomicU64::new(Word::FREE),
@@ -100,6 +124,19 @@ impl Tracked {
 
     pub fn is(&self, flag: u8) -> bool {
         self.flags.load(Ordering::Acquire) & flag != 0
+    }
+
+    /// Its level of priority.
+    pub fn level(&self) -> u8 {
+        self.priority.load(Ordering::Relaxed) & LEVEL
+    }
+
+    /// Sets whether the kernel is to take the range after others of its level.
+    pub fn set_spared(&self, spared: bool) {
+        match spared {
+            true => self.priority.fetch_or(SPARED, Ordering::Relaxed),
+            false => self.priority.fetch_and(!SPARED, Ordering::Relaxed),
+        };
     }
 
     /// Adds a pin; returns the word before. If that was [plain](Word::plain) the pages are there and
@@ -157,6 +194,37 @@ impl Tracked {
     pub fn try_mark(&self, word: Word) -> bool {
         debug_assert!(word.has(Word::RAW) && word.pins() == 1 && !word.has(Word::FREE));
         self.exchange(word, Word(word.0 - Word::PIN))
+    }
+
+    /// A scan has come by, so many units after the last one. Returns whether the range was used in between.
+    pub fn is_seen(&self, word: Word, units: u8) -> bool {
+        let (free, held) = (word.uses(), word.uses() ^ HELD);
+        let now = if word.pins() > 0 { held } else { free };
+        let before = self.seen_uses.swap(now, Ordering::Relaxed);
+        // The age of a pin is none of the marked range, and the other way round.
+        let age = match before {
+            _ if word.has(Word::CLAIMED) => 0,
+            _ if before == now => self.age.load(Ordering::Relaxed).saturating_add(units),
+            _ if before == held => units,
+            _ => 0,
+        };
+        self.age.store(age, Ordering::Relaxed);
+        before != free && before != held
+    }
+
+    /// The age of a marked range. 0: it was used since the last scan, or was pinned then.
+    pub fn marked_age(&self, word: Word) -> u8 {
+        match self.seen_uses.load(Ordering::Relaxed) == word.uses() {
+            true => self.age.load(Ordering::Relaxed),
+            false => 0,
+        }
+    }
+
+    /// Whether the same pin was there at all scans of [a long time](LONG).
+    pub fn is_pinned_for_long(&self, word: Word) -> bool {
+        word.pins() > 0
+            && self.seen_uses.load(Ordering::Relaxed) == word.uses() ^ HELD
+            && self.age.load(Ordering::Relaxed) >= LONG
     }
 
     /// Sets flags, also without the claim; returns those before.

@@ -1,0 +1,136 @@
+//! `tenure bench` and `tenure report`: the benchmarks are a program of their own, which `tenure` starts.
+
+#![forbid(unsafe_code)]
+
+mod arguments;
+
+use arguments::{Arguments, Command, Limit, Run};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::time::Duration;
+use tenure_bench::{change, load, page};
+
+/// What a shell reports of a program that Ctrl-C ended.
+const INTERRUPTED: u8 = 130;
+
+/// This program, by its path, so that processes have its name; by the link, where the file has been replaced
+/// since.
+fn this_program() -> PathBuf {
+    std::env::current_exe()
+        .ok()
+        .filter(|path| path.exists())
+        .unwrap_or_else(|| "/proc/self/exe".into())
+}
+
+/// The command `tenure`, whose `run` is measured: the one that started this program, or else the one beside it.
+fn launcher() -> Option<PathBuf> {
+    let starter = std::env::var_os(tenure_launch::variable::STARTED_BY).map(PathBuf::from);
+    let beside = || Some(this_program().parent()?.join("tenure"));
+    starter.or_else(beside).filter(|path| path.is_file())
+}
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() == Some(load::COMMAND) {
+        return load::main(&arguments.next().unwrap_or_default()).into();
+    }
+    let arguments = Arguments::parse();
+    let done = match &arguments.command {
+        None => run(&arguments.run),
+        Some(Command::Compare(args)) => compare(args),
+        Some(Command::Report(args)) => report(args).map(|()| ExitCode::SUCCESS),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => INTERRUPTED.into(),
+        // A reader that has seen enough and closed the pipe is no failure.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tenure bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Run) -> io::Result<ExitCode> {
+    if args.list {
+        let mut out = io::stdout().lock();
+        for (name, what) in tenure_bench::list() {
+            writeln!(out, "{name:<16}{what}")?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let known: Vec<&str> = tenure_bench::list().iter().map(|(name, _)| *name).collect();
+    if let Some(name) = args.names.iter().find(|name| !known.contains(&name.as_str())) {
+        let why = format!("there is no benchmark \"{name}\"; there are: {}", known.join(", "));
+        Arguments::command().error(ErrorKind::ValueValidation, why).exit()
+    }
+    let options = tenure_bench::Options {
+        quick: args.quick,
+        json: args.json.clone(),
+        html: args.html.clone(),
+        within: within(args),
+        progress: !args.quiet,
+        interrupted: Some(catch_signals()?),
+        rounds: args.rounds,
+        threads: args.threads.clone(),
+        filter: args.filter.clone(),
+        size: args.size,
+        load_generator: vec![this_program().into(), load::COMMAND.into()],
+        launcher: launcher(),
+        dir: args.dir.clone(),
+        traces: args.traces.clone(),
+        python: args.python.clone(),
+    };
+    tenure_bench::run(&args.names, &options).map(|()| ExitCode::SUCCESS)
+}
+
+fn within(args: &Run) -> Option<Duration> {
+    match args.within {
+        Some(Limit::None) => None,
+        Some(Limit::Within(time)) => Some(time),
+        None if !args.names.is_empty() => None,
+        None if args.quick => Some(Duration::from_secs(60)),
+        None => Some(Duration::from_secs(15 * 60)),
+    }
+}
+
+/// A flag that the first signal sets; the second ends the process as if nothing were here.
+fn catch_signals() -> io::Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // Runs first, so that it sees the flag of the signal before.
+        signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))?;
+        signal_hook::flag::register(signal, Arc::clone(&flag))?;
+    }
+    Ok(flag)
+}
+
+fn compare(args: &arguments::Compare) -> io::Result<ExitCode> {
+    let changes = change::between(&args.before, &args.after, args.threshold / 100.0)?;
+    let mut out = io::stdout().lock();
+    match args.json {
+        true => changes.write_json(&mut out)?,
+        false => out.write_all(changes.text(args.all).as_bytes())?,
+    }
+    out.flush()?;
+    Ok(match args.fail_on_loss && changes.losses() > 0 {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    })
+}
+
+fn report(args: &arguments::Report) -> io::Result<()> {
+    let text = page::of_files(&args.runs)?;
+    match &args.html {
+        Some(path) => std::fs::write(path, text)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+        None => io::stdout().lock().write_all(text.as_bytes()),
+    }
+}

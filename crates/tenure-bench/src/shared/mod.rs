@@ -1,0 +1,27 @@
+//! Shared volatile memory and the shared cache: what they cost, and what four workers get from them.
+
+mod insert;
+mod margin;
+mod pin;
+mod server;
+mod store;
+mod team;
+mod traffic;
+mod workers;
+
+use crate::harness::Report;
+use crate::Options;
+use std::io;
+
+/// Runs the bench.
+///
+/// # Errors
+/// `InvalidData` if a value had wrong bytes; else what the report or the kernel said.
+pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
+    pin::threads(options, report)?;
+    pin::processes(options, report)?;
+    traffic::run(options, report)?;
+    insert::run(options, report)?;
+    workers::run(options, report)?;
+    margin::run(options, report)
+}

@@ -1,0 +1,83 @@
+//! `tenure bench` and `tenure report`: start the program `tenure-bench`, which has the benchmarks and the
+//! caches that they compare.
+
+#[allow(dead_code, reason = "the values are for tenure-bench; here only the definitions are used")]
+mod arguments;
+
+use crate::failure::CannotRun;
+use clap::{Command as Grammar, CommandFactory};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+const PROGRAM: &str = "tenure-bench";
+
+/// Measure tenure against the alternatives on this machine (needs the program tenure-bench).
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+pub struct Args {
+    /// The arguments of tenure-bench: names of benchmarks, --list, --quick, --help.
+    #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+/// Make one page of benchmark runs that were kept (needs the program tenure-bench).
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+pub struct ReportArgs {
+    /// The arguments of tenure-bench report: files, --html FILE, --help.
+    #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+/// The grammar of `tenure` with that of tenure-bench in it: for manual pages and completions. What is
+/// parsed here is passed on as it is, because another version of tenure-bench may know more.
+pub fn documented(tenure: Grammar) -> Grammar {
+    let bench =
+        arguments::Arguments::command().name("bench").bin_name("tenure bench").version(None);
+    let report = bench.find_subcommand("report").cloned().unwrap_or_else(|| Grammar::new("report"));
+    tenure.mut_subcommand("bench", |_| bench).mut_subcommand("report", |_| report)
+}
+
+/// The program beside this one, or else the first in PATH.
+fn program() -> Option<PathBuf> {
+    let beside = std::env::current_exe().ok()?.with_file_name(PROGRAM);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let others = std::env::split_paths(&path).filter(|directory| directory.is_absolute());
+    std::iter::once(beside)
+        .chain(others.map(|directory| directory.join(PROGRAM)))
+        .find(|program| program.is_file())
+}
+
+/// Runs the program in the place of this one; returns only if it cannot.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    start(&args.arguments)
+}
+
+/// Runs the program for a page, likewise.
+pub fn report(args: &ReportArgs) -> anyhow::Result<()> {
+    let arguments: Vec<OsString> =
+        std::iter::once("report".into()).chain(args.arguments.iter().cloned()).collect();
+    start(&arguments)
+}
+
+fn start(arguments: &[OsString]) -> anyhow::Result<()> {
+    let Some(program) = program() else {
+        return Err(CannotRun {
+            code: 127,
+            why: format!(
+                "there is no {PROGRAM} beside this program or in PATH; install it (cargo install \
+                 tenure-bench), or build it in a checkout (cargo build --release -p tenure-bench)"
+            ),
+        }
+        .into());
+    };
+    let mut command = Command::new(&program);
+    command.args(arguments);
+    if let Ok(own) = std::env::current_exe() {
+        command.env(tenure_launch::variable::STARTED_BY, own);
+    }
+    let error = command.exec();
+    Err(CannotRun { code: 126, why: format!("{}: {error}", program.display()) }.into())
+}

@@ -1,0 +1,113 @@
+//! What there is to see of a process.
+
+use super::options::{Args, Sort};
+use crate::process::family::Stat;
+use crate::process::figures::{Figures, Missing};
+use crate::process::names::why;
+use crate::process::smaps::{self, Amounts, Entry};
+use std::io;
+
+/// What was found of one process, or of several.
+pub struct Process {
+    /// Their numbers, the first one first.
+    pub pids: Vec<u32>,
+    /// Of the first.
+    pub name: String,
+    /// How many.
+    pub mappings: usize,
+    /// Of all mappings.
+    pub sum: Amounts,
+    /// Those to list.
+    pub entries: Vec<Entry>,
+    /// What they publish, as one sum.
+    pub figures: Result<Figures, Missing>,
+    /// What could not be read, and the remedy.
+    pub notes: Vec<String>,
+}
+
+/// Looks at processes as at one.
+pub fn look(pids: &[u32], args: &Args) -> anyhow::Result<Process> {
+    let mut process = Process {
+        pids: Vec::new(),
+        name: String::new(),
+        mappings: 0,
+        sum: Amounts::default(),
+        entries: Vec::new(),
+        figures: Err(Missing::NotUsed),
+        notes: Vec::new(),
+    };
+    for (number, pid) in pids.iter().enumerate() {
+        if let Err(error) = look_at_one(*pid, args, &mut process) {
+            // Of a tree, what has ended meanwhile is no failure.
+            match number {
+                0 => anyhow::bail!(error),
+                _ if !std::path::Path::new(&format!("/proc/{pid}")).exists() => {}
+                _ => process.notes.push(error),
+            }
+        }
+    }
+    Ok(process)
+}
+
+fn look_at_one(pid: u32, args: &Args, process: &mut Process) -> Result<(), String> {
+    let stat = Stat::read(pid).map_err(|error| why(pid, "the state", &error))?;
+    let wanted = |entry: &Entry| {
+        let amounts = &entry.amounts;
+        args.all || args.json || amounts.resident + amounts.swapped > 0
+    };
+    let (mut mappings, mut sum, mut entries) = (0, Amounts::default(), Vec::new());
+    let read = smaps::each(pid, |entry| {
+        mappings += 1;
+        sum += entry.amounts;
+        if !args.tree && wanted(&entry) {
+            entries.push(entry);
+        }
+    });
+    read.map_err(|error| why(pid, "the mappings", &error))?;
+    if mappings == 0 && stat.size > 0 {
+        // The kernel lets the list be opened, and shows nothing in it.
+        return Err(why(pid, "the mappings", &io::ErrorKind::PermissionDenied.into()));
+    }
+    process.pids.push(pid);
+    process.mappings += mappings;
+    process.sum += sum;
+    process.entries.append(&mut entries);
+    if process.name.is_empty() {
+        process.name = stat.name;
+    }
+    let figures = Figures::read(pid);
+    if let Err(missing) = &figures {
+        process.notes.extend(missing.why(pid));
+    }
+    process.figures =
+        match (std::mem::replace(&mut process.figures, Err(Missing::NotUsed)), figures) {
+            (Ok(mut all), Ok(one)) => {
+                all.add(one);
+                Ok(all)
+            }
+            (Ok(all), Err(_)) => Ok(all),
+            (Err(_), one) => one,
+        };
+    Ok(())
+}
+
+/// Sorts the mappings.
+pub fn sort(entries: &mut [Entry], by: Sort) {
+    let key = |entry: &Entry| {
+        let amounts = &entry.amounts;
+        match by {
+            Sort::Address | Sort::Name => 0,
+            Sort::Size => amounts.size,
+            Sort::Resident => amounts.resident,
+            Sort::Locked => amounts.locked + amounts.locked_on_fault,
+            Sort::LazyFree => amounts.lazy_free,
+            Sort::Swapped => amounts.swapped,
+            Sort::Huge => amounts.huge,
+        }
+    };
+    match by {
+        Sort::Address => {}
+        Sort::Name => entries.sort_by(|a, b| a.mapping.name.cmp(&b.mapping.name)),
+        _ => entries.sort_by_key(|entry| std::cmp::Reverse(key(entry))),
+    }
+}

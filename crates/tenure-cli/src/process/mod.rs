@@ -1,0 +1,10 @@
+//! What can be known of another process: its mappings, its pages, its figures.
+
+pub mod family;
+pub mod figures;
+pub mod mapping;
+pub mod memory;
+pub mod names;
+pub mod pages;
+pub mod pressure;
+pub mod smaps;

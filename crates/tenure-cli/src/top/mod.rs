@@ -1,0 +1,65 @@
+//! `tenure top`: programs that use tenure, while they run.
+
+mod columns;
+mod keys;
+mod options;
+mod sample;
+mod screen;
+
+pub use options::Args;
+
+use crate::failure::WrongUsage;
+use crate::interrupt::Interrupt;
+use columns::Column;
+use sample::{Sampler, Snapshot};
+use std::io::{self, IsTerminal, Write};
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let sampler = Sampler::new(&args.pid, args.all);
+    if args.batch {
+        return batch(args, sampler);
+    }
+    if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        let why = "standard input or output is no terminal; use --batch (-b) for plain text";
+        return Err(WrongUsage(why.into()).into());
+    }
+    screen::run(args, sampler)
+}
+
+fn batch(args: &Args, mut sampler: Sampler) -> anyhow::Result<()> {
+    let interrupt = Interrupt::catch()?;
+    let width = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
+    let mut left = args.iterations;
+    // Rates need two looks.
+    sampler.look()?;
+    while left != Some(0) {
+        interrupt.sleep(None, Some(args.delay))?;
+        if interrupt.is_set() {
+            break;
+        }
+        let snapshot = sampler.look()?;
+        let mut out = io::BufWriter::new(io::stdout().lock());
+        print(&snapshot, args.sort, width.unwrap_or(usize::MAX), &mut out)?;
+        left = left.map(|left| left - 1);
+        if left != Some(0) {
+            writeln!(out)?;
+        }
+        out.flush()?;
+    }
+    Ok(())
+}
+
+fn print(snapshot: &Snapshot, sort: Column, width: usize, out: &mut impl Write) -> io::Result<()> {
+    for line in columns::summary(snapshot) {
+        writeln!(out, "{}", columns::cut(&line, width))?;
+    }
+    let mut rows: Vec<_> = snapshot.rows.iter().collect();
+    columns::sort(&mut rows, sort, false);
+    let columns = columns::that_fit(width);
+    writeln!(out, "{}", columns::heading(&columns, None))?;
+    for row in rows {
+        writeln!(out, "{}", columns::cut(&columns::line(row, &columns), width))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,52 @@
+//! The options of `tenure top`.
+
+use super::columns::Column;
+use std::time::Duration;
+
+const HELP: &str = "\
+Columns: resident memory; bytes pinned, marked and offered; bytes of the pool that are in use; purges, refills and \
+page faults a second. Wide terminals show more. Sizes are in powers of 1024.
+
+Keys: arrows, PgUp, PgDn, Home, End select; Enter shows the ranges of a process; < > or F6 change the column to sort \
+by, I inverts, M sorts by resident memory, P by purges, F by page faults; a shows all processes; h helps; q or F10 \
+quits.
+
+Examples:
+  tenure top
+  tenure top --pid $(pidof server) --delay 0.5
+  tenure top -b -n 1 --sort purges
+
+Exit codes: 0 success, 1 failure, 2 wrong usage.";
+
+/// Show programs that use tenure while they run: memory, rates of purges, refills and faults, and pressure.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// Print plain text, for files and pipes.
+    #[arg(long, short)]
+    pub batch: bool,
+    /// End after so many updates.
+    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub iterations: Option<u64>,
+    /// Seconds between updates.
+    #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub delay: Duration,
+    /// These processes only, separated by commas or spaces.
+    #[arg(long, short, value_name = "PID", num_args = 1.., value_delimiter = ',')]
+    pub pid: Vec<u32>,
+    /// Also processes that do not use tenure.
+    #[arg(long, short)]
+    pub all: bool,
+    /// What comes first.
+    #[arg(long, short, value_enum, default_value_t = Column::Resident)]
+    pub sort: Column,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("\"{text}\" is no number of seconds"))?;
+    if (0.05..=86400.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err("it must be from 0.05 to 86400 seconds".into())
+    }
+}

@@ -1,0 +1,238 @@
+//! Looks at processes, and what has happened between two of them.
+
+use crate::process::family::{self, Stat};
+use crate::process::figures::{Figures, Source};
+use crate::process::pressure::{machine, Group, Stalls};
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::time::Instant;
+use tenure::Stats;
+
+/// How many rates are remembered.
+pub const HISTORY: usize = 120;
+/// After how many looks a process that does not use tenure is looked at again.
+const AGAIN: u64 = 5;
+
+/// Takes looks.
+pub struct Sampler {
+    pids: Vec<u32>,
+    /// Also processes that do not use tenure.
+    pub all: bool,
+    looks: u64,
+    known: BTreeMap<u32, Known>,
+    sums: Rates<VecDeque<u64>>,
+    stalls: VecDeque<u64>,
+}
+
+/// One value for each thing that is counted.
+#[derive(Clone, Debug, Default)]
+pub struct Rates<T> {
+    /// Ranges that had lost something when they were taken back.
+    pub purges: T,
+    /// Calls of refill functions.
+    pub refills: T,
+    /// Page faults.
+    pub faults: T,
+}
+
+/// What is known of a process.
+struct Known {
+    /// Tells a process from an older one with its number.
+    started: u64,
+    source: Option<Source>,
+    /// The look at which it was last seen not to use tenure.
+    looked: u64,
+    /// It may not be read.
+    is_refused: bool,
+    before: Option<(Instant, Rates<u64>)>,
+    purges: VecDeque<u64>,
+}
+
+/// What one look has found.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// The processes.
+    pub rows: Vec<Row>,
+    /// How many processes were looked at.
+    pub looked: usize,
+    /// Processes that may not be read.
+    pub refused: usize,
+    /// Bytes available, and of the machine.
+    pub memory: (u64, u64),
+    /// Of the machine.
+    pub stalls: Option<Stalls>,
+    /// Of the last looks, in hundredths of a percent.
+    pub stall_history: Vec<u64>,
+    /// Sums a second over all rows.
+    pub sums: Rates<u64>,
+    /// Those of the last looks.
+    pub history: Rates<Vec<u64>>,
+}
+
+/// A process.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    /// Its number.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
+    /// Bytes in memory.
+    pub resident: u64,
+    /// Its statistics, if it uses tenure.
+    pub stats: Option<Stats>,
+    /// A second, since the look before.
+    pub rates: Rates<u64>,
+    /// Purges a second at the last looks.
+    pub purges: Vec<u64>,
+}
+
+impl Sampler {
+    /// Of these processes; none: of all.
+    pub fn new(pids: &[u32], all: bool) -> Sampler {
+        Sampler {
+            pids: pids.to_vec(),
+            all,
+            looks: 0,
+            known: BTreeMap::new(),
+            sums: Rates::default(),
+            stalls: VecDeque::new(),
+        }
+    }
+
+    /// Looks at all of them.
+    pub fn look(&mut self) -> io::Result<Snapshot> {
+        self.looks += 1;
+        let chosen = !self.pids.is_empty();
+        let pids = if chosen { self.pids.clone() } else { family::all()? };
+        let mut snapshot = Snapshot { memory: machine(), ..Snapshot::default() };
+        let mut still = BTreeMap::new();
+        for pid in pids {
+            // It may have ended.
+            let Ok(stat) = Stat::read(pid) else { continue };
+            // Threads of the kernel have no memory.
+            if stat.size == 0 && !chosen {
+                continue;
+            }
+            snapshot.looked += 1;
+            let old = self.known.remove(&pid).filter(|known| known.started == stat.started);
+            let mut known = old.unwrap_or_else(|| Known::new(stat.started));
+            let figures = known.figures(pid, self.looks);
+            snapshot.refused += usize::from(known.is_refused);
+            let row = known.row(pid, stat, figures.as_ref());
+            if row.stats.is_some() || self.all || chosen {
+                let sums = &mut snapshot.sums;
+                sums.purges = sums.purges.saturating_add(row.rates.purges);
+                sums.refills = sums.refills.saturating_add(row.rates.refills);
+                sums.faults = sums.faults.saturating_add(row.rates.faults);
+                snapshot.rows.push(row);
+            }
+            still.insert(pid, known);
+        }
+        self.known = still;
+        remember(&mut self.sums.purges, snapshot.sums.purges);
+        remember(&mut self.sums.refills, snapshot.sums.refills);
+        remember(&mut self.sums.faults, snapshot.sums.faults);
+        snapshot.stalls = Stalls::of_machine();
+        remember(
+            &mut self.stalls,
+            snapshot.stalls.map_or(0, |stalls| (stalls.some * 100.0) as u64),
+        );
+        snapshot.stall_history = listed(&self.stalls);
+        snapshot.history = Rates {
+            purges: listed(&self.sums.purges),
+            refills: listed(&self.sums.refills),
+            faults: listed(&self.sums.faults),
+        };
+        Ok(snapshot)
+    }
+
+    /// The figures of one process, with its ranges.
+    pub fn figures(&self, pid: u32) -> Option<Figures> {
+        self.known.get(&pid)?.source.as_ref()?.read().ok()
+    }
+
+    /// The cgroup of one process.
+    pub fn group(&self, pid: u32) -> Option<Group> {
+        Group::of(pid)
+    }
+}
+
+fn remember(history: &mut VecDeque<u64>, value: u64) {
+    if history.len() == HISTORY {
+        history.pop_front();
+    }
+    history.push_back(value);
+}
+
+fn listed(history: &VecDeque<u64>) -> Vec<u64> {
+    history.iter().copied().collect()
+}
+
+impl Known {
+    fn new(started: u64) -> Known {
+        Known {
+            started,
+            source: None,
+            looked: 0,
+            is_refused: false,
+            before: None,
+            purges: VecDeque::new(),
+        }
+    }
+
+    fn figures(&mut self, pid: u32, look: u64) -> Option<Figures> {
+        if let Some(figures) = self.source.as_ref().and_then(|source| source.read().ok()) {
+            return Some(figures);
+        }
+        // It has become another program, or is not known to use tenure.
+        let was_known = self.source.take().is_some();
+        if !was_known && self.looked != 0 && look < self.looked + AGAIN {
+            return None;
+        }
+        self.looked = look;
+        self.is_refused = false;
+        match Source::find(pid) {
+            Ok(source) => {
+                let figures = source.read().ok();
+                self.source = Some(source);
+                figures
+            }
+            Err(missing) => {
+                self.is_refused = missing.is_refusal();
+                None
+            }
+        }
+    }
+
+    fn row(&mut self, pid: u32, stat: Stat, figures: Option<&Figures>) -> Row {
+        let stats = figures.map(Figures::stats);
+        let total = stats.map(|stats| stats.total).unwrap_or_default();
+        let now = Rates {
+            purges: total.purges,
+            refills: total.refills,
+            faults: stat.minor_faults + stat.major_faults,
+        };
+        let at = Instant::now();
+        let before = self.before.replace((at, now.clone()));
+        let rate = |value: fn(&Rates<u64>) -> u64| {
+            let Some((then, before)) = &before else { return 0 };
+            let seconds = (at - *then).as_secs_f64().max(0.001);
+            // What was counted before an exec is gone.
+            (value(&now).saturating_sub(value(before)) as f64 / seconds).round() as u64
+        };
+        let rates = Rates {
+            purges: rate(|rates| rates.purges),
+            refills: rate(|rates| rates.refills),
+            faults: rate(|rates| rates.faults),
+        };
+        remember(&mut self.purges, rates.purges);
+        Row {
+            pid,
+            name: stat.name,
+            resident: stat.resident,
+            stats,
+            rates,
+            purges: listed(&self.purges),
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! `tenure top` on a terminal.
+
+use super::columns::{self, Column};
+use super::keys::{action, Action};
+use super::options::Args;
+use super::sample::{Sampler, Snapshot};
+use crate::interrupt::Interrupt;
+use crate::name::plain;
+use crate::process::figures::{Range, State};
+use crate::process::pressure::Group;
+use crate::size::show;
+use ratatui::crossterm::event::{self, Event};
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Clear, Paragraph};
+use ratatui::{DefaultTerminal, Frame};
+use std::collections::BTreeMap;
+use std::io;
+use std::time::{Duration, Instant};
+
+const KEYS: &str = " \
+ up, down, PgUp, PgDn, Home, End   select
+ Enter       ranges of the selected process
+ Esc         back
+ < > F6      sort by another column
+ M  P  F  N  sort by memory, purges, faults, number
+ I           invert the order
+ a           all processes, or those that use tenure
+ q  F10      quit
+
+ RES     bytes in memory
+ PINNED  the program uses them: the kernel cannot
+         take them
+ MARKED  volatile, and not offered yet
+ OFFER   the kernel may take them, or has
+ POOL    bytes that the program has from the pool
+ WARM    free blocks of the pool that are in memory
+ AVOIDED page faults that the pool has spared";
+
+/// Ends the drawing whatever happens: the terminal is as it was.
+struct Screen(DefaultTerminal);
+
+impl Screen {
+    /// Also gives the terminal back before a panic's message.
+    fn begin() -> io::Result<Screen> {
+        ratatui::try_init().map(Screen)
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        ratatui::restore();
+    }
+}
+
+/// Runs until a key, a signal or the last update ends it.
+pub fn run(args: &Args, sampler: Sampler) -> anyhow::Result<()> {
+    let interrupt = Interrupt::catch()?;
+    let mut top = Top::new(args, sampler)?;
+    let mut screen = Screen::begin()?;
+    loop {
+        screen.0.draw(|frame| top.draw(frame))?;
+        let due = top.looked + args.delay;
+        while Instant::now() < due {
+            // Short, so that a signal is noticed soon.
+            let wait =
+                due.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
+            if !event::poll(wait)? {
+                if interrupt.is_set() {
+                    return Ok(());
+                }
+                continue;
+            }
+            let done = match event::read()? {
+                Event::Key(key) => action(key),
+                Event::Resize(..) => Some(Action::Redraw),
+                _ => None,
+            };
+            match done {
+                Some(Action::Quit) => return Ok(()),
+                Some(Action::Suspend) => {
+                    drop(screen);
+                    let own = rustix::process::getpid();
+                    rustix::process::kill_process(own, rustix::process::Signal::TSTP)?;
+                    screen = Screen::begin()?;
+                }
+                Some(Action::Redraw) => screen.0.clear()?,
+                Some(action) => top.act(action)?,
+                None => continue,
+            }
+            screen.0.draw(|frame| top.draw(frame))?;
+        }
+        if interrupt.is_set() || top.left == Some(0) {
+            return Ok(());
+        }
+        top.look()?;
+    }
+}
+
+struct Top {
+    sampler: Sampler,
+    snapshot: Snapshot,
+    looked: Instant,
+    left: Option<u64>,
+    sort: Column,
+    inverted: bool,
+    /// The selected process; it stays so when the order changes.
+    selected: Option<u32>,
+    /// The first row on the screen.
+    first: usize,
+    help: bool,
+    ranges: Option<Ranges>,
+    group: Option<Group>,
+}
+
+/// What the ranges of a process are sorted by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Order {
+    Size,
+    State,
+    Pins,
+    Address,
+}
+
+impl Order {
+    const ALL: [Order; 4] = [Order::Address, Order::Size, Order::State, Order::Pins];
+
+    fn next(self, forward: bool) -> Order {
+        let at = Order::ALL.iter().position(|order| *order == self).unwrap_or(0);
+        Order::ALL[(at + if forward { 1 } else { 3 }) % 4]
+    }
+}
+
+/// The ranges of one process.
+struct Ranges {
+    order: Order,
+    inverted: bool,
+    pid: u32,
+    first: usize,
+    list: Vec<(Range, u64)>,
+    uses: BTreeMap<u64, u32>,
+}
+
+impl Top {
+    fn new(args: &Args, mut sampler: Sampler) -> io::Result<Top> {
+        let snapshot = sampler.look()?;
+        Ok(Top {
+            sampler,
+            snapshot,
+            looked: Instant::now(),
+            left: args.iterations,
+            sort: args.sort,
+            inverted: false,
+            selected: None,
+            first: 0,
+            help: false,
+            ranges: None,
+            group: None,
+        })
+    }
+
+    fn look(&mut self) -> io::Result<()> {
+        let since = self.looked.elapsed().as_secs_f64();
+        self.snapshot = self.sampler.look()?;
+        self.looked = Instant::now();
+        self.left = self.left.map(|left| left.saturating_sub(1));
+        if let Some(ranges) = &mut self.ranges {
+            ranges.look(&self.sampler, since);
+        }
+        self.group = self.current().and_then(|pid| self.sampler.group(pid));
+        Ok(())
+    }
+
+    fn order(&self) -> Vec<u32> {
+        let mut rows: Vec<_> = self.snapshot.rows.iter().collect();
+        columns::sort(&mut rows, self.sort, self.inverted);
+        rows.iter().map(|row| row.pid).collect()
+    }
+
+    /// The selected process, or the first.
+    fn current(&self) -> Option<u32> {
+        let order = self.order();
+        let selected = self.selected.filter(|pid| order.contains(pid));
+        selected.or(order.first().copied())
+    }
+
+    fn act(&mut self, action: Action) -> io::Result<()> {
+        if self.help {
+            self.help = false;
+            return Ok(());
+        }
+        match action {
+            Action::Help => self.help = true,
+            Action::NextColumn(_) | Action::Invert if self.ranges.is_some() => {
+                if let Some(ranges) = &mut self.ranges {
+                    match action {
+                        Action::NextColumn(forward) => ranges.order = ranges.order.next(forward),
+                        _ => ranges.inverted = !ranges.inverted,
+                    }
+                    ranges.sort();
+                }
+            }
+            Action::SortBy(column) => (self.sort, self.inverted) = (column, false),
+            Action::NextColumn(forward) => self.sort = self.sort.next(forward),
+            Action::Invert => self.inverted = !self.inverted,
+            Action::ToggleAll => {
+                self.sampler.all = !self.sampler.all;
+                self.look()?;
+            }
+            Action::Enter if self.ranges.is_none() => {
+                self.ranges = self.current().map(|pid| {
+                    let mut ranges = Ranges::of(pid);
+                    ranges.look(&self.sampler, 1.0);
+                    ranges
+                });
+            }
+            Action::Back => self.ranges = None,
+            Action::Move(by) => self.go(|at, _| at.saturating_add_signed(by)),
+            Action::First => self.go(|_, _| 0),
+            Action::Last => self.go(|_, last| last),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// From the place of now, and the last place, to another.
+    fn go(&mut self, to: impl Fn(usize, usize) -> usize) {
+        if let Some(ranges) = &mut self.ranges {
+            let last = ranges.list.len().saturating_sub(1);
+            ranges.first = to(ranges.first, last).min(last);
+            return;
+        }
+        let order = self.order();
+        let last = order.len().saturating_sub(1);
+        let at = order.iter().position(|pid| Some(*pid) == self.current()).unwrap_or(0);
+        self.selected = order.get(to(at, last).min(last)).copied();
+        self.group = self.current().and_then(|pid| self.sampler.group(pid));
+    }
+
+    fn draw(&mut self, frame: &mut Frame<'_>) {
+        let area = frame.area();
+        let [above, table, below] =
+            Layout::vertical([Constraint::Length(7), Constraint::Min(1), Constraint::Length(1)])
+                .areas(area);
+        self.draw_summary(frame, above);
+        match &self.ranges {
+            Some(ranges) => ranges.draw(frame, table),
+            None => self.draw_table(frame, table),
+        }
+        let keys = " h help  Enter ranges  < > sort  I invert  a all  q quit";
+        frame.render_widget(Paragraph::new(keys).style(REVERSED), below);
+        if self.help {
+            draw_help(frame, area);
+        }
+    }
+
+    fn draw_summary(&self, frame: &mut Frame<'_>, area: Rect) {
+        let snapshot = &self.snapshot;
+        let width = usize::from(area.width);
+        let mut lines: Vec<Line<'_>> = columns::summary(snapshot)
+            .iter()
+            .take(2)
+            .map(|line| Line::from(columns::cut(line, width)))
+            .collect();
+        let group = self.group.as_ref().map_or(String::new(), |group| {
+            let limit = group.limit.map_or("no limit".into(), show);
+            let stalls = group.stalls.map_or(String::new(), |stalls| {
+                format!("; pressure some {:.1} %, full {:.1} %", stalls.some, stalls.full)
+            });
+            let line = format!("cgroup {} of {limit}{stalls}; ", show(group.used));
+            let room = width.saturating_sub(line.chars().count());
+            line + &columns::end_of(&plain(&group.name), room)
+        });
+        lines.push(Line::from(columns::cut(&group, width)));
+        let room = width.saturating_sub(24);
+        let mut bars = |title: &str, value: String, history: &[u64], least: u64| {
+            let text = format!("{title:<11}{value:>11}  ");
+            let bars = columns::sparkline(history, room, least);
+            lines.push(Line::from(vec![Span::raw(text), Span::styled(bars, BOLD)]));
+        };
+        let number = |value: u64| crate::size::count(value);
+        bars("purges/s", number(snapshot.sums.purges), &snapshot.history.purges, 1);
+        bars("refills/s", number(snapshot.sums.refills), &snapshot.history.refills, 1);
+        bars("faults/s", number(snapshot.sums.faults), &snapshot.history.faults, 1);
+        let some = snapshot.stalls.map_or("-".into(), |stalls| format!("{:.1} %", stalls.some));
+        // A tenth of the time is the least that fills the height.
+        bars("pressure", some, &snapshot.stall_history, 1000);
+        frame.render_widget(Paragraph::new(lines), area);
+    }
+
+    fn draw_table(&mut self, frame: &mut Frame<'_>, area: Rect) {
+        let width = usize::from(area.width);
+        let columns = columns::that_fit(width);
+        let heading = columns::heading(&columns, Some(self.sort));
+        let mut lines = vec![Line::styled(format!("{heading:<width$}"), REVERSED)];
+        let order = self.order();
+        let current = self.current();
+        let room = usize::from(area.height).saturating_sub(1).max(1);
+        let at = order.iter().position(|pid| Some(*pid) == current).unwrap_or(0);
+        self.first = self.first.min(at).max((at + 1).saturating_sub(room));
+        for pid in order.iter().skip(self.first).take(room) {
+            let Some(row) = self.snapshot.rows.iter().find(|row| row.pid == *pid) else { continue };
+            let text = columns::cut(&columns::line(row, &columns), width);
+            lines.push(match Some(*pid) == current {
+                true => Line::styled(format!("{text:<width$}"), SELECTED),
+                false => Line::from(text),
+            });
+        }
+        if order.is_empty() {
+            lines.push(Line::from(" no process that uses tenure can be read; a shows all"));
+        }
+        frame.render_widget(Paragraph::new(lines), area);
+    }
+}
+
+const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED);
+const SELECTED: Style = Style::new().add_modifier(Modifier::BOLD.union(Modifier::UNDERLINED));
+const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
+
+fn draw_help(frame: &mut Frame<'_>, area: Rect) {
+    let wanted = KEYS.lines().map(str::len).max().unwrap_or(0) as u16 + 3;
+    let (width, height) =
+        (wanted.min(area.width), (KEYS.lines().count() as u16 + 2).min(area.height));
+    let place = Rect {
+        x: area.x + (area.width - width) / 2,
+        y: area.y + (area.height - height) / 2,
+        width,
+        height,
+    };
+    frame.render_widget(Clear, place);
+    frame.render_widget(Paragraph::new(KEYS).block(Block::bordered().title(" keys ")), place);
+}
+
+impl Ranges {
+    fn of(pid: u32) -> Ranges {
+        let (order, inverted) = (Order::Size, false);
+        Ranges { order, inverted, pid, first: 0, list: Vec::new(), uses: BTreeMap::new() }
+    }
+
+    /// The largest or most used first, addresses and states in their order.
+    fn sort(&mut self) {
+        let order = self.order;
+        self.list.sort_by(|(a, a_pins), (b, b_pins)| match order {
+            Order::Size => b.len.cmp(&a.len),
+            Order::State => a.state.cmp(&b.state),
+            Order::Pins => b_pins.cmp(a_pins),
+            Order::Address => a.start.cmp(&b.start),
+        });
+        if self.inverted {
+            self.list.reverse();
+        }
+    }
+
+    /// Looks at all, and how often each was pinned in a second.
+    fn look(&mut self, sampler: &Sampler, seconds: f64) {
+        let ranges = sampler.figures(self.pid).map_or_else(Vec::new, |figures| figures.ranges);
+        let before = std::mem::take(&mut self.uses);
+        self.list = ranges
+            .into_iter()
+            .map(|range| {
+                self.uses.insert(range.start, range.uses);
+                let uses = before.get(&range.start).map_or(0, |old| range.uses.wrapping_sub(*old));
+                (range, (f64::from(uses) / seconds.max(0.001)).round() as u64)
+            })
+            .collect();
+        self.sort();
+    }
+
+    fn draw(&self, frame: &mut Frame<'_>, area: Rect) {
+        let width = usize::from(area.width);
+        let title = |order: Order, name: &str| match self.order == order {
+            true => format!("*{name}"),
+            false => name.to_owned(),
+        };
+        let heading = format!(
+            "{:<16} {:>9} {:<15} {:>10}   {} ranges of process {}",
+            title(Order::Address, "ADDRESS"),
+            title(Order::Size, "SIZE"),
+            title(Order::State, "STATE"),
+            title(Order::Pins, "PINS/s"),
+            self.list.len(),
+            self.pid,
+        );
+        let mut lines = vec![Line::styled(format!("{heading:<width$}"), REVERSED)];
+        let room = usize::from(area.height).saturating_sub(1);
+        for (range, uses) in self.list.iter().skip(self.first).take(room) {
+            let state = match range.state {
+                State::Pinned if range.is_long => "pinned for long",
+                State::Pinned => "pinned",
+                State::Marked => "marked",
+                State::Offered => "offered",
+            };
+            let line =
+                format!("{:<16x} {:>9} {state:<15} {uses:>10}", range.start, show(range.len));
+            lines.push(Line::from(line));
+        }
+        if self.list.is_empty() {
+            lines.push(Line::from(" it has no tracked ranges now"));
+        }
+        frame.render_widget(Paragraph::new(lines), area);
+    }
+}

@@ -1,0 +1,110 @@
+//! `tenure top`: plain text, and that a terminal is left as it was.
+
+use crate::kit::{self, parts, text};
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use tenure::Volatile;
+use tenure_testkit::{in_child, skip, this_test};
+
+fn top(arguments: &[&str]) -> Command {
+    let mut command = kit::tenure();
+    command.arg("top").args(arguments);
+    command
+}
+
+#[test]
+fn plain_text_has_the_program_s_figures_and_rates() {
+    in_child(this_test!(), &[], || {
+        let own = std::process::id().to_string();
+        let mut buffer = Volatile::new(8 << 20).unwrap();
+        buffer.pin_mut().unwrap().fill(1);
+        let pin = buffer.pin().unwrap();
+        let mut command = top(&["-b", "-n", "2", "-d", "0.2", "--pid", &own]);
+        let command = command.env("COLUMNS", "80").stdout(Stdio::piped());
+        let child = command.spawn().unwrap();
+        drop(pin);
+        let mut purges = 0;
+        while purges < 40 {
+            buffer.purge_now().unwrap();
+            drop(buffer.pin_mut().unwrap());
+            purges += 1;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let (code, out, errors) = parts(&child.wait_with_output().unwrap());
+        assert_eq!((code, errors.as_str()), (Some(0), ""), "{out}");
+        assert!(out.lines().all(|line| line.chars().count() <= 80), "{out}");
+        let rows: Vec<Vec<&str>> = out
+            .lines()
+            .map(|line| line.split_ascii_whitespace().collect::<Vec<_>>())
+            .filter(|words| words.first() == Some(&own.as_str()))
+            .collect();
+        assert_eq!(rows.len(), 2, "{out}");
+        let headings = out.lines().filter(|line| line.trim_start().starts_with("PID NAME"));
+        assert_eq!(headings.count(), 2, "{out}");
+        // The last of ten columns are the rates: purges, refills, page faults.
+        let rate = |row: &[&str], back: usize| row[row.len() - back].parse::<u64>().unwrap();
+        let most = rows.iter().map(|row| rate(row, 3)).max().unwrap();
+        assert!((5..2000).contains(&most), "{out}");
+        assert!(rows.iter().any(|row| rate(row, 1) > 0), "{out}");
+    });
+}
+
+#[test]
+fn without_a_terminal_it_says_what_to_do() {
+    let done = top(&[]).output().unwrap();
+    assert_eq!(done.status.code(), Some(2));
+    assert!(text(&done.stderr).contains("--batch"), "{}", text(&done.stderr));
+    for wrong in [&["-d", "0"][..], &["-n", "0"], &["--sort", "colour"]] {
+        assert_eq!(top(wrong).output().unwrap().status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+/// Runs it on a terminal of its own, and returns all that it wrote there, and how `script` ended.
+fn on_a_terminal(end: impl FnOnce(&mut dyn Write, u32)) -> Option<(String, Option<i32>)> {
+    let own = env!("CARGO_BIN_EXE_tenure");
+    // The shell is replaced, so that its number is the program's.
+    let line = format!("stty rows 24 cols 80; echo number $$; exec {own} top -d 0.1");
+    let mut command = Command::new("script");
+    command.args(["-qec", &line, "/dev/null"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.env("TERM", "xterm-256color").spawn().ok()?;
+    let mut out = child.stdout.take().unwrap();
+    let mut seen = Vec::new();
+    let mut buffer = [0; 4096];
+    // The last line of the screen.
+    while !text(&seen).contains("q quit") {
+        match out.read(&mut buffer).unwrap() {
+            0 => panic!("it ended: {}", text(&seen)),
+            got => seen.extend(&buffer[..got]),
+        }
+    }
+    let number =
+        text(&seen).split("number ").nth(1).unwrap().split_whitespace().next().unwrap().parse();
+    let mut keys = child.stdin.take().unwrap();
+    end(&mut keys, number.unwrap());
+    out.read_to_end(&mut seen).unwrap();
+    drop(keys);
+    Some((text(&seen), child.wait().unwrap().code()))
+}
+
+#[test]
+fn a_key_or_a_signal_ends_it_and_the_terminal_is_as_it_was() {
+    let key = |key: &'static [u8]| {
+        on_a_terminal(move |keys, _| {
+            keys.write_all(key).unwrap();
+            keys.flush().unwrap();
+        })
+    };
+    let by_signal = on_a_terminal(|_, number| kit::signal(number, rustix::process::Signal::TERM));
+    let ends = [key(b"q"), key(b"a<>Ih \x1b[21~"), key(b"\x03"), by_signal];
+    for (number, end) in ends.into_iter().enumerate() {
+        let Some((screen, code)) = end else { skip!("there is no script(1)") };
+        assert_eq!(code, Some(0), "{number}: {screen:?}");
+        assert!(screen.contains("top:") && screen.contains("pressure"), "{screen:?}");
+        let tail = &screen[screen.rfind("\x1b[?1049h").expect("a screen of its own")..];
+        assert!(tail.contains("\x1b[?1049l"), "{number}: {tail:?}");
+        let shown = tail.rfind("\x1b[?25h");
+        assert!(shown > tail.rfind("\x1b[?25l"), "{number}: the cursor is hidden: {tail:?}");
+    }
+}

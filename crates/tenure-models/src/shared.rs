@@ -1,0 +1,16 @@
+//! The core's `shared`, as far as it is modelled.
+
+#[path = "../../tenure/src/shared/chunk.rs"]
+mod chunk;
+#[path = "../../tenure/src/shared/inherit.rs"]
+mod inherit;
+#[path = "../../tenure/src/shared/state.rs"]
+mod state;
+
+#[path = "models/shared.rs"]
+mod shared_models;
+
+/// What the core's file says of it.
+mod layout {
+    pub(super) const MOST_SLOTS: u32 = 1024;
+}

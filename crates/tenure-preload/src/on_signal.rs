@@ -1,0 +1,35 @@
+//! A report when a signal comes, while the program runs.
+//!
+//! Only where the program is to be told of one. A handler that the program installs later takes this one's place.
+
+#![allow(unsafe_code, reason = "installs a signal handler")]
+
+use crate::errno::Errno;
+use crate::report;
+use std::ffi::c_int;
+use tenure_launch::ReportSignal;
+
+/// Installs the handler, unless the program was started with the signal ignored. `false`: the kernel refuses.
+pub fn install(signal: ReportSignal) -> bool {
+    let number = match signal {
+        ReportSignal::Hup => libc::SIGHUP,
+        ReportSignal::Usr1 => libc::SIGUSR1,
+        ReportSignal::Usr2 => libc::SIGUSR2,
+        ReportSignal::Winch => libc::SIGWINCH,
+        ReportSignal::RealTime(above) => libc::SIGRTMIN() + c_int::from(above),
+    };
+    // SAFETY: the handler lives as long as the process, makes calls that may be made in a handler, and does not unwind.
+    // The kernel reads the local.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_signal as *const () as usize;
+        // Calls of the program's go on.
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigaction(number, &action, std::ptr::null_mut()) == 0
+    }
+}
+
+extern "C" fn on_signal(_: c_int) {
+    let _errno = Errno::keep();
+    report::at_signal();
+}

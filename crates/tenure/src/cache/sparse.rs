@@ -1,0 +1,161 @@
+//! Moving together what is left in segments of which much was overwritten or removed.
+//!
+//! What is dead is bounded over all segments, not in each: the emptiest is moved when too much is dead in all of them.
+//! So where a few segments become empty by themselves nothing is copied, and where values are overwritten at random
+//! the cache takes about a quarter more than their bytes, and copies about two bytes for each that is put in.
+//!
+//! How many keys lead to a segment is known, but not how many bytes they lead to: who takes a key's place away does
+//! not look at the value's header, which may have been purged. Where all values are about as long, the number tells.
+//! Where they are not, a few short values could keep a segment whose long ones are gone. So such a
+//! segment is counted, when what has gone since the last count may have been most of it.
+
+use super::lanes::Filling;
+use super::listener::RemovalCause;
+use super::place::Place;
+use super::segment::{Segment, SEGMENT};
+use super::space::{Index, Space};
+use std::sync::atomic::Ordering;
+
+/// How many segments are looked at for the sparsest.
+const SAMPLE: usize = 64;
+/// Overwritten and removed values take at most this share of the closed segments.
+const DEAD: f64 = 1.0 / 7.0;
+/// A segment of which more is left is not moved: to free one byte never costs the copy of more than four.
+const MOST_LEFT: f64 = 0.8;
+
+impl Space {
+    /// Moves what is left of the emptiest segments into `into` while much is dead in all of them, so that
+    /// overwriting does not make the cache grow. `false`: there is no such segment.
+    pub(super) fn compact(&self, index: &dyn Index, into: &mut Filling<'_>) -> bool {
+        let mut any = false;
+        // Filled with them as far as it goes: what stays for long is apart from what is overwritten soon then, and is
+        // not moved again and again.
+        while into.at < SEGMENT / 4 * 3 {
+            let Some(sparse) = self.sparsest(index, SEGMENT - into.at) else { break };
+            let generation = sparse.life.generation();
+            let mut left = Vec::new();
+            let (mut bytes, mut longest) = (0, 0);
+            self.each_value(sparse, |at, head| {
+                let from = Place::new(sparse.number, generation, at);
+                let need = self.need(head);
+                let Some(place) = index.holds(head.hash, from) else { return };
+                let cause = self.cause(sparse, at, head);
+                if cause == RemovalCause::Evicted {
+                    left.push((place, head));
+                    bytes += need;
+                    longest = need.max(longest);
+                } else if index.forget(head.hash, from, cause) {
+                    self.counts.evicted.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            if bytes > SEGMENT - into.at {
+                // Few values are left in it, but large ones.
+                sparse.lengths.count(sparse.life.live(), bytes, longest);
+                self.lists.lock().close(&self.segments, sparse);
+                sparse.unpin();
+                break;
+            }
+            for (from, head) in left {
+                self.move_value(sparse, from, from.uses(), into, head, index);
+            }
+            self.expire(index, sparse);
+            self.put_away(sparse, false);
+            any = true;
+        }
+        any
+    }
+
+    /// The segment with the smallest share of its bytes left, of some; out of its list, pinned, settled. `None`: little
+    /// enough is dead in all of them, or none can be moved at a fair price. `room`: it should have no more than that.
+    fn sparsest(&self, index: &dyn Index, room: usize) -> Option<&Segment> {
+        let mut best: Option<(f64, &Segment)> = None;
+        let mut doubtful: Option<(f64, &Segment, u32)> = None;
+        let (mut all, mut all_left) = (0, 0);
+        let mut lists = self.lists.lock();
+        self.each_sampled(&mut lists.sampled, |segment| {
+            if !segment.is_shared() {
+                return;
+            }
+            let filled = segment.filled.load(Ordering::Relaxed);
+            let left = segment.lengths.left(&segment.life, filled);
+            all += filled as u64;
+            all_left += left.likely;
+            if segment.range.pins() > 0 {
+                return;
+            }
+            let share = |bytes: u64| bytes as f64 / filled.max(1) as f64;
+            let (likely, least) = (share(left.likely), share(left.least));
+            if likely < MOST_LEFT && left.likely <= room as u64 {
+                if best.is_none_or(|(share, _)| likely < share) {
+                    best = Some((likely, segment));
+                }
+            } else if likely >= 0.5
+                && least < 0.4
+                && doubtful.is_none_or(|(share, ..)| least < share)
+            {
+                doubtful = Some((least, segment, segment.life.generation()));
+            }
+        });
+        let much_is_dead = all_left as f64 <= all as f64 * (1.0 - DEAD);
+        if let Some((_, segment)) = best.filter(|_| much_is_dead) {
+            lists.take(&self.segments, segment);
+            segment.range.pin();
+            drop(lists);
+            return self.settle_or_return(segment).then_some(segment);
+        }
+        drop(lists);
+        let (_, segment, generation) = doubtful?;
+        self.count(index, segment, generation).then_some(segment)
+    }
+
+    /// Calls `each` for some closed segments of all ages, others each time: neighbours in a list are as old as each other,
+    /// and where all are young none is sparse. `last`: the number of the last one.
+    fn each_sampled<'a>(&'a self, last: &mut u32, mut each: impl FnMut(&'a Segment)) {
+        let made = self.segments.made();
+        // The golden ratio spreads any number of steps evenly.
+        let step = if made as usize <= SAMPLE { 1 } else { (f64::from(made) * 0.618) as u32 | 1 };
+        let mut closed = 0;
+        for _ in 0..made.min(4 * SAMPLE as u32) {
+            *last = (*last + step) % made;
+            let Some(segment) = self.segments.get(*last).filter(|segment| segment.is_closed())
+            else {
+                continue;
+            };
+            each(segment);
+            closed += 1;
+            if closed == SAMPLE {
+                return;
+            }
+        }
+    }
+
+    /// Counts what is left of a closed segment. `true`: less than half of its bytes; it is out of its list, pinned and
+    /// settled then.
+    fn count(&self, index: &dyn Index, segment: &Segment, generation: u32) -> bool {
+        // While it is pinned nobody fills it anew, whoever takes it out of its list.
+        let Some(plain) = segment.life.enter(&segment.range, generation) else { return false };
+        if !plain {
+            match segment.settle() {
+                Ok(gone) => self.met_purge(gone),
+                Err(_) => {
+                    segment.unpin();
+                    return false;
+                }
+            }
+        }
+        let (values, mut bytes, mut longest) = (segment.life.live(), 0, 0);
+        self.each_value(segment, |at, head| {
+            let place = Place::new(segment.number, generation, at);
+            if index.holds(head.hash, place).is_some() {
+                bytes += self.need(head);
+                longest = longest.max(self.need(head));
+            }
+        });
+        segment.lengths.count(values, bytes, longest);
+        let is_sparse = bytes < segment.filled.load(Ordering::Relaxed) / 2;
+        // Taken out, it has a pin for that. So it is settled still.
+        let taken = is_sparse && self.take_out(segment);
+        segment.unpin();
+        taken
+    }
+}

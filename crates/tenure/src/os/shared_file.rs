@@ -1,0 +1,494 @@
+//! A file of memory that processes share (`memfd`): making it, finding it again, and telling whether a process that
+//! uses it lives.
+//!
+//! A process says that it lives by a lock on one byte, which belongs to an open file description of its own. A mapping
+//! of one page holds that description. So the kernel ends the lock with the process's memory, and not before: the
+//! program may close every descriptor, and a process that is killed at any instruction is gone when its lock is.
+
+use super::brief::{self, Brief, File};
+use super::errno::last_errno;
+use super::files::memfd;
+use super::{advise, page_size, raw_map, reserve};
+use crate::range::PageRange;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, stat};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::Duration;
+
+/// A descriptor of the file's, at a high number, which programs rarely hand out. The program may close it all the same,
+/// so each use asks whether it is still that file.
+#[derive(Debug)]
+pub(crate) struct SharedFile {
+    /// Negative: it is closed.
+    number: AtomicI32,
+    file: File,
+    /// The number is the program's: not to be closed.
+    borrowed: AtomicBool,
+}
+
+/// Where the bytes that tell who lives begin. A byte that is locked need not exist.
+const LIVES: i64 = 1 << 61;
+/// So many bytes of each number.
+const ALL: i64 = 2;
+
+impl SharedFile {
+    /// Makes one that nobody can make shorter or longer, nor seal against writing.
+    ///
+    /// # Errors
+    /// The call that failed, and why.
+    pub fn make(name: &CStr, bytes: u64) -> Result<SharedFile, (&'static str, Errno)> {
+        let failed = |what| move |errno| (what, errno);
+        let fd = memfd(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(failed("memfd_create"))?;
+        ftruncate(&fd, bytes).map_err(failed("ftruncate"))?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        fcntl_add_seals(&fd, seals).map_err(failed("fcntl(F_ADD_SEALS)"))?;
+        SharedFile::of(fd).map_err(failed("fstat"))
+    }
+
+    /// Takes a descriptor over.
+    pub fn of(fd: OwnedFd) -> Result<SharedFile, Errno> {
+        let fd = rustix::io::fcntl_dupfd_cloexec(&fd, 700).unwrap_or(fd);
+        let stat = fstat(&fd)?;
+        Ok(SharedFile {
+            file: (stat.st_dev, stat.st_ino),
+            number: AtomicI32::new(fd.into_raw_fd()),
+            borrowed: AtomicBool::new(false),
+        })
+    }
+
+    /// From now on the file is found by a descriptor of the program's, and by no other.
+    pub fn borrow(&self, fd: BorrowedFd<'_>) {
+        let own = self.number.swap(fd.as_raw_fd(), Ordering::AcqRel);
+        if !self.borrowed.swap(true, Ordering::AcqRel) && is_file(own, self.file) {
+            // SAFETY: still the file that this value has opened, under the number that it was given, which it has
+            // just forgotten.
+            drop(unsafe { OwnedFd::from_raw_fd(own) });
+        }
+    }
+
+    /// Whether it is the file of this descriptor.
+    pub fn is(&self, file: File) -> bool {
+        self.file == file
+    }
+
+    /// Whether the program has it open under the number. Asks for the main thread's table: the background thread has one
+    /// of its own.
+    pub fn is_the_programs(&self) -> bool {
+        let path = number_path(b"/proc/self/fd/", self.number());
+        let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
+        stat(path).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.file)
+    }
+
+    /// Its length, and whether it stays as long.
+    pub fn len(&self) -> Result<(u64, bool), Errno> {
+        let stat = fstat(self)?;
+        let seals = match fcntl_get_seals(self) {
+            // A file of another kind, which can have none.
+            Err(Errno::INVAL) => SealFlags::empty(),
+            seals => seals?,
+        };
+        Ok((stat.st_size as u64, seals.contains(SealFlags::SHRINK)))
+    }
+
+    /// Whether the descriptor is still this file's.
+    pub fn is_open(&self) -> bool {
+        self.number() >= 0 && fstat(self).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.file)
+    }
+
+    fn number(&self) -> RawFd {
+        self.number.load(Ordering::Acquire)
+    }
+
+    /// Closes the descriptor, on a thread that has the program's descriptor table. Nobody borrows it any more.
+    pub fn close(&self) {
+        let is_ours = !self.borrowed.load(Ordering::Acquire) && self.is_open();
+        let number = self.number.swap(-1, Ordering::AcqRel);
+        if is_ours && number >= 0 {
+            // SAFETY: still the file that this value has opened, under the number that it was given.
+            drop(unsafe { OwnedFd::from_raw_fd(number) });
+        }
+    }
+
+    /// Has a part of it in memory, zeros where there was nothing. No process has it mapped by that.
+    ///
+    /// `ENOMEM`, `ENOSPC`: no memory. `EBADF`: the program has closed the descriptor.
+    pub fn allocate(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
+        if !self.is_open() {
+            return Err(Errno::BADF);
+        }
+        super::files::allocate(self.as_fd(), offset, bytes)
+    }
+
+    /// Writes to a part of it, which is in memory afterwards.
+    ///
+    /// `EBADF`: the program has closed the descriptor.
+    pub fn write(&self, mut offset: u64, mut bytes: &[u8]) -> Result<(), Errno> {
+        while !bytes.is_empty() {
+            if !self.is_open() {
+                return Err(Errno::BADF);
+            }
+            match rustix::io::pwrite(self, bytes, offset) {
+                Ok(0) => return Err(Errno::NOMEM),
+                Ok(written) => (offset, bytes) = (offset + written as u64, &bytes[written..]),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    /// Maps a part of it at an address that the caller has reserved, in place of the reservation.
+    ///
+    /// # Safety
+    /// Nothing refers to `place`.
+    pub unsafe fn map_over(&self, place: PageRange, offset: u64, write: bool) -> Result<(), Errno> {
+        let access = if write { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        let (flags, offset) = (libc::MAP_SHARED | libc::MAP_FIXED, offset as i64);
+        // SAFETY: the caller promises that nothing refers to the place.
+        unsafe { raw_map::map(place.start, place.len(), access, flags, self.number(), offset) }?;
+        Ok(())
+    }
+
+    /// A file description of its own for this call, through `/proc`. `EBADF`: the program has closed the descriptor.
+    fn reopen(&self) -> Result<Brief, Errno> {
+        // The program's table, which is the main thread's: the background thread has one of its own. Where the main
+        // thread has ended, the calling thread's.
+        let open = |directory: &[u8]| {
+            let path = number_path(directory, self.number());
+            let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
+            brief::open_anew(path, self.file)
+        };
+        let opened = open(b"/proc/self/fd/").or_else(|_| open(b"/proc/thread-self/fd/"));
+        opened.map_err(|errno| match errno {
+            // Not that there were no /proc.
+            Errno::NOENT if !self.is_open() => Errno::BADF,
+            errno => errno,
+        })
+    }
+
+    /// Does something in the place of the process that had the lock, if it is dead. No other process takes the lock
+    /// meanwhile, or does the same: who comes second waits until the first one has done it, 100 milliseconds at most.
+    /// `None`: that process lives.
+    pub fn in_place_of<R>(&self, number: u32, act: impl FnOnce() -> R) -> Result<Option<R>, Errno> {
+        let own = self.reopen()?;
+        let mut tries = 0;
+        while !set(&own, number, libc::F_WRLCK, Bytes::All)? {
+            match holder(&own, number, Bytes::All)? {
+                Holder::Nobody if tries < LONGEST_BURIAL => {}
+                Holder::LooksAfter if tries < LONGEST_BURIAL => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                _ => return Ok(None),
+            }
+            tries += 1;
+        }
+        let done = act();
+        // A child that was made meanwhile may have the description, too.
+        set(&own, number, libc::F_UNLCK, Bytes::All)?;
+        Ok(Some(done))
+    }
+
+    /// Does something in the place of a process that is dead, of which heirs may live. No other process takes the number
+    /// meanwhile, or does the same. `None`: that process lives, or somebody does so.
+    pub fn in_place_of_parent<R>(
+        &self,
+        number: u32,
+        act: impl FnOnce() -> R,
+    ) -> Result<Option<R>, Errno> {
+        let own = self.reopen()?;
+        if !set(&own, number, libc::F_WRLCK, Bytes::Life)? {
+            return Ok(None);
+        }
+        let done = act();
+        set(&own, number, libc::F_UNLCK, Bytes::Life)?;
+        Ok(Some(done))
+    }
+
+    /// Whether heirs of a number live.
+    pub fn has_heirs(&self, number: u32) -> Result<bool, Errno> {
+        Ok(holder(&self.reopen()?, number, Bytes::Heirs)? != Holder::Nobody)
+    }
+}
+
+impl AsFd for SharedFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: open as long as the handle that gives it out lives, unless the program closes what is not its own: see the
+        // type. Afterwards nobody asks for it.
+        unsafe { BorrowedFd::borrow_raw(self.number()) }
+    }
+}
+
+impl Drop for SharedFile {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// What tells the file of a descriptor from others.
+pub(crate) fn file_of(fd: BorrowedFd<'_>) -> Result<File, Errno> {
+    fstat(fd).map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+fn is_file(number: RawFd, file: File) -> bool {
+    // SAFETY: the number is asked what it is, and nothing else.
+    let fd = unsafe { BorrowedFd::borrow_raw(number) };
+    file_of(fd) == Ok(file)
+}
+
+/// A second file description of a file that the program has open, through `/proc`.
+pub(crate) fn open_again(fd: BorrowedFd<'_>, write: bool) -> Result<OwnedFd, Errno> {
+    let file = file_of(fd)?;
+    let path = number_path(b"/proc/thread-self/fd/", fd.as_raw_fd());
+    let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
+    brief::open_to_keep(path, file, write)
+}
+
+/// The directory, at most 21 bytes, and the number, with a zero at the end.
+fn number_path(directory: &[u8], number: RawFd) -> [u8; 34] {
+    let mut path = [0; 34];
+    path[..directory.len()].copy_from_slice(directory);
+    write_number(&mut path[directory.len()..], number);
+    path
+}
+
+/// Without formatting, which may allocate: a fork's handler comes here.
+fn write_number(text: &mut [u8], number: RawFd) {
+    let (mut left, mut len) = (number.unsigned_abs(), 1);
+    while left > 9 {
+        left /= 10;
+        len += 1;
+    }
+    let mut left = number.unsigned_abs();
+    for digit in text[..len].iter_mut().rev() {
+        *digit = b'0' + (left % 10) as u8;
+        left /= 10;
+    }
+}
+
+/// Which of a number's two bytes a process locks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bytes {
+    /// The first: by the process whose number it is, or in its place while heirs of it live.
+    Life,
+    /// The second: as a reader, by children that have no number, in their parent's place.
+    Heirs,
+    /// Both: by who looks after what a dead process and its heirs have left, and by who takes the number, at first.
+    All,
+}
+
+fn lock_of(number: u32, kind: libc::c_int, bytes: Bytes) -> libc::flock {
+    let (first, len) = match bytes {
+        Bytes::Life => (0, 1),
+        Bytes::Heirs => (1, 1),
+        Bytes::All => (0, ALL),
+    };
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: LIVES + ALL * i64::from(number) + first,
+        l_len: len,
+        l_pid: 0,
+    }
+}
+
+/// `false`: another description has it.
+fn set(own: &Brief, number: u32, kind: libc::c_int, bytes: Bytes) -> Result<bool, Errno> {
+    let lock = lock_of(number, kind, bytes);
+    // SAFETY: the kernel reads a structure of ours, of the layout that it defines.
+    match unsafe { libc::fcntl(own.number(), libc::F_OFD_SETLK, &raw const lock) } {
+        0 => Ok(true),
+        _ => match last_errno() {
+            Errno::AGAIN | Errno::ACCESS => Ok(false),
+            errno => Err(errno),
+        },
+    }
+}
+
+/// Who has locks of a number.
+#[derive(PartialEq, Eq)]
+enum Holder {
+    Nobody,
+    /// A process whose number it is, or heirs of it.
+    Lives,
+    /// One that looks after what they have left.
+    LooksAfter,
+}
+
+fn holder(own: &Brief, number: u32, bytes: Bytes) -> Result<Holder, Errno> {
+    let mut lock = lock_of(number, libc::F_WRLCK, bytes);
+    // SAFETY: the kernel reads and writes a structure of ours, of the layout that it defines.
+    let done = unsafe { libc::fcntl(own.number(), libc::F_OFD_GETLK, &raw mut lock) };
+    match (done, lock.l_type == libc::F_UNLCK as libc::c_short, lock.l_len) {
+        (0, true, _) => Ok(Holder::Nobody),
+        (0, false, ALL) => Ok(Holder::LooksAfter),
+        (0, false, _) => Ok(Holder::Lives),
+        _ => Err(last_errno()),
+    }
+}
+
+/// So many milliseconds a process waits for a number that another one looks after.
+const LONGEST_BURIAL: u32 = 100;
+
+/// The lock by which a process says that it lives. It lasts until it is dropped, or the process's memory ends.
+#[derive(Debug)]
+pub(crate) struct LifeLock {
+    page: PageRange,
+}
+
+impl LifeLock {
+    /// Takes the first lock that is free of those from 0 to `count`; its number comes with it. Children have it, too,
+    /// until [`only_here`](Self::only_here). `None`: all are taken.
+    pub fn take(file: &SharedFile, count: u32) -> Result<Option<(LifeLock, u32)>, Errno> {
+        let own = file.reopen()?;
+        for tries in 0.. {
+            // One that is looked after is perhaps free as soon as that is done.
+            if let Some(taken) = LifeLock::try_take(&own, count)? {
+                return Ok(Some(taken));
+            }
+            let is_looked_after =
+                |number| holder(&own, number, Bytes::All) == Ok(Holder::LooksAfter);
+            if tries == LONGEST_BURIAL || !(0..count).any(is_looked_after) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(None)
+    }
+
+    fn try_take(own: &Brief, count: u32) -> Result<Option<(LifeLock, u32)>, Errno> {
+        for number in 0..count {
+            // One that died has left it to its heirs.
+            if set(own, number, libc::F_WRLCK, Bytes::All)? {
+                set(own, number, libc::F_UNLCK, Bytes::Heirs)?;
+                return Ok(Some((LifeLock::mapped(own)?, number)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes the lock of heirs of a number, which is the caller's. There may be others.
+    pub fn of_heirs(file: &SharedFile, number: u32) -> Result<LifeLock, Errno> {
+        let own = file.reopen()?;
+        match set(&own, number, libc::F_RDLCK, Bytes::Heirs)? {
+            true => LifeLock::mapped(&own),
+            false => Err(Errno::AGAIN),
+        }
+    }
+
+    fn mapped(own: &Brief) -> Result<LifeLock, Errno> {
+        let (len, fd) = (page_size(), own.number());
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let at = unsafe { raw_map::map(0, len, libc::PROT_NONE, libc::MAP_SHARED, fd, 0) }?;
+        Ok(LifeLock { page: PageRange::new(at, at + len) })
+    }
+
+    /// Children do not have it.
+    pub fn only_here(&self) {
+        self.inherit(libc::MADV_DONTFORK);
+    }
+
+    /// Children have it, too.
+    pub fn also_in_children(&self) {
+        self.inherit(libc::MADV_DOFORK);
+    }
+
+    fn inherit(&self, advice: libc::c_int) {
+        // SAFETY: one page that only this value knows, which nobody can access.
+        unsafe { libc::madvise(self.page.start as *mut libc::c_void, self.page.len(), advice) };
+    }
+}
+
+impl Drop for LifeLock {
+    fn drop(&mut self) {
+        // SAFETY: one page that only this value knows, which nobody can access.
+        let _ = unsafe { reserve::unmap(self.page) };
+    }
+}
+
+/// Gives the pages of a shared mapping back, for all processes.
+///
+/// # Safety
+/// No process wants their contents.
+pub(crate) unsafe fn punch(range: PageRange) -> Result<(), Errno> {
+    // SAFETY: the caller promises that nobody wants the contents.
+    let remove = || unsafe { advise::remove(range) };
+    match remove() {
+        // The program has locked all that it has mapped (mlockall), and what is locked cannot be given back.
+        Err(Errno::INVAL) => {
+            // SAFETY: changes no contents.
+            unsafe { libc::munlock(range.start as *mut libc::c_void, range.len()) };
+            remove()
+        }
+        done => done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_life_lock_lasts_as_long_as_its_mapping() {
+        let file = SharedFile::make(c"test", 4096).unwrap();
+        assert_eq!(file.in_place_of(0, || ()), Ok(Some(())));
+        let (life, number) = LifeLock::take(&file, 4).unwrap().unwrap();
+        assert_eq!((number, file.in_place_of(0, || ())), (0, Ok(None)));
+        let (_other, number) = LifeLock::take(&file, 4).unwrap().unwrap();
+        assert_eq!(number, 1);
+        drop(life);
+        assert_eq!(file.in_place_of(0, || ()), Ok(Some(())));
+        assert_eq!(file.in_place_of(0, || 7), Ok(Some(7)));
+    }
+
+    #[test]
+    fn a_number_with_heirs_is_neither_free_nor_looked_after() {
+        let file = SharedFile::make(c"test", 4096).unwrap();
+        let (life, number) = LifeLock::take(&file, 4).unwrap().unwrap();
+        assert_eq!((number, file.has_heirs(0)), (0, Ok(false)));
+        let heirs = [(); 2].map(|()| LifeLock::of_heirs(&file, 0).unwrap());
+        drop(life);
+        let (_other, number) = LifeLock::take(&file, 4).unwrap().unwrap();
+        assert_eq!((number, file.in_place_of(0, || ())), (1, Ok(None)));
+        let [first, second] = heirs;
+        drop(first);
+        assert_eq!(file.has_heirs(0), Ok(true));
+        assert_eq!(file.in_place_of_parent(0, || 7), Ok(Some(7)));
+        assert_eq!(file.in_place_of_parent(1, || 7), Ok(None));
+        drop(second);
+        assert_eq!((file.has_heirs(0), file.in_place_of(0, || ())), (Ok(false), Ok(Some(()))));
+    }
+
+    #[test]
+    fn who_looks_after_a_dead_ones_number_is_waited_for() {
+        let file = SharedFile::make(c"test", 4096).unwrap();
+        let (begun, waits) = std::sync::mpsc::channel();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        let is_done = || done.load(std::sync::atomic::Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                file.in_place_of(0, || {
+                    begun.send(()).unwrap();
+                    std::thread::sleep(Duration::from_millis(20));
+                    done.store(true, std::sync::atomic::Ordering::Relaxed);
+                })
+            });
+            waits.recv().unwrap();
+            // On a busy machine the first one may take longer than anybody waits.
+            assert!(matches!(file.in_place_of(0, is_done), Ok(None | Some(true))));
+            assert_eq!(first.join().unwrap(), Ok(Some(())));
+        });
+    }
+
+    #[test]
+    fn numbers_are_written_in_decimal() {
+        let mut text = [0; 12];
+        write_number(&mut text, 70_123);
+        assert_eq!(&text[..6], b"70123\0");
+        write_number(&mut text, 0);
+        assert_eq!(text[0], b'0');
+    }
+}

@@ -1,0 +1,115 @@
+//! Refill functions, which make purged bytes again: how one is called, and the thread that runs them for touches. That
+//! thread runs the program's code, with the program's descriptors.
+
+use super::counters::{add, COUNTERS};
+use super::job;
+use super::lock::assert_none_held;
+use super::mailbox::Mailbox;
+use crate::os::{generation, thread};
+use std::cell::Cell;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Why a refill failed. The error of the pin that needed the refill contains its text.
+///
+/// ```
+/// use tenure::volatile::{Refill, RefillError};
+/// let from_a_file = |path: &'static str| {
+///     Refill::whole(move |_, bytes| {
+///         let contents = std::fs::read(path)?; // any error will do
+///         bytes.copy_from_slice(contents.get(..bytes.len()).ok_or("the file is too short")?);
+///         Ok::<(), RefillError>(())
+///     })
+/// };
+/// # let _ = from_a_file;
+/// ```
+pub type RefillError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Calls a function that makes `bytes` again; a panic is a failure like any other.
+pub(crate) fn attempt(
+    bytes: &mut [u8],
+    function: impl FnOnce(&mut [u8]) -> Result<(), RefillError>,
+) -> Result<(), RefillError> {
+    assert_none_held();
+    let len = bytes.len() as u64;
+    let result = catch_unwind(AssertUnwindSafe(|| function(bytes)))
+        .unwrap_or_else(|_| Err("the refill function panicked".into()));
+    match &result {
+        Ok(()) => {
+            add(&COUNTERS.refills, 1);
+            add(&COUNTERS.refilled_bytes, len);
+        }
+        Err(_error) => {
+            #[cfg(feature = "tracing")]
+            super::causes::keep(_error);
+            add(&COUNTERS.failed_refills, 1);
+        }
+    }
+    result
+}
+
+/// The thread, and how it is reached.
+struct Runner {
+    touches: Mailbox,
+    /// The [process](generation) whose thread runs, or is being started.
+    process: AtomicU64,
+}
+
+/// For the whole process: one thread runs the refill functions of all objects.
+static RUNNER: Runner = Runner { touches: Mailbox::new(), process: AtomicU64::new(NOBODY) };
+const NOBODY: u64 = 0;
+
+thread_local! {
+    /// Each thread's own: it is the one that runs refill functions.
+    static IS_RUNNER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What the program's own threads have.
+const STACK: usize = 8 << 20;
+
+/// Starts the thread unless it runs, on a thread of the program's, whose descriptor table it shares. `false`:
+/// no thread can be made.
+pub(crate) fn start() -> bool {
+    let process = generation::current();
+    if RUNNER.process.swap(process, Ordering::AcqRel) == process {
+        return true;
+    }
+    let started = thread::spawn_quiet_with_stack("tenure-refill", STACK, serve).is_ok();
+    if !started {
+        RUNNER.process.store(NOBODY, Ordering::Release);
+    }
+    started
+}
+
+/// Does something on the thread and waits for it. `None`: there is no thread.
+pub(crate) fn run<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
+    let see = || {
+        if RUNNER.process.load(Ordering::Acquire) == NOBODY {
+            job::refuse_all(RUNNER.touches.take_jobs());
+        }
+    };
+    job::send(&RUNNER.touches, generation::current(), act, see).unwrap_or(None)
+}
+
+/// In a child, where neither the thread nor those that wait for it came along.
+pub(crate) fn reset_in_child() {
+    RUNNER.touches.reset_in_child();
+}
+
+/// Whether the calling thread is the one that runs refill functions.
+pub(crate) fn is_runner() -> bool {
+    IS_RUNNER.get()
+}
+
+fn serve() {
+    IS_RUNNER.set(true);
+    let process = generation::current();
+    loop {
+        let _ = RUNNER.touches.take();
+        job::run_all(RUNNER.touches.take_jobs());
+        if generation::current() != process {
+            return; // a function has forked, and returned in the child
+        }
+        RUNNER.touches.wait(None);
+    }
+}

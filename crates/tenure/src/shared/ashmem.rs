@@ -1,0 +1,255 @@
+//! Shared memory with the calls of Android's ashmem, for programs that were written for it.
+//!
+//! A region is a descriptor that the program maps itself. Every page is pinned at first. Pins are the region's, as in
+//! ashmem: they are not counted, one unpin by any process that has the descriptor lets pages be purged, and one pin by
+//! any process keeps them again and tells whether some were purged. Purged pages read zeros. New code has more from
+//! [`SharedVolatile`](super::SharedVolatile): counted pins that end with a process, and bytes that are made once.
+//!
+//! ```
+//! use tenure::shared::ashmem;
+//! use std::os::fd::AsFd;
+//! let region = ashmem::create(c"tiles", 1 << 20)?;
+//! ashmem::unpin(region.as_fd(), 0, 0)?; // all of it may go from here on
+//! if ashmem::pin(region.as_fd(), 0, 0)? {
+//!     println!("some of it is gone");
+//! }
+//! # Ok::<(), tenure::Error>(())
+//! ```
+//!
+//! A process's first pin or unpin of a region opens it: that process helps to purge what is unpinned, until it has
+//! closed the descriptor. At most 24 processes may have a region open so.
+
+#![allow(unsafe_code, reason = "changes what a descriptor of the program's is open for")]
+
+use super::kept;
+use super::layout::{Facts, Shape, Use};
+use super::region::Region;
+use super::{list, service};
+use crate::error::{Error, ErrorKind, Result};
+use crate::os;
+use crate::os::shared_file::{file_of, open_again, SharedFile};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::fs::{fcntl_getfl, OFlags};
+use rustix::io::{dup2, fcntl_getfd, fcntl_setfd, pread, Errno};
+use std::ffi::CStr;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// As many as a record of one cache line has room for: there is one for each page.
+const PROCESSES: u32 = 24;
+/// `memfd_create` takes no longer names.
+const NAME: usize = 249;
+
+/// Makes a region of `size` bytes, all zeros and pinned. The program maps it from offset 0 on.
+///
+/// ```
+/// let region = tenure::shared::ashmem::create(c"tiles", 100_000)?;
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`SharedVolatileBuilder::build`](super::SharedVolatileBuilder::build).
+pub fn create(name: &CStr, size: usize) -> Result<OwnedFd> {
+    let call = "ashmem::create";
+    let page = os::page_size();
+    let shape = Shape { asked: size, ..Shape::new(call, size, page, PROCESSES)? };
+    let mut short = [0; NAME + 1];
+    for (to, from) in short[..NAME].iter_mut().zip(name.to_bytes()) {
+        *to = *from;
+    }
+    let name = CStr::from_bytes_until_nul(&short).unwrap_or_default();
+    let file = SharedFile::make(name, shape.file())
+        .map_err(|(what, errno)| Error::system(call, what, errno))?;
+    let region = service::open(call, file, Some(shape), Use::Kept, false)?;
+    let number = rustix::io::fcntl_dupfd_cloexec(&region.file, 0).map_err(|errno| {
+        list::remove(&region);
+        Error::system(call, "fcntl(F_DUPFD_CLOEXEC)", errno)
+    })?;
+    region.file.borrow(number.as_fd());
+    Ok(number)
+}
+
+/// Keeps pages until [`unpin`]. `true`: some of them were purged since they were pinned last. They read zeros now, and no
+/// other call is told. A `len` of 0 means all pages from `offset` on.
+///
+/// ```
+/// use std::os::fd::AsFd;
+/// let region = tenure::shared::ashmem::create(c"tiles", 1 << 20)?;
+/// assert!(!tenure::shared::ashmem::pin(region.as_fd(), 0, 4096)?);
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Errors
+/// `ENOTTY`: the descriptor is not a region's. `EINVAL`: no whole pages, or past the end. `EUSERS`: 24 other processes
+/// have it open. `EPROTO`: another process has overwritten the header. Those of opening a file, and of mapping it. What
+/// the call found is told to the next.
+pub fn pin(fd: BorrowedFd<'_>, offset: usize, len: usize) -> Result<bool> {
+    let call = "ashmem::pin";
+    let region = open(call, fd)?;
+    let chunks = pages(call, &region, offset, len)?;
+    kept::keep(&region, call, chunks)
+}
+
+/// Lets pages be purged when memory is short, however often they were pinned. A `len` of 0 means all pages from `offset`
+/// on.
+///
+/// ```
+/// use std::os::fd::AsFd;
+/// let region = tenure::shared::ashmem::create(c"tiles", 1 << 20)?;
+/// tenure::shared::ashmem::unpin(region.as_fd(), 0, 4096)?;
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`pin`].
+pub fn unpin(fd: BorrowedFd<'_>, offset: usize, len: usize) -> Result<()> {
+    let call = "ashmem::unpin";
+    let region = open(call, fd)?;
+    let chunks = pages(call, &region, offset, len)?;
+    kept::release(&region, chunks);
+    Ok(())
+}
+
+/// Purges the unpinned pages of a region, as happens when memory is short. Returns how many.
+///
+/// ```
+/// use std::os::fd::AsFd;
+/// use tenure::shared::ashmem;
+/// let region = ashmem::create(c"tiles", 1 << 20)?;
+/// assert_eq!(ashmem::purge_now(region.as_fd())?, 0);
+/// ashmem::unpin(region.as_fd(), 0, 4096)?;
+/// assert_eq!(ashmem::purge_now(region.as_fd())?, 1);
+/// assert!(ashmem::pin(region.as_fd(), 0, 0)?);
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`pin`].
+pub fn purge_now(fd: BorrowedFd<'_>) -> Result<usize> {
+    let call = "ashmem::purge_now";
+    let region = open(call, fd)?;
+    region.slots.own(call)?;
+    let bytes = super::purge::purge_some(&region, u64::MAX, false);
+    Ok((bytes / region.shape.chunk as u64) as usize)
+}
+
+/// Returns the size for which a region was made.
+///
+/// ```
+/// use std::os::fd::AsFd;
+/// let region = tenure::shared::ashmem::create(c"tiles", 100_000)?;
+/// assert_eq!(tenure::shared::ashmem::size(region.as_fd())?, 100_000);
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Errors
+/// `ENOTTY`: the descriptor is not a region's.
+pub fn size(fd: BorrowedFd<'_>) -> Result<usize> {
+    shape_of("ashmem::size", fd).map(|shape| shape.asked)
+}
+
+/// Takes the right to write away from a descriptor of a region: it is open for reading only from now on, also in
+/// processes that it is passed to later. Mappings, and other descriptors of the region, stay as they are.
+///
+/// ```
+/// use std::os::fd::AsFd;
+/// let region = tenure::shared::ashmem::create(c"tiles", 1 << 20)?;
+/// tenure::shared::ashmem::make_read_only(region.as_fd())?;
+/// assert!(!tenure::shared::ashmem::is_writable(region.as_fd())?);
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// It is no wall: a process of the same user may open the file anew to write.
+///
+/// # Errors
+/// `ENOTTY`: the descriptor is not a region's. Those of opening a file.
+pub fn make_read_only(fd: BorrowedFd<'_>) -> Result<()> {
+    let call = "ashmem::make_read_only";
+    if !is_writable(fd)? {
+        return Ok(());
+    }
+    let system = |errno| Error::system(call, "opening the file anew to read", errno);
+    let reader = open_again(fd, false).map_err(system)?;
+    let flags = fcntl_getfd(fd).map_err(system)?;
+    // SAFETY: only the file description under the number changes, to another one of the same file. The value does not
+    // close the number.
+    let mut there = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd.as_raw_fd()) });
+    dup2(&reader, &mut there).and_then(|()| fcntl_setfd(fd, flags)).map_err(system)
+}
+
+/// Whether a descriptor of a region is open for writing.
+///
+/// ```
+/// use std::os::fd::AsFd;
+/// let region = tenure::shared::ashmem::create(c"tiles", 1 << 20)?;
+/// assert!(tenure::shared::ashmem::is_writable(region.as_fd())?);
+/// # Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Errors
+/// `ENOTTY`: the descriptor is not a region's.
+pub fn is_writable(fd: BorrowedFd<'_>) -> Result<bool> {
+    let call = "ashmem::is_writable";
+    shape_of(call, fd)?;
+    let flags = fcntl_getfl(fd).map_err(|errno| Error::system(call, "fcntl", errno))?;
+    Ok(flags & OFlags::ACCMODE == OFlags::RDWR)
+}
+
+/// The facts of a region, as they are in the file.
+fn shape_of(call: &'static str, fd: BorrowedFd<'_>) -> Result<Shape> {
+    let not_one = |_| Error::system(call, "asking for the region's size", Errno::NOTTY);
+    let stat = rustix::fs::fstat(fd).map_err(|errno| Error::system(call, "fstat", errno))?;
+    let bytes = stat.st_size as u64;
+    let at = bytes.checked_sub(os::page_size() as u64).ok_or(()).map_err(not_one)?;
+    let mut facts = [0; Facts::LEN];
+    match pread(fd, &mut facts, at) {
+        Ok(Facts::LEN) => {}
+        _ => return Err(not_one(())),
+    }
+    let shape = Shape::read(call, &Facts::of(facts), bytes, Use::Kept).map_err(|_| not_one(()))?;
+    match shape.asked {
+        0 => Err(not_one(())),
+        _ => Ok(shape),
+    }
+}
+
+/// The region of a descriptor, as this process has it open. It goes when the program has closed the descriptor: the
+/// worker looks.
+fn open(call: &'static str, fd: BorrowedFd<'_>) -> Result<Arc<Region>> {
+    crate::runtime::fork::look();
+    let system = |errno| Error::system(call, "fstat", errno);
+    let file = file_of(fd).map_err(system)?;
+    let is_it = |region: &Region| region.shape.asked != 0 && region.file.is(file);
+    if let Some(region) = list::find(is_it) {
+        region.file.borrow(fd);
+        return Ok(region);
+    }
+    shape_of(call, fd)?;
+    // A pin is written, also by who only reads the data.
+    let own = open_again(fd, true)
+        .and_then(SharedFile::of)
+        .map_err(|errno| Error::system(call, "opening the region to write its pins", errno))?;
+    match own.len() {
+        Ok((_, true)) => {}
+        _ => return Err(Error::system(call, "asking for the region's seals", Errno::NOTTY)),
+    }
+    let region = service::open(call, own, None, Use::Kept, false)?;
+    region.file.borrow(fd);
+    Ok(region)
+}
+
+/// The pages that a call means.
+fn pages(call: &'static str, region: &Region, offset: usize, len: usize) -> Result<Range<usize>> {
+    let (page, data) = (region.shape.chunk, region.shape.data);
+    let end = if len == 0 { Some(data) } else { offset.checked_add(len) };
+    match end {
+        Some(end) if offset % page == 0 && end % page == 0 && offset <= end && end <= data => {
+            Ok(offset / page..end / page)
+        }
+        _ => {
+            let why = format!("{len} bytes from {offset} on are no whole pages of {data} bytes");
+            let remedy = "pass multiples of the page size within the region";
+            Err(Error::new(ErrorKind::BadRange, call, why, remedy))
+        }
+    }
+}

@@ -1,0 +1,522 @@
+//! A cache that processes share.
+
+#![allow(unsafe_code, reason = "other processes write to the memory")]
+
+use super::builder::SharedVolatileBuilder;
+use super::entry::{Entry, PLACES};
+use super::flight::{self, Begin};
+use super::index::{self, Index};
+use super::layout::Use;
+use super::object::SharedVolatile;
+use super::parts::{Leads, Parts};
+use super::pin::SharedChunk;
+use super::record;
+use super::stats::SharedStats;
+use super::waiting::Waiting;
+use super::writer::{unit, Class, Writer};
+use super::{evict, purge};
+use crate::error::{Error, ErrorKind, Result};
+use crate::os::memory_limit;
+use crate::sync::{AtomicU64, Ordering};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::hash::{BuildHasher, Hasher};
+use std::ops::Deref;
+use std::time::Duration;
+
+/// One cache for all processes of a service: what one worker has made, all find.
+///
+/// It has no size: it grows while there is room, and its oldest values go when memory is needed elsewhere. A value stays
+/// while a process holds it. Keys and values are bytes; a worker may be killed at any instruction, and the others go on.
+///
+/// ```
+/// use tenure::shared::SharedCache;
+/// let cache = SharedCache::new()?; // before the workers are forked
+/// let page = cache.get_or_insert_with(b"/index", || b"rendered once".to_vec())?;
+/// assert_eq!(&*page, b"rendered once");
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[derive(Debug)]
+#[doc(alias = "memcached")]
+pub struct SharedCache {
+    memory: SharedVolatile,
+    index: Index,
+    writer: Writer,
+    seed: u64,
+    time_to_live: Option<Duration>,
+    hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+/// What [`SharedCache::new`] leaves at its default.
+///
+/// ```
+/// use std::time::Duration;
+/// use tenure::shared::SharedCache;
+/// let minute = Duration::from_secs(60);
+/// let cache = SharedCache::builder().most(256 << 20).time_to_live(minute).build()?;
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "build() makes the cache"]
+pub struct SharedCacheBuilder {
+    most: Option<usize>,
+    chunk: Option<usize>,
+    processes: Option<u32>,
+    time_to_live: Option<Duration>,
+}
+
+/// A value that was found. It stays as long as this lives, and with it the chunk it lies in.
+///
+/// ```
+/// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
+/// cache.insert(b"key", b"value")?;
+/// assert_eq!(cache.get(b"key")?.as_deref(), Some(&b"value"[..]));
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct SharedValue<'a> {
+    _pin: SharedChunk<'a>,
+    bytes: &'a [u8],
+}
+
+impl Deref for SharedValue<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes
+    }
+}
+
+impl AsRef<[u8]> for SharedValue<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes
+    }
+}
+
+/// What a shared cache holds, and what happened.
+///
+/// ```
+/// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
+/// assert!(cache.get(b"key")?.is_none());
+/// assert_eq!(cache.stats().misses, 1);
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct SharedCacheStats {
+    /// Gets of this process that found a value.
+    pub hits: u64,
+    /// Gets of this process that found none.
+    pub misses: u64,
+    /// Values that all processes have inserted.
+    pub inserts: u64,
+    /// Values that gave way because their line of the index was full.
+    pub displaced: u64,
+    /// The memory that the cache lies in.
+    pub memory: SharedStats,
+}
+
+impl SharedCacheBuilder {
+    /// Sets how much memory the cache takes at most. The default is the memory limit of this process. The addresses are
+    /// reserved at once, the memory is not.
+    ///
+    /// ```
+    /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
+    /// assert_eq!(cache.stats().memory.chunks * cache.stats().memory.chunk_bytes, 64 << 20);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn most(mut self, bytes: usize) -> Self {
+        self.most = Some(bytes);
+        self
+    }
+
+    /// Sets the size of a chunk, which is what memory is taken and given back in, and the bound of a value's length. The
+    /// default is 1 MiB, or less in a cache below 64 MiB.
+    ///
+    /// ```
+    /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).chunk_size(4 << 20).build()?;
+    /// assert!(cache.longest() > 3 << 20);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn chunk_size(mut self, bytes: usize) -> Self {
+        self.chunk = Some(bytes);
+        self
+    }
+
+    /// Sets how many processes may have the cache open at a time. The default is 248.
+    ///
+    /// ```
+    /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).processes(16).build()?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn processes(mut self, count: u32) -> Self {
+        self.processes = Some(count);
+        self
+    }
+
+    /// Sets how long a value that this process inserts is found. The default is without end.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let day = Duration::from_secs(86_400);
+    /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).time_to_live(day).build()?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn time_to_live(mut self, time: Duration) -> Self {
+        self.time_to_live = Some(time);
+        self
+    }
+
+    /// Makes the cache, empty.
+    ///
+    /// ```
+    /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`SharedVolatileBuilder::build`]. `EINVAL`: a cache has 4 chunks to 4 million, of at least 16 KiB.
+    pub fn build(self) -> Result<SharedCache> {
+        let call = "SharedCache::new";
+        let limit = || memory_limit::room(memory_limit::governing_group().as_ref()).limit;
+        let most = self.most.unwrap_or_else(|| limit().min(1 << 46) as usize);
+        let chunk = self
+            .chunk
+            .unwrap_or_else(|| (most / 64).max(1).next_power_of_two().clamp(64 << 10, 1 << 20));
+        let chunks = most.div_ceil(chunk.max(1));
+        if !index::is_possible(chunks, chunk) {
+            let why = format!("{most} bytes are {chunks} chunks of {chunk} bytes");
+            let remedy = "choose sizes that make 4 to 4 million chunks of at least 16 KiB";
+            return Err(Error::new(ErrorKind::BadRange, call, why, remedy));
+        }
+        let builder: SharedVolatileBuilder = SharedVolatile::builder(most)
+            .chunk_size(chunk)
+            .processes(self.processes.unwrap_or(248));
+        SharedCache::on(builder.build_for(call, Use::Cache)?, self.time_to_live)
+    }
+}
+
+impl SharedCache {
+    /// Makes a cache for this process, its children, and whoever is given the descriptor.
+    ///
+    /// ```
+    /// let cache = tenure::shared::SharedCache::new()?;
+    /// cache.insert(b"key", b"value")?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`SharedCacheBuilder::build`].
+    pub fn new() -> Result<SharedCache> {
+        SharedCache::builder().build()
+    }
+
+    /// Sets what [`SharedCache::new`] leaves at its default.
+    ///
+    /// ```
+    /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn builder() -> SharedCacheBuilder {
+        SharedCacheBuilder::default()
+    }
+
+    /// Opens a cache that another process has made, by its descriptor: inherited, or [received](super::receive).
+    ///
+    /// ```
+    /// use std::os::fd::AsFd;
+    /// use tenure::shared::SharedCache;
+    /// let cache = SharedCache::builder().most(64 << 20).build()?;
+    /// cache.insert(b"key", b"value")?;
+    /// let descriptor = cache.as_fd().try_clone_to_owned().unwrap();
+    /// // SAFETY: only this program has the descriptor.
+    /// let other = unsafe { SharedCache::open(descriptor) }?;
+    /// assert_eq!(&*other.get(b"key")?.unwrap(), b"value");
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Safety
+    /// As [`SharedVolatile::open`]: every process that has the descriptor uses it through tenure only.
+    ///
+    /// # Errors
+    /// As [`SharedVolatile::open`]. `EPROTO`: it is shared memory, and no cache.
+    pub unsafe fn open(descriptor: OwnedFd) -> Result<SharedCache> {
+        let call = "SharedCache::open";
+        // SAFETY: the caller promises the same.
+        let memory = unsafe { SharedVolatile::open_for(call, descriptor, Use::Cache) }?;
+        if !index::is_possible(memory.chunks(), memory.chunk_size()) {
+            let why = "its sizes are impossible for a cache";
+            let remedy = "pass the descriptor of a SharedCache, as its maker gave it";
+            return Err(Error::new(ErrorKind::BadHeader, call, why, remedy));
+        }
+        SharedCache::on(memory, None)
+    }
+
+    fn on(memory: SharedVolatile, time_to_live: Option<Duration>) -> Result<SharedCache> {
+        let index = Index::open(&memory)?;
+        let seed = index.root().seed.load(Ordering::Acquire);
+        let writer = Writer::new();
+        let counters = (AtomicU64::new(0), AtomicU64::new(0));
+        let (hits, misses) = counters;
+        Ok(SharedCache { memory, index, writer, seed, time_to_live, hits, misses })
+    }
+
+    /// The same for all processes.
+    fn hash(&self, key: &[u8]) -> u64 {
+        let mut hasher = foldhash::quality::FixedState::with_seed(self.seed).build_hasher();
+        hasher.write(key);
+        hasher.finish()
+    }
+
+    fn parts(&self) -> Parts<'_> {
+        Parts { memory: &self.memory, index: &self.index, writer: &self.writer }
+    }
+
+    /// Finds a value.
+    ///
+    /// ```
+    /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
+    /// assert!(cache.get(b"key")?.is_none());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// No system call. Two lines of memory, and a pin.
+    ///
+    /// # Errors
+    /// `EUSERS`: a child of a raw clone found no place among the processes.
+    pub fn get(&self, key: &[u8]) -> Result<Option<SharedValue<'_>>> {
+        self.memory.region().slots.own("SharedCache::get")?;
+        let found = self.find(self.hash(key), key);
+        let count = if found.is_some() { &self.hits } else { &self.misses };
+        count.fetch_add(1, Ordering::Relaxed);
+        Ok(found)
+    }
+
+    fn find(&self, hash: u64, key: &[u8]) -> Option<SharedValue<'_>> {
+        let found = self.index.find(&self.memory, hash, |place, entry| {
+            let Leads::There(pin, record) = self.parts().follow(entry, hash, key) else {
+                return None;
+            };
+            if record.expires() != 0 && record.expires() <= now() {
+                let _ = place.compare_exchange(entry.0, 0, Ordering::AcqRel, Ordering::Relaxed);
+                return Some(None);
+            }
+            record.hit();
+            Some(Some(SharedValue { _pin: pin, bytes: record.value() }))
+        });
+        found.flatten()
+    }
+
+    /// Returns how long a key and its value may be together.
+    ///
+    /// ```
+    /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
+    /// assert!(cache.longest() > 1_000_000);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn longest(&self) -> usize {
+        self.memory.chunk_size() - unit(self.memory.chunk_size()) - record::HEAD
+    }
+
+    /// Puts a value in, in place of the one that the key had.
+    ///
+    /// ```
+    /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
+    /// cache.insert(b"key", b"old")?;
+    /// cache.insert(b"key", b"new")?;
+    /// assert_eq!(&*cache.get(b"key")?.unwrap(), b"new");
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// A copy, and no system call while the process's open chunk has room.
+    ///
+    /// # Errors
+    /// `EINVAL`: key and value are longer than [`longest`](SharedCache::longest). `ENOMEM`: no memory for another chunk,
+    /// or every chunk is pinned; then the key has the value that it had. `ETIMEDOUT`: a process is stopped in the midst
+    /// of making a part of the index.
+    pub fn insert(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.insert_as("SharedCache::insert", self.hash(key), key, value).map(drop)
+    }
+
+    fn insert_as(
+        &self,
+        call: &'static str,
+        hash: u64,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<SharedValue<'_>> {
+        if key.len().saturating_add(value.len()) > self.longest() {
+            let why = format!("{} bytes do not fit a chunk", key.len().saturating_add(value.len()));
+            let remedy = "make the cache with larger chunks (chunk_size())";
+            return Err(Error::new(ErrorKind::BadRange, call, why, remedy));
+        }
+        let expires = self.time_to_live.map_or(0, |time| {
+            now().saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).max(1)
+        });
+        let parts = (hash, expires, key, value);
+        let (all, class) = (self.parts(), self.class_of(hash));
+        let empty = || evict::empty_chunk(&all);
+        let written = self.writer.write(call, &self.memory, &self.index, class, parts, empty)?;
+        let is_stale = |entry: Entry| {
+            let chunk = entry.chunk();
+            chunk >= self.memory.chunks()
+                || !entry.is_of(self.memory.region().chunk(chunk).load().life())
+        };
+        let pick = written.entry.place() ^ (hash >> 32) as usize;
+        let put = || self.index.put(&self.memory, hash, written.entry, is_stale, pick);
+        let place = match all.replace(hash, key, written.entry) {
+            Some(place) => place,
+            None => put()?,
+        };
+        self.index.root().inserts.fetch_add(1, Ordering::Relaxed);
+        all.drop_others(hash, key, Some(place));
+        let bytes = written.record().map_or(&[][..], |record| record.value());
+        Ok(SharedValue { _pin: written.pin, bytes })
+    }
+
+    /// Where a value belongs. An entry that may be its key's and leads to the last life of a chunk says that it was there
+    /// not long ago: it came back too late, and is kept.
+    fn class_of(&self, hash: u64) -> Class {
+        let region = self.memory.region();
+        let went = |_: &_, entry: Entry| {
+            let chunk = entry.chunk();
+            let life = (chunk < self.memory.chunks()).then(|| region.chunk(chunk).load().life())?;
+            entry.is_of_life_before(life).then_some(())
+        };
+        match self.index.find(&self.memory, hash, went) {
+            Some(()) => Class::Kept,
+            None => Class::New,
+        }
+    }
+
+    /// Finds a value, or makes it by `make` and puts it in. If several threads and processes ask for it at once, one makes
+    /// it and the others wait.
+    ///
+    /// ```
+    /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
+    /// let value = cache.get_or_insert_with(b"seven", || vec![7; 100])?;
+    /// assert_eq!(value[99], 7);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`SharedCache::insert`]. `EDEADLK`: `make` asks for the same key. If `make` panics, one of those that wait makes
+    /// the value.
+    pub fn get_or_insert_with<V: AsRef<[u8]>>(
+        &self,
+        key: &[u8],
+        make: impl FnOnce() -> V,
+    ) -> Result<SharedValue<'_>> {
+        let call = "SharedCache::get_or_insert_with";
+        let hash = self.hash(key);
+        let mut waiting = Waiting::new();
+        loop {
+            if let Some(value) = self.find(hash, key) {
+                self.hits.fetch_add(1, Ordering::Relaxed);
+                return Ok(value);
+            }
+            let region = self.memory.region();
+            let own = region.slots.own(call)?;
+            match flight::begin(region, &self.index.root().flights, own, hash) {
+                Begin::Make(_flight) => {
+                    // Another may have made it between the look and the beginning.
+                    if let Some(value) = self.find(hash, key) {
+                        return Ok(value);
+                    }
+                    self.misses.fetch_add(1, Ordering::Relaxed);
+                    let value = make();
+                    return self.insert_as(call, hash, key, value.as_ref());
+                }
+                Begin::Waited(asked) => {
+                    // Nobody can tell whether its maker lives: better made twice than never.
+                    if waiting.looked(call, asked).is_err() {
+                        return self.insert_as(call, hash, key, make().as_ref());
+                    }
+                }
+                Begin::Own => {
+                    let why = "the function that makes the value asks for the same key";
+                    let remedy = "make it without asking the cache for it";
+                    return Err(Error::new(ErrorKind::Deadlock, call, why, remedy));
+                }
+            }
+        }
+    }
+
+    /// Takes a value out. `false`: there was none.
+    ///
+    /// ```
+    /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
+    /// cache.insert(b"key", b"value")?;
+    /// assert!(cache.remove(b"key")? && !cache.remove(b"key")?);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`SharedCache::get`].
+    #[doc(alias = "invalidate")]
+    pub fn remove(&self, key: &[u8]) -> Result<bool> {
+        self.memory.region().slots.own("SharedCache::remove")?;
+        Ok(self.parts().drop_others(self.hash(key), key, None))
+    }
+
+    /// Takes all values out, for all processes, and gives their memory back but for what is held.
+    ///
+    /// ```
+    /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
+    /// cache.insert(b"key", b"value")?;
+    /// cache.clear()?;
+    /// assert!(cache.get(b"key")?.is_none());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`SharedCache::get`].
+    pub fn clear(&self) -> Result<()> {
+        let region = self.memory.region();
+        region.slots.own("SharedCache::clear")?;
+        self.index.clear(&self.memory);
+        for chunk in self.index.chunks()..self.memory.chunks() {
+            purge::purge(region, chunk);
+        }
+        Ok(())
+    }
+
+    /// Reads what the cache holds, and what happened.
+    ///
+    /// ```
+    /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
+    /// cache.insert(b"key", b"value")?;
+    /// assert_eq!(cache.stats().inserts, 1);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// As [`SharedVolatile::stats`].
+    pub fn stats(&self) -> SharedCacheStats {
+        let root = self.index.root();
+        SharedCacheStats {
+            hits: self.hits.load(Ordering::Relaxed),
+            misses: self.misses.load(Ordering::Relaxed),
+            inserts: root.inserts.load(Ordering::Relaxed),
+            displaced: root.displaced.load(Ordering::Relaxed),
+            memory: self.memory.stats(),
+        }
+    }
+}
+
+const _: () = assert!(PLACES <= 1 << 16);
+
+/// Milliseconds of the machine's clock.
+fn now() -> u64 {
+    super::room::now() / 1000
+}
+
+/// The descriptor to pass to another process.
+impl AsFd for SharedCache {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}

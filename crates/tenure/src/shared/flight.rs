@@ -1,0 +1,115 @@
+//! Values that are being made: for each one place in the root of a shared cache, so that it is made once, in whichever
+//! process comes first. A process that dies leaves its place taken; whoever waits there finds out, and frees it, and so
+//! does whoever takes the dead one's slot.
+
+use super::making::{Making, FLIGHTS};
+use super::region::Region;
+use crate::os::{futex, generation};
+use crate::sync::{AtomicU64, Ordering};
+use rustix::io::Errno;
+use std::cell::Cell;
+use std::time::Duration;
+
+/// How long a waiter sleeps before it looks whether the maker lives.
+const LOOK_AFTER: Duration = Duration::from_millis(50);
+/// Values that a thread makes, one inside another, of which it is known.
+const NESTED: usize = 8;
+
+thread_local! {
+    // Constant and without a destructor: no allocation, and usable to a thread's very end.
+    /// Each thread's own: the values that it makes. It would wait for itself for any of them.
+    static MAKING: Cell<[Making; NESTED]> = const { Cell::new([Making::NONE; NESTED]) };
+}
+
+/// The right to make a value. It ends when it is dropped.
+pub(super) struct Flight<'a> {
+    /// `None`: another key has the place, so others may make the value, too.
+    place: Option<&'a AtomicU64>,
+    making: Making,
+    process: u64,
+}
+
+/// How an attempt to make a value begins.
+pub(super) enum Begin<'a> {
+    Make(Flight<'a>),
+    /// Another made it, or gave up: look again.
+    /// How the look went whether the process lives that makes it.
+    Waited(std::result::Result<(), Errno>),
+    /// This thread makes it already.
+    Own,
+}
+
+fn swap_making(from: Making, to: Making) {
+    let mut all = MAKING.get();
+    if let Some(place) = all.iter_mut().find(|making| **making == from) {
+        *place = to;
+        MAKING.set(all);
+    }
+}
+
+/// Begins to make the value of a hash, or waits for the one that does.
+pub(super) fn begin<'a>(
+    region: &Region,
+    flights: &'a [AtomicU64; FLIGHTS],
+    own: u32,
+    hash: u64,
+) -> Begin<'a> {
+    let place = &flights[(hash >> 20) as usize % FLIGHTS];
+    let making = Making::new(own, hash);
+    let begun = |place| {
+        swap_making(Making::NONE, making);
+        Begin::Make(Flight { place, making, process: generation::current() })
+    };
+    match place.compare_exchange(0, making.0, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => begun(Some(place)),
+        Err(there) if !Making(there).is_of_hash_of(making) => begun(None),
+        Err(there) => {
+            if Making(there).is(making) && MAKING.get().contains(&making) {
+                return Begin::Own;
+            }
+            Begin::Waited(wait(region, place, Making(there)))
+        }
+    }
+}
+
+fn wait(region: &Region, place: &AtomicU64, there: Making) -> std::result::Result<(), Errno> {
+    let awaited = there.awaited();
+    if there != awaited {
+        let marked =
+            place.compare_exchange(there.0, awaited.0, Ordering::AcqRel, Ordering::Relaxed);
+        if marked.is_err() {
+            return Ok(());
+        }
+    }
+    futex::wait_shared(futex::low(place), awaited.0 as u32, LOOK_AFTER);
+    if place.load(Ordering::Acquire) != awaited.0 {
+        return Ok(());
+    }
+    match awaited.owner() {
+        // Of no process: another one has overwritten it.
+        owner if owner >= region.shape.slots => {
+            let _ = place.compare_exchange(awaited.0, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        // Another thread's of this process.
+        owner if Some(owner) == region.slots.own_or_none() => {}
+        owner => return region.wait_no_longer_for_the_dead(owner),
+    }
+    Ok(())
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        swap_making(self.making, Making::NONE);
+        // A child's copy: the parent makes the value.
+        if self.process != generation::current() {
+            return;
+        }
+        let Some(place) = self.place else { return };
+        let ended = place.fetch_update(Ordering::AcqRel, Ordering::Acquire, |there| {
+            Making(there).is(self.making).then_some(Making::NONE.0)
+        });
+        if ended.is_ok_and(|there| Making(there).is_awaited()) {
+            futex::wake_shared(futex::low(place));
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! A process's function that makes chunks.
+
+#![allow(
+    unsafe_code,
+    reason = "a function is set once, without a lock that a fork could find held"
+)]
+
+use crate::runtime::refills::{self, RefillError};
+use std::cell::Cell;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Weak};
+
+/// What a function returns.
+pub(super) type Made = std::result::Result<(), RefillError>;
+
+type Makes = dyn Fn(usize, &mut [u8]) -> Made + Send + Sync;
+
+/// See the module's head.
+#[derive(Clone)]
+pub(super) struct Function(Arc<Makes>);
+
+impl std::fmt::Debug for Function {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Function").finish_non_exhaustive()
+    }
+}
+
+impl Function {
+    pub fn new(function: impl Fn(usize, &mut [u8]) -> Made + Send + Sync + 'static) -> Function {
+        Function(Arc::new(function))
+    }
+
+    /// Has it make a chunk's bytes; a panic is a failure like any other.
+    fn call(&self, place: &FunctionPlace, chunk: usize, bytes: &mut [u8]) -> Made {
+        let mine = (std::ptr::from_ref(place) as usize, chunk);
+        change(|all| all.push(mine));
+        let made = refills::attempt(bytes, |bytes| (self.0)(chunk, bytes));
+        change(|all| _ = all.pop());
+        made
+    }
+}
+
+thread_local! {
+    /// Each thread's own: the chunks whose functions it is in, the innermost last.
+    static MAKING: Cell<Vec<(usize, usize)>> = const { Cell::new(Vec::new()) };
+}
+
+fn change<R>(act: impl FnOnce(&mut Vec<(usize, usize)>) -> R) -> R {
+    let mut all = MAKING.take();
+    let done = act(&mut all);
+    MAKING.set(all);
+    done
+}
+
+/// A value that is set once.
+pub(super) struct Once<T>(AtomicPtr<T>);
+
+impl<T> Once<T> {
+    pub fn new() -> Once<T> {
+        Once(AtomicPtr::new(null_mut()))
+    }
+
+    /// `false`: there is one.
+    pub fn set(&self, value: T) -> bool {
+        let new = Box::into_raw(Box::new(value));
+        let set = self.0.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Relaxed);
+        if set.is_err() {
+            // SAFETY: made above, and not published.
+            drop(unsafe { Box::from_raw(new) });
+        }
+        set.is_ok()
+    }
+
+    fn get(&self) -> Option<&T> {
+        // SAFETY: null, or a box that is published once, and freed with this value.
+        unsafe { self.0.load(Ordering::Acquire).as_ref() }
+    }
+}
+
+impl<T> Drop for Once<T> {
+    fn drop(&mut self) {
+        let value = *self.0.get_mut();
+        if !value.is_null() {
+            // SAFETY: from `Box::into_raw`, and nobody has a reference to it any more.
+            drop(unsafe { Box::from_raw(value) });
+        }
+    }
+}
+
+impl<T> std::fmt::Debug for Once<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Once").field(&self.get().is_some()).finish()
+    }
+}
+
+/// How a region finds its function. The handle has the function: what it has captured is dropped on the program's threads, and
+/// never on the worker, which has other descriptors and may be the last to have the region.
+pub(super) struct FunctionPlace(Once<Weak<Makes>>);
+
+impl FunctionPlace {
+    pub fn new() -> FunctionPlace {
+        FunctionPlace(Once::new())
+    }
+
+    /// `false`: there is one.
+    pub fn set(&self, function: &Function) -> bool {
+        self.0.set(Arc::downgrade(&function.0))
+    }
+
+    fn get(&self) -> Option<Function> {
+        self.0.get()?.upgrade().map(Function)
+    }
+
+    pub fn is_set(&self) -> bool {
+        self.0.get().is_some()
+    }
+
+    /// Has the function make a chunk's bytes.
+    pub fn call(&self, chunk: usize, bytes: &mut [u8]) -> Made {
+        match self.get() {
+            Some(function) => function.call(self, chunk, bytes),
+            None => Err("there is no refill function".into()),
+        }
+    }
+
+    /// Whether the calling thread is in the function for this chunk, and would wait for itself.
+    pub fn is_called_here_for(&self, chunk: usize) -> bool {
+        change(|all| all.contains(&(std::ptr::from_ref(self) as usize, chunk)))
+    }
+}

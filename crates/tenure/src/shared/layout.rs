@@ -1,0 +1,207 @@
+//! How the shared file is laid out: the data first, so that its offset in the file is its offset in the data; then a
+//! record for each chunk; then one page of facts.
+
+use super::chunk::PINS_AT;
+use crate::error::{Error, ErrorKind, Result};
+use crate::os;
+use crate::sync::{AtomicU32, AtomicU64, AtomicU8, Ordering};
+
+/// "tenure" and the version of the layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"tenure\0\x01");
+/// Processes at most, so that their flags fit the page of facts.
+pub(super) const MOST_SLOTS: u32 = 1024;
+const FLAGS_AT: usize = 1024;
+
+/// The page of facts, as far as it has a fixed place. Sizes are read once, when the file is opened.
+#[repr(C)]
+pub(super) struct Facts {
+    /// Written last.
+    magic: AtomicU64,
+    page: AtomicU64,
+    data: AtomicU64,
+    chunk: AtomicU64,
+    slots: AtomicU32,
+    /// Tenths of a second, roughly: what a chunk's age is measured by.
+    pub tick: AtomicU32,
+    /// The process that looks for what to purge, and one; 0: none.
+    pub purger: AtomicU32,
+    /// Forks that have begun: before a child inherits pins this has changed.
+    pub forks: AtomicU32,
+    /// The tick at which a process last looked who lives.
+    pub looked: AtomicU32,
+    /// A [`Use`].
+    usage: AtomicU32,
+    /// Chunks purged so far.
+    pub purges: AtomicU64,
+    /// Dead processes whose pins were taken away.
+    pub buried: AtomicU64,
+    /// Of a file whose chunks are kept: the length that its maker asked for. 0: chunks are pinned.
+    asked: AtomicU64,
+    /// A chunk was released at some time.
+    pub released: AtomicU32,
+    /// Chunks are made by refill functions, and touched without pins: see [`refill`](super::refill).
+    refilled: AtomicU32,
+}
+const _: () = assert!(size_of::<Facts>() <= FLAGS_AT);
+
+/// What the memory is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// Chunks that the program numbers.
+    Chunks,
+    /// A [`SharedCache`](super::SharedCache).
+    Cache,
+    /// Chunks that are [kept](super::kept), not pinned.
+    Kept,
+}
+
+impl Facts {
+    /// Bytes of the facts.
+    pub const LEN: usize = size_of::<Facts>();
+
+    /// The facts that were read from a file.
+    #[allow(unsafe_code, reason = "bytes become atomics")]
+    pub fn of(bytes: [u8; Self::LEN]) -> Facts {
+        // SAFETY: a structure of atomic integers without padding, of the same size; any bytes are a valid value.
+        unsafe { std::mem::transmute::<[u8; Self::LEN], Facts>(bytes) }
+    }
+}
+
+/// Flags of a process.
+pub(super) mod slot {
+    /// A process has, or had, this place: see who lives.
+    pub const USED: u8 = 1;
+    /// It is a child that has not run yet, and may have pins that nobody has noted: nothing may be purged.
+    pub const HOLDS_ALL: u8 = 2;
+}
+
+/// The sizes that follow from the page of facts. They are checked once, and kept where no other process writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub data: usize,
+    pub chunk: usize,
+    pub chunks: usize,
+    pub slots: u32,
+    pub record: usize,
+    /// Chunks are [kept](super::kept), not pinned: the length that the maker asked for. 0: they are pinned.
+    pub asked: usize,
+    /// Each page of a chunk is put in place whole: see [`refill`](super::refill).
+    pub refilled: bool,
+}
+
+impl Shape {
+    /// # Errors
+    /// `EINVAL`: nothing can have these sizes.
+    pub fn new(call: &'static str, len: usize, chunk: usize, slots: u32) -> Result<Shape> {
+        let page = os::page_size();
+        let bad = |why: String, remedy: &'static str| {
+            Err(Error::new(ErrorKind::BadRange, call, why, remedy))
+        };
+        if len == 0 || len > 1 << 46 {
+            return bad(format!("the length is {len}"), "ask for 1 byte to 64 TiB");
+        }
+        if !chunk.is_power_of_two() || chunk < page || chunk > 1 << 30 {
+            let why =
+                format!("a chunk of {chunk} bytes is not a power of two from a page to 1 GiB");
+            return bad(why, "pass 65536, for instance");
+        }
+        if slots == 0 || slots > MOST_SLOTS {
+            let why = format!("{slots} processes are not from 1 to {MOST_SLOTS}");
+            return bad(why, "pass how many may have it open at a time");
+        }
+        let data = len.div_ceil(chunk) * chunk;
+        // A record has cache lines of its own.
+        let record = (PINS_AT + 2 * slots as usize).next_multiple_of(64);
+        Ok(Shape { data, chunk, chunks: data / chunk, slots, record, asked: 0, refilled: false })
+    }
+
+    /// Bytes of the records, whole pages.
+    pub fn records(&self) -> usize {
+        (self.chunks * self.record).next_multiple_of(os::page_size())
+    }
+
+    /// Bytes of the file.
+    pub fn file(&self) -> u64 {
+        (self.data + self.records() + os::page_size()) as u64
+    }
+
+    /// Writes the facts of a file that nobody has opened yet.
+    pub fn write(&self, facts: &Facts, usage: Use) {
+        facts.usage.store(usage as u32, Ordering::Relaxed);
+        facts.page.store(os::page_size() as u64, Ordering::Relaxed);
+        facts.data.store(self.data as u64, Ordering::Relaxed);
+        facts.chunk.store(self.chunk as u64, Ordering::Relaxed);
+        facts.slots.store(self.slots, Ordering::Relaxed);
+        facts.asked.store(self.asked as u64, Ordering::Relaxed);
+        facts.refilled.store(self.refilled.into(), Ordering::Relaxed);
+        facts.magic.store(MAGIC, Ordering::Release);
+    }
+
+    /// Reads the facts of a file of `bytes` bytes.
+    ///
+    /// # Errors
+    /// `EPROTO`: it is no file of tenure's, one that is not complete, or one of another version.
+    pub fn read(call: &'static str, facts: &Facts, bytes: u64, usage: Use) -> Result<Shape> {
+        let not = |why: &'static str| {
+            let remedy = "pass the descriptor of a SharedVolatile, as its maker gave it";
+            Error::new(ErrorKind::BadHeader, call, why, remedy)
+        };
+        if facts.magic.load(Ordering::Acquire) != MAGIC {
+            return Err(not("the file is no shared volatile memory of this version"));
+        }
+        if facts.page.load(Ordering::Relaxed) != os::page_size() as u64 {
+            return Err(not("its pages are of another size than this machine's"));
+        }
+        if facts.usage.load(Ordering::Relaxed) != usage as u32 {
+            return Err(not(
+                "it is shared memory for another use: chunks, a shared cache, or ashmem",
+            ));
+        }
+        let data = facts.data.load(Ordering::Relaxed);
+        let chunk = facts.chunk.load(Ordering::Relaxed);
+        let slots = facts.slots.load(Ordering::Relaxed);
+        let shape = Shape::new(call, data as usize, chunk as usize, slots)
+            .map_err(|_| not("its sizes are impossible"))?;
+        if shape.data as u64 != data || shape.file() != bytes {
+            return Err(not("its sizes do not fit the file's length"));
+        }
+        let asked = facts.asked.load(Ordering::Relaxed);
+        let is_one_page = chunk == os::page_size() as u64;
+        if asked != 0 && (!is_one_page || asked > data || asked <= data - chunk) {
+            return Err(not("its sizes are impossible"));
+        }
+        let refilled = facts.refilled.load(Ordering::Relaxed);
+        if refilled > 1 || refilled == 1 && usage != Use::Chunks {
+            return Err(not("it is made in a way that this version does not know"));
+        }
+        Ok(Shape { asked: asked as usize, refilled: refilled == 1, ..shape })
+    }
+}
+
+/// The flags of the processes, behind the facts.
+///
+/// # Safety
+/// `facts` lies at the start of a mapped page, which stays mapped for `'a`, and the shape is that page's.
+#[allow(unsafe_code, reason = "gives out atomics of shared memory")]
+pub(super) unsafe fn flags<'a>(facts: *const Facts, slots: u32) -> &'a [AtomicU8] {
+    // SAFETY: the caller promises that the page is mapped, and MOST_SLOTS flags fit behind FLAGS_AT in the smallest
+    // page. All processes use them as atomics only.
+    unsafe { std::slice::from_raw_parts(facts.cast::<AtomicU8>().add(FLAGS_AT), slots as usize) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_follow_from_the_page_of_facts() {
+        let shape = Shape::new("test", 100_000, 1 << 16, 56).unwrap();
+        assert_eq!((shape.data, shape.chunks, shape.record), (1 << 17, 2, 128));
+        assert_eq!(shape.file() as usize, (1 << 17) + 2 * os::page_size());
+        for (len, chunk, slots) in
+            [(0, 1 << 16, 1), (1, 3 << 16, 1), (1, 1 << 9, 1), (1, 1 << 16, 0), (1, 1 << 16, 2000)]
+        {
+            assert_eq!(Shape::new("test", len, chunk, slots).unwrap_err().errno(), libc::EINVAL);
+        }
+    }
+}

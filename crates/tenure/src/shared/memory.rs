@@ -1,0 +1,379 @@
+//! The shared memory as one process has it mapped, and what is done to a chunk in it.
+
+#![allow(unsafe_code, reason = "maps shared memory, and gives out atomics in it")]
+
+use super::chunk::{Chunk, PINS_AT};
+use super::layout::{self, slot, Facts, Shape, Use};
+use super::making::{self, FLIGHTS, FLIGHTS_AT};
+use super::state::{Kind, State};
+use crate::error::{Error, ErrorKind, Result};
+use crate::os::shared_file::{punch, SharedFile};
+use crate::os::signal::Blocked;
+use crate::os::{self, advise, futex, reserve, thp};
+use crate::range::PageRange;
+use crate::sync::{counting, while_counting};
+use crate::sync::{AtomicU16, AtomicU32, AtomicU64, AtomicU8, Ordering};
+use rustix::io::Errno;
+use std::ops::Range;
+use std::time::Duration;
+
+/// See the module's head. It says nothing of this process's place among the others.
+pub(super) struct Memory {
+    pub file: SharedFile,
+    pub shape: Shape,
+    /// The kernel chooses larger pages for shared memory, or is asked for them: memory is made by touching it, because a
+    /// mapping says of which size its pages are. Otherwise the file says it, for neighbouring chunks together.
+    pub by_touch: bool,
+    usage: Use,
+    /// The program's view of the data, which userfaultfd watches.
+    view: PageRange,
+    /// Tenure's own, unwatched: through it memory is made and given back.
+    own: PageRange,
+    /// The records and the page of facts.
+    head: PageRange,
+    /// This process's pins of each chunk, which a child inherits as they are at the fork, and behind them a byte for each
+    /// chunk that is noted for a child.
+    counts: PageRange,
+}
+
+/// Unmapped if the memory is not completed.
+struct Reserved(PageRange);
+
+impl Reserved {
+    fn new(len: usize, align: usize, own: bool) -> std::result::Result<Reserved, Errno> {
+        let map = if own { reserve::map_own } else { reserve::map_anonymous };
+        Ok(Reserved(map(len, align)?))
+    }
+
+    fn keep(self) -> PageRange {
+        let range = self.0;
+        std::mem::forget(self);
+        range
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        // SAFETY: reserved by this value, and not given out.
+        let _ = unsafe { reserve::unmap(self.0) };
+    }
+}
+
+impl Memory {
+    /// Maps a file. `new`: the shape of a file that was just made; `None`: the shape is read from the file.
+    pub fn map(
+        call: &'static str,
+        file: SharedFile,
+        new: Option<Shape>,
+        usage: Use,
+        read_only: bool,
+    ) -> Result<Memory> {
+        let system = |what: &'static str| move |errno| Error::system(call, what, errno);
+        let page = os::page_size();
+        let (bytes, _) = file.len().map_err(system("asking for the file's length"))?;
+        let map = |place: PageRange, offset: u64, write: bool| {
+            // SAFETY: a reservation of this call's own.
+            unsafe { file.map_over(place, offset, write) }
+        };
+        let shape = match new {
+            Some(shape) => shape,
+            None => {
+                let Some(at) = bytes.checked_sub(page as u64).filter(|at| at % page as u64 == 0)
+                else {
+                    return Err(too_short(call));
+                };
+                let facts = Reserved::new(page, page, true).map_err(system("mmap"))?;
+                map(facts.0, at, true).map_err(system("mapping the file to write"))?;
+                // SAFETY: a page of the file, mapped until the end of this block. Its length is sealed.
+                Shape::read(call, unsafe { &*(facts.0.start as *const Facts) }, bytes, usage)?
+            }
+        };
+        let align = if shape.chunk >= os::HUGE_PAGE { os::HUGE_PAGE } else { page };
+        let no_room = || system("mmap");
+        let view = Reserved::new(shape.data, align, false).map_err(no_room())?;
+        let own = Reserved::new(shape.data, align, true).map_err(no_room())?;
+        let head = Reserved::new(shape.records() + page, page, true).map_err(no_room())?;
+        let counts = (shape.chunks * (size_of::<AtomicU32>() + 1)).next_multiple_of(page);
+        let counts = Reserved::new(counts, page, true).map_err(no_room())?;
+        map(view.0, 0, !read_only).map_err(system("mapping the file"))?;
+        map(own.0, 0, true).map_err(system("mapping the file to write"))?;
+        map(head.0, shape.data as u64, true).map_err(system("mapping the file to write"))?;
+        let is_huge = align == os::HUGE_PAGE;
+        for range in [view.0, own.0, head.0] {
+            // Where huge pages are the rule, one of the records would be one of the chunks, too, and one chunk of others.
+            let is_data = range != head.0;
+            // Advice only.
+            let _ = match is_huge && is_data {
+                true => advise::want_huge_pages(range),
+                false => advise::want_base_pages(range),
+            };
+        }
+        let by_touch = match is_huge {
+            true => thp::shared(true) != thp::Setting::Never,
+            false => thp::shared_unasked(),
+        };
+        let memory = Memory {
+            file,
+            shape,
+            by_touch,
+            usage,
+            view: view.keep(),
+            own: own.keep(),
+            head: head.keep(),
+            counts: counts.keep(),
+        };
+        if new.is_some() {
+            shape.write(memory.facts(), usage);
+        }
+        Ok(memory)
+    }
+
+    pub fn facts(&self) -> &Facts {
+        // SAFETY: the page of facts follows the records, mapped while `self` lives; all its fields are atomics.
+        unsafe { &*((self.head.start + self.shape.records()) as *const Facts) }
+    }
+
+    /// The flags of the processes.
+    pub fn flags(&self) -> &[AtomicU8] {
+        // SAFETY: the page of facts is mapped while `self` lives, and the shape is the file's.
+        unsafe { layout::flags(self.facts(), self.shape.slots) }
+    }
+
+    /// The record of a chunk, of which there are as many as the shape says.
+    #[inline]
+    pub fn chunk(&self, number: usize) -> Chunk<'_> {
+        debug_assert!(number < self.shape.chunks);
+        let at = self.head.start + number * self.shape.record;
+        // SAFETY: the record lies in the mapped records while `self` lives, aligned to 64 bytes, and all processes use
+        // these fields as atomics only. The shape's record has room for as many pins as there are slots.
+        unsafe {
+            Chunk {
+                state: &*(at as *const AtomicU64),
+                used: &*((at + 8) as *const AtomicU32),
+                priority: &*((at + 12) as *const AtomicU8),
+                pins: std::slice::from_raw_parts(
+                    (at + PINS_AT) as *const AtomicU16,
+                    self.shape.slots as usize,
+                ),
+            }
+        }
+    }
+
+    /// The number of the chunk in whose record the calling thread counts or uncounts a pin.
+    pub fn counting(&self) -> Option<usize> {
+        let at = counting().checked_sub(self.head.start)?;
+        let chunk = at / self.shape.record;
+        (chunk < self.shape.chunks).then_some(chunk)
+    }
+
+    /// Does something that counts or uncounts a pin of the chunk.
+    #[inline]
+    pub fn while_counting<R>(&self, chunk: usize, act: impl FnOnce() -> R) -> R {
+        while_counting(self.head.start + chunk * self.shape.record, act)
+    }
+
+    /// What [`kept`](super::kept) notes of a chunk.
+    #[inline]
+    pub fn kept(&self, chunk: usize) -> &AtomicU8 {
+        debug_assert!(chunk < self.shape.chunks);
+        let at = self.head.start + chunk * self.shape.record + 13;
+        // SAFETY: a byte of the chunk's record, which is mapped while `self` lives and used as an atomic only.
+        unsafe { &*(at as *const AtomicU8) }
+    }
+
+    /// How often this process has a chunk pinned.
+    #[inline]
+    pub fn count(&self, chunk: usize) -> &AtomicU32 {
+        debug_assert!(chunk < self.shape.chunks);
+        // SAFETY: the private counts are mapped while `self` lives, one for each chunk, zeroed at first.
+        unsafe { &*((self.counts.start as *const AtomicU32).add(chunk)) }
+    }
+
+    /// Whether a pin of the chunk is noted for the child that is being made.
+    pub fn noted(&self, chunk: usize) -> &AtomicU8 {
+        debug_assert!(chunk < self.shape.chunks);
+        let at = self.counts.start + self.shape.chunks * size_of::<AtomicU32>() + chunk;
+        // SAFETY: mapped while `self` lives, behind the counts, one byte for each chunk, zeroed at first.
+        unsafe { &*(at as *const AtomicU8) }
+    }
+
+    /// The same, and takes the note away.
+    pub fn take_note(&self, chunk: usize) -> bool {
+        let noted = self.noted(chunk);
+        let was = noted.load(Ordering::Relaxed) != 0;
+        if was {
+            noted.store(0, Ordering::Relaxed);
+        }
+        was
+    }
+
+    pub fn offset_of(&self, chunk: usize) -> u64 {
+        (chunk * self.shape.chunk) as u64
+    }
+
+    pub fn view_of(&self, chunk: usize) -> PageRange {
+        let at = self.view.start + chunk * self.shape.chunk;
+        PageRange::new(at, at + self.shape.chunk)
+    }
+
+    /// The program's view of the data.
+    pub fn view(&self) -> PageRange {
+        self.view
+    }
+
+    pub fn own_of(&self, chunk: usize) -> PageRange {
+        self.own_of_all(chunk..chunk + 1)
+    }
+
+    fn own_of_all(&self, chunks: Range<usize>) -> PageRange {
+        let place = |chunk: usize| self.own.start + chunk * self.shape.chunk;
+        PageRange::new(place(chunks.start), place(chunks.end))
+    }
+
+    // Who has the right to change a chunk looks whether it has it, and uses it, with signals blocked. So no handler forks in
+    // between, whose child would go on with its parent's right, and later.
+
+    /// Gives the memory of a chunk back. The caller has the right to.
+    pub fn discard(&self, chunk: usize, blocked: &Blocked) -> bool {
+        self.discard_all(chunk..chunk + 1, blocked)
+    }
+
+    /// Gives the memory of neighbouring chunks back, in one call. The caller has the right to.
+    pub fn discard_all(&self, chunks: Range<usize>, _: &Blocked) -> bool {
+        // SAFETY: the caller makes the chunks or purges them, so nobody relies on their contents.
+        unsafe { punch(self.own_of_all(chunks)) }.is_ok()
+    }
+
+    /// Writes zeros over a chunk that this process makes.
+    pub fn clear_bytes(&self, chunk: usize, _: &Blocked) {
+        let own = self.own_of(chunk);
+        // SAFETY: mapped to write while `self` lives. Nobody reads or writes a chunk that this process makes.
+        unsafe { std::ptr::write_bytes(own.start as *mut u8, 0, own.len()) };
+    }
+
+    /// Of a chunk that this process makes: sets what it is from now on, and wakes those who wait for it.
+    pub fn settle(&self, chunk: usize, _: &Blocked, to: impl Fn(State) -> State) {
+        if self.chunk(chunk).settle(to) {
+            self.wake(chunk);
+        }
+    }
+
+    /// Sleeps while a chunk is in a state, for some time at most.
+    pub fn sleep(&self, chunk: usize, state: State, time: Duration) {
+        futex::wait_shared(futex::low(self.chunk(chunk).state), state.low(), time);
+    }
+
+    pub fn wake(&self, chunk: usize) {
+        futex::wake_shared(futex::low(self.chunk(chunk).state));
+    }
+
+    /// Takes away what a dead process left in a slot whose lock the caller has, and sets the slot's flags. `doubted`:
+    /// also where the flags say that there is nothing.
+    pub fn clear(&self, number: u32, flags: u8, doubted: bool) {
+        let place = &self.flags()[number as usize];
+        if doubted || place.load(Ordering::SeqCst) != 0 {
+            self.bury(number, &Blocked::all());
+        }
+        place.store(flags, Ordering::SeqCst);
+    }
+
+    fn bury(&self, dead: u32, blocked: &Blocked) {
+        self.end_work(dead, blocked, true);
+        let facts = self.facts();
+        let _ = facts.purger.compare_exchange(dead + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
+        self.flags()[dead as usize].store(0, Ordering::SeqCst);
+    }
+
+    /// Takes away what a dead process was doing, and perhaps its pins.
+    fn end_work(&self, dead: u32, blocked: &Blocked, and_pins: bool) {
+        for chunk in 0..self.shape.chunks {
+            let (record, discard) = (self.chunk(chunk), || self.discard(chunk, blocked));
+            let awaited = match and_pins {
+                true => record.bury(dead, discard),
+                false => record.end_work(dead, discard),
+            };
+            if awaited {
+                self.wake(chunk);
+            }
+        }
+        making::bury(self.making(), dead, |word| futex::wake_shared(futex::low(word)));
+    }
+
+    /// What the processes that share a cache make. None where the first chunk is not there.
+    fn making(&self) -> &[AtomicU64] {
+        // A hostile file may be too short.
+        let fits = self.shape.chunk >= FLIGHTS_AT + FLIGHTS * size_of::<AtomicU64>();
+        // Where another process just looks for pins its bytes are there, too, and perhaps stay.
+        let is_there = matches!(self.chunk(0).load().kind(), Kind::Intact | Kind::Checked);
+        if !making::are_in(self.usage) || !fits || !is_there {
+            return &[];
+        }
+        let at = self.own.start + FLIGHTS_AT;
+        // SAFETY: inside the first chunk, which is mapped while `self` lives, and used as atomics only. If it is purged
+        // meanwhile they are zeros.
+        unsafe { std::slice::from_raw_parts(at as *const AtomicU64, FLIGHTS) }
+    }
+
+    /// Looks whether a process lives, and takes away what it left if not. The lock alone tells: another process may have
+    /// overwritten the flags.
+    ///
+    /// # Errors
+    /// The program has closed the descriptor, or may open no more: nobody can tell.
+    pub fn bury_if_dead(&self, number: u32) -> std::result::Result<(), Errno> {
+        let Some(place) = self.flags().get(number as usize) else { return Ok(()) };
+        // From the look at the lock on: a child would take away what a later process has in the slot.
+        let blocked = Blocked::all();
+        let done = self.file.in_place_of(number, || {
+            let was_used = place.load(Ordering::SeqCst) != 0;
+            self.bury(number, &blocked);
+            was_used
+        });
+        if done? == Some(true) {
+            self.facts().buried.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// As [`bury_if_dead`](Self::bury_if_dead), for who waits for the process: also where children of it keep what it had
+    /// pinned. What it was doing nobody goes on with.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn wait_no_longer_for_the_dead(&self, number: u32) -> std::result::Result<(), Errno> {
+        self.bury_if_dead(number)?;
+        let blocked = Blocked::all();
+        let end = || self.end_work(number, &blocked, false);
+        self.file.in_place_of_parent(number, end).map(drop)
+    }
+
+    /// Looks whether each process lives.
+    pub fn bury_the_dead(&self, own: Option<u32>) {
+        for number in (0..self.shape.slots).filter(|number| Some(*number) != own) {
+            if self.flags()[number as usize].load(Ordering::SeqCst) != 0 {
+                // Who cannot tell counts it among the living.
+                let _ = self.bury_if_dead(number);
+            }
+        }
+    }
+
+    /// How many forks have begun. `None`: a child holds everything.
+    pub fn forks(&self) -> Option<u32> {
+        let begun = self.facts().forks.load(Ordering::SeqCst);
+        let holds = |flags: &AtomicU8| flags.load(Ordering::SeqCst) & slot::HOLDS_ALL != 0;
+        (!self.flags().iter().any(holds)).then_some(begun)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        for range in [self.view, self.own, self.head, self.counts] {
+            // SAFETY: mapped by `map`; the handle that gave out its addresses is gone, and guards borrow that.
+            let _ = unsafe { reserve::unmap(range) };
+        }
+    }
+}
+
+fn too_short(call: &'static str) -> Error {
+    let remedy = "pass the descriptor of a SharedVolatile, as its maker gave it";
+    Error::new(ErrorKind::BadHeader, call, "the file is too short, or no whole pages", remedy)
+}

@@ -1,0 +1,564 @@
+//! Shared volatile memory as a process has it open.
+
+#![allow(unsafe_code, reason = "other processes write to the memory")]
+
+use super::chunk::Purge;
+use super::function::{Function, Once};
+use super::layout::{Shape, Use};
+use super::pin::{Before, Maker, SharedChunk, SharedPin};
+use super::region::Region;
+use super::stats::SharedStats;
+use super::{list, pin, priority_of, purge, refill, service, touch};
+use crate::error::{Error, ErrorKind, Result};
+use crate::os::generation;
+use crate::os::shared_file::SharedFile;
+use crate::os::signal::Blocked;
+use crate::runtime::fork;
+use crate::sync::Ordering;
+use crate::tracking::settings::Priority;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Volatile memory that several processes share.
+///
+/// It is made of chunks. A process pins a chunk to use it. While nobody has a chunk pinned, any process that has the
+/// memory open may give its pages back when memory is short; the next process that pins it is told, and makes the bytes
+/// again.
+///
+/// ```
+/// use tenure::shared::SharedVolatile;
+/// let shared = SharedVolatile::new(16 << 20)?; // children of a fork have it, too
+/// let tile = shared.get_or_make(3, |bytes| bytes.fill(7))?; // made once, by whoever needs it first
+/// assert_eq!(tile[0], 7);
+/// drop(tile); // from here on the memory may go when it is needed elsewhere
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[derive(Debug)]
+#[doc(alias = "ashmem")]
+#[doc(alias = "memfd_create")]
+pub struct SharedVolatile {
+    region: Arc<Region>,
+    function: Once<Function>,
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region").field("shape", &self.shape).finish_non_exhaustive()
+    }
+}
+
+impl SharedVolatile {
+    /// Opens memory that another process has made, by its descriptor: inherited, or [received](super::receive).
+    ///
+    /// ```
+    /// use std::os::fd::AsFd;
+    /// use tenure::shared::SharedVolatile;
+    /// let shared = SharedVolatile::new(1 << 20)?;
+    /// shared.get_or_make(0, |bytes| bytes.fill(7))?;
+    /// let descriptor = shared.as_fd().try_clone_to_owned().unwrap();
+    /// // SAFETY: only this program has the descriptor.
+    /// let other = unsafe { SharedVolatile::open(descriptor) }?;
+    /// assert_eq!(other.get_or_make(0, |_| unreachable!())?[100], 7);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Safety
+    /// Every process that has the descriptor writes to the memory as a [`Maker`] only. One that writes elsewhere could
+    /// change bytes to which this program has a reference. No process can crash this one by what it writes to the
+    /// header: that is checked.
+    ///
+    /// # Errors
+    /// `EPROTO`: it is no shared volatile memory of this version, or it is damaged. `EUSERS`: as many processes have it
+    /// open as its maker allowed. `EACCES`, `EPERM`: the descriptor is open for reading only, or sealed. `ENOENT`: there
+    /// is no `/proc`. `ENOMEM`, `EMFILE`.
+    pub unsafe fn open(descriptor: OwnedFd) -> Result<SharedVolatile> {
+        SharedVolatile::open_as("SharedVolatile::open", descriptor, Use::Chunks, false)
+    }
+
+    /// Opens memory to pin and read, not to make: a chunk that is gone stays gone for this process. A write to the bytes
+    /// ends the process.
+    ///
+    /// ```
+    /// use std::os::fd::AsFd;
+    /// use tenure::shared::SharedVolatile;
+    /// let shared = SharedVolatile::new(1 << 20)?;
+    /// // SAFETY: only this program has the descriptor.
+    /// let reader = unsafe {
+    ///     SharedVolatile::open_read_only(shared.as_fd().try_clone_to_owned().unwrap())
+    /// }?;
+    /// assert!(reader.read(0)?.is_none());
+    /// assert_eq!(reader.pin(0).unwrap_err().errno(), 13); // EACCES
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Safety
+    /// As [`SharedVolatile::open`]. A pin is written, so the descriptor is open for writing, and a reader that is not
+    /// to be trusted with it can write.
+    ///
+    /// # Errors
+    /// As [`SharedVolatile::open`].
+    pub unsafe fn open_read_only(descriptor: OwnedFd) -> Result<SharedVolatile> {
+        SharedVolatile::open_as("SharedVolatile::open_read_only", descriptor, Use::Chunks, true)
+    }
+
+    /// [`SharedVolatile::open`] for something that is built on it.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn open_for(
+        call: &'static str,
+        descriptor: OwnedFd,
+        usage: Use,
+    ) -> Result<SharedVolatile> {
+        SharedVolatile::open_as(call, descriptor, usage, false)
+    }
+
+    fn open_as(
+        call: &'static str,
+        descriptor: OwnedFd,
+        usage: Use,
+        read_only: bool,
+    ) -> Result<SharedVolatile> {
+        let system = |errno| Error::system(call, "asking for the file's length and seals", errno);
+        let file = SharedFile::of(descriptor).map_err(system)?;
+        let (_, is_sealed) = file.len().map_err(system)?;
+        if !is_sealed {
+            let why = "the file could be made shorter: it is not sealed (F_SEAL_SHRINK)";
+            let remedy = "pass the descriptor of a SharedVolatile, as its maker gave it";
+            return Err(Error::new(ErrorKind::BadHeader, call, why, remedy));
+        }
+        SharedVolatile::map(call, file, None, usage, read_only)
+    }
+
+    /// Maps a file. `new`: the shape of one that was just made.
+    pub(super) fn map(
+        call: &'static str,
+        file: SharedFile,
+        new: Option<Shape>,
+        usage: Use,
+        read_only: bool,
+    ) -> Result<SharedVolatile> {
+        let region = service::open(call, file, new, usage, read_only)?;
+        Ok(SharedVolatile { region, function: Once::new() })
+    }
+
+    pub(super) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The function that [`FunctionPlace`](super::function::FunctionPlace) finds.
+    pub(super) fn keep(&self, function: Function) {
+        self.function.set(function);
+    }
+
+    pub(super) fn region_shared(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// Returns the length in bytes, whole chunks.
+    ///
+    /// ```
+    /// assert_eq!(tenure::shared::SharedVolatile::new(1)?.len(), 64 << 10);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn len(&self) -> usize {
+        self.region.shape.data
+    }
+
+    /// Returns `false`: it has at least one chunk.
+    ///
+    /// ```
+    /// assert!(!tenure::shared::SharedVolatile::new(1)?.is_empty());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Returns the number of chunks.
+    ///
+    /// ```
+    /// assert_eq!(tenure::shared::SharedVolatile::new(1 << 20)?.chunks(), 16);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn chunks(&self) -> usize {
+        self.region.shape.chunks
+    }
+
+    /// Returns the size of a chunk in bytes.
+    ///
+    /// ```
+    /// assert_eq!(tenure::shared::SharedVolatile::new(1 << 20)?.chunk_size(), 64 << 10);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn chunk_size(&self) -> usize {
+        self.region.shape.chunk
+    }
+
+    fn check(&self, call: &'static str, chunk: usize) -> Result<()> {
+        if chunk < self.chunks() {
+            return Ok(());
+        }
+        let why = format!("chunk {chunk} is none: there are {}", self.chunks());
+        Err(Error::new(ErrorKind::BadRange, call, why, "pass 0 to chunks() - 1"))
+    }
+
+    /// Pins a chunk and tells what became of it, in one step: of all threads and processes that pin a purged chunk
+    /// exactly one is told, and makes the bytes; the others find it being made.
+    ///
+    /// ```
+    /// use tenure::shared::{SharedPin, SharedVolatile};
+    /// let shared = SharedVolatile::new(1 << 20)?;
+    /// assert!(matches!(shared.pin(0)?, SharedPin::ToMake(_)));
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// Of an intact chunk no system call. Of one that is gone: its memory is made, and before that other chunks may be
+    /// purged for it.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is no such chunk. `EACCES`: the chunk is gone, and the memory is open to read only, or this
+    /// process has no refill function. `EIO`: the refill function failed or panicked. `EDEADLK`: the chunk's own refill
+    /// function pins it. `ENOMEM`: no memory for the chunk; the next pin is told as this one would have been. `EUSERS`: this process has the chunk
+    /// pinned 32,000 times. `EPROTO`: another process has overwritten the header.
+    pub fn pin(&self, chunk: usize) -> Result<SharedPin<'_>> {
+        self.pin_as("SharedVolatile::pin", chunk)
+    }
+
+    fn pin_as(&self, call: &'static str, chunk: usize) -> Result<SharedPin<'_>> {
+        self.check(call, chunk)?;
+        SharedPin::take(call, &self.region, chunk)
+    }
+
+    /// Pins a chunk if it is intact. `None`: it is gone or being made, and nobody was told.
+    ///
+    /// ```
+    /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
+    /// assert!(shared.read(0)?.is_none());
+    /// shared.get_or_make(0, |bytes| bytes.fill(7))?;
+    /// assert_eq!(shared.read(0)?.unwrap()[0], 7);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`SharedVolatile::pin`], but for `ENOMEM` and `EACCES`.
+    pub fn read(&self, chunk: usize) -> Result<Option<SharedChunk<'_>>> {
+        let call = "SharedVolatile::read";
+        self.check(call, chunk)?;
+        let found = self.region.pin(call, chunk, false)?;
+        // The pin of one that is being made ends here.
+        Ok(SharedPin::of(&self.region, chunk, found).and_then(SharedPin::intact))
+    }
+
+    /// Pins a chunk, makes it by `make` if it is gone, and waits where another makes it. `make` is given zeros. It comes
+    /// before the refill function, if there is one.
+    ///
+    /// ```
+    /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
+    /// let chunk = shared.get_or_make(5, |bytes| bytes[..2].copy_from_slice(b"hi"))?;
+    /// assert_eq!(&chunk[..3], b"hi\0");
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`SharedVolatile::pin`]. If `make` panics the chunk stays gone. `make` must not ask for the same chunk: it
+    /// would wait for itself.
+    pub fn get_or_make(
+        &self,
+        chunk: usize,
+        make: impl FnOnce(&mut [u8]),
+    ) -> Result<SharedChunk<'_>> {
+        let call = "SharedVolatile::get_or_make";
+        if self.region.shape.refilled && !self.region.read_only {
+            self.check(call, chunk)?;
+            return pin::get_or_fill(call, &self.region, chunk, |bytes| {
+                make(bytes);
+                Ok(())
+            });
+        }
+        let mut pin = self.pin_as(call, chunk)?;
+        loop {
+            match pin {
+                SharedPin::Intact(chunk) => return Ok(chunk),
+                SharedPin::ToMake(mut maker) => {
+                    make(&mut maker);
+                    return Ok(maker.finish());
+                }
+                SharedPin::BeingMade(other) => pin = other.wait(None)?,
+            }
+        }
+    }
+
+    /// Pins neighbouring chunks, each as [`SharedVolatile::pin`] does.
+    ///
+    /// Finish what is to be made before you wait for what others make: they may wait for you.
+    ///
+    /// ```
+    /// use tenure::shared::{SharedPin, SharedVolatile};
+    /// let shared = SharedVolatile::new(1 << 20)?;
+    /// for pin in shared.pin_range(0..4)? {
+    ///     if let SharedPin::ToMake(mut maker) = pin {
+    ///         maker.fill(7);
+    ///         maker.finish();
+    ///     }
+    /// }
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`SharedVolatile::pin`]: then none is pinned, and what the call was told is told again.
+    pub fn pin_range(&self, chunks: Range<usize>) -> Result<Vec<SharedPin<'_>>> {
+        let call = "SharedVolatile::pin_range";
+        if chunks.is_empty() {
+            return Err(Error::new(
+                ErrorKind::BadRange,
+                call,
+                "the range is empty",
+                "pass a chunk",
+            ));
+        }
+        self.check(call, chunks.end - 1)?;
+        chunks.map(|chunk| self.pin_as(call, chunk)).collect()
+    }
+
+    /// Returns the right to change an intact chunk in place, if nobody else has it pinned. Until it is finished others
+    /// find the chunk being made; if it is not, they find it gone.
+    ///
+    /// ```
+    /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
+    /// shared.get_or_make(0, |bytes| bytes.fill(7))?;
+    /// let mut maker = shared.remake(0)?;
+    /// maker[0] = 8;
+    /// assert_eq!(maker.finish()[..2], [8, 7]);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `EBUSY`: somebody has it pinned, or it is not intact. `EACCES`: open to read only. `EOPNOTSUPP`: a
+    /// [refill function](super::SharedVolatileBuilder::refill) makes it. Others as [`SharedVolatile::pin`].
+    pub fn remake(&self, chunk: usize) -> Result<Maker<'_>> {
+        let call = "SharedVolatile::remake";
+        self.check(call, chunk)?;
+        if self.region.read_only {
+            let why = "the memory is open to read only";
+            return Err(Error::new(ErrorKind::NoAccess, call, why, "open it to write"));
+        }
+        if self.region.shape.refilled {
+            return Err(refill::not_in_place(call));
+        }
+        let found = self.region.pin(call, chunk, false)?;
+        let busy = |why: &'static str| {
+            Error::new(ErrorKind::Busy, call, format!("chunk {chunk} {why}"), "try again later")
+        };
+        // Ends the pin, unless it becomes the maker's.
+        let pinned = SharedPin::of(&self.region, chunk, found).and_then(SharedPin::intact);
+        let Some(pinned) = pinned else { return Err(busy("is gone, or being made")) };
+        let maker = match self.try_remake(call, chunk)? {
+            Some(maker) => maker,
+            None => {
+                // Those that have it pinned may have died.
+                list::look_who_lives(&self.region);
+                let maker = self.try_remake(call, chunk)?;
+                maker.ok_or_else(|| busy("is pinned by somebody else"))?
+            }
+        };
+        std::mem::forget(pinned);
+        Ok(maker)
+    }
+
+    /// The right to change a chunk in place, if the caller's pin, which becomes the maker's, is the only one.
+    fn try_remake(&self, call: &'static str, chunk: usize) -> Result<Option<Maker<'_>>> {
+        let _blocked = Blocked::all();
+        let own = self.region.slots.own(call)?;
+        let is_mine = self.region.chunk(chunk).try_remake(own, || self.region.forks());
+        let maker = || Maker::new(&self.region, chunk, Before::Intact, generation::current());
+        Ok(is_mine.then(maker))
+    }
+
+    /// Sets when a chunk is purged, compared with the others.
+    ///
+    /// ```
+    /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
+    /// shared.set_priority(0, tenure::Priority::LOWEST)?; // goes before the others
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `EINVAL`: there is no such chunk.
+    pub fn set_priority(&self, chunk: usize, priority: Priority) -> Result<()> {
+        self.check("SharedVolatile::set_priority", chunk)?;
+        self.region.chunk(chunk).priority.store(super::stored(priority), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Returns a chunk's priority.
+    ///
+    /// ```
+    /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
+    /// assert_eq!(shared.priority(0)?, tenure::Priority::DEFAULT);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `EINVAL`: there is no such chunk.
+    pub fn priority(&self, chunk: usize) -> Result<Priority> {
+        self.check("SharedVolatile::priority", chunk)?;
+        Ok(priority_of(&self.region.chunk(chunk)))
+    }
+
+    /// Purges the chunks of a range that nobody has pinned, as happens when memory is short. Returns how many. If some are
+    /// pinned it takes away first what dead processes left.
+    ///
+    /// ```
+    /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
+    /// shared.get_or_make(0, |bytes| bytes.fill(7))?;
+    /// assert_eq!(shared.purge_now(0..shared.chunks())?, 1);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `EINVAL`: there are no such chunks. `EUSERS`: as [`SharedVolatile::pin`].
+    pub fn purge_now(&self, chunks: Range<usize>) -> Result<usize> {
+        let call = "SharedVolatile::purge_now";
+        if !chunks.is_empty() {
+            self.check(call, chunks.end - 1)?;
+        }
+        fork::look();
+        self.region.slots.own(call)?;
+        let purge = |chunk| purge::purge(&self.region, chunk);
+        let (mut purged, mut looked) = (0, false);
+        for chunk in chunks {
+            let mut done = purge(chunk);
+            // Those that have it pinned may have died, and no worker have got to look yet.
+            if done == Purge::Pinned && !std::mem::replace(&mut looked, true) {
+                list::look_who_lives(&self.region);
+                done = purge(chunk);
+            }
+            purged += usize::from(done == Purge::Done);
+        }
+        Ok(purged)
+    }
+
+    /// Returns the address of a chunk's first byte, for code that touches the bytes without a pin. A touch of what is
+    /// gone raises SIGBUS where [`is_watched`](SharedVolatile::is_watched), and reads zeros elsewhere; with a
+    /// [refill function](super::SharedVolatileBuilder::refill) the chunk is made, and the touch sees what was made. The
+    /// bytes may be given back at any moment, and made anew by another process.
+    ///
+    /// ```
+    /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
+    /// assert!(!shared.as_ptr(0)?.is_null());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `EINVAL`: there is no such chunk.
+    pub fn as_ptr(&self, chunk: usize) -> Result<*mut u8> {
+        self.check("SharedVolatile::as_ptr", chunk)?;
+        Ok(self.region.view_of(chunk).start as *mut u8)
+    }
+
+    /// Returns whether a touch of what is gone raises SIGBUS in this process (userfaultfd).
+    ///
+    /// ```
+    /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
+    /// println!("SIGBUS on touch: {}", shared.is_watched());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn is_watched(&self) -> bool {
+        self.region.is_watched()
+    }
+
+    /// Reads what the memory holds now and what happened to it so far, in all processes. Takes away first what dead
+    /// processes left.
+    ///
+    /// ```
+    /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
+    /// let _chunk = shared.get_or_make(0, |bytes| bytes.fill(7))?;
+    /// let stats = shared.stats();
+    /// assert_eq!((stats.intact, stats.pinned, stats.processes), (1, 1, 1));
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Cost
+    /// A look at each chunk (about 20 ns), and three system calls for each process that has it open.
+    pub fn stats(&self) -> SharedStats {
+        SharedStats::of(&self.region)
+    }
+
+    /// Takes back a pin whose guard was given to [`std::mem::forget`], for callers that count their pins themselves, as
+    /// the C library does. If it is the process's last, and the process still makes the chunk, the chunk is gone.
+    /// `false`: this process does not have the chunk pinned.
+    ///
+    /// ```
+    /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
+    /// std::mem::forget(shared.get_or_make(0, |_| ())?);
+    /// // SAFETY: the pin above was forgotten, and nothing refers to the bytes.
+    /// assert!(unsafe { shared.unpin(0) }?);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Safety
+    /// There is such a pin, or none at all, and nothing refers to the bytes through it any more.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is no such chunk.
+    pub unsafe fn unpin(&self, chunk: usize) -> Result<bool> {
+        self.check("SharedVolatile::unpin", chunk)?;
+        Ok(self.region.unpin_forgotten(chunk))
+    }
+
+    /// Ends the making of a chunk whose [`Maker`] was given to [`std::mem::forget`]: `made` says whether its bytes are
+    /// whole. The pin stays. `false`: this process does not make it.
+    ///
+    /// ```
+    /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
+    /// std::mem::forget(shared.pin(0)?);
+    /// // SAFETY: the maker above was forgotten, and nothing refers to the bytes.
+    /// assert!(unsafe { shared.end_making(0, true) }?);
+    /// assert!(shared.read(0)?.is_some());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Safety
+    /// No [`Maker`] of the chunk lives in this process, and nothing writes to its bytes.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is no such chunk. `EUSERS`: as [`SharedVolatile::pin`].
+    pub unsafe fn end_making(&self, chunk: usize, made: bool) -> Result<bool> {
+        let call = "SharedVolatile::end_making";
+        self.check(call, chunk)?;
+        let blocked = Blocked::all();
+        let own = self.region.slots.own(call)?;
+        let state = self.region.chunk(chunk).load();
+        if state.kind() != super::state::Kind::Making || state.owner() != own {
+            return Ok(false);
+        }
+        if made {
+            self.region.settle(chunk, &blocked, super::state::State::intact);
+        } else {
+            let zero = self.region.discard(chunk, &blocked);
+            self.region.settle(chunk, &blocked, |state| state.purged(true, zero));
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for SharedVolatile {
+    fn drop(&mut self) {
+        if self.region.refill.is_set() {
+            touch::remove(&self.region);
+        }
+        list::remove(&self.region);
+        // Here, and not with the region, which the worker may be the last to have: it has a descriptor table of its own.
+        self.region.file.close();
+    }
+}
+
+/// The descriptor to pass to another process. It closes at `exec`, unless the program clears `FD_CLOEXEC` of a copy.
+impl AsFd for SharedVolatile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.region.file.as_fd()
+    }
+}

@@ -1,0 +1,94 @@
+//! The parts of a shared cache: where its values are found, and which of a key's entries counts.
+
+#![allow(unsafe_code, reason = "reads records in shared memory")]
+
+use super::entry::Entry;
+use super::index::Index;
+use super::object::SharedVolatile;
+use super::pin::SharedChunk;
+use super::record::Record;
+use super::writer::{unit, Writer};
+use crate::sync::{AtomicU64, Ordering};
+
+/// See the module's head.
+pub(super) struct Parts<'a> {
+    pub memory: &'a SharedVolatile,
+    pub index: &'a Index,
+    pub writer: &'a Writer,
+}
+
+/// Where an entry leads that may be a key's.
+pub(super) enum Leads<'a> {
+    /// To that key's record.
+    There(SharedChunk<'a>, Record<'a>),
+    /// To another key's.
+    Elsewhere,
+    /// Its value is gone, or cannot be pinned now.
+    Nowhere,
+}
+
+impl<'a> Parts<'a> {
+    /// The record at a place of a chunk that is pinned. `None`: there is none.
+    pub fn record(&self, chunk: usize, place: usize) -> Option<Record<'a>> {
+        let len = self.memory.chunk_size();
+        let offset = place * unit(len);
+        let start = self.memory.region().view_of(chunk).start;
+        // SAFETY: inside the chunk, which is pinned, so it is mapped and stays. The bytes of a record do not change once
+        // the index names it, and only then are they relied on.
+        unsafe { Record::at(start + offset, len.checked_sub(offset)?) }
+    }
+
+    /// Follows an entry that may be a key's.
+    pub fn follow(&self, entry: Entry, hash: u64, key: &[u8]) -> Leads<'a> {
+        let Ok(Some(pin)) = self.memory.read(entry.chunk()) else { return Leads::Nowhere };
+        let state = self.memory.region().chunk(entry.chunk()).load();
+        if !entry.is_of(state.life()) || entry.chunk() < self.index.chunks() {
+            return Leads::Nowhere;
+        }
+        match self.record(entry.chunk(), entry.place()) {
+            Some(record) if record.is_of(hash, key) => Leads::There(pin, record),
+            Some(_) => Leads::Elsewhere,
+            None => Leads::Nowhere,
+        }
+    }
+
+    /// Puts an entry in the place of one of the same key, if there is one. No process then finds the older value after
+    /// the newer one, even if this process dies here.
+    pub fn replace(&self, hash: u64, key: &[u8], new: Entry) -> Option<&'a AtomicU64> {
+        self.index.find(self.memory, hash, |place, entry| {
+            let Leads::There(..) = self.follow(entry, hash, key) else { return None };
+            let put =
+                place.compare_exchange(entry.0, new.0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            put.then_some(place)
+        })
+    }
+
+    /// Takes a key's entries out, but for the one in the place `but`. `true`: it had some that led to a value.
+    ///
+    /// Every entry that may be the key's goes, unless it leads to another key's value. One that leads nowhere may be of a
+    /// chunk that is being emptied: its value is about to be written again, and the entry then leads there. One that
+    /// cannot be looked at now may be looked at later.
+    pub fn drop_others(&self, hash: u64, key: &[u8], but: Option<&AtomicU64>) -> bool {
+        let mut dropped = false;
+        self.index.find(self.memory, hash, |place, mut entry| {
+            if but.is_some_and(|but| std::ptr::eq(but, place)) {
+                return None;
+            }
+            while entry.may_be(hash) {
+                let leads = self.follow(entry, hash, key);
+                if matches!(leads, Leads::Elsewhere) {
+                    break;
+                }
+                match place.compare_exchange(entry.0, 0, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => {
+                        dropped |= matches!(leads, Leads::There(..));
+                        break;
+                    }
+                    Err(now) => entry = Entry(now),
+                }
+            }
+            None::<()>
+        });
+        dropped
+    }
+}

@@ -1,0 +1,503 @@
+//! What a pin of a chunk finds, and what the program does with it.
+
+#![allow(unsafe_code, reason = "gives out the bytes of a chunk under a pin")]
+
+use super::chunk::Found;
+use super::purge;
+use super::refill;
+use super::region::Region;
+use super::state::{Kind, State};
+use super::waiting::Waiting;
+use crate::error::{Error, ErrorKind, Result};
+use crate::os::signal::Blocked;
+use crate::os::{generation, populate};
+use crate::runtime::refills::RefillError;
+use std::ops::{Deref, DerefMut};
+use std::time::{Duration, Instant};
+
+/// What a pin of a chunk found.
+///
+/// ```
+/// use tenure::shared::{SharedPin, SharedVolatile};
+/// let shared = SharedVolatile::new(1 << 20)?;
+/// match shared.pin(0)? {
+///     SharedPin::Intact(bytes) => println!("{}", bytes[0]),
+///     SharedPin::ToMake(mut maker) => {
+///         maker.fill(7); // this caller alone was told: it makes the bytes,
+///         maker.finish(); // and says so
+///     }
+///     SharedPin::BeingMade(other) => drop(other), // or wait for it
+/// }
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "the chunk is pinned until this is dropped"]
+pub enum SharedPin<'a> {
+    /// Every byte is as its maker left it.
+    Intact(SharedChunk<'a>),
+    /// Its bytes are gone, or nobody has made them yet. The caller makes them: nobody else is told.
+    ToMake(Maker<'a>),
+    /// Another thread or process was told, and makes them. (Or it gives their memory back, and is stopped meanwhile.)
+    BeingMade(BeingMade<'a>),
+}
+
+/// What a chunk was before its maker got it.
+///
+/// ```
+/// use tenure::shared::{Before, SharedPin, SharedVolatile};
+/// let shared = SharedVolatile::new(1 << 20)?;
+/// let SharedPin::ToMake(maker) = shared.pin(0)? else { unreachable!() };
+/// assert_eq!(maker.before(), Before::Fresh);
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Before {
+    /// Nobody has made it yet.
+    Fresh,
+    /// It was made, and purged.
+    Purged,
+    /// A maker died or gave up before it had finished.
+    HalfMade,
+    /// It is intact, and is changed in place ([`remake`](super::SharedVolatile::remake)).
+    Intact,
+}
+
+impl Before {
+    pub(super) fn of(was: State) -> Before {
+        match was.kind() {
+            _ if was.was_half_made() => Before::HalfMade,
+            Kind::Fresh => Before::Fresh,
+            _ => Before::Purged,
+        }
+    }
+}
+
+/// A chunk that is pinned and intact. The pin ends when it is dropped.
+///
+/// ```
+/// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
+/// let chunk = shared.get_or_make(0, |bytes| bytes.fill(7))?;
+/// assert_eq!(chunk[100], 7);
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct SharedChunk<'a> {
+    pin: Pin<'a>,
+}
+
+/// The right to make a chunk's bytes, which no other thread or process has. Its memory is there, all zeros, unless
+/// [`remake`](super::SharedVolatile::remake) gave it. If it is dropped without [`finish`](Maker::finish), the bytes are gone, and the
+/// next pin is told.
+///
+/// ```
+/// use tenure::shared::{SharedPin, SharedVolatile};
+/// let shared = SharedVolatile::new(1 << 20)?;
+/// let SharedPin::ToMake(mut maker) = shared.pin(3)? else { unreachable!() };
+/// maker[..5].copy_from_slice(b"hello");
+/// assert_eq!(&maker.finish()[..5], b"hello");
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "the chunk's bytes are gone if this is dropped without finish()"]
+pub struct Maker<'a> {
+    pin: Pin<'a>,
+    before: Before,
+    /// A child's copy of it makes nothing.
+    process: u64,
+}
+
+/// A chunk that another thread or process makes. It is pinned: once it is made it stays.
+///
+/// ```
+/// use tenure::shared::{SharedPin, SharedVolatile};
+/// let shared = SharedVolatile::new(1 << 20)?;
+/// let SharedPin::ToMake(maker) = shared.pin(0)? else { unreachable!() };
+/// let SharedPin::BeingMade(other) = shared.pin(0)? else { unreachable!() };
+/// maker.finish();
+/// assert!(matches!(other.wait(None)?, SharedPin::Intact(_)));
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct BeingMade<'a> {
+    pin: Pin<'a>,
+}
+
+/// One pin of one chunk.
+#[derive(Debug)]
+struct Pin<'a> {
+    region: &'a Region,
+    chunk: usize,
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.region.unpin(self.chunk);
+    }
+}
+
+impl Pin<'_> {
+    fn address(&self) -> usize {
+        self.region.view_of(self.chunk).start
+    }
+
+    fn bytes(&self) -> &[u8] {
+        let len = self.region.shape.chunk;
+        // SAFETY: mapped as long as the object lives, and its memory is there while it is pinned. Only a maker writes,
+        // and there is none while somebody has it pinned and intact: see `SharedVolatile::open` for other processes.
+        unsafe { std::slice::from_raw_parts(self.address() as *const u8, len) }
+    }
+}
+
+impl<'a> SharedPin<'a> {
+    /// Pins a chunk, and makes its memory where the caller is to make it.
+    pub(super) fn take(
+        call: &'static str,
+        region: &'a Region,
+        chunk: usize,
+    ) -> Result<SharedPin<'a>> {
+        if region.shape.refilled && !region.read_only {
+            return SharedPin::take_refilled(call, region, chunk);
+        }
+        let found = region.pin(call, chunk, !region.read_only)?;
+        if let Found::ToMake(was, process) = found {
+            let maker = Maker::new(region, chunk, Before::of(was), process);
+            return provide(call, region, chunk, was, maker).map(SharedPin::ToMake);
+        }
+        SharedPin::of(region, chunk, found).ok_or_else(|| {
+            let why = format!("chunk {chunk} is gone, and the memory is open to read only");
+            let remedy = "call read(), and have a process make it that may write";
+            Error::new(ErrorKind::NoAccess, call, why, remedy)
+        })
+    }
+
+    /// Pins a chunk that a function of this process makes, if there is one.
+    fn take_refilled(
+        call: &'static str,
+        region: &'a Region,
+        chunk: usize,
+    ) -> Result<SharedPin<'a>> {
+        loop {
+            let found = region.pin(call, chunk, region.refill.is_set())?;
+            match found {
+                Found::ToMake(_, process) => {
+                    let maker = Maker::new(region, chunk, Before::Purged, process);
+                    let make = |bytes: &mut [u8]| region.refill.call(chunk, bytes);
+                    if let Some(made) = make_by(call, maker, make)? {
+                        return Ok(SharedPin::Intact(made));
+                    }
+                }
+                Found::Busy(_) if region.refill.is_called_here_for(chunk) => {
+                    region.unpin(chunk);
+                    return Err(made_by_itself(call, chunk));
+                }
+                _ => {
+                    let found = SharedPin::of(region, chunk, found);
+                    return found.ok_or_else(|| refill::no_function(call, chunk));
+                }
+            }
+        }
+    }
+
+    /// What a pin found that the chunk has.
+    pub(super) fn of(region: &'a Region, chunk: usize, found: Found) -> Option<SharedPin<'a>> {
+        let pin = || Pin { region, chunk };
+        Some(match found {
+            Found::Intact => SharedPin::Intact(SharedChunk { pin: pin() }),
+            Found::Busy(_) => SharedPin::BeingMade(BeingMade { pin: pin() }),
+            Found::ToMake(..) | Found::Gone(_) | Found::Damaged => return None,
+        })
+    }
+
+    /// Returns the chunk if it is intact.
+    ///
+    /// ```
+    /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
+    /// assert!(shared.pin(0)?.intact().is_none()); // nobody has made it
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn intact(self) -> Option<SharedChunk<'a>> {
+        match self {
+            SharedPin::Intact(chunk) => Some(chunk),
+            _ => None,
+        }
+    }
+}
+
+/// Pins a chunk of memory with refill functions. If it is gone `make` makes its bytes; the caller waits where another
+/// makes it.
+pub(super) fn get_or_fill<'a>(
+    call: &'static str,
+    region: &'a Region,
+    chunk: usize,
+    make: impl FnOnce(&mut [u8]) -> std::result::Result<(), RefillError>,
+) -> Result<SharedChunk<'a>> {
+    let mut make = Some(make);
+    let mut waiting = Waiting::new();
+    loop {
+        match (region.pin(call, chunk, make.is_some())?, make.take()) {
+            (Found::ToMake(_, process), Some(make)) => {
+                let maker = Maker::new(region, chunk, Before::Purged, process);
+                if let Some(made) = make_by(call, maker, make)? {
+                    return Ok(made);
+                }
+            }
+            (Found::Busy(state), unused) => {
+                make = unused;
+                if region.refill.is_called_here_for(chunk) {
+                    region.unpin(chunk);
+                    return Err(made_by_itself(call, chunk));
+                }
+                let asked = region.wait(chunk, state, None);
+                region.unpin(chunk);
+                waiting.looked(call, asked)?;
+            }
+            (found, _) => {
+                let found = SharedPin::of(region, chunk, found).and_then(SharedPin::intact);
+                // In a child of `make`'s, whose parent made the chunk: it was purged since.
+                return found.ok_or_else(|| refill::no_function(call, chunk));
+            }
+        }
+    }
+}
+
+/// Has `make` make a chunk. `None`: it has forked, and this is the child. After an error the next pin finds the chunk
+/// gone.
+fn make_by<'a>(
+    call: &'static str,
+    maker: Maker<'a>,
+    make: impl FnOnce(&mut [u8]) -> std::result::Result<(), RefillError>,
+) -> Result<Option<SharedChunk<'a>>> {
+    let (region, chunk) = (maker.pin.region, maker.pin.chunk);
+    purge::make_room(region, region.shape.chunk as u64);
+    refill::fill(call, region, chunk, make, |put| maker.act(put))?;
+    Ok(maker.is_mine().then(|| maker.finish()))
+}
+
+fn made_by_itself(call: &'static str, chunk: usize) -> Error {
+    let why = format!("chunk {chunk} is made by this thread");
+    let remedy = "have the refill function write only the bytes that it is given";
+    Error::new(ErrorKind::Deadlock, call, why, remedy)
+}
+
+/// Gives memory of zeros to a chunk that the caller is to make. After an error its pin has ended, and what it found is
+/// found by the next pin.
+#[cold]
+fn provide<'a>(
+    call: &'static str,
+    region: &Region,
+    chunk: usize,
+    was: State,
+    maker: Maker<'a>,
+) -> Result<Maker<'a>> {
+    let range = region.view_of(chunk);
+    purge::make_room(region, range.len() as u64);
+    if was.is_not_zero() {
+        maker.act(|blocked| {
+            if !region.discard(chunk, blocked) {
+                // The kernel does not take its old memory.
+                region.clear_bytes(chunk, blocked);
+            }
+        });
+    }
+    // Allocated in the file, it is there for userfaultfd, and only the view maps it: what is mapped twice takes
+    // twice as long to give back. Where that would give pages of another size, or the program has closed the descriptor,
+    // through the other mapping.
+    let touched = || populate::populate(region.own_of(chunk), true).map_err(|stop| stop.errno);
+    let provided = match region.by_touch {
+        true => touched(),
+        false => {
+            region.file.allocate(region.offset_of(chunk), range.len() as u64).or_else(|_| touched())
+        }
+    };
+    let provided =
+        provided.and_then(|()| populate::populate(range, true).map_err(|stop| stop.errno));
+    match provided {
+        Ok(()) => Ok(maker),
+        Err(errno) => {
+            maker.withdraw();
+            Err(Error::system(call, "making the chunk's memory resident", errno))
+        }
+    }
+}
+
+impl SharedChunk<'_> {
+    /// Returns the chunk's number.
+    ///
+    /// ```
+    /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
+    /// assert_eq!(shared.get_or_make(2, |_| ())?.number(), 2);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn number(&self) -> usize {
+        self.pin.chunk
+    }
+}
+
+impl Deref for SharedChunk<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.pin.bytes()
+    }
+}
+
+impl<'a> Maker<'a> {
+    /// `process`: as it was when it got the right, with signals blocked.
+    pub(super) fn new(region: &'a Region, chunk: usize, before: Before, process: u64) -> Maker<'a> {
+        Maker { pin: Pin { region, chunk }, before, process }
+    }
+
+    /// Uses the right, if this process has it and not its parent, from which no handler's fork parts it meanwhile.
+    pub(super) fn act(&self, act: impl FnOnce(&Blocked)) {
+        let blocked = Blocked::all();
+        if self.process == generation::current() {
+            act(&blocked);
+        }
+    }
+
+    /// Returns what the chunk was before.
+    ///
+    /// ```
+    /// use tenure::shared::{Before, SharedPin, SharedVolatile};
+    /// let shared = SharedVolatile::new(1 << 20)?;
+    /// drop(shared.pin(0)?); // gives up
+    /// let SharedPin::ToMake(maker) = shared.pin(0)? else { unreachable!() };
+    /// assert_eq!(maker.before(), Before::HalfMade);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn before(&self) -> Before {
+        self.before
+    }
+
+    /// Says that the bytes are made: from now on others find them. Wakes those who wait for them.
+    ///
+    /// In a child that was forked while the chunk was being made it says nothing: the parent makes the chunk.
+    ///
+    /// ```
+    /// use tenure::shared::{SharedPin, SharedVolatile};
+    /// let shared = SharedVolatile::new(1 << 20)?;
+    /// let SharedPin::ToMake(maker) = shared.pin(0)? else { unreachable!() };
+    /// let chunk = maker.finish();
+    /// assert_eq!(chunk[0], 0);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn finish(self) -> SharedChunk<'a> {
+        let (region, chunk) = (self.pin.region, self.pin.chunk);
+        self.act(|blocked| region.settle(chunk, blocked, State::intact));
+        std::mem::forget(self);
+        SharedChunk { pin: Pin { region, chunk } }
+    }
+
+    /// It has written nothing, and will not: the next pin finds what this one found.
+    pub(super) fn withdraw(self) {
+        let (region, chunk) = (self.pin.region, self.pin.chunk);
+        self.act(|blocked| {
+            let _ = region.discard(chunk, blocked);
+            region.settle(chunk, blocked, State::unmade);
+        });
+        std::mem::forget(self);
+        region.unpin(chunk);
+    }
+
+    /// [`finish`](Self::finish) for a chunk whose bytes are nobody's from here on: another [life](State::life) of it.
+    pub(super) fn finish_anew(self) -> SharedChunk<'a> {
+        let (region, chunk) = (self.pin.region, self.pin.chunk);
+        self.act(|blocked| region.settle(chunk, blocked, State::anew));
+        std::mem::forget(self);
+        SharedChunk { pin: Pin { region, chunk } }
+    }
+
+    pub(super) fn is_mine(&self) -> bool {
+        self.process == generation::current()
+    }
+
+    /// The process whose right it is.
+    pub(super) fn process(&self) -> u64 {
+        self.process
+    }
+}
+
+impl Deref for Maker<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.pin.bytes()
+    }
+}
+
+impl DerefMut for Maker<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let len = self.pin.region.shape.chunk;
+        // SAFETY: mapped to write, for what is read-only gives no maker. The memory is there, for the chunk is pinned.
+        // Nobody reads or writes a chunk that another makes.
+        unsafe { std::slice::from_raw_parts_mut(self.pin.address() as *mut u8, len) }
+    }
+}
+
+impl Drop for Maker<'_> {
+    fn drop(&mut self) {
+        let (region, chunk) = (self.pin.region, self.pin.chunk);
+        self.act(|blocked| {
+            let zero = region.discard(chunk, blocked);
+            region.settle(chunk, blocked, |state| state.purged(true, zero));
+        });
+    }
+}
+
+impl<'a> BeingMade<'a> {
+    /// Waits until the chunk is made, or its maker has died or given up: then the caller makes it.
+    ///
+    /// ```
+    /// use tenure::shared::{SharedPin, SharedVolatile};
+    /// let shared = SharedVolatile::new(1 << 20)?;
+    /// let SharedPin::ToMake(maker) = shared.pin(0)? else { unreachable!() };
+    /// let SharedPin::BeingMade(other) = shared.pin(0)? else { unreachable!() };
+    /// let too_long = other.wait(Some(std::time::Duration::from_millis(1))).unwrap_err();
+    /// assert_eq!(too_long.errno(), 110); // ETIMEDOUT
+    /// # drop(maker);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `ETIMEDOUT`. Those of [`pin`](super::SharedVolatile::pin). `EBADF`, `EMFILE`: the program has closed the memory's
+    /// descriptor, or may open no more, so that for five seconds nobody could tell whether the maker lives. If the waiting
+    /// thread is itself the maker, a wait without an end never ends.
+    pub fn wait(self, timeout: Option<Duration>) -> Result<SharedPin<'a>> {
+        let call = "BeingMade::wait";
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let (region, chunk) = (self.pin.region, self.pin.chunk);
+        let mut waiting = Waiting::new();
+        loop {
+            let state = region.chunk(chunk).load();
+            let waits = matches!(state.kind(), Kind::Making | Kind::Purging);
+            if !waits || state.owner() >= region.shape.slots {
+                return SharedPin::take(call, region, chunk);
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                let why = format!("chunk {chunk} is still being made");
+                return Err(Error::new(
+                    ErrorKind::TimedOut,
+                    call,
+                    why,
+                    "wait longer, or make a copy",
+                ));
+            }
+            waiting.looked(call, region.wait(chunk, state, until))?;
+        }
+    }
+
+    /// Returns the address of the chunk's first byte, for programs that make a chunk together. How they do it is
+    /// theirs; the maker that was told first says when all is made.
+    ///
+    /// ```
+    /// use tenure::shared::{SharedPin, SharedVolatile};
+    /// let shared = SharedVolatile::new(1 << 20)?;
+    /// let SharedPin::ToMake(maker) = shared.pin(0)? else { unreachable!() };
+    /// let SharedPin::BeingMade(helper) = shared.pin(0)? else { unreachable!() };
+    /// assert_eq!(helper.as_ptr().cast_const(), maker.as_ptr());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.pin.address() as *mut u8
+    }
+}

@@ -1,0 +1,133 @@
+//! A key and its value, as they lie in a chunk.
+
+#![allow(unsafe_code, reason = "reads and writes records in shared memory")]
+
+use crate::sync::{AtomicU32, Ordering};
+
+/// What lies before the key's bytes.
+#[repr(C)]
+pub(super) struct Head {
+    hash: u64,
+    /// Milliseconds of the machine's clock; 0: it has no end.
+    expires: u64,
+    key: u32,
+    value: u32,
+    /// Gets that found it, up to some.
+    hits: AtomicU32,
+    _room: u32,
+}
+
+/// So many gets of a value count.
+const MOST_HITS: u32 = 3;
+/// Bytes of it.
+pub(super) const HEAD: usize = size_of::<Head>();
+
+/// How long a record is that is to be written.
+pub(super) fn len_of(key: &[u8], value: usize) -> usize {
+    HEAD + key.len() + value
+}
+
+/// A record that was found, in a chunk that is pinned for `'a`.
+#[derive(Clone, Copy)]
+pub(super) struct Record<'a> {
+    head: &'a Head,
+    key: &'a [u8],
+    value: &'a [u8],
+}
+
+impl<'a> Record<'a> {
+    /// The record at an address, of which at most `room` bytes are the chunk's. `None`: there is none.
+    ///
+    /// # Safety
+    /// The bytes are mapped, aligned to 8, and do not change during `'a`.
+    pub unsafe fn at(address: usize, room: usize) -> Option<Record<'a>> {
+        if room < HEAD {
+            return None;
+        }
+        // SAFETY: the caller promises the bytes, of which there are enough for a head.
+        let head = unsafe { &*(address as *const Head) };
+        // Once: a process that writes where it must not changes them perhaps after they were checked.
+        // SAFETY: fields of the head.
+        let (key, value) = unsafe {
+            ((&raw const head.key).read_volatile(), (&raw const head.value).read_volatile())
+        };
+        let len = (key as usize).checked_add(value as usize)?;
+        if len > room - HEAD {
+            return None;
+        }
+        // SAFETY: so many bytes follow, as the line above has found.
+        let rest = unsafe { std::slice::from_raw_parts((address + HEAD) as *const u8, len) };
+        let (key, value) = rest.split_at(key as usize);
+        Some(Record { head, key, value })
+    }
+
+    pub fn is_of(&self, hash: u64, key: &[u8]) -> bool {
+        self.head.hash == hash && self.key == key
+    }
+
+    pub fn value(&self) -> &'a [u8] {
+        self.value
+    }
+
+    pub fn key(&self) -> &'a [u8] {
+        self.key
+    }
+
+    pub fn expires(&self) -> u64 {
+        self.head.expires
+    }
+
+    pub fn hash(&self) -> u64 {
+        self.head.hash
+    }
+
+    /// Whether nothing was ever written here: bytes of zeros.
+    pub fn is_none(&self) -> bool {
+        self.head.hash == 0 && self.key.is_empty() && self.value.is_empty()
+    }
+
+    /// Bytes of all of it.
+    pub fn len(&self) -> usize {
+        HEAD + self.key.len() + self.value.len()
+    }
+
+    /// Counts a get, up to [`MOST_HITS`].
+    pub fn hit(&self) {
+        let hits = self.hits();
+        if hits < MOST_HITS {
+            self.head.hits.store(hits + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Gets that found it.
+    pub fn hits(&self) -> u32 {
+        self.head.hits.load(Ordering::Relaxed)
+    }
+
+    /// Sets how many gets count.
+    pub fn set_hits(&self, hits: u32) {
+        self.head.hits.store(hits, Ordering::Relaxed);
+    }
+}
+
+/// Writes a record.
+///
+/// # Safety
+/// The bytes of [`len_of`] from `address` on are mapped, aligned to 8, and the caller's alone.
+pub(super) unsafe fn write(address: usize, hash: u64, expires: u64, key: &[u8], value: &[u8]) {
+    let head = Head {
+        hash,
+        expires,
+        key: key.len() as u32,
+        value: value.len() as u32,
+        hits: AtomicU32::new(0),
+        _room: 0,
+    };
+    // SAFETY: the caller promises room for the head, the key and the value.
+    unsafe {
+        (address as *mut Head).write(head);
+        std::ptr::copy_nonoverlapping(key.as_ptr(), (address + HEAD) as *mut u8, key.len());
+        let at = (address + HEAD + key.len()) as *mut u8;
+        std::ptr::copy_nonoverlapping(value.as_ptr(), at, value.len());
+    }
+}

@@ -1,0 +1,107 @@
+//! Chunks that are made by a refill function, and may be touched without a pin.
+//!
+//! A chunk's pages are visible to all processes as soon as they are there, and a touch of them raises nothing. So such a
+//! chunk is never made where it lies. Its maker makes the bytes beside it, and then puts each page in place whole
+//! (`UFFDIO_COPY`): a touch finds a page missing, or as it was made. That holds for every maker of the memory, in every
+//! process: the page of facts says how its chunks are made, and nobody gets a [`Maker`](super::Maker) of them.
+
+#![allow(unsafe_code, reason = "gives single pages back")]
+
+use super::function::Made;
+use super::region::Region;
+use crate::error::{Error, ErrorKind, Result};
+use crate::mapping::Mapping;
+use crate::os::page_size;
+use crate::os::shared_file::punch;
+use crate::os::signal::Blocked;
+use crate::range::PageRange;
+use crate::runtime::{fork, worker};
+use crate::tracking::detection::{self, Kind};
+use rustix::io::Errno;
+
+/// Makes the bytes of a chunk, which the caller has the right to make, and puts them in place.
+///
+/// `act` calls what it is given if the right is this process's. `make` may fork, and return in the child: there nothing is
+/// put in place, and `Ok` says nothing.
+pub(super) fn fill(
+    call: &'static str,
+    region: &Region,
+    chunk: usize,
+    make: impl FnOnce(&mut [u8]) -> Made,
+    act: impl FnOnce(&mut dyn FnMut(&Blocked)),
+) -> Result<()> {
+    let mut bytes = Mapping::anonymous(region.shape.chunk)?;
+    make(bytes.as_mut_slice()).map_err(|cause| {
+        let why = format!("the refill of chunk {chunk} failed: {cause}");
+        Error::new(ErrorKind::RefillFailed, call, why, "the next pin tries again")
+    })?;
+    // The function may have made a child without fork handlers.
+    fork::look();
+    let mut done = Ok(());
+    act(&mut |blocked| done = put(region, chunk, bytes.as_slice(), blocked));
+    done.map_err(|errno| Error::system(call, "putting the chunk's pages in place", errno))
+}
+
+fn put(
+    region: &Region,
+    chunk: usize,
+    bytes: &[u8],
+    blocked: &Blocked,
+) -> std::result::Result<(), Errno> {
+    if region.is_watched() {
+        let placed = match place(region, chunk, bytes) {
+            // The background thread has a descriptor that the program cannot close.
+            Err(errno) if detection::is_closed(errno) => {
+                worker::on_worker(|| place(region, chunk, bytes)).unwrap_or(Err(errno))
+            }
+            other => other,
+        };
+        // Not watched: its watch is being renewed.
+        if placed != Err(Errno::NOENT) {
+            return placed;
+        }
+    }
+    // A page that is missing in the file is written under its lock, so others find it whole, too.
+    if !region.discard(chunk, blocked) {
+        return Err(Errno::NOMEM);
+    }
+    region.file.write(region.offset_of(chunk), bytes)
+}
+
+/// A page that is there in a chunk that is gone was made by a touch in a process that does not watch the memory. So
+/// often it is taken away; more come only as long as such touches go on.
+const TRIES: u32 = 100;
+
+fn place(region: &Region, chunk: usize, bytes: &[u8]) -> std::result::Result<(), Errno> {
+    let page = page_size();
+    for (number, contents) in bytes.chunks(page).enumerate() {
+        let at = number * page;
+        let mut tries = 0;
+        loop {
+            match detection::copy_page(Kind::Sigbus, region.view_of(chunk).start + at, contents) {
+                Ok(()) => break,
+                Err(Errno::EXIST) if tries < TRIES => {
+                    tries += 1;
+                    let start = region.own_of(chunk).start + at;
+                    // SAFETY: a page of a chunk that this process makes and that it has not put there: it holds
+                    // nothing that anybody wants.
+                    unsafe { punch(PageRange::new(start, start + page))? };
+                }
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The chunk is gone, and this process cannot make it.
+pub(super) fn no_function(call: &'static str, chunk: usize) -> Error {
+    let why = format!("chunk {chunk} is gone, and this process has no refill function");
+    Error::new(ErrorKind::NoAccess, call, why, "set one (set_refill), or call get_or_make")
+}
+
+/// Chunks of this memory are made by functions.
+pub(super) fn not_in_place(call: &'static str) -> Error {
+    let why = "the memory is made by refill functions: its chunks are not changed in place";
+    Error::new(ErrorKind::Unsupported, call, why, "purge the chunk, and have it made again")
+}

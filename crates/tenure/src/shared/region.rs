@@ -1,0 +1,265 @@
+//! Shared memory that this process has open: the mapped memory, and the process's place among those that have it.
+
+#![allow(unsafe_code, reason = "regions are in a list through themselves")]
+
+use super::chunk::Found;
+use super::function::FunctionPlace;
+use super::layout::{Shape, Use};
+use super::memory::Memory;
+use super::slots::Slots;
+use super::state::{Kind, State};
+use crate::error::{Error, ErrorKind, Result};
+use crate::os::generation;
+use crate::os::shared_file::SharedFile;
+use crate::os::signal::Blocked;
+use crate::runtime::fork;
+use crate::sync::{AtomicU64, Ordering};
+use crate::tracking::detection::{self, Detection, Kind as Watch};
+use rustix::io::Errno;
+use std::cell::UnsafeCell;
+use std::ops::Deref;
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// See the module's head. A process that has the file open twice has two regions.
+pub(super) struct Region {
+    memory: Memory,
+    /// The program's view cannot be written.
+    pub read_only: bool,
+    /// A pin makes a chunk young. In a cache a chunk is as old as its values.
+    ages_by_use: bool,
+    pub slots: Slots,
+    /// How this process makes a chunk that is gone.
+    pub refill: FunctionPlace,
+    /// The descriptors' [`epoch`](detection::epoch) in which the view was registered; 0: it is not.
+    watched: AtomicU64,
+    /// Another process was purging when this one looked last.
+    pub gave_way: AtomicBool,
+    /// The next in the list of regions: for the list, under its lock.
+    pub next: UnsafeCell<Option<Arc<Region>>>,
+}
+
+// SAFETY: `next` is used under the list's lock alone; all else can be shared.
+unsafe impl Sync for Region {}
+// SAFETY: as above.
+unsafe impl Send for Region {}
+
+/// A waiter looks at the latest after this whether the process that it waits for lives.
+const LOOK_AFTER: Duration = Duration::from_millis(50);
+
+/// So often a pin waits for another process's system call.
+const PATIENCE: u32 = 20;
+
+impl Deref for Region {
+    type Target = Memory;
+
+    fn deref(&self) -> &Memory {
+        &self.memory
+    }
+}
+
+impl Region {
+    /// Maps a file. The process has yet to [enter](Slots::enter). `new`: see [`Memory::map`].
+    pub fn map(
+        call: &'static str,
+        file: SharedFile,
+        new: Option<Shape>,
+        usage: Use,
+        read_only: bool,
+    ) -> Result<Region> {
+        let memory = Memory::map(call, file, new, usage, read_only)?;
+        Ok(Region {
+            memory,
+            read_only,
+            ages_by_use: usage == Use::Chunks,
+            slots: Slots::new(),
+            refill: FunctionPlace::new(),
+            watched: AtomicU64::new(0),
+            gave_way: AtomicBool::new(false),
+            next: UnsafeCell::new(None),
+        })
+    }
+
+    /// Pins a chunk and looks at it. `make`: the caller makes what is gone, and first provides its memory.
+    #[inline]
+    pub fn pin(&self, call: &'static str, chunk: usize, make: bool) -> Result<Found> {
+        fork::look();
+        let record = self.chunk(chunk);
+        self.while_counting(chunk, || {
+            // First here: a child that is made in between has it, and counts it there.
+            self.count(chunk).fetch_add(1, Ordering::Relaxed);
+            let counted = self.slots.own(call).and_then(|own| match record.count(own) {
+                true => Ok(()),
+                false => Err(too_many_pins(call)),
+            });
+            if counted.is_err() {
+                self.count(chunk).fetch_sub(1, Ordering::Relaxed);
+            }
+            counted
+        })?;
+        self.slots.inheritance.pinned();
+        if self.ages_by_use {
+            let tick = self.facts().tick.load(Ordering::Relaxed);
+            if record.used.load(Ordering::Relaxed) != tick {
+                record.used.store(tick, Ordering::Relaxed);
+            }
+        }
+        let mut found = record.look(None);
+        let mut patience = PATIENCE;
+        loop {
+            match found {
+                Found::Gone(_) if make => {
+                    found = self.look_to_make(call, chunk).inspect_err(|_| self.unpin(chunk))?;
+                }
+                // A system call of another process's, unless that one is stopped in it.
+                Found::Busy(state) if make && state.kind() != Kind::Making && patience > 0 => {
+                    patience -= 1;
+                    let _ = self.wait(chunk, state, None);
+                    found = record.look(None);
+                }
+                _ => break,
+            }
+        }
+        match found {
+            Found::Gone(_) => self.unpin(chunk),
+            Found::Damaged => {
+                self.unpin(chunk);
+                return Err(damaged(call));
+            }
+            Found::Intact | Found::ToMake(..) | Found::Busy(_) => {}
+        }
+        Ok(found)
+    }
+
+    /// Looks at a chunk that the caller has pinned, to make it.
+    #[cold]
+    fn look_to_make(&self, call: &'static str, chunk: usize) -> Result<Found> {
+        let _blocked = Blocked::all();
+        let own = self.slots.own(call)?;
+        Ok(self.chunk(chunk).look(Some((own, generation::current()))))
+    }
+
+    /// Takes a pin away.
+    #[inline]
+    pub fn unpin(&self, chunk: usize) {
+        fork::look();
+        self.while_counting(chunk, || {
+            self.slots.before_uncount(self.chunk(chunk));
+            // First here: a child that is made in between has no thread that would take the pin away.
+            self.count(chunk).fetch_sub(1, Ordering::Relaxed);
+            self.slots.uncount(self.chunk(chunk));
+        });
+    }
+
+    /// Takes a pin away whose guard was forgotten. If it is the last of this process's, and the process still makes the
+    /// chunk, its maker has forgotten that, too: then the chunk is gone. `false`: there is no such pin.
+    pub fn unpin_forgotten(&self, chunk: usize) -> bool {
+        fork::look();
+        self.while_counting(chunk, || {
+            let count = self.count(chunk);
+            let mut pins = count.load(Ordering::Relaxed);
+            loop {
+                if pins == 0 {
+                    return false;
+                }
+                self.slots.before_uncount(self.chunk(chunk));
+                let state = self.chunk(chunk).load();
+                // As in `unpin`, first here.
+                let change =
+                    count.compare_exchange(pins, pins - 1, Ordering::SeqCst, Ordering::Relaxed);
+                match change {
+                    Ok(1) => {
+                        self.give_up(chunk, state);
+                        break;
+                    }
+                    Ok(_) => break,
+                    Err(now) => pins = now,
+                }
+            }
+            self.slots.uncount(self.chunk(chunk));
+            true
+        })
+    }
+
+    /// Of a chunk of which no other thread of this process had a pin, nor a right to make it, just after it was in this
+    /// state: if this process makes it still, it does so no longer. Another thread may be the maker by now, but then of
+    /// another state, for the caller's pin is still counted for the others.
+    fn give_up(&self, chunk: usize, was: State) {
+        let blocked = Blocked::all();
+        let is_it = self.chunk(chunk).load().awaited() == was.awaited();
+        let own = self.slots.own_or_none();
+        if is_it && was.kind() == Kind::Making && own == Some(was.owner()) {
+            let zero = self.discard(chunk, &blocked);
+            self.settle(chunk, &blocked, |state| state.purged(true, zero));
+        }
+    }
+
+    /// Waits until the state is another one, at most for the time. If the process that changes it has died, what that
+    /// one left is taken away.
+    ///
+    /// # Errors
+    /// Those of [`Memory::wait_no_longer_for_the_dead`]. The caller tells [`Waiting`](super::waiting::Waiting) of them.
+    pub fn wait(
+        &self,
+        chunk: usize,
+        mut state: State,
+        until: Option<Instant>,
+    ) -> std::result::Result<(), Errno> {
+        let record = self.chunk(chunk);
+        if !state.is_awaited() {
+            let awaited = state.awaited();
+            let marked = record.state.compare_exchange(
+                state.0,
+                awaited.0,
+                Ordering::SeqCst,
+                Ordering::Relaxed,
+            );
+            if marked.is_err() {
+                return Ok(());
+            }
+            state = awaited;
+        }
+        let left =
+            until.map_or(LOOK_AFTER, |until| until.saturating_duration_since(Instant::now()));
+        self.sleep(chunk, state, left.min(LOOK_AFTER));
+        match record.load() == state {
+            true => self.wait_no_longer_for_the_dead(state.owner()),
+            false => Ok(()),
+        }
+    }
+
+    /// Has userfaultfd watch the view: a touch of what is purged raises SIGBUS. On the background thread, or in a child
+    /// that has one thread.
+    pub fn watch(&self) {
+        // Users of kept chunks have mappings of their own.
+        if self.shape.asked == 0 && detection::by_userfaultfd() {
+            let epoch = detection::epoch();
+            if detection::register(Watch::Sigbus, self.view()).is_ok() {
+                self.watched.store(epoch, Ordering::Release);
+            }
+        }
+    }
+
+    /// Whether a touch of what is purged raises SIGBUS.
+    pub fn is_watched(&self) -> bool {
+        self.watched.load(Ordering::Acquire) == detection::epoch()
+            && detection::detection() == Detection::Userfaultfd
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.slots.leave(&self.memory);
+    }
+}
+
+pub(super) fn damaged(call: &'static str) -> Error {
+    let why = "the chunk's state is not one of tenure's: a process has overwritten it";
+    Error::new(ErrorKind::BadHeader, call, why, "make the shared memory anew")
+}
+
+fn too_many_pins(call: &'static str) -> Error {
+    let why = "this process has the chunk pinned 32,000 times";
+    Error::new(ErrorKind::TooMany, call, why, "drop guards that are not in use")
+}

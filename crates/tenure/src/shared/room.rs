@@ -1,0 +1,154 @@
+//! How much memory is left for this process, and how much is to be.
+
+#![allow(unsafe_code, reason = "takes over a lock in a forked child")]
+
+use crate::os::room_now::Files;
+use crate::os::{generation, memory_limit};
+use crate::runtime::lock::{Lock, Rank};
+use crate::sync::Ordering;
+use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::time::{Duration, Instant};
+
+/// What this process knows of the memory that is left.
+struct Room {
+    /// Where to read it, when that was found, and by which process: it may be moved to another group, and a child often is.
+    files: Lock<Option<(Files, Instant, u64)>>,
+    /// Bytes above the margin when it last looked, less what it has made since.
+    above: AtomicI64,
+    /// Bytes that it may still make before it looks again: the other processes make some, too.
+    leave: AtomicI64,
+    /// When that was, in microseconds of the machine's clock.
+    at: AtomicU64,
+    /// What the margin is more than its least, in eighths of that: it grows where the least was hardly enough.
+    more: AtomicU64,
+}
+
+/// For the whole process: its limits are one.
+static ROOM: Room = Room {
+    files: Lock::new(Rank::SharedRoom, None),
+    above: AtomicI64::new(0),
+    leave: AtomicI64::new(0),
+    at: AtomicU64::new(0),
+    more: AtomicU64::new(0),
+};
+
+/// A worker that is moved must not look at its old group's limit for longer than its margin lasts.
+const FILES_FRESH: Duration = Duration::from_millis(250);
+/// A process looks again when it has made this part of the margin: as many processes may make chunks as fast as they can
+/// before they have made more than the margin together.
+const MAKERS: u64 = 16;
+
+/// What a look found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    pub margin: u64,
+    /// Bytes that are left above the margin; negative: so many too few.
+    pub above: i64,
+    /// Bytes by which that fell in a second, since the look before.
+    pub fall: u64,
+}
+
+/// What a process may make before it looks again.
+fn leave(above: i64, margin: u64) -> i64 {
+    above.min((margin / MAKERS) as i64)
+}
+
+/// The machine's clock, in microseconds.
+pub(super) fn now() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
+}
+
+/// The least that is to be left: a quarter of the limit, at most 512 MiB. A sixth was too little where the worker came to
+/// a processor 20 to 50 ms late, as on two processors with a load of 12.
+fn least(limit: u64) -> u64 {
+    (limit / 4).min(512 << 20)
+}
+
+/// Looks. Reads three to six small files: 60 us.
+pub(super) fn look() -> Look {
+    // Read outside of the lock. Another thread that looks meanwhile finds out for itself where to read.
+    let known = ROOM.files.lock().take();
+    let process = generation::current();
+    let known = known.filter(|(_, found, by)| *by == process && found.elapsed() < FILES_FRESH);
+    let (files, found, _) = known.unwrap_or_else(|| {
+        (Files::of(memory_limit::governing_group().as_ref()), Instant::now(), process)
+    });
+    let room = files.read();
+    let other = ROOM.files.lock().replace((files, found, process));
+    drop(other);
+    let limit = room.group.limit.min(room.machine.limit);
+    let free = room.group.free.min(room.machine.free);
+    let least = least(limit);
+    let margin = least + least / 8 * ROOM.more.load(Ordering::Relaxed);
+    let above = free as i64 - margin as i64;
+    let (before, at) = (ROOM.above.swap(above, Ordering::Relaxed), now());
+    let since = at.saturating_sub(ROOM.at.swap(at, Ordering::Relaxed)).max(1);
+    ROOM.leave.store(leave(above, margin), Ordering::Relaxed);
+    let fall = (before.saturating_sub(above).max(0) as u64).saturating_mul(1_000_000) / since;
+    if free < least / 2 {
+        // It was nearly too late. Not more than half of the limit.
+        let most = (limit / 2).saturating_sub(least) / (least / 8).max(1);
+        let _ = ROOM
+            .more
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |more| Some((more + 2).min(most)));
+    }
+    Look { margin, above, fall }
+}
+
+/// Whether there are not `bytes` above the margin.
+pub(super) fn is_short(bytes: u64) -> bool {
+    ROOM.above.load(Ordering::Relaxed) < bytes as i64 && look().above < bytes as i64
+}
+
+/// Takes `bytes` from what is left above the margin. `false`: there may not be as many; look.
+pub(super) fn take(bytes: u64) -> bool {
+    ROOM.above.fetch_sub(bytes as i64, Ordering::Relaxed);
+    ROOM.leave.fetch_sub(bytes as i64, Ordering::Relaxed) >= bytes as i64
+}
+
+/// The margin has been enough for some time: it is an eighth of its least smaller from now on.
+pub(super) fn relax() {
+    let less = |more: u64| more.checked_sub(1);
+    let _ = ROOM.more.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+}
+
+/// Over a fork.
+pub(super) fn hold() {
+    ROOM.files.hold();
+}
+
+/// After it.
+pub(super) fn release() {
+    if ROOM.files.is_mine() {
+        ROOM.files.release();
+    }
+}
+
+/// In a child whose handlers did not run.
+pub(super) fn recover() {
+    if ROOM.files.reset_in_child() {
+        // SAFETY: a child's only user of it; the old value may be half changed, and is not dropped.
+        std::mem::forget(unsafe { ROOM.files.held_value() }.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_is_good_for_a_part_of_the_margin() {
+        assert_eq!(leave(1 << 30, 64 << 20), 4 << 20);
+        assert_eq!(leave(1 << 20, 64 << 20), 1 << 20);
+        assert_eq!(leave(-5, 64 << 20), -5);
+    }
+
+    #[test]
+    fn the_margin_follows_the_limit() {
+        assert_eq!(least(64 << 20), 16 << 20);
+        assert_eq!(least(192 << 20), 48 << 20);
+        assert_eq!(least(1536 << 20), 384 << 20);
+        assert_eq!(least(24 << 30), 512 << 20);
+    }
+}

@@ -1,0 +1,273 @@
+//! Who has the memory open. Each process has a slot: a place among the pins of every chunk, and a lock that ends with
+//! the process. What a dead process left in its slot, any other may take away.
+
+#![allow(unsafe_code, reason = "changes the process's slot in a forked child")]
+
+use super::chunk::Chunk;
+use super::inherit::Inheritance;
+use super::layout::slot;
+use super::memory::Memory;
+use crate::error::{Error, ErrorKind, Result};
+use crate::os::shared_file::LifeLock;
+use crate::sync::{AtomicU32, Ordering};
+use std::cell::UnsafeCell;
+use std::sync::atomic::AtomicBool;
+
+/// This process's slot.
+pub(super) struct Slots {
+    /// Its number, or [`NONE`].
+    own: AtomicU32,
+    /// A child is being made that has no slot: what it inherits is kept by this one.
+    keeps: AtomicBool,
+    /// Such a child may live: the slot is not given back, nor the pins that it may have.
+    kept: AtomicBool,
+    /// Such a child lives whose end nobody can see.
+    kept_for_good: AtomicBool,
+    /// What a child that is being made inherits.
+    pub inheritance: Inheritance,
+    /// Changed by the thread that opens the memory, and by forks, one at a time.
+    lives: UnsafeCell<Lives>,
+}
+
+struct Lives {
+    own: Option<LifeLock>,
+    /// That of a child that is about to be made.
+    of_child: Option<(LifeLock, u32)>,
+    /// That of one for which there is none.
+    of_heir: Option<LifeLock>,
+}
+
+// SAFETY: `lives` is used by `enter` before the region is shared, by `leave` when nobody else has it, and by forks,
+// of which there is one at a time, which holds the list of regions.
+unsafe impl Sync for Slots {}
+// SAFETY: as above.
+unsafe impl Send for Slots {}
+
+const NONE: u32 = u32::MAX;
+
+impl Slots {
+    pub fn new() -> Slots {
+        Slots {
+            own: AtomicU32::new(NONE),
+            keeps: AtomicBool::new(false),
+            kept: AtomicBool::new(false),
+            kept_for_good: AtomicBool::new(false),
+            inheritance: Inheritance::new(),
+            lives: UnsafeCell::new(Lives { own: None, of_child: None, of_heir: None }),
+        }
+    }
+
+    /// Takes a slot for this process. `new`: nobody else has had the file yet.
+    ///
+    /// # Errors
+    /// `EUSERS`: all are taken. Those of opening `/proc/thread-self/fd`.
+    pub fn enter(&self, call: &'static str, memory: &Memory, new: bool) -> Result<()> {
+        let slots = memory.shape.slots;
+        let taken = LifeLock::take(&memory.file, slots)
+            .map_err(|errno| Error::system(call, "opening the file anew through /proc", errno))?;
+        let Some((life, number)) = taken else {
+            let why =
+                format!("{slots} processes have the memory open, as many as its maker allowed");
+            return Err(Error::new(ErrorKind::TooMany, call, why, "allow more (processes())"));
+        };
+        life.only_here();
+        memory.clear(number, slot::USED, !new);
+        // SAFETY: nobody else has the region yet, or this is a child's only thread.
+        unsafe { (*self.lives.get()).own = Some(life) };
+        self.own.store(number, Ordering::Release);
+        Ok(())
+    }
+
+    /// Gives the slot back. The region's end calls it.
+    pub fn leave(&self, memory: &Memory) {
+        let own = self.own.swap(NONE, Ordering::AcqRel);
+        if own != NONE && !self.kept.load(Ordering::Relaxed) {
+            memory.clear(own, 0, false);
+        }
+        // SAFETY: the caller has the region for itself.
+        unsafe { (*self.lives.get()).own = None };
+    }
+
+    /// This process's number.
+    ///
+    /// # Errors
+    /// `EUSERS`: a child for which there was none.
+    #[inline]
+    pub fn own(&self, call: &'static str) -> Result<u32> {
+        match self.own.load(Ordering::Relaxed) {
+            NONE => Err(not_entered(call)),
+            own => Ok(own),
+        }
+    }
+
+    /// Before this process counts a pin less of its own: a child that is just being made may have it. Afterwards would be
+    /// too late: the fork may have ended in between, and have found no pin.
+    #[inline]
+    pub fn before_uncount(&self, chunk: Chunk<'_>) {
+        if self.keeps.load(Ordering::SeqCst) {
+            self.own_or_none().into_iter().for_each(|own| chunk.keep(own));
+        }
+    }
+
+    /// Takes away a pin that this process has.
+    #[inline]
+    pub fn uncount(&self, chunk: Chunk<'_>) {
+        // A child that has no slot has no pin counted: its parent keeps them.
+        self.own_or_none().into_iter().for_each(|own| chunk.uncount(own));
+    }
+
+    /// `None`: a child for which there was none.
+    #[inline]
+    pub fn own_or_none(&self) -> Option<u32> {
+        let own = self.own.load(Ordering::Relaxed);
+        (own != NONE).then_some(own)
+    }
+
+    /// Before a fork: a slot for the child, which holds everything until what the child inherits is noted in it.
+    pub fn before_fork(&self, memory: &Memory) {
+        let Some(own) = self.own_or_none() else { return };
+        // A signal's handler forks. The child goes on with the count, and perhaps in this process's place.
+        if let Some(chunk) = memory.counting() {
+            memory.chunk(chunk).spare(own);
+        }
+        // SAFETY: one fork at a time comes here, and holds the list of regions.
+        let lives = unsafe { &mut *self.lives.get() };
+        match LifeLock::take(&memory.file, memory.shape.slots) {
+            Ok(Some((life, number))) => {
+                memory.clear(number, slot::USED | slot::HOLDS_ALL, false);
+                // Afterwards: who looks for pins before and after it must find either of the two.
+                memory.facts().forks.fetch_add(1, Ordering::SeqCst);
+                self.inheritance.begin();
+                for chunk in pinned(memory) {
+                    memory.noted(chunk).store(1, Ordering::Relaxed);
+                    memory.chunk(chunk).pins[number as usize].store(1, Ordering::SeqCst);
+                }
+                lives.of_child = Some((life, number));
+            }
+            // All are taken, or the program has closed the descriptor: the child can pin nothing. What it inherits stays
+            // pinned in this process's slot until the child has ended.
+            Ok(None) | Err(_) => {
+                self.kept.store(true, Ordering::Relaxed);
+                self.keeps.store(true, Ordering::SeqCst);
+                keep_all(memory, own);
+                lives.of_heir = LifeLock::of_heirs(&memory.file, own).ok();
+                if lives.of_heir.is_none() {
+                    // Nobody can see then when the child alone has ended: until both have.
+                    self.kept_for_good.store(true, Ordering::Relaxed);
+                    lives.own.iter().for_each(LifeLock::also_in_children);
+                }
+            }
+        }
+    }
+
+    /// After a fork, in parent and child. The child's lock goes on in the child, if there is one.
+    pub fn after_fork(&self, memory: &Memory) {
+        let Some(own) = self.own_or_none() else { return };
+        // SAFETY: as in `before_fork`.
+        let lives = unsafe { &mut *self.lives.get() };
+        if let Some((_life, number)) = lives.of_child.take() {
+            let flags = &memory.flags()[number as usize];
+            if self.inheritance.end() {
+                // The child may have done it itself. Nobody else has the slot, for this process has its lock, too.
+                let (from, to) = (slot::USED | slot::HOLDS_ALL, slot::USED);
+                let _ = flags.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed);
+            }
+            for chunk in 0..memory.shape.chunks {
+                memory.take_note(chunk);
+            }
+        }
+        if self.keeps.load(Ordering::Relaxed) {
+            // What other threads have pinned since then, the child may have.
+            keep_all(memory, own);
+            self.keeps.store(false, Ordering::SeqCst);
+            lives.own.iter().for_each(LifeLock::only_here);
+            lives.of_heir = None;
+        }
+    }
+
+    /// Lets go of what children had pinned for which there was no slot, if they have all ended. While no fork is under
+    /// way.
+    pub fn let_go(&self, memory: &Memory) {
+        let Some(own) = self.own_or_none() else { return };
+        let may_end =
+            self.kept.load(Ordering::Relaxed) && !self.kept_for_good.load(Ordering::Relaxed);
+        if may_end && memory.file.has_heirs(own) == Ok(false) {
+            (0..memory.shape.chunks).for_each(|chunk| memory.chunk(chunk).no_longer_keep(own));
+            self.kept.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether there is anything to let go of.
+    pub fn keeps_for_children(&self) -> bool {
+        self.kept.load(Ordering::Relaxed)
+    }
+
+    fn forget_kept(&self) {
+        self.kept.store(false, Ordering::Relaxed);
+        self.kept_for_good.store(false, Ordering::Relaxed);
+    }
+
+    /// In a child: the slot that was prepared for it. `missed`: no handler ran, so none was prepared.
+    pub fn in_child(&self, memory: &Memory, missed: bool) {
+        // SAFETY: a child has one thread.
+        let lives = unsafe { &mut *self.lives.get() };
+        self.inheritance.end();
+        if missed {
+            // Its parent's lock is not mapped here.
+            std::mem::forget((lives.own.take(), lives.of_child.take(), lives.of_heir.take()));
+            self.own.store(NONE, Ordering::Release);
+            self.forget_kept();
+            self.keeps.store(false, Ordering::Relaxed);
+            if self.enter("fork", memory, false).is_err() {
+                return;
+            }
+        } else if let Some((life, number)) = lives.of_child.take() {
+            life.only_here();
+            std::mem::forget(lives.own.replace(life));
+            self.own.store(number, Ordering::Release);
+            self.forget_kept();
+        } else {
+            // Its parent's slot is kept as long as this process, and those that it forks, have this mapped. Then its parent's
+            // lock is not mapped here.
+            if let Some(heir) = lives.of_heir.take() {
+                std::mem::forget((heir, lives.own.take()));
+            }
+            self.own.store(NONE, Ordering::Release);
+            return;
+        }
+        let own = self.own.load(Ordering::Relaxed);
+        for chunk in 0..memory.shape.chunks {
+            let count = memory.count(chunk).load(Ordering::Relaxed);
+            if memory.take_note(chunk) || count > 0 {
+                let count = u16::try_from(count).unwrap_or(u16::MAX / 2);
+                memory.chunk(chunk).pins[own as usize].store(count, Ordering::SeqCst);
+            }
+        }
+        if let Some(chunk) = memory.counting() {
+            memory.chunk(chunk).spare(own);
+        }
+        memory.flags()[own as usize].store(slot::USED, Ordering::SeqCst);
+    }
+}
+
+/// What this process has pinned stays so until [`Slots::let_go`].
+fn keep_all(memory: &Memory, own: u32) {
+    pinned(memory).for_each(|chunk| memory.chunk(chunk).keep(own));
+}
+
+/// The chunks that this process has pinned.
+fn pinned(memory: &Memory) -> impl Iterator<Item = usize> + '_ {
+    (0..memory.shape.chunks).filter(|chunk| memory.count(*chunk).load(Ordering::Relaxed) > 0)
+}
+
+#[cold]
+fn not_entered(call: &'static str) -> Error {
+    let why = "when this process was forked as many had the memory open as its maker allowed, or its parent had \
+               closed the descriptor";
+    Error::new(
+        ErrorKind::TooMany,
+        call,
+        why,
+        "allow more (processes()), or open the descriptor anew",
+    )
+}

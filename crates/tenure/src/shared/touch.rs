@@ -1,0 +1,161 @@
+//! A touch without a pin of what is gone: the thread makes the chunk, or waits for its maker, and goes on.
+//!
+//! It comes as SIGBUS (userfaultfd), so all of this runs in a signal's handler, at the instruction that touched.
+
+#![allow(unsafe_code, reason = "finds a region from a signal's handler, where it may take no lock")]
+
+use super::pin;
+use super::region::Region;
+use super::state::Kind;
+use crate::error::Result;
+use crate::os::page_size;
+use crate::os::signal::{self, Blocked, Touches};
+use crate::runtime::refills::{self, RefillError};
+use rustix::io::Errno;
+use std::cell::Cell;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::Arc;
+
+/// A region whose touches are answered. It is never freed, and used again.
+struct Place {
+    is_taken: AtomicBool,
+    /// What the program sees of the region.
+    start: AtomicUsize,
+    end: AtomicUsize,
+    /// Null: there is none. The handle keeps it until it has [removed](remove) it.
+    region: AtomicPtr<Region>,
+    /// Threads that look at it just now.
+    looking: AtomicU32,
+    next: *const Place,
+}
+
+/// For the whole process: a signal's handler finds nothing but what is static. The newest place.
+static PLACES: AtomicPtr<Place> = AtomicPtr::new(null_mut());
+
+/// All places there are.
+fn places() -> impl Iterator<Item = &'static Place> {
+    let first = PLACES.load(Ordering::Acquire).cast_const();
+    // SAFETY: null, or a box that `place` has leaked. Its `next` was written before it was put here.
+    std::iter::successors(unsafe { first.as_ref() }, |place| unsafe { place.next.as_ref() })
+}
+
+/// A place that nobody has.
+fn place() -> &'static Place {
+    let free = |place: &&Place| !place.is_taken.swap(true, Ordering::AcqRel);
+    if let Some(place) = places().find(free) {
+        return place;
+    }
+    let place = Box::leak(Box::new(Place {
+        is_taken: AtomicBool::new(true),
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        region: AtomicPtr::new(null_mut()),
+        looking: AtomicU32::new(0),
+        next: std::ptr::null(),
+    }));
+    let mut first = PLACES.load(Ordering::Acquire);
+    loop {
+        place.next = first;
+        let at = std::ptr::from_mut(place);
+        match PLACES.compare_exchange(first, at, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return place,
+            Err(now) => first = now,
+        }
+    }
+}
+
+/// Has touches answered.
+pub(super) fn listen() -> std::result::Result<(), Errno> {
+    signal::install(Touches::Shared, on_bus)?;
+    // Here, and not at a touch: a thread is made.
+    refills::start();
+    Ok(())
+}
+
+/// From now on touches of the region are answered, until [`remove`].
+pub(super) fn add(region: &Arc<Region>) {
+    let (place, view) = (place(), region.view());
+    place.start.store(view.start, Ordering::Relaxed);
+    place.end.store(view.end, Ordering::Relaxed);
+    place.region.store(Arc::as_ptr(region).cast_mut(), Ordering::SeqCst);
+}
+
+/// Ends it. The caller has a reference to the region still.
+pub(super) fn remove(region: &Arc<Region>) {
+    let is_it =
+        |place: &&Place| std::ptr::eq(place.region.load(Ordering::Relaxed), Arc::as_ptr(region));
+    let Some(place) = places().find(is_it) else { return };
+    place.region.store(null_mut(), Ordering::SeqCst);
+    while place.looking.load(Ordering::SeqCst) > 0 {
+        std::thread::yield_now();
+    }
+    place.is_taken.store(false, Ordering::Release);
+}
+
+/// The region that an address belongs to.
+fn find(address: usize) -> Option<Arc<Region>> {
+    // Another handler that came in here could be the one that removes the region, and would wait for this thread.
+    let _blocked = Blocked::all();
+    places().find_map(|place| {
+        place.looking.fetch_add(1, Ordering::SeqCst);
+        let region = place.region.load(Ordering::SeqCst);
+        let range = place.start.load(Ordering::Relaxed)..place.end.load(Ordering::Relaxed);
+        let found = (!region.is_null() && range.contains(&address)).then(|| {
+            // SAFETY: from an `Arc` that lives: whoever takes it out of the place has a reference of its own until
+            // nobody looks at the place any more.
+            unsafe {
+                Arc::increment_strong_count(region);
+                Arc::from_raw(region)
+            }
+        });
+        place.looking.fetch_sub(1, Ordering::SeqCst);
+        found
+    })
+}
+
+/// In a child, where nobody looks.
+pub(super) fn reset_in_child() {
+    places().for_each(|place| place.looking.store(0, Ordering::SeqCst));
+    refills::reset_in_child();
+}
+
+/// How often in a row the access of a page is tried again although its chunk is there and has not changed: an end for a page that
+/// raises SIGBUS for a reason of its own.
+const TRIES: u32 = 10;
+
+thread_local! {
+    /// Each thread's own: the page that it has touched last, its chunk's life then, and how often in a row.
+    static TRIED: Cell<(usize, u16, u32)> = const { Cell::new((0, 0, 0)) };
+}
+
+/// `true`: the access is tried again.
+fn on_bus(address: usize) -> bool {
+    let Some(region) = find(address) else { return false };
+    let chunk = (address - region.view().start) / region.shape.chunk;
+    let (page, state) = (address / page_size(), region.chunk(chunk).load());
+    if state.kind() != Kind::Intact {
+        TRIED.set((0, 0, 0));
+        return make(&region, chunk).is_ok();
+    }
+    // Another thread has made it since the touch.
+    let (last, then, times) = TRIED.get();
+    let times = if (last, then) == (page, state.life()) { times + 1 } else { 1 };
+    TRIED.set((page, state.life(), times));
+    times <= TRIES
+}
+
+/// Has a chunk made: by its function on the thread that runs such functions, or by the other maker that it has.
+fn make(region: &Region, chunk: usize) -> Result<()> {
+    let call = "a touch without a pin";
+    let made = pin::get_or_fill(call, region, chunk, |bytes| {
+        if refills::is_runner() {
+            return region.refill.call(chunk, bytes);
+        }
+        refills::start();
+        refills::run(|| region.refill.call(chunk, bytes))
+            .unwrap_or_else(|| Err(RefillError::from("there is no thread that could make it")))
+    })?;
+    drop(made);
+    Ok(())
+}

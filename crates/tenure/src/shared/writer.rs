@@ -1,0 +1,242 @@
+//! Where a process puts new values: at the end of a chunk of its own, one for each class. Only this process writes there,
+//! and others read what the index names; so nothing is locked, and a process that dies leaves at most its open chunks
+//! unfilled.
+
+#![allow(unsafe_code, reason = "writes records to shared memory")]
+
+use super::chunk::Purge;
+use super::entry::{Entry, MOST_CHUNKS, PLACES};
+use super::index::Index;
+use super::object::SharedVolatile;
+use super::pin::{Maker, SharedChunk, SharedPin};
+use super::record::Record;
+use super::state::Kind;
+use super::{purge, record, stored};
+use crate::error::{Error, ErrorKind, Result};
+use crate::os::generation;
+use crate::sync::{AtomicU64, Ordering};
+use crate::tracking::settings::Priority;
+
+/// Which values lie together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// New ones. Most are never asked for again.
+    New,
+    /// Those that were asked for more than once. They go later.
+    Kept,
+}
+
+impl Class {
+    const ALL: [Class; 2] = [Class::New, Class::Kept];
+
+    pub fn priority(self) -> Priority {
+        match self {
+            Class::New => Priority::DEFAULT,
+            Class::Kept => Priority::new(Priority::DEFAULT.level() + 1).unwrap_or_default(),
+        }
+    }
+}
+
+/// This process's open chunks: for each class an [`Open`].
+#[derive(Debug)]
+pub(super) struct Writer {
+    open: [AtomicU64; Class::ALL.len()],
+}
+
+/// An open chunk, in a word: the next free place (17 bits), the chunk's number (22 bits), and of which process it is: a
+/// child opens its own. All change at once: a thread of a child must never write where the parent does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Open(u64);
+
+const NONE: Open = Open(u64::MAX);
+const PLACE_BITS: u32 = 17;
+const PROCESS_AT: u32 = 40;
+
+impl Open {
+    fn new(process: u64, chunk: usize, next: u64) -> Open {
+        Open(process << PROCESS_AT | (chunk as u64) << PLACE_BITS | next)
+    }
+
+    fn chunk(self) -> usize {
+        (self.0 >> PLACE_BITS) as usize & (MOST_CHUNKS - 1)
+    }
+
+    fn next(self) -> u64 {
+        self.0 & ((1 << PLACE_BITS) - 1)
+    }
+
+    /// Another process has opened it.
+    fn is_inherited(self) -> bool {
+        self != NONE && (self.0 ^ generation::current() << PROCESS_AT) >> PROCESS_AT != 0
+    }
+}
+
+/// The word of a class.
+fn swap(open: &AtomicU64, from: Open, to: Open) -> bool {
+    open.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+}
+
+/// A record that was written, and the pin of its chunk.
+pub(super) struct Written<'a> {
+    pub entry: Entry,
+    pub pin: SharedChunk<'a>,
+    address: usize,
+    room: usize,
+}
+
+impl<'a> Written<'a> {
+    pub fn record(&self) -> Option<Record<'a>> {
+        // SAFETY: written in a chunk that is pinned while this lives, and whoever has the record has the pin.
+        unsafe { Record::at(self.address, self.room) }
+    }
+}
+
+/// Bytes between two places of a chunk.
+pub(super) fn unit(chunk: usize) -> usize {
+    (chunk / PLACES).max(16)
+}
+
+impl Writer {
+    pub fn new() -> Writer {
+        Writer { open: [const { AtomicU64::new(NONE.0) }; Class::ALL.len()] }
+    }
+
+    /// In a child the parent goes on with the open chunks: the child's pins of them end.
+    #[cold]
+    fn leave_the_parents(&self, memory: &SharedVolatile) {
+        for open in &self.open {
+            let there = Open(open.load(Ordering::Acquire));
+            if there.is_inherited() && swap(open, there, NONE) {
+                memory.region().unpin(there.chunk());
+            }
+        }
+    }
+
+    /// Writes a record. It is found once its entry is in the index. `gone`: makes an empty chunk.
+    pub fn write<'a>(
+        &self,
+        call: &'static str,
+        memory: &'a SharedVolatile,
+        index: &Index,
+        class: Class,
+        (hash, expires, key, value): (u64, u64, &[u8], &[u8]),
+        gone: impl Fn() -> Result<Option<Empty<'a>>>,
+    ) -> Result<Written<'a>> {
+        let unit = unit(memory.chunk_size());
+        let need = record::len_of(key, value.len()).div_ceil(unit) as u64;
+        let places = (memory.chunk_size() / unit) as u64;
+        let open = &self.open[class as usize];
+        loop {
+            let there = Open(open.load(Ordering::Acquire));
+            if there.is_inherited() {
+                self.leave_the_parents(memory);
+                continue;
+            }
+            let (chunk, next) = (there.chunk(), there.next());
+            if there == NONE || next + need > places {
+                let empty = gone()?.ok_or_else(|| all_pinned(call))?;
+                self.open_chunk(memory, index, class, there, empty);
+                continue;
+            }
+            // This process's pin of its open chunk may end here, and the chunk then go, before this one is counted.
+            let Some(pin) = memory.read(chunk)? else {
+                swap(open, there, NONE);
+                continue;
+            };
+            // Inherited: by a child that a signal's handler has made since then. The places are the parent's.
+            if !swap(open, there, Open(there.0 + need)) || there.is_inherited() {
+                continue;
+            }
+            let life = memory.region().chunk(chunk).load().life();
+            let (place, start) = (next as usize, memory.as_ptr(chunk)? as usize);
+            let (address, room) = (start + place * unit, memory.chunk_size() - place * unit);
+            // SAFETY: these places are this call's since the exchange above: only this process has the chunk open, and
+            // places are given out once in a life of it. The chunk is pinned. A child that a signal's handler makes from
+            // here on writes the same bytes.
+            unsafe { record::write(address, hash, expires, key, value) };
+            return Ok(Written { entry: Entry::new(hash, chunk, life, place), pin, address, room });
+        }
+    }
+
+    /// Opens a chunk in place of another one.
+    #[cold]
+    fn open_chunk(
+        &self,
+        memory: &SharedVolatile,
+        index: &Index,
+        class: Class,
+        before: Open,
+        Empty { chunk, process }: Empty<'_>,
+    ) {
+        let region = memory.region();
+        let number = chunk.number();
+        // An entry tells 65,536 lives of a chunk apart. Some times in a row, because a process may die here.
+        let of_chunk = region.chunk(number);
+        if of_chunk.load().life() & 0x7fff >= 0x7fc0 {
+            index.forget(memory, number);
+        }
+        of_chunk.priority.store(stored(class.priority()), Ordering::Relaxed);
+        // Those that are opened later are younger, however fast that goes.
+        of_chunk
+            .used
+            .store(region.facts().tick.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+        match swap(&self.open[class as usize], before, Open::new(process, number, 1)) {
+            true => {
+                std::mem::forget(chunk);
+                if before != NONE {
+                    region.unpin(before.chunk());
+                }
+            }
+            // Another thread has opened one meanwhile.
+            false => {
+                drop(chunk);
+                let _: Purge = purge::purge(region, number);
+            }
+        }
+    }
+}
+
+/// A chunk without values, pinned. Only the process that has found it fills it: a child that a signal's handler makes
+/// meanwhile has a copy of this.
+pub(super) struct Empty<'a> {
+    chunk: SharedChunk<'a>,
+    process: u64,
+}
+
+impl<'a> Empty<'a> {
+    /// Of a chunk of zeros.
+    pub fn of_zeros(maker: Maker<'a>) -> Empty<'a> {
+        Empty { process: maker.process(), chunk: maker.finish() }
+    }
+
+    /// Of a chunk that had values, which are nobody's from here on.
+    pub fn anew(maker: Maker<'a>) -> Empty<'a> {
+        Empty { process: maker.process(), chunk: maker.finish_anew() }
+    }
+}
+
+/// Makes a chunk that is gone or was never made: zeros. `None`: there is none.
+pub(super) fn find_gone<'a>(
+    memory: &'a SharedVolatile,
+    index: &Index,
+) -> Result<Option<Empty<'a>>> {
+    let (first, all) = (index.chunks(), memory.chunks());
+    let hint = index.root().hint.load(Ordering::Relaxed) as usize;
+    let begin = if (first..all).contains(&hint) { hint } else { first };
+    for number in (begin..all).chain(first..begin) {
+        let state = memory.region().chunk(number).load();
+        if !matches!(state.kind(), Kind::Fresh | Kind::Purged) {
+            continue;
+        }
+        if let SharedPin::ToMake(maker) = memory.pin(number)? {
+            index.root().hint.store(number as u32 + 1, Ordering::Relaxed);
+            return Ok(Some(Empty::of_zeros(maker)));
+        }
+    }
+    Ok(None)
+}
+
+fn all_pinned(call: &'static str) -> Error {
+    let why = "every chunk is pinned: by values that are held, or by processes that write";
+    Error::new(ErrorKind::OutOfMemory, call, why, "drop values, or make the cache larger")
+}

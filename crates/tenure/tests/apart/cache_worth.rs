@@ -1,0 +1,151 @@
+//! Of several caches the one whose bytes save the least time gives first, in the kernel's own reclaim.
+
+use crate::promise_kit::*;
+use std::time::Duration;
+use tenure::volatile::{self, Settings};
+use tenure::Cache;
+use tenure_testkit::{or_skip, this_test, Competitor};
+
+const VALUE: usize = 16 << 10;
+/// Values of each cache: 72 MiB.
+const VALUES: u64 = 72 * MIB as u64 / VALUE as u64;
+const LIMIT: u64 = 256 << 20;
+const CHEAP: Duration = Duration::from_micros(100);
+
+fn cache(cost: Option<Duration>) -> Cache<u64> {
+    let builder = Cache::<u64>::builder();
+    match cost {
+        Some(cost) => builder.miss_cost(cost),
+        None => builder,
+    }
+    .build()
+    .unwrap()
+}
+
+fn value(key: u64) -> [u8; VALUE] {
+    [key as u8 | 1; VALUE]
+}
+
+/// How many values are there; none is wrong.
+fn present(cache: &Cache<u64>) -> u64 {
+    let is_there = |key: &u64| match cache.get(key) {
+        Some(found) => {
+            assert!(found[..] == value(*key), "wrong bytes under {key}");
+            true
+        }
+        None => false,
+    };
+    (0..VALUES).filter(is_there).count() as u64
+}
+
+/// Fills both caches alike, in turns, and asks for each value as often. Then a neighbour takes what is free and
+/// 40 MiB more. Answers how many values each has lost.
+fn lost(caches: [&Cache<u64>; 2], wanted: [bool; 2]) -> [u64; 2] {
+    volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
+    for key in 0..VALUES {
+        caches.iter().for_each(|cache| cache.insert(key, &value(key)).unwrap());
+    }
+    // All was offered before anything is known of its worth: the order of offers is that of the values.
+    assert!(waited(|| tenure::stats().marked_bytes == 0));
+    let before = caches.map(present);
+    assert_eq!(before, [VALUES, VALUES], "there is room for all of them");
+    let compared = || {
+        caches.iter().for_each(|cache| assert_eq!(present(cache), VALUES));
+        caches.map(|cache| cache.stats().is_spared) == wanted
+    };
+    assert!(waited(compared), "{:?}", caches.map(|cache| cache.stats()));
+    assert!(waited(|| tenure::stats().marked_bytes == 0));
+    // The worker has shown the kernel what to take last, in the scan after the offers.
+    let rounds = tenure::stats().total.keeper_rounds;
+    assert!(waited(|| tenure::stats().total.keeper_rounds >= rounds + 2));
+    let free = LIMIT - room::used();
+    let mut neighbour = Competitor::spawn(None).unwrap();
+    neighbour.need(free + (40 << 20)).expect("its need is met from the caches");
+    let lost = caches.map(|cache| VALUES - present(cache));
+    println!("lost of {VALUES} values each: {lost:?}, spared: {wanted:?}");
+    lost
+}
+
+/// What the group uses, as the kernel counts.
+mod room {
+    pub fn used() -> u64 {
+        let directory = std::env::var(super::GROUP).unwrap();
+        let read = |file: &str| std::fs::read_to_string(format!("{directory}/{file}")).ok();
+        let text = read("memory.current").or_else(|| read("memory.usage_in_bytes")).unwrap();
+        text.trim().parse().unwrap()
+    }
+}
+
+/// The costly one is the first that was made and filled, or the second: only its cost tells them apart.
+fn the_cheap_one_gives(test: &'static str, costly: usize) {
+    let done = promised_within(test, LIMIT, || {
+        let mut costs = [Some(CHEAP); 2];
+        costs[costly] = Some(10 * CHEAP);
+        let caches = costs.map(cache);
+        let mut wanted = [false; 2];
+        wanted[costly] = true;
+        let lost = lost([&caches[0], &caches[1]], wanted);
+        let all = 40 * MIB as u64 / VALUE as u64;
+        assert!(lost[1 - costly] * 10 >= all * 7, "the cheap one gave too little: {lost:?}");
+        assert!(lost[costly] * 10 <= lost[1 - costly], "the costly one gave, too: {lost:?}");
+    });
+    or_skip!(done);
+}
+
+#[test]
+fn the_cheap_cache_gives_first_if_it_is_the_second() {
+    the_cheap_one_gives(this_test!(), 0);
+}
+
+#[test]
+fn the_cheap_cache_gives_first_if_it_is_the_first() {
+    the_cheap_one_gives(this_test!(), 1);
+}
+
+/// Where the costs are not known nothing is spared, and the one gives about as much as the other.
+#[test]
+fn caches_of_unknown_cost_give_alike() {
+    let done = promised_within(this_test!(), LIMIT, || {
+        let caches = [cache(None), cache(None)];
+        let lost = lost([&caches[0], &caches[1]], [false; 2]);
+        assert!(lost[0] > 0 && lost[1] > 0, "{lost:?}");
+    });
+    or_skip!(done);
+}
+
+/// What a miss costs is measured in the calls that make values, of threads and of tasks.
+#[test]
+fn the_cost_of_a_miss_is_measured() {
+    promised(this_test!(), || {
+        let cost = |cache: &Cache<u64>| Duration::from_nanos(cache.stats().miss_cost_ns);
+        let slow = |bytes: u8| {
+            std::thread::sleep(Duration::from_millis(3));
+            vec![bytes; 100]
+        };
+        let cache = Cache::<u64>::new().unwrap();
+        cache.insert(0, &[0; 100]).unwrap();
+        assert_eq!(cost(&cache), Duration::ZERO, "an insert tells nothing");
+        drop(cache.get_or_insert_with(&1, || slow(1)).unwrap());
+        assert!(cost(&cache) >= Duration::from_millis(3), "{:?}", cost(&cache));
+        let before = cost(&cache);
+        drop(cache.get_or_insert_with(&1, || slow(2)).unwrap());
+        assert_eq!(cost(&cache), before, "it was there");
+        let tasks = Cache::<u64>::new().unwrap();
+        let make = tasks.get_or_insert_async(&1, async { slow(1) });
+        drop(pollster(make).unwrap());
+        assert!(cost(&tasks) >= Duration::from_millis(3), "{:?}", cost(&tasks));
+        let given = Cache::<u64>::builder().miss_cost(Duration::from_secs(1)).build().unwrap();
+        drop(given.get_or_insert_with(&1, || vec![1]).unwrap());
+        assert_eq!(cost(&given), Duration::from_secs(1));
+    });
+}
+
+/// Polls a future that never waits.
+fn pollster<T>(future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match future.as_mut().poll(&mut context) {
+        std::task::Poll::Ready(value) => value,
+        std::task::Poll::Pending => panic!("it waits for nothing"),
+    }
+}

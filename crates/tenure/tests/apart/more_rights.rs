@@ -1,0 +1,90 @@
+//! A program that has more rights than whoever starts it (setuid) does not do what the environment says: a file that
+//! `MEMORY_PRESSURE_WATCH` names would be written to with those rights.
+
+use crate::promise_kit::*;
+use std::os::unix::fs::{chown, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use tenure::{on_pressure, Outcome, Volatile};
+use tenure_testkit::{skip, this_test};
+
+const PART: &str = "TENURE_TEST_MORE_RIGHTS";
+const NOBODY: u32 = 65534;
+/// What the environment asks to be written.
+const WRITTEN: &str = "written";
+
+/// In the program: uses what looks at the environment, and says what came of it.
+fn use_what_reads_the_environment() {
+    // SAFETY: asks for a number that the kernel gave the program at its start.
+    println!("secure: {}", unsafe { libc::getauxval(libc::AT_SECURE) });
+    let told = on_pressure(|| ()).unwrap();
+    let mut buffer = Volatile::new(PAGE).unwrap();
+    buffer.pin_mut().unwrap().fill(1);
+    println!("purged: {}", buffer.pin().unwrap().outcome() == Outcome::Purged);
+    // The thread that listens has opened what it listens to by then.
+    std::thread::sleep(Duration::from_millis(500));
+    drop(told);
+}
+
+/// Runs a copy of this program, with or without the bit; returns what it said, and what stands in the file.
+fn run(directory: &Path, mode: u32) -> (String, String) {
+    let program = directory.join(format!("program-{mode:o}"));
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    chown(&program, Some(NOBODY), None).unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(mode)).unwrap();
+    let file = directory.join("watched");
+    std::fs::write(&file, "").unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).unwrap();
+    let mut command = Command::new(&program);
+    command.args([this_name(), "--exact", "--nocapture"]).env(PART, "1");
+    command.env("MEMORY_PRESSURE_WATCH", &file).env("MEMORY_PRESSURE_WRITE", "d3JpdHRlbg==");
+    let output = command.env("TENURE_PURGE", "always").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    (said, std::fs::read_to_string(&file).unwrap())
+}
+
+/// A directory that all may enter.
+struct Directory(std::path::PathBuf);
+
+impl Directory {
+    fn make() -> Directory {
+        let name = format!("tenure-more-rights-{}", std::process::id());
+        let made = Directory(std::env::temp_dir().join(name));
+        std::fs::create_dir_all(&made.0).unwrap();
+        std::fs::set_permissions(&made.0, PermissionsExt::from_mode(0o755)).unwrap();
+        made
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn this_name() -> &'static str {
+    "more_rights::a_setuid_program_does_not_follow_the_environment"
+}
+
+#[test]
+fn a_setuid_program_does_not_follow_the_environment() {
+    assert_eq!(this_test!(), this_name());
+    if std::env::var_os(PART).is_some() {
+        return use_what_reads_the_environment();
+    }
+    // SAFETY: asks for the effective user, and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        skip!("giving a program to another user needs root");
+    }
+    let directory = Directory::make();
+    let (plain, setuid) = (run(&directory.0, 0o755), run(&directory.0, 0o4755));
+    assert!(plain.0.contains("secure: 0") && plain.0.contains("purged: true"), "{}", plain.0);
+    assert_eq!(plain.1, WRITTEN);
+    if !setuid.0.contains("secure: 1") {
+        skip!("programs are not started as setuid here (nosuid)");
+    }
+    assert!(setuid.0.contains("purged: false"), "{}", setuid.0);
+    assert_eq!(setuid.1, "", "the file was written to");
+}

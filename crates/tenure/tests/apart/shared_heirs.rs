@@ -1,0 +1,367 @@
+//! Children for which there is no slot, at unlucky moments.
+
+use crate::promise_kit::*;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tenure::shared::{SharedCache, SharedPin, SharedVolatile};
+use tenure_testkit::{sweep, this_test};
+
+fn small(processes: u32) -> SharedVolatile {
+    SharedVolatile::builder(4 * 4096).chunk_size(4096).processes(processes).build().unwrap()
+}
+
+fn kill(pid: i32) {
+    // SAFETY: a child of this process's own.
+    unsafe {
+        let mut status = 0;
+        libc::kill(pid, libc::SIGKILL);
+        assert_eq!(libc::waitpid(pid, &mut status, 0), pid);
+        assert_eq!(libc::WTERMSIG(status), libc::SIGKILL);
+    }
+}
+
+/// What the child has mapped since the fork stays when it closes the memory.
+#[test]
+fn a_child_without_a_place_unmaps_only_its_own() {
+    promised(this_test!(), || {
+        let mut shared = Some(small(1));
+        let child = forked(|| {
+            // Each hole of one page that there is.
+            let pages: Vec<usize> = (0..64).map(|_| plain(PAGE)).collect();
+            drop(shared.take());
+            assert!(
+                pages.iter().all(|page| peek(*page).is_some()),
+                "a page of the child's is gone"
+            );
+        });
+        assert_eq!(child, Ended::Well);
+    });
+}
+
+/// A process that has memory open, has a child for which there is no place, and is killed in the midst of `makes`. The
+/// child lives until the returned socket is closed.
+fn dead_maker_with_an_heir(makes: impl FnOnce(&mut dyn FnMut())) -> UnixStream {
+    let (mut read, mut write) = UnixStream::pair().unwrap();
+    let (wait, lives) = UnixStream::pair().unwrap();
+    let maker = worker(|| {
+        makes(&mut || {
+            // SAFETY: the child ends by _exit.
+            if unsafe { libc::fork() } == 0 {
+                // SAFETY: the child's copy, which nobody uses or closes again; and ends the child.
+                unsafe {
+                    libc::close(lives.as_raw_fd());
+                    write.write_all(b"x").unwrap();
+                    let _ = (&wait).read(&mut [0]);
+                    libc::_exit(0)
+                }
+            }
+            std::thread::sleep(Duration::from_secs(60));
+        });
+    });
+    read.read_exact(&mut [0]).unwrap();
+    kill(maker);
+    lives
+}
+
+/// Who waits for the dead one is told, though the dead one's place is its child's.
+#[test]
+fn a_dead_maker_is_waited_for_by_nobody_while_its_child_lives() {
+    promised(this_test!(), || {
+        let shared = small(2);
+        let lives = dead_maker_with_an_heir(|fork| {
+            let _maker = shared.pin(0).unwrap();
+            let _other = shared.get_or_make(1, |bytes| bytes.fill(7)).unwrap();
+            fork();
+        });
+        let begun = Instant::now();
+        let SharedPin::BeingMade(other) = shared.pin(0).unwrap() else { panic!() };
+        let told = other.wait(Some(Duration::from_secs(4)));
+        let told = told.map(|pin| matches!(pin, SharedPin::ToMake(_)));
+        assert!(told.is_ok_and(|told| told), "after {:?}", begun.elapsed());
+        assert_eq!(shared.purge_now(1..2).unwrap(), 0, "the child has it pinned");
+        drop(lives);
+        assert!(waited(|| shared.purge_now(1..2).unwrap() == 1));
+
+        let cache = SharedCache::builder().most(64 << 20).processes(2).build().unwrap();
+        let _lives = dead_maker_with_an_heir(|fork| {
+            let never = || {
+                fork();
+                b"never"
+            };
+            drop(cache.get_or_insert_with(b"key", never));
+        });
+        let begun = Instant::now();
+        assert_eq!(&*cache.get_or_insert_with(b"key", || b"made").unwrap(), b"made");
+        assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    });
+}
+
+#[cfg(target_arch = "x86_64")]
+mod stopped {
+    use super::*;
+
+    /// At which instruction the other thread stops while it unpins, and how often it has got there.
+    static STOP_AT: AtomicU64 = AtomicU64::new(0);
+    static STEPS: AtomicU64 = AtomicU64::new(0);
+    /// How far the round has come: these in turn.
+    static AT: AtomicU64 = AtomicU64::new(0);
+    static CHILD: AtomicI32 = AtomicI32::new(0);
+    const NONE: u64 = 0;
+    const PREPARED: u64 = 1;
+    const PINNED: u64 = 2;
+    const FORKED: u64 = 3;
+    const STOPPED: u64 = 4;
+    const DONE: u64 = 5;
+
+    fn spin_until(at: u64) {
+        while AT.load(Ordering::SeqCst) < at {
+            std::hint::spin_loop();
+        }
+    }
+
+    /// After tenure's handler: it was registered earlier.
+    extern "C" fn on_prepare() {
+        if AT.compare_exchange(NONE, PREPARED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            spin_until(PINNED);
+        }
+    }
+
+    /// Before tenure's.
+    extern "C" fn on_parent() {
+        if AT.compare_exchange(PINNED, FORKED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            spin_until(STOPPED);
+        }
+    }
+
+    extern "C" fn register() {
+        AT.store(DONE, Ordering::SeqCst);
+        // SAFETY: functions that live for ever.
+        unsafe { libc::pthread_atfork(Some(on_prepare), Some(on_parent), None) };
+    }
+
+    #[used]
+    #[unsafe(link_section = ".init_array.00001")]
+    static AT_LOAD: extern "C" fn() = register;
+
+    extern "C" fn on_trap(_: libc::c_int) {
+        if STEPS.fetch_add(1, Ordering::SeqCst) == STOP_AT.load(Ordering::SeqCst) {
+            AT.store(STOPPED, Ordering::SeqCst);
+            spin_until(DONE);
+        }
+    }
+
+    fn stepped(act: impl FnOnce()) {
+        // SAFETY: changes the trap flag, for which there is a handler.
+        unsafe { std::arch::asm!("pushfq", "or qword ptr [rsp], 0x100", "popfq") };
+        act();
+        // SAFETY: changes the trap flag back, and nothing else.
+        unsafe { std::arch::asm!("pushfq", "and qword ptr [rsp], ~0x100", "popfq") };
+    }
+
+    /// Another thread pins the chunk when the fork has noted what is pinned, and is stopped at any instruction of its unpin
+    /// until the fork is done.
+    #[test]
+    fn what_another_thread_unpins_beside_a_fork_the_child_keeps() {
+        promised(this_test!(), || {
+            let shared = small(1);
+            // SAFETY: the handler is a function that lives for ever.
+            unsafe { libc::signal(libc::SIGTRAP, on_trap as *const () as usize) };
+            let mut wrong = Vec::new();
+            for stop_at in (0..).step_by(5) {
+                drop(shared.get_or_make(0, |bytes| bytes.fill(7)).unwrap());
+                STOP_AT.store(stop_at, Ordering::SeqCst);
+                STEPS.store(0, Ordering::SeqCst);
+                AT.store(NONE, Ordering::SeqCst);
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        spin_until(PREPARED);
+                        let pinned = shared.read(0).unwrap().unwrap();
+                        AT.store(PINNED, Ordering::SeqCst);
+                        spin_until(FORKED);
+                        stepped(|| drop(pinned));
+                        AT.fetch_max(STOPPED, Ordering::SeqCst);
+                    });
+                    let child = worker(|| std::thread::sleep(Duration::from_secs(60)));
+                    AT.store(DONE, Ordering::SeqCst);
+                    CHILD.store(child, Ordering::SeqCst);
+                });
+                wrong.extend((shared.purge_now(0..1).unwrap() != 0).then_some(stop_at));
+                kill(CHILD.load(Ordering::SeqCst));
+                let is_let_go = || {
+                    let _ = shared.purge_now(0..1).unwrap();
+                    shared.stats().pinned == 0
+                };
+                assert!(waited(is_let_go));
+                if STEPS.load(Ordering::SeqCst) < stop_at {
+                    break;
+                }
+            }
+            println!("{} instructions", STEPS.load(Ordering::SeqCst));
+            assert!(wrong.is_empty(), "purged under a child's pin: stopped at {wrong:?}");
+        });
+    }
+}
+
+static FORKED: AtomicI32 = AtomicI32::new(0);
+
+fn loop_for_ever() -> ! {
+    loop {
+        std::thread::sleep(Duration::from_secs(60));
+    }
+}
+
+extern "C" fn forks(_: libc::c_int) {
+    // SAFETY: the child waits for its end.
+    match unsafe { libc::fork() } {
+        0 => loop_for_ever(),
+        pid => FORKED.store(pid, Ordering::SeqCst),
+    }
+}
+
+/// A signal's handler makes a child without a place while its thread lets go of what others had.
+#[test]
+fn a_handler_may_fork_while_its_thread_lets_go() {
+    promised(this_test!(), || {
+        let shared = SharedVolatile::builder(4096 << 12).chunk_size(4096).processes(1);
+        let shared = shared.build().unwrap();
+        // SAFETY: the handler is a function that lives for ever.
+        unsafe { libc::signal(libc::SIGUSR1, forks as *const () as usize) };
+        let (mut wrong, mut rounds) = (0, 0);
+        interrupted(60_000, |arm| {
+            let pinned = shared.get_or_make(4000, |bytes| bytes.fill(7)).unwrap();
+            kill(worker(|| loop_for_ever()));
+            arm();
+            let _ = shared.purge_now(4000..4001).unwrap();
+            wait_for_fork();
+            drop(pinned);
+            wrong += shared.purge_now(4000..4001).unwrap();
+            kill(FORKED.load(Ordering::SeqCst));
+            rounds += 1;
+        });
+        println!("{rounds} rounds");
+        assert_eq!(wrong, 0, "purged under a child's pin, in {rounds} rounds");
+    });
+}
+
+/// What a program that a child becomes had inherited, nobody has.
+#[test]
+fn a_child_without_a_place_that_becomes_a_program_keeps_nothing() {
+    promised(this_test!(), || {
+        let shared = small(1);
+        let pinned = shared.get_or_make(0, |bytes| bytes.fill(7)).unwrap();
+        let child = worker(|| {
+            // SAFETY: constants that end with a zero, and the end of the list.
+            unsafe {
+                libc::execl(c"/bin/sleep".as_ptr(), c"sleep".as_ptr(), c"60".as_ptr(), 0usize)
+            };
+        });
+        drop(pinned);
+        assert!(waited(|| shared.purge_now(0..1).unwrap() == 1));
+        kill(child);
+    });
+}
+
+/// For the handler: the file that the parent has opened, in memory that its child shares. 0: it is not that far.
+static PARENTS: AtomicU64 = AtomicU64::new(0);
+
+fn parents() -> &'static AtomicU64 {
+    // SAFETY: a page of zeros that is never unmapped, or the static.
+    unsafe { &*(PARENTS.load(Ordering::SeqCst) as *const AtomicU64) }
+}
+
+static IN_CHILD: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn forks_and_goes_on(_: libc::c_int) {
+    // SAFETY: the child waits for its parent, and goes on with what was interrupted.
+    match unsafe { libc::fork() } {
+        0 => {
+            IN_CHILD.store(true, Ordering::SeqCst);
+            while parents().load(Ordering::SeqCst) == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        pid => FORKED.store(pid, Ordering::SeqCst),
+    }
+}
+
+fn inode(shared: &SharedVolatile) -> u64 {
+    let file = std::fs::File::from(shared.as_fd().try_clone_to_owned().unwrap());
+    std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap())
+}
+
+/// The child goes on with the call, in a place of its own.
+#[test]
+fn a_handler_may_fork_while_its_thread_opens_memory() {
+    promised(this_test!(), || {
+        let (access, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        // SAFETY: a new page.
+        let page = unsafe { libc::mmap(std::ptr::null_mut(), PAGE, access, flags, -1, 0) };
+        PARENTS.store(page as u64, Ordering::SeqCst);
+        drop(small(2));
+        // SAFETY: the handler is a function that lives for ever.
+        unsafe { libc::signal(libc::SIGUSR1, forks_and_goes_on as *const () as usize) };
+        let (mut wrong, mut rounds) = (0, 0);
+        interrupted(300_000, |arm| {
+            parents().store(0, Ordering::SeqCst);
+            arm();
+            let opened = SharedVolatile::builder(4 * 4096).chunk_size(4096).processes(100).build();
+            wait_for_fork();
+            if IN_CHILD.load(Ordering::SeqCst) {
+                // An error where its parent has made the same file meanwhile, and has sealed it.
+                let is_wrong = |opened: SharedVolatile| {
+                    inode(&opened) == parents().load(Ordering::SeqCst)
+                        && opened.stats().processes < 2
+                };
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(opened.is_ok_and(is_wrong).into()) };
+            }
+            parents().store(inode(opened.as_ref().unwrap()), Ordering::SeqCst);
+            let child = FORKED.load(Ordering::SeqCst);
+            wrong += u32::from(end_of(child) != Ended::Well);
+            rounds += 1;
+        });
+        assert_eq!(wrong, 0, "children in their parent's place, in {rounds} rounds");
+    });
+}
+
+fn wait_for_fork() {
+    while FORKED.load(Ordering::SeqCst) == 0 && !IN_CHILD.load(Ordering::SeqCst) {
+        std::hint::spin_loop();
+    }
+}
+
+/// Calls `round` again and again, whose thread gets a signal so many nanoseconds at most after it has called what it is
+/// given.
+fn interrupted(most: u64, mut round: impl FnMut(&dyn Fn())) {
+    // SAFETY: a call without pointers.
+    let this = unsafe { libc::pthread_self() } as usize;
+    let (armed, over, mut seed) = (AtomicBool::new(false), AtomicBool::new(false), 1u64);
+    std::thread::scope(|scope| {
+        let (armed, over) = (&armed, &over);
+        scope.spawn(move || loop {
+            while !armed.swap(false, Ordering::SeqCst) {
+                if over.load(Ordering::SeqCst) {
+                    return;
+                }
+                std::hint::spin_loop();
+            }
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let (begun, delay) = (Instant::now(), Duration::from_nanos((seed >> 33) % most));
+            while begun.elapsed() < delay {
+                std::hint::spin_loop();
+            }
+            // SAFETY: the thread outlives this one.
+            unsafe { libc::pthread_kill(this as libc::pthread_t, libc::SIGUSR1) };
+        });
+        let end = Instant::now() + Duration::from_secs(sweep(2, 8));
+        while Instant::now() < end {
+            FORKED.store(0, Ordering::SeqCst);
+            round(&|| armed.store(true, Ordering::SeqCst));
+        }
+        over.store(true, Ordering::SeqCst);
+    });
+}
