@@ -3,8 +3,7 @@
 mod promise_kit;
 
 use promise_kit::*;
-use std::time::Duration;
-use tenure::volatile::{self, Settings};
+use tenure::volatile;
 use tenure::Outcome;
 use tenure_testkit::{pages, skip, this_test};
 
@@ -37,8 +36,7 @@ fn an_offer_that_the_kernel_refuses_half_way_leaves_nothing_watched() {
             volatile::mark(p, PAGE).unwrap();
             assert_eq!(volatile::unmark(p, PAGE), Ok(Outcome::Intact));
         }
-        let settings = Settings::default().with_offer_after(Duration::from_secs(3600));
-        volatile::configure(settings);
+        never_offer();
         if !as_many_mappings_as_there_may_be() {
             skip!("vm.max_map_count is too large to be reached here");
         }

@@ -1,6 +1,7 @@
 //! What a program may set about the pool.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicU8, Ordering};
+use crate::runtime::setting::{Bytes, Time};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 /// When runs get huge pages.
@@ -123,14 +124,11 @@ impl Settings {
     }
 }
 
-const NONE: u64 = u64::MAX;
-
 /// The settings in force, each readable by itself.
 struct InForce {
-    offer_after_us: AtomicU64,
-    return_after_us: AtomicU64,
-    /// [`NONE`]: not set.
-    warm_max: AtomicU64,
+    offer_after: Time,
+    return_after: Time,
+    warm_max: Bytes,
     /// The number of a [`HugePages`].
     huge: AtomicU8,
     no_reuse: AtomicBool,
@@ -138,9 +136,9 @@ struct InForce {
 
 /// For the whole process: as the pool.
 static IN_FORCE: InForce = InForce {
-    offer_after_us: AtomicU64::new(500_000),
-    return_after_us: AtomicU64::new(10_000_000),
-    warm_max: AtomicU64::new(NONE),
+    offer_after: Time::new(Duration::from_millis(500)),
+    return_after: Time::new(Duration::from_secs(10)),
+    warm_max: Bytes::unset(),
     huge: AtomicU8::new(0),
     no_reuse: AtomicBool::new(false),
 };
@@ -153,10 +151,9 @@ pub(super) fn reuses() -> bool {
 
 /// Takes effect at the worker's next scan.
 pub(super) fn set(settings: Settings) {
-    let us = |wait: Duration| u64::try_from(wait.as_micros()).unwrap_or(u64::MAX);
-    IN_FORCE.offer_after_us.store(us(settings.offer_after), Ordering::Relaxed);
-    IN_FORCE.return_after_us.store(us(settings.return_after), Ordering::Relaxed);
-    IN_FORCE.warm_max.store(settings.warm_max.unwrap_or(NONE), Ordering::Relaxed);
+    IN_FORCE.offer_after.set(settings.offer_after);
+    IN_FORCE.return_after.set(settings.return_after);
+    IN_FORCE.warm_max.set(settings.warm_max);
     IN_FORCE.huge.store(settings.huge_pages as u8, Ordering::Relaxed);
     IN_FORCE.no_reuse.store(!settings.reuse, Ordering::Relaxed);
 }
@@ -167,11 +164,10 @@ pub(super) fn set(settings: Settings) {
 /// assert_eq!(tenure::pool::settings().offer_after.as_millis(), 500); // the default
 /// ```
 pub fn settings() -> Settings {
-    let max = IN_FORCE.warm_max.load(Ordering::Relaxed);
     Settings {
-        offer_after: Duration::from_micros(IN_FORCE.offer_after_us.load(Ordering::Relaxed)),
-        return_after: Duration::from_micros(IN_FORCE.return_after_us.load(Ordering::Relaxed)),
-        warm_max: (max != NONE).then_some(max),
+        offer_after: IN_FORCE.offer_after.get(),
+        return_after: IN_FORCE.return_after.get(),
+        warm_max: IN_FORCE.warm_max.get(),
         huge_pages: [HugePages::Auto, HugePages::System, HugePages::Never]
             [usize::from(IN_FORCE.huge.load(Ordering::Relaxed))],
         reuse: reuses(),

@@ -1,6 +1,7 @@
 //! What a program may set.
 
-use std::sync::atomic::{AtomicU64, AtomicU8, AtomicUsize, Ordering};
+use crate::runtime::setting::{Bytes, Time};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// When the memory of retired file mappings is given up.
@@ -100,22 +101,20 @@ impl Settings {
     }
 }
 
-const NONE: u64 = u64::MAX;
-
 /// The settings, each readable without a lock.
 struct InForce {
     min_bytes: AtomicUsize,
-    longest_stall_ns: AtomicU64,
-    /// [`NONE`]: no bound beside the free memory.
-    pending_max: AtomicU64,
+    longest_stall: Time,
+    /// Unset: no bound beside the free memory.
+    pending_max: Bytes,
     files_later: AtomicU8,
 }
 
 /// For the whole process: `munmap` and the drop of a mapping are told nothing but a range.
 static IN_FORCE: InForce = InForce {
     min_bytes: AtomicUsize::new(32 << 20),
-    longest_stall_ns: AtomicU64::new(1_000_000),
-    pending_max: AtomicU64::new(NONE),
+    longest_stall: Time::new(Duration::from_millis(1)),
+    pending_max: Bytes::unset(),
     files_later: AtomicU8::new(0),
 };
 
@@ -128,9 +127,8 @@ static IN_FORCE: InForce = InForce {
 /// ```
 pub fn configure(settings: Settings) {
     IN_FORCE.min_bytes.store(settings.min_bytes, Ordering::Relaxed);
-    let stall = u64::try_from(settings.longest_stall.as_nanos()).unwrap_or(u64::MAX);
-    IN_FORCE.longest_stall_ns.store(stall, Ordering::Relaxed);
-    IN_FORCE.pending_max.store(settings.pending_max.unwrap_or(NONE), Ordering::Relaxed);
+    IN_FORCE.longest_stall.set(settings.longest_stall);
+    IN_FORCE.pending_max.set(settings.pending_max);
     IN_FORCE.files_later.store(u8::from(settings.files == Files::Later), Ordering::Relaxed);
 }
 
@@ -140,11 +138,10 @@ pub fn configure(settings: Settings) {
 /// assert_eq!(tenure::retire::settings().min_bytes, 32 << 20); // the default
 /// ```
 pub fn settings() -> Settings {
-    let max = IN_FORCE.pending_max.load(Ordering::Relaxed);
     Settings {
         min_bytes: IN_FORCE.min_bytes.load(Ordering::Relaxed),
-        longest_stall: Duration::from_nanos(IN_FORCE.longest_stall_ns.load(Ordering::Relaxed)),
-        pending_max: (max != NONE).then_some(max),
+        longest_stall: IN_FORCE.longest_stall.get(),
+        pending_max: IN_FORCE.pending_max.get(),
         files: match IN_FORCE.files_later.load(Ordering::Relaxed) {
             0 => Files::AtOnce,
             _ => Files::Later,
@@ -157,11 +154,11 @@ pub(super) fn min_bytes() -> usize {
 }
 
 pub(super) fn longest_stall_ns() -> u64 {
-    IN_FORCE.longest_stall_ns.load(Ordering::Relaxed)
+    IN_FORCE.longest_stall.get().as_nanos() as u64
 }
 
 pub(super) fn pending_max() -> u64 {
-    IN_FORCE.pending_max.load(Ordering::Relaxed)
+    IN_FORCE.pending_max.get().unwrap_or(u64::MAX)
 }
 
 pub(super) fn files_later() -> bool {

@@ -17,6 +17,7 @@ pub(crate) mod published;
 mod rank;
 pub(crate) mod refills;
 pub(crate) mod services;
+pub(crate) mod setting;
 pub(crate) mod turn;
 pub(crate) mod waits;
 pub(crate) mod worker;

@@ -1,7 +1,8 @@
 //! What a program may set: how long to wait before offering, and how much may stay unoffered.
 
 use crate::os::environment::variable;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::runtime::setting::{Bytes, Time};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The order in which ranges are offered and purged: 0 goes first, 7 last.
@@ -131,13 +132,10 @@ impl Settings {
     }
 }
 
-const NONE: u64 = u64::MAX;
-
 /// The settings in force, each readable by itself.
 struct InForce {
-    offer_after_us: AtomicU64,
-    /// [`NONE`]: not set.
-    unoffered_max: AtomicU64,
+    offer_after: Time,
+    unoffered_max: Bytes,
     purge_always: AtomicBool,
     /// The environment was read.
     read: AtomicBool,
@@ -145,8 +143,8 @@ struct InForce {
 
 /// For the whole process: one worker offers the ranges of all threads.
 static IN_FORCE: InForce = InForce {
-    offer_after_us: AtomicU64::new(500_000),
-    unoffered_max: AtomicU64::new(NONE),
+    offer_after: Time::new(Duration::from_millis(500)),
+    unoffered_max: Bytes::unset(),
     purge_always: AtomicBool::new(false),
     read: AtomicBool::new(false),
 };
@@ -158,8 +156,8 @@ static IN_FORCE: InForce = InForce {
 /// configure(Settings::default().with_unoffered_max(64 << 20));
 /// ```
 pub fn configure(settings: Settings) {
-    IN_FORCE.offer_after_us.store(settings.offer_after.as_micros() as u64, Ordering::Relaxed);
-    IN_FORCE.unoffered_max.store(settings.unoffered_max.unwrap_or(NONE), Ordering::Relaxed);
+    IN_FORCE.offer_after.set(settings.offer_after);
+    IN_FORCE.unoffered_max.set(settings.unoffered_max);
     super::wake::wake();
 }
 
@@ -169,10 +167,9 @@ pub fn configure(settings: Settings) {
 /// assert_eq!(tenure::volatile::settings().offer_after.as_millis(), 500); // the default
 /// ```
 pub fn settings() -> Settings {
-    let max = IN_FORCE.unoffered_max.load(Ordering::Relaxed);
     Settings {
-        offer_after: Duration::from_micros(IN_FORCE.offer_after_us.load(Ordering::Relaxed)),
-        unoffered_max: (max != NONE).then_some(max),
+        offer_after: IN_FORCE.offer_after.get(),
+        unoffered_max: IN_FORCE.unoffered_max.get(),
     }
 }
 
@@ -203,7 +200,7 @@ fn read_environment() {
     }
     if let Some(text) = text("TENURE_OFFER_AFTER_MS") {
         match text.parse::<u64>() {
-            Ok(ms) => IN_FORCE.offer_after_us.store(ms.saturating_mul(1000), Ordering::Relaxed),
+            Ok(ms) => IN_FORCE.offer_after.set(Duration::from_millis(ms)),
             Err(_) => eprintln!("tenure: TENURE_OFFER_AFTER_MS={text} is not a number"),
         }
     }

@@ -5,8 +5,7 @@
 
 use crate::promise_kit::stepping::{self, stepped, Stepping};
 use crate::promise_kit::*;
-use std::time::Duration;
-use tenure::volatile::{self, Priority, Refill, Settings};
+use tenure::volatile::{self, Priority, Refill};
 use tenure::{Outcome, PageSize, Volatile};
 use tenure_testkit::{sweep, this_test};
 
@@ -125,8 +124,7 @@ fn a_child_that_goes_on_in_an_unmark_ends_no_watch_of_its_parent() {
 /// child forgets that one as soon as its map is whole.
 fn fork_while_ranges_change(raw: bool) {
     const RANGES: usize = 200;
-    let never = Settings::default().with_offer_after(Duration::from_secs(3600));
-    volatile::configure(never.with_unoffered_max(1 << 40));
+    never_offer();
     let mut map = filled(2 * RANGES);
     let base = map.as_mut_ptr();
     // Every other page, so that none are joined.

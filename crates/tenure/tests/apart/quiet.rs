@@ -1,7 +1,8 @@
 //! No system call for marks, pins and gets of what is there; an idle keeper costs nothing.
 
+use crate::promise_kit::never_offer;
 use std::time::{Duration, Instant};
-use tenure::volatile::{self, Settings};
+use tenure::volatile;
 use tenure::{Cache, Mapping, Outcome, PageSize, Volatile};
 use tenure_testkit::seccomp::counting_syscalls;
 use tenure_testkit::{this_test, undisturbed};
@@ -12,14 +13,6 @@ const MILLION: usize = 1_000_000;
 /// How often the keeper was told that memory is short.
 fn pressure() -> u64 {
     tenure::stats().total.pressure_events
-}
-
-/// Nothing is offered while the test runs.
-fn never_offer() {
-    let settings = Settings::default()
-        .with_offer_after(Duration::from_secs(3600))
-        .with_unoffered_max(u64::MAX);
-    volatile::configure(settings);
 }
 
 #[test]

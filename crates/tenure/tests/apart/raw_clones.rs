@@ -35,9 +35,7 @@ fn writes_stay(at: *mut u8) {
 
 /// Ranges that were joined are out of the map a moment before they are forgotten.
 fn clones_while_ranges_are_joined() {
-    volatile::configure(
-        Settings::default().with_offer_after(Duration::from_secs(3600)).with_unoffered_max(1 << 40),
-    );
+    never_offer();
     let mut map = filled(PAGES);
     let base = map.as_mut_ptr() as usize;
     let (over, joins) = (&AtomicBool::new(false), &AtomicU64::new(0));

@@ -10,14 +10,6 @@ use tenure::{Outcome, PageSize, Volatile};
 use tenure_testkit::seccomp::{Call, Hold, NthFailure, When};
 use tenure_testkit::{or_skip, pages, skip, this_test};
 
-/// Nothing is offered but by the test.
-fn offers_by_hand() {
-    let settings = Settings::default();
-    let settings =
-        settings.with_offer_after(Duration::from_secs(3600)).with_unoffered_max(u64::MAX);
-    volatile::configure(settings);
-}
-
 /// Marks what shall stay a range of its own.
 unsafe fn mark_apart(at: *mut u8, len: usize) {
     // SAFETY: the callers pass part of a mapping that lives on, and do not touch it while it is
@@ -33,7 +25,7 @@ fn note(gone: &mut [u32], extent: Range<usize>) {
 #[test]
 fn a_call_that_fails_on_a_later_range_keeps_the_report_of_an_earlier_one() {
     promised(this_test!(), || {
-        offers_by_hand();
+        never_offer();
         let len = 8 * PAGE;
         let mut map = filled(16);
         let a = map.as_mut_ptr();
@@ -74,7 +66,7 @@ fn reports_survive(test: &str, env: &[(&str, &str)], refused: &[(Call, Errno)]) 
     promised_with(test, env, || {
         let calls: Vec<Call> = refused.iter().map(|(call, _)| *call).collect();
         let failing = or_skip!(NthFailure::install(&calls, refused[0].1, When::Never));
-        offers_by_hand();
+        never_offer();
         let third = 4 * PAGE;
         let mut map = filled(12);
         let p = map.as_mut_ptr();
@@ -134,7 +126,7 @@ fn a_child_of_a_raw_clone_keeps_its_reports_when_pages_cannot_be_dropped() {
     promised(this_test!(), || {
         let calls = [Call::Madvise(libc::MADV_DONTNEED), UNREGISTER];
         let failing = or_skip!(NthFailure::install(&calls, Errno::NOMEM, When::Never));
-        offers_by_hand();
+        never_offer();
         let mut map = filled(12);
         let p = map.as_mut_ptr();
         for nth in 1..=4 {
@@ -177,7 +169,7 @@ fn an_unmark_returns_when_its_pages_are_there_whoever_takes_them_back() {
     needs_userfaultfd!();
     promised(this_test!(), || {
         let hold = or_skip!(Hold::install(&[Call::Madvise(libc::MADV_POPULATE_WRITE)]));
-        offers_by_hand();
+        never_offer();
         let (pages, part) = (64, 16);
         let mut map = filled(pages + part);
         let at = map.as_mut_ptr() as usize;
@@ -231,7 +223,7 @@ fn an_unmark_returns_when_its_pages_are_there_whoever_takes_them_back() {
 #[test]
 fn without_userfaultfd_too_an_unmark_returns_when_its_pages_are_there() {
     promised_with(this_test!(), &[("TENURE_DETECT", "words")], || {
-        offers_by_hand();
+        never_offer();
         let (pages, part) = (16 * 256, 16);
         let mut map = filled(pages + part);
         let at = map.as_mut_ptr() as usize;
@@ -314,7 +306,7 @@ fn more_than_16_tib_are_not_cut_short() {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // A group, because page tables of such a range would fill the machine.
     let done = promised_within(this_test!(), 256 << 20, || {
-        offers_by_hand();
+        never_offer();
         // SAFETY: a new mapping at a place of the kernel's choice.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), len, 3, flags, -1, 0) };
         if at == libc::MAP_FAILED {

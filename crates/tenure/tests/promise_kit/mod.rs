@@ -7,7 +7,7 @@ pub mod stepping;
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::time::{Duration, Instant};
-use tenure::volatile;
+use tenure::volatile::{self, Settings};
 use tenure::{Mapping, PageSize};
 use tenure_testkit::{in_child, Deadline, MemoryCgroup, Unavailable};
 
@@ -31,6 +31,13 @@ pub fn promised_with(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
         watchdog();
         body();
     });
+}
+
+/// Nothing is offered but what the test offers. The wait alone is not enough: where other programs have taken the memory,
+/// less may stay marked, and the rest is offered at once.
+pub fn never_offer() {
+    let long = Settings::default().with_offer_after(Duration::from_secs(3600));
+    volatile::configure(long.with_unoffered_max(u64::MAX));
 }
 
 /// The variable that names a cgroup's directory to a child.
