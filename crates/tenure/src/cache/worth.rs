@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn hits_from_before_there_was_a_cache_to_compare_with_do_not_count() {
-        let mut caches = vec![cache(100, DEFAULT, 0, 64), cache(100, DEFAULT, 0, 64)];
+        let mut caches = [cache(100, DEFAULT, 0, 64), cache(100, DEFAULT, 0, 64)];
         let begun = Instant::now();
         for look in 0..4000 {
             caches.iter_mut().for_each(|cache| cache.hits += 250);
