@@ -121,7 +121,7 @@ mod tests {
         let lock = |of: &std::fs::File, number, count| {
             ask(of.as_fd(), libc::F_OFD_SETLK, libc::F_RDLCK, number, count).unwrap();
         };
-        (100..20_000).rev().for_each(|number| lock(&theirs[0], number * 2, 1));
+        (100..10_000).rev().for_each(|number| lock(&theirs[0], number * 2, 1));
         lock(&theirs[1], 0, MOST);
         std::thread::scope(|scope| {
             scope.spawn(|| {
