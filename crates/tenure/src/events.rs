@@ -46,6 +46,7 @@
 //! ([`Outcome`](crate::Outcome), [`Error`]): log that where it is returned.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::os::caught::caught;
 use crate::os::generation;
 use crate::os::probe::{capabilities, Status};
 use crate::pool::{self, PoolStats};
@@ -53,7 +54,6 @@ use crate::pressure::{call_at_reports, OnPressure, Why};
 use crate::runtime::causes;
 use crate::runtime::counters::totals;
 use crate::stats::{survey, Totals};
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::time::Duration;
 use tracing::{debug, enabled, info, warn, Level};
 
@@ -171,7 +171,7 @@ impl Looks {
 
 /// Sends an event. A panic of the subscriber ends here; its message was printed.
 fn sent(event: impl FnOnce()) {
-    let _ = catch_unwind(AssertUnwindSafe(event));
+    let _ = caught(event);
 }
 
 fn missing_features() {

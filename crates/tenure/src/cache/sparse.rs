@@ -23,6 +23,27 @@ const DEAD: f64 = 1.0 / 7.0;
 /// A segment of which more is left is not moved: to free one byte never costs the copy of more than four.
 const MOST_LEFT: f64 = 0.8;
 
+/// How far apart the segments are that are looked at one after the other, of so many.
+fn step(made: u32) -> u32 {
+    if made as usize <= SAMPLE {
+        return 1;
+    }
+    // The golden ratio spreads any number of steps evenly. A divisor that both have would leave segments out, for ever
+    // where no more are made.
+    let has_divisor = |step: u32| {
+        let (mut a, mut b) = (made, step);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a > 1
+    };
+    let mut step = (f64::from(made) * 0.618) as u32 | 1;
+    while has_divisor(step) {
+        step += 2;
+    }
+    step
+}
+
 impl Space {
     /// Moves what is left of the emptiest segments into `into` while much is dead in all of them, so that
     /// overwriting does not make the cache grow. `false`: there is no such segment.
@@ -112,8 +133,7 @@ impl Space {
     /// and where all are young none is sparse. `last`: the number of the last one.
     fn each_sampled<'a>(&'a self, last: &mut u32, mut each: impl FnMut(&'a Segment)) {
         let made = self.segments.made();
-        // The golden ratio spreads any number of steps evenly.
-        let step = if made as usize <= SAMPLE { 1 } else { (f64::from(made) * 0.618) as u32 | 1 };
+        let step = step(made);
         let mut closed = 0;
         for _ in 0..made.min(4 * SAMPLE as u32) {
             *last = (*last + step) % made;
@@ -157,5 +177,23 @@ impl Space {
         let taken = is_sparse && self.take_out(segment);
         segment.unpin();
         taken
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_segment_has_its_turn() {
+        for made in (1..700).chain([1597, 8989, 17_711, 89 * 233]) {
+            let (mut at, mut met) = (0, vec![false; made as usize]);
+            for _ in 0..made {
+                at = (at + step(made)) % made;
+                met[at as usize] = true;
+            }
+            let count = met.iter().filter(|met| **met).count();
+            assert_eq!(count, made as usize, "steps of {}", step(made));
+        }
     }
 }

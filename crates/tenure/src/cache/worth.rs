@@ -130,7 +130,12 @@ pub(super) fn compare(now: Instant, each_cache: impl Fn(&mut dyn FnMut(&dyn Weig
         any_hits |= cache.worth().hits.load(Ordering::Relaxed) != cache.hits();
     });
     // Of a process that rests nothing new is known.
-    if caches < 2 && !spared::is_any() || caches >= 2 && !any_hits {
+    if !any_hits && (caches >= 2 || !spared::is_any()) {
+        return;
+    }
+    if caches < 2 && !spared::is_any() {
+        // They are not to count as hits of the moment when there is another cache.
+        each_cache(&mut |cache| _ = cache.worth().news(cache.hits()));
         return;
     }
     let mut least = f64::INFINITY;
@@ -213,6 +218,22 @@ mod tests {
         assert_eq!(of(&[(100, 0, 64), (1, 5, 64)]), [false, true], "no hit at all");
         assert_eq!(of(&[(10, 5, 2), (1000, 5, 64)]), [false, false], "one has nothing to give");
         assert_eq!(of(&[(1, 9, 64), (10, 9, 64), (100, 9, 64)]), [false, true, true]);
+    }
+
+    #[test]
+    fn hits_from_before_there_was_a_cache_to_compare_with_do_not_count() {
+        let mut caches = [cache(100, DEFAULT, 0, 64), cache(100, DEFAULT, 0, 64)];
+        let begun = Instant::now();
+        for look in 0..4000 {
+            caches.iter_mut().for_each(|cache| cache.hits += 250);
+            // The second one is made late.
+            let there = if look < 3990 { 1 } else { 2 };
+            caches[1].hits *= there - 1;
+            compare(begun + PACE * look, |each| {
+                caches[..there as usize].iter().for_each(|cache| each(cache));
+            });
+        }
+        assert!(caches.iter().all(|cache| !cache.is_spared.get()));
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub(crate) mod advise;
 pub(crate) mod apart;
 pub(crate) mod arena;
 pub(crate) mod brief;
+pub(crate) mod caught;
 pub(crate) mod detach;
 pub(crate) mod environment;
 pub(crate) mod errno;

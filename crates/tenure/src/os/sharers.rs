@@ -11,16 +11,23 @@ use super::kept;
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::time::{clock_gettime, ClockId};
 use std::cell::Cell;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// More are not told apart.
 const MOST: i64 = 64;
+/// How much time of a processor a look takes at most, and how many times as long there is none then: each question asks
+/// about each lock of the file, and any user may have taken very many.
+const LONGEST: Duration = Duration::from_millis(1);
+const REST: u32 = 100;
 
 thread_local! {
     /// Each thread's own: the descriptor table that it is open in is one thread's.
     static OWN: Cell<Option<(BorrowedFd<'static>, Instant)>> = const { Cell::new(None) };
+    /// Each thread's own: when it may look again.
+    static NEXT: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
 /// Whether the calling thread is to join, again if it did so long ago: a process may be moved to another group.
@@ -41,23 +48,37 @@ pub(crate) fn join(file: &Path, now: Instant) {
     // SAFETY: nothing closes the descriptor before it is taken out of its place, or the table goes with the thread.
     let fd = unsafe { BorrowedFd::borrow_raw(fd.into_raw_fd()) };
     // Two that join at once may choose the same: then they count as one until they join again.
-    if let Some(number) = (0..MOST).find(|number| !is_locked(fd, *number, 1)) {
+    let begun = spent();
+    let mut numbers = (0..MOST).take_while(|_| spent() - begun < LONGEST);
+    if let Some(number) = numbers.find(|number| !is_locked(fd, *number, 1)) {
         let _ = ask(fd, libc::F_OFD_SETLK, libc::F_RDLCK, number, 1);
     }
     OWN.set(Some((fd, now)));
 }
 
-/// How many there are, this process among them. `None`: the calling thread has not joined any.
-pub(crate) fn count() -> Option<u32> {
-    let (fd, _) = OWN.get()?;
-    let mut others = 0;
+/// How many there are, this process among them. `None`: the calling thread has not joined any, or has looked just now.
+pub(crate) fn count(now: Instant) -> Option<u32> {
+    let (fd, _) = OWN.get().filter(|_| NEXT.get().is_none_or(|next| now >= next))?;
+    let (begun, mut others) = (spent(), 0);
     for number in 0..MOST {
         if !is_locked(fd, number, 0) {
             break;
         }
         others += u32::from(is_locked(fd, number, 1));
+        if spent() - begun >= LONGEST {
+            // Too few would keep too much.
+            others = MOST as u32;
+            break;
+        }
     }
+    NEXT.set(Some(now + (spent() - begun) * REST));
     Some(1 + others)
+}
+
+/// Time of a processor that the calling thread has had.
+fn spent() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// Whether another thread has one of `count` locks from a number on (0: of all).
@@ -88,7 +109,38 @@ fn ask(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fd::AsFd;
     use std::sync::Barrier;
+
+    /// Any user may lock `/proc/meminfo`, as often as memory allows, and each question asks about each lock.
+    #[test]
+    fn locks_that_others_took_do_not_keep_the_thread() {
+        let file = std::env::temp_dir().join(format!("tenure-locked-{}", std::process::id()));
+        std::fs::write(&file, "").unwrap();
+        let theirs = [(); 2].map(|()| std::fs::File::open(&file).unwrap());
+        let lock = |of: &std::fs::File, number, count| {
+            ask(of.as_fd(), libc::F_OFD_SETLK, libc::F_RDLCK, number, count).unwrap();
+        };
+        (100..10_000).rev().for_each(|number| lock(&theirs[0], number * 2, 1));
+        lock(&theirs[1], 0, MOST);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // SAFETY: a call without pointers.
+                assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
+                kept::has_own_table();
+                join(&file, Instant::now());
+                let before = spent();
+                // As a second of scans.
+                let begun = Instant::now();
+                for look in 0..100 {
+                    let _ = count(begun + Duration::from_millis(10) * look);
+                }
+                let took = spent() - before;
+                assert!(took < Duration::from_millis(500), "{took:?}");
+            });
+        });
+        std::fs::remove_file(&file).unwrap();
+    }
 
     /// Threads with tables of their own stand for processes: the locks are their tables'.
     #[test]
@@ -111,13 +163,13 @@ mod tests {
                 });
             }
             scope.spawn(|| {
-                assert_eq!(count(), None);
+                assert_eq!(count(Instant::now()), None);
                 all.wait();
                 joined();
                 // Some of the four may have chosen the same.
-                assert!((2..=5).contains(&count().unwrap()));
+                assert!((2..=5).contains(&count(Instant::now()).unwrap()));
                 over.wait();
-                let alone = || count() == Some(1);
+                let alone = || count(Instant::now()) == Some(1);
                 assert!((0..2000).any(|_| {
                     std::thread::sleep(Duration::from_millis(5));
                     alone()

@@ -13,7 +13,6 @@ use super::stack::Stack;
 use std::ffi::{c_void, CString};
 use std::io;
 use std::mem::MaybeUninit;
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// glibc's count of threads, by which it ends the process with the last one. It shows the count to debuggers.
@@ -111,7 +110,7 @@ extern "C" fn run(start: *mut c_void) -> *mut c_void {
     let _taken_out = TakenOut::new();
     // SAFETY: the name ends with a zero and lives through the call; only this thread's name changes.
     unsafe { libc::prctl(libc::PR_SET_NAME, start.name.as_ptr()) };
-    let _ = catch_unwind(AssertUnwindSafe(start.body));
+    let _ = super::caught::caught(start.body);
     std::ptr::null_mut()
 }
 

@@ -4,7 +4,7 @@
 #![allow(unsafe_code, reason = "is an allocator")]
 
 use super::with_small::{run, WithSmall};
-use super::{owns, MIN_RUN_BYTES};
+use super::{owns, resize, MIN_RUN_BYTES};
 use allocator_api2::alloc::{AllocError, Allocator};
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -36,7 +36,13 @@ impl<A: Allocator> WithSmall<A> {
         let pooled = owns(p.as_ptr());
         if pooled && new.size() >= MIN_RUN_BYTES {
             // SAFETY: the block is the pool's; the caller then uses only the new one.
-            if let Some(p) = unsafe { super::realloc(p, new.size(), new.align(), zeroed) } {
+            let resized = unsafe {
+                match zeroed {
+                    true => resize::grow_zeroed(p, old.size(), new.size(), new.align()),
+                    false => super::realloc(p, new.size(), new.align(), false),
+                }
+            };
+            if let Some(p) = resized {
                 return Ok(NonNull::slice_from_raw_parts(p, new.size()));
             }
         }

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "is an allocator")]
 
-use super::WithSmall;
+use super::{resize, WithSmall};
 use crate::error::{Error, ErrorKind, Result};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::NonNull;
@@ -156,7 +156,7 @@ impl Pool {
     pub unsafe fn grow(&self, p: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>> {
         debug_assert!(new.size() >= old.size());
         // SAFETY: `p` is a block of the pool, and the caller uses only the returned one.
-        unsafe { self.resize("Pool::grow", p, new, false) }
+        unsafe { self.resize("Pool::grow", p, new) }
     }
 
     /// Makes a block larger as [`grow`](Self::grow) does, and the new bytes zero.
@@ -191,7 +191,10 @@ impl Pool {
     ) -> Result<NonNull<[u8]>> {
         debug_assert!(new.size() >= old.size());
         // SAFETY: `p` is a block of the pool, and the caller uses only the returned one.
-        unsafe { self.resize("Pool::grow_zeroed", p, new, true) }
+        match unsafe { resize::grow_zeroed(p, old.size(), new.size(), new.align()) } {
+            Some(p) => Ok(NonNull::slice_from_raw_parts(p, new.size())),
+            None => Err(refused("Pool::grow_zeroed", new.size())),
+        }
     }
 
     /// Makes a block smaller and gives the pages left over back.
@@ -220,7 +223,7 @@ impl Pool {
     pub unsafe fn shrink(&self, p: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>> {
         debug_assert!(new.size() <= old.size());
         // SAFETY: `p` is a block of the pool, and the caller uses only the returned one.
-        unsafe { self.resize("Pool::shrink", p, new, false) }
+        unsafe { self.resize("Pool::shrink", p, new) }
     }
 
     unsafe fn resize(
@@ -228,10 +231,9 @@ impl Pool {
         call: &'static str,
         p: NonNull<u8>,
         new: Layout,
-        zeroed: bool,
     ) -> Result<NonNull<[u8]>> {
         // SAFETY: `p` is a block of the pool, and the callers use only the returned one.
-        match unsafe { super::realloc(p, new.size(), new.align(), zeroed) } {
+        match unsafe { super::realloc(p, new.size(), new.align(), false) } {
             Some(p) => Ok(NonNull::slice_from_raw_parts(p, new.size())),
             None => Err(refused(call, new.size())),
         }
@@ -277,5 +279,36 @@ unsafe impl GlobalAlloc for Pool {
     unsafe fn realloc(&self, p: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         // SAFETY: the caller's promise is the same: the block is one of the functions above.
         unsafe { SYSTEM.realloc(p, layout, new_size) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pool counts a block of no bytes as one of a byte, and what `usable_size` has shown as the block's.
+    #[test]
+    fn bytes_beyond_the_old_layout_are_zero_in_a_grown_block() {
+        let layout = |size| Layout::from_size_align(size, 1).unwrap();
+        for (old, new, shows) in
+            [(0, 1, false), (0, 1 << 20, false), (70_000, 71_000, true), (70_000, 1 << 20, true)]
+        {
+            let block = Pool.alloc(layout(80_000)).unwrap();
+            // SAFETY: each block is this test's, is large enough, and used no more once it is given back.
+            unsafe {
+                block.cast::<u8>().write_bytes(7, 80_000);
+                let block = Pool.shrink(block.cast(), layout(80_000), layout(old)).unwrap();
+                if shows {
+                    let usable = crate::pool::usable_size(block.cast()).unwrap();
+                    block.cast::<u8>().add(old).write_bytes(7, usable - old);
+                }
+                let block = Pool.grow_zeroed(block.cast(), layout(old), layout(new)).unwrap();
+                let bytes = std::slice::from_raw_parts(block.cast::<u8>().as_ptr(), new);
+                assert!(bytes[..old].iter().all(|byte| *byte == 7), "{old} {new}");
+                let wrong = bytes[old..].iter().position(|byte| *byte != 0);
+                assert_eq!(wrong, None, "{old} {new}");
+                Pool.dealloc(block.cast(), layout(new));
+            }
+        }
     }
 }

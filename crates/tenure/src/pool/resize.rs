@@ -113,6 +113,27 @@ pub(super) unsafe fn realloc(
     NonNull::new(new as *mut u8)
 }
 
+/// Makes a block of `old_size` bytes larger: those beyond are zero. The pool may count more as the block's, which a
+/// [`realloc`] keeps: a block of no bytes has one, and `usable_size` shows what there is.
+///
+/// # Safety
+/// As [`realloc`](super::realloc)'s.
+pub(super) unsafe fn grow_zeroed(
+    p: NonNull<u8>,
+    old_size: usize,
+    new_size: usize,
+    align: usize,
+) -> Option<NonNull<u8>> {
+    let at = p.as_ptr() as usize;
+    let counted = lookup::find(at).map_or(0, |(reservation, spot)| reservation.run(spot).size());
+    // SAFETY: the caller's promise is the same.
+    let p = unsafe { realloc(at, new_size, align, true) }?;
+    let more = counted.min(new_size).saturating_sub(old_size);
+    // SAFETY: the block has `new_size` bytes, and is the caller's alone.
+    unsafe { p.add(old_size).write_bytes(0, more) };
+    Some(p)
+}
+
 /// Takes a warm run first: growth that took fresh ones would leave all that it grew out of to nobody. Else
 /// one in which the size may double: the addresses cost nothing, and each move makes a mapping.
 fn take_to_grow(

@@ -101,7 +101,7 @@ fn sharers(now: Instant) -> u32 {
         let group = memory_limit::governing_group();
         sharers::join(&memory_limit::governing_file(group.as_ref()), now);
     }
-    if let Some(count) = sharers::count() {
+    if let Some(count) = sharers::count(now) {
         BUDGET.sharers.store(count, Ordering::Relaxed);
     }
     BUDGET.sharers.load(Ordering::Relaxed)

@@ -5,9 +5,9 @@
 
 #![allow(unsafe_code, reason = "takes a text back whose address it has left in an atomic")]
 
+use crate::os::caught::caught;
 use crate::os::generation;
 use std::fmt::Display;
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -44,7 +44,7 @@ pub(super) fn keep(error: &dyn Display) {
         return;
     }
     // The program's code, which may panic.
-    if let Ok(text) = catch_unwind(AssertUnwindSafe(|| error.to_string())) {
+    if let Some(text) = caught(|| error.to_string()) {
         drop(put(Box::into_raw(Box::new(text))));
     }
 }

@@ -4,11 +4,11 @@
 
 use super::event::Event;
 use super::mailbox::{Link, Mailbox, JOBS};
+use crate::os::caught::caught;
 use crate::os::generation;
 use crate::os::signal::Blocked;
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ impl<F: FnOnce() -> R + Send, R: Send> Job<F, R> {
         unsafe {
             let job = &*head.cast::<Job<F, R>>();
             if let Some(act) = (*job.act.get()).take() {
-                if let Ok(result) = catch_unwind(AssertUnwindSafe(act)) {
+                if let Some(result) = caught(act) {
                     (*job.result.get()).write(result);
                     job.head.succeeded.store(true, Ordering::Relaxed);
                 }

@@ -5,9 +5,9 @@ use super::counters::{add, COUNTERS};
 use super::job;
 use super::lock::assert_none_held;
 use super::mailbox::Mailbox;
+use crate::os::caught::caught;
 use crate::os::{generation, thread};
 use std::cell::Cell;
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Why a refill failed. The error of the pin that needed the refill contains its text.
@@ -32,8 +32,8 @@ pub(crate) fn attempt(
 ) -> Result<(), RefillError> {
     assert_none_held();
     let len = bytes.len() as u64;
-    let result = catch_unwind(AssertUnwindSafe(|| function(bytes)))
-        .unwrap_or_else(|_| Err("the refill function panicked".into()));
+    let result =
+        caught(|| function(bytes)).unwrap_or_else(|| Err("the refill function panicked".into()));
     match &result {
         Ok(()) => {
             add(&COUNTERS.refills, 1);
@@ -111,5 +111,30 @@ fn serve() {
             return; // a function has forked, and returned in the child
         }
         RUNNER.touches.wait(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Its drop panics with another one.
+    struct Chain(u32);
+
+    impl Drop for Chain {
+        fn drop(&mut self) {
+            if self.0 > 0 {
+                std::panic::panic_any(Chain(self.0 - 1));
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_refill_function_panics_with_may_panic_as_it_is_dropped() {
+        for length in 0..4 {
+            let mut bytes = [0; 8];
+            let result = attempt(&mut bytes, |_| std::panic::panic_any(Chain(length)));
+            assert!(result.unwrap_err().to_string().contains("panicked"), "{length}");
+        }
     }
 }
