@@ -66,7 +66,8 @@ fn milliseconds(value: Option<f64>) -> Cell {
 /// A ratio of which more is better.
 fn times(value: Option<f64>) -> Cell {
     match value {
-        Some(value) if value < 1.0 => Cell(format!("{}, loses", factor(value)), true),
+        // What would print as 1.00 is even.
+        Some(value) if value < 0.995 => Cell(format!("{}, loses", factor(value)), true),
         Some(value) => plain(factor(value)),
         None => plain(ABSENT),
     }
@@ -115,7 +116,7 @@ fn write_card(to: &mut String, card: &Card) {
 }
 
 fn write_table(to: &mut String, card: &Card) {
-    to.push_str("<table><thead><tr>");
+    to.push_str("<div class=\"wide\"><table><thead><tr>");
     for head in card.head {
         let _ = write!(to, "<th>{}</th>", Text(head));
     }
@@ -128,7 +129,7 @@ fn write_table(to: &mut String, card: &Card) {
         }
         to.push_str("</tr>");
     }
-    to.push_str("</tbody></table>");
+    to.push_str("</tbody></table></div>");
 }
 
 fn on_fault(runs: &Runs<'_>) -> Card {
@@ -335,5 +336,21 @@ fn populate(runs: &Runs<'_>) -> Card {
         ),
         head: ["memory", "the proposal", "here", "here, against the plain call"],
         lines: lines.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_that_prints_as_one_does_not_lose() {
+        let cell = |value| {
+            let Cell(text, behind) = times(Some(value));
+            (text, behind)
+        };
+        assert_eq!(cell(0.9951), ("1.00 x".to_owned(), false));
+        assert_eq!(cell(0.994), ("0.99 x, loses".to_owned(), true));
+        assert_eq!(cell(1.5), ("1.50 x".to_owned(), false));
     }
 }

@@ -119,13 +119,15 @@ impl std::fmt::Display for Figures<'_> {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Figures { outcome, row, stats } = self;
         let unit = outcome.unit;
-        write!(to, "median {}", unit.show(stats.median))?;
+        // Lines break between the figures, not in them.
+        let show = |value| unit.show(value).replace(' ', "\u{a0}");
+        write!(to, "median\u{a0}{}", show(stats.median))?;
         match row.samples.len() {
-            1 => write!(to, " · 1 sample")?,
+            1 => write!(to, " · 1\u{a0}sample")?,
             _ => write!(
                 to,
-                " · min {} · spread {:.0} %",
-                unit.show(stats.min),
+                " · min\u{a0}{} · spread\u{a0}{:.0}\u{a0}%",
+                show(stats.min),
                 stats.spread * 100.0
             )?,
         }
@@ -133,7 +135,7 @@ impl std::fmt::Display for Figures<'_> {
         let base = outcome.rows.iter().find(|row| row.name == *baseline);
         match base.and_then(|row| row.stats) {
             Some(base) if base.median > 0.0 && row.name != *baseline => {
-                write!(to, " · {:.2} x {baseline}", stats.median / base.median)
+                write!(to, " · {:.2}\u{a0}x\u{a0}{baseline}", stats.median / base.median)
             }
             _ => Ok(()),
         }

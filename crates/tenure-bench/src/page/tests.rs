@@ -66,8 +66,11 @@ fn losing_rows_are_marked_and_others_are_not() {
     let losing: Vec<_> = rows.iter().filter(|row| row.1.contains("loses")).collect();
     assert_eq!(losing.len(), 1);
     assert!(losing[0].2.contains("LOSES 2.3"), "{}", losing[0].2);
-    assert!(losing[0].2.contains("min 114 ns") || losing[0].2.contains("min 115 ns"));
-    assert!(losing[0].2.contains("spread") && losing[0].2.contains("x peer"));
+    assert!(
+        losing[0].2.contains("min\u{a0}114\u{a0}ns")
+            || losing[0].2.contains("min\u{a0}115\u{a0}ns")
+    );
+    assert!(losing[0].2.contains("spread") && losing[0].2.contains("x\u{a0}peer"));
     let absent: Vec<_> = rows.iter().filter(|row| row.1.contains("absent")).collect();
     assert_eq!(absent.len(), 2);
     assert!(absent[0].2.contains("not measured: no such call"), "{}", absent[0].2);

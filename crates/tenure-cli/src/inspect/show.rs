@@ -8,6 +8,7 @@ use crate::process::figures::Figures;
 use crate::process::pages::Pages;
 use crate::process::smaps::{Amounts, Entry, Lock};
 use crate::size::{count, show};
+use crate::wrap::wrap;
 use serde::Serialize;
 use serde_json::{json, Value};
 use std::borrow::Cow;
@@ -60,10 +61,11 @@ pub fn text(process: &Process, args: &Args, out: &mut impl Write) -> io::Result<
         }
     }
     if let Ok(figures) = &process.figures {
-        of_tenure(figures, out)?;
+        of_tenure(figures, width(), out)?;
     }
     for note in &process.notes {
-        writeln!(out, "note: {note}")?;
+        let note = wrap(note, "note: ".len(), width().unwrap_or(usize::MAX));
+        write!(out, "note: {note}")?;
     }
     if !args.tree {
         listing(process, args, out)?;
@@ -71,7 +73,35 @@ pub fn text(process: &Process, args: &Args, out: &mut impl Write) -> io::Result<
     Ok(())
 }
 
-fn of_tenure(figures: &Figures, out: &mut impl Write) -> io::Result<()> {
+/// Columns before the figures of tenure.
+const TITLE: usize = 13;
+
+/// Breaks a line of figures after commas, where the terminal ends. The other lines begin below its first figure.
+fn fold(line: &str, width: Option<usize>) -> String {
+    let mut folded = String::new();
+    let mut column = 0;
+    for part in line.split_inclusive(", ") {
+        let len = part.trim_end().chars().count();
+        if column > TITLE && width.is_some_and(|width| column + len > width) {
+            folded.truncate(folded.trim_end().len());
+            folded += &format!("\n{:TITLE$}", "");
+            column = TITLE;
+        }
+        folded += part;
+        column += part.chars().count();
+    }
+    folded.push('\n');
+    folded
+}
+
+fn of_tenure(figures: &Figures, width: Option<usize>, out: &mut impl Write) -> io::Result<()> {
+    let mut text = Vec::new();
+    write_figures(figures, &mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    text.lines().try_for_each(|line| out.write_all(fold(line, width).as_bytes()))
+}
+
+fn write_figures(figures: &Figures, out: &mut impl Write) -> io::Result<()> {
     let stats = figures.stats();
     let mut versions = figures.versions.clone();
     versions.sort();
@@ -301,4 +331,22 @@ fn of_stats(stats: &Stats, figures: &Figures) -> Value {
     });
     object["total"] = Value::Object(total);
     object
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_figures_end_after_commas_where_the_terminal_ends() {
+        let line =
+            "  so far     14 GiB offered, 14 GiB taken back, 52 MiB purged in 26 purges, 0 refills";
+        assert_eq!(fold(line, None), format!("{line}\n"));
+        assert_eq!(fold(line, Some(200)), format!("{line}\n"));
+        let narrow = fold(line, Some(80));
+        assert!(narrow.lines().all(|line| line.chars().count() <= 80), "{narrow}");
+        assert!(narrow.ends_with("26 purges,\n             0 refills\n"), "{narrow}");
+        // A terminal that is too narrow for one figure: each has a line of its own.
+        assert_eq!(fold(line, Some(1)).lines().count(), 4);
+    }
 }

@@ -369,19 +369,7 @@ impl Ranges {
 
     fn draw(&self, frame: &mut Frame<'_>, area: Rect) {
         let width = usize::from(area.width);
-        let title = |order: Order, name: &str| match self.order == order {
-            true => format!("*{name}"),
-            false => name.to_owned(),
-        };
-        let heading = format!(
-            "{:<16} {:>9} {:<15} {:>10}   {} ranges of process {}",
-            title(Order::Address, "ADDRESS"),
-            title(Order::Size, "SIZE"),
-            title(Order::State, "STATE"),
-            title(Order::Pins, "PINS/s"),
-            self.list.len(),
-            self.pid,
-        );
+        let heading = heading(self.order, self.list.len(), self.pid);
         let mut lines = vec![Line::styled(format!("{heading:<width$}"), REVERSED)];
         let room = usize::from(area.height).saturating_sub(1);
         for (range, uses) in self.list.iter().skip(self.first).take(room) {
@@ -399,5 +387,32 @@ impl Ranges {
             lines.push(Line::from(" it has no tracked ranges now"));
         }
         frame.render_widget(Paragraph::new(lines), area);
+    }
+}
+
+/// The heading of the ranges of a process. 80 columns have the largest numbers of both, so none is cut.
+fn heading(sorted: Order, ranges: usize, pid: u32) -> String {
+    let title = |order: Order, name: &str| match sorted == order {
+        true => format!("*{name}"),
+        false => name.to_owned(),
+    };
+    format!(
+        "{:<16} {:>9} {:<15} {:>10}   {ranges} ranges of {pid}",
+        title(Order::Address, "ADDRESS"),
+        title(Order::Size, "SIZE"),
+        title(Order::State, "STATE"),
+        title(Order::Pins, "PINS/s"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn eighty_columns_have_the_number_of_the_process_in_whole() {
+        let widest = heading(Order::State, 100_000, 4_194_304);
+        assert!(widest.ends_with("100000 ranges of 4194304"), "{widest}");
+        assert!(widest.chars().count() <= 80, "{widest}");
     }
 }
