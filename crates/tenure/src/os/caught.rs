@@ -16,11 +16,11 @@ pub(crate) fn caught<R>(act: impl FnOnce() -> R) -> Option<R> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Its drop panics with another one.
-    struct Chain(u32);
+    pub(crate) struct Chain(pub u32);
 
     impl Drop for Chain {
         fn drop(&mut self) {

@@ -117,17 +117,7 @@ fn serve() {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Its drop panics with another one.
-    struct Chain(u32);
-
-    impl Drop for Chain {
-        fn drop(&mut self) {
-            if self.0 > 0 {
-                std::panic::panic_any(Chain(self.0 - 1));
-            }
-        }
-    }
+    use crate::os::caught::tests::Chain;
 
     #[test]
     fn what_a_refill_function_panics_with_may_panic_as_it_is_dropped() {
