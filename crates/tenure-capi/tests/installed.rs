@@ -136,6 +136,12 @@ fn cargo_c_installs_the_same() {
         .arg(format!("{PREFIX}/lib"))
         .arg("--destdir")
         .arg(dir.path());
-    done(command.current_dir(repository()));
+    let output = command.current_dir(repository()).output().expect("cargo runs");
+    let text = String::from_utf8_lossy(&output.stderr);
+    // The cargo within it is Debian 12's; the one that runs this test has parsed the same manifest.
+    if text.contains("failed to parse manifest") {
+        skip!("the cargo-c here is too old for this workspace (cargo install cargo-c)");
+    }
+    assert!(output.status.success(), "{text}");
     check(dir.path());
 }
