@@ -47,10 +47,9 @@ pub unsafe extern "C" fn tenure_cache_each(
         let each = each.ok_or_else(|| Failure::invalid("each is NULL; pass a function"))?;
         for (key, value) in cache.iter() {
             let (key, key_len) = (key.bytes().as_ptr(), key.bytes().len());
-            // SAFETY: this is the C caller's own function. It gets its own argument, and bytes that stay until it
-            // returns.
-            let answer =
-                unsafe { each(arg, key.cast(), key_len, value.as_ptr().cast(), value.len()) };
+            let (bytes, len) = (value.as_ptr().cast(), value.len());
+            // SAFETY: the C caller's own function gets its own argument, and bytes that stay until it returns.
+            let answer = unsafe { each(arg, key.cast(), key_len, bytes, len) };
             if answer != 0 {
                 return Ok(answer);
             }

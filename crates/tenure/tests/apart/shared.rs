@@ -33,12 +33,6 @@ fn status(pid: i32) -> i32 {
     }
 }
 
-fn kill(pid: i32) {
-    // SAFETY: ends a child of this process's own.
-    unsafe { libc::kill(pid, libc::SIGKILL) };
-    assert_eq!(status(pid), -libc::SIGKILL);
-}
-
 /// Purges so many chunks. Who looks at a dead process through /proc keeps its pins for a moment.
 fn purged(shared: &SharedVolatile, chunks: std::ops::Range<usize>, wanted: usize) {
     let mut count = 0;

@@ -1,6 +1,7 @@
 //! What a death, a fork, another thread or another process's writes do to the shared cache at an unlucky moment.
 
 use crate::promise_kit::*;
+use crate::shared_cache::endless_maker;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
@@ -15,19 +16,9 @@ fn cache() -> SharedCache {
 
 /// A worker that is killed while it makes the value of `key`, and after `meanwhile`.
 fn killed_maker(cache: &SharedCache, meanwhile: impl FnOnce()) {
-    let (mut read, write) = UnixStream::pair().unwrap();
-    let pid = worker(|| {
-        let _ = cache.get_or_insert_with(b"key", || {
-            std::io::Write::write_all(&mut &write, b"x").unwrap();
-            std::thread::sleep(Duration::from_secs(60));
-            b"never".to_vec()
-        });
-    });
-    std::io::Read::read_exact(&mut read, &mut [0]).unwrap();
+    let pid = endless_maker(cache);
     meanwhile();
-    // SAFETY: a child of this process's own.
-    unsafe { libc::kill(pid, libc::SIGKILL) };
-    assert_eq!(end_of(pid), Ended::Signal(libc::SIGKILL));
+    kill(pid);
 }
 
 fn is_made(cache: &SharedCache) {
@@ -331,13 +322,9 @@ fn a_process_without_descriptors_waits_for_a_dead_maker_no_longer_than_it_says()
             std::thread::sleep(Duration::from_secs(60));
         });
         std::io::Read::read_exact(&mut read, &mut [0]).unwrap();
-        // SAFETY: closes what this process and the library have opened, but for what the test's body returns by; ends a
-        // child of this process's own.
-        unsafe {
-            libc::close_range(600, u32::MAX, 0);
-            libc::kill(pid, libc::SIGKILL);
-        }
-        assert_eq!(end_of(pid), Ended::Signal(libc::SIGKILL));
+        // SAFETY: closes what this process and the library have opened, but for what the test's body returns by.
+        unsafe { libc::close_range(600, u32::MAX, 0) };
+        kill(pid);
         std::thread::scope(|scope| {
             let refused = scope.spawn(|| shared.get_or_make(0, |_| ()).unwrap_err());
             assert_eq!(&*cache.get_or_insert_with(b"key", || b"made").unwrap(), b"made");
@@ -468,9 +455,7 @@ fn a_worker_may_be_killed_at_any_moment() {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let pid = worker(|| (seed >> 40..1 << 60).for_each(|n| work(&cache, &shared, n)));
             std::thread::sleep(Duration::from_micros((seed >> 33) % 4000));
-            // SAFETY: a child of this process's own.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
-            assert_eq!(end_of(pid), Ended::Signal(libc::SIGKILL));
+            kill(pid);
             killed += 1;
             for key in 0..300u64 {
                 if let Some(found) = cache.get(&key.to_le_bytes()).unwrap() {

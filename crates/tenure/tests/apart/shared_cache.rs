@@ -2,12 +2,27 @@
 
 use crate::promise_kit::*;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use tenure::shared::SharedCache;
 use tenure_testkit::{sweep, this_test, Competitor};
 
 fn cache() -> SharedCache {
     SharedCache::builder().most(64 << 20).build().unwrap()
+}
+
+/// A worker that makes the value of `key`, and takes longer for it than any test.
+pub fn endless_maker(cache: &SharedCache) -> i32 {
+    let (mut read, write) = UnixStream::pair().unwrap();
+    let pid = worker(|| {
+        let _ = cache.get_or_insert_with(b"key", || {
+            std::io::Write::write_all(&mut &write, b"x").unwrap();
+            std::thread::sleep(Duration::from_secs(60));
+            b"never".to_vec()
+        });
+    });
+    std::io::Read::read_exact(&mut read, &mut [0]).unwrap();
+    pid
 }
 
 /// Bytes that follow from the key and say themselves how long they are.
@@ -24,11 +39,6 @@ fn check(key: u64, value: &[u8]) {
     let right =
         |(at, byte): (usize, &u8)| *byte == (key.wrapping_mul(31).wrapping_add(at as u64)) as u8;
     assert!(value[8..].iter().enumerate().all(right), "of key {key}");
-}
-
-fn kill(pid: i32) {
-    // SAFETY: a child of this process's own.
-    unsafe { libc::kill(pid, libc::SIGKILL) };
 }
 
 fn random(state: &mut u64) -> u64 {
@@ -93,15 +103,7 @@ fn a_value_is_made_once_by_all_processes() {
 fn a_maker_that_is_killed_is_waited_for_no_longer() {
     promised(this_test!(), || {
         let cache = cache();
-        let (mut read, write) = std::io::pipe().unwrap();
-        let pid = worker(|| {
-            let _ = cache.get_or_insert_with(b"key", || {
-                std::io::Write::write_all(&mut &write, b"x").unwrap();
-                std::thread::sleep(Duration::from_secs(60));
-                b"never".to_vec()
-            });
-        });
-        std::io::Read::read_exact(&mut read, &mut [0]).unwrap();
+        let pid = endless_maker(&cache);
         let waiter = worker(|| {
             let begun = Instant::now();
             assert_eq!(&*cache.get_or_insert_with(b"key", || b"made").unwrap(), b"made");
@@ -109,7 +111,6 @@ fn a_maker_that_is_killed_is_waited_for_no_longer() {
         });
         std::thread::sleep(Duration::from_millis(100));
         kill(pid);
-        assert_eq!(end_of(pid), Ended::Signal(libc::SIGKILL));
         assert_eq!(end_of(waiter), Ended::Well);
     });
 }
@@ -118,17 +119,8 @@ fn a_maker_that_is_killed_is_waited_for_no_longer() {
 fn the_next_process_in_a_killed_makers_slot_does_not_wait_for_itself() {
     promised(this_test!(), || {
         let cache = cache();
-        let (mut read, write) = std::io::pipe().unwrap();
-        let maker = worker(|| {
-            let _ = cache.get_or_insert_with(b"key", || {
-                std::io::Write::write_all(&mut &write, b"x").unwrap();
-                std::thread::sleep(Duration::from_secs(60));
-                b"never".to_vec()
-            });
-        });
-        std::io::Read::read_exact(&mut read, &mut [0]).unwrap();
+        let maker = endless_maker(&cache);
         kill(maker);
-        assert_eq!(end_of(maker), Ended::Signal(libc::SIGKILL));
         // It gets the lowest slot that is free: the maker's.
         let next = worker(|| {
             assert_eq!(&*cache.get_or_insert_with(b"key", || b"made").unwrap(), b"made");
@@ -138,7 +130,6 @@ fn the_next_process_in_a_killed_makers_slot_does_not_wait_for_itself() {
         assert_eq!(&*cache.get_or_insert_with(b"key", || b"made").unwrap(), b"made");
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
         kill(next);
-        assert_eq!(end_of(next), Ended::Signal(libc::SIGKILL));
     });
 }
 
@@ -241,7 +232,6 @@ fn an_older_value_never_comes_back() {
         }
         assert!(found > 1000, "{found}");
         kill(pid);
-        assert_eq!(end_of(pid), Ended::Signal(libc::SIGKILL), "by us, or a failure");
     });
 }
 
@@ -282,7 +272,6 @@ fn killed_workers_leave_no_wrong_byte() {
             }
             let which = random(&mut seed) as usize % workers.len();
             kill(workers[which]);
-            assert_eq!(end_of(workers[which]), Ended::Signal(libc::SIGKILL), "by us, or a failure");
             workers[which] = start(random(&mut seed));
             neighbour.release().unwrap();
         }
@@ -291,7 +280,6 @@ fn killed_workers_leave_no_wrong_byte() {
             let running = unsafe { libc::waitpid(pid, &mut 0, libc::WNOHANG) };
             assert_eq!(running, 0, "a worker has ended by itself");
             kill(pid);
-            assert_eq!(end_of(pid), Ended::Signal(libc::SIGKILL));
         }
         assert!(waited(|| cache.stats().memory.processes == 1));
         assert!(cache.stats().inserts > 1000);

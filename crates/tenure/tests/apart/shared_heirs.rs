@@ -13,16 +13,6 @@ fn small(processes: u32) -> SharedVolatile {
     SharedVolatile::builder(4 * 4096).chunk_size(4096).processes(processes).build().unwrap()
 }
 
-fn kill(pid: i32) {
-    // SAFETY: a child of this process's own.
-    unsafe {
-        let mut status = 0;
-        libc::kill(pid, libc::SIGKILL);
-        assert_eq!(libc::waitpid(pid, &mut status, 0), pid);
-        assert_eq!(libc::WTERMSIG(status), libc::SIGKILL);
-    }
-}
-
 /// What the child has mapped since the fork stays when it closes the memory.
 #[test]
 fn a_child_without_a_place_unmaps_only_its_own() {

@@ -187,9 +187,7 @@ fn a_maker_that_is_killed_is_followed_by_who_waits() {
             let toucher = scope.spawn(|| is_all(&shared, 0, 7));
             std::thread::sleep(Duration::from_millis(20));
             assert!(!toucher.is_finished() && begun.load(Ordering::SeqCst) == 1);
-            // SAFETY: ends a child of this process's own.
-            unsafe { libc::kill(maker, libc::SIGKILL) };
-            assert_eq!(end_of(maker), Ended::Signal(libc::SIGKILL));
+            kill(maker);
             assert!(toucher.join().unwrap());
         });
     });

@@ -212,6 +212,13 @@ pub fn worker(body: impl FnOnce()) -> i32 {
     }
 }
 
+/// Kills a child that lives, and waits until it is dead.
+pub fn kill(pid: i32) {
+    // SAFETY: a signal to a child of ours that has not been waited for; it changes no memory of this process.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    assert_eq!(end_of(pid), Ended::Signal(libc::SIGKILL), "it had ended by itself");
+}
+
 /// Waits for a child, and kills it if it takes longer than [`PATIENCE`].
 pub fn end_of(pid: i32) -> Ended {
     let mut status = 0;
