@@ -200,18 +200,22 @@ impl<'a> LockSet<'a> {
     }
 
     fn trouble(&mut self, at: &FileAt, trouble: Trouble, events: &mut Vec<Event>) {
-        if trouble == Trouble::Gone {
-            // The next walk does not find it.
-            self.troubles.remove(&at.id);
-            return;
+        match trouble {
+            Trouble::Gone => {
+                // The next walk does not find it.
+                self.troubles.remove(&at.id);
+                return;
+            }
+            // The user ended the round. That says nothing of the file: what was known of it stays.
+            Trouble::Stopped => return,
+            _ => {}
         }
         let same_kind = |then: &Trouble| match (then, &trouble) {
             (Trouble::Limit(_), Trouble::Limit(_)) | (Trouble::Room(_), Trouble::Room(_)) => true,
             (then, now) => then == now,
         };
         let known = self.troubles.get(&at.id).is_some_and(|(_, then)| same_kind(then));
-        // Of what was cut short there is nothing to tell.
-        if !known && trouble != Trouble::Stopped {
+        if !known {
             events.push(Event::Trouble(at.path.clone(), trouble.why().to_owned()));
         }
         self.troubles.insert(at.id, (at.stamp, trouble));
@@ -258,6 +262,7 @@ impl<'a> LockSet<'a> {
 mod tests {
     use super::*;
     use crate::files::Selection;
+    use std::sync::atomic::Ordering;
 
     #[test]
     fn what_is_gone_since_the_walk_is_trouble_only_if_the_user_named_it() {
@@ -265,24 +270,41 @@ mod tests {
         let path = dir.path().join("temporary");
         std::fs::write(&path, b"1").unwrap();
         let interrupt = Interrupt::catch().unwrap();
-        let paths = [dir.path().to_owned(), path.clone()].map(|path| vec![path]);
-        let found = paths.map(|paths| {
-            let (range, most) = (Default::default(), None);
-            let selection = Selection {
-                paths,
-                dereference: false,
-                one_file_system: false,
-                max_file_size: most,
-                range,
-            };
-            files::walk(&selection, interrupt.flag())
-        });
+        let found = [dir.path(), &path].map(|path| walk(path, &interrupt));
         std::fs::remove_file(&path).unwrap();
         for (found, troubles) in found.iter().zip([0, 1]) {
-            let mode = Mode { when: When::Now, part: Default::default() };
-            let mut set = LockSet::new(mode, 1, &interrupt, Budget::new(false));
+            let mut set = empty(&interrupt);
             let events = set.round(found, Reason::Time, &AtomicU64::new(0), || {});
             assert_eq!((events.len(), set.troubles().count()), (troubles, troubles));
         }
+    }
+
+    /// Ctrl-C in the midst of a round of `--follow` made the exit code 1, without a word why.
+    #[test]
+    fn a_round_that_the_user_ends_is_no_trouble_of_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("new"), b"1").unwrap();
+        let interrupt = Interrupt::catch().unwrap();
+        let found = walk(dir.path(), &interrupt);
+        let mut set = empty(&interrupt);
+        interrupt.flag().store(true, Ordering::Relaxed);
+        let events = set.round(&found, Reason::Event, &AtomicU64::new(0), || {});
+        assert_eq!((events, set.files().count(), set.troubles().count()), (vec![], 0, 0));
+    }
+
+    fn walk(path: &Path, interrupt: &Interrupt) -> Found {
+        let selection = Selection {
+            paths: vec![path.to_owned()],
+            dereference: false,
+            one_file_system: false,
+            max_file_size: None,
+            range: Default::default(),
+        };
+        files::walk(&selection, interrupt.flag())
+    }
+
+    fn empty(interrupt: &Interrupt) -> LockSet<'_> {
+        let mode = Mode { when: When::Now, part: Default::default() };
+        LockSet::new(mode, 1, interrupt, Budget::new(false))
     }
 }

@@ -138,7 +138,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if !args.follow && set.files().next().is_none() && !interrupt.is_set() {
         anyhow::bail!("there is no file to keep");
     }
-    if !interrupt.is_set() {
+    let was_ready = !interrupt.is_set();
+    if was_ready {
         output.receipt(&set, &need, when)?;
         announce("READY=1", &set);
         if args.follow {
@@ -148,7 +149,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     let _ = notify::tell("STOPPING=1");
-    let failed = set.troubles().next().is_some() || output.has_problems();
+    let failed = !was_ready || set.troubles().next().is_some() || output.has_problems();
     let (files, bytes) = (set.files().count(), set.charged());
     drop(set);
     output.unlocked(files, bytes);
