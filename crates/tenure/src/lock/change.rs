@@ -7,6 +7,7 @@ use super::inspect::{self, look, Piece, Special};
 use super::ledger::{self, Ledger};
 use super::{Kinds, When};
 use crate::error::{Error, ErrorKind, Result};
+use crate::os::lock_on_fault::lock_on_fault;
 use crate::os::maps;
 use crate::os::mlock::{self, Seen};
 use crate::os::page_size;
@@ -132,10 +133,10 @@ fn charge(call: &'static str, range: PageRange, parts: &[PageRange], when: When)
     let needed: usize = parts.iter().map(PageRange::len).sum();
     for (done, part) in parts.iter().enumerate() {
         let mut in_full = false;
-        let mut lock = || match mlock::lock(*part, true) {
+        let mut lock = || match lock_on_fault(*part) {
             Err(errno) if when == When::Now && mlock::is_refused(errno) => {
                 in_full = true;
-                mlock::lock(*part, false)
+                mlock::lock(*part)
             }
             done => done,
         };
@@ -197,7 +198,7 @@ fn verify(part: PageRange) -> std::result::Result<(), Silent> {
 fn fill(range: PageRange, pieces: Option<&[Piece]>) -> std::result::Result<(), Errno> {
     let ordinary =
         |pieces: &[Piece]| join(pieces.iter().filter(|p| p.special.is_none()).map(|p| &p.range));
-    let attempt = |parts: &[PageRange]| parts.iter().try_for_each(|part| mlock::lock(*part, false));
+    let attempt = |parts: &[PageRange]| parts.iter().try_for_each(|part| mlock::lock(*part));
     let parts = pieces.map_or_else(|| vec![range], ordinary);
     let Err(errno) = attempt(&parts) else { return Ok(()) };
     // Special mappings that an earlier claim hid from a quick look: secretmem fails here.
@@ -341,7 +342,7 @@ pub(super) fn weaken(part: PageRange, to: Level) -> std::result::Result<(), NotL
     for piece in within {
         let done = match (mlock::seen(piece), to) {
             (Ok(Seen::Locked), Level::Unlocked) => mlock::unlock(piece).map_err(failed(UNLOCKS)),
-            (Ok(Seen::Locked), _) => mlock::lock(piece, true).map_err(failed("mlock2")),
+            (Ok(Seen::Locked), _) => lock_on_fault(piece).map_err(failed("mlock2")),
             (Ok(_), _) => Ok(()),
             (Err(errno), _) => Err(failed(LOOKS)(errno)),
         };
@@ -354,7 +355,7 @@ pub(super) fn weaken(part: PageRange, to: Level) -> std::result::Result<(), NotL
 pub(super) fn strengthen(part: PageRange, to: Level) -> std::result::Result<(), Errno> {
     match to {
         Level::Unlocked => Ok(()),
-        Level::OnFault => mlock::lock(part, true),
-        Level::Full => mlock::lock(part, false),
+        Level::OnFault => lock_on_fault(part),
+        Level::Full => mlock::lock(part),
     }
 }

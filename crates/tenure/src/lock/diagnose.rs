@@ -6,7 +6,7 @@ use super::inspect::{self, Trouble};
 use crate::error::{Error, ErrorKind};
 use crate::os::pagemap::{self, Pagemap};
 use crate::os::smaps::{self, Entry};
-use crate::os::{files, internal, limits, maps, memory_limit, mlock, page_size, populate};
+use crate::os::{files, internal, limits, maps, memory_limit, mlock, page_size, populate, touch};
 use crate::range::PageRange;
 use rustix::io::Errno;
 
@@ -230,10 +230,15 @@ fn first_refused(range: PageRange) -> Option<Refused> {
             Some((at, errno)) => return Some(Refused { at, entry, errno }),
         }
     }
-    let pagemap = Pagemap::open().ok()?;
+    let pagemap = Pagemap::open();
     untried.into_iter().find_map(|(part, entry)| {
-        let page = pagemap.first_absent(part).ok()??;
-        Some(Refused { at: page.start, entry, errno: Errno::FAULT })
+        let at = match &pagemap {
+            Ok(pagemap) => pagemap.first_absent(part).ok()??.start,
+            // The process has changed its user. A read fails at a page that nothing stands behind.
+            Err(_) if entry.mapping.readable => touch::read_each_page(part).err()?.page?,
+            Err(_) => return None,
+        };
+        Some(Refused { at, entry, errno: Errno::FAULT })
     })
 }
 

@@ -8,6 +8,7 @@ use super::ledger::{self, Ledger};
 use super::{inspect, Kinds, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::Mapping;
+use crate::os::lock_on_fault::lock_on_fault;
 use crate::os::mlock::{self, Seen};
 use crate::os::{self, maps, raw_map, reserve};
 use crate::range::PageRange;
@@ -150,7 +151,7 @@ pub unsafe fn mmap_on_fault(
 /// Locks a new mapping on fault. The ledger is held, so that a guard that outlived what was mapped here
 /// before is dropped before it or after, and never unlocks it.
 fn charge(ledger: &mut Ledger, call: &'static str, range: PageRange) -> Result<()> {
-    mlock::lock(range, true).map_err(|errno| {
+    lock_on_fault(range).map_err(|errno| {
         let error = diagnose::refused(call, range, errno, range.len(), 0);
         match (error.kind(), errno) {
             // As the kernel answers MAP_LOCKED beyond the limit.

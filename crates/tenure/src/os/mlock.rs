@@ -14,7 +14,7 @@ use std::ffi::c_void;
 /// A lock on fault laid over a full one weakens it, and a full one over one on fault strengthens it;
 /// neither leaves a moment in which the pages are not locked. On a failure the leading part may be
 /// locked and charged.
-pub(crate) fn lock(range: PageRange, on_fault: bool) -> Result<(), Errno> {
+pub(super) fn call(range: PageRange, on_fault: bool) -> Result<(), Errno> {
     let flags = if on_fault { MlockFlags::ONFAULT } else { MlockFlags::empty() };
     let (start, len) = (range.start as *mut c_void, range.len());
     // SAFETY: locking changes where pages may go, never what they hold; the kernel checks the range.
@@ -24,6 +24,11 @@ pub(crate) fn lock(range: PageRange, on_fault: bool) -> Result<(), Errno> {
         Err(errno) if !on_fault && is_refused(errno) => unsafe { mlock(start, len) },
         done => done,
     }
+}
+
+/// Locks a range now.
+pub(crate) fn lock(range: PageRange) -> Result<(), Errno> {
+    call(range, false)
 }
 
 /// Whether a filter may have refused the call, or the kernel not know it. `EPERM` is also said where nothing may be
@@ -129,8 +134,8 @@ mod tests {
                 let start = scratch.range().start;
                 PageRange::new(start + from * page, start + to * page)
             };
-            lock(of(1, 2), true).unwrap();
-            lock(of(5, 6), false).unwrap();
+            call(of(1, 2), true).unwrap();
+            lock(of(5, 6)).unwrap();
             // SAFETY: a page of this test's own, which nothing uses.
             unsafe { rustix::mm::munmap(of(3, 4).start as *mut c_void, page) }.unwrap();
             for from in 0..8 {

@@ -8,6 +8,7 @@ use super::pagemap::{self, Pagemap, Pages};
 use super::populate;
 use super::pressure::PressureWatch;
 use super::pressure_told::Told;
+use super::release;
 use super::reserve::Scratch;
 use super::touch;
 use super::uffd;
@@ -155,21 +156,8 @@ impl Texts {
     }
 }
 
-/// The running kernel's version. Where it cannot be read, no kernel counts as too old.
-fn kernel() -> (u32, u32) {
-    let name = rustix::system::uname();
-    version(name.release().to_bytes()).unwrap_or((u32::MAX, 0))
-}
-
-/// The first two numbers of a release such as `6.1.0-18-amd64`.
-fn version(release: &[u8]) -> Option<(u32, u32)> {
-    let release = std::str::from_utf8(release).ok()?;
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-}
-
 fn probe() -> Capabilities {
-    let kernel = kernel();
+    let kernel = release::kernel();
     let findings = TEXTS
         .iter()
         .map(|(texts, attempt)| {
@@ -585,13 +573,5 @@ mod tests {
         assert_ne!(remedy("uffd_poison", Some(Errno::NOSYS), (6, 6)), newer);
         assert!(remedy("userfaultfd", Some(Errno::PERM), (6, 18)).contains("seccomp"));
         assert_eq!(remedy("pagemap_scan", None, (6, 6)), "use Linux 6.7 or later");
-    }
-
-    #[test]
-    fn a_release_starts_with_the_version() {
-        assert_eq!(version(b"6.1.0-18-amd64"), Some((6, 1)));
-        assert_eq!(version(b"5.10.0"), Some((5, 10)));
-        assert_eq!(version(b"6.18-rc1"), Some((6, 18)));
-        assert_eq!(version(b"unknown"), None);
     }
 }

@@ -149,6 +149,7 @@ fn take_line(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::lock_on_fault::lock_on_fault;
     use crate::os::reserve::Scratch;
     use crate::os::{mlock, page_size};
 
@@ -163,8 +164,8 @@ mod tests {
         let mut scratch = Scratch::new(6 * page_size(), false).unwrap();
         scratch.bytes().fill(1);
         let (start, page) = (scratch.range().start, page_size());
-        mlock::lock(PageRange::new(start, start + page), false).unwrap();
-        mlock::lock(PageRange::new(start + 2 * page, start + 4 * page), true).unwrap();
+        mlock::lock(PageRange::new(start, start + page)).unwrap();
+        lock_on_fault(PageRange::new(start + 2 * page, start + 4 * page)).unwrap();
         let found = entries(scratch.range());
         let kind = |at: usize| {
             let entry = found
