@@ -1,9 +1,9 @@
-//! Control over how long memory pages stay, on a stock Linux kernel.
+//! Control over how long memory pages stay resident, on an unmodified Linux kernel.
 //!
-//! For programs with large caches and buffers: when memory runs short, the kernel takes *volatile* memory
-//! instead of killing the program, page by page, and the program learns exactly which pages are gone.
-//! The crate also populates, locks, pools and unmaps memory. It needs Linux 5.10 or later: no root, no
-//! patch, no kernel module.
+//! tenure is for programs with large caches and buffers. When memory runs short, the kernel takes
+//! *volatile* memory page by page instead of killing the program. The program then learns exactly
+//! which pages are gone. The crate also populates, locks, pools and unmaps memory. It needs Linux
+//! 5.10 or later. It needs no root, no patch and no kernel module.
 //!
 //! ```
 //! # fn render(path: &str) -> Vec<u8> { path.repeat(100).into_bytes() }
