@@ -1,4 +1,4 @@
-//! What happened so far: counters that every promise adds to.
+//! Counts since the start. Every promise adds to these counters.
 
 #[cfg(not(loom))]
 use super::published::Part;
@@ -21,12 +21,12 @@ macro_rules! counters {
         pub struct Totals { $($(#[doc = $doc])* pub $name: u64),* }
 
         impl Totals {
-            /// Each field's name, what it counts, and its value.
+            /// Calls `each` with each field's name, its description and its value.
             pub(crate) fn each(&self, mut each: impl FnMut(&'static str, &'static str, u64)) {
                 $(each(stringify!($name), concat!($($doc),*), self.$name);)*
             }
 
-            /// The counts that `figure` has under the names of the fields.
+            /// Returns the counts that `figure` has under the names of the fields.
             pub(crate) fn of(figure: impl Fn(&str) -> u64) -> Totals {
                 Totals { $($name: figure(stringify!($name))),* }
             }
@@ -36,10 +36,10 @@ macro_rules! counters {
         #[derive(Default)]
         pub(crate) struct Counters { $(pub $name: AtomicU64),* }
 
-        /// For the whole process: what [`totals`] returns.
+        /// For the whole process: [`totals`] returns them.
         pub(crate) static COUNTERS: Counters = Counters { $($name: AtomicU64::new(0)),* };
 
-        /// For the whole process: what readers in other processes read.
+        /// For the whole process: other processes read it.
         #[cfg(not(loom))]
         pub(crate) static PUBLISHED: Part = Part::words(
             (&raw const COUNTERS).cast(),
