@@ -17,9 +17,9 @@
 //!
 //! | message | level | fields |
 //! | --- | --- | --- |
-//! | a feature is missing | `WARN`, or `INFO` where something stands in | `name`, `what`, `errno`, `consequence`, `remedy` |
+//! | a feature is missing | `WARN`, or `INFO` where tenure has a substitute | `name`, `what`, `errno`, `consequence`, `remedy` |
 //! | memory is short | `INFO` | `reports` of the kernel |
-//! | memory is no longer short | `INFO` | `offered_bytes`, and of these `gone_bytes`: what the kernel has taken |
+//! | memory is no longer short | `INFO` | `offered_bytes`, and of these `gone_bytes`: the purged ones |
 //! | purges were told | `INFO` | `ranges` that had lost something when they were taken back, `bytes` |
 //! | refills failed | `WARN` | `failures`, `cause` of the last one |
 //! | populates failed | `WARN` | `failures` |
@@ -76,7 +76,8 @@ pub struct Events {
 /// `every`, at once when the kernel reports that memory has become short, and a last time when the
 /// value is dropped. The first events say which features are missing.
 ///
-/// They go to the subscriber that is the default of all threads (`tracing::subscriber::set_global_default`).
+/// They go to the subscriber that is the default of all threads
+/// (`tracing::subscriber::set_global_default`).
 ///
 /// ```
 /// use std::time::Duration;

@@ -66,7 +66,8 @@ impl Mapping {
     /// ```
     ///
     /// # Cost
-    /// One or two system calls, about 2 µs with the unmapping. It takes no memory before the first touch.
+    /// One or two system calls, about 2 µs with the unmapping. It takes no memory before the first
+    /// touch.
     ///
     /// # Errors
     /// `EINVAL`: `len` is 0. `ENOMEM`: no address space, too many mappings, or over `RLIMIT_AS`.
@@ -110,7 +111,7 @@ impl Mapping {
     ///
     /// ```
     /// let program = std::fs::File::open("/proc/self/exe")?;
-    /// // SAFETY: nobody truncates or writes a program that runs.
+    /// // SAFETY: no process truncates or writes a program that runs.
     /// let head = unsafe { tenure::Mapping::file(&program, 0, 4096) }?;
     /// assert_eq!(head.as_slice()[1..4], *b"ELF");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -120,8 +121,8 @@ impl Mapping {
     /// Two system calls. Nothing is read before the first touch.
     ///
     /// # Safety
-    /// No process truncates or writes the file while it is mapped: touching a page past its end raises
-    /// SIGBUS, and bytes that change under a `&[u8]` are undefined behaviour.
+    /// No process truncates or writes the file while it is mapped: touching a page past its end
+    /// raises SIGBUS, and bytes that change under a `&[u8]` are undefined behaviour.
     ///
     /// # Errors
     /// `EINVAL`: `len` is 0, `offset` is not page-aligned, or the range ends past the end of the

@@ -16,7 +16,8 @@ use std::fmt::Write;
 /// The content type of the text that [`render`] returns.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// This process's statistics as OpenMetrics text. Costs what [`stats()`](crate::stats()) costs, and 10 KiB of text.
+/// Returns this process's statistics as OpenMetrics text. Costs as much as
+/// [`stats()`](crate::stats()), and 10 KiB of text.
 ///
 /// ```
 /// print!("{}", tenure::metrics::render());

@@ -33,7 +33,8 @@ impl Unlocked {
     }
 }
 
-// SAFETY: every call is passed on unchanged to the system's allocator, which keeps the trait's promises.
+// SAFETY: every call is passed on unchanged to the system's allocator, which keeps the trait's
+// promises.
 unsafe impl GlobalAlloc for Unlocked {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.check("an allocation");

@@ -1,7 +1,7 @@
 //! Tells which parts of a file are in the page cache, without touching the file.
 //!
-//! **For** deciding whether to populate a file, and for monitors. **Not for** memory of the process: see
-//! [`lock::receipt`](crate::lock::receipt()) and [`survey`](crate::survey()).
+//! **For** deciding whether to populate a file, and for monitors. **Not for** memory of the
+//! process: see [`lock::receipt`](crate::lock::receipt()) and [`survey`](crate::survey()).
 //!
 //! ```
 //! let file = std::fs::File::open("/proc/self/exe")?;
@@ -13,7 +13,7 @@
 //! ```
 //!
 //! The functions call `cachestat` (6.5), and before that `mincore`. Neither tells the truth to a
-//! user who does not own the file, may not write it, and does not have `CAP_FOWNER`. The functions
+//! user that does not own the file, may not write it, and does not have `CAP_FOWNER`. The functions
 //! return `None` to such a user, where `mincore` would report that everything is resident.
 
 use crate::error::{Error, ErrorKind, Result};
@@ -28,8 +28,8 @@ const CALL: &str = "page_cache";
 /// Returns how many bytes of `[range.start, range.end)` of the file are in the page cache, in whole
 /// pages. The last page is cut to the range. `None`: the kernel does not tell this user.
 ///
-/// Pages that are being read at this moment count. Costs 0.2 to 3 ms a GiB with `cachestat`, 20 with
-/// `mincore`.
+/// Pages that are being read at this moment count. Costs 0.2 to 3 ms a GiB with `cachestat`, 20
+/// with `mincore`.
 ///
 /// ```
 /// let file = std::fs::File::open("/proc/self/exe")?;

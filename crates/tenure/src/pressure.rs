@@ -1,7 +1,8 @@
 //! Tells the program when the kernel runs short of memory.
 //!
-//! **For** caches and buffers of the program's own, which can be made smaller when the kernel runs short. **Not
-//! for** memory that tenure has: [`volatile`](crate::volatile) memory and [`Cache`](crate::Cache) need no help.
+//! **For** caches and buffers of the program's own, which can be made smaller when the kernel runs
+//! short. **Not for** memory that tenure has: [`volatile`](crate::volatile) memory and
+//! [`Cache`](crate::Cache) need no help.
 //!
 //! ```
 //! # fn main() -> tenure::Result<()> {

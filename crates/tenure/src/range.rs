@@ -20,7 +20,7 @@ impl PageRange {
         PageRange::check_as(call, addr, len, whole)
     }
 
-    /// Checks what a caller passed: aligned start and length, not empty, no wrap-around.
+    /// Checks a caller's range: aligned start and length, not empty, no wrap-around.
     pub fn check(call: &'static str, addr: *const u8, len: usize) -> Result<PageRange> {
         PageRange::check_as(call, addr, len, len)
     }

@@ -1,4 +1,4 @@
-//! Statistics: what happened so far, and what tenure holds now.
+//! Statistics: counts since the start, and the memory that tenure holds now.
 
 use crate::pool;
 use crate::runtime::counters::{totals, GAUGES};
@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 pub use crate::runtime::counters::Totals;
 
-/// What tenure holds now, and [`Totals`] since the start.
+/// The memory that tenure holds now, and [`Totals`] since the start.
 ///
 /// ```
 /// let stats = tenure::stats();
@@ -27,8 +27,8 @@ pub struct Stats {
     pub pinned: u64,
     /// Their bytes.
     pub pinned_bytes: u64,
-    /// Bytes of ranges that have been pinned by the same pin for at least thirty times the wait for an offer, 15 s by
-    /// default: memory that the kernel could not take for long.
+    /// Bytes of ranges that have been pinned by the same pin for at least thirty times the wait for
+    /// an offer, 15 s by default: memory that the kernel could not take for long.
     pub pinned_long_bytes: u64,
     /// Ranges that are volatile and not (yet) offered.
     pub marked: u64,
@@ -145,15 +145,16 @@ pub(crate) fn of_published(figure: &dyn Fn(&str) -> u64) -> Stats {
 pub struct Survey {
     /// Bytes that were offered when the survey looked.
     pub offered_bytes: u64,
-    /// Those of them that the kernel has purged. The next pin or unmark reports them to the program.
+    /// Those of them that the kernel has purged. The next pin or unmark reports them to the
+    /// program.
     pub gone_bytes: u64,
 }
 
 /// Counts the offered pages and those that the kernel has purged, without touching a page.
 ///
 /// # Cost
-/// A look at the page-table entry of each offered page (`PAGEMAP_SCAN`, 4 ns a page; before Linux 6.7
-/// `/proc/self/pagemap`).
+/// A look at the page-table entry of each offered page (`PAGEMAP_SCAN`, 4 ns a page; before Linux
+/// 6.7 `/proc/self/pagemap`).
 ///
 /// ```
 /// let survey = tenure::survey()?;

@@ -20,7 +20,8 @@ fn advise(range: PageRange, advice: Advice) -> Result<(), Errno> {
 /// `EINVAL`: locked, shared, file-backed or device memory. A page that is swapped out goes at once.
 ///
 /// # Safety
-/// The program has given up the contents of the range: it is marked volatile, or owned and not in use.
+/// The program has given up the contents of the range: it is marked volatile, or owned and not in
+/// use.
 pub(crate) unsafe fn free(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxFree)
 }
@@ -109,8 +110,8 @@ pub(crate) fn want_base_pages(range: PageRange) -> Result<(), Errno> {
 pub(crate) fn collapse(range: PageRange) -> Result<(), Errno> {
     // Neither rustix nor libc knows it on every target.
     const MADV_COLLAPSE: libc::c_int = 25;
-    // SAFETY: the call changes which pages hold the bytes, not the bytes; the kernel checks that the
-    // range is mapped.
+    // SAFETY: the call changes which pages hold the bytes, not the bytes; the kernel checks that
+    // the range is mapped.
     match unsafe { libc::madvise(range.start as *mut c_void, range.len(), MADV_COLLAPSE) } {
         0 => Ok(()),
         _ => Err(last_errno()),

@@ -74,7 +74,8 @@ fn on_the_stack() -> usize {
     unsafe { libc::getauxval(libc::AT_RANDOM) as usize }
 }
 
-/// Addresses that leave `rest` when they are divided by `by`, a power of two and a multiple of the page size.
+/// Addresses that leave `rest` when they are divided by `by`, a power of two and a multiple of the
+/// page size.
 #[derive(Clone, Copy)]
 pub(crate) struct Congruent {
     by: usize,
@@ -99,8 +100,8 @@ impl Congruent {
 
 /// Maps anonymous memory for tenure itself.
 ///
-/// `ENOMEM`: no address space, too many mappings, over a limit (`RLIMIT_AS`, `RLIMIT_DATA`, the commit limit).
-/// `EAGAIN`: `mlockall(MCL_FUTURE)` and `RLIMIT_MEMLOCK`.
+/// `ENOMEM`: no address space, too many mappings, over a limit (`RLIMIT_AS`, `RLIMIT_DATA`, the
+/// commit limit). `EAGAIN`: `mlockall(MCL_FUTURE)` and `RLIMIT_MEMLOCK`.
 pub(crate) fn map(
     len: usize,
     congruent: Congruent,

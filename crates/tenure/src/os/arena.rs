@@ -11,7 +11,8 @@ use std::ffi::c_void;
 /// rustix has no name for this flag where it makes its calls through the C library, as under Miri.
 const DONTUNMAP: MremapFlags = MremapFlags::from_bits_retain(libc::MREMAP_DONTUNMAP as u32);
 
-/// Reserves addresses: nothing may be accessed, nothing is charged. The start is a multiple of `align`.
+/// Reserves addresses: nothing may be accessed, nothing is charged. The start is a multiple of
+/// `align`.
 ///
 /// `ENOMEM`: no such stretch of addresses, or over `RLIMIT_AS`.
 pub(crate) fn reserve(len: usize, align: usize) -> Result<PageRange, Errno> {

@@ -37,8 +37,8 @@ impl Hidden {
     /// The caller reserves before it unmaps anything of the range, so that this does not take the
     /// range's place.
     ///
-    /// `ENOMEM`: no address space, too many mappings, over `RLIMIT_AS`. `EAGAIN`: `mlockall(MCL_FUTURE)`
-    /// and `RLIMIT_MEMLOCK`.
+    /// `ENOMEM`: no address space, too many mappings, over `RLIMIT_AS`. `EAGAIN`:
+    /// `mlockall(MCL_FUTURE)` and `RLIMIT_MEMLOCK`.
     pub fn reserve_like(range: PageRange) -> Result<Hidden, Errno> {
         let reaches = [PUD, super::HUGE_PAGE];
         let fitting = if range.len() < PUD { &reaches[1..] } else { &reaches[..] };

@@ -29,8 +29,8 @@ pub(crate) fn current() -> u64 {
         // them.
         return u64::from(rustix::process::getpid().as_raw_nonzero().get().unsigned_abs());
     }
-    // SAFETY: the page was mapped by `make_place`, zeroed, is never unmapped, and its first bytes are used as this
-    // atomic only.
+    // SAFETY: the page was mapped by `make_place`, zeroed, is never unmapped, and its first bytes
+    // are used as this atomic only.
     let number = unsafe { &*(at as *const AtomicU64) };
     match number.load(Ordering::Acquire) {
         // The process has no number yet, or the kernel has wiped the page for a child.

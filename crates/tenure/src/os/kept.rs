@@ -122,7 +122,7 @@ impl Kept {
     pub fn asked<R>(&self, mut ask: impl FnMut(BorrowedFd<'_>) -> R) -> Result<R, Errno> {
         for _ in 0..ATTEMPTS {
             let Some(word) = self.word() else { break };
-            // SAFETY: `ask` puts a question that no other file answers and that harms none; its
+            // SAFETY: `ask` puts a question that no other file accepts and that harms none; its
             // answer counts only if it came from this file.
             let answer = ask(unsafe { borrowed(word) });
             if self.is_open(word) {

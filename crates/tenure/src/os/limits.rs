@@ -48,7 +48,7 @@ pub(crate) fn locked_bytes() -> Result<u64, Errno> {
     status_bytes("VmLck:")
 }
 
-/// Bytes mapped, locked or not (`VmSize`): what `mlockall` compares with the limit.
+/// Bytes mapped, locked or not (`VmSize`). `mlockall` compares this number with the limit.
 pub(crate) fn mapped_bytes() -> Result<u64, Errno> {
     status_bytes("VmSize:")
 }

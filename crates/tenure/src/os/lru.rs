@@ -1,8 +1,8 @@
 //! Empties the kernel's per-processor batches of pages, in a way that an ordinary process may use.
 //!
-//! A page that was just faulted in or freed waits in a short batch (up to 31 pages) of the processor
-//! that handled it, before it reaches the kernel's lists. `MADV_FREE` and `MADV_PAGEOUT` skip such a
-//! page, and they empty only the batches of the processor on which they run.
+//! A page that was just faulted in or freed waits in a short batch (up to 31 pages) of the
+//! processor that handled it, before it reaches the kernel's lists. `MADV_FREE` and `MADV_PAGEOUT`
+//! skip such a page, and they empty only the batches of the processor on which they run.
 //!
 //! The usual way is to run on each processor in turn. It needs `sched_setaffinity`, and a systemd
 //! unit with `SystemCallFilter=~@resources` kills the process for that call. So this module uses
@@ -31,9 +31,9 @@ pub(crate) fn drain() {
 /// page of a scratch mapping. It is no whole huge page, so there is nothing to collapse, and the
 /// call succeeds.
 ///
-/// The kernel first checks that the mapping could hold a huge page (hence its size and alignment), and
-/// that a page of it was written (hence the write; it is made while huge pages are refused, so that it
-/// costs one base page).
+/// The kernel first checks that the mapping could hold a huge page (hence its size and alignment),
+/// and that a page of it was written (hence the write; it is made while huge pages are refused, so
+/// that it costs one base page).
 ///
 /// `EINVAL`: a kernel before 6.1, or one without transparent huge pages of 2 MiB, or huge pages are
 /// disabled for the process (`PR_SET_THP_DISABLE`).

@@ -38,7 +38,8 @@ pub(crate) fn cached_pages(fd: BorrowedFd<'_>, range: Range<u64>) -> Result<u64,
     }
     let asked = Asked { offset: range.start, len: range.end - range.start };
     let mut counted = Counted::default();
-    // SAFETY: both arguments have the kernel's layout and outlive the call; it writes `counted` only.
+    // SAFETY: both arguments have the kernel's layout and outlive the call; it writes `counted`
+    // only.
     let done = unsafe {
         libc::syscall(SYS_CACHESTAT, fd.as_raw_fd(), &raw const asked, &raw mut counted, 0)
     };

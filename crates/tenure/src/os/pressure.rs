@@ -126,7 +126,7 @@ impl PressureWatch {
 }
 
 impl Source {
-    /// Prepares the source for its next change, and returns what this change was.
+    /// Prepares the source for its next change, and returns this change.
     fn answer(&self, revents: PollFlags) -> Heard {
         let mut buffer = [0u8; 512];
         let alive = if self.flags.contains(PollFlags::IN) {

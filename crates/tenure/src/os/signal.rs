@@ -110,8 +110,8 @@ extern "C" fn on_sigbus(
     // errno belongs to the interrupted code.
     let _errno = super::errno::Kept::now();
     let mut settled = false;
-    // SAFETY: the kernel passes a valid siginfo and ucontext to a handler installed with SA_SIGINFO;
-    // si_addr is set for a SIGBUS that a fault raised (si_code > 0).
+    // SAFETY: the kernel passes a valid siginfo and ucontext to a handler installed with
+    // SA_SIGINFO; si_addr is set for a SIGBUS that a fault raised (si_code > 0).
     let (code, address, around) = unsafe {
         let around = touch_around(&*context.cast::<libc::ucontext_t>());
         ((*info).si_code, (*info).si_addr() as usize, around)

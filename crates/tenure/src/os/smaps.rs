@@ -24,8 +24,9 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Whether `VmFlags` has this two-letter flag: `lo` locked, `lf` on fault (named so from 6.2 on), `io` and `pf` device
-    /// memory, `ht` hugetlbfs, `dd` and `dp` (droppable, 6.11+), `sf` secretmem has none of its own.
+    /// Whether `VmFlags` has this two-letter flag: `lo` locked, `lf` on fault (named so from 6.2
+    /// on), `io` and `pf` device memory, `ht` hugetlbfs, `dd` and `dp` (droppable, 6.11+), `sf`
+    /// secretmem has none of its own.
     pub fn has(&self, flag: &str) -> bool {
         self.flags.split_ascii_whitespace().any(|f| f == flag)
     }

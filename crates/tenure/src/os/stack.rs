@@ -32,7 +32,8 @@ impl Stack {
     /// The errno of `pthread_create`.
     ///
     /// # Safety
-    /// `body` may run on any thread with `argument`. No two threads call this at the same time for one stack.
+    /// `body` may run on any thread with `argument`. No two threads call this at the same time for
+    /// one stack.
     pub unsafe fn start(
         &self,
         body: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,

@@ -77,7 +77,8 @@ pub(crate) fn can_allocate() -> bool {
 /// A started thread. It continues to run when this value is dropped.
 pub(crate) struct Thread(libc::pthread_t);
 
-// SAFETY: a thread's id may be used by any thread; this value is the only one that joins or detaches it.
+// SAFETY: a thread's id may be used by any thread; this value is the only one that joins or
+// detaches it.
 unsafe impl Send for Thread {}
 // SAFETY: a shared reference gives no access to the id. Only joining and dropping use it, and both
 // take the value.
@@ -115,7 +116,8 @@ extern "C" fn run(start: *mut c_void) -> *mut c_void {
         stack.is_mine();
     }
     let _taken_out = TakenOut::new();
-    // SAFETY: the name ends with a zero and lives through the call; only this thread's name changes.
+    // SAFETY: the name ends with a zero and lives through the call; only this thread's name
+    // changes.
     unsafe { libc::prctl(libc::PR_SET_NAME, start.name.as_ptr()) };
     let _ = super::caught::caught(start.body);
     std::ptr::null_mut()

@@ -315,7 +315,7 @@ pub(crate) fn close_if_ours(fd: RawFd) {
 
 /// Returns whether `fd` is a userfaultfd in the calling thread's descriptor table. 100 ns if it is.
 pub(crate) fn is_userfaultfd(fd: RawFd) -> bool {
-    // A wake at an address where nothing is mapped only shows what kind of file it is.
+    // A wake at an address where nothing is mapped only shows the kind of the file.
     let page = super::page_size();
     match ioctl(fd, IOC_WAKE, &mut range_arg(PageRange::new(page, 2 * page))) {
         Ok(()) => true,

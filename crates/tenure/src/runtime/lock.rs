@@ -374,8 +374,8 @@ impl<T: ?Sized> Lock<T> {
     /// Returns the value to a fork's handlers, which hold the lock.
     ///
     /// # Safety
-    /// The calling thread [holds](Lock::hold) the lock, or is the only thread of a child, and has no guard
-    /// of it.
+    /// The calling thread [holds](Lock::hold) the lock, or is the only thread of a child, and has
+    /// no guard of it.
     #[allow(clippy::mut_from_ref, reason = "the lock is held, as the contract says")]
     pub unsafe fn held_value(&self) -> &mut T {
         // SAFETY: the caller promises that there is no guard, and that no other thread can make

@@ -1,4 +1,4 @@
-//! The way to reach the background thread: bits that say what it should do, and a list of jobs. It
+//! The way to reach the background thread: bits for its tasks, and a list of jobs. It
 //! has no lock. So a fork has nothing to hold, and a signal handler can find nothing held.
 
 #![allow(unsafe_code, reason = "links jobs that lie on their senders' stacks")]

@@ -21,7 +21,8 @@ pub(crate) struct Service {
     pub name: &'static str,
     /// The ranks of its locks, outermost first.
     pub ranks: &'static [Rank],
-    /// Holds all its locks, outermost first, or fewer where the fork gives up waiting. Allocates nothing.
+    /// Holds all its locks, outermost first, or fewer where the fork gives up waiting. Allocates
+    /// nothing.
     pub hold: fn(),
     /// Releases the locks that `hold` took.
     pub release: fn(),
@@ -263,7 +264,7 @@ pub(crate) fn before_offers(now: Instant) {
     all().filter_map(|(_, service)| service.before_offers).for_each(|before| before(now));
 }
 
-/// Has all services give back what they can spare. `true`: a refused call may succeed now.
+/// Has all services give back memory that they can spare. `true`: a refused call may succeed now.
 pub(crate) fn shrink() -> bool {
     all().filter_map(|(_, service)| service.shrink).filter(|shrink| shrink()).count() > 0
 }

@@ -64,7 +64,8 @@ pub(super) fn set_least(bytes: u64) {
     BACKPRESSURE.least.store(bytes, Ordering::Relaxed);
 }
 
-/// The kernel is short of memory: the bound falls at once, before the background thread gets to run.
+/// The kernel is short of memory: the bound falls at once, before the background thread gets to
+/// run.
 pub(super) fn tighten() {
     if settings().unoffered_max.is_none() {
         BACKPRESSURE.bound.fetch_min(least(), Ordering::Relaxed);

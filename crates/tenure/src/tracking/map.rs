@@ -4,7 +4,8 @@
 //! one-page ranges make a list of a few thousand blocks, which stays in the processor's cache.
 //! Changes take memory from spare blocks that were made before the map was locked, because nothing
 //! may be allocated under its lock.
-//! need from spare blocks that were made before the map was locked: nothing is allocated under its lock.
+//! need from spare blocks that were made before the map was locked: nothing is allocated under its
+//! lock.
 
 use super::list::{List, Own};
 use super::state::RangeId;

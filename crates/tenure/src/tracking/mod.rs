@@ -57,7 +57,8 @@ struct Tracking {
     /// The raw ranges in order of address. Its lock orders every change of their shape. A thread
     /// may take a claim under it, but never wait for one.
     map: MapLock,
-    /// How many raw ranges there are, so that unmapping memory of a program without any takes no lock.
+    /// How many raw ranges there are, so that unmapping memory of a program without any takes no
+    /// lock.
     raw: AtomicUsize,
     /// See `raw::unknown_is_lost`.
     unknown_is_lost: AtomicBool,

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 /// The order in which ranges are offered and purged: 0 goes first, 7 last.
 ///
-/// Lower priorities are offered sooner. They are also purged first, because the kernel purges in the
-/// order of offering. The wait before offering (see [`Settings::offer_after`]) is multiplied by
-/// 1/8, 1/4, 1/2, 1, 1, 2, 4, 8 for the priorities 0 to 7. Under memory pressure there is no wait, and
-/// only the order remains.
+/// Lower priorities are offered sooner. They are also purged first, because the kernel purges in
+/// the order of offering. The wait before offering (see [`Settings::offer_after`]) is multiplied by
+/// 1/8, 1/4, 1/2, 1, 1, 2, 4, 8 for the priorities 0 to 7. Under memory pressure there is no wait,
+/// and only the order remains.
 ///
 /// ```
 /// use tenure::Priority;

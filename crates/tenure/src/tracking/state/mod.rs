@@ -42,7 +42,8 @@ pub(crate) struct Tracked {
     len: AtomicUsize,
     /// Only the claim's holder reaches it.
     side: UnsafeCell<Option<Own<Side>>>,
-    /// The thread that has the claim; while the range is free, the next one of the slab's free list.
+    /// The thread that has the claim; while the range is free, the next one of the slab's free
+    /// list.
     pub claimant_or_next_free: AtomicU32,
     /// The use counter at the last scan; with [`HELD`] inverted if the range was pinned.
     pub seen_uses: AtomicU32,
@@ -65,7 +66,8 @@ pub(crate) const LEVEL: u8 = 7;
 pub(crate) const SPARED: u8 = 8;
 /// Distinguishes it from a use counter that was seen without a pin.
 const HELD: u32 = 1 << 31;
-/// The age at which a pinned range counts as pinned for long: thirty times the wait for an offer, 15 s by default.
+/// The age at which a pinned range counts as pinned for long: thirty times the wait for an offer,
+/// 15 s by default.
 pub(crate) const LONG: u8 = 240;
 
 // SAFETY: all fields but `side` are atomics. `side` is reached through a `Claim`, and there is one
@@ -178,7 +180,8 @@ impl Tracked {
         self.change(|word| (word.pins() > 0).then(|| Word(word.0 - Word::PIN)))
     }
 
-    /// Adds the pin of a raw range if it has none. The exchange fails if anything has changed since `word`.
+    /// Adds the pin of a raw range if it has none. The exchange fails if anything has changed since
+    /// `word`.
     #[inline]
     pub fn try_unmark(&self, word: Word) -> bool {
         debug_assert!(word.has(Word::RAW) && word.pins() == 0 && !word.has(Word::FREE));
