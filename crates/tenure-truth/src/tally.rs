@@ -1,5 +1,5 @@
 //! Counters and findings in memory that forked processes and the launcher share, so that they
-//! outlive a crash.
+//! survive a crash.
 
 #![allow(unsafe_code, reason = "shares memory with its child processes")]
 
@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicU8, Ordering};
 
 macro_rules! tally {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// What one configuration's processes count together.
+        /// The common counts of one configuration's processes.
         #[repr(C)]
         pub struct Tally { $($(#[$doc])* pub $name: AtomicU64,)*
-            /// What a child does now, as an address of the forking process's.
+            /// The present action of a child, as an address of the forking process.
             pub child_doing: [AtomicU64; CHILDREN],
             text_len: AtomicU64,
             text: [AtomicU8; TEXT],
@@ -76,7 +76,7 @@ tally! {
     hits,
     /// Broken promises.
     wrong,
-    /// Broken promises that were said in words.
+    /// Broken promises that were described in words.
     said,
     /// Calls or processes that did not end.
     hangs,
