@@ -66,7 +66,8 @@ pub fn memory() {
     drop(pinned);
     use_all(&memory, "after the failures");
     if had_errors {
-        // A child without a slot of its own keeps what it inherits pinned for as long as its parent lives.
+        // A child without a slot of its own keeps its inherited pins for as long as its parent
+        // lives.
         return;
     }
     allowed(memory.purge_now(0..CHUNKS), &[]);
