@@ -1,6 +1,6 @@
-//! Lines no longer than the terminal is wide.
+//! Breaks text into lines that fit the terminal's width.
 
-/// The width where standard output is no terminal.
+/// The width if standard output is no terminal.
 const ELSEWHERE: usize = 100;
 /// Narrower than this, words would stand alone.
 const LEAST: usize = 40;
