@@ -18,9 +18,9 @@ fn main() {
     std::process::exit(2);
 }
 
-// The entry point, for a user who starts the file as a program: it prints one line, and exits with 2.
-// The kernel has not relocated anything by then, so the code uses addresses relative to itself, and the
-// system calls write(2, …) and exit_group(2).
+// The entry point, for a user who starts the file as a program: it prints one line, and exits
+// with status 2. The kernel has not relocated anything by then, so the code uses addresses
+// relative to itself, and the system calls write(2, …) and exit_group(2).
 #[cfg(all(target_env = "gnu", target_arch = "x86_64", target_pointer_width = "64"))]
 std::arch::global_asm!(
     ".section .text.tenure_preload_entry, \"ax\", @progbits",

@@ -38,8 +38,8 @@ impl GuestMemory {
         self.ram.as_mut_slice()[at..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The guest reports pages as free (its balloon, or free page reporting): the host gets their memory back, and
-    /// the guest finds zeros if it uses them again.
+    /// The guest reports pages as free (its balloon, or free page reporting): the host gets their
+    /// memory back, and the guest finds zeros if it uses them again.
     fn guest_frees(&mut self, part: Range<usize>) -> tenure::Result<()> {
         let bytes = &mut self.ram.as_mut_slice()[part];
         // SAFETY: `bytes` is the only reference to them, and zeros are valid bytes.

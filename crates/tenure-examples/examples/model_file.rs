@@ -1,7 +1,8 @@
-//! A model file, locked on fault: the layers that requests use stay in memory, and the others are never read.
+//! A model file, locked on fault: the layers that requests use stay in memory, and the others are
+//! never read.
 //!
-//! `cargo run -p tenure-examples --example model_file [FILE]`. Without a file it makes one of 4 MiB, so that it
-//! runs under the usual limit of 8 MiB of locked memory.
+//! `cargo run -p tenure-examples --example model_file [FILE]`. Without a file it makes one of 4
+//! MiB, so that it runs under the usual limit of 8 MiB of locked memory.
 
 use std::error::Error;
 use std::fs::File;

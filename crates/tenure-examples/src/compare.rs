@@ -19,7 +19,7 @@ const HALF_A_PULSE: Duration = Duration::from_secs(2);
 const CONNECTIONS: u64 = 8;
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A server and what it has done so far.
+/// A server and its counts so far.
 struct Server {
     child: Child,
     address: SocketAddr,

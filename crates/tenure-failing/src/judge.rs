@@ -3,7 +3,8 @@
 use crate::run::Ran;
 use std::collections::HashMap;
 
-/// Figures of a process at its end, by name: mappings, descriptors, threads, locked KiB, size in KiB.
+/// Figures of a process at its end, by name: mappings, descriptors, threads, locked KiB, size in
+/// KiB.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stock(HashMap<String, u64>);
 

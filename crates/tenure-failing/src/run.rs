@@ -207,7 +207,8 @@ fn watch(child: &mut Child, listener: &Listener, count: &mut Count) -> Option<Ex
 /// Ends the processes that are left of the run. Returns whether there were any.
 pub(crate) fn end_group(child: &Child, ended: bool) -> bool {
     let group = child.id() as i32;
-    // SAFETY: signal 0 asks only whether there is such a group; a number without a group is refused.
+    // SAFETY: signal 0 asks only whether there is such a group; a number without a group is
+    // refused.
     let is_there = || unsafe { libc::kill(-group, 0) } == 0;
     let begun = Instant::now();
     // The leader is gone. A child that it killed may need a moment.

@@ -60,8 +60,8 @@ pub fn test_name(here: &'static str) -> &'static str {
 
 /// Runs `body` in a process of its own and panics, with its output, unless it finishes.
 ///
-/// `test` is the calling test as the harness lists it: [`this_test!`](crate::this_test). In the child this call does not
-/// return, so put it last in the test.
+/// `test` is the calling test as the harness lists it: [`this_test!`](crate::this_test). In the
+/// child this call does not return, so put it last in the test.
 ///
 /// # Panics
 /// If the body panics, dies, or takes longer than ten minutes.

@@ -71,7 +71,7 @@ pub struct Held {
 /// The way to make and use caches.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// What values are like.
+    /// The sizes of values.
     pub sizes: Sizes,
     /// Bytes that a cache may take.
     pub ceiling: Option<u64>,

@@ -97,7 +97,7 @@ pub struct Turn {
 /// The result of a turn.
 #[derive(Debug, Default)]
 pub struct Taken {
-    /// What was counted.
+    /// The counts of the turn.
     pub counts: tally::Counts,
     /// The text of the findings.
     pub text: String,

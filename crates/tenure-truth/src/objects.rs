@@ -442,8 +442,8 @@ impl Handle {
         Handle(volatile)
     }
     fn get<'a>(&self) -> &'a Volatile {
-        // SAFETY: the object outlives every guard: both are in one function of `Object`, which moves
-        // and drops nothing meanwhile.
+        // SAFETY: the object outlives every guard: both are in one function of `Object`, which
+        // moves and drops nothing meanwhile.
         unsafe { &*self.0 }
     }
     fn get_mut<'a>(&self) -> &'a mut Volatile {

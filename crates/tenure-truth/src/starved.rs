@@ -30,7 +30,8 @@ fn starve_all() {
         let id = thread.file_name().to_string_lossy().parse::<i32>();
         let (true, Ok(id)) = (name.starts_with("tenure"), id) else { continue };
         let none = libc::sched_param { sched_priority: 0 };
-        // SAFETY: a thread of this process, or one that has ended since; the structure is read only.
+        // SAFETY: a thread of this process, or one that has ended since; the structure is read
+        // only.
         unsafe { libc::sched_setscheduler(id, libc::SCHED_IDLE, &none) };
     }
 }

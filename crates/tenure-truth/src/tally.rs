@@ -86,8 +86,8 @@ tally! {
 
 static TALLY: AtomicPtr<Tally> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Makes the tally's memory: shared with children, and through `fd` with a program that is executed.
-/// Without a descriptor it is this process's and its children's.
+/// Makes the tally's memory: shared with children, and through `fd` with a program that is
+/// executed. Without a descriptor it is this process's and its children's.
 pub fn map(fd: Option<i32>) -> std::io::Result<&'static Tally> {
     let (flags, fd) = match fd {
         Some(fd) => (libc::MAP_SHARED, fd),
@@ -128,7 +128,7 @@ pub fn add(counter: &AtomicU64, amount: u64) {
 }
 
 impl Tally {
-    /// What was said so far.
+    /// The text of the findings so far.
     pub fn text(&self) -> String {
         let len = (self.text_len.load(Ordering::Acquire) as usize).min(TEXT);
         let bytes: Vec<u8> = self.text[..len].iter().map(|b| b.load(Ordering::Relaxed)).collect();

@@ -22,8 +22,8 @@ pub mod heap {
     /// The block comes from [`allocate`] with the same number of bytes, and the caller no longer
     /// uses it.
     pub unsafe fn free(block: NonNull<u8>, bytes: usize) {
-        // SAFETY: the caller promises what `runtime::heap::free` requires: a block of this heap
-        // with its own number of bytes, which is in use no more.
+        // SAFETY: the caller promises a block of this heap with its own number of bytes, and
+        // uses it no more.
         unsafe { crate::runtime::heap::free(block, bytes) }
     }
 }

@@ -100,7 +100,8 @@ pub mod page_cache;
 pub mod pool;
 #[doc(hidden)]
 pub mod published {
-    //! What a process shows of itself to a reader in another one: for tenure's command line.
+    //! The state that a process shows to a reader in another process: for tenure's command
+    //! line.
     pub use crate::os::pagemap_scan::each_page_there;
     pub use crate::runtime::published::{Part, Root, MAGIC, NAME, PLACES, RANGES, WORDS};
     use crate::stats::{self, Stats};

@@ -14,7 +14,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # Who reports pressure
+//! # Sources of pressure
 //!
 //! If the service manager names a source, tenure uses only that source: `MEMORY_PRESSURE_WATCH` and
 //! `MEMORY_PRESSURE_WRITE` in the environment, as systemd sets and documents them. The first is a

@@ -1,4 +1,5 @@
-//! Requests in one process, beside a neighbour whose need for memory comes in pulses, in one memory cgroup.
+//! Requests in one process, beside a neighbour whose need for memory comes in pulses, in one memory
+//! cgroup.
 
 #![cfg_attr(not(feature = "peers"), allow(dead_code, reason = "only peers have a size"))]
 

@@ -1,4 +1,5 @@
-//! tenure's cache against the fastest in-memory caches, on a working set that fits, and under real pressure.
+//! tenure's cache against the fastest in-memory caches, on a working set that fits, and under real
+//! pressure.
 //!
 //! Every get reads all bytes of its value and checks them. The peers hold `Arc<[u8]>` values, as
 //! their users do to share byte values between threads without copying at every get.

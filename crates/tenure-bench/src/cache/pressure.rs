@@ -1,4 +1,5 @@
-//! Caches under the kernel's own reclaim: beside a neighbour that needs half of a memory cgroup in pulses.
+//! Caches under the kernel's own reclaim: beside a neighbour that needs half of a memory cgroup in
+//! pulses.
 
 use super::beside::{self, Setting};
 use super::ours::{self, Ours};

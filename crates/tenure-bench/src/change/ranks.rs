@@ -51,8 +51,8 @@ fn ratio(before: f64, after: f64) -> f64 {
     }
 }
 
-/// How many of the sorted ratios are outside at either end: the most for which the test's statistic is that
-/// small by chance in at most half of [`ALPHA`]. `None` if even the smallest is too likely.
+/// How many of the sorted ratios are outside at either end: the most for which the test's statistic
+/// is that small by chance in at most half of [`ALPHA`]. `None` if even the smallest is too likely.
 fn cut(n: usize, m: usize) -> Option<usize> {
     // Large sets have the same distribution in effect, and the table would grow.
     let (n, m) = (n.min(60), m.min(60));
@@ -102,7 +102,8 @@ mod tests {
         // The published counts for three and three.
         assert_eq!(ways(3, 3), [1.0, 1.0, 2.0, 3.0, 3.0, 3.0, 3.0, 2.0, 1.0, 1.0]);
         assert_eq!(ways(5, 5).iter().sum::<f64>(), 252.0);
-        // Critical values of U, two-sided at 1 %: 0 for 5 and 5, 2 for 6 and 6, 4 for 7 and 7, 16 for 10 and 10.
+        // Critical values of U, two-sided at 1 %: 0 for 5 and 5, 2 for 6 and 6, 4 for 7 and 7, 16
+        // for 10 and 10.
         let known = [(4, 4), (5, 5), (6, 6), (7, 7), (10, 10), (4, 6)].map(|(n, m)| cut(n, m));
         assert_eq!(known, [None, Some(0), Some(2), Some(4), Some(16), Some(0)]);
     }

@@ -121,8 +121,8 @@ fn speak<T: Serialize>(mut to: File, body: impl FnOnce() -> io::Result<T>) {
 /// signal. Signals that this program's starter has ignored stay ignored.
 fn end_by_signals() {
     for signal in [libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: sigaction is plain data, for which zeros are valid. The kernel writes one; setting the
-        // default action installs no code.
+        // SAFETY: sigaction is plain data, for which zeros are valid. The kernel writes one;
+        // setting the default action installs no code.
         unsafe {
             let mut now: libc::sigaction = std::mem::zeroed();
             if libc::sigaction(signal, std::ptr::null(), &mut now) == 0

@@ -52,8 +52,8 @@ pub struct Contestant<'a> {
 impl<'a> Contestant<'a> {
     /// Makes a contestant; `measure` takes one sample of it.
     ///
-    /// `ErrorKind::Unsupported` (a feature that this kernel lacks) and `TimedOut` take the contestant
-    /// out of the comparison with their reason; any other error ends the run.
+    /// `ErrorKind::Unsupported` (a feature that this kernel lacks) and `TimedOut` take the
+    /// contestant out of the comparison with their reason; any other error ends the run.
     pub fn new(
         name: impl Into<String>,
         role: Role,

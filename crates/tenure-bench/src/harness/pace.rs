@@ -78,7 +78,8 @@ impl Pace {
         self.within.map(|within| within.saturating_sub(self.began.elapsed()))
     }
 
-    /// Whether the time does not allow another comparison of this bench. Each bench has at least one.
+    /// Whether the time does not allow another comparison of this bench. Each bench has at least
+    /// one.
     pub fn is_over(&self) -> bool {
         if self.bench.done == 0 {
             return false;

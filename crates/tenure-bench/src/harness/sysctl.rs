@@ -112,7 +112,8 @@ impl Undo {
 fn restorer(path: &Path, undo: Undo) -> io::Result<(File, libc::pid_t)> {
     let (reader, writer) = pipe()?;
     let mut reader = File::from(reader);
-    // SAFETY: the child only waits, writes a file and exits; glibc keeps its allocator usable there.
+    // SAFETY: the child only waits, writes a file and exits; glibc keeps its allocator usable
+    // there.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {

@@ -57,8 +57,8 @@ impl Load {
         }
     }
 
-    /// Zipf 1.0; one request in four belongs to a scan: a run of keys in order, from a second set as
-    /// large, which is walked twice in all.
+    /// Zipf 1.0; one request in four belongs to a scan: a run of keys in order, from a second set
+    /// as large, which is walked twice in all.
     fn scans(&mut self) {
         let rounds = 25;
         let run = self.requests / (4 * rounds);
@@ -83,8 +83,8 @@ impl Load {
         }
     }
 
-    /// Zipf 1.0 over keys that change: forty times, a fortieth of the ranks, the first ones, ends, and
-    /// the others move up.
+    /// Zipf 1.0 over keys that change: forty times, a fortieth of the ranks, the first ones, ends,
+    /// and the others move up.
     fn shifting(&mut self) {
         for at in 0..self.requests {
             let shift = (at * 40 / self.requests) as u64 * (self.keys / 40);

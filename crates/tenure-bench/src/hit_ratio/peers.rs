@@ -6,8 +6,8 @@ use super::caching::{Caching, Sizes};
 /// Plain LRU, as a known reference.
 pub(super) struct Lru {
     sizes: Sizes,
-    /// The neighbours of each key towards the newest and towards the oldest; the last entry is the list's
-    /// head. A key that is not in the list is its own neighbour.
+    /// The neighbours of each key towards the newest and towards the oldest; the last entry is the
+    /// list's head. A key that is not in the list is its own neighbour.
     links: Vec<(u32, u32)>,
     left: u64,
 }

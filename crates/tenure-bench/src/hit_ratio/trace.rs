@@ -142,8 +142,8 @@ fn read_arc(builder: &mut Builder, input: &mut dyn BufRead) -> io::Result<()> {
     Ok(())
 }
 
-/// Lines of a time, a key, a size and perhaps more. A first line that names the columns may differ in
-/// their order. Lines of one field are keys.
+/// Lines of a time, a key, a size and perhaps more. A first line that names the columns may differ
+/// in their order. Lines of one field are keys.
 fn read_csv(builder: &mut Builder, input: &mut dyn BufRead) -> io::Result<()> {
     let (mut key_at, mut size_at) = (1, 2);
     for (number, line) in input.lines().enumerate() {

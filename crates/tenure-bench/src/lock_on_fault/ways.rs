@@ -81,8 +81,8 @@ impl Way {
                 refused.get_or_insert(errno);
             }
         };
-        // SAFETY: the mapping lives until the end of this function, is the file's full length, and is
-        // readable, or made so by the handler that was installed over it.
+        // SAFETY: the mapping lives until the end of this function, is the file's full length, and
+        // is readable, or made so by the handler that was installed over it.
         let processed = unsafe {
             match self {
                 Way::LockEach => accesses.run(map.addr(), each),

@@ -1,4 +1,5 @@
-//! memcached and redis: a server of this bench's own behind a Unix socket, and a client for one worker.
+//! memcached and redis: a server of this bench's own behind a Unix socket, and a client for one
+//! worker.
 
 #![allow(unsafe_code, reason = "a server ends with its starter")]
 

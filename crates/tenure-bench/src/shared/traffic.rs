@@ -1,4 +1,5 @@
-//! Get, insert and overwrite by one and by four workers: one shared cache, a cache of each worker's own, and servers.
+//! Get, insert and overwrite by one and by four workers: one shared cache, a cache of each worker's
+//! own, and servers.
 
 use super::server::{Running, Server};
 use super::store::Shared;

@@ -188,7 +188,8 @@ impl Shared {
         // SAFETY: the demo has left this descriptor open for this process only, which opens one
         // store. So no other code here owns it.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        // SAFETY: only the demo and its workers have the descriptor, and they use it through tenure.
+        // SAFETY: only the demo and its workers have the descriptor, and they use it through
+        // tenure.
         let cache = unsafe { SharedCache::open(descriptor) }.context("the shared cache")?;
         Ok(Shared { cache })
     }

@@ -60,8 +60,8 @@ fn range() -> Done {
     use tenure::volatile::{mark, offer_now, purge_now, unmark, unmark_with_map};
     let mut mapping = filled(LEN)?;
     let (addr, len) = (mapping.as_mut_ptr(), mapping.len());
-    // SAFETY: the mapping is this function's own; it stays as it is, and is not touched between a mark
-    // and its unmark.
+    // SAFETY: the mapping is this function's own; it stays as it is, and is not touched between a
+    // mark and its unmark.
     unsafe {
         mark(addr, len)?;
         offer_now(addr, len)?;

@@ -83,7 +83,7 @@ fn gains_no_rights(path: &Path) -> Result<(), CannotRun> {
 fn interpreter_of_script(path: &Path) -> Result<Option<PathBuf>, CannotRun> {
     let file = match File::open(path) {
         Ok(file) => file,
-        // Executable and not readable: exec will report what it is.
+        // Executable and not readable: exec will report its kind.
         Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
             return Err(refused(
                 path,

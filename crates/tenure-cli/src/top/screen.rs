@@ -390,7 +390,8 @@ impl Ranges {
     }
 }
 
-/// The heading of the ranges of a process. 80 columns have the largest numbers of both, so none is cut.
+/// The heading of the ranges of a process. 80 columns have the largest numbers of both, so none is
+/// cut.
 fn heading(sorted: Order, ranges: usize, pid: u32) -> String {
     let title = |order: Order, name: &str| match sorted == order {
         true => format!("*{name}"),

@@ -1,4 +1,5 @@
-//! Shared volatile memory and a shared cache: chunks made, purged, pinned by a child and by a second handle.
+//! Shared volatile memory and a shared cache: chunks made, purged, pinned by a child and by a
+//! second handle.
 
 use super::memory::{all_are, byte};
 use crate::stage::{allowed, forked, is_failing, over};

@@ -1,5 +1,5 @@
-//! `tenure run` and the library that it preloads, with any options and any environment: a clear error, or the
-//! program's own run.
+//! `tenure run` and the library that it preloads, with any options and any environment: a clear
+//! error, or the program's own run.
 
 #![allow(unsafe_code, reason = "maps and unmaps memory, as a program does")]
 
@@ -89,7 +89,8 @@ const VARIABLES: [(&str, &[&str]); 15] = [
     ("TENURE_OFFER_AFTER_MS", &["0", "1", "18446744073709551615"]),
 ];
 
-/// The service manager's. A path that begins with `/` is opened and written to, so it is one of these.
+/// The service manager's. A path that begins with `/` is opened and written to, so it is one of
+/// these.
 const WATCHES: [&str; 5] = ["/dev/null", "/proc/pressure/memory", "/no/such/file", "/", "x"];
 
 const OPTIONS: [(&str, &[&str]); 11] = [

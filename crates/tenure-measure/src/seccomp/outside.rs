@@ -106,7 +106,8 @@ fn install_with_listener(program: &mut [libc::sock_filter]) -> io::Result<OwnedF
     // The first flag (Linux 5.19) keeps a signal from making a waiting call start again, which
     // would count it twice.
     for flags in [listen | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, listen] {
-        // SAFETY: `program` and the instructions it points to live through the call, and the kernel copies them.
+        // SAFETY: `program` and the instructions it points to live through the call, and the kernel
+        // copies them.
         let fd = unsafe {
             libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &program)
         };

@@ -138,7 +138,8 @@ fn each_job_is_taken_once() {
                     }
                     let mut at = shared.mailbox.take_jobs();
                     while !at.is_null() {
-                        // SAFETY: the link is the job's first field; its sender waits until it is done.
+                        // SAFETY: the link is the job's first field; its sender waits until it is
+                        // done.
                         let job = unsafe { &*at.cast::<Job>() };
                         at = job.link.next.load(Ordering::Relaxed);
                         // SAFETY: loom checks that the sender's writes came before.

@@ -12,7 +12,8 @@ use std::sync::Mutex;
 
 const BYTE: u8 = 7;
 
-/// Marks memory of so many pages that holds data; the rest of the closure's argument joins the threads.
+/// Marks memory of so many pages that holds data; the rest of the closure's argument joins the
+/// threads.
 fn marked(pages: usize, act: impl FnOnce()) {
     let place = PageRange::new(4, 4 + pages);
     let mapping = Mapping::map(place);
@@ -248,7 +249,8 @@ fn an_unmark_that_fails_late_undoes_what_it_did() {
     });
 }
 
-/// A failed unmark may leave ranges non-volatile, and then they are whole; the other range is not touched.
+/// A failed unmark may leave ranges non-volatile, and then they are whole; the other range is not
+/// touched.
 #[test]
 fn an_unmark_that_fails_loses_nothing_for_another() {
     check("raw, an unmark that fails and one of a part", 1, Order::Fences, || {

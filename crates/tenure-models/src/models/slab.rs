@@ -110,7 +110,8 @@ fn a_look_finds_an_address_while_its_range_is_cut() {
     });
 }
 
-/// The look passes the part below before it absorbs the part above, which is free when the look comes there.
+/// The look passes the part below before it absorbs the part above, which is free when the look
+/// comes there.
 #[test]
 fn a_look_finds_an_address_while_its_range_is_joined() {
     check("slab, a look beside a join", 3, Order::Weak, || {

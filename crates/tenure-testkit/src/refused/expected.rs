@@ -17,7 +17,7 @@ pub enum Expected {
 pub struct Line {
     /// The profiles.
     profiles: Vec<String>,
-    /// What is expected.
+    /// The expected outcome.
     pub expected: Expected,
     /// The test program and the test, or a program and the first part of names with `*`.
     pub test: String,

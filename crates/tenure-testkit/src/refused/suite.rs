@@ -44,7 +44,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 const DIED: &str = "(the program)";
 
 impl Program {
-    /// Runs it under a profile, without the tests that are left out there. `launcher`: `tenure-under-filter`.
+    /// Runs it under a profile, without the tests that are left out there. `launcher`:
+    /// `tenure-under-filter`.
     pub fn run(
         &self,
         launcher: &Path,

@@ -46,7 +46,7 @@ impl Account {
     /// ```
     /// let cache_bytes = 64 << 20;
     /// if tenure::lock::account()?.room().is_some_and(|room| room < cache_bytes) {
-    ///     println!("{}", tenure::lock::explain(cache_bytes)?); // the lines to write, and their places
+    ///     println!("{}", tenure::lock::explain(cache_bytes)?); // the lines to write, and where
     /// }
     /// # Ok::<(), tenure::Error>(())
     /// ```

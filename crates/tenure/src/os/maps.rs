@@ -1,4 +1,4 @@
-//! What kind of memory a range is: mapped, private anonymous, writable, not locked.
+//! The kind of a range's memory: mapped, private anonymous, writable, not locked.
 
 use super::errno::last_errno;
 use super::maps_line::{parse_line, Mapping};

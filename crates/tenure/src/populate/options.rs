@@ -87,9 +87,9 @@ pub struct Populate {
 }
 
 impl Populate {
-    /// Makes a populate of the pages that
-    /// `[addr, addr + len)` touches. `addr` is a multiple of the page size. Nothing is done before [`run`](Populate::run)
-    /// or [`start`](Populate::start).
+    /// Makes a populate of the pages that `[addr, addr + len)` touches. `addr` is a multiple of
+    /// the page size. Nothing is done before [`run`](Populate::run) or
+    /// [`start`](Populate::start).
     ///
     /// ```
     /// use tenure::populate::{Access, Populate};

@@ -102,9 +102,9 @@ fn rebuild(place: &mut IntervalMap) {
     *place = map;
 }
 
-/// Of two ranges that overlap, the lower one keeps the common part if the upper one has no facts
-/// about it: the upper one was joined to it, or is about to be cut off. Otherwise the upper one
-/// keeps it. `false`: the upper one is gone.
+/// Of two ranges that overlap, the lower one keeps the common part if the upper one is only marked,
+/// with nothing offered or lost: the upper one was joined to it, or is about to be cut off.
+/// Otherwise the upper one keeps it. `false`: the upper one is gone.
 fn settle_overlap(
     lower: (RangeId, &'static Tracked),
     upper: (RangeId, &'static Tracked),

@@ -284,8 +284,8 @@ fn pin_marked(id: RangeId, pinned: &mut List<Pinned>) {
             return;
         }
         if word.pins() > 0 {
-            // Only the first few are searched for the caller's own: after a failure the others stay
-            // unmarked.
+            // Only the first few pins are searched for the caller's own. Another of its own pins
+            // counts as one that others rely on, so its range stays unmarked after a failure.
             let few = &pinned[..pinned.len().min(16)];
             let mine = few.iter().any(|p| p.id == id && p.uses == Some(word.uses()));
             if mine || tracked.rely(word) {

@@ -92,7 +92,8 @@ impl Buffers {
         if once_in(input, 6) {
             opts[1] = odd(input) as u64;
         }
-        // SAFETY: the structure is at least as long as it says; the callback takes what it is called with.
+        // SAFETY: the structure is at least as long as it says; the callback takes the
+        // arguments of its calls.
         let at = unsafe { (calls.volatile_new_with)(len, opts.as_mut_ptr().cast()) };
         if at.is_null() {
             return Ok(());

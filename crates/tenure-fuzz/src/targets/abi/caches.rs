@@ -256,7 +256,8 @@ impl Cache {
         MAKES.set(makes);
         let (mut key, mut bytes, mut len) = (key(at), std::ptr::null_mut(), 0);
         let (make, arg) = (make as *const c_void, std::ptr::null_mut());
-        // SAFETY: a live cache, a key of this length, a callback of the header's type, and places for both results.
+        // SAFETY: a live cache, a key of this length, a callback of the header's type, and places
+        // for both results.
         let got = unsafe {
             let (key, len_of_key) = (key.as_mut_ptr().cast(), key.len());
             (calls.cache_get_or_insert)(self.at, key, len_of_key, make, arg, &mut bytes, &mut len)

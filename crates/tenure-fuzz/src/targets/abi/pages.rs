@@ -176,7 +176,8 @@ impl Pages {
         let range = self.range(input, 0, PAGES);
         let with_map = once_in(input, 2);
         GONE.with(|list| list.borrow_mut().clear());
-        // SAFETY: the area belongs to this program; the callback takes what it is called with.
+        // SAFETY: the area belongs to this program; the callback takes the arguments
+        // of its calls.
         let done = unsafe {
             match with_map {
                 true => {

@@ -257,7 +257,8 @@ impl Shared {
 
     fn ask(&mut self, calls: &Calls, input: &mut Unstructured<'_>) -> Result<(), String> {
         let ((chunk, _), mut out) = (self.range(input), [0u64; 32]);
-        // SAFETY: a live object; room for so many bytes; ends that this process may call at any time.
+        // SAFETY: a live object; room for so many bytes; ends that this process may call at any
+        // time.
         let (priority, read) = unsafe {
             let _ = (calls.shared_stats)(self.at, out.as_mut_ptr().cast(), odd(input).min(256));
             let _ = (calls.shared_set_priority)(self.at, chunk, odd(input) as u32);

@@ -86,7 +86,8 @@ unsafe fn others(calls: &Calls, input: &mut Unstructured<'_>) -> i32 {
 
 unsafe fn region(calls: &Calls, input: &mut Unstructured<'_>) {
     let size = if once_in(input, 3) { odd(input) } else { 5 << 16 };
-    // SAFETY: the name is terminated, or NULL; the descriptor is this function's, and open until it is closed.
+    // SAFETY: the name is terminated, or NULL; the descriptor is this function's, and open until it
+    // is closed.
     unsafe {
         let fd = (calls.ashmem_create_region)(c"fuzz".as_ptr(), size);
         if fd < 0 {
