@@ -109,7 +109,7 @@ pub struct Thread {
     pub operation: u64,
     /// Its action.
     pub what: &'static str,
-    /// The time since when, by the clock of [`sys::now_ms`].
+    /// The time when the action began, by the clock of [`sys::now_ms`].
     pub since: u64,
 }
 

@@ -130,8 +130,9 @@ pub fn close_descriptors() {
     let Some(own) = OWN.get() else { return };
     for fd in 0..DESCRIPTORS {
         if !own[fd as usize] && is_open(fd) {
-            // SAFETY: no descriptor of the driver, and none of its other threads is opening one.
             // Programs that become daemons do this.
+            // SAFETY: the descriptor is none of the driver's, and no other thread of the driver
+            // opens one now.
             unsafe { libc::close(fd) };
             add(&tally().closed, 1);
         }

@@ -39,7 +39,7 @@ struct Own {
 thread_local! {
     // Constant and without a destructor, so the first use allocates nothing, and a thread can use
     // it until its very end.
-    /// Each thread has its own: the counts of another thread do not matter to it.
+    /// Each thread's own: the counts of another thread do not matter to it.
     static OWN: Own = const {
         Own {
             claims: Cell::new(0),

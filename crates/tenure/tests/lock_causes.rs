@@ -335,7 +335,7 @@ fn a_limit_lowered_below_what_is_locked_forbids_a_downgrade() {
         assert_eq!((guard.when(), area.held()), (When::Now, vec![Full; 8]));
         drop(guard);
         assert_eq!((area.held(), vm_lck()), (vec![Not; 8], 0));
-        // The same error for a range that is locked in both ways, uncounted.
+        // A range that is locked in both ways, uncounted, gets this error too.
         set_limit(16 * PAGE as u64, 16 * PAGE as u64);
         lock::mlock2(area.page(0), 8 * PAGE, When::OnFault).unwrap();
         lock::mlock2(area.page(0), 8 * PAGE, When::Now).unwrap();

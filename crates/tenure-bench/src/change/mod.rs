@@ -15,7 +15,7 @@ use std::path::Path;
 /// not count.
 ///
 /// # Errors
-/// If one cannot be read, or is another kind of file; with its name.
+/// If one of the files cannot be read, or is of another kind. The error has the file's name.
 pub fn between(before: &Path, after: &Path, threshold: f64) -> io::Result<Changes> {
     Ok(Changes::of(&Document::read(before)?, &Document::read(after)?, threshold))
 }
@@ -116,8 +116,8 @@ fn of_outcome(
         let found = both.and_then(|_| interval(&row.samples, &twin.samples));
         match found {
             Some(found) => {
-                // The machine's share is removed from the losses of the others, which are compared
-                // with themselves.
+                // The other programs show the change of the machine. It is removed from tenure's
+                // rows only: the others would be compared with themselves.
                 let others = others.filter(|_| row.role == Role::Ours);
                 change.verdict = judge(found, others, row, twin, threshold);
                 (change.ratio, change.others) = (Some(found.ratio), others);

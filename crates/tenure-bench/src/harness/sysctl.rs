@@ -156,8 +156,8 @@ mod tests {
         assert!(Raised::at_least(&path, 5).unwrap().keeper.is_none());
         drop(raised);
         assert_eq!(fs::read_to_string(&path).unwrap(), "7");
-        // Two overlapping ones each subtract their own amount; a number that another program has
-        // set stays.
+        // Of two overlapping raises each subtracts its own amount; a number that another program
+        // has set stays.
         let (first, second) = (Raised::by(&path, 2).unwrap(), Raised::by(&path, 10).unwrap());
         drop(first);
         assert_eq!(second.now().unwrap(), 17);

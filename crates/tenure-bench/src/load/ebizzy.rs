@@ -157,7 +157,8 @@ impl Ebizzy {
                 &new
             }
         };
-        // SAFETY: as many bytes as both have; the copy is this thread's, so they do not overlap.
+        // SAFETY: both have `records` records; the copy belongs to this thread, so they do not
+        // overlap.
         unsafe { chunk.addr().copy_to_nonoverlapping(copy.addr(), records * RECORD) };
         let key = random.below(records) as Record;
         let found = bisect(copy, records, key);

@@ -61,7 +61,7 @@ pub struct Snapshot {
     pub memory: (u64, u64),
     /// The stalls of the machine.
     pub stalls: Option<Stalls>,
-    /// Those of the last samples, in hundredths of a percent.
+    /// The stalls of the last samples, in hundredths of a percent.
     pub stall_history: Vec<u64>,
     /// Sums a second over all rows.
     pub sums: Rates<u64>,
@@ -87,7 +87,7 @@ pub struct Row {
 }
 
 impl Sampler {
-    /// A sampler of these processes; none: of all.
+    /// A sampler of these processes. If the list is empty, of all processes.
     pub fn new(pids: &[u32], all: bool) -> Sampler {
         Sampler {
             pids: pids.to_vec(),

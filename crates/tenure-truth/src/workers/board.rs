@@ -65,7 +65,8 @@ impl Board {
         if at == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: as long as it needs to be, zeroed, never unmapped, and all of it is atomics.
+        // SAFETY: the mapping is as long as a Board, zeroed and never unmapped, and a Board
+        // consists of atomics.
         Ok(unsafe { &*(at as *const Board) })
     }
 

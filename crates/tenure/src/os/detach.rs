@@ -262,8 +262,8 @@ pub(crate) unsafe fn zap(range: PageRange) -> Result<(), Errno> {
     // SAFETY: the caller promises a range of `Hidden::take`, to which nothing refers.
     match unsafe { madvise(start, len, Advice::LinuxDontNeed) } {
         // Locked (5.18+; before that, munmap frees the pages).
-        // SAFETY: the same call with the advice for locked pages. The caller promises a range of
-        // `Hidden::take`, to which nothing refers.
+        // SAFETY: this advice also drops locked pages. The caller promises a range of
+        // `Hidden::take`, to which no reference exists.
         Err(Errno::INVAL) => unsafe { madvise(start, len, Advice::LinuxDontneedLocked) },
         other => other,
     }

@@ -44,8 +44,8 @@ pub(crate) fn is_to_join(now: Instant, after: Duration) -> bool {
 pub(crate) fn join(file: &Path, now: Instant) {
     debug_assert!(kept::this_thread_has_own_table());
     if let Some((before, _)) = OWN.take() {
-        // SAFETY: it was opened below, in this thread's own table, and is taken out of the only
-        // place that has it.
+        // SAFETY: the code below opened it in this thread's own table, and `OWN`, from which it is
+        // taken here, was the only place that had it.
         unsafe { rustix::io::close(before.as_raw_fd()) };
     }
     let Ok(fd) = open(file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return };
@@ -119,8 +119,8 @@ mod tests {
     use rustix::fd::AsFd;
     use std::sync::Barrier;
 
-    /// Any user may lock `/proc/meminfo`, as often as memory allows, and each question walks over
-    /// each lock.
+    /// Any user may lock `/proc/meminfo`, as often as memory allows, and each query walks over
+    /// all locks.
     #[test]
     fn locks_that_others_took_do_not_keep_the_thread() {
         let file = std::env::temp_dir().join(format!("tenure-locked-{}", std::process::id()));

@@ -58,8 +58,8 @@ impl At {
 
 thread_local! {
     /// A touch of this page by the handler itself must reach the previous handler, not recurse. A
-    /// handler that siglongjmp leaves does not clear its touch here: see [`touch_around`]. Each
-    /// thread's own: a thread is in one handler at a time.
+    /// handler that siglongjmp leaves does not clear its touch here: see [`touch_around`].
+    /// Each thread's own: a thread is in one handler at a time.
     static AT: Cell<At> = const { Cell::new(At::NOTHING) };
 }
 

@@ -310,7 +310,7 @@ const MOST_LOOKS: usize = 4;
 fn drop_poisoned(range: PageRange) -> Result<(), Errno> {
     for page in range.pieces(page_size()) {
         match advise::populate_write(page) {
-            // SAFETY: a poisoned page has no contents.
+            // SAFETY: the kernel reports the page as poisoned, and such a page has no contents.
             Err(Errno::HWPOISON) => unsafe { advise::drop_pages_though_locked(page)? },
             // The other pages are kept, or missing.
             Ok(()) | Err(Errno::FAULT) => {}

@@ -118,7 +118,7 @@ pub(crate) fn fail_page(watcher: uffd::Watcher, page: PageRange, toucher: u32) {
         return;
     }
     let not_known = |errno| matches!(errno, Errno::INVAL | Errno::NOTTY | Errno::OPNOTSUPP);
-    // Before 6.6 the kernel cannot poison a page.
+    // Kernels before 6.6 cannot poison a page (UFFDIO_POISON).
     if uffd::poison(watcher, page).is_err_and(not_known) && advise::populate_read(page).is_err() {
         signal::send_sigbus(toucher);
     }

@@ -69,7 +69,7 @@ pub(crate) fn settle_exact(id: RangeId, range: PageRange) -> Result<bool, Failed
 struct Pinned {
     id: RangeId,
     range: PageRange,
-    /// The use counter since then, if no other thread relies on the pin.
+    /// The use counter after the pin, if no other thread relies on the pin.
     uses: Option<u32>,
 }
 
