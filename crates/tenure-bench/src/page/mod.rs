@@ -27,7 +27,7 @@ agree, it loses by no more than noise.";
 /// The page of runs that `tenure bench --json` wrote.
 ///
 /// # Errors
-/// If one cannot be read, or is another kind of file; with its name.
+/// If one of the files cannot be read, or is of another kind. The error has the file's name.
 pub fn of_files(paths: &[PathBuf]) -> io::Result<String> {
     let documents: Vec<_> =
         paths.iter().map(|path| Document::read(path)).collect::<io::Result<_>>()?;

@@ -133,8 +133,8 @@ pub unsafe fn mmap_on_fault(
         if !replaces {
             return Ok(range.start);
         }
-        // SAFETY: no other code knows the new mapping. The caller asked for MAP_FIXED, and promises
-        // for that that nothing refers to the old one.
+        // SAFETY: no other code knows the new mapping. The caller asked for MAP_FIXED, and so
+        // promises that nothing refers to the old one.
         unsafe { raw_map::move_over(range, start) }.map_err(failed)?;
         outlive_guards(&mut ledger, PageRange::new(start, start + size));
         Ok(start)
