@@ -1,6 +1,7 @@
 //! The grammar of `tenure bench` and `tenure report`.
 //!
-//! The command `tenure` has this file as well, by a link: its manual pages and completions are made from it.
+//! The command `tenure` also has this file, by a link, and makes its manual pages and completions
+//! from it.
 
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
@@ -222,7 +223,8 @@ mod tests {
         let report = parse(&["report", "a.json", "--html", "a.html"]).unwrap();
         assert!(matches!(report.command, Some(Command::Report(r)) if r.runs.len() == 1));
         assert!(parse(&["report"]).is_err());
-        // After a flag of a run every word is a name. None is called so, which ends the run.
+        // After a flag of a run every word is the name of a bench. No bench has this name, which
+        // ends the run.
         let run = parse(&["--quick", "compare", "a", "b"]).unwrap();
         assert!(run.command.is_none() && run.run.names == ["compare", "a", "b"]);
     }

@@ -15,7 +15,7 @@ use std::ptr;
 
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
-/// What the pages of a mapping come from.
+/// The source of a mapping's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Anonymous memory in base pages.
@@ -32,7 +32,7 @@ pub(crate) enum Kind {
     Tmpfs,
     /// A file on a disk.
     Disk,
-    /// A file of a hugetlbfs that is mounted for the purpose, where nobody sees it.
+    /// A file of a hugetlbfs that is mounted for this, in no directory.
     Hugetlbfs,
 }
 
@@ -59,8 +59,8 @@ impl Kind {
         !matches!(self, Kind::Anon | Kind::AnonTransparent | Kind::AnonHuge)
     }
 
-    /// How far apart a loop that touches every page steps. Transparent huge pages may turn out not
-    /// to be huge, so a loop has to step as if they were not.
+    /// The step of a loop that touches every page. The kernel may give base pages where transparent
+    /// huge pages were requested, so a loop steps as if there were none.
     pub fn step(self) -> usize {
         match self.is_pooled() {
             true => HUGE_PAGE,
@@ -112,8 +112,8 @@ impl Backing {
             };
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let addr = mapped.addr.cast();
-        // SAFETY: inside the reservation just made: at most one huge page was skipped in front, and
-        // one was added behind.
+        // SAFETY: inside the reservation just made: at most one huge page was skipped before it,
+        // and one was added behind.
         let done = unsafe {
             match &mapped.file {
                 Some(file) => mm::mmap(addr, len, prot, how, file, 0),
@@ -156,7 +156,7 @@ impl Backing {
     }
 }
 
-/// The file is in a mount of its own that is in no directory and goes with its last descriptor.
+/// The file is in a mount of its own that is in no directory and ends with its last descriptor.
 fn hugetlbfs_file() -> Result<File, Errno> {
     let context = fsopen("hugetlbfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&context)?;
@@ -174,7 +174,7 @@ fn unnamed(dir: &Path) -> Result<File, Errno> {
 impl Fresh {
     /// One `madvise` over all of it.
     pub fn advise(&self, advice: Advice) -> io::Result<()> {
-        // SAFETY: only this value's memory changes, plain bytes that nobody holds a reference to.
+        // SAFETY: only this value's memory changes, plain bytes to which no code holds a reference.
         match unsafe { mm::madvise(self.addr.cast(), self.len, advice) } {
             // A kernel built without huge pages has base pages anyway.
             Err(Errno::INVAL) if advice == Advice::LinuxNoHugepage => Ok(()),
@@ -196,16 +196,17 @@ impl Fresh {
 
 impl Drop for Fresh {
     fn drop(&mut self) {
-        // SAFETY: the reservation with all that was mapped into it is this value's own.
+        // SAFETY: the reservation, with everything mapped into it, belongs to this value.
         let _ = unsafe { mm::munmap(self.reserved, self.reserved_len) };
     }
 }
 
-/// Reserves addresses for `len` bytes at a huge page's start, with guards around them. Answers the reservation,
+/// Reserves addresses for `len` bytes at a huge page's start, with guards around them. Returns the
+/// reservation, its length, and the start.
 /// its length, and the start.
 pub(crate) fn reserve(len: usize) -> io::Result<(*mut c_void, usize, *mut u8)> {
     let reserved_len = len + 2 * HUGE_PAGE;
-    // SAFETY: a new mapping wherever there is room.
+    // SAFETY: a new mapping at an address that the kernel chooses.
     let reserved = unsafe {
         mm::mmap_anonymous(
             ptr::null_mut(),
@@ -218,7 +219,7 @@ pub(crate) fn reserve(len: usize) -> io::Result<(*mut c_void, usize, *mut u8)> {
     Ok((reserved, reserved_len, start as *mut u8))
 }
 
-/// An error that takes a contestant out.
+/// An error that removes a contestant.
 pub(crate) fn unsupported(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, why)
 }
@@ -238,7 +239,7 @@ mod tests {
                     Err(error) => panic!("{kind:?}: {error}"),
                 };
                 assert_eq!(fresh.addr as usize % HUGE_PAGE, 0);
-                // SAFETY: every page is this mapping's own.
+                // SAFETY: every page belongs to this mapping.
                 fresh.each_page(|page| unsafe {
                     assert_eq!(page.read(), 0);
                     page.write(1);

@@ -1,13 +1,13 @@
 //! The benchmarks behind `tenure bench`.
 //!
 //! Every bench compares: the contestants of a [`harness::Comparison`] take turns (A B C A B C …)
-//! after a warm-up round that is thrown away, so that whatever the machine does meanwhile happens
-//! to all of them, and the table shows the rows in which tenure loses as plainly as the others.
-//! Times never fail a run; wrong bytes do.
+//! after a discarded warm-up round, so that changes of the machine affect all of them. The table
+//! shows the rows in which tenure loses as plainly as the others. Times never fail a run; wrong
+//! bytes do.
 //!
-//! A round touches at most 512 MiB where the compared program allows it: on a virtual machine
-//! memory that the guest has freed may have gone back to the host, and its next first touch is many
-//! times slower.
+//! A round touches at most 512 MiB if the compared program allows it. On a virtual machine, memory
+//! that the guest has freed may have gone back to the host, and its next first touch is many times
+//! slower.
 
 #![deny(unsafe_code)]
 
@@ -38,7 +38,7 @@ struct Bench {
     name: &'static str,
     description: &'static str,
     run: fn(&Options, &mut Report<'_>) -> io::Result<()>,
-    /// Seconds of the fifteen minutes that all of them take, and how many comparisons it has.
+    /// Seconds of the fifteen minutes that all of them take, and the number of comparisons.
     share: Share,
 }
 
@@ -118,7 +118,7 @@ const NAMES: &[(&str, &str)] = &{
     names
 };
 
-/// The benches that there are: name and description.
+/// All benches: name and description.
 pub fn list() -> &'static [(&'static str, &'static str)] {
     NAMES
 }
@@ -127,8 +127,8 @@ pub fn list() -> &'static [(&'static str, &'static str)] {
 /// output.
 ///
 /// # Errors
-/// `InvalidInput` for an unknown name; `InvalidData` when a contestant served wrong bytes; else
-/// what the output or a system call said. A slow result is no error.
+/// `InvalidInput` for an unknown name; `InvalidData` when a contestant served wrong bytes;
+/// otherwise an error of the output or a system call. A slow result is no error.
 pub fn run(names: &[String], options: &Options) -> io::Result<()> {
     run_to(names, options, &mut io::stdout())
 }

@@ -1,4 +1,5 @@
-//! `tenure bench` and `tenure report`: the benchmarks are a program of their own, which `tenure` starts.
+//! `tenure bench` and `tenure report`: the benchmarks are a program of their own, which `tenure`
+//! starts.
 
 #![forbid(unsafe_code)]
 
@@ -16,11 +17,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tenure_bench::{change, load, page};
 
-/// What a shell reports of a program that Ctrl-C ended.
+/// The status that a shell reports for a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
 
-/// This program, by its path, so that processes have its name; by the link, where the file has been replaced
-/// since.
+/// This program, by its path, so that processes have its name; by the link, if the file has been
+/// replaced since.
 fn this_program() -> PathBuf {
     std::env::current_exe()
         .ok()
@@ -28,7 +29,8 @@ fn this_program() -> PathBuf {
         .unwrap_or_else(|| "/proc/self/exe".into())
 }
 
-/// The command `tenure`, whose `run` is measured: the one that started this program, or else the one beside it.
+/// The command `tenure`, whose `run` is measured: the one that started this program, or else the
+/// one beside it.
 fn launcher() -> Option<PathBuf> {
     let starter = std::env::var_os(tenure_launch::variable::STARTED_BY).map(PathBuf::from);
     let beside = || Some(this_program().parent()?.join("tenure"));
@@ -49,7 +51,7 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) if error.kind() == io::ErrorKind::Interrupted => INTERRUPTED.into(),
-        // A reader that has seen enough and closed the pipe is no failure.
+        // A reader that closes the pipe early is no failure.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("tenure bench: {error}");
@@ -101,11 +103,11 @@ fn within(args: &Run) -> Option<Duration> {
     }
 }
 
-/// A flag that the first signal sets; the second ends the process as if nothing were here.
+/// A flag that the first signal sets; the second signal ends the process by default.
 fn catch_signals() -> io::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        // Runs first, so that it sees the flag of the signal before.
+        // It runs first, so that it sees the flag of the signal before.
         signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))?;
         signal_hook::flag::register(signal, Arc::clone(&flag))?;
     }

@@ -1,4 +1,4 @@
-//! What a run needs, said beforehand, and what it does with less.
+//! The needs of a run, printed beforehand, and its changes on a smaller machine.
 
 use crate::Options;
 use rustix::fs::statvfs;
@@ -8,25 +8,25 @@ use tenure::populate::{Access, Populate};
 
 const MIB: u64 = 1 << 20;
 
-/// What one bench takes at once.
+/// The needs of one bench at one time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Needs {
     memory: u64,
     disk: u64,
 }
 
-/// What there is.
+/// The available resources.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Room {
     memory: u64,
     disk: u64,
 }
 
-/// How one bench is to be run.
+/// The plan of one bench.
 pub(crate) struct Plan {
     /// The options, with a size that fits.
     pub options: Options,
-    /// What was changed, and why.
+    /// The changes, with reasons.
     pub changes: Vec<String>,
     /// Whether it can be run at all.
     pub fits: bool,
@@ -40,16 +40,16 @@ pub(crate) fn plan<'n>(names: impl Iterator<Item = &'n str>, options: &Options) 
     names.map(|name| fitted(name, options, room)).collect()
 }
 
-/// About what a bench takes, with the size that it works on.
+/// About how much a bench needs, for a size.
 fn needs(name: &str, options: &Options, size: u64) -> Needs {
     let memory = |full: u64, short: u64, quick: u64| {
         options.scaled(full as usize, short as usize, quick as usize) as u64 * MIB
     };
     match name {
-        // All of it locked, page tables, and what others take meanwhile.
+        // All of it locked, page tables, and memory for other programs meanwhile.
         "lock-on-fault" => Needs { memory: size / 5 * 6, disk: size + 64 * MIB },
         "populate" => Needs { memory: size + 64 * MIB, disk: size },
-        // The file is in the page cache, which makes room.
+        // The file is in the page cache, which the kernel can shrink.
         "unmap" => Needs { memory: size + 256 * MIB, disk: size.min(1 << 30) },
         "cache" => Needs { memory: memory(1200, 1200, 150), disk: 0 },
         "hit-ratio" => Needs { memory: memory(2000, 700, 150), disk: 0 },
@@ -61,12 +61,12 @@ fn needs(name: &str, options: &Options, size: u64) -> Needs {
     }
 }
 
-/// The size that a bench works on, where that is a choice.
+/// The size that a bench works on, if it can be chosen.
 fn own_size(name: &str, options: &Options) -> u64 {
     let own = match name {
         "lock-on-fault" => options.scaled(5 << 30, 1 << 30, 64 << 20),
         "populate" => options.scaled(512 << 20, 128 << 20, 16 << 20),
-        // The larger one of two. Where it does not fit, there is only one.
+        // The larger one of two. If it does not fit, there is only one.
         "unmap" => options.scaled(4 << 30, 4 << 30, 64 << 20),
         _ => return 0,
     };
@@ -80,7 +80,7 @@ fn fitted(name: &str, options: &Options, room: Room) -> Plan {
         needs.memory <= room.memory && needs.disk <= room.disk
     };
     let mut size = wanted;
-    // Less than 64 MiB says nothing about large memory.
+    // Less than 64 MiB is no measure of large memory.
     while !fits(size) && size > 64 * MIB {
         size = (size / 2).max(64 * MIB);
     }
@@ -112,7 +112,7 @@ fn fitted(name: &str, options: &Options, room: Room) -> Plan {
     plan
 }
 
-/// What the run needs, in a sentence or two.
+/// The needs of the run, in a sentence or two.
 pub(crate) fn text(plans: &[Plan], options: &Options) -> String {
     let fitting = || plans.iter().filter(|plan| plan.fits);
     let memory = fitting().map(|plan| plan.needs.memory).max().unwrap_or(0);
@@ -155,7 +155,7 @@ fn show(bytes: u64) -> String {
     }
 }
 
-/// What this process may take, under its memory cgroups and the machine's memory.
+/// The memory that this process may take, under its memory cgroups and the machine's memory.
 fn memory_room() -> u64 {
     let ask = || {
         let map = tenure::Mapping::anonymous(rustix::param::page_size())?;

@@ -1,4 +1,4 @@
-//! What the command line may choose.
+//! The settings of the command line.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,18 +9,18 @@ use std::time::Duration;
 /// How to run the benches.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Smoke mode: everything runs, small and few times over, in a few seconds in all.
+    /// Smoke mode: everything runs, small and few times, in a few seconds in all.
     pub quick: bool,
-    /// Where to write every raw sample, the machine and the peers' versions.
+    /// The file for every raw sample, the machine and the peers' versions.
     pub json: Option<PathBuf>,
-    /// Where to write a page with all tables and charts.
+    /// The file for a page with all tables and charts.
     pub html: Option<PathBuf>,
-    /// The time for all of it: sizes are smaller then, and there are as many rounds as fit. `None`: every
-    /// round at full size, however long that takes.
+    /// The time for all of it: sizes are smaller then, and there are as many rounds as fit. `None`:
+    /// every round at full size, however long that takes.
     pub within: Option<Duration>,
-    /// Whether standard error shows how far it is.
+    /// Whether standard error shows the progress.
     pub progress: bool,
-    /// Set by a signal: the run ends at the next sample and keeps what is done.
+    /// A signal sets this: the run ends at the next sample and keeps the finished results.
     pub interrupted: Option<Arc<AtomicBool>>,
     /// Measured rounds of each comparison, the warm-up not counted; each bench has its own default.
     pub rounds: Option<u32>,
@@ -28,15 +28,16 @@ pub struct Options {
     pub threads: Vec<usize>,
     /// Run only comparisons whose title contains this (upper and lower case alike).
     pub filter: Option<String>,
-    /// Bytes of what a bench works on, where that is a choice: the file of `lock-on-fault` (5 GiB),
-    /// the large case of `populate` (512 MiB), the mapping of `unmap` (1 and 4 GiB).
+    /// The size that a bench works on, in bytes, if it can be chosen: the file of `lock-on-fault`
+    /// (5 GiB), the large case of `populate` (512 MiB), the mapping of `unmap` (1 and 4 GiB).
     pub size: Option<u64>,
     /// The command of a load generator: a program and its first arguments, to which the load is
-    /// added. Empty: what needs one is skipped.
+    /// added. Empty: benches that need one are skipped.
     pub load_generator: Vec<OsString>,
-    /// The `tenure` executable, whose `run` is measured. `None`: what needs it is skipped.
+    /// The `tenure` executable, whose `run` is measured. `None`: benches that need it are skipped.
     pub launcher: Option<PathBuf>,
-    /// Where files on a disk go; otherwise `/var/tmp`, or else the directory for temporary files.
+    /// The directory for files on a disk; otherwise `/var/tmp`, or else the directory for temporary
+    /// files.
     pub dir: Option<PathBuf>,
     /// Files of requests for `hit-ratio`, beside the loads that it generates.
     pub traces: Vec<PathBuf>,
@@ -45,12 +46,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// The number of measured rounds: what was asked for, else 2 in smoke mode, else `default`.
+    /// The number of measured rounds: the user's, else 2 in smoke mode, else `default`.
     pub(crate) fn rounds(&self, default: u32) -> u32 {
         self.rounds.unwrap_or(if self.quick { 2 } else { default }).max(1)
     }
 
-    /// The thread counts: what was asked for, else 1 and 2 in smoke mode, else `default`.
+    /// The thread counts: the user's, else 1 and 2 in smoke mode, else `default`.
     pub(crate) fn threads(&self, default: &[usize]) -> Vec<usize> {
         match (self.threads.is_empty(), self.quick) {
             (false, _) => self.threads.iter().copied().filter(|&n| n > 0).collect(),
@@ -64,7 +65,7 @@ impl Options {
         self.size(if self.is_short() { short } else { full }, quick)
     }
 
-    /// Whether the time is limited, but for smoke mode, which is small anyway.
+    /// Returns whether the time is limited, except for smoke mode, which is small anyway.
     pub(crate) fn is_short(&self) -> bool {
         self.within.is_some() && !self.quick
     }
@@ -78,7 +79,8 @@ impl Options {
         }
     }
 
-    /// The size asked for, else [`size`](Options::size), in whole multiples of `unit` and never none.
+    /// The user's size, else [`size`](Options::size), in whole multiples of `unit`, and at least
+    /// one.
     pub(crate) fn chosen_size(&self, full: usize, quick: usize, unit: usize) -> usize {
         let wanted = match self.size {
             Some(bytes) => usize::try_from(bytes).unwrap_or(usize::MAX),

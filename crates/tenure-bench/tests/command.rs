@@ -1,4 +1,5 @@
-//! The program: an interruption keeps what is done, a page is made of it, and two runs are compared.
+//! The program: an interruption keeps the finished results, a page is made of them, and two runs
+//! are compared.
 
 use rustix::process::{kill_process, Pid, Signal};
 use serde_json::{json, Value};
@@ -93,7 +94,7 @@ fn an_interruption_keeps_what_is_done() {
     for row in first["rows"].as_array().unwrap() {
         assert_eq!(row["samples"].as_array().unwrap().len(), 100, "{row}");
     }
-    // The last one has whole rounds only.
+    // The last one has only complete rounds.
     let last = run["benches"].as_array().unwrap().iter().rev();
     let last =
         last.flat_map(|bench| bench["comparisons"].as_array().unwrap().last()).next().unwrap();
@@ -105,7 +106,7 @@ fn an_interruption_keeps_what_is_done() {
     }
     let page = std::fs::read_to_string(&html).unwrap();
     assert!(page.contains("The run ended early (interrupted)") && page.contains("pin + unpin"));
-    // And the page made of the JSON is the same.
+    // The page made from the JSON is equal.
     let again = run_report(&[&json]);
     assert_eq!(text(&again.stdout), page);
 }

@@ -33,7 +33,7 @@ fn smoke(name: &str) -> Ran {
     Ran { text: String::from_utf8(out).unwrap(), json }
 }
 
-/// The command line, where this build has made it and its library: it is another package's.
+/// The command line, if this build has made it and its library, which are another package's.
 fn launcher() -> Option<PathBuf> {
     let path = Path::new(BENCH).with_file_name("tenure");
     let mut run = Command::new(&path);
@@ -46,19 +46,19 @@ impl Ran {
         self.json["benches"][0]["comparisons"].as_array().unwrap()
     }
 
-    /// Rows that ran, as (title, row); what could not run has said why.
+    /// Rows that ran, as (title, row); rows that could not run have a reason.
     fn rows(&self) -> Vec<(&str, &Value)> {
         let mut rows = Vec::new();
         for comparison in self.comparisons() {
             let title = comparison["title"].as_str().unwrap();
-            // Either a table of its own, or a column of one that its title starts with.
+            // Either a table of its own, or a column of one with which its title starts.
             let table = title.split_once(": ").map_or(title, |(table, _)| table);
             assert!(self.text.contains(table), "{title} is not in the printed text");
             for row in comparison["rows"].as_array().unwrap() {
                 if row["unavailable"].is_null() {
                     let samples = row["samples"].as_array().unwrap();
                     let rounds = comparison["rounds"].as_u64().unwrap();
-                    // All rounds, or the last alone.
+                    // All rounds, or only the last.
                     assert!([1, rounds].contains(&(samples.len() as u64)), "{title}: {row}");
                     assert!(samples.iter().all(Value::is_number), "{title}: {row}");
                     rows.push((title, row));
@@ -111,7 +111,7 @@ benches! {
     volatile_in_smoke_mode: "volatile", volatile, Leaks::CheckedInASecondRun;
 }
 
-/// Those that raise [`settings`] for a while, one after the other.
+/// Benches that raise [`settings`] for a while, one after another.
 const RAISING: [&str; 3] = ["lock-on-fault", "populate", "unmap"];
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -119,12 +119,12 @@ static TURN: Mutex<()> = Mutex::new(());
 enum Leaks {
     /// The run must leave nothing behind.
     Checked,
-    /// The first one leaves what a process has one of, in each of its threads.
+    /// The first run leaves resources that a process has once, in each of its threads.
     CheckedInASecondRun,
     Unchecked,
 }
 
-/// Uses once what a process has one of.
+/// Uses the resources once that a process has once.
 fn warm_up() {
     let mut buffer = Volatile::new(4 << 20).unwrap();
     buffer.pin_mut().unwrap().fill(1);
@@ -137,7 +137,7 @@ fn warm_up() {
 
 fn bench(name: &str, check: fn(&Ran), leaks: Leaks) {
     let before = settings();
-    // The keeper's threads and mappings are there before leaks are looked for, and stay.
+    // The worker's threads and mappings exist before the leak check, and stay.
     let first = match leaks {
         Leaks::CheckedInASecondRun => Some(smoke(name)),
         _ => {
@@ -150,16 +150,16 @@ fn bench(name: &str, check: fn(&Ran), leaks: Leaks) {
     if let Some(leak_check) = leak_check {
         leak_check.finish().unwrap();
     }
-    // What a process takes for the first time is measured in a first run alone.
+    // Memory that a process takes for the first time is measured in a first run only.
     let ran = first.unwrap_or(ran);
     assert!(ran.comparisons().len() >= 2, "{}", ran.text);
-    // An ordinary user may not lock as much as lock-on-fault needs, and is told so.
+    // An ordinary user may not lock as much as lock-on-fault needs, and gets an error.
     assert!(!ran.rows().is_empty() || name == "lock-on-fault", "{}", ran.text);
     check(&ran);
     if !RAISING.contains(&name) {
         return;
     }
-    // Other tests on the machine may have raised them for themselves just now.
+    // Other tests on the machine may have raised them just now.
     for _ in 0..100 {
         if settings() == before {
             return;
@@ -169,7 +169,7 @@ fn bench(name: &str, check: fn(&Ran), leaks: Leaks) {
     assert_eq!(settings(), before, "a setting of the kernel was not put back");
 }
 
-/// What the benches raise for a while.
+/// The settings that the benches raise for a while.
 fn settings() -> [String; 2] {
     ["max_map_count", "nr_hugepages"]
         .map(|name| std::fs::read_to_string(format!("/proc/sys/vm/{name}")).unwrap_or_default())
@@ -188,7 +188,7 @@ fn lock_on_fault(ran: &Ran) {
         assert!((total - sum).abs() < 1e-6 && sum > 0.0, "{title}: {row}");
         assert!(beside("locked MiB") >= 63.0, "{title}: {row}");
     }
-    // Where this user may lock 64 MiB, all can run whose mappings need not be split.
+    // If this user may lock 64 MiB, all ways can run whose mappings need not be split.
     if !rows.is_empty() {
         for name in ["tenure, on fault + populate", "mlock, whole range"] {
             assert!(rows.iter().any(|(_, row)| row["name"] == name), "{name}:\n{}", ran.text);
@@ -206,8 +206,8 @@ fn lazy_free(ran: &Ran) {
         let columns = row["extras"].as_array().unwrap();
         columns.iter().find(|known| known[0] == column).unwrap()[1][0].as_f64()
     };
-    // Where the others' libraries are installed: what gives memory back at once faults for each
-    // record, 128 times for its 512 KiB.
+    // If the others' libraries are installed: an allocator that gives memory back at once faults
+    // for each record, 128 times for its 512 KiB.
     if let Some(faults) = beside(ebizzy, "jemalloc, decay 0", "faults/record") {
         assert!(faults > 50.0, "{faults}");
     }
@@ -218,7 +218,7 @@ fn lazy_free(ran: &Ran) {
     }
 }
 
-/// What is installed differs; what is not is said.
+/// Machines have different programs; a missing one is reported.
 fn programs(ran: &Ran) {
     assert!(ran.median("a C++ compiler", "plain") > 1.0, "{}", ran.text);
     for (title, row) in ran.rows() {
@@ -239,7 +239,7 @@ fn programs(ran: &Ran) {
     }
 }
 
-/// How fast it is, and who is killed beside which neighbour, is the machine's.
+/// The speed, and which neighbour gets a process killed, depend on the machine.
 fn shared(ran: &Ran) {
     let shared = "tenure, one SharedCache";
     for threads in ["1 thread", "2 threads, each its own", "2 processes, all the same"] {
@@ -258,7 +258,7 @@ fn shared(ran: &Ran) {
         assert!(ran.median(work, "tenure, a private Cache each") > 1.0);
     }
     assert!(ran.median("get_or_insert_with of a new key", shared) > 1.0);
-    // Without a memory cgroup the others say so.
+    // Without a memory cgroup the others report that.
     let group = ran.rows().iter().any(|(title, _)| title.starts_with("killed beside"));
     assert!(ran.text.contains("2 threads, as fast as it can"), "{}", ran.text);
     assert!(group || ran.text.contains("not measured"), "{}", ran.text);
@@ -293,7 +293,7 @@ fn volatile(ran: &Ran) {
     assert!(bookkeeping > 1.0, "{bookkeeping} bytes:\n{}", ran.text);
     assert!(ran.median("pin + unpin", "tenure") > 0.1);
     assert!(ran.median("unmark + mark, one of 1000 ranges", "tenure") > 1.0);
-    // In a run in which memory was short by another program's doing, or the host's, the kernel took the pieces.
+    // If another program or the host made memory short during the run, the kernel took the pieces.
     assert!(
         has_fewer_faults(ran) || (0..4).any(|_| has_fewer_faults(&smoke("volatile"))),
         "{}",

@@ -72,7 +72,7 @@ enum Command {
     Neighbour,
 }
 
-/// Parses the arguments and does what they say.
+/// Parses the arguments and runs the command.
 pub fn run() -> anyhow::Result<()> {
     forget_empty_variables();
     let done = carry_out(Cli::parse().command);
@@ -103,12 +103,12 @@ fn carry_out(command: Command) -> anyhow::Result<()> {
     }
 }
 
-/// An empty variable of ours counts as unset, as it does for the library.
+/// An empty variable of tenure's counts as unset, as it does for the library.
 #[allow(unsafe_code, reason = "changes the environment while there is one thread")]
 fn forget_empty_variables() {
     for (name, value) in std::env::vars_os() {
         if value.is_empty() && name.as_encoded_bytes().starts_with(b"TENURE_") {
-            // SAFETY: the first thing that the program does: no other thread reads the environment.
+            // SAFETY: this is the program's first action: no other thread reads the environment.
             unsafe { std::env::remove_var(name) };
         }
     }
@@ -129,7 +129,7 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// A terminal's usual width: what is laid out in lines is not broken there.
+    /// A terminal's usual width: lines that were laid out must not be broken there.
     #[test]
     fn examples_fit_80_columns() {
         fn check(command: &clap::Command) {

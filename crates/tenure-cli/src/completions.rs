@@ -1,4 +1,4 @@
-//! `tenure completions`: what a shell completes, from the definitions of the flags.
+//! `tenure completions`: a shell's completions, from the definitions of the flags.
 
 use clap_complete::Shell;
 use std::io::{self, Write};

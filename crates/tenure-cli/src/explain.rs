@@ -1,4 +1,5 @@
-//! `tenure explain`: whether it would be allowed, and what to write where if not, before anyone tries.
+//! `tenure explain`: whether a lock or populate would be allowed, and the remedy if not, before a
+//! program tries it.
 
 use crate::failure::Found;
 use crate::room;
@@ -118,14 +119,14 @@ fn text(explanation: &Explanation) -> String {
     if has_memory(explanation) {
         return text;
     }
-    // The core answers for the limit alone, and who reads one line should read the whole answer.
+    // The core explains only the limit, and a reader of one line should get the whole result.
     let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
     let (asked, of_the_limit) = first.split_once(": ").unwrap_or((first, ""));
     format!("{asked}: no, less memory is free; the limit alone: {of_the_limit}\n{rest}")
 }
 
-/// This process is over by the time that anybody reads what to do about it: what is meant is the
-/// shell that it was asked from.
+/// This process has ended by the time that the user reads the remedy. So the text refers to the
+/// shell from which it was started.
 fn of_the_shell(text: &str) -> String {
     let own = format!("--pid {} ", std::process::id());
     text.replace(&own, "--pid $$ ").replace("this process, as it is", "this shell, as it is")

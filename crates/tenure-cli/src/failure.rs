@@ -1,9 +1,9 @@
-//! From how a command ended to the process's exit code.
+//! Maps the end of a command to the process's exit code.
 
 use std::io;
 use std::process::ExitCode;
 
-/// The command did its work and found what it was to look for: exit code 1, nothing more to say.
+/// The command did its work and found a problem: exit code 1, without a further message.
 #[derive(Debug)]
 pub struct Found;
 
@@ -15,7 +15,7 @@ impl std::fmt::Display for Found {
 
 impl std::error::Error for Found {}
 
-/// The command line says what cannot be: exit code 2, with the command's usage.
+/// The arguments contradict each other: exit code 2, with the command's usage.
 #[derive(Debug)]
 pub struct WrongUsage(pub String);
 
@@ -27,12 +27,12 @@ impl std::fmt::Display for WrongUsage {
 
 impl std::error::Error for WrongUsage {}
 
-/// A failure of the launcher's own, with the exit code that says so.
+/// A failure of the launcher itself, with its exit code.
 #[derive(Debug)]
 pub struct CannotRun {
     /// 125: refused or failed; 126: not executable; 127: not found.
     pub code: u8,
-    /// What went wrong.
+    /// The error.
     pub why: String,
 }
 
@@ -51,9 +51,10 @@ impl std::fmt::Display for CannotRun {
 
 impl std::error::Error for CannotRun {}
 
-/// 0 for success, 1 for a failure, 125 to 127 where `tenure run` could not run its program; clap has ended the process with 2 for wrong usage by now.
+/// 0 for success, 1 for a failure, 125 to 127 if `tenure run` could not run its program. For wrong
+/// usage clap has already ended the process with 2.
 ///
-/// A reader that has seen enough and closed the pipe is no failure.
+/// A reader that closes the pipe early is no failure.
 pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else {
         return ExitCode::SUCCESS;
@@ -74,7 +75,7 @@ pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| match cause.downcast_ref::<io::Error>() {
         Some(io) => io.kind() == io::ErrorKind::BrokenPipe,
-        // serde_json wraps the error of the writer it was given.
+        // serde_json wraps the error of its writer.
         None => cause
             .downcast_ref::<serde_json::Error>()
             .is_some_and(|json| json.io_error_kind() == Some(io::ErrorKind::BrokenPipe)),

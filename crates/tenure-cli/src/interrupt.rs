@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM as a flag, and as a descriptor for those who sleep.
+//! Ctrl-C and SIGTERM as a flag, and as a descriptor for a sleeping thread.
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::BorrowedFd;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Set by the first such signal; the second ends the process as if nothing were here.
+/// Set by the first such signal; the second one ends the process by default.
 #[derive(Debug)]
 pub struct Interrupt {
     flag: Arc<AtomicBool>,
@@ -19,12 +19,12 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// Takes the signals over.
+    /// Installs the handlers.
     pub fn catch() -> io::Result<Interrupt> {
         let flag = Arc::new(AtomicBool::new(false));
         let (wakes, writes) = UnixStream::pair()?;
         for signal in [SIGINT, SIGTERM] {
-            // Runs first, so that it sees the flag of the signal before.
+            // It runs first, so that it sees the flag of the signal before.
             signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))?;
             signal_hook::flag::register(signal, Arc::clone(&flag))?;
             signal_hook::low_level::pipe::register(signal, writes.try_clone()?)?;
@@ -37,7 +37,7 @@ impl Interrupt {
         &self.flag
     }
 
-    /// Whether such a signal came.
+    /// Returns whether such a signal came.
     pub fn is_set(&self) -> bool {
         self.flag.load(Ordering::Relaxed)
     }

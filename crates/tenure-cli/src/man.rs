@@ -51,7 +51,7 @@ fn render(command: &Command, page: &Man) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The text after the help, in sections: what stands above the examples is notes.
+/// The text after the help, in sections: the text above the examples is notes.
 fn sections(text: &str) -> String {
     let mut roff = String::new();
     let mut last = "";

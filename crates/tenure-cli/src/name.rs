@@ -1,10 +1,10 @@
-//! Names of files and processes as a terminal may be given them.
+//! Names of files and processes in a form that is safe for a terminal.
 
 use std::fmt::Write;
 use std::path::Path;
 
-/// The name as it is, unless it holds what a terminal would obey, or end a line at: then quoted as
-/// `ls` and the shell do, `'a'$'\n''b'`, so that it can be pasted.
+/// The unchanged name, unless it has characters that a terminal would obey, or that end a line:
+/// then quoted as `ls` and the shell do, `'a'$'\n''b'`, so that it can be pasted.
 pub fn shown(path: impl AsRef<Path>) -> String {
     let name = path.as_ref().as_os_str().as_encoded_bytes();
     let mut quoted = Quoted::default();
@@ -23,8 +23,8 @@ pub fn shown(path: impl AsRef<Path>) -> String {
     }
 }
 
-/// The name of a process, a mapping or a group, for a line that people read: what a terminal would obey is a question
-/// mark.
+/// The name of a process, a mapping or a group, for a line that people read: a character that a
+/// terminal would obey becomes a question mark.
 pub fn plain(name: &str) -> String {
     name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
@@ -71,7 +71,7 @@ impl Quoted {
             b'\n' => self.text += r"\n",
             b'\t' => self.text += r"\t",
             b'\r' => self.text += r"\r",
-            // A string cannot refuse it.
+            // Writing to a string cannot fail.
             byte => drop(write!(self.text, "\\{byte:03o}")),
         }
     }

@@ -1,14 +1,15 @@
-//! The library that `tenure run` preloads, as a program of this package.
+//! The library that `tenure run` preloads, built as a program of this package.
 //!
-//! Its code is the crate tenure-preload. `cargo install` installs programs and no libraries, so build.rs
-//! has this one linked as a shared library. It is installed beside `tenure`, and `tenure run` finds it there.
+//! Its code is the crate tenure-preload. `cargo install` installs programs and no libraries, so
+//! build.rs has this one linked as a shared library. It is installed beside `tenure`, and
+//! `tenure run` finds it there.
 
 #![cfg_attr(target_env = "gnu", no_main)]
 
 #[cfg(target_env = "gnu")]
 extern crate tenure_preload as _;
 
-/// Where the library is not built, there is a program that says so.
+/// If the library is not built, this program prints that.
 #[cfg(not(target_env = "gnu"))]
 fn main() {
     eprintln!(
@@ -17,9 +18,9 @@ fn main() {
     std::process::exit(2);
 }
 
-// The entry point, for a user who starts the file as a program: it prints one line, and exits with 2.
-// The kernel has not relocated anything by then, so the code uses addresses relative to itself, and the
-// system calls write(2, …) and exit_group(2).
+// The entry point, for a user who starts the file as a program: it prints one line, and exits
+// with status 2. The kernel has not relocated anything by then, so the code uses addresses
+// relative to itself, and the system calls write(2, …) and exit_group(2).
 #[cfg(all(target_env = "gnu", target_arch = "x86_64", target_pointer_width = "64"))]
 std::arch::global_asm!(
     ".section .text.tenure_preload_entry, \"ax\", @progbits",
@@ -39,7 +40,9 @@ std::arch::global_asm!(
     options(att_syntax),
 );
 
-// As above.
+// The entry point for this architecture, for a user who starts the file as a program: it prints
+// one line, and exits with 2. The kernel has not relocated
+// anything, so it uses relative addresses and the system calls write(2, …) and exit_group(2).
 #[cfg(all(target_env = "gnu", target_arch = "aarch64"))]
 std::arch::global_asm!(
     ".section .text.tenure_preload_entry, \"ax\", @progbits",

@@ -3,14 +3,14 @@
 use memmap2::MmapOptions;
 use tenure::populate::{Access, Limiting, Populate, Room};
 
-/// Asks for one page: what is available does not depend on how much is wanted.
+/// Asks for one page: the available memory does not depend on the requested amount.
 pub fn ask() -> anyhow::Result<Room> {
     let page = rustix::param::page_size();
     let map = MmapOptions::new().len(page).map_anon()?;
     Ok(Populate::new(map.as_ptr(), page, Access::Write).room()?)
 }
 
-/// What sets the bound, in words.
+/// The bound, in words.
 pub fn limited_by(room: &Room) -> String {
     match &room.limiting {
         Limiting::Machine => "of this machine".into(),

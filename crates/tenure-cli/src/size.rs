@@ -8,7 +8,7 @@ const TIB: u64 = 1 << 40;
 /// Reads a size as the launcher does: `268435456`, `256M`, `256MiB`, `1.5G` or `500MB`.
 pub fn parse(text: &str) -> Result<u64, String> {
     let bytes = tenure_launch::size(text.as_bytes()).ok_or(tenure_launch::NO_SIZE)? as u64;
-    // What is computed from a size must not wrap.
+    // Calculations with a size must not wrap.
     if bytes > 1 << 53 {
         return Err(format!("{text} is more than a machine can have"));
     }

@@ -1,6 +1,6 @@
 //! Plain tables for a terminal.
 
-/// Lines up rows of cells: the first column reads from the left, numbers line up on the right.
+/// Aligns rows of cells: the first column left, numbers right.
 ///
 /// The first row is the heading, underlined. Every line starts with `indent` spaces.
 pub fn render(rows: &[Vec<String>], indent: usize) -> String {

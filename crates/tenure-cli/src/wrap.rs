@@ -1,6 +1,6 @@
-//! Lines no longer than the terminal is wide.
+//! Breaks text into lines that fit the terminal's width.
 
-/// The width where standard output is no terminal.
+/// The width if standard output is no terminal.
 const ELSEWHERE: usize = 100;
 /// Narrower than this, words would stand alone.
 const LEAST: usize = 40;
@@ -11,8 +11,9 @@ pub fn width() -> usize {
     size.ok().map_or(ELSEWHERE, |size| usize::from(size.ws_col)).clamp(LEAST, 120)
 }
 
-/// Breaks `text` between words into lines of at most `width` columns. The first line follows `indent` columns
-/// that the caller has written, and the others begin with as many spaces. Ends with a line break.
+/// Breaks `text` between words into lines of at most `width` columns. The first line follows
+/// `indent` columns that the caller has written, and the others begin with as many spaces. Ends
+/// with a line break.
 pub fn wrap(text: &str, indent: usize, width: usize) -> String {
     let mut wrapped = String::new();
     let mut column = indent;

@@ -1,5 +1,6 @@
-//! An arena on the pool: a parser puts what it makes for one request into large blocks, and drops all of it at once.
-//! The blocks stay warm for the next request, and the kernel may take them when there is none.
+//! An arena on the pool: a parser puts its objects for one request into large blocks, and drops all
+//! of them at once. The blocks stay warm for the next request, and the kernel may take them when
+//! there is none.
 //!
 //! `cargo run -p tenure-examples --example arena`
 
@@ -15,7 +16,7 @@ const _: () = assert!(BLOCK >= MIN_RUN_BYTES);
 #[derive(Default)]
 pub struct Arena {
     blocks: RefCell<Vec<Buffer>>,
-    /// Where the last block's free bytes begin.
+    /// The start of the last block's free bytes.
     next: Cell<Option<NonNull<u8>>>,
     free: Cell<usize>,
 }
@@ -31,9 +32,10 @@ impl Arena {
             Some(at) if bytes.len() <= self.free.get() => at,
             _ => self.add_block(bytes.len())?,
         };
-        // SAFETY: `free` bytes of the last block from `at` on, at least as many as these, were given to nobody. A `Buffer`
-        // does not move its bytes when the list of blocks moves it, and keeps them until the arena is dropped, which
-        // needs all borrows of it to end.
+        // SAFETY: `free` bytes of the last block from `at` on, at least as many as these, were not
+        // given out yet. A `Buffer` does not move its bytes when the list of blocks moves it. It
+        // keeps them until the arena is dropped, and that requires that all borrows of it have
+        // ended.
         let given = unsafe {
             self.next.set(Some(at.add(bytes.len())));
             std::slice::from_raw_parts_mut(at.as_ptr(), bytes.len())
@@ -43,7 +45,7 @@ impl Arena {
         Ok(given)
     }
 
-    /// Takes a block that has room for so many bytes, and returns where it begins.
+    /// Adds a block with at least `least` bytes, and returns its start.
     fn add_block(&self, least: usize) -> tenure::Result<NonNull<u8>> {
         let mut block = Buffer::zeroed(BLOCK.max(least))?;
         let at = NonNull::new(block.as_mut_ptr()).expect("a buffer has bytes");
@@ -52,13 +54,13 @@ impl Arena {
         Ok(at)
     }
 
-    /// The blocks that it has.
+    /// Returns the number of its blocks.
     pub fn blocks(&self) -> usize {
         self.blocks.borrow().len()
     }
 }
 
-/// Stands for a request: splits a text into words, and keeps them in capitals.
+/// A request: splits a text into words, and keeps them in capitals.
 fn words<'a>(arena: &'a Arena, text: &str) -> tenure::Result<Vec<&'a str>> {
     text.split_whitespace()
         .map(|word| {

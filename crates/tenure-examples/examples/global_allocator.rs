@@ -1,5 +1,5 @@
-//! The pool as the allocator of a whole program: a picture service whose frames come and go as plain `Vec`s. Frames are
-//! the pool's, and small blocks are the system's.
+//! The pool as the allocator of a whole program: a picture service whose frames come and go as
+//! plain `Vec`s. Frames come from the pool, and small blocks from the system.
 //!
 //! `cargo run --release -p tenure-examples --example global_allocator`
 
@@ -13,7 +13,7 @@ static GLOBAL: WithSmall<System> = Pool.with_small(System); // in place of `Syst
 /// A frame of 1080p.
 const FRAME: usize = 1920 * 1080 * 4;
 
-/// Stands for a decoder: three frames that are alive together, and some small blocks.
+/// A decoder: three frames that are alive together, and some small blocks.
 fn decode(number: u8) -> u64 {
     let luma = vec![number; FRAME];
     let chroma = vec![number / 2; FRAME / 2];
@@ -37,13 +37,14 @@ fn faults() -> i64 {
     }
 }
 
-/// Two blocks of a frame's size that are alive together, filled and given back, again and again: how long a round took, and
-/// how many page faults it had.
+/// Two blocks of a frame's size that are alive together, filled and freed, again and again. Returns
+/// how long a round took, and how many page faults it had.
 fn blocks(allocator: &impl GlobalAlloc, rounds: u8) -> (Duration, i64) {
     let layout = Layout::array::<u8>(FRAME).expect("a frame fits into memory");
     let (start, before) = (Instant::now(), faults());
     for number in 0..rounds {
-        // SAFETY: the layout is not empty; each block has it, is filled within it, and is given back once.
+        // SAFETY: the layout is not empty; each block has it, is filled within it, and is freed
+        // once.
         unsafe {
             let two = [allocator.alloc(layout), allocator.alloc(layout)];
             for block in two {

@@ -1,5 +1,5 @@
-//! The memory of a virtual machine: sparse, shared with the devices' processes, ready where the guest starts, and
-//! given back where the guest says that it is free.
+//! The memory of a virtual machine: sparse, shared with the devices' processes, ready where the
+//! guest starts, and given back where the guest reports it as free.
 //!
 //! `cargo run -p tenure-examples --example guest_memory`
 
@@ -8,9 +8,9 @@ use std::ops::Range;
 use tenure::populate::{discard, Access, Populate, Report};
 use tenure::Mapping;
 
-/// The addresses that the guest has.
+/// The guest's addresses.
 const GUEST: usize = 1 << 30;
-/// What its firmware and its kernel use at once.
+/// The part that its firmware and its kernel use at once.
 const BOOT: Range<usize> = 0..(16 << 20);
 
 struct GuestMemory {
@@ -24,8 +24,8 @@ impl GuestMemory {
         Ok(GuestMemory { ram: Mapping::memfd("guest", GUEST)? })
     }
 
-    /// Makes a part ready, so that the guest's first touch of it needs no page fault of the host. An error, if this
-    /// host has no room: the virtual machine can start elsewhere.
+    /// Makes a part ready, so that the guest's first touch of it needs no page fault of the host.
+    /// It returns an error if this host has no room: the virtual machine can start elsewhere.
     fn prepare(&self, part: Range<usize>) -> Result<Report, Box<dyn Error>> {
         let bytes = &self.ram.as_slice()[part];
         let report =
@@ -33,20 +33,20 @@ impl GuestMemory {
         Ok(report)
     }
 
-    /// What the guest does: a write into its own memory.
+    /// A guest's action: a write into its own memory.
     fn guest_writes(&mut self, at: usize, bytes: &[u8]) {
         self.ram.as_mut_slice()[at..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The guest reports pages as free (its balloon, or free page reporting): the host gets their memory back, and
-    /// the guest finds zeros if it uses them again.
+    /// The guest reports pages as free (its balloon, or free page reporting): the host gets their
+    /// memory back, and the guest finds zeros if it uses them again.
     fn guest_frees(&mut self, part: Range<usize>) -> tenure::Result<()> {
         let bytes = &mut self.ram.as_mut_slice()[part];
         // SAFETY: `bytes` is the only reference to them, and zeros are valid bytes.
         unsafe { discard(bytes.as_mut_ptr(), bytes.len()) }
     }
 
-    /// The bytes that the guest has of the host's memory.
+    /// The bytes of the host's memory that the guest has.
     fn resident_bytes(&self) -> tenure::Result<u64> {
         Ok(tenure::lock::receipt(self.ram.as_ptr(), self.ram.len())?.resident_bytes())
     }

@@ -1,7 +1,8 @@
-//! A model file, locked on fault: the layers that requests use stay in memory, and the others are never read.
+//! A model file, locked on fault: the layers that requests use stay in memory, and the others are
+//! never read.
 //!
-//! `cargo run -p tenure-examples --example model_file [FILE]`. Without a file it makes one of 4 MiB, so that it
-//! runs under the usual limit of 8 MiB of locked memory.
+//! `cargo run -p tenure-examples --example model_file [FILE]`. Without a file it makes one of 4
+//! MiB, so that it runs under the usual limit of 8 MiB of locked memory.
 
 use std::error::Error;
 use std::fs::File;
@@ -16,7 +17,7 @@ use tenure::Mapping;
 const LAYER: usize = 1 << 20;
 
 struct Model {
-    /// Locked on fault as long as it lives.
+    /// Locked on fault while it lives.
     weights: Mapping,
 }
 
@@ -26,7 +27,8 @@ impl Model {
         let file = File::open(path)?;
         let len = usize::try_from(file.metadata()?.len())?;
         let verdict = tenure::lock::explain(len as u64)?;
-        // SAFETY: whoever deploys a model writes a new file and renames it, so nobody writes or truncates this one.
+        // SAFETY: a new model is deployed as a new file that is renamed, so no process writes or
+        // truncates this one.
         let weights = unsafe { Mapping::file_locked_on_fault(&file, 0, len) }
             .map_err(|error| format!("{error}\n{verdict}"))?;
         Ok(Model { weights })
@@ -36,13 +38,13 @@ impl Model {
         &self.weights.as_slice()[number * LAYER..][..LAYER]
     }
 
-    /// What the kernel has locked of some bytes, and how much of that is in memory.
+    /// The lock on some bytes, and how many of them are in memory.
     fn receipt(&self, bytes: Range<usize>) -> tenure::Result<Receipt> {
         tenure::lock::receipt(self.weights.as_slice()[bytes.clone()].as_ptr(), bytes.len())
     }
 }
 
-/// Stands for a request that one layer can answer.
+/// A request that one layer can serve.
 fn infer(layer: &[u8]) -> u64 {
     layer.iter().map(|byte| u64::from(*byte)).sum()
 }
@@ -100,7 +102,7 @@ fn the_layers_that_were_used_stay_and_the_others_are_not_read() {
     let model = Model::open(&made.0).unwrap();
     assert_eq!(model.receipt(0..4 * LAYER).unwrap().resident_bytes(), 0);
     assert_eq!(infer(model.layer(1)), LAYER as u64);
-    // A demand to page the layer out is refused: it is locked.
+    // The kernel refuses to page the layer out, because it is locked.
     // SAFETY: the call changes no bytes; the range is a part of the mapping.
     let paged_out = unsafe {
         libc::madvise(model.layer(1).as_ptr().cast_mut().cast(), LAYER, libc::MADV_PAGEOUT)
@@ -110,7 +112,7 @@ fn the_layers_that_were_used_stay_and_the_others_are_not_read() {
     assert_eq!((used.on_fault_bytes(), used.resident_bytes()), (LAYER as u64, LAYER as u64));
     let whole = model.receipt(0..4 * LAYER).unwrap();
     assert_eq!(whole.on_fault_bytes(), 4 * LAYER as u64);
-    // The kernel maps what is in the page cache around a touch, too, but no other layer.
+    // Around a touch the kernel also maps pages that are in the page cache, but no other layer.
     assert!(whole.resident_bytes() < 2 * LAYER as u64, "{whole}");
 }
 

@@ -1,5 +1,5 @@
-//! A key that leaves memory by none of four ways: it is not paged out, not in a core dump, not in a forked child, and
-//! not in memory that the program has given back.
+//! A key that leaves memory by none of four ways: it is not paged out, not in a core dump, not in a
+//! forked child, and not in memory that the program has given back.
 //!
 //! `cargo run -p tenure-examples --example secret`
 
@@ -17,11 +17,13 @@ impl Secret {
     /// Makes room for `len` bytes, all zeros.
     ///
     /// # Errors
-    /// Over the limit of locked memory, or the kernel refuses one of the protections. There is no secret then.
+    /// Over the limit of locked memory, or the kernel refuses one of the protections. Then no
+    /// secret is made.
     pub fn new(len: usize) -> io::Result<Secret> {
         let mut pages = Mapping::anonymous_locked_on_fault(len)?;
         for advice in [libc::MADV_DONTDUMP, libc::MADV_WIPEONFORK] {
-            // SAFETY: the range is the whole mapping, which is ours, and the advice changes no byte in this process.
+            // SAFETY: the range is the whole mapping, which this function owns, and the advice
+            // changes no byte in this process.
             if unsafe { libc::madvise(pages.as_mut_ptr().cast(), len, advice) } != 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -43,7 +45,8 @@ impl Secret {
 impl Drop for Secret {
     fn drop(&mut self) {
         for byte in self.bytes_mut() {
-            // SAFETY: a byte that we may write. Volatile, so that it is not left out as a write that nobody reads.
+            // SAFETY: a byte of this value's own mapping. The write is volatile, so that the
+            // compiler does not remove it.
             unsafe { std::ptr::write_volatile(byte, 0) };
         }
         compiler_fence(Ordering::SeqCst);
@@ -58,7 +61,7 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// The kernel's flags of the mapping that a secret lies in.
+/// The kernel's flags of a secret's mapping.
 #[cfg(test)]
 fn flags(secret: &Secret) -> Vec<String> {
     let start = format!("{:x}-", secret.bytes().as_ptr() as usize);
@@ -86,7 +89,7 @@ fn it_is_locked_not_dumped_and_wiped_in_a_child() {
         unsafe { libc::_exit(i32::from(!wiped)) };
     }
     let mut status = -1;
-    // SAFETY: waits for our own child, and writes its status.
+    // SAFETY: waits for this test's own child, and writes its status.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0, "the child has seen the secret");
     assert!(secret.bytes().iter().all(|byte| *byte == 7));

@@ -1,4 +1,4 @@
-//! How many bytes the program has asked its allocator for.
+//! How many bytes the program has requested from its allocator.
 
 #![allow(unsafe_code, reason = "is an allocator")]
 
@@ -12,12 +12,12 @@ static BYTES: AtomicU64 = AtomicU64::new(0);
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// So far.
+/// Returns the number so far.
 pub fn bytes() -> u64 {
     BYTES.load(Ordering::Relaxed)
 }
 
-// SAFETY: each call is the system allocator's, unchanged.
+// SAFETY: each call goes unchanged to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BYTES.fetch_add(layout.size() as u64, Ordering::Relaxed);

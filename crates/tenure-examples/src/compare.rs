@@ -11,15 +11,15 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tenure_measure::{Competitor, MemoryCgroup};
 
-/// What server and neighbour may have together.
+/// The memory of server and neighbour together.
 const LIMIT: u64 = 256 << 20;
-/// What the neighbour needs half of the time.
+/// The memory that the neighbour needs half of the time.
 const NEED: u64 = 112 << 20;
 const HALF_A_PULSE: Duration = Duration::from_secs(2);
 const CONNECTIONS: u64 = 8;
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A server and what it has done so far.
+/// A server and its counts so far.
 struct Server {
     child: Child,
     address: SocketAddr,
@@ -40,7 +40,7 @@ impl Server {
         Ok(Server { child, address: line.trim().parse()? })
     }
 
-    /// Drawn pictures, and bytes asked of the allocator.
+    /// Drawn pictures, and bytes requested from the allocator.
     fn counters(&self) -> Option<(u64, u64)> {
         let mut client = Client::connect(self.address).ok()?;
         let (_, body) = client.get("/counters").ok()?;
@@ -98,7 +98,7 @@ impl Neighbour {
     }
 }
 
-/// What one service did.
+/// The result of one service.
 struct Row {
     kind: Kind,
     seen: Seen,
@@ -131,7 +131,7 @@ fn one(kind: Kind, how_long: Duration) -> Result<Row, Box<dyn Error>> {
             std::thread::sleep(LOOK);
             if server.child.try_wait()?.is_some() {
                 row.server_kills += 1;
-                // What it drew since it was last asked is lost.
+                // Drawings since its last report are lost.
                 (row.drawn, row.allocated) = (row.drawn + drawn, row.allocated + allocated);
                 (drawn, allocated) = (0, 0);
                 server = Server::start(kind, &group)?;
@@ -157,10 +157,10 @@ fn one(kind: Kind, how_long: Duration) -> Result<Row, Box<dyn Error>> {
     Ok(row)
 }
 
-/// Runs the service on each cache, `rounds` times each, and prints what it did.
+/// Runs the service on each cache, `rounds` times each, and prints the results.
 ///
 /// # Errors
-/// There is no memory cgroup that this user may make, or a program does not start.
+/// This user may make no memory cgroup, or a program does not start.
 pub fn compare(how_long: Duration, rounds: usize) -> Result<(), Box<dyn Error>> {
     MemoryCgroup::sweep()?;
     let bold = Kind::Moka(LIMIT - (64 << 20));
@@ -193,7 +193,7 @@ pub fn compare(how_long: Duration, rounds: usize) -> Result<(), Box<dyn Error>> 
                 Kind::Moka(bytes) => format!("moka {} MiB", bytes >> 20),
             };
             let answers = row.seen.right.max(1);
-            // What a drawn picture is drawn into is no copy for the answer.
+            // The memory into which a picture is drawn is no copy for the response.
             let beside = row.allocated.saturating_sub(row.drawn * picture::BYTES as u64);
             println!(
                 "{name:<16} {:>8} {:>7} {:>6.1}% {:>6} {:>10} {:>10} {:>7} ms {:>7} B each",

@@ -1,4 +1,4 @@
-//! The pages of the guide: their programs are compiled and run as tests of documentation.
+//! The pages of the guide: their programs are compiled and run as documentation tests.
 
 #![deny(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Clients: connections that ask for pictures, the popular ones more often, and check each byte of each answer.
+//! Clients: connections that request pictures, the popular ones more often, and check each byte of
+//! each response.
 
 use crate::picture;
 use rand::rngs::SmallRng;
@@ -11,19 +12,19 @@ use std::time::{Duration, Instant};
 
 /// How many pictures there are: 512 MiB.
 pub const PICTURES: u64 = 8192;
-/// Of the Zipf distribution by which they are asked for.
+/// The exponent of the Zipf distribution of the requests.
 const SKEW: f64 = 0.8;
 
-/// What the clients saw.
+/// The results of the clients.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
-    /// Answers with the right bytes.
+    /// Responses with the right bytes.
     pub right: u64,
-    /// Answers with other bytes.
+    /// Responses with other bytes.
     pub wrong: u64,
-    /// Refused answers and broken connections.
+    /// Refused requests and broken connections.
     pub failed: u64,
-    /// The longest time for an answer.
+    /// The longest time for a response.
     pub longest: Duration,
 }
 
@@ -46,7 +47,7 @@ pub struct Client {
 
 impl Client {
     /// # Errors
-    /// Nobody listens there.
+    /// No process listens there.
     pub fn connect(server: SocketAddr) -> io::Result<Client> {
         let stream = TcpStream::connect_timeout(&server, Duration::from_secs(2))?;
         stream.set_nodelay(true)?;
@@ -54,7 +55,7 @@ impl Client {
         Ok(Client { stream: BufReader::new(stream), body: Vec::new() })
     }
 
-    /// The answer's status and body.
+    /// Returns the response's status and body.
     ///
     /// # Errors
     /// The connection is broken.
@@ -86,7 +87,8 @@ impl Client {
     }
 }
 
-/// Asks by so many connections for so long. The server may come back under another address meanwhile.
+/// Sends requests on so many connections for so long. The server may come back under another
+/// address meanwhile.
 pub fn ask(server: &Mutex<SocketAddr>, connections: u64, how_long: Duration) -> Seen {
     let until = Instant::now() + how_long;
     std::thread::scope(|scope| {

@@ -1,4 +1,5 @@
-//! A service of pictures on tenure's cache, and the same on moka's, side by side under real memory pressure.
+//! A service of pictures on tenure's cache, and one on moka's, side by side under real memory
+//! pressure.
 //!
 //! ```text
 //! cargo run --release -p tenure-examples                 each cache in turn, in a memory cgroup

@@ -1,5 +1,5 @@
-//! What the service serves: a picture of 64 KiB that takes a millisecond or two to draw, and that shows by itself
-//! whether its bytes are right.
+//! The pictures of the service: 64 KiB, a millisecond or two to draw, and with a checksum that
+//! shows whether the bytes are right.
 
 /// Columns and rows.
 const SIDE: usize = 256;
@@ -28,7 +28,7 @@ pub fn draw(number: u64) -> Vec<u8> {
     picture
 }
 
-/// Whether these are the bytes of the picture of this number.
+/// Returns whether these are the bytes of the picture of this number.
 pub fn is_right(picture: &[u8], number: u64) -> bool {
     let Some((body, sum)) = picture.split_last_chunk::<8>() else { return false };
     picture.len() == BYTES

@@ -1,4 +1,5 @@
-//! The service: pictures by number, drawn once, then from the cache. Twice: on tenure's cache, and on moka's.
+//! The service: pictures by number, drawn once, then from the cache. It exists twice: on tenure's
+//! cache, and on moka's.
 
 use crate::{allocated, picture};
 use axum::extract::{Path, State};
@@ -17,7 +18,7 @@ fn draw(number: u64) -> Vec<u8> {
     picture::draw(number)
 }
 
-/// No size: the cache has what memory is left.
+/// No size: the cache uses the memory that is left.
 type Elastic = tenure::Cache<u64>;
 
 async fn from_tenure(
@@ -25,7 +26,7 @@ async fn from_tenure(
     Path(number): Path<u64>,
 ) -> Result<Bytes, StatusCode> {
     let value = cache.get_or_insert_async(&number, async { draw(number) }).await;
-    // The answer's body is the cache's own memory, pinned until it is sent.
+    // The response's body is the cache's own memory, pinned until it is sent.
     value
         .map(|value| Bytes::from_owner(value.into_owned()))
         .map_err(|_| StatusCode::INSUFFICIENT_STORAGE)
@@ -37,12 +38,12 @@ async fn from_moka(State(cache): State<Fixed>, Path(number): Path<u64>) -> Bytes
     cache.get_with(number, async { Bytes::from(draw(number)) }).await
 }
 
-/// Drawn pictures, and bytes asked of the allocator.
+/// Drawn pictures, and bytes requested from the allocator.
 async fn counters() -> String {
     format!("{} {}", DRAWN.load(Ordering::Relaxed), allocated::bytes())
 }
 
-/// Which cache the service has.
+/// The cache of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// tenure's.

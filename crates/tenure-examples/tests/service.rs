@@ -1,4 +1,4 @@
-//! The service answers, with either cache.
+//! The service works with either cache.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

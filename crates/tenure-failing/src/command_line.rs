@@ -1,4 +1,4 @@
-//! The options, and what they do.
+//! The options, and their effects.
 
 use crate::programs::{self, Subject};
 use crate::refused;
@@ -62,7 +62,7 @@ pub struct Options {
     pub live: Option<String>,
 }
 
-/// Does what the options say; whether nothing was wrong.
+/// Runs the options. Returns whether nothing was wrong.
 ///
 /// # Errors
 /// A name that does not exist, a program that cannot be built.
@@ -96,7 +96,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
         if let Some(sample) = options.sample {
             refused::draw(&mut plans, sample as usize, options.seed);
         }
-        // Those in C are started by a loader, which needs some of the calls.
+        // A loader starts the programs in C, and it needs some of the calls.
         subjects.retain(Subject::is_scenario);
         let sum = refused::sweep(&subjects, &plans, options.jobs);
         print!("{}", sum.text());

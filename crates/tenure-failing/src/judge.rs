@@ -1,9 +1,10 @@
-//! What is left after a run, held against a run in which nothing failed.
+//! Compares the resources that are left after a run with those of a run in which nothing failed.
 
 use crate::run::Ran;
 use std::collections::HashMap;
 
-/// Figures of a process at its end, by name: mappings, descriptors, threads, locked KiB, size in KiB.
+/// Figures of a process at its end, by name: mappings, descriptors, threads, locked KiB, size in
+/// KiB.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stock(HashMap<String, u64>);
 
@@ -21,12 +22,12 @@ impl Stock {
     }
 }
 
-/// How many more there may be than without failures. A worker's thread may start earlier or later, with its stack,
-/// its arena and its files.
+/// How many more of each there may be than without failures. A worker's thread may start earlier or
+/// later, with its stack, its arena and its files.
 const ALLOWED: &[(&str, u64)] =
     &[("mappings", 20), ("descriptors", 4), ("threads", 2), ("locked", 0), ("size", 200 << 10)];
 
-/// What is wrong with a run in which calls of this kind failed.
+/// Returns the errors of a run in which calls of this kind failed.
 pub fn judge(ran: &Ran, usual: Option<&Stock>, kind: &str) -> Result<(), String> {
     if ran.status.is_none() || !ran.ended_with(0) {
         return Err(format!("it ended with {}:\n{}", ran.end(), ran.output));
@@ -40,11 +41,11 @@ pub fn judge(ran: &Ran, usual: Option<&Stock>, kind: &str) -> Result<(), String>
     };
     for (name, allowed) in ALLOWED {
         let more = match (*name, kind) {
-            // What a failed call was to unmap is still there, with its lock.
+            // The mapping of a failed unmap is still there, with its lock.
             ("mappings", "munmap" | "mremap" | "mmap" | "madvise") => 2 * ran.failures,
             ("size", "munmap" | "mremap" | "mmap" | "madvise") => continue,
             ("locked", "munmap") => continue,
-            // What may be the program's is not closed.
+            // tenure does not close a descriptor that may be the program's.
             ("descriptors", "fstat") => ran.failures,
             _ => 0,
         };

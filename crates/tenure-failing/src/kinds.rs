@@ -1,4 +1,4 @@
-//! The kinds of system call that are made to fail, and with which errors.
+//! The kinds of system call that are made to fail, and their errors.
 
 use libc::{
     E2BIG, EACCES, EAGAIN, EBADF, EBUSY, EDEADLK, EEXIST, EFAULT, EFBIG, EHWPOISON, EINTR, EINVAL,
@@ -21,7 +21,7 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// What the filter asks about.
+    /// The calls about which the filter asks.
     pub fn calls(&self) -> Vec<Call> {
         let of = |number: &i64| match self.argument {
             None => vec![Call::Number(*number)],
@@ -52,8 +52,8 @@ const POLL: &[i64] = &[libc::SYS_poll, libc::SYS_ppoll];
 #[cfg(not(target_arch = "x86_64"))]
 const POLL: &[i64] = &[libc::SYS_ppoll];
 
-/// FUTEX_WAIT and FUTEX_WAIT_BITSET, shared and private, with either clock. A wake that does not happen would hang the
-/// C library's own locks.
+/// FUTEX_WAIT and FUTEX_WAIT_BITSET, shared and private, with either clock. A failed wake would
+/// hang the C library's own locks.
 const WAITS: &[u32] = &[0, 128, 9, 137, 256 + 9, 256 + 137];
 
 /// All kinds.
@@ -90,8 +90,8 @@ pub const ALL: &[Kind] = &[
     Kind::all(
         "ioctl",
         &[libc::SYS_ioctl],
-        // Not EEXIST, by which UFFDIO_COPY says that the page is there, nor ENOENT, by which PROCMAP_QUERY says that
-        // nothing is mapped.
+        // Not EEXIST, which UFFDIO_COPY returns for a page that is there, nor ENOENT, which
+        // PROCMAP_QUERY returns where nothing is mapped.
         &[ENOMEM, EAGAIN, EINVAL, EFAULT, EBUSY, ESRCH, ENOTTY, EBADF, EPERM, ENOSPC, E2BIG],
     ),
     Kind::all("open", OPEN, &[EMFILE, ENFILE, ENOENT, EACCES, ENOMEM, EINTR, EPERM]),
@@ -124,16 +124,18 @@ pub const ALL: &[Kind] = &[
     Kind::all(
         "fcntl",
         &[libc::SYS_fcntl],
-        // Not EBADF: the standard library ends a debug build that closes a descriptor and finds it closed.
+        // Not EBADF: the standard library ends a debug build that finds a descriptor closed when it
+        // closes it.
         &[EMFILE, EAGAIN, EACCES, ENOLCK, EINVAL, EINTR, EPERM, EBUSY, EDEADLK],
     ),
     Kind::all("prctl", &[libc::SYS_prctl], &[EINVAL, EPERM, EFAULT, EACCES, ENODEV]),
-    // What the list of promises does not name, and tenure calls as well.
-    // Not ENOMEM, by which both say that a part is not mapped.
+    // Calls that the list of promises does not name, and that tenure also makes.
+    // Not ENOMEM, which both return if a part is not mapped.
     Kind::all("mincore", &[libc::SYS_mincore], &[EAGAIN, EFAULT, EINVAL, EPERM]),
     Kind::all("msync", &[libc::SYS_msync], &[EBUSY, EINVAL, ENOSYS, EPERM]),
-    // It tells whether a descriptor is still the file that tenure has opened, and not another one, that the program has
-    // put under the number. Where the kernel does not say so, the descriptor is not used, and not closed either.
+    // fstat shows whether a descriptor is still the file that tenure has opened, or another file
+    // that the program has put under the number. If fstat fails, tenure neither uses nor closes the
+    // descriptor.
     Kind::all("fstat", &[libc::SYS_fstat], &[EBADF]),
     Kind::all("lseek", &[libc::SYS_lseek], &[EINVAL, EBADF]),
     Kind::all("poll", POLL, &[EINTR, EINVAL, ENOMEM, EFAULT]),

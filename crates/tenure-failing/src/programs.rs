@@ -1,4 +1,5 @@
-//! What is run: the scenarios, and programs in C with the C library or under the launcher.
+//! The programs of the runs: the scenarios, and programs in C with the C library or under the
+//! launcher.
 
 use crate::run::Counted;
 use crate::scenarios;
@@ -8,12 +9,12 @@ use std::process::Command;
 use tempfile::TempDir;
 use tenure_testkit::build::{compiler, text};
 
-/// A program that is run, and whose calls are counted in which way.
+/// A program, and the selection of its calls that are counted.
 #[derive(Debug)]
 pub struct Subject {
     /// Its name, as the command line takes it.
     pub name: String,
-    /// Whose calls are counted.
+    /// The calls that are counted.
     pub counted: Counted,
     program: PathBuf,
     arguments: Vec<OsString>,
@@ -26,7 +27,7 @@ impl Subject {
         self.arguments.first().is_some_and(|argument| argument == "--live")
     }
 
-    /// What starts it. `warm`: it uses everything once before failures begin.
+    /// The command that starts it. `warm`: it uses everything once before failures begin.
     pub fn command(&self, warm: bool) -> Command {
         let mut command = Command::new(&self.program);
         for variable in ["LD_PRELOAD", "LD_LIBRARY_PATH", "TENURE_PURGE", "TENURE_OFFER_AFTER_MS"] {
@@ -125,7 +126,7 @@ pub fn build(library: Option<&Path>, c_library: Option<&Path>) -> Result<Program
 }
 
 impl Programs {
-    /// As subjects.
+    /// Returns them as subjects.
     pub fn subjects(&self) -> Vec<Subject> {
         let mut subjects = Vec::new();
         if let Some(program) = &self.with_library {
@@ -142,7 +143,7 @@ impl Programs {
             let options = LAUNCHER.iter().map(|(k, v)| (OsString::from(k), OsString::from(v)));
             subjects.push(Subject {
                 name: "launched".into(),
-                // What the library does before `main`, too, and not what the loader does.
+                // Also the library's calls before `main`, but not the loader's.
                 counted: Counted::MarkedAndBy(LIBRARY),
                 program: program.clone(),
                 arguments: Vec::new(),

@@ -1,7 +1,8 @@
 //! Capabilities of the kernel refused for good: each, and each pair of them, from the first use on.
 //!
-//! The scenario's process puts itself under the filter before it uses tenure. A call may then fail with an error that says so.
-//! No byte may be wrong, and what could be made must go on working: there is no later time at which the kernel gives in.
+//! The scenario's process puts itself under the filter before it uses tenure. A call may then fail
+//! with an error that names the refusal. No byte may be wrong, and objects that could be made must
+//! continue to work: the kernel never allows the refused calls later.
 
 #![allow(unsafe_code, reason = "ends the process group of a run")]
 
@@ -22,14 +23,14 @@ use std::time::{Duration, Instant};
 use tenure_measure::seccomp::Filter;
 use tenure_testkit::refused::{capability, Capability, Manner, CAPABILITIES};
 
-/// What is refused, for the scenario's process: `userfaultfd+mlock2 EPERM`.
+/// The refusals for the scenario's process: `userfaultfd+mlock2 EPERM`.
 const REFUSED: &str = "TENURE_FAILING_REFUSED";
-/// Longer takes no run that ends, on a busy machine either.
+/// No run that ends takes longer, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// Calls that take something away: without them it stays.
+/// Calls that remove something. If they are refused, it stays.
 const TAKE_AWAY: &[&str] = &["munlock", "madv-dontneed", "clone", "opens", "mremap", "fcntl"];
 
-/// What is refused in one run of each scenario.
+/// The refusals in one run of each scenario.
 #[derive(Clone, Debug)]
 pub struct Plan {
     capabilities: Vec<&'static Capability>,
@@ -43,10 +44,10 @@ impl Plan {
     }
 }
 
-/// The manners of these names.
+/// Returns the manners with these names.
 ///
 /// # Errors
-/// There is none of a name.
+/// A name that does not exist.
 pub fn manners(names: &str) -> Result<Vec<Manner>, String> {
     let find = |name: &str| {
         let manner = Manner::ALL.into_iter().find(|manner| manner.name() == name);
@@ -55,10 +56,10 @@ pub fn manners(names: &str) -> Result<Vec<Manner>, String> {
     names.split(',').map(find).collect()
 }
 
-/// What `--refuse` asks for.
+/// Returns the plans for the argument of `--refuse`.
 ///
 /// # Errors
-/// There is no capability of a name.
+/// A capability that does not exist.
 pub fn plans(what: &str, manners: &[Manner]) -> Result<Vec<Plan>, String> {
     let all = || CAPABILITIES.iter().enumerate();
     let sets: Vec<Vec<&'static Capability>> = match what {
@@ -78,7 +79,7 @@ pub fn plans(what: &str, manners: &[Manner]) -> Result<Vec<Plan>, String> {
     Ok(manners.iter().flat_map(with).collect())
 }
 
-/// Leaves so many of them, drawn by chance.
+/// Keeps so many of them, drawn by chance.
 pub fn draw(plans: &mut Vec<Plan>, sample: usize, seed: u64) {
     let mut draw = Draw(seed);
     for at in (1..plans.len()).rev() {
@@ -87,7 +88,7 @@ pub fn draw(plans: &mut Vec<Plan>, sample: usize, seed: u64) {
     plans.truncate(sample);
 }
 
-/// Puts this process under the filter that its environment asks for.
+/// Puts this process under the filter that its environment names.
 ///
 /// # Errors
 /// There is no such capability, or no filter can be installed.
@@ -103,14 +104,14 @@ pub fn enter() -> Result<(), String> {
     Ok(())
 }
 
-/// What all runs did.
+/// The results of all runs.
 #[derive(Debug, Default)]
 pub struct Sum {
-    /// Runs of each scenario, and errors that they were told.
+    /// Runs of each scenario, and the errors that they got.
     pub scenarios: BTreeMap<String, (u64, u64)>,
-    /// What the programs were told, by what was refused and by the scenario, without addresses.
+    /// The errors that the programs got, by refusal and scenario, without addresses.
     pub told: BTreeMap<String, BTreeSet<String>>,
-    /// What was found wrong, with the command that repeats it.
+    /// The errors found, with the command that repeats each.
     pub wrong: Vec<String>,
 }
 

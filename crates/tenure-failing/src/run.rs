@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 use tenure_measure::seccomp::{start_watched, Answer, Asked, Call, Errno, Listener, When};
 use tenure_measure::Unavailable;
 
-/// Longer takes no run that ends, on a busy machine either: alone it takes a tenth of a second.
+/// No run that ends takes longer, even on a busy machine: alone it takes a tenth of a second.
 const PATIENCE: Duration = Duration::from_secs(40);
 const MARK_CALL: Call = Call::WithArgument(libc::SYS_prctl, 0, MARK as u32);
 
-/// Which call fails, and how.
+/// The call that fails, and its error.
 #[derive(Clone, Copy, Debug)]
 pub struct Failure {
     /// The kind of call.
@@ -31,8 +31,9 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// How many calls fail in a row. A signal that interrupts a call is not there for good, nor is another thread's
-    /// change of the mappings, which userfaultfd's EAGAIN tells of: the call is to be made again.
+    /// How many calls fail in a row. A signal that interrupts a call does not last, and neither
+    /// does another thread's change of the mappings, for which userfaultfd returns EAGAIN: the call
+    /// must be made again.
     fn most(&self) -> u64 {
         let passes =
             self.errno == libc::EINTR || (self.errno == libc::EAGAIN && self.kind.name == "ioctl");
@@ -44,7 +45,7 @@ impl Failure {
     }
 }
 
-/// What a run did.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Ran {
     /// How it ended; `None`: it did not, and was killed.
@@ -79,12 +80,12 @@ impl Ran {
     }
 }
 
-/// Whose calls are counted.
+/// The calls that are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
     /// All calls between the scenario's marks.
     Marked,
-    /// These, and all that the code of a file of this name makes.
+    /// These, and all calls by the code of a file of this name.
     MarkedAndBy(&'static str),
 }
 
@@ -159,7 +160,7 @@ impl Count {
 
     fn is_by_file(&self, asked: &Asked) -> bool {
         let Counted::MarkedAndBy(name) = self.counted else { return false };
-        // The caller waits for its answer, in front of the call, so it changes nothing meanwhile.
+        // The caller waits before the call, so it changes nothing meanwhile.
         let maps = fs::read_to_string(format!("/proc/{}/maps", asked.thread)).unwrap_or_default();
         maps.lines().filter(|line| line.ends_with(name)).any(|line| {
             let range = line.split(' ').next().and_then(|range| range.split_once('-'));
@@ -171,12 +172,12 @@ impl Count {
     }
 }
 
-/// Answers for the program until it ends; `None`: it does not.
+/// Decides about the program's calls until it ends; `None`: it does not end.
 fn watch(child: &mut Child, listener: &Listener, count: &mut Count) -> Option<ExitStatus> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw)?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
     let end = Instant::now() + PATIENCE;
-    // Nobody has the filter any more, so nobody asks.
+    // No process has the filter any more, so no more calls arrive.
     let mut hung_up = false;
     loop {
         let left = end.checked_duration_since(Instant::now())?;
@@ -203,10 +204,11 @@ fn watch(child: &mut Child, listener: &Listener, count: &mut Count) -> Option<Ex
     }
 }
 
-/// Ends what is left of the run; whether something was.
+/// Ends the processes that are left of the run. Returns whether there were any.
 pub(crate) fn end_group(child: &Child, ended: bool) -> bool {
     let group = child.id() as i32;
-    // SAFETY: signal 0 asks only whether there is such a group; a number without a group is refused.
+    // SAFETY: signal 0 asks only whether there is such a group; a number without a group is
+    // refused.
     let is_there = || unsafe { libc::kill(-group, 0) } == 0;
     let begun = Instant::now();
     // The leader is gone. A child that it killed may need a moment.
@@ -214,13 +216,13 @@ pub(crate) fn end_group(child: &Child, ended: bool) -> bool {
         std::thread::sleep(Duration::from_millis(2));
     }
     let left = ended && is_there();
-    // SAFETY: the group of the program that this process has started. Where the leader has been waited for, and nobody
-    // of the group is left, the kernel finds none.
+    // SAFETY: the group of the program that this process has started. If the leader has been reaped
+    // and no process of the group is left, the kernel finds none.
     unsafe { libc::kill(-group, libc::SIGKILL) };
     left
 }
 
-/// Where each thread waits.
+/// The place where each thread waits.
 pub(crate) fn where_it_hangs(pid: u32) -> String {
     let mut text = String::from("\nit hangs here:\n");
     for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {

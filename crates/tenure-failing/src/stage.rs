@@ -1,4 +1,4 @@
-//! The scenario's side: when failures begin and end, and which errors are allowed meanwhile.
+//! The scenario's side: when failures begin and end, and the allowed errors meanwhile.
 
 #![allow(unsafe_code, reason = "tells the process outside by a system call, and ends the process")]
 
@@ -7,13 +7,14 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use tenure::{Error, ErrorKind};
 
-/// The option of prctl by which a scenario speaks to the process outside. The kernel knows no such option.
+/// The option of prctl by which a scenario signals the process outside. The kernel has no such
+/// option.
 pub const MARK: u64 = 0x5445_4e55;
 /// The second argument of the mark: calls are counted from here on.
 pub const BEGINS: u64 = 1;
 /// The second argument of the mark: none is counted, and none fails.
 pub const ENDS: u64 = 2;
-/// What a line begins with that names an error, where calls are refused for good.
+/// The beginning of a line that names an error, if calls are refused for good.
 pub const TOLD: &str = "told: ";
 /// The variable with the `errno` that is injected; 0 in a run without failures.
 pub const ERRNO: &str = "TENURE_FAILING_ERRNO";
@@ -25,7 +26,7 @@ const AFTER: u32 = 2;
 static PHASE: AtomicU32 = AtomicU32::new(BEFORE);
 static INJECTED: AtomicI32 = AtomicI32::new(0);
 static ERRORS: AtomicU32 = AtomicU32::new(0);
-/// What is refused for good, from the first use on, and the error.
+/// The refusals for good, from the first use on, and their errors.
 static REFUSED: OnceLock<Vec<(&str, i32)>> = OnceLock::new();
 
 fn mark(what: u64) {
@@ -61,7 +62,8 @@ pub fn begin() {
     mark(BEGINS);
 }
 
-/// From here on every call works that is not refused for good. Before the beginning, and after the end, it does nothing.
+/// From here on every call works that is not refused for good. Before the beginning, and after the
+/// end, this does nothing.
 pub fn over() {
     if !is_refused() && PHASE.load(Ordering::Relaxed) == NOW {
         mark(ENDS);
@@ -74,22 +76,24 @@ pub fn is_failing() -> bool {
     PHASE.load(Ordering::Relaxed) == NOW && INJECTED.load(Ordering::Relaxed) != 0
 }
 
-/// Whether the injected error says of a page that it is gone (`EFAULT` of `MADV_POPULATE_WRITE`, for instance) although
-/// it is there. Such a page is reported as purged, and holds what it held.
+/// Returns whether the injected error means that a page is gone (for example `EFAULT` of
+/// `MADV_POPULATE_WRITE`) although it is there. Such a page is reported as purged, and its contents
+/// are unchanged.
 pub fn says_gone() -> bool {
     [libc::EFAULT, libc::EHWPOISON].contains(&INJECTED.load(Ordering::Relaxed))
 }
 
-/// How many errors there were.
+/// Returns how many errors there were.
 pub fn errors() -> u32 {
     ERRORS.load(Ordering::Relaxed)
 }
 
-/// The value; `None` after an error that is allowed. `documented`: the errors that the call's page names, beside
-/// [`ErrorKind::System`] with the failed call's own `errno`, which [`ErrorKind`] names for all.
+/// Returns the value; `None` after an allowed error. `documented`: the errors that the call's
+/// documentation names, beside [`ErrorKind::System`] with the failed call's own `errno`, which
+/// [`ErrorKind`] names for all calls.
 ///
 /// # Panics
-/// After an error when nothing fails, and after one that is not documented.
+/// After an error when nothing fails, and after an undocumented one.
 pub fn allowed<T>(result: Result<T, Error>, documented: &[i32]) -> Option<T> {
     let error = match result {
         Ok(value) => return Some(value),
@@ -117,7 +121,7 @@ pub fn allowed<T>(result: Result<T, Error>, documented: &[i32]) -> Option<T> {
     None
 }
 
-/// Waits a moment for something that the worker does, unless it cannot.
+/// Waits a moment for the worker to do something, unless it cannot.
 pub fn soon(what: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(15) {
@@ -151,7 +155,7 @@ pub fn forked(body: impl FnOnce()) -> Option<bool> {
     Some(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0)
 }
 
-/// What a process has at its end, for [`crate::judge`].
+/// The resources of a process at its end, for [`crate::judge`].
 pub fn print_stock() {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let status = read("/proc/self/status");
@@ -173,7 +177,7 @@ pub fn print_stock() {
     println!("errors: {}", errors());
 }
 
-/// Prints the mappings, to find out what was left.
+/// Prints the mappings, to find the ones that were left.
 pub fn print_mappings() {
     println!("{}", std::fs::read_to_string("/proc/self/maps").unwrap_or_default());
     for entry in std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten() {

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::sync::Mutex;
 use tenure_measure::seccomp::When;
 
-/// What the runs of one kind did.
+/// The sums of the runs of one kind.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum {
     /// Runs.
@@ -18,14 +18,14 @@ pub struct Sum {
     pub failures: u64,
 }
 
-/// What all runs did.
+/// The results of all runs.
 #[derive(Debug, Default)]
 pub struct Tally {
     /// By the kind's name.
     pub kinds: BTreeMap<&'static str, Sum>,
-    /// What was found wrong, with the command that repeats it.
+    /// The errors found, with the command that repeats each.
     pub wrong: Vec<String>,
-    /// Subjects and kinds of which nothing was made to fail, with the reason.
+    /// Subjects and kinds for which no call failed, with the reason.
     pub skipped: Vec<String>,
 }
 
@@ -52,7 +52,7 @@ impl Tally {
     }
 }
 
-/// Which runs are made.
+/// The runs to make.
 #[derive(Clone, Copy, Debug)]
 pub enum Extent {
     /// Each call, with each error, once and for good.
@@ -64,7 +64,7 @@ pub enum Extent {
         /// Where the draw begins.
         seed: u64,
     },
-    /// One.
+    /// One run.
     One {
         /// Its error.
         errno: i32,
@@ -169,7 +169,7 @@ impl Task<'_> {
     }
 
     fn whole(&self, tally: &Mutex<Tally>, usual: Option<&Stock>) {
-        // More of the same are of no use.
+        // More results of one kind are not useful.
         const ENOUGH: usize = 2;
         for errno in self.kind.errnos {
             for once in [true, false] {
@@ -188,7 +188,7 @@ impl Task<'_> {
         }
     }
 
-    /// One run: how many calls failed, and whether it was right.
+    /// Makes one run. Returns how many calls failed, and whether the result was right.
     fn one(
         &self,
         tally: &Mutex<Tally>,
@@ -213,7 +213,7 @@ impl Task<'_> {
 
     fn run(&self, errno: i32, when: When) -> Result<Ran, String> {
         let failure = Failure { kind: self.kind, errno, when };
-        // What has been used before failures begin is to work.
+        // Features that were used before failures begin must work.
         let counted = if self.warm { Counted::Marked } else { self.subject.counted };
         run(self.subject.command(self.warm), failure, counted)
             .map_err(|unavailable| unavailable.to_string())

@@ -1,5 +1,6 @@
-//! Each system call that tenure makes fails, once and for good, with each error of its manual page: a sample, and a larger one
-//! with `TENURE_TESTS=whole`. `cargo run --release -p tenure-failing` makes all of them, which takes an hour.
+//! Each system call that tenure makes fails, once and for good, with each error of its manual page:
+//! a sample, and a larger one with `TENURE_TESTS=whole`. `cargo run --release -p tenure-failing`
+//! makes all of them, which takes an hour.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -42,10 +42,10 @@ fn chosen(name: &str) -> Result<Vec<&'static Target>, String> {
     }
 }
 
-/// Does what the options say; whether nothing failed.
+/// Runs the options. Returns whether nothing failed.
 ///
 /// # Errors
-/// Wrong options, and what a target needs and is not there.
+/// Wrong options, and files that a target needs and that are missing.
 pub fn run(options: &Options) -> Result<bool, String> {
     if options.target == "list" {
         TARGETS.iter().for_each(|target| println!("{:<12} {}", target.name, target.what));

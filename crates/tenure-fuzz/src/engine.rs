@@ -1,4 +1,4 @@
-//! Runs a target with input after input, and makes small what fails.
+//! Runs a target with input after input, and shrinks inputs that fail.
 
 use crate::mutate::input;
 use crate::targets::Target;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tenure_differ::rng::Rng;
 
-/// How long one failure may take to be made small.
+/// The longest time for shrinking one failure.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// When a run ends: whichever comes first.
@@ -19,18 +19,18 @@ pub struct Bounds {
     pub runs: u64,
 }
 
-/// What failed.
+/// A failure.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Which input of the seed's; `None`: a sample as it is.
+    /// The number of the input in the seed's sequence; `None`: an unchanged sample.
     pub run: Option<u64>,
-    /// The input, made small.
+    /// The input, after shrinking.
     pub input: Vec<u8>,
-    /// What it does.
+    /// Its effect.
     pub why: String,
 }
 
-/// How a run went.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// How many inputs were tried.
@@ -39,12 +39,12 @@ pub struct Report {
     pub failure: Option<Failure>,
 }
 
-/// Where the samples lie.
+/// The directory of the samples.
 pub fn corpus(target: &Target) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target.name)
 }
 
-/// The samples of a target, in the order of their names; none where it has no folder.
+/// The samples of a target, in the order of their names; none if it has no directory.
 pub fn samples(target: &Target) -> Vec<Vec<u8>> {
     let Ok(files) = std::fs::read_dir(corpus(target)) else { return Vec::new() };
     let mut paths: Vec<PathBuf> = files.flatten().map(|file| file.path()).collect();
@@ -55,7 +55,7 @@ pub fn samples(target: &Target) -> Vec<Vec<u8>> {
 /// Tries one input.
 ///
 /// # Errors
-/// The promise that it broke, or the panic's text.
+/// The broken promise, or the panic's text.
 pub fn attempt(target: &Target, input: &[u8]) -> Result<(), String> {
     match catch_unwind(AssertUnwindSafe(|| (target.run)(input))) {
         Ok(result) => result,
@@ -67,13 +67,13 @@ pub fn attempt(target: &Target, input: &[u8]) -> Result<(), String> {
     }
 }
 
-/// The input that a seed has at a place.
+/// Returns the input at a place in a seed's sequence.
 pub fn nth_input(target: &Target, samples: &[Vec<u8>], seed: u64, run: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ run);
     input(&mut rng, samples, target.tokens, target.longest)
 }
 
-/// Tries the samples as they are, and then input after input until a bound or a failure.
+/// Tries the unchanged samples, and then input after input until a bound or a failure.
 pub fn run(target: &Target, seed: u64, bounds: Bounds) -> Report {
     let samples = samples(target);
     let mut report = Report { runs: 0, failure: None };
@@ -101,7 +101,7 @@ pub fn run(target: &Target, seed: u64, bounds: Bounds) -> Report {
     report
 }
 
-/// Leaves out what is not needed for a failure, in ever smaller pieces.
+/// Removes parts that the failure does not need, in ever smaller pieces.
 fn smaller(target: &Target, input: &[u8]) -> Vec<u8> {
     let began = Instant::now();
     let mut best = input.to_vec();

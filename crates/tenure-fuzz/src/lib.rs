@@ -1,13 +1,14 @@
-//! Random input for what reads other people's text and for what C programs call, held against simple models.
+//! Random input for code that parses foreign text and for the calls of C programs, checked against
+//! simple models.
 //!
-//! A target is a function of bytes that returns an error where a promise is broken. The engine makes the bytes:
-//! from the samples of the target's corpus, changed at random, or from nothing. A seed repeats a run, and what
-//! fails is made small before it is shown.
+//! A target is a function of bytes that returns an error if a promise is broken. The engine makes
+//! the bytes: from the samples of the target's corpus, changed at random, or from nothing. A seed
+//! repeats a run, and a failing input is shrunk before it is shown.
 //!
-//! The parsers and the interval map are the core's and the command line's own files, compiled here once more,
-//! because they are no public interface.
+//! The parsers and the interval map are files of the core and of the command line, compiled here
+//! once more, because they are no public interface.
 
-// The tests inside the core's files run there.
+// The tests inside the core's files run in the core.
 #![cfg(not(test))]
 #![deny(unsafe_code)]
 #![allow(dead_code, reason = "no target uses all of the core's files")]

@@ -7,12 +7,12 @@ pub(crate) fn below(rng: &mut Rng, n: usize) -> usize {
     rng.below(n as u64) as usize
 }
 
-/// A place of the bytes, or behind them.
+/// A place in the bytes, or behind them.
 fn place(rng: &mut Rng, bytes: &[u8]) -> usize {
     below(rng, bytes.len() + 1)
 }
 
-/// What breaks readers of numbers.
+/// Numbers that break readers of numbers.
 const NUMBERS: [&str; 16] = [
     "0",
     "-1",
@@ -32,7 +32,7 @@ const NUMBERS: [&str; 16] = [
     "0.5",
 ];
 
-/// What breaks readers of text.
+/// Bytes that break readers of text.
 const BYTES: [u8; 14] =
     [0, b'\n', b' ', b':', b'-', b',', b'/', b'\\', b'(', b')', b'.', 0x1b, 0x80, 0xff];
 
@@ -43,7 +43,7 @@ pub fn input(rng: &mut Rng, samples: &[Vec<u8>], tokens: &[&[u8]], longest: usiz
         n => samples[below(rng, n)].clone(),
     };
     if !samples.is_empty() {
-        // Most readers give up at the first mistake: a few changes go deeper than many.
+        // Most readers stop at the first mistake, so a few changes get further than many.
         let most = 1 << below(rng, 4);
         for _ in 0..=below(rng, most) {
             change(rng, &mut bytes, samples, tokens);
@@ -87,7 +87,7 @@ fn change(rng: &mut Rng, bytes: &mut Vec<u8>, samples: &[Vec<u8>], tokens: &[&[u
     }
 }
 
-/// Puts another number in the place of the first one from `at` on.
+/// Replaces the first number from `at` on by another one.
 fn number(rng: &mut Rng, bytes: &mut Vec<u8>, at: usize) {
     let is_digit = |byte: &u8| byte.is_ascii_hexdigit();
     let Some(begin) = bytes[at..].iter().position(is_digit) else { return };

@@ -1,5 +1,6 @@
-//! Each target for a moment, with a seed that is always the same, so that each run of the suite tries the same
-//! inputs. New ones: `tenure-fuzz all --seconds 60 --seed N`. An input that failed stays in the corpus.
+//! Each target for a moment, with a seed that is always the same, so that each run of the suite
+//! tries the same inputs. New ones: `tenure-fuzz all --seconds 60 --seed N`. An input that failed
+//! stays in the corpus.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,9 +1,9 @@
-//! A neighbour process that needs memory when told to.
+//! A neighbour process that takes memory on request.
 //!
-//! It is this same program, executed again and caught before `main` by a start-up hook. A plain
-//! fork would be simpler but wrong: it shares every page of ours copy-on-write, and the kernel
-//! discards a lazily freed page only if every process that maps it has given it up, so the mere
-//! presence of a forked competitor would keep the pages under test in memory.
+//! It is this program, executed again and caught before `main` by a start-up hook. A plain fork
+//! would be simpler but wrong: it shares every page of the parent copy-on-write, and the kernel
+//! discards a lazily freed page only if every process that maps it has given it up. So a forked
+//! competitor would keep the pages under test in memory.
 
 #![allow(unsafe_code, reason = "runs before main, and maps memory")]
 
@@ -19,15 +19,15 @@ use std::time::{Duration, Instant};
 const HOOK_VARIABLE: &str = "TENURE_TESTKIT_COMPETITOR_OF";
 const NEED: u8 = b'n';
 const RELEASE: u8 = b'r';
-/// Between two looks at whether the parent still lives.
+/// Bytes between two checks that the parent is alive.
 const STEP: usize = 16 << 20;
 
-/// What became of a request to a competitor that could not serve it.
+/// The failure of a request to a competitor.
 #[derive(Debug)]
 pub enum Refused {
-    /// It is dead; the status says of what.
+    /// It is dead; the status has the cause.
     Died(ExitStatus),
-    /// The kernel refused it the address space.
+    /// The kernel refused the address space.
     Os(io::Error),
 }
 
@@ -51,9 +51,9 @@ impl From<Refused> for io::Error {
     }
 }
 
-/// A process beside us that takes and gives back memory on request.
+/// A process that takes and gives back memory on request.
 ///
-/// It holds no memory of ours, exits when this process ends, and is killed on drop.
+/// It holds no memory of the starting process, exits when that process ends, and is killed on drop.
 #[derive(Debug)]
 pub struct Competitor {
     child: Child,
@@ -67,7 +67,7 @@ pub struct Competitor {
 impl Competitor {
     /// Starts one, in `group` if there is one.
     pub fn spawn(group: Option<&MemoryCgroup>) -> Result<Competitor, Unavailable> {
-        // The reference is what makes the linker keep the hook.
+        // This reference makes the linker keep the hook.
         std::hint::black_box(&START_UP_HOOK);
         let mut child = Command::new("/proc/self/exe")
             .env(HOOK_VARIABLE, std::process::id().to_string())
@@ -87,7 +87,7 @@ impl Competitor {
                 Unavailable::new(format!("cannot put a competitor into {path}: {e}"))
             })?;
         }
-        // A first exchange, so that it is known to listen when this returns.
+        // A first exchange, so that the competitor is ready when this returns.
         competitor
             .release()
             .map_err(|e| Unavailable::new(format!("the competitor did not start: {e}")))?;
@@ -125,12 +125,12 @@ impl Competitor {
         assert!(self.asked.is_none(), "the last request has not been answered yet");
         let mut request = [kind; 9];
         request[1..].copy_from_slice(&bytes.to_ne_bytes());
-        // A dead competitor shows when the answer is read.
+        // A dead competitor is noticed when its reply is read.
         let _ = self.requests.write_all(&request);
         self.asked = Some(held_then);
     }
 
-    /// Waits for the answer to the request that was sent.
+    /// Waits for the reply to the request that was sent.
     pub fn answer(&mut self) -> Result<Duration, Refused> {
         let held_then = self.asked.take().expect("a request was sent");
         let mut answer = [0; 16];
@@ -150,12 +150,12 @@ impl Competitor {
         }
     }
 
-    /// The answer if it comes within `patience`, else `None`; the request then stays open.
+    /// Returns the reply if it comes within `patience`, else `None`; the request then stays open.
     pub fn answer_within(&mut self, patience: Duration) -> Option<Result<Duration, Refused>> {
         readable_within(&self.answers, patience).then(|| self.answer())
     }
 
-    /// Bytes it holds by its last answer.
+    /// The bytes that it holds according to its last reply.
     pub fn held(&self) -> u64 {
         self.held
     }
@@ -168,13 +168,13 @@ impl Competitor {
         self.status
     }
 
-    /// The signal that killed it, SIGKILL (9) if the kernel did for want of memory.
+    /// The signal that killed it. It is SIGKILL (9) if the kernel killed it for lack of memory.
     pub fn killed_by(&mut self) -> Option<i32> {
         self.status()?.signal()
     }
 
-    /// Tells the kernel whom to prefer when memory runs out: 1000 is this one first. Raising it
-    /// needs no privilege.
+    /// Sets which process the kernel kills first when memory runs out: 1000 is this one first.
+    /// Raising the value needs no privilege.
     pub fn set_oom_score_adj(&self, value: i16) -> io::Result<()> {
         std::fs::write(format!("/proc/{}/oom_score_adj", self.pid()), value.to_string())
     }
@@ -182,7 +182,7 @@ impl Competitor {
 
 impl Drop for Competitor {
     fn drop(&mut self) {
-        // Both know when it has been reaped already and then signal nobody.
+        // Both calls know whether the process was reaped already, and then send no signal.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -204,7 +204,8 @@ static START_UP_HOOK: extern "C" fn() = {
     extern "C" fn hook() {
         if let Some(parent) = std::env::var_os(HOOK_VARIABLE) {
             let parent: Option<i32> = parent.to_str().and_then(|p| p.parse().ok());
-            // Set by hand, or inherited by a child of another kind: go on to main.
+            // A user has set the variable, or a child of another kind has inherited it: continue to
+            // main.
             if parent.is_some_and(parent_is) {
                 serve(parent.unwrap_or(0));
             }
@@ -217,8 +218,8 @@ fn parent_is(pid: i32) -> bool {
     rustix::process::getppid().is_some_and(|p| p.as_raw_nonzero().get() == pid)
 }
 
-/// The competitor's whole life. PR_SET_PDEATHSIG is not used on purpose: it fires when the
-/// *thread* that made us ends, not its process. Looking at the parent's id is exact.
+/// The competitor's whole life. It does not use PR_SET_PDEATHSIG, which fires when the *thread*
+/// that made it ends, not that thread's process. A check of the parent's id is exact.
 fn serve(parent: i32) -> ! {
     let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
     let mut held: Vec<(*mut libc::c_void, usize)> = Vec::new();
@@ -239,7 +240,7 @@ fn serve(parent: i32) -> ! {
             NEED => take(bytes as usize, parent).map(|taken| held.push(taken)),
             _ => {
                 for (at, len) in held.drain(..) {
-                    // SAFETY: `take` mapped exactly this range and nothing refers into it.
+                    // SAFETY: `take` mapped exactly this range, and nothing refers to it.
                     unsafe { libc::munmap(at, len) };
                 }
                 Ok(())
@@ -255,7 +256,8 @@ fn serve(parent: i32) -> ! {
     }
 }
 
-/// Without exit handlers: this process never ran the program whose handlers they are.
+/// Exits without exit handlers, because this process never ran the program that has registered
+/// them.
 fn exit_now() -> ! {
     // SAFETY: _exit has no precondition.
     unsafe { libc::_exit(0) }
@@ -265,7 +267,7 @@ fn exit_now() -> ! {
 fn take(len: usize, parent: i32) -> io::Result<(*mut libc::c_void, usize)> {
     let (prot, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing.
+    // SAFETY: a fresh mapping at an address that the kernel chooses replaces nothing.
     let at = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0) };
     if at == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());

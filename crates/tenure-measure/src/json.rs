@@ -1,6 +1,7 @@
 //! Text in JSON, for reports of a line.
 
-/// The text as it stands between the quotes of a JSON string; control characters but the line's end become spaces.
+/// The text as it is between the quotes of a JSON string. Control characters other than the line's
+/// end become spaces.
 pub fn escaped(text: &str) -> String {
     text.chars()
         .flat_map(|c| match c {

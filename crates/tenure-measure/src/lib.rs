@@ -1,12 +1,13 @@
-//! What the demo, the benches and the tests measure with, on real pages, real control groups and real system calls.
+//! Measuring equipment of the demo, the benches and the tests: real pages, real control groups and
+//! real system calls.
 //!
-//! Everything undoes itself when dropped. What cannot be had on a machine (a privilege, a kernel feature) is an
-//! [`Unavailable`] with a sentence that says why, never a panic.
+//! Everything undoes itself when dropped. Equipment that a machine lacks (a privilege, a kernel
+//! feature) is an [`Unavailable`] with a sentence that gives the reason, never a panic.
 //!
 //! - [`cgroup`]: a memory-limited cgroup of either version, with its counters.
-//! - [`competitor`]: a process beside us that takes and gives back memory on request.
+//! - [`competitor`]: a process that takes and gives back memory on request.
 //! - [`seccomp`]: system calls refused, failed at the Nth, counted, or forbidden altogether.
-//! - [`pages`]: what smaps and pagemap say about a range.
+//! - [`pages`]: the facts about a range in smaps and pagemap.
 //! - [`json`]: text in a report.
 
 #![deny(unsafe_code)]

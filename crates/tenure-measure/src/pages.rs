@@ -1,4 +1,4 @@
-//! What the kernel says about real pages: smaps and pagemap.
+//! The kernel's facts about real pages: smaps and pagemap.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
@@ -20,8 +20,8 @@ pub struct Smaps {
     pub pss: u64,
     /// Pages that belong to no file.
     pub anonymous: u64,
-    /// Pages that MADV_FREE has given up and the kernel still has. The last few dozen given up on
-    /// each processor are not in yet: the kernel moves them in batches.
+    /// Pages that MADV_FREE has given up and the kernel still has. The kernel moves them in
+    /// batches, so the last few dozen of each processor are not counted yet.
     pub lazy_free: u64,
     /// Anonymous memory in huge pages mapped as such.
     pub anon_huge: u64,
@@ -42,10 +42,11 @@ impl Smaps {
         self.vm_flags.iter().any(|f| f == flag)
     }
 
-    /// Whether it is locked on fault. Before Linux 6.2 that flag has no name: `??`, of which it is the first one.
+    /// Returns whether it is locked on fault. Before Linux 6.2 that flag has no name and shows as
+    /// `??`, before other such flags.
     pub fn is_locked_on_fault(&self) -> bool {
         let first_unnamed = self.vm_flags.iter().position(|f| f == "??");
-        // Those that come behind it, in the order of the bits.
+        // The flags that follow it, in the order of the bits.
         let behind = |f: &String| {
             matches!(
                 &f[..],
@@ -93,7 +94,7 @@ pub fn smaps_over(addr: usize, len: usize) -> Vec<Smaps> {
     let mut found: Vec<Smaps> = Vec::new();
     let mut inside = false;
     for line in BufReader::new(file).split(b'\n').map_while(Result::ok) {
-        // A mapped file may be called anything.
+        // A mapped file may have any name.
         let line = String::from_utf8_lossy(&line);
         if let Some(head) = parse_head(&line) {
             if head.range.start >= addr.saturating_add(len) {
@@ -174,7 +175,7 @@ pub fn pagemap(addr: usize, len: usize) -> io::Result<Vec<PagemapEntry>> {
 /// For each page of `[addr, addr + len)` whether it is in memory or in swap.
 ///
 /// # Panics
-/// If the kernel does not show this process its own page map: then no check could be believed.
+/// If the kernel does not show this process its own page map: then no check could be trusted.
 pub fn present_pages(addr: usize, len: usize) -> Vec<bool> {
     match pagemap(addr, len) {
         Ok(entries) => entries.into_iter().map(PagemapEntry::populated).collect(),
@@ -194,21 +195,21 @@ pub fn mapped(addr: usize, len: usize) -> Vec<(usize, usize)> {
     overlapping.map(|found| (found.start.max(addr), found.end.min(end))).collect()
 }
 
-/// Read line by line: the text of 65,000 mappings takes 4 MiB, for which malloc would make a mapping, just
-/// where a test looks whether nothing is mapped.
+/// Reads line by line: the text of 65,000 mappings takes 4 MiB, for which malloc would make a
+/// mapping, perhaps where a test checks that nothing is mapped.
 fn mappings() -> impl Iterator<Item = Range<usize>> {
     let file = File::open("/proc/self/maps").expect("/proc/self/maps is readable");
     let lines = BufReader::new(file).split(b'\n').map(|line| line.expect("the list of mappings"));
     lines.filter_map(|line| Some(parse_head(&String::from_utf8_lossy(&line))?.range))
 }
 
-/// Resident bytes of this process, counted page by page: the counters behind statm lag behind by
-/// a batch for each processor.
+/// Resident bytes of this process, counted page by page: the counters behind statm are late by a
+/// batch for each processor.
 pub fn rss() -> u64 {
     rollup("self", "Rss:")
 }
 
-/// Resident bytes of another process; 0 if it is gone or not ours to look at.
+/// Resident bytes of another process; 0 if it is gone or this process may not read them.
 pub fn rss_of(pid: u32) -> u64 {
     rollup(&pid.to_string(), "Rss:")
 }

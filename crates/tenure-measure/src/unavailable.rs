@@ -1,8 +1,8 @@
-//! The reason why a piece of real-kernel equipment cannot be had here.
+//! The reason why a piece of real-kernel equipment is missing here.
 
 use std::fmt;
 
-/// What could not be had, and why, in one sentence for the reader of a skip line.
+/// The missing equipment and the reason, in one sentence for the reader of a skip line.
 ///
 /// Equipment that needs a privilege or a kernel feature returns this instead of panicking, so that
 /// a test can skip with the sentence and a program can print it.

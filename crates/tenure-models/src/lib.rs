@@ -1,8 +1,9 @@
-//! Models of tenure's core: [loom](https://docs.rs/loom) runs every interleaving of two or three threads,
-//! up to a bound on how often a thread is interrupted, with every value that a load may return.
+//! Models of tenure's core: [loom](https://docs.rs/loom) runs every interleaving of two or three
+//! threads, up to a bound on how often a thread is interrupted, with every value that a load may
+//! return.
 //!
-//! The files of the core are compiled from their own source, with loom's types in place of the processor's
-//! (`sync.rs`), and with a small kernel of this crate's own below them (`fakes/os.rs`). `MODELS.md` lists
+//! The core's files are compiled from their own source, with loom's types in place of the
+//! processor's (`sync.rs`), above a small kernel of this crate (`fakes/os.rs`). `MODELS.md` lists
 //! the models, their bounds, and for each a mistake that it finds.
 #![cfg(test)]
 #![deny(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Running a model.
+//! Runs a model.
 
 #![allow(unsafe_code, reason = "lends a value to the threads of a model")]
 
@@ -11,13 +11,14 @@ use tenure_testkit::sweep;
 /// Interleavings of a short sweep.
 const MOST: usize = 10_000;
 
-/// The bound of a model that takes long: one lower unless the sweeps are to be whole.
+/// The bound of a model that takes long: one lower unless the sweeps run in full.
 pub(crate) fn long(preemptions: usize) -> usize {
     sweep(preemptions - 1, preemptions)
 }
 
-/// Runs every interleaving of `threads` with at most `preemptions` interruptions of a thread that could go
-/// on. `TENURE_MODELS_MORE` adds to the bound. Unless the sweeps are to be whole, it ends after [`MOST`].
+/// Runs every interleaving of `threads` with at most `preemptions` interruptions of a thread that
+/// could continue. `TENURE_MODELS_MORE` adds to the bound. Unless the sweeps run in full, it ends
+/// after [`MOST`].
 pub(crate) fn check(
     name: &str,
     preemptions: usize,
@@ -29,7 +30,7 @@ pub(crate) fn check(
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(bound);
     builder.max_branches = 10_000;
-    // Looked at each time that so many have run.
+    // Checked each time that so many have run.
     builder.checkpoint_interval = MOST;
     builder.max_permutations = sweep(Some(MOST), None);
     let count = Arc::new(AtomicUsize::new(0));

@@ -10,7 +10,7 @@ mod state;
 #[path = "models/shared.rs"]
 mod shared_models;
 
-/// What the core's file says of it.
+/// Constants of the core's file.
 mod layout {
     pub(super) const MOST_SLOTS: u32 = 1024;
 }

@@ -1,13 +1,15 @@
-//! What `crate::sync` is to the core, made of loom's types.
+//! The core's `crate::sync`, made of loom's types.
 //!
-//! loom treats `SeqCst` accesses as `AcqRel`, so it would report orders that no processor shows; it knows
-//! `SeqCst` fences. So each `SeqCst` access has such a fence before it here. That is a little more than the
-//! language promises (an earlier `Relaxed` store is ordered before a later `SeqCst` load), and less than a
-//! fence on both sides (a `SeqCst` read-modify-write is not ordered before a later `Acquire` load).
+//! loom treats `SeqCst` accesses as `AcqRel`, so it would report orders that no processor shows; it
+//! knows `SeqCst` fences. So each `SeqCst` access has such a fence before it here. That is a little
+//! more than the language promises (an earlier `Relaxed` store is ordered before a later `SeqCst`
+//! load), and less than a fence on both sides (a `SeqCst` read-modify-write is not ordered before a
+//! later `Acquire` load).
 //!
-//! loom's fences also synchronise, as if each were an exchange of one word that all threads share. That could
-//! hide an access which too weak an order fails to publish. [`Order::Weak`] is the other extreme: no fence
-//! at all, and `SeqCst` is `AcqRel`. A model of what is published, in which nothing waits, runs with it.
+//! loom's fences also synchronise, as if each were an exchange of one word that all threads share.
+//! That could hide an access whose order is too weak to publish. [`Order::Weak`] is the other
+//! extreme: no fence at all, and `SeqCst` is `AcqRel`. A model of a publication in which no thread
+//! waits runs with it.
 
 pub(crate) use crate::runtime::lock::{Guard, Lock, Rank};
 pub(crate) use loom::cell::UnsafeCell;
@@ -17,7 +19,7 @@ use std::cell::Cell;
 pub(crate) use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// What a model makes of `SeqCst`.
+/// The meaning of `SeqCst` in a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     Fences,
@@ -117,7 +119,7 @@ macro_rules! counts {
                 before(order);
                 self.0.fetch_and(value, order)
             }
-            /// The first look is at the newest value: an older one only lets the exchange fail.
+            /// The first read gets the newest value: an older one would only let the exchange fail.
             pub fn fetch_update(
                 &self,
                 success: Ordering,
@@ -149,8 +151,8 @@ counts!(AtomicU32, u32);
 counts!(AtomicU64, u64);
 counts!(AtomicUsize, usize);
 
-/// The kernel's part under a lock, as the kernel has one. A wait with an end has none here: a wake-up that
-/// is lost is a deadlock, which loom reports.
+/// The kernel's part under a lock, as the kernel has one. A wait with a timeout has none here: a
+/// lost wake-up is a deadlock, which loom reports.
 #[derive(Debug)]
 pub(crate) struct Futex {
     pub word: AtomicU32,

@@ -44,7 +44,7 @@ pub(crate) use crate::fakes::{backpressure, detection, settings};
 
 use crate::runtime::lock::{Lock, Rank};
 
-/// As in the core, but one for each interleaving.
+/// Like the core's, but one for each interleaving.
 pub(crate) struct Tracking {
     pub slab: slab::Slab,
     pub claims: state::Claims,
@@ -63,22 +63,22 @@ loom::lazy_static! {
     };
 }
 
-/// Nothing is to be made up for first: forks are modelled without children.
+/// There is no recovery first: forks are modelled without children.
 fn claims() -> &'static state::Claims {
     &TRACKING.claims
 }
 
-/// Nothing is told to the kernel again here.
+/// Nothing is offered again here.
 pub(crate) mod touched {
     pub(crate) fn made_again(_: &super::state::Tracked, _: usize) {}
 }
 
-/// Nobody sleeps: the models call the scan themselves.
+/// No thread sleeps: the models call the scan themselves.
 pub(crate) mod wake {
     pub(crate) fn stir() {}
 }
 
-/// What `scan` does, without its waits: looks at all ranges, then offers each that was marked.
+/// Does the work of `scan`, without its waits: looks at all ranges, then offers each marked one.
 pub(crate) fn scan() {
     let mut seen = Vec::new();
     TRACKING.slab.each(|id, tracked, word| {

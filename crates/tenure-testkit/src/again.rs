@@ -1,15 +1,15 @@
-//! A test program's own tests, run once more where part of the kernel is refused.
+//! Runs a test program's own tests once more where part of the kernel is refused.
 
 use crate::child::run_harness;
 use crate::seccomp::Filter;
 
-/// Runs the calling program's tests whose names contain one of `names` once more, one after the other, in a
-/// process of its own under the filter.
+/// Runs the calling program's tests whose names contain one of `names` once more, one after
+/// another, in a process of its own under the filter.
 ///
 /// # Panics
 /// If a test fails, or none has such a name.
 pub fn tests_under(filter: &Filter, names: &[&str], env: &[(&str, &str)]) {
-    // On a thread of its own, for a filter stays.
+    // On a thread of its own, because a filter cannot be removed.
     let result = std::thread::scope(|scope| {
         let run = || {
             filter.install_this_thread().expect("a seccomp filter needs no rights");

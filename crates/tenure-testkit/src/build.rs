@@ -1,10 +1,10 @@
-//! What cargo does not build for a test by itself: libraries that no Rust program can link to, and
-//! programs in C.
+//! Builds files that cargo does not build for a test by itself: libraries to which no Rust program
+//! can link, and programs in C.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Builds a package's libraries as the calling test was built, and answers where they are.
+/// Builds a package's libraries as the calling test was built, and returns their directory.
 ///
 /// # Panics
 /// If they cannot be built, or one of `files` is not there afterwards.
@@ -13,13 +13,13 @@ pub fn libraries_of(package: &str, files: &[&str]) -> PathBuf {
     let profile_dir = test.parent().and_then(Path::parent).expect("it lies in deps");
     let name =
         profile_dir.file_name().and_then(|name| name.to_str()).expect("a profile has a name");
-    // With a target given there is one more directory, which cargo has to be told of.
+    // With a target given there is one more directory, and cargo must get the one above.
     let above = profile_dir.parent().expect("a profile lies in a target directory");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut cargo = Command::new(cargo);
     cargo.args(["build", "-p", package, "--quiet"]).current_dir(env!("CARGO_MANIFEST_DIR"));
     cargo.args(["--profile", if name == "debug" { "dev" } else { name }]);
-    // A copied target directory may have lost its tag: then neither has one.
+    // A copied target directory may have lost its tag: then the new one gets none either.
     let tagged = |dir: &Path| dir.join("CACHEDIR.TAG").exists();
     match above.parent() {
         Some(target_dir) if tagged(target_dir) && !tagged(above) => {
@@ -38,7 +38,8 @@ pub fn libraries_of(package: &str, files: &[&str]) -> PathBuf {
     profile_dir.to_owned()
 }
 
-/// The compiler that an environment variable names, or `default`; or why there is none.
+/// Returns the compiler that an environment variable names, or `default`; or the reason why there
+/// is none.
 pub fn compiler(variable: &str, default: &str) -> Result<String, String> {
     let name = std::env::var(variable).unwrap_or_else(|_| default.into());
     match Command::new(&name).arg("--version").output() {
@@ -48,7 +49,7 @@ pub fn compiler(variable: &str, default: &str) -> Result<String, String> {
     }
 }
 
-/// How a program ended and what it printed, for a message.
+/// Formats how a program ended and its output, for a message.
 pub fn text(output: &Output) -> String {
     format!(
         "{}\n{}{}",

@@ -15,11 +15,12 @@ use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 
 const BODY_VARIABLE: &str = "TENURE_TESTKIT_BODY";
-/// Tells a body that ran to its end from a harness that found no such test, which exits with 0.
+/// Distinguishes a body that ran to its end from a harness that found no such test, which exits
+/// with 0.
 const BODY_DONE: i32 = 83;
 const PATIENCE_SECONDS: i64 = 600;
 
-/// How a child ended and what it printed.
+/// How a child ended, and its output.
 #[derive(Debug)]
 pub struct ChildResult {
     /// Its exit status.
@@ -34,7 +35,7 @@ impl ChildResult {
         self.status.code() == Some(BODY_DONE)
     }
 
-    /// The signal it died of.
+    /// The signal that killed it.
     pub fn signal(&self) -> Option<i32> {
         self.status.signal()
     }
@@ -49,18 +50,18 @@ macro_rules! this_test {
     }};
 }
 
-/// What the harness calls the test that the function at this path was defined in: the path
-/// without the crate, and without closures.
+/// The harness's name of the test in which the function at this path was defined: the path without
+/// the crate, and without closures.
 pub fn test_name(here: &'static str) -> &'static str {
     let path = here.split_once("::").map_or(here, |(_crate, path)| path);
     let path = path.split_once("::{{closure}}").map_or(path, |(test, _)| test);
     path.strip_suffix("::here").unwrap_or(path)
 }
 
-/// Runs `body` in a process of its own and panics, with what it printed, unless it finishes.
+/// Runs `body` in a process of its own and panics, with its output, unless it finishes.
 ///
-/// `test` is the calling test as the harness lists it: [`this_test!`](crate::this_test). In the child this call does not
-/// return, so put it last in the test.
+/// `test` is the calling test as the harness lists it: [`this_test!`](crate::this_test). In the
+/// child this call does not return, so put it last in the test.
 ///
 /// # Panics
 /// If the body panics, dies, or takes longer than ten minutes.
@@ -74,23 +75,23 @@ pub fn in_child(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
     );
 }
 
-/// Like [`in_child`], but returns how the child ended: for bodies that are to die.
+/// Like [`in_child`], but returns how the child ended: for bodies that should die.
 ///
 /// # Panics
-/// If the body never started, for want of a test of that name, or if it takes longer than ten
+/// If the body never started, because no test has that name, or if it takes longer than ten
 /// minutes.
 pub fn run_child(test: &str, env: &[(&str, &str)], body: impl FnOnce()) -> ChildResult {
     let begin = format!("tenure-testkit: body of {test} begins\n");
     if std::env::var(BODY_VARIABLE).as_deref() == Ok(test) {
         die_with_parent();
-        // Straight to the descriptor, so that it is there whatever the body dies of.
+        // Written straight to the descriptor, so that it is there however the body dies.
         let _ = io::stdout().write_all(begin.as_bytes()).and_then(|()| io::stdout().flush());
         body();
         let _ = io::stdout().flush();
-        // Not `std::process::exit`: it unmaps the main thread's signal stack, on which that thread may
-        // still be on its way out of the handler by which glibc changes every thread's user (one in a
-        // thousand children of `as_nobody` died of SIGSEGV there).
-        // SAFETY: ends the process; what it printed is flushed.
+        // Not `std::process::exit`: it unmaps the main thread's signal stack. That thread may still
+        // be leaving the handler by which glibc changes every thread's user (one in a thousand
+        // children of `as_nobody` died of SIGSEGV there).
+        // SAFETY: ends the process, whose output is flushed.
         unsafe { libc::_exit(BODY_DONE) };
     }
     let result = execute(test, env).unwrap_or_else(|e| panic!("no child for {test}: {e}"));
@@ -103,12 +104,12 @@ pub fn run_child(test: &str, env: &[(&str, &str)], body: impl FnOnce()) -> Child
     result
 }
 
-/// Like [`in_child`] for a body that only holds while memory is not short: what other programs of the machine
-/// do may be heeded, and rightly so. `pressure` counts how often it was; a body that fails is run again if
-/// it was at all.
+/// Like [`in_child`], for a body that holds only while memory is not short: tenure may rightly
+/// react to other programs of the machine. `pressure` counts the reports of pressure. A body that
+/// fails runs again if there was a report.
 ///
 /// # Panics
-/// If the body fails without pressure, and as [`in_child`].
+/// If the body fails without pressure, and in the cases of [`in_child`].
 pub fn undisturbed(test: &str, pressure: fn() -> u64, body: impl Fn()) {
     const SAID: &str = "tenure-testkit: memory was short, times: ";
     const RUNS: u32 = 10;
@@ -117,7 +118,7 @@ pub fn undisturbed(test: &str, pressure: fn() -> u64, body: impl Fn()) {
             let usual = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |panic| {
                 usual(panic);
-                // What came last is counted a moment later.
+                // The last report is counted a moment later.
                 std::thread::sleep(std::time::Duration::from_millis(100));
                 eprintln!("{SAID}{}", pressure());
             }));
@@ -151,8 +152,8 @@ fn execute(test: &str, env: &[(&str, &str)]) -> io::Result<ChildResult> {
 
 /// Runs this test program once more, one test after the other.
 pub(crate) fn run_harness(arguments: &[&str], env: &[(&str, &str)]) -> io::Result<ChildResult> {
-    // A memory file, unlike a pipe, needs no reader while the child runs and no end of file from
-    // whatever the child may leave behind. Both streams share its offset.
+    // A memory file, unlike a pipe, needs no reader while the child runs, and no end of file from
+    // processes that the child may leave behind. Both streams share its offset.
     let mut printed = File::from(memfd_create("child-output", MemfdFlags::CLOEXEC)?);
     let mut child = Command::new(own_program()?)
         .args(arguments)
@@ -184,15 +185,15 @@ pub(crate) fn run_harness(arguments: &[&str], env: &[(&str, &str)]) -> io::Resul
     Ok(ChildResult { status, output })
 }
 
-/// The program that this process runs; where there is no /proc, as it was started.
+/// The program that this process runs. Without /proc, the path by which it was started.
 fn own_program() -> io::Result<PathBuf> {
     let as_started = || std::env::args_os().next().map(PathBuf::from);
     std::env::current_exe()
         .or_else(|error| as_started().filter(|path| path.is_absolute()).ok_or(error))
 }
 
-/// Makes this process an ordinary user's (uid and gid 65534) if it is root's. For use in a child:
-/// there is no way back.
+/// Makes this process an ordinary user's (uid and gid 65534) if it is root's. For use in a child,
+/// because it cannot be undone.
 pub fn as_nobody() -> Result<(), Unavailable> {
     const NOBODY: libc::uid_t = 65534;
     if !rustix::process::geteuid().is_root() {
@@ -207,15 +208,15 @@ pub fn as_nobody() -> Result<(), Unavailable> {
             Err(Unavailable::new(format!("cannot become an ordinary user: {what}: {e}")))
         }
     };
-    // The C library's calls, not the raw ones: they change every thread of the process.
+    // The C library's calls, not the raw ones, because they change every thread of the process.
     // SAFETY: an empty group list is never read.
     done("setgroups", unsafe { libc::setgroups(0, std::ptr::null()) })?;
     // SAFETY: plain numbers.
     done("setresgid", unsafe { libc::setresgid(NOBODY, NOBODY, NOBODY) })?;
     // SAFETY: plain numbers.
     done("setresuid", unsafe { libc::setresuid(NOBODY, NOBODY, NOBODY) })?;
-    // A change of uid makes a process undumpable, and then its own /proc/self/pagemap and the
-    // like belong to root; a process an ordinary user starts has them.
+    // A change of uid makes a process undumpable, and then root owns its /proc/self/pagemap and
+    // similar files. A process that an ordinary user starts owns them.
     // SAFETY: plain numbers.
     done("PR_SET_DUMPABLE", unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) })
 }

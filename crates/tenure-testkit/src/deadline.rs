@@ -1,13 +1,13 @@
-//! Time limits that hold what is tested to its promise, and not the machine.
+//! Time limits that bound the tested code, and not the machine.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A limit on the time that something of this process may take. What the machine keeps its threads from
-/// running, with other work or by stopping as a whole, is measured meanwhile and comes on top, several
-/// times: where nothing stalls the limit is the one given.
+/// A limit on the time of an action of this process. Meanwhile it measures how long the machine
+/// keeps the process's threads from running, because of other work or because the machine stands
+/// still. That time is added several times. Without such stalls the limit is the given one.
 #[derive(Debug)]
 pub struct Deadline {
     start: Instant,
@@ -24,14 +24,14 @@ struct Stalls {
     over: AtomicBool,
 }
 
-/// A stall of one thread is rarely alone: each of the threads that have to take turns may have one.
+/// A stall of one thread is rarely alone: each of the threads that take turns may have one.
 const SHARES: u32 = 4;
 const NAP: Duration = Duration::from_millis(5);
-/// As late as a thread may wake on a quiet machine.
+/// The latest wake-up of a thread on a quiet machine.
 const PUNCTUAL: Duration = Duration::from_millis(1);
 
 impl Deadline {
-    /// From now on.
+    /// Starts the time limit now.
     ///
     /// # Panics
     /// If no thread can be created.
@@ -52,14 +52,14 @@ impl Deadline {
         Deadline { start, limit, stalls, measures, process: std::process::id() }
     }
 
-    /// For how long the machine was seen to stall.
+    /// Returns how long the machine has stalled.
     pub fn stalled(&self) -> Duration {
         Duration::from_micros(self.stalls.sum_us.load(Ordering::Relaxed))
     }
 
-    /// Whether more time has gone by than is allowed.
+    /// Returns whether more time has passed than is allowed.
     pub fn is_over(&self) -> bool {
-        // Read first: a stall that is not noticed yet ends with this thread's, too.
+        // Read first: a stall that is not noticed yet delays this thread, too.
         let took = self.start.elapsed();
         if took <= self.limit {
             return false;
@@ -72,7 +72,8 @@ impl Deadline {
 impl Drop for Deadline {
     fn drop(&mut self) {
         self.stalls.over.store(true, Ordering::Relaxed);
-        // It is gone afterwards, so that a raw clone finds none of the C library's locks in its hands.
+        // The thread is gone afterwards, so that a raw clone does not find it holding a lock of the
+        // C library's.
         if let Some(measures) = self.measures.take().filter(|_| self.process == std::process::id())
         {
             measures.thread().unpark();

@@ -5,12 +5,13 @@ use std::fs;
 
 const FILE: &str = "/proc/sys/vm/nr_hugepages";
 
-/// The pool is one for the machine: who changes it, or counts its pages, waits until no other test does, in any process.
+/// The machine has one pool. A test that changes it, or counts its pages, waits until no other test
+/// does, in any process.
 #[derive(Debug)]
 pub struct Turn(#[allow(dead_code, reason = "locked as long as it is open")] fs::File);
 
 impl Turn {
-    /// Waits for it.
+    /// Waits for the turn.
     pub fn take() -> Result<Turn, Unavailable> {
         let refused = |e| Unavailable::new(format!("the pool of huge pages cannot be had: {e}"));
         let file = fs::File::open(FILE).map_err(refused)?;
@@ -20,7 +21,7 @@ impl Turn {
     }
 }
 
-/// The pool has more pages; dropped, as many as before.
+/// Adds pages to the pool; its drop restores the former number.
 pub struct MoreHugePages {
     before: String,
     _turn: Turn,

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Takes stock at the start and complains at the end of what has grown.
+/// Takes stock at the start and reports growth at the end.
 ///
 /// It counts for the whole process, so it belongs into a child of its own
-/// ([`in_child`](crate::in_child)), not beside other tests. Do once before the start what is done
-/// in the loop: the C library keeps a dead thread's stack and a new thread's heap for reuse.
+/// ([`in_child`](crate::in_child)), not beside other tests. Run the loop's body once before the
+/// start: the C library keeps a dead thread's stack and a new thread's heap for reuse.
 #[derive(Debug)]
 pub struct LeakCheck {
     before: Stock,
@@ -33,26 +33,26 @@ impl LeakCheck {
         LeakCheck { before: Stock::take(), allowed: [0; 3] }
     }
 
-    /// Lets this many mappings be left over.
+    /// Allows this many additional mappings.
     pub fn allow_mappings(mut self, n: usize) -> Self {
         self.allowed[0] = n;
         self
     }
 
-    /// Lets this many descriptors be left over.
+    /// Allows this many additional descriptors.
     pub fn allow_descriptors(mut self, n: usize) -> Self {
         self.allowed[1] = n;
         self
     }
 
-    /// Lets this many threads be left over.
+    /// Allows this many additional threads.
     pub fn allow_threads(mut self, n: usize) -> Self {
         self.allowed[2] = n;
         self
     }
 
-    /// Takes stock again; the error names what has grown. Waits up to a second for it to settle,
-    /// since a joined thread stays listed until the kernel has finished with it.
+    /// Takes stock again; the error names the growth. Waits up to a second for it to settle,
+    /// because a joined thread stays listed until the kernel has finished with it.
     pub fn finish(self) -> Result<(), String> {
         let deadline = Instant::now() + Duration::from_secs(1);
         loop {
@@ -88,7 +88,8 @@ impl LeakCheck {
     }
 }
 
-/// How many of the new descriptors are tenure's that stay open from their first use on: one of each kind at most.
+/// How many of the new descriptors are tenure's that stay open from their first use on: at most one
+/// of each kind.
 fn kept(before: &Things, now: &Things) -> usize {
     let is_kept = |number: &String, target: &String, kind: &str| {
         !before.contains_key(number)

@@ -1,7 +1,8 @@
-//! What tests alone need, besides the measuring equipment of [`tenure_measure`], which it passes on.
+//! Equipment that only tests need. It also passes on the measuring equipment of [`tenure_measure`].
 //!
-//! Everything works on the real kernel and undoes itself when dropped. What cannot be had on a machine (a privilege,
-//! a kernel feature) is an [`Unavailable`] with a sentence that says why, never a panic.
+//! Everything works on the real kernel and undoes itself when dropped. Equipment that a machine
+//! lacks (a privilege, a kernel feature) is an [`Unavailable`] with a sentence that gives the
+//! reason, never a panic.
 //!
 //! - [`tests_under`]: a program's own tests, run once more under a filter.
 //! - [`build`]: libraries and C programs for a test.

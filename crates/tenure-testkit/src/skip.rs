@@ -1,4 +1,4 @@
-//! Skipping a test with its reason, so that the reasons are counted and shown at the end.
+//! Skips a test with its reason, so that the reasons are counted and shown at the end.
 //!
 //! Each skip is a line in a file beside the build's test binaries, named after the process that
 //! runs them all (cargo): one run, one file. This crate's last test target prints it.
@@ -22,7 +22,7 @@ macro_rules! skip {
     }};
 }
 
-/// Unwraps a `Result` whose error says why something cannot be had; skips the test otherwise.
+/// Unwraps a `Result` whose error is the reason why equipment is missing; skips the test otherwise.
 #[macro_export]
 macro_rules! or_skip {
     ($result:expr) => {
@@ -61,7 +61,7 @@ fn open(path: &Path) -> io::Result<File> {
 
 static OPENED_EARLY: OnceLock<File> = OnceLock::new();
 
-/// Opens the file while this process still may: before it becomes another user's.
+/// Opens the file while this process still may: before the process becomes another user's.
 pub(crate) fn open_early() {
     if let Ok(file) = open(&file()) {
         let _ = OPENED_EARLY.set(file);
@@ -77,16 +77,16 @@ pub fn file() -> PathBuf {
     directory().join(run_name(parent))
 }
 
-/// A process id with its start time, as ids come round again.
+/// A process id with its start time, because the kernel reuses ids.
 fn run_name(pid: i32) -> String {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The command's name, in parentheses, may hold anything; the start time is field 22.
+    // The command's name, in parentheses, may contain any bytes; the start time is field 22.
     let start = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(19));
     format!("{pid}-{}", start.unwrap_or("0"))
 }
 
-/// Beside `deps`, where cargo puts test binaries: the same for all of one run, whatever the
-/// target directory, the profile or the working directory.
+/// The directory beside `deps`, in which cargo puts test binaries: it is one directory for the
+/// whole run, whatever the target directory, the profile or the working directory.
 fn directory() -> PathBuf {
     let exe = std::env::current_exe().unwrap_or_default();
     let build = exe.ancestors().find(|p| p.ends_with("deps")).and_then(Path::parent);

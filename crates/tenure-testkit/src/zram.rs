@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 
 const CONTROL: &str = "/sys/class/zram-control";
 
-/// A zram device in use as swap by the whole machine, shut and given back on drop.
+/// A zram device that the whole machine uses as swap, removed on drop.
 ///
 /// Groups that [`MemoryCgroup`](crate::MemoryCgroup) makes do not use it unless they allow swap.
 #[derive(Debug)]
 pub struct ZramSwap {
     device: PathBuf,
     sys: PathBuf,
-    /// The number of a device that was added for this; a device found unused stays.
+    /// The number of a device that was added for this; a device that was found unused stays.
     added: Option<u32>,
     on: bool,
     creator: u32,
@@ -77,7 +77,7 @@ impl ZramSwap {
         Ok(())
     }
 
-    /// Where no devtmpfs or udev does it, the device's node is ours to make.
+    /// Makes the device's node, if no devtmpfs or udev does it.
     fn make_node(&self) -> io::Result<()> {
         if self.device.exists() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Memory cgroups and competitors: that limits bite, and that nothing is left behind.
+//! Memory cgroups and competitors: limits have effect, and nothing is left behind.
 
 use std::time::Duration;
 use tenure_testkit::competitor::Refused;
@@ -46,7 +46,7 @@ fn a_competitor_makes_the_kernel_take_lazily_freed_pages() {
         // SAFETY: within the vector's buffer, which is never read again.
         let freed = unsafe { libc::madvise(start as *mut _, range.len(), libc::MADV_FREE) };
         assert_eq!((freed, present()), (0, all));
-        // More than is left beside what we hold, less than the limit.
+        // More than is left beside this test's memory, less than the limit.
         competitor.need(72 * MIB).unwrap();
         let taken = (all - present()) as u64 * 4096;
         assert!(taken >= 24 * MIB, "{taken} bytes taken");
@@ -151,7 +151,7 @@ fn a_process_enters_and_leaves_and_the_group_is_removed() {
         drop(memory);
         group.leave_self().unwrap();
         assert_eq!(group.procs(), []);
-        // Dropping the group takes us out as well.
+        // Dropping the group also moves this process out.
         group.enter_self().unwrap();
         drop(group);
         assert!(!path.exists());

@@ -1,4 +1,5 @@
-//! The launcher puts programs under a filter that kills for systemd's groups, and tests can ask.
+//! The launcher puts programs under a filter that kills for systemd's groups, and tests can find
+//! that out.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
@@ -26,7 +27,7 @@ fn a_test_under_the_launcher_is_told_what_it_may_not_call() {
     if std::env::var_os("TENURE_TEST_INSIDE").is_some() {
         assert!(may_call("sched_setaffinity").is_err() && may_call("swapon").is_err());
         assert!(may_call("madvise").is_ok());
-        // Equipment that would be killed says so instead.
+        // Equipment that would be killed returns the reason instead.
         assert_eq!(as_nobody().is_err(), rustix::process::geteuid().is_root());
         return;
     }

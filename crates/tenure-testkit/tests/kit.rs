@@ -21,17 +21,17 @@ fn map(len: usize) -> *mut u8 {
 }
 
 fn advise(at: *mut u8, len: usize, advice: i32) {
-    // SAFETY: only ever called on mappings made by `map`, which nothing refers into.
+    // SAFETY: only called on mappings made by `map`, to which nothing refers.
     assert_eq!(unsafe { libc::madvise(at.cast(), len, advice) }, 0);
 }
 
-/// A file without a byte in it.
+/// An empty file.
 fn tempfile() -> OwnedFd {
     rustix::fs::memfd_create("empty", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
 }
 
 fn unmap(at: *mut u8, len: usize) {
-    // SAFETY: made by `map`, and nothing refers into it.
+    // SAFETY: made by `map`, and nothing refers to it.
     assert_eq!(unsafe { libc::munmap(at.cast(), len) }, 0);
 }
 
@@ -70,7 +70,8 @@ fn smaps_tells_residence_locks_and_lazy_freeing() {
 
     advise(at, len / 2, libc::MADV_FREE);
     let smaps = pages::smaps_of(at as usize).unwrap();
-    // The kernel moves lazily freed pages in batches for each processor: the last may be missing.
+    // The kernel moves lazily freed pages in batches for each processor, so the last batch may be
+    // missing.
     let (half, batch) = (len as u64 / 2, 64 * PAGE as u64);
     assert!((half - batch..=half).contains(&smaps.lazy_free), "{}", smaps.lazy_free);
     assert_eq!(smaps.rss, len as u64);
@@ -147,8 +148,8 @@ fn leaks_are_named() {
 fn skips_are_recorded_and_taken() {
     let path = std::env::temp_dir().join(format!("tenure-skips-test-{}", std::process::id()));
     let file = path.to_str().unwrap();
-    // Its own file, so that these two are not reported at the end as if they had been skipped.
-    // The child gets this file's name from this process's environment, set for the child alone.
+    // A file of its own, so that these two do not appear in the final list of skips. The child gets
+    // the file's name from its environment, which is set for the child alone.
     let env = [("KIT_SKIP_FILE", file)];
     in_child(this_test!(), &env, || {
         // SAFETY: the harness runs this one test on one thread; nothing else reads the environment.
@@ -175,7 +176,7 @@ fn skips_are_recorded_and_taken() {
             [format!("{place}: a closure's"), format!("{place}::quits: no moon here, nor there"),]
         );
         assert_eq!(skip::take_records(), [""; 0]);
-        // Not even root's file is out of reach for a skip after the fall.
+        // The child can still write root's file after it has become another user's.
         or_skip!(as_nobody());
         (|| skip!("an ordinary user's"))();
         let kept = std::fs::read_to_string(skip::file()).unwrap();
@@ -241,7 +242,7 @@ fn pages_go_to_zram_swap_and_come_back() {
     assert!(!std::fs::read_to_string("/proc/swaps").unwrap().contains(&device));
 }
 
-/// Pages of this process out and in again, while other tests of it run beside.
+/// Moves pages of this process out and in again, while other tests of it run.
 fn in_swap(name: &str, swap: &ZramSwap) {
     let (at, len) = (map(1 << 20), 1 << 20);
     for page in 0..len / PAGE {

@@ -1,4 +1,5 @@
-//! Profiles refuse what they say, and the core's tests under them are held against the list.
+//! Profiles refuse the calls that they name, and the core's tests under them are compared with the
+//! list.
 
 use std::process::{Command, Output};
 use tenure_testkit::refused::{profile, PROFILES};
@@ -9,7 +10,8 @@ fn under(profile: &str, program: &[&str]) -> Output {
     command.args(["--profile", profile]).args(program).output().expect("the launcher starts")
 }
 
-/// What a program finds under a profile; `None`, with the reason recorded: it cannot be had here.
+/// The results of a program under a profile; `None`, with the reason recorded: the profile cannot
+/// be made here.
 fn found(profile: &str) -> Option<Vec<String>> {
     let own = std::env::current_exe().expect("a test has a path");
     let name = "what_is_there";
@@ -26,7 +28,7 @@ fn found(profile: &str) -> Option<Vec<String>> {
     Some(found.map(str::to_owned).collect())
 }
 
-/// Not a test of its own: it is run under the profiles.
+/// Not a test of its own: it runs under the profiles.
 #[test]
 #[ignore = "run under a profile by another test"]
 fn what_is_there() {
@@ -38,7 +40,7 @@ fn what_is_there() {
     // SAFETY: an empty range at no address: nothing is changed.
     let free = unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_FREE) };
     say("MADV_FREE", if free < 0 { last() } else { 0 });
-    // SAFETY: refused or not, a call without an argument that the kernel accepts.
+    // SAFETY: refused or not, the kernel does not accept this call without an argument.
     unsafe { libc::syscall(libc::SYS_clone3, 0, 0) };
     say("clone3", last());
     let empty =

@@ -1,4 +1,4 @@
-//! That refused calls are refused, the Nth fails and no other, and counts are exact.
+//! Refused calls are refused, only the Nth fails, and counts are exact.
 
 use std::io;
 use tenure_testkit::seccomp::{
@@ -43,7 +43,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, with nothing that refers into it.
+        // SAFETY: mapped by `map`, and nothing refers to it.
         unsafe { libc::munmap(self.0, LEN) };
     }
 }
@@ -78,7 +78,7 @@ fn refused_calls_fail_and_their_neighbours_do_not() {
         or_skip!(filter.install_this_thread());
         assert_eq!(userfaultfd(), Err(Errno::NOSYS));
         assert_eq!(ioctl_on_nothing(0xAA00), Errno::PERM);
-        // The kernel's own answer for descriptor -1 would be EBADF.
+        // The kernel's own error for descriptor -1 would be EBADF.
         assert_eq!(ioctl_on_nothing(0xC060_6610), Errno::NOTTY);
         assert_eq!(ioctl_on_nothing(0xC068_6611), Errno::NXIO);
         assert_eq!(ioctl_on_nothing(0xC068_6612), Errno::BADF);
@@ -86,7 +86,7 @@ fn refused_calls_fail_and_their_neighbours_do_not() {
         pages.fill();
         assert_eq!(pages.advise(libc::MADV_DONTNEED), Err(Errno::INVAL));
         assert_eq!(pages.present(), LEN / 4096);
-        // The same call with another advice: lazily freed pages that are paged out are gone.
+        // The system call with another advice: lazily freed pages that are paged out are gone.
         assert_eq!(pages.advise(libc::MADV_FREE), Ok(()));
         assert_eq!(pages.advise(libc::MADV_PAGEOUT), Ok(()));
         assert_eq!(pages.present(), 0);
@@ -139,8 +139,8 @@ fn exactly_the_nth_call_fails_and_without_effect() {
         nth.rearm(When::FromNth(2));
         let dontneed = || Pages::map().advise(libc::MADV_DONTNEED);
         assert_eq!(dontneed(), Ok(()));
-        // Threads started since then are watched too, and counted in the same order. A thread's
-        // own end may advise the kernel about its stack, so it is looked at from inside.
+        // Threads started since then are watched too, and counted in one sequence. A thread's own
+        // end may advise the kernel about its stack, so the result is read inside the thread.
         assert_eq!(std::thread::spawn(dontneed).join().unwrap(), Err(Errno::NOMEM));
         assert_eq!(userfaultfd(), Err(Errno::NOMEM));
         assert!(nth.calls() >= 3 && nth.failures() == nth.calls() - 1);
@@ -231,7 +231,7 @@ fn a_held_call_waits_until_it_is_released_and_then_goes_on() {
         std::thread::scope(|scope| {
             hold.arm(long);
             let held = scope.spawn(|| {
-                // SAFETY: the mapping's contents are nobody's.
+                // SAFETY: the mapping's contents are not needed.
                 assert_eq!(unsafe { libc::madvise(at as *mut _, LEN, libc::MADV_DONTNEED) }, 0);
                 ended.store(true, std::sync::atomic::Ordering::SeqCst);
             });
@@ -243,8 +243,8 @@ fn a_held_call_waits_until_it_is_released_and_then_goes_on() {
             assert_eq!(Pages::map().advise(libc::MADV_DONTNEED), Ok(()));
             let other = scope.spawn(|| Pages::map().advise(libc::MADV_DONTNEED));
             hold.release();
-            // Joined, so that nothing of them is left: a thread that ends has libc discard its stack, which is
-            // such a call, too.
+            // Joined, so that nothing of them is left: libc discards the stack of a thread that
+            // ends, which is such a call, too.
             assert_eq!(other.join().unwrap(), Ok(()));
             held.join().unwrap();
         });

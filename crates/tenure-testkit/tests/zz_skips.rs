@@ -1,5 +1,6 @@
-//! Not a test: prints what the test run has skipped, and why. Cargo runs packages and their test
-//! targets in the order of their names, so this comes after all others (doc-tests excepted).
+//! Not a test: prints which tests the run has skipped, with the reasons. Cargo runs packages and
+//! their test targets in the order of their names, so this comes after all others (doc-tests
+//! excepted).
 
 fn main() {
     // A listing of tests has none to show here, and must not use up the records.

@@ -1,4 +1,5 @@
-//! Blocks of the pool that one thread owns: asked for, filled, grown, given back. A block's bytes are its owner's.
+//! Blocks of the pool that one thread owns: allocated, filled, grown, freed. Only the owner may
+//! change a block's bytes.
 
 #![allow(unsafe_code, reason = "asks for memory and gives it back")]
 
@@ -20,7 +21,7 @@ pub struct Blocks(Vec<Block>);
 
 const MOST: usize = 12;
 const MOST_BYTES: usize = 12 << 20;
-/// Words that are written and looked at in each block, besides the first and the last.
+/// Words that are written and checked in each block, besides the first and the last.
 const SAMPLE: usize = 64;
 
 impl Block {
@@ -28,7 +29,7 @@ impl Block {
         mix(self.salt, n as u64) | 1
     }
 
-    /// The places of the words that are looked at: all of them in a small block.
+    /// The places of the checked words: all of them in a small block.
     fn places(&self) -> impl Iterator<Item = usize> {
         let words = self.len / 8;
         let step = (words / SAMPLE).max(1);
@@ -37,13 +38,15 @@ impl Block {
 
     fn write(&self) {
         for n in self.places() {
-            // SAFETY: inside the block, which is this value's, and aligned: a block is at a page's boundary.
+            // SAFETY: inside the block, which this value owns, and aligned: a block starts at a
+            // page's boundary.
             unsafe { self.at.as_ptr().cast::<u64>().add(n).write(self.word(n)) };
         }
     }
 
     fn read(&self, n: usize) -> u64 {
-        // SAFETY: as above.
+        // SAFETY: inside the block, which this value owns, and aligned: a block starts at a page's
+        // boundary.
         unsafe { self.at.as_ptr().cast::<u64>().add(n).read() }
     }
 
@@ -69,7 +72,7 @@ impl Block {
 }
 
 impl Blocks {
-    /// One operation that the numbers choose.
+    /// One operation that the random numbers choose.
     pub fn step(&mut self, rng: &mut Rng) {
         match rng.below(10) {
             0..=3 => self.ask(rng),
@@ -115,7 +118,7 @@ impl Blocks {
         let block = self.0.swap_remove(rng.below(self.0.len()));
         block.check("given back");
         doing!("pool::free");
-        // SAFETY: the block is this thread's, and is used no more.
+        // SAFETY: the block belongs to this thread, and is used no more.
         unsafe { pool::free(block.at) };
     }
 
@@ -128,27 +131,27 @@ impl Blocks {
         block.check("to be grown");
         let (old, len) = (block.len, block.len + (4096 << rng.below(7)));
         doing!("pool::realloc");
-        // SAFETY: the block is this thread's, and its old address is used no more.
+        // SAFETY: the block belongs to this thread, and its old address is used no more.
         let Some(at) = (unsafe { pool::realloc(block.at, len, 64, true) }) else { return };
         block.at = at;
-        // What was written before, at the old length's places; and zeros behind.
+        // The old bytes at the places of the old length, and zeros behind them.
         block.check("grown");
         block.len = len;
         block.expect_zeros(old.next_multiple_of(8));
         block.write();
     }
 
-    /// Checks all of them and gives them back.
+    /// Checks all of them and frees them.
     pub fn finish(&mut self) {
         while let Some(block) = self.0.pop() {
             block.check("at the end");
             doing!("pool::free at the end");
-            // SAFETY: the block is this thread's, and is used no more.
+            // SAFETY: the block belongs to this thread, and is used no more.
             unsafe { pool::free(block.at) };
         }
     }
 
-    /// In a child: all of them are there.
+    /// In a child: checks that all of them are there.
     pub fn verify(&self) {
         self.0.iter().for_each(|block| block.check("in a child"));
     }

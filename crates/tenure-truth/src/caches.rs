@@ -1,6 +1,6 @@
-//! Caches that all threads use. Each key has one thread that writes it, so that what a get may
-//! return is known: nothing older than the last write that was over before, nothing newer than the
-//! last that has begun.
+//! Caches that all threads use. Each key has one thread that writes it, so the possible results of
+//! a get are known: nothing older than the last write that was over before, nothing newer than the
+//! last write that has begun.
 
 #![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
 
@@ -17,18 +17,18 @@ use std::time::Duration;
 use tenure::cache::Value;
 use tenure::Cache;
 
-/// What values are like.
+/// The sizes of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sizes {
     /// 0 bytes to 20 KiB.
     Small,
     /// Up to 6 MiB, most above 512 KiB.
     Large,
-    /// All of them.
+    /// All of these.
     Mixed,
 }
 
-/// One cache with what is known of its keys.
+/// One cache with the known facts about its keys.
 struct One {
     cache: Cache<Key, TruthHasher>,
     salt: u64,
@@ -47,9 +47,9 @@ struct State {
     begun: AtomicU64,
     /// The last write that is over: no get returns an older one.
     over: AtomicU64,
-    /// When that was.
+    /// The time of that write.
     over_ms: AtomicU64,
-    /// What was over when a `clear` that is over began.
+    /// The number of the last finished write at the beginning of a `clear` that is over.
     cleared: AtomicU64,
 }
 
@@ -68,10 +68,10 @@ pub struct Held {
     version: u64,
 }
 
-/// How caches are made and used.
+/// The way to make and use caches.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// What values are like.
+    /// The sizes of values.
     pub sizes: Sizes,
     /// Bytes that a cache may take.
     pub ceiling: Option<u64>,
@@ -79,13 +79,13 @@ pub struct Plan {
     pub mischief: bool,
     /// Values are made inside the making of values.
     pub recursion: bool,
-    /// The ceiling and the room are tried, with values that do not fit.
+    /// Values that do not fit test the ceiling and the room.
     pub limits: bool,
 }
 
 /// Keys that one thread writes.
 const OWN: usize = 48;
-/// Keys whose value every thread may make, always the same.
+/// Keys whose value every thread may make. The bytes are always the same.
 const COMMON: usize = 24;
 const COMMON_VERSION: u64 = 1;
 
@@ -94,7 +94,7 @@ const MOST_HELD: usize = 6 << 20;
 /// Longer than any run.
 const HOUR: Duration = Duration::from_secs(1 << 30);
 
-/// Why a value was not made.
+/// The reason why a value was not made.
 enum Unmade {
     Tenure(tenure::Error),
     Refused,
@@ -139,7 +139,7 @@ impl One {
         bytes
     }
 
-    /// Whether a value is exactly that version; the first word that differs otherwise.
+    /// Returns whether a value is exactly that version; otherwise the first word that differs.
     fn compare(&self, value: &[u8], key: u64, version: u64) -> Result<(), usize> {
         if value.len() != self.len_of(key, version) {
             return Err(0);
@@ -159,7 +159,7 @@ impl One {
         add(&tally().pages, value.len().div_ceil(sys::PAGE) as u64);
     }
 
-    /// Which version a value is, from the newest that can be down to the oldest that may be.
+    /// Returns the version of a value, from the newest possible one down to the oldest allowed one.
     fn version_of(&self, value: &[u8], key: u64, oldest: u64, newest: u64) -> Option<u64> {
         (oldest..=newest).rev().take(300).find(|version| self.compare(value, key, *version).is_ok())
     }
@@ -221,7 +221,7 @@ impl Caches {
         (self.threads * OWN + rng.below(COMMON)) as u64
     }
 
-    /// One operation that the numbers choose, by thread number `thread`.
+    /// One operation that the random numbers choose, by thread number `thread`.
     pub fn step(&'static self, rng: &mut Rng, thread: usize, held: &mut VecDeque<Held>) {
         let cache = rng.below(self.all.len());
         let own = (thread * OWN + rng.below(OWN)) as u64;
@@ -235,7 +235,7 @@ impl Caches {
                 let key = if rng.once_in(3) { own } else { self.some_key(rng) };
                 self.guarded(mischief, cache, || {
                     let Some((value, version)) = self.get(cache, key) else { return };
-                    // Bounded in bytes: what is held, the driver takes from the machine.
+                    // Bounded in bytes, because the driver takes the held values from the machine.
                     let bytes: usize = held.iter().map(|held| held.value.len()).sum();
                     let most = if self.plan.limits { 60 } else { 12 };
                     let fits = held.len() < most && bytes + value.len() < MOST_HELD;
@@ -271,7 +271,7 @@ impl Caches {
         }
     }
 
-    /// A get, held against what is known.
+    /// A get, checked against the known facts.
     fn get(&self, cache: usize, key: u64) -> Option<(Value<'_>, u64)> {
         doing!("Cache::get");
         let one = &self.all[cache];
@@ -307,7 +307,7 @@ impl Caches {
         let one = &self.all[cache];
         one.count(value);
         if key as usize >= self.threads * OWN {
-            // Always the same; versions play no part.
+            // The bytes are always the same; versions play no part.
             match one.compare(value, key, COMMON_VERSION) {
                 Ok(()) => return Some(COMMON_VERSION),
                 Err(n) => {
@@ -351,7 +351,7 @@ impl Caches {
     }
 
     fn begin(&self, cache: usize, key: u64) -> u64 {
-        // Two numbers for each write, so that one that failed is told from the next.
+        // Two numbers for each write, so that a failed write differs from the next one.
         self.all[cache].keys[key as usize].begun.fetch_add(2, Ordering::SeqCst) + 2
     }
 
@@ -367,7 +367,7 @@ impl Caches {
         let bytes = one.bytes(key, version);
         doing!("Cache::insert");
         let wrapped = One::key(key, one.identity);
-        // Some beside others, in the same segments: as if there were no times.
+        // Some beside others, in the same segments, as if there were no times.
         let put = match version % 8 == 0 && one.ttl_ms.is_none() {
             true => one.cache.insert_with_time_to_live(wrapped, &bytes, HOUR),
             false => one.cache.insert(wrapped, &bytes),
@@ -457,7 +457,8 @@ impl Caches {
         }
     }
 
-    /// A value larger than the ceiling, or than the room there is: refused, and nothing is evicted.
+    /// A value larger than the ceiling, or than the room that is left: it is refused, and nothing
+    /// is evicted.
     fn huge(&self, rng: &mut Rng, cache: usize) {
         let one = &self.all[cache];
         let limit = one.ceiling.unwrap_or(u64::MAX).min(match is(&setting::SHORT) {
@@ -470,7 +471,7 @@ impl Caches {
         let len = limit as usize + (8 << 20);
         let access = libc::PROT_READ;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        // SAFETY: a fresh mapping at an address that the kernel chooses.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
         if at == libc::MAP_FAILED {
             return;
@@ -499,7 +500,7 @@ impl Caches {
         let one = &self.all[cache];
         let stats = one.cache.stats();
         if let (Some(ceiling), true) = (one.ceiling, self.plan.limits) {
-            // A stated amount above it: the open segments and one value.
+            // A documented amount above it: the open segments and one value.
             let most = ceiling + ceiling / 4 + (32 << 20);
             if stats.footprint_bytes > most {
                 wrong!("a cache with a ceiling of {ceiling} bytes takes {}", stats.footprint_bytes);
@@ -524,7 +525,7 @@ impl Caches {
         }
     }
 
-    /// A child's look: gets only, and a few writes of its thread's own keys.
+    /// A child's check: gets only, and a few writes of its thread's own keys.
     pub fn verify(&self, rng: &mut Rng, thread: usize, held: &VecDeque<Held>) {
         held.iter().for_each(|held| self.check_held(held));
         for n in 0..40 {
@@ -544,7 +545,7 @@ impl Caches {
 }
 
 impl Called for Caches {
-    /// A call of the cache from a key's code, inside another call of the same cache.
+    /// A call of the cache from a key's code, inside another call of that cache.
     fn inside(&self, cache: usize) {
         doing!("call of a cache in a key's code");
         let one = &self.all[cache];

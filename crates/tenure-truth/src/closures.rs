@@ -1,4 +1,4 @@
-//! What the closures do that tenure calls: they panic, fork, call tenure, and take their time.
+//! The behaviour of closures that tenure calls: they panic, fork, call tenure, and take their time.
 
 #![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
 
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub enum Wild {
     /// Nothing.
     Nothing,
-    /// Writes what is gone.
+    /// Writes the purged bytes.
     Write,
     /// Calls tenure: raw ranges, an object, statistics.
     Tenure,
@@ -25,20 +25,20 @@ pub enum Wild {
     Sleep,
 }
 
-/// Which of them this configuration uses, as bits.
+/// The behaviours that this configuration uses, as bits.
 pub static ENABLED: AtomicU32 = AtomicU32::new(0);
 
 impl Wild {
-    /// All that can be enabled.
+    /// All behaviours that can be enabled.
     pub const ALL: [Wild; 6] =
         [Wild::Write, Wild::Tenure, Wild::Fork, Wild::Signal, Wild::Panic, Wild::Sleep];
 
-    /// Its bit in [`ENABLED`].
+    /// The behaviour's bit in [`ENABLED`].
     pub fn bit(self) -> u32 {
         1 << self as u32
     }
 
-    /// One that the configuration uses, more often nothing.
+    /// Chooses an enabled behaviour, more often nothing.
     pub fn choose(rng: &mut Rng) -> Wild {
         let wild = Wild::ALL[rng.below(6)];
         let rare = matches!(wild, Wild::Fork | Wild::Signal) && !rng.once_in(4);
@@ -63,7 +63,7 @@ impl Wild {
     }
 }
 
-/// Calls of tenure's that have nothing to do with what the closure was called for.
+/// Calls of tenure that are unrelated to the purpose of the closure.
 fn call_tenure() {
     doing!("calls of tenure in a closure");
     let len = 4 * sys::PAGE;

@@ -1,4 +1,4 @@
-//! What a turn may find around it: other swap, neighbours, stops, a starved worker, refused files.
+//! The environment of a turn: other swap, neighbours, stops, a starved worker, refused files.
 
 /// Swap of the memory cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,11 +12,11 @@ pub enum Swap {
 /// The memory cgroup and the processes beside the driver's.
 #[derive(Clone, Copy, Debug)]
 pub struct Group {
-    /// What the group may take.
+    /// The limit of the group.
     pub limit: u64,
-    /// What all competitors need at most; `None`: what the configuration says.
+    /// The most that all competitors need; `None`: as the configuration sets it.
     pub need: Option<u64>,
-    /// Among how many competitors.
+    /// The number of competitors.
     pub competitors: usize,
     /// Its swap.
     pub swap: Swap,
@@ -27,7 +27,7 @@ pub struct Group {
 pub struct Condition {
     /// Its name.
     pub name: &'static str,
-    /// What it is about.
+    /// A description.
     pub about: &'static str,
     /// The group, for configurations that run in one.
     pub group: Group,
@@ -35,15 +35,15 @@ pub struct Condition {
     pub stops: Option<u64>,
     /// The process is killed at a random moment.
     pub kills: bool,
-    /// tenure's threads have what nobody else wants of the processors, beside busy loops.
+    /// tenure's threads get only processor time that no other thread wants, beside busy loops.
     pub starved: bool,
     /// Children find another time.
     pub jumps: bool,
-    /// What is refused: a profile of the test kit's.
+    /// The refused calls: a profile of the test kit's.
     pub profile: Option<&'static str>,
 }
 
-/// A group as configurations have it without a condition.
+/// The group of configurations without a condition.
 pub const USUAL_GROUP: Group =
     Group { limit: 256 << 20, need: None, competitors: 1, swap: Swap::Absent };
 const USUAL: Condition = Condition {
@@ -57,7 +57,7 @@ const USUAL: Condition = Condition {
     profile: None,
 };
 
-/// All of them.
+/// All conditions.
 pub const CONDITIONS: &[Condition] = &[
     Condition {
         name: "edge",

@@ -1,4 +1,4 @@
-//! The configurations: what is done at once, and on what.
+//! The configurations: the operations that run at once, and their objects.
 
 use crate::caches::{Plan, Sizes};
 use crate::closures::Wild;
@@ -6,7 +6,7 @@ use crate::faults::{Fault, COPY, MAP, REGISTER, UNREGISTER};
 use crate::pressure::NEED;
 use tenure_measure::seccomp::{Call, Errno};
 
-/// How often each kind of operation comes, against the others.
+/// The frequency of each kind of operation, relative to the others.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Weights {
     /// Ranges that one thread owns.
@@ -19,7 +19,7 @@ pub struct Weights {
     pub shared: usize,
     /// Caches.
     pub caches: usize,
-    /// Memory that is none of tenure's.
+    /// Memory that does not belong to tenure.
     pub foreign: usize,
     /// Forks.
     pub forks: usize,
@@ -38,11 +38,11 @@ pub struct Weights {
 pub struct Config {
     /// Its name.
     pub name: &'static str,
-    /// What it is about.
+    /// A description.
     pub about: &'static str,
-    /// What is done.
+    /// The frequencies of the operations.
     pub weights: Weights,
-    /// By how many threads.
+    /// The number of threads.
     pub threads: usize,
     /// Purges are detected by words.
     pub words: bool,
@@ -50,15 +50,15 @@ pub struct Config {
     pub huge: bool,
     /// Every unmark purges.
     pub purge_always: bool,
-    /// Microseconds until what is marked is offered; `None`: the seed chooses.
+    /// Microseconds until marked memory is offered; `None`: the seed chooses.
     pub offer_after_us: Option<u64>,
     /// Some objects have refill functions.
     pub refill: bool,
-    /// What closures do, as bits of [`Wild`].
+    /// The behaviour of closures, as bits of [`Wild`].
     pub wild: u32,
-    /// How caches are used.
+    /// The use of caches.
     pub plan: Plan,
-    /// Which system calls fail.
+    /// The system calls that fail.
     pub fault: Option<Fault>,
     /// In a memory cgroup beside a competitor that needs so many bytes at most.
     pub pressure: Option<u64>,
@@ -70,7 +70,7 @@ pub struct Config {
     pub no_descriptors: bool,
     /// Calls of systemd's groups `@resources` and `@privileged` kill.
     pub filter: bool,
-    /// How many the many objects are.
+    /// The number of the many objects.
     pub objects: usize,
 }
 
@@ -513,7 +513,7 @@ fn together() -> Vec<Config> {
             name: "pressure-forks",
             about: "the same with forks",
             weights: ALL_WEIGHTS,
-            // What children share is not offered, so there is less of it.
+            // Memory that children share is not offered, so there is less of it.
             plan: Plan { ceiling: Some(16 << 20), ..PLAN },
             ..pressure
         },
@@ -522,7 +522,7 @@ fn together() -> Vec<Config> {
             about: "small values held for long, in a memory cgroup",
             weights: Weights { caches: 30, ..NONE },
             plan: Plan { ceiling: None, limits: true, ..PLAN },
-            // More than is left beside what may be held, if held values were not bounded.
+            // More than is left beside the held values, if they were not bounded.
             pressure: Some(160 << 20),
             ..pressure
         },

@@ -1,6 +1,6 @@
-//! One range that all threads mark, unmark, offer and discard in overlapping parts, as they like: no thread
-//! waits for its turn, so calls meet inside tenure. No thread touches the pages, except one that from time to
-//! time has them alone, and holds what was lost against what was reported.
+//! One range that all threads mark, unmark, offer and discard in overlapping parts, in any order.
+//! No thread waits for its turn, so calls meet inside tenure. No thread touches the pages, except
+//! one that from time to time has them alone, and compares the losses with the reports.
 
 #![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
 
@@ -21,12 +21,12 @@ pub struct Crowd {
     base: usize,
     salt: u64,
     version: AtomicU64,
-    /// Parts are forgotten, too, so that numbers of ranges are used again for others. What was lost of such
-    /// a part is told to nobody.
+    /// Parts are forgotten, too, so that numbers of ranges are used again for others. Losses of
+    /// such a part are not reported.
     forgets: bool,
     /// How often each page was reported lost since it was written.
     reports: Vec<AtomicU32>,
-    /// Taken whole by the thread that looks.
+    /// Taken for writing by the thread that checks.
     turn: RwLock<()>,
 }
 
@@ -53,8 +53,8 @@ impl Crowd {
         }
     }
 
-    /// Some operations that the numbers choose: calls meet only if they follow one another closely. `forks`:
-    /// children are made meanwhile.
+    /// Some operations that the random numbers choose: calls meet only if they follow one another
+    /// closely. `forks`: children are made meanwhile.
     pub fn step(&self, rng: &mut Rng, forks: bool) {
         if rng.once_in(40) {
             doing!("waiting for the crowd to leave a range");
@@ -63,8 +63,8 @@ impl Crowd {
         }
         let Ok(_beside) = self.turn.try_read() else { return };
         if forks && rng.once_in(20) {
-            // No raw clones: a child that finds the map locked builds it anew, and needs the C library's malloc,
-            // which another thread may be in, too.
+            // No raw clones: a child that finds the map locked rebuilds it, and needs the C
+            // library's malloc, which another thread may be using.
             let kind = if rng.once_in(3) { Kind::Handler } else { Kind::Fork };
             return forks::make(kind, || self.live_on());
         }
@@ -73,8 +73,9 @@ impl Crowd {
         }
     }
 
-    /// In a child, which has the range alone: what it unmarks holds what it did or zeros, and what it writes then
-    /// stays. A loss that a thread of the parent's has been told of is not told again.
+    /// In a child, which has the range alone. Unmarked pages hold this process's own bytes or
+    /// zeros, and bytes that it writes then stay. A loss that a thread of the parent's got is not
+    /// reported again.
     fn live_on(&self) {
         doing!("unmark in a child of a crowd");
         if !self.unmark(0, self.reports.len()) {
@@ -97,7 +98,7 @@ impl Crowd {
         volatile::configure(settings.with_unoffered_max(0));
         if let Some(other) = sys::map(PAGE, false) {
             sys::set_word(other, 7);
-            // Starts the child's worker, whatever else it has.
+            // Starts the child's worker, whatever its state.
             // SAFETY: a mapping of this function's own that stays.
             let _ = unsafe { volatile::mark(other as *mut u8, PAGE) };
         }
@@ -116,7 +117,7 @@ impl Crowd {
     fn act(&self, rng: &mut Rng) {
         let (start, count) = rng.part(self.reports.len(), 40);
         let (at, len) = (self.at(start), count * PAGE);
-        // SAFETY: the driver's own memory, which nobody touches meanwhile.
+        // SAFETY: the driver's own memory, which no thread touches meanwhile.
         unsafe {
             match rng.below(64) {
                 0..=29 => {
@@ -153,7 +154,7 @@ impl Crowd {
 
     fn unmark(&self, start: usize, count: usize) -> bool {
         let mut lost = 0;
-        // SAFETY: the pages are inside the driver's own mapping, which stays mapped, and nobody
+        // SAFETY: the pages are inside the driver's own mapping, which stays mapped, and no thread
         // touches them meanwhile.
         let result = unsafe {
             volatile::unmark_with_map(self.at(start), count * PAGE, |gone| {
@@ -174,7 +175,8 @@ impl Crowd {
         }
     }
 
-    /// By a thread that has it alone: what was lost was reported, and nothing else was.
+    /// Checks, in a thread that has the range alone, that all losses were reported, and nothing
+    /// else was.
     fn look(&self) {
         doing!("unmark after a crowd");
         if !self.unmark(0, self.reports.len()) {

@@ -6,24 +6,24 @@ use crate::conditions::Condition;
 use crate::rng::Rng;
 use std::time::{Duration, Instant};
 
-/// A pause longer than this is everybody's, as when a machine is suspended.
+/// A longer pause affects all processes, as when a machine is suspended.
 const LONG_MS: u64 = 1000;
 
-/// What is done to the processes of one turn.
+/// The disturbances of one turn's processes.
 pub struct Disturbance {
     rng: Rng,
     stops_ms: Option<u64>,
     kill_at: Option<Instant>,
     next: Instant,
     stopped: Option<(i32, Instant)>,
-    /// How often something was stopped.
+    /// How often a process was stopped.
     pub stops: u64,
     /// Whether the process was killed.
     pub killed: bool,
 }
 
 impl Disturbance {
-    /// For a turn that begins now and lasts so many seconds.
+    /// Makes the disturbances for a turn that begins now and lasts so many seconds.
     pub fn new(condition: Option<&Condition>, seed: u64, seconds: f64) -> Disturbance {
         let mut rng = Rng::new(seed ^ 0xD157);
         let kills = condition.is_some_and(|condition| condition.kills);
@@ -67,7 +67,7 @@ impl Disturbance {
 }
 
 impl Disturbance {
-    /// What is stopped goes on.
+    /// Lets stopped processes continue.
     pub fn end(&mut self) {
         if let Some((whom, _)) = self.stopped.take() {
             send(whom, libc::SIGCONT);

@@ -1,4 +1,4 @@
-//! What each thread is doing.
+//! The present action of each thread.
 
 #![allow(unsafe_code, reason = "shares memory with its child processes")]
 
@@ -30,12 +30,12 @@ thread_local! {
 
 static CHILD: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// In a child: what it does is told to its parent as that of child number `child`.
+/// In a child: its actions are stored for its parent under child number `child`.
 pub fn enlist_child(child: usize) {
     CHILD.store(child, Ordering::Relaxed);
 }
 
-/// What child number `child` of this process does.
+/// Returns the present action of child number `child` of this process.
 pub fn child_doing(child: usize) -> &'static str {
     let at = tally().child_doing[child].load(Ordering::Relaxed) as *const &'static str;
     if at.is_null() {
@@ -52,7 +52,7 @@ pub fn enlist(thread: usize) {
     MINE.set(thread);
 }
 
-/// Says what the calling thread does from now on; `None`: nothing that could hang.
+/// Sets the action of the calling thread from now on; `None`: an action that cannot hang.
 pub fn enter(what: Option<&'static &'static str>, operation: Option<u64>) {
     let Some(slot) = SLOTS.get(MINE.get()) else { return };
     if let Some(operation) = operation {
@@ -66,7 +66,7 @@ pub fn enter(what: Option<&'static &'static str>, operation: Option<u64>) {
     slot.doing.store(what, Ordering::Release);
 }
 
-/// Says what the calling thread does from now on.
+/// Sets the action of the calling thread from now on.
 #[macro_export]
 macro_rules! doing {
     ($what:literal) => {{
@@ -84,7 +84,7 @@ fn name(slot: &Slot) -> &'static str {
     unsafe { *doing }
 }
 
-/// What the calling thread is at.
+/// Returns the action of the calling thread.
 pub fn doing() -> impl std::fmt::Display {
     struct Doing(usize);
     impl std::fmt::Display for Doing {
@@ -101,20 +101,20 @@ pub fn doing() -> impl std::fmt::Display {
     Doing(MINE.get())
 }
 
-/// A thread that does something that could hang.
+/// A thread whose action could hang.
 pub struct Thread {
     /// Its slot.
     pub number: usize,
     /// Its operation's number.
     pub operation: u64,
-    /// What it does.
+    /// Its action.
     pub what: &'static str,
-    /// Since when, in the clock of [`sys::now_ms`].
+    /// The time when the action began, by the clock of [`sys::now_ms`].
     pub since: u64,
 }
 
 impl Thread {
-    /// Whether it has done so for longer than `limit` ms.
+    /// Returns whether the action has taken longer than `limit` ms.
     pub fn is_late(&self, now: u64, limit: u64) -> bool {
         now.saturating_sub(self.since) > limit
     }

@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tenure::volatile::{self, Detection, Settings};
 
-/// A process whose machine lacks something ends with this.
+/// The exit code of a process whose machine lacks a feature.
 pub const EXIT_SKIP: i32 = 79;
 
 struct World {
@@ -74,7 +74,7 @@ pub fn run(config: Config, condition: Option<&Condition>, seed: u64, seconds: f6
             exit_now(EXIT_SKIP);
         }
     }
-    // Before the first use no handler can be installed, so nothing purged is touched.
+    // Before the first use no handler can be installed, so no purged page is touched.
     setting::WORDS.store(config.words || config.first_use, Ordering::Relaxed);
     setting::FORKS.store(config.forks(), Ordering::Relaxed);
     setting::SHORT.store(config.pressure.is_some(), Ordering::Relaxed);
@@ -139,7 +139,7 @@ fn set_up(config: &Config, seed: u64) {
             println!("userfaultfd does not work here");
             exit_now(EXIT_SKIP);
         }
-        // A call that failed chose it, or may choose it.
+        // A call that failed chose words, or may choose them.
         setting::WORDS.store(true, Ordering::Relaxed);
     }
 }
@@ -255,7 +255,7 @@ impl Worker {
             } else if is(many) {
                 self.world.many.iter().for_each(|many| many.step(rng));
             } else if is(pins) {
-                // Threads take a while to make.
+                // Making threads takes a while.
                 if rng.once_in(8) {
                     self.world.many.iter().for_each(|many| many.crowd(rng));
                 }
@@ -286,7 +286,7 @@ impl Worker {
             5..=6 => Kind::Handler,
             7 => Kind::Vfork,
             8..=9 => {
-                // No thread of the driver's may hold a lock of the C library's.
+                // No thread of the driver may hold a lock of the C library's.
                 let _alone = watchdog::alone();
                 begin();
                 doing!("raw clone");
@@ -307,11 +307,11 @@ impl Worker {
         forks::make(kind, || self.child(&mut inner));
     }
 
-    /// A child's life: it goes on with what its thread had, and checks all of it.
+    /// A child's life: it continues with its thread's objects, and checks all of them.
     fn child(&mut self, rng: &mut Rng) {
         let closes = self.world.config.weights.closes > 0;
         for n in 0..24 {
-            // As one does that becomes a daemon: before its first use of tenure, or later.
+            // Like a process that becomes a daemon: before its first use of tenure, or later.
             if closes && rng.once_in(24) {
                 setting::UNWATCHED.store(true, Ordering::Relaxed);
                 faults::close_descriptors();

@@ -13,7 +13,7 @@ use tenure::volatile::{self, Detection};
 use tenure_measure::seccomp::{Call, Errno, Filter, NthFailure, When};
 use tenure_measure::Unavailable;
 
-/// Which system calls fail, and how.
+/// The system calls that fail, and their error.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
     /// The calls.
@@ -28,14 +28,14 @@ pub const REGISTER: Call = Call::Ioctl(0xC020_AA00);
 pub const UNREGISTER: Call = Call::Ioctl(0x8010_AA01);
 /// UFFDIO_COPY.
 pub const COPY: Call = Call::Ioctl(0xC028_AA03);
-/// mmap of private memory for which nothing is reserved.
+/// mmap of private memory without a reservation.
 pub const MAP: Call = Call::WithArgument(
     libc::SYS_mmap,
     3,
     (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u32,
 );
 
-/// Makes calls fail from now on, one in a while. To be called before any other thread starts.
+/// Makes calls fail from now on, from time to time. It is called before any other thread starts.
 pub fn start(fault: Fault, seed: u64) -> Result<(), Unavailable> {
     let failing = NthFailure::install(fault.calls, fault.errno, When::Never)?;
     setting::INJECTED.store(fault.errno.raw_os_error(), Ordering::Relaxed);
@@ -54,8 +54,8 @@ pub fn start(fault: Fault, seed: u64) -> Result<(), Unavailable> {
     Ok(())
 }
 
-/// The first use of tenure while no descriptor is free; then there are again, and after a while
-/// userfaultfd is used.
+/// Uses tenure for the first time while no descriptor is free. Then descriptors become free, and
+/// after a while tenure uses userfaultfd.
 pub fn first_use_without_descriptors() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` lives through the call.
@@ -130,8 +130,9 @@ pub fn close_descriptors() {
     let Some(own) = OWN.get() else { return };
     for fd in 0..DESCRIPTORS {
         if !own[fd as usize] && is_open(fd) {
-            // SAFETY: not one of the driver's, and none of its other threads is opening one. Programs
-            // that become daemons do this.
+            // Programs that become daemons do this.
+            // SAFETY: the descriptor is none of the driver's, and no other thread of the driver
+            // opens one now.
             unsafe { libc::close(fd) };
             add(&tally().closed, 1);
         }

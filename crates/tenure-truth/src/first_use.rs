@@ -116,7 +116,7 @@ fn trial(rng: &mut Rng) {
     }
 }
 
-/// A child that was made before the first use shares pages; they are not to be discarded.
+/// A child that was made before the first use shares pages, which tenure must not discard.
 fn before(rng: &mut Rng) {
     let len = 32 * PAGE;
     let Some(at) = sys::map(len, false) else { return };

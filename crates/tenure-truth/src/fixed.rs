@@ -1,11 +1,11 @@
-//! What the others are compared with: a cache of a fixed size, as programs have without volatile memory.
+//! The cache for comparison: one of a fixed size, as programs have without volatile memory.
 
 use crate::rng::{mix, Rng};
 use crate::sys;
 use crate::tally::{add, tally};
 use std::collections::HashMap;
 
-/// The bytes that it has, of a group's 256 MiB: what is left beside the smaller need of its neighbour.
+/// Its size, of a group's 256 MiB: the rest beside the smaller need of its neighbour.
 pub const BYTES: usize = 176 << 20;
 const VALUE: usize = 16 << 10;
 

@@ -1,12 +1,12 @@
-//! Memory that tenure was never told of: mapped, filled, checked and unmapped all the time, so that
-//! advice at a wrong address, or too late, shows.
+//! Memory that tenure does not know: mapped, filled, checked and unmapped all the time, so that
+//! advice at a wrong address, or too late, is found.
 
 use crate::model::{self, Found};
 use crate::rng::Rng;
 use crate::sys::{self, PAGE};
 use crate::{doing, wrong};
 
-/// Mappings of one thread's.
+/// The mappings of one thread.
 #[derive(Default)]
 pub struct Foreign {
     mappings: Vec<Mapping>,
@@ -57,7 +57,7 @@ fn written(pages: usize) -> impl Iterator<Item = usize> {
 
 impl Mapping {
     fn check(&self) {
-        // What was given up by mistake is taken by this; the rest stays.
+        // This takes memory that was given up by mistake; the rest stays.
         sys::reclaim(self.at, self.pages * PAGE);
         for page in written(self.pages) {
             let found = model::look(self.at + page * PAGE, self.salt, page, 1);

@@ -1,4 +1,4 @@
-//! Forks of every kind; the children verify what they inherited and say how it went.
+//! Forks of every kind. The children verify their inherited memory and report the result.
 
 #![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
 
@@ -24,7 +24,7 @@ pub enum Kind {
 }
 
 const CHILDREN: usize = 5;
-/// A child that lives longer hangs.
+/// A child that lives longer counts as hanging.
 const PATIENCE_MS: u64 = 25_000;
 const RESERVED: i32 = -1;
 
@@ -39,19 +39,19 @@ static TABLE: [Child; CHILDREN] =
         CHILDREN];
 
 thread_local! {
-    /// What a child of a fork inside a closure verifies.
+    /// The memory that a child of a fork inside a closure verifies.
     static SPARE: Cell<Option<*mut dyn Spare>> = const { Cell::new(None) };
     static HANDLER_CHILD: Cell<i32> = const { Cell::new(-1) };
 }
 
-/// What a child can check of the memory that it inherits.
+/// Memory that a child can check after it has inherited it.
 pub trait Spare {
-    /// Checks it.
+    /// Checks the memory.
     fn verify(&mut self, rng: &mut Rng);
 }
 
-/// Gives the calling thread something for the children that it makes inside closures to check; `spare` lives
-/// until the thread ends.
+/// Sets the memory that children check which the calling thread makes inside closures. `spare`
+/// lives until the thread ends.
 pub fn set_spare(spare: Option<*mut dyn Spare>) {
     SPARE.set(spare);
 }
@@ -106,7 +106,7 @@ fn reap() {
     }
 }
 
-/// From now on the calling thread's children find a time that is days ahead, or hours back.
+/// From now on the calling thread's children see a clock that is days ahead, or hours back.
 pub fn in_another_time(thread: usize) {
     // SAFETY: changes the namespace of this thread's children alone.
     if unsafe { libc::unshare(libc::CLONE_NEWTIME) } != 0 {
@@ -123,14 +123,14 @@ pub fn in_another_time(thread: usize) {
     }
 }
 
-/// Waits for all children; those that hang are counted and killed.
+/// Waits for all children; hanging ones are counted and killed.
 pub fn wait_for_children() {
     while TABLE.iter().any(|child| child.pid.load(Ordering::Acquire) != 0) {
         sys::nap_us(10_000);
     }
 }
 
-/// Kills what children there are.
+/// Kills all children that are left.
 pub fn kill_children() {
     for child in &TABLE {
         let pid = child.pid.swap(0, Ordering::AcqRel);
@@ -140,7 +140,8 @@ pub fn kill_children() {
     }
 }
 
-/// Makes a child that runs `body` and ends. Does nothing in a child, or where there are enough.
+/// Makes a child that runs `body` and ends. Does nothing in a child, or if there are enough
+/// children.
 pub fn make(kind: Kind, body: impl FnOnce()) {
     if sys::in_child() {
         return;
@@ -219,23 +220,23 @@ pub fn in_closure(kind: Kind) {
     make(kind, || {
         doing!("child of a fork in a closure");
         if let Some(spare) = spare {
-            // SAFETY: the thread's own, which lives as long as the thread and is used by no closure but
-            // this one, in a process of its own.
+            // SAFETY: it belongs to the thread and lives as long as the thread. Only this closure
+            // uses it, in a process of its own.
             unsafe { &mut *spare }.verify(&mut Rng::of_operation(1, 2, 3));
         }
         let _ = tenure::stats();
     });
 }
 
-/// Memory that a child does not inherit: another mapping takes its place there, and nothing that
-/// the parent had marked may touch it.
+/// Memory that a child does not inherit: another mapping takes its place there, and the parent's
+/// mark must not affect that mapping.
 pub fn not_inherited(rng: &mut Rng) {
     doing!("fork without a marked range");
     let len = 16 * PAGE;
     let Some(at) = sys::map(len, false) else { return };
     (0..16).for_each(|page| sys::set_word(at + page * PAGE, 7));
-    // SAFETY: a mapping of this function's own, forgotten before it is unmapped; that children do not
-    // inherit it is what is tried.
+    // SAFETY: a mapping of this function's own, forgotten before it is unmapped. The test is that
+    // children do not inherit it.
     let marked = unsafe {
         libc::madvise(at as *mut _, len, libc::MADV_DONTFORK);
         tenure::volatile::mark(at as *mut u8, len)
@@ -254,7 +255,7 @@ pub fn not_inherited(rng: &mut Rng) {
         }
         (0..16).for_each(|page| sys::set_word(at + page * PAGE, 9));
         if let Some(other) = sys::map(len, false) {
-            // Starts the child's worker, whatever else it has.
+            // Starts the child's worker, whatever its state.
             // SAFETY: a mapping of this function's own that stays.
             let _ = unsafe { tenure::volatile::mark(other as *mut u8, len) };
         }
@@ -269,14 +270,14 @@ pub fn not_inherited(rng: &mut Rng) {
             }
         }
     });
-    // SAFETY: a mapping of this function's own, which is still mapped and holds nothing that is
+    // SAFETY: a mapping of this function's own, which is still mapped and whose contents are not
     // needed.
     if unsafe { tenure::volatile::forget(at as *mut u8, len) }.is_ok() {
         sys::unmap(at, len);
     }
 }
 
-/// Pages that a child shares are not discarded while it does.
+/// Pages that a child shares are not discarded during that time.
 pub fn shared_pages(rng: &mut Rng) {
     doing!("purge of pages that a child shares");
     let len = 32 * PAGE;
@@ -298,7 +299,7 @@ pub fn shared_pages(rng: &mut Rng) {
         tenure::volatile::mark(at as *mut u8, len)
             .and_then(|()| tenure::volatile::purge_now(at as *mut u8, len))
     };
-    // The child is still there: nothing has opened the gate.
+    // The child is still there, because the gate was not opened.
     let _ = made;
     if hold {
         sys::nap_us(2000);
@@ -309,7 +310,7 @@ pub fn shared_pages(rng: &mut Rng) {
         }
     }
     go.open();
-    // SAFETY: a mapping of this function's own, which is still mapped and holds nothing that is
+    // SAFETY: a mapping of this function's own, which is still mapped and whose contents are not
     // needed.
     if unsafe { tenure::volatile::forget(at as *mut u8, len) }.is_ok() {
         sys::unmap(at, len);

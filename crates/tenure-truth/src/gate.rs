@@ -5,7 +5,7 @@
 use crate::sys;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// See the module.
+/// See the head of the module.
 pub struct Gate {
     at: usize,
 }
@@ -16,7 +16,7 @@ impl Gate {
     pub fn new() -> Gate {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        // SAFETY: a fresh mapping at an address that the kernel chooses.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), sys::PAGE, access, flags, -1, 0) };
         assert!(at != libc::MAP_FAILED, "a page of memory");
         Gate { at: at as usize }

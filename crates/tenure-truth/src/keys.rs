@@ -1,4 +1,4 @@
-//! Keys whose hashing, comparison and end panic or call the cache, and a hasher that mixes nothing.
+//! Keys whose hashing, comparison and drop panic or call the cache, and a hasher that does not mix.
 
 #![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
 
@@ -6,7 +6,7 @@ use crate::panics;
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hash, Hasher};
 
-/// What happens in a key's code.
+/// The misbehaviour of a key's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mischief {
     /// It panics.
@@ -15,13 +15,13 @@ pub enum Mischief {
     Call,
 }
 
-/// What a key's code may call.
+/// The cache that a key's code may call.
 pub trait Called {
     /// Calls cache number `cache`.
     fn inside(&self, cache: usize);
 }
 
-/// Where it happens.
+/// The place of the misbehaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spot {
     /// In `Hash`.
@@ -36,7 +36,7 @@ pub enum Spot {
 struct Armed {
     mischief: Mischief,
     spot: Spot,
-    /// How many times nothing happens first.
+    /// How many calls behave well first.
     after: u32,
     caches: *const dyn Called,
     cache: usize,
@@ -46,7 +46,7 @@ thread_local! {
     static ARMED: Cell<Option<Armed>> = const { Cell::new(None) };
 }
 
-/// Runs a call of `caches`, in which a key misbehaves after `after` times.
+/// Runs a call of `caches`, in which a key misbehaves after `after` calls.
 pub fn armed<R>(
     (mischief, spot, after): (Mischief, Spot, u32),
     (caches, cache): (&(dyn Called + 'static), usize),
@@ -119,7 +119,7 @@ pub enum TruthHasher {
     Identity,
 }
 
-/// What it builds.
+/// The states that it builds.
 pub enum TruthState {
     /// A good one's.
     Good(<foldhash::fast::RandomState as BuildHasher>::Hasher),

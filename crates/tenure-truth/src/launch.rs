@@ -1,4 +1,4 @@
-//! Runs configurations in processes of their own, and says how they ended.
+//! Runs configurations in processes of their own, and reports how they ended.
 
 #![allow(unsafe_code, reason = "ends a process group")]
 
@@ -79,7 +79,7 @@ pub struct Options {
 
 const DOOR: &str = "TENURE_TRUTH_DOOR";
 const FIXED: &str = "TENURE_TRUTH_FIXED";
-/// How long after its time a process may need to end.
+/// How much time a process may need to end after its turn.
 const GRACE: Duration = Duration::from_secs(75);
 
 /// One turn of one configuration.
@@ -94,24 +94,24 @@ pub struct Turn {
     pub fixed: bool,
 }
 
-/// How a turn went.
+/// The result of a turn.
 #[derive(Debug, Default)]
 pub struct Taken {
-    /// What was counted.
+    /// The counts of the turn.
     pub counts: tally::Counts,
-    /// What was said.
+    /// The text of the findings.
     pub text: String,
-    /// Why it could not be run.
+    /// The reason why it could not run.
     pub skipped: Option<String>,
-    /// The memory cgroup's part.
+    /// The result of the memory cgroup.
     pub went: Option<Went>,
     /// How often processes were stopped.
     pub stops: u64,
-    /// Whether it was killed by the condition.
+    /// Whether the condition killed it.
     pub killed: bool,
 }
 
-/// Does what the options say; whether nothing was wrong.
+/// Runs the options. Returns whether nothing was wrong.
 pub fn run(options: &Options) -> Result<bool, String> {
     if let Some(workers) = options.workers {
         let workers = workers.clamp(1, 16);
@@ -269,7 +269,7 @@ pub fn take(turn: &Turn, slice: f64, without: &str) -> Taken {
     let mut disturbance = Disturbance::new(turn.condition, turn.seed, slice);
     let patience = Duration::from_secs_f64(slice) + GRACE;
     let status = wait(&mut child, patience, tally, &mut disturbance);
-    // What it left behind, its children included.
+    // Ends processes that it left behind, its children included.
     // SAFETY: the group that this child was made the leader of.
     unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
     let went = pressure.map(Pressure::end);
@@ -292,8 +292,8 @@ pub fn take(turn: &Turn, slice: f64, without: &str) -> Taken {
     Taken { counts, text, skipped: None, went, stops, killed }
 }
 
-/// The last of what a turn printed. Of a backtrace it keeps the first frames of tenure's own code:
-/// whole, it would push out what the panic says.
+/// The end of a turn's output. It keeps only the first frames of tenure's own code from a
+/// backtrace: a whole backtrace would push out the panic's message.
 fn worth_reading(printed: &str) -> Vec<&str> {
     const OWN_FRAMES: usize = 12;
     let mut own_frames = 0;
@@ -322,7 +322,7 @@ fn prepare() -> std::io::Result<(&'static Tally, File, File)> {
 }
 
 fn release(tally: &'static Tally) {
-    // Nothing refers to it any more: its counts and its text are copies.
+    // Nothing refers to it any more: the counts and the text are copies.
     sys::unmap(std::ptr::from_ref(tally) as usize, std::mem::size_of::<Tally>());
 }
 

@@ -1,16 +1,19 @@
 //! The truth machine: a seeded driver that uses tenure's public calls for volatile memory from
-//! several threads at once, and holds every byte that it gets back against a model of what was
-//! written and reported.
+//! several threads at once, and compares every byte that it gets back with a model of the writes
+//! and reports.
 //!
-//! - [`model`]: the oracle. [`ranges`], [`overlap`], [`crowd`], [`objects`], [`shared_objects`], [`caches`]:
-//!   what is driven. [`refill`], [`closures`], [`panics`], [`keys`]: what tenure calls, and how it misbehaves.
+//! - [`model`]: the oracle. [`ranges`], [`overlap`], [`crowd`], [`objects`], [`shared_objects`],
+//!   [`caches`]: the driven parts. [`refill`], [`closures`], [`panics`], [`keys`]: the code that
+//!   tenure calls, and its misbehaviour.
 //! - [`blocks`], [`many`]: the pool, and a hundred thousand objects.
-//! - [`forks`], [`first_use`], [`faults`], [`pressure`], [`foreign`], [`sigbus`]: what goes on meanwhile.
+//! - [`forks`], [`first_use`], [`faults`], [`pressure`], [`foreign`], [`sigbus`]: the events
+//!   meanwhile.
 //! - [`workers`]: processes that share volatile memory, and are killed.
-//! - [`soak`], [`conditions`], [`fixed`]: all of it for an hour, under everything that a machine may do to a program.
+//! - [`soak`], [`conditions`], [`fixed`]: all of it for an hour, under everything that a machine
+//!   may do to a program.
 //! - [`disturb`], [`starved`]: stops, kills, and a worker without a processor.
-//! - [`config`], [`heavy`], [`launch`], [`driver`], [`doing`](mod@doing), [`watchdog`], [`tally`], [`wrong`](mod@wrong), [`report`]: the
-//!   machine.
+//! - [`config`], [`heavy`], [`launch`], [`driver`], [`doing`](mod@doing), [`watchdog`], [`tally`],
+//!   [`wrong`](mod@wrong), [`report`]: the machine.
 
 #![deny(unsafe_code)]
 

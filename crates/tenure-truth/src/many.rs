@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use tenure::Volatile;
 
-/// An object, and what was written last.
+/// An object, and the version that was written last.
 struct One {
     volatile: Volatile,
     version: u64,
@@ -36,7 +36,7 @@ impl Many {
         mix(self.salt, object as u64)
     }
 
-    /// Some operations that the numbers choose.
+    /// Some operations that the random numbers choose.
     pub fn step(&self, rng: &mut Rng) {
         for _ in 0..64 {
             let object = rng.below(self.objects.len());
@@ -65,7 +65,7 @@ impl Many {
                 Some(one)
             }
             Err(error) => {
-                // Half of the mappings that the kernel allows are the program's.
+                // Half of the mappings that the kernel allows belong to the program.
                 judge("Volatile::new", &error, &[libc::ENOMEM]);
                 None
             }
@@ -105,7 +105,8 @@ impl Many {
         }
     }
 
-    /// A thousand threads pin what there is at once, and all hold it before the first lets go.
+    /// A thousand threads pin the existing objects at once, and all hold their pins before the
+    /// first one unpins.
     pub fn crowd(&self, rng: &mut Rng) {
         doing!("a thousand threads that pin");
         let (begun, let_go) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -113,12 +114,13 @@ impl Many {
         let started = std::thread::scope(|scope| {
             let mut started = 0;
             for n in 0..PINNERS {
-                // Four of them share an object: it is one thread's to change, so they take turns.
+                // Four of them share an object. One thread at a time may change it, so they take
+                // turns.
                 let object = (first + n / 4) % self.objects.len();
                 let (begun, let_go) = (&begun, &let_go);
                 let pinner = move || self.pin_and_wait(object, begun, let_go);
                 let thread = std::thread::Builder::new().stack_size(STACK);
-                // As many as the machine allows.
+                // As many threads as the machine allows.
                 if thread.spawn_scoped(scope, pinner).is_err() {
                     break;
                 }

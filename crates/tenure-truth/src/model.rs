@@ -1,4 +1,4 @@
-//! The oracle: what each page of volatile memory must hold, and what may be said of it.
+//! The oracle: the required contents of each page of volatile memory, and the allowed reports.
 
 use crate::rng::mix;
 use crate::sys::{self, PAGE};
@@ -10,24 +10,24 @@ pub const WORDS: usize = PAGE / 8;
 /// A page as the program wrote it. Version 0 is zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Page {
-    /// Which pattern was written last; 0: zeros.
+    /// The version that was written last; 0: zeros.
     pub version: u64,
     /// Whether the page may exist (was written, or taken back).
     pub touched: bool,
     /// Whether it is volatile.
     pub marked: bool,
-    /// Whether the kernel said that it is gone.
+    /// Whether the kernel reported that it is gone.
     pub gone: bool,
 }
 
-/// What is found in a page.
+/// The contents of a page, as found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// What the model says.
+    /// The model's contents.
     Expected,
     /// Zeros throughout, where the model says data.
     Zeros,
-    /// Something else: the first word that is wrong, and its value.
+    /// Other contents: the first word that is wrong, and its value.
     Other(usize, u64),
 }
 
@@ -36,11 +36,11 @@ pub enum Found {
 pub enum Wrong {
     /// A page reads as zeros and no call reported it.
     Unreported(usize),
-    /// A page holds what nobody wrote.
+    /// A page holds bytes that no thread wrote.
     Bytes(usize, usize, u64),
-    /// A loss was reported of a page that is not volatile: twice, or made up.
+    /// A loss was reported for a page that is not volatile: twice, or made up.
     ReportedAgain(usize),
-    /// A loss was reported of a page that was never touched.
+    /// A loss was reported for a page that was never touched.
     ReportedUntouched(usize),
     /// A page was reported lost and does not read as zeros.
     LostWithBytes(usize, usize, u64),
@@ -81,7 +81,7 @@ impl fmt::Display for Wrong {
     }
 }
 
-/// The pattern's first word of a page; every word is unlike 0 and unlike all other pages'.
+/// The pattern's first word of a page. Every word differs from 0 and from all other pages' words.
 fn base(salt: u64, page: usize, version: u64) -> u64 {
     mix(mix(salt, page as u64), version)
 }
@@ -136,7 +136,7 @@ pub fn look(at: usize, salt: u64, page: usize, version: u64) -> Found {
 /// The model of a range.
 #[derive(Clone, Debug)]
 pub struct Pages {
-    /// Sets this range's patterns apart from all others'.
+    /// A number that separates this range's patterns from all others'.
     pub salt: u64,
     /// Its pages.
     pub pages: Vec<Page>,
@@ -182,7 +182,7 @@ impl Pages {
         Ok(())
     }
 
-    /// What a page that is not volatile holds.
+    /// Checks the contents of a page that is not volatile.
     pub fn check(&mut self, page: usize, found: Found, reported: bool) -> Result<(), Wrong> {
         match found {
             Found::Expected => Ok(()),
@@ -195,7 +195,8 @@ impl Pages {
         }
     }
 
-    /// What the kernel read of a page, volatile or not; `found` is against the model.
+    /// Checks the kernel's read of a page, volatile or not; `found` is the comparison with the
+    /// model.
     pub fn read(
         &mut self,
         page: usize,
@@ -284,7 +285,7 @@ mod tests {
         let zeros = vec![0; WORDS];
         assert_eq!(pages.take_back(1, false), Ok(()));
         assert_eq!(pages.check(1, found(&zeros, 1, 1), false), Err(Wrong::Unreported(1)));
-        // And one that the kernel told of before, whatever the page holds now.
+        // A page that the kernel reported before, whatever it holds now.
         let mut pages = marked();
         assert_eq!(pages.read(1, Err(libc::EFAULT), false), Ok(()));
         assert_eq!(pages.take_back(1, false), Err(Wrong::Unreported(1)));

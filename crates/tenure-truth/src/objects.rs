@@ -20,15 +20,15 @@ pub struct Object {
     volatile: Volatile,
     salt: u64,
     version: u64,
-    /// What was written last to each page; 0: zeros.
+    /// The version written last to each page; 0: zeros.
     pages: Vec<u64>,
     /// Reported, and not restored.
     lost: Vec<bool>,
-    /// The kernel said that the page is gone.
+    /// The kernel reported that the page is gone.
     gone: Vec<bool>,
-    /// `purge_now` said that something is gone.
+    /// `purge_now` reported that something is gone.
     purged: bool,
-    /// A signal handler has pinned it since the last look: what is lost is not known here.
+    /// A signal handler has pinned it since the last check, so its losses are not known here.
     unobserved: bool,
     maker: Option<Arc<Maker>>,
 }
@@ -67,7 +67,7 @@ pub fn fill(bytes: &mut [u8], salt: u64, page: usize, version: u64) {
     }
 }
 
-/// Which pages the extents of a guard name; complains of extents that are none.
+/// Returns which pages a guard's extents name; complains about invalid extents.
 pub fn lost_pages(lost: &[Range<usize>], len: usize) -> Vec<bool> {
     let mut pages = vec![false; len.div_ceil(PAGE)];
     for extent in lost {
@@ -81,7 +81,7 @@ pub fn lost_pages(lost: &[Range<usize>], len: usize) -> Vec<bool> {
     pages
 }
 
-/// Pages to look at: all, or some of many.
+/// The pages to check: all, or a sample of many.
 pub fn sample(rng: &mut Rng, pages: usize) -> Vec<usize> {
     match pages <= MOST_CHECKED {
         true => (0..pages).collect(),
@@ -91,7 +91,7 @@ pub fn sample(rng: &mut Rng, pages: usize) -> Vec<usize> {
     }
 }
 
-/// The lengths that objects have.
+/// A length for an object.
 pub fn some_len(rng: &mut Rng, huge: bool) -> usize {
     let small = [1, 100, PAGE, 3 * PAGE + 100, 16 * PAGE, 64 * PAGE, 80 * PAGE];
     let large = [2 << 20, (2 << 20) + PAGE, 4 << 20, (4 << 20) + 300];
@@ -142,7 +142,7 @@ impl Object {
         Some(object)
     }
 
-    /// One operation that the numbers choose; `false`: drop the object.
+    /// One operation that the random numbers choose; `false`: the caller drops the object.
     pub fn step(&mut self, rng: &mut Rng) -> bool {
         if let Some(maker) = &self.maker {
             let moods = [Mood::Good, Mood::Good, Mood::Wild, Mood::Fails, Mood::Panics, Mood::Good];
@@ -261,7 +261,7 @@ impl Object {
         doing!("unpin");
     }
 
-    /// Holds what a pin found against the model, and brings the model up to date.
+    /// Compares the result of a pin with the model, and updates the model.
     fn taken_back(
         &mut self,
         rng: &mut Rng,
@@ -342,7 +342,7 @@ impl Object {
         }
     }
 
-    /// What a page may hold that nobody has pinned.
+    /// Checks the possible contents of a page without a pin.
     fn judge_read(&mut self, page: usize, found: Found, bytes: &[u8]) {
         let made = self.maker.as_ref().is_some_and(|maker| {
             maker.has_made(page) && look(bytes, self.salt, page, MADE) == Found::Expected
@@ -353,14 +353,15 @@ impl Object {
             }
             Found::Expected => {}
             Found::Zeros if self.lost[page] || self.unobserved => {}
-            // A refill that failed leaves the page as missing as it was.
+            // A refill that failed leaves the page missing.
             _ if made => {}
             _ => wrong!("page {page} of an object, touched without a pin: {found:?}"),
         }
     }
 
     fn read(&mut self, rng: &mut Rng) {
-        // Not watched in a child: what its parent's refill had yet to make, and what was offered when the
+        // Not watched in a child: pages that its parent's refill had not made yet, and pages that
+        // were offered when the child closed its descriptors.
         // child closed its descriptors.
         let unwatched = sys::in_child() && (is(&setting::CLOSES) || self.maker.is_some());
         if !setting::touches_raise() || unwatched {
@@ -410,12 +411,12 @@ impl Object {
         touching(&touch, || {
             let end = bytes.len().min((page + 1) * PAGE);
             for (at, byte) in bytes.iter_mut().enumerate().take(end).skip(page * PAGE) {
-                // SAFETY: inside the object, which outlives this; a missing page raises SIGBUS, which
-                // `resolve` answers, or is refilled.
+                // SAFETY: inside the object, which outlives this. A missing page raises SIGBUS,
+                // which `resolve` handles, or is refilled.
                 *byte = unsafe { std::ptr::read_volatile((start + at) as *const u8) };
             }
         });
-        // What was gone is reported to the next pin, as long as nothing is restored.
+        // The next pin reports the purged pages, unless they are restored.
         if !called.get() {
             let found = look(&bytes, self.salt, page, self.pages[page]);
             self.judge_read(page, found, &bytes);
@@ -433,7 +434,7 @@ impl Object {
     }
 }
 
-/// A guard borrows its object; the model beside it is borrowed apart from it.
+/// A guard borrows its object; this handle lets the model beside it be borrowed separately.
 struct Handle(*const Volatile);
 
 impl Handle {
@@ -441,8 +442,8 @@ impl Handle {
         Handle(volatile)
     }
     fn get<'a>(&self) -> &'a Volatile {
-        // SAFETY: the object outlives every guard: both are in one function of `Object`, which moves
-        // and drops nothing meanwhile.
+        // SAFETY: the object outlives every guard: both are in one function of `Object`, which
+        // moves and drops nothing meanwhile.
         unsafe { &*self.0 }
     }
     fn get_mut<'a>(&self) -> &'a mut Volatile {

@@ -1,7 +1,7 @@
 //! One range that several threads mark and unmark in overlapping parts.
 //!
-//! A thread may touch a page while it holds it: it has unmarked it itself, and nobody marks it before
-//! all holders have let go. The thread that marks is alone on its pages.
+//! A thread may touch a page while it holds it: it has unmarked the page itself, and no thread
+//! marks it before all holders have released it. The thread that marks has its pages alone.
 
 #![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
 
@@ -74,7 +74,7 @@ impl Overlap {
     fn unmark(&self, start: usize, count: usize) -> bool {
         let mut reports = 0;
         // SAFETY: the range is this structure's own mapping, which stays mapped. An unmark discards
-        // nothing that was not lost before.
+        // only pages that were lost before.
         let result = unsafe {
             volatile::unmark_with_map(self.at(start) as *mut u8, count * PAGE, |gone| {
                 for page in gone.start / PAGE..gone.end / PAGE {
@@ -99,7 +99,7 @@ impl Overlap {
         }
     }
 
-    /// One operation that the numbers choose, by thread number `thread`.
+    /// One operation that the random numbers choose, by thread number `thread`.
     pub fn step(&self, rng: &mut Rng, thread: usize) {
         let (start, count) = rng.part(self.pages.len(), 24);
         match rng.below(12) {
@@ -120,7 +120,7 @@ impl Overlap {
         }
     }
 
-    /// Unmarks, checks, writes, and lets go.
+    /// Unmarks, checks, writes, and releases.
     fn hold(&self, rng: &mut Rng, thread: usize, start: usize, count: usize) {
         let take = |page: &Page| {
             let more = |holders: u32| (holders != MARKING).then(|| holders + 1);
@@ -166,7 +166,7 @@ impl Overlap {
         }
     }
 
-    /// Checks what the last holders left, and marks.
+    /// Checks the bytes of the last holders, and marks.
     fn mark(&self, rng: &mut Rng, start: usize, count: usize) {
         let take = |page: &Page| {
             page.holders.compare_exchange(0, MARKING, Ordering::AcqRel, Ordering::Acquire).is_ok()
@@ -204,7 +204,8 @@ impl Overlap {
         }
     }
 
-    /// Whether losses and reports agree on a page that this thread alone has; makes it whole again.
+    /// Checks that losses and reports agree for a page that only this thread has; makes it whole
+    /// again.
     fn account(&self, page: usize) {
         let state = &self.pages[page];
         let reports = state.reports.swap(0, Ordering::AcqRel);

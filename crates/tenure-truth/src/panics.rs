@@ -4,7 +4,7 @@ use crate::tally::{add, tally};
 use crate::wrong;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
-/// What a panic of the driver's own carries, so that it is told from one of tenure's.
+/// The value of the driver's own panics, which distinguishes them from tenure's.
 pub struct Mischief;
 
 /// Panics as the driver does.
@@ -15,7 +15,7 @@ pub fn panic_now() {
     }
 }
 
-/// Runs what may panic. `None`: it did, by the driver's own doing.
+/// Runs code that may panic. `None`: it panicked by the driver's own panic.
 pub fn catching<R>(run: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(result) => Some(result),

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use tenure_measure::{Competitor, MemoryCgroup, Unavailable};
 use tenure_testkit::zram::ZramSwap;
 
-/// What the competitor needs at most.
+/// The most that the competitor needs.
 pub const NEED: u64 = 96 << 20;
-/// What is left of the kernel's own in a group whose processes have ended.
+/// The kernel's own memory that is left in a group whose processes have ended.
 pub const LEFT: u64 = 8 << 20;
 
 /// The group, while a configuration runs in it.
@@ -23,12 +23,12 @@ pub struct Pressure {
     _swap: Option<ZramSwap>,
 }
 
-/// How it went.
+/// The result.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Went {
-    /// Processes of the group that the kernel killed for want of memory.
+    /// Processes of the group that the kernel killed for lack of memory.
     pub killed: u64,
-    /// What the group has in memory after its processes have ended.
+    /// The memory of the group after its processes have ended.
     pub left: u64,
     /// How often a competitor's need was met.
     pub needs: u64,
@@ -37,12 +37,13 @@ pub struct Went {
 }
 
 impl Pressure {
-    /// Makes the group, with a competitor in it, which needs so much at most.
+    /// Makes the group, with a competitor in it that needs at most so much.
     pub fn start(name: &str, need: u64) -> Result<Pressure, Unavailable> {
         Pressure::start_in(name, &USUAL_GROUP, need)
     }
 
-    /// Makes a group like this one. Its competitors need so much at most, unless it says so itself.
+    /// Makes a group like this one. Its competitors need at most so much, unless the group sets
+    /// that itself.
     pub fn start_in(name: &str, like: &Group, need: u64) -> Result<Pressure, Unavailable> {
         let group = Arc::new(MemoryCgroup::create(&format!("truth_{name}"), like.limit)?);
         let swap = match like.swap {
@@ -99,7 +100,7 @@ impl Pressure {
         self.group.path().join("cgroup.procs").display().to_string()
     }
 
-    /// Ends the competitors; how it went.
+    /// Ends the competitors, and returns the result.
     pub fn end(mut self) -> Went {
         self.over.store(true, Ordering::Relaxed);
         for pulses in self.pulses.drain(..) {

@@ -1,4 +1,4 @@
-//! Raw ranges that one thread owns, so that every page's fate is known.
+//! Raw ranges that one thread owns, so that the state of every page is known.
 
 #![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
 
@@ -16,22 +16,22 @@ use tenure::{ErrorKind, Outcome};
 
 /// A range of memory of the driver's own, with its model.
 pub struct Ranges {
-    /// Where it is.
+    /// Its address.
     pub base: usize,
-    /// What it must hold.
+    /// Its required contents.
     pub model: Pages,
     huge: bool,
     version: u64,
-    /// An unmark has failed: parts of what it was given may be non-volatile by now.
+    /// An unmark has failed: parts of its range may be non-volatile by now.
     failed: bool,
 }
 
-/// How much of what happens inside calls of the closure is wanted.
+/// The behaviour of the closure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closure {
     /// It only records.
     Quiet,
-    /// It writes what is gone, calls tenure, forks or panics.
+    /// It writes the purged pages, calls tenure, forks or panics.
     Wild,
 }
 
@@ -44,7 +44,7 @@ impl Ranges {
         let mut ranges =
             Ranges { base, model: Pages::new(salt, pages), huge, version: 0, failed: false };
         if salt % 3 == 0 {
-            // Six mappings to the kernel: what fails may fail half way.
+            // Six mappings for the kernel, so that a failing call may fail half way.
             let part = pages / 6 * PAGE;
             for n in (0..6).step_by(2) {
                 // SAFETY: advice that changes no contents.
@@ -92,14 +92,14 @@ impl Ranges {
         }
     }
 
-    /// One operation that the numbers choose.
+    /// One operation that the random numbers choose.
     pub fn step(&mut self, rng: &mut Rng, closure: Closure) {
         let (start, count) = self.part(rng);
         match rng.below(32) {
             0 => self.discard(start, count.min(MOST_CHECKED)),
             1..=3 => {
                 doing!("write of a range");
-                // A full rewrite of huge ranges would be all that happens.
+                // A full rewrite of huge ranges would take all the time.
                 self.write(start, count.min(MOST_CHECKED));
             }
             4..=11 => self.mark(rng, start, count),
@@ -119,7 +119,8 @@ impl Ranges {
         }
     }
 
-    /// The program discards memory that is not volatile; it reads zeros and is its own.
+    /// The program discards memory that is not volatile. The memory reads zeros and stays the
+    /// program's.
     fn discard(&mut self, start: usize, count: usize) {
         doing!("MADV_DONTNEED by the program");
         for page in start..start + count {
@@ -159,7 +160,7 @@ impl Ranges {
         }
     }
 
-    /// Unmarks with a map and checks every page; answers how many pages were reported.
+    /// Unmarks with a map and checks every page. Returns how many pages were reported.
     pub fn unmark(&mut self, rng: &mut Rng, start: usize, count: usize, closure: Closure) -> usize {
         doing!("unmark_with_map");
         let mut reported = vec![false; count];
@@ -205,14 +206,15 @@ impl Ranges {
         add(&tally().purged, reports as u64);
         let outcome = match result {
             None => {
-                // The closure panicked. What it was told of is told; the rest is asked again.
+                // The closure panicked. The pages that it got are reported; the rest is requested
+                // again.
                 self.after_panic(start, count);
                 return reports;
             }
             Some(Err(error)) => {
                 if reports > 0 {
                     wrong!("unmark_with_map reported {reports} pages and failed: {error}");
-                    // They are zeros now, and volatile still.
+                    // They are zeros now, and still volatile.
                     for (page, _) in reported.iter().enumerate().filter(|(_, told)| **told) {
                         self.model.pages[start + page].version = 0;
                     }
@@ -235,7 +237,7 @@ impl Ranges {
         for (page, reported) in reported.iter().enumerate() {
             let page = start + page;
             let verdict = self.model.take_back(page, *reported);
-            // A child of a raw clone cannot know what was touched while nothing watched.
+            // A child of a raw clone cannot know which pages were touched while nothing watched.
             if !(is(&setting::UNWATCHED)
                 && matches!(verdict, Err(model::Wrong::ReportedUntouched(_))))
             {
@@ -314,7 +316,8 @@ impl Ranges {
                     Outcome::Intact if zeros > 0 => {
                         wrong!("unmark answered Intact, and {zeros} pages read zeros");
                     }
-                    // A child of a raw clone cannot know what was touched while nothing watched.
+                    // A child of a raw clone cannot know which pages were touched while nothing
+                    // watched.
                     Outcome::Purged if zeros == 0 && excused == 0 && !is(&setting::UNWATCHED) => {
                         wrong!("unmark answered Purged, and every page is as it was");
                     }
@@ -362,7 +365,8 @@ impl Ranges {
         self.failed || setting::INJECTED.load(std::sync::atomic::Ordering::Relaxed) != 0
     }
 
-    /// A failed unmark has lost and reported nothing. It may have taken pages back, which exist then.
+    /// A failed unmark has neither lost nor reported anything. It may have taken pages back, which
+    /// exist then.
     fn after_failure(&mut self, start: usize, count: usize) {
         self.failed = true;
         for page in &mut self.model.pages[start..start + count] {
@@ -381,9 +385,9 @@ impl Ranges {
             }
             Some(error) if error.kind() == ErrorKind::NotMarked => {}
             Some(error) if error.errno() == libc::EBUSY && is(&setting::FORKS) => {}
-            // A watch that could not be ended is there still, and its holes cannot be made readable.
+            // A watch that could not be ended still exists, and its holes cannot be made readable.
             Some(error) if error.errno() == libc::EFAULT && self.may_have_failed() => {}
-            // Inside a huge page that is in use otherwise.
+            // Inside a huge page that is also in other use.
             Some(error) => judge(call, &error, if self.huge { &[libc::EINVAL] } else { &[] }),
         }
     }
@@ -431,7 +435,8 @@ impl Ranges {
     /// Reads a page through the kernel, volatile or not.
     fn read(&mut self, page: usize) {
         doing!("read through the kernel");
-        // Where a failed unmark could not watch a part again, what it had lost reads zeros until it is told.
+        // If a failed unmark could not watch a part again, the losses there read as zeros until
+        // they are reported.
         if is(&setting::UNWATCHED) || self.failed {
             return;
         }
@@ -496,7 +501,7 @@ impl Ranges {
         }
         let verdict = self.model.take_back(page, true);
         self.settle(verdict);
-        // What was written before the signal is lost as well.
+        // The bytes written before the signal are lost as well.
         self.write(page, 1);
         let found = model::look(at, self.model.salt, page, self.model.pages[page].version);
         let verdict = self.model.check(page, found, false);
@@ -520,7 +525,7 @@ impl Ranges {
             2 => (at, PAGE + 1),
             _ => (at, usize::MAX - PAGE + 1),
         };
-        // SAFETY: refused before anything is done.
+        // SAFETY: the calls are refused before they do anything.
         let errors = unsafe {
             [
                 volatile::mark(at, len).err(),
@@ -538,7 +543,7 @@ impl Ranges {
         }
     }
 
-    /// Gives the memory up and takes other memory, which may lie at the same place.
+    /// Frees the memory and maps other memory, perhaps at the same place.
     fn map_again(&mut self, rng: &mut Rng) {
         doing!("forget before unmapping");
         let pages = self.pages();

@@ -1,4 +1,4 @@
-//! Refill functions: good ones, failing ones, panicking ones, and what they make.
+//! Refill functions: good ones, failing ones, panicking ones, and their bytes.
 
 use crate::closures::Wild;
 use crate::model;
@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 use tenure::volatile::Refill;
 
-/// The version of what refill functions make.
+/// The version of the bytes that refill functions make.
 pub const MADE: u64 = u64::MAX;
 
-/// How a refill function behaves at the moment.
+/// The present behaviour of a refill function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Mood {
@@ -27,7 +27,7 @@ pub enum Mood {
     Wild,
 }
 
-/// What a refill function and its owner share.
+/// The state that a refill function and its owner share.
 pub struct Maker {
     salt: u64,
     len: usize,

@@ -1,9 +1,9 @@
-//! What the configurations counted, as a table and as JSON lines.
+//! The counts of the configurations, as a table and as JSON lines.
 
 use crate::tally::Counts;
 use tenure_measure::json;
 
-/// How one configuration went.
+/// The result of one configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Its name.
@@ -14,7 +14,7 @@ pub struct Outcome {
     pub failed: Vec<u64>,
     /// Its counters.
     pub counts: Counts,
-    /// Why it was not run.
+    /// The reason why it did not run.
     pub skipped: Option<String>,
 }
 

@@ -18,8 +18,8 @@ impl Rng {
         Rng(mix(seed, 0))
     }
 
-    /// The numbers of one operation: they depend on nothing that happened before it, so a thread's
-    /// sequence of operations is the seed's alone.
+    /// The numbers of one operation. They do not depend on earlier operations, so a thread's
+    /// sequence of operations depends on the seed alone.
     pub fn of_operation(seed: u64, thread: u64, operation: u64) -> Rng {
         Rng(mix(mix(seed, thread), operation))
     }

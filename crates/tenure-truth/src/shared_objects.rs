@@ -63,7 +63,7 @@ impl SharedObjects {
         Some(Arc::new(Shared { volatile, salt, maker }))
     }
 
-    /// One operation that the numbers choose.
+    /// One operation that the random numbers choose.
     pub fn step(&self, rng: &mut Rng) {
         let place = &self.places[rng.below(self.places.len())];
         let held = place.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -129,7 +129,7 @@ impl Shared {
         doing!("check of a shared object");
         let extents = guard.lost();
         let lost = lost_pages(&extents, guard.len());
-        // Nobody restores a shared object: losses only grow, and only without any pin.
+        // No thread restores a shared object: losses only grow, and only without any pin.
         if (guard.outcome() == Outcome::Purged) != lost.contains(&true) {
             wrong!(
                 "a shared object answers {:?} and names {} extents",
@@ -171,7 +171,7 @@ impl Shared {
                 maker.set(Mood::Good);
             }
             let pinned = setting::persist(|| self.volatile.pin().is_ok());
-            // Where calls are made to fail the pin may have failed each time: the signal comes again.
+            // If calls are made to fail, the pin may have failed each time: the signal comes again.
             pinned
                 || self.maker.is_some()
                 || setting::INJECTED.load(std::sync::atomic::Ordering::Relaxed) != 0
@@ -181,8 +181,8 @@ impl Shared {
         touching(&touch, || {
             let end = len.min((page + 1) * PAGE);
             for (at, byte) in bytes.iter_mut().enumerate().take(end).skip(page * PAGE) {
-                // SAFETY: inside the object, which this thread holds; a missing page raises SIGBUS,
-                // which `resolve` answers, or is refilled.
+                // SAFETY: inside the object, which this thread holds. A missing page raises SIGBUS,
+                // which `resolve` handles, or is refilled.
                 *byte = unsafe { std::ptr::read_volatile((start + at) as *const u8) };
             }
         });
@@ -190,7 +190,7 @@ impl Shared {
         if found == Found::Expected {
             return;
         }
-        // Zeros, or half zeros where it went during the touch: then a pin says that it is lost.
+        // Zeros, or partly zeros if it went during the touch: then a pin reports the loss.
         doing!("pin of a shared object after a touch");
         match self.volatile.pin() {
             Err(error) => self.judge_pin(&error),

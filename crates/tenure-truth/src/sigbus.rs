@@ -7,11 +7,11 @@ use crate::wrong;
 use crate::{setting, sys};
 use std::cell::Cell;
 
-/// What a thread does when the page that it touches is gone.
+/// The action of a thread that touches a purged page.
 pub struct Touch<'a> {
-    /// The first address of what is touched.
+    /// The first address of the touched memory.
     pub start: usize,
-    /// The end of what is touched.
+    /// The end of the touched memory.
     pub end: usize,
     /// Makes the touched page readable again; called inside the signal handler.
     pub resolve: &'a dyn Fn(usize) -> bool,
@@ -21,7 +21,7 @@ thread_local! {
     static TOUCH: Cell<*const Touch<'static>> = const { Cell::new(std::ptr::null()) };
 }
 
-/// Runs `access`, which touches volatile memory; a purged page is resolved as `touch` says.
+/// Runs `access`, which touches volatile memory. `touch` resolves a purged page.
 pub fn touching<R>(touch: &Touch<'_>, access: impl FnOnce() -> R) -> R {
     TOUCH.set(std::ptr::from_ref(touch).cast());
     let result = access();
@@ -34,7 +34,7 @@ fn on_purged(purged: tenure::volatile::Purged) -> bool {
     let touch = TOUCH.get();
     if touch.is_null() {
         wrong!("SIGBUS at {:#x}, which this thread may read and write", purged.address);
-        // Go on, if that is all.
+        // Continue, if that is the only cause.
         let page = purged.page as *mut u8;
         // SAFETY: memory that this thread may use is not volatile; unmarking it changes nothing.
         return setting::persist(|| unsafe { tenure::volatile::unmark(page, sys::PAGE) }.is_ok());
@@ -50,7 +50,7 @@ fn on_purged(purged: tenure::volatile::Purged) -> bool {
     (touch.resolve)(purged.address)
 }
 
-/// What remains: nothing of the driver's explains this signal.
+/// The last case: nothing in the driver explains this signal.
 extern "C" fn unexplained(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid `siginfo_t` to a handler installed with SA_SIGINFO.
     let (at, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };

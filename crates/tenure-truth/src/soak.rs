@@ -1,5 +1,6 @@
-//! All that is heavy, under every condition, for an hour: each pair of a configuration and a condition has its turn. Between them
-//! processes that share memory and are killed, and a cache of a fixed size in the place of ours.
+//! All heavy configurations, under every condition, for an hour: each pair of a configuration and a
+//! condition has its turn. Between them run processes that share memory and are killed, and a cache
+//! of a fixed size in the place of tenure's.
 
 use crate::conditions::CONDITIONS;
 use crate::config::Config;
@@ -10,7 +11,8 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// The configurations. Eleven, as there are eleven conditions: in each round each has another condition.
+/// The configurations. There are eleven, as there are eleven conditions, so each configuration has
+/// another condition in each round.
 const CONFIGS: &[&str] = &[
     "pressure",
     "pressure-words",
@@ -24,7 +26,8 @@ const CONFIGS: &[&str] = &[
     "storm",
     "everything",
 ];
-/// After so many turns the workers that share memory, and the cache of a fixed size, have theirs.
+/// After so many turns the workers that share memory have their turn, and the cache of a fixed
+/// size.
 const OTHERS: usize = 11;
 /// Checked reads of the workers in a turn of a second.
 const READS: f64 = 40_000.0;
@@ -49,7 +52,7 @@ struct Sum {
 /// A need that took longer counts as slow.
 const SLOW: Duration = Duration::from_secs(2);
 
-/// Does it; whether nothing was wrong.
+/// Runs it. Returns whether nothing was wrong.
 ///
 /// # Errors
 /// A configuration is missing.
@@ -129,7 +132,7 @@ fn turn(sum: &Mutex<Sum>, configs: &[Config], which: (usize, usize), seed: u64, 
     }
 }
 
-/// Workers that share memory, and a cache of a fixed size where ours lives on.
+/// Runs workers that share memory, and a cache of a fixed size where tenure's survives.
 fn others(sum: &Mutex<Sum>, config: &Config, round: usize, seed: u64, slice: f64) {
     let mut command = Command::new("/proc/self/exe");
     let reads = ((slice * READS) as u64).to_string();

@@ -1,12 +1,12 @@
-//! tenure's threads with what nobody else wants of the processors.
+//! Gives tenure's threads only processor time that no other thread wants.
 
 #![allow(unsafe_code, reason = "changes how threads are scheduled")]
 
 use crate::sys;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Busy loops, one for each processor, and a thread that finds tenure's threads and puts them into `SCHED_IDLE`, again
-/// and again: they come and go.
+/// Starts busy loops, one for each processor, and a thread that finds tenure's threads and puts
+/// them into `SCHED_IDLE`, again and again, because they come and go.
 pub fn start() {
     static TURNS: AtomicU64 = AtomicU64::new(0);
     let loops = std::thread::available_parallelism().map_or(1, usize::from);
@@ -30,7 +30,8 @@ fn starve_all() {
         let id = thread.file_name().to_string_lossy().parse::<i32>();
         let (true, Ok(id)) = (name.starts_with("tenure"), id) else { continue };
         let none = libc::sched_param { sched_priority: 0 };
-        // SAFETY: a thread of this process, or one that has ended since; the structure is read only.
+        // SAFETY: a thread of this process, or one that has ended since; the structure is read
+        // only.
         unsafe { libc::sched_setscheduler(id, libc::SCHED_IDLE, &none) };
     }
 }

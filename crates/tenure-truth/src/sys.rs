@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub const PAGE: usize = 4096;
 /// Bytes of a huge page.
 pub const HUGE: usize = 2 << 20;
-/// A process that found enough wrong ends with this.
+/// The exit code of a process that found enough errors.
 pub const EXIT_WRONG: i32 = 76;
-/// A process whose watchdog found a thread that hangs ends with this.
+/// The exit code of a process whose watchdog found a hanging thread.
 pub const EXIT_HANG: i32 = 78;
-/// A process ends with this at a SIGBUS that nothing explains.
+/// The exit code at a SIGBUS that nothing explains.
 pub const EXIT_SIGBUS: i32 = 75;
 
 static IN_CHILD: AtomicBool = AtomicBool::new(false);
@@ -22,7 +22,7 @@ pub fn in_child() -> bool {
     IN_CHILD.load(Ordering::Relaxed)
 }
 
-/// Says that it is.
+/// Notes that it is.
 pub fn set_in_child() {
     IN_CHILD.store(true, Ordering::Relaxed);
 }
@@ -65,10 +65,10 @@ pub fn unmap(start: usize, len: usize) {
     }
 }
 
-/// Has the kernel reclaim what it can of memory of the driver's own: without swap that is only what
-/// was given up with MADV_FREE.
+/// Has the kernel reclaim memory of the driver's own. Without swap it can take only memory that was
+/// given up with MADV_FREE.
 pub fn reclaim(start: usize, len: usize) {
-    // SAFETY: changes no contents of memory that was not given up.
+    // SAFETY: the call changes no contents of memory that was not given up.
     unsafe { libc::madvise(start as *mut _, len, libc::MADV_PAGEOUT) };
 }
 
@@ -85,7 +85,7 @@ pub fn read_through_kernel(from: usize, into: &mut [u8]) -> Result<(), i32> {
     }
 }
 
-/// One word of the driver's memory, read whatever other threads do.
+/// Reads one word of the driver's memory, whatever other threads do.
 pub fn word(at: usize) -> u64 {
     // SAFETY: callers pass aligned addresses of mappings that they own and have unmarked or mean to
     // touch.

@@ -1,5 +1,5 @@
 //! Counters and findings in memory that forked processes and the launcher share, so that they
-//! outlive a crash.
+//! survive a crash.
 
 #![allow(unsafe_code, reason = "shares memory with its child processes")]
 
@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicU8, Ordering};
 
 macro_rules! tally {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// What one configuration's processes count together.
+        /// The common counts of one configuration's processes.
         #[repr(C)]
         pub struct Tally { $($(#[$doc])* pub $name: AtomicU64,)*
-            /// What a child does now, as an address of the forking process's.
+            /// The present action of a child, as an address of the forking process.
             pub child_doing: [AtomicU64; CHILDREN],
             text_len: AtomicU64,
             text: [AtomicU8; TEXT],
@@ -76,7 +76,7 @@ tally! {
     hits,
     /// Broken promises.
     wrong,
-    /// Broken promises that were said in words.
+    /// Broken promises that were described in words.
     said,
     /// Calls or processes that did not end.
     hangs,
@@ -86,8 +86,8 @@ tally! {
 
 static TALLY: AtomicPtr<Tally> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Makes the tally's memory: shared with children, and through `fd` with a program that is executed.
-/// Without a descriptor it is this process's and its children's.
+/// Makes the tally's memory: shared with children, and through `fd` with a program that is
+/// executed. Without a descriptor it is this process's and its children's.
 pub fn map(fd: Option<i32>) -> std::io::Result<&'static Tally> {
     let (flags, fd) = match fd {
         Some(fd) => (libc::MAP_SHARED, fd),
@@ -128,7 +128,7 @@ pub fn add(counter: &AtomicU64, amount: u64) {
 }
 
 impl Tally {
-    /// What was said so far.
+    /// The text of the findings so far.
     pub fn text(&self) -> String {
         let len = (self.text_len.load(Ordering::Acquire) as usize).min(TEXT);
         let bytes: Vec<u8> = self.text[..len].iter().map(|b| b.load(Ordering::Relaxed)).collect();

@@ -28,7 +28,7 @@ pub fn start(patience: Duration) {
 
 fn watch(patience: Duration) {
     let nap = Duration::from_millis(200);
-    // A machine that stalls as a whole gives everybody more time.
+    // A machine that stalls as a whole gives every thread more time.
     let mut stalled = 0;
     loop {
         let before = sys::now_ms();

@@ -1,17 +1,17 @@
-//! What is said of a broken promise.
+//! The messages about broken promises.
 
 use crate::tally::{add, tally};
 use crate::{doing, sys};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// After this many wrong things were said, by all processes of a turn, a process ends.
+/// After so many messages from all processes of a turn, a process ends.
 const ENOUGH: u64 = 60;
-/// As many are said that one place in the driver found; the rest is counted.
+/// The most messages from one place in the driver; the rest is counted.
 const SAID: u64 = 3;
 
-/// Counts a broken promise and keeps what it was; `here` counts those of one place. May be called in
-/// a signal handler and in a child of a raw clone.
+/// Counts a broken promise and stores its description; `here` counts those of one place. It may be
+/// called in a signal handler and in a child of a raw clone.
 pub fn wrong(here: &AtomicU64, what: fmt::Arguments<'_>) {
     let tally = tally();
     add(&tally.wrong, 1);

@@ -1,4 +1,5 @@
-//! Everything heavy under every condition that a machine may put it under: a few turns. The whole is a command of an hour.
+//! The heavy configurations under every condition of the machine: a few turns. The whole run is a
+//! separate command and takes an hour.
 
 use std::process::Command;
 use tenure_testkit::skip;

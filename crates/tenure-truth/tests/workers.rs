@@ -13,6 +13,7 @@ fn killed_workers_leave_no_wrong_byte() {
     println!("{text}{}", String::from_utf8_lossy(&output.stderr));
     let last = text.lines().rfind(|line| line.contains("checked reads")).expect("a line");
     assert!(last.contains("wrong 0, told twice 0") && last.contains("hangs 0"), "{last}");
-    // On a busy machine a look may come late, or a neighbour be too fast; bytes are right all the same.
+    // On a busy machine a check may come late, or a neighbour be too fast; the bytes are still
+    // right.
     assert!(text.contains("0 pinned, 1 processes"), "{text}");
 }

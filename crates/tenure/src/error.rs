@@ -1,4 +1,4 @@
-//! Errors: which call failed, on which range, why, and what to do.
+//! Errors: the call that failed, its range, the cause, and a remedy.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -31,7 +31,7 @@ pub enum ErrorKind {
     BadRange,
     /// Part of the range is not mapped (`ENOMEM`).
     NotMapped,
-    /// The mapping is of a kind the call cannot work on (`EINVAL`).
+    /// The call does not work on a mapping of this kind (`EINVAL`).
     WrongMapping,
     /// The range is locked in memory (`EINVAL`).
     Locked,
@@ -63,17 +63,17 @@ pub enum ErrorKind {
     TimedOut,
     /// The call would wait for its own thread (`EDEADLK`).
     Deadlock,
-    /// Another thread or process uses it just now (`EBUSY`).
+    /// Another thread or process is using it (`EBUSY`).
     Busy,
-    /// A file that was to be shared memory of tenure's is not, or is damaged (`EPROTO`).
+    /// The file is not shared memory of tenure's, or is damaged (`EPROTO`).
     BadHeader,
-    /// As many processes or pins as there may be are there (`EUSERS`).
+    /// The limit on processes or pins is reached (`EUSERS`).
     TooMany,
     /// Any other failure of a system call; see [`Error::errno`].
     System,
 }
 
-/// A failure: which call, on which range, why, and what to do about it.
+/// A failure: the call, its range, the cause, and a remedy.
 ///
 /// ```
 /// let error = tenure::Mapping::anonymous(0).unwrap_err();
@@ -143,7 +143,8 @@ impl Error {
             .with_errno(errno.raw_os_error())
     }
 
-    /// Keeps the cause and changes the `errno`, where the kernel's own call has more than one for it.
+    /// Keeps the cause and changes the `errno`, where the kernel's own call has more than one for
+    /// it.
     pub(crate) fn with_errno(mut self, errno: i32) -> Self {
         self.errno = errno;
         self
@@ -185,7 +186,7 @@ impl Error {
         self.range
     }
 
-    /// Returns what can be done about the failure.
+    /// Returns the remedy.
     ///
     /// ```
     /// let error = tenure::Mapping::anonymous(0).unwrap_err();
@@ -200,7 +201,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.call)?;
         if let Some((start, len)) = self.range {
-            // The end may wrap: it is the caller's mistake that is being reported.
+            // The end may wrap, because that may be the mistake that is being reported.
             write!(f, " of [{start:#x}, {:#x}) ({len} bytes)", start.wrapping_add(len))?;
         }
         write!(f, ": {}; {}", self.why, self.remedy)

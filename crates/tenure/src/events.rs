@@ -1,6 +1,7 @@
-//! What happens to the program's memory, as events of the [`tracing`](https://docs.rs/tracing) crate: for its logs.
+//! Events of the [`tracing`](https://docs.rs/tracing) crate that tell a program's logs about its
+//! memory.
 //!
-//! With the feature `tracing`.
+//! This module needs the feature `tracing`.
 //!
 //! ```
 //! use std::time::Duration;
@@ -11,14 +12,14 @@
 //!
 //! # The events
 //!
-//! The target of all of them is `tenure`. Each is a sum of what happened since the last look, so a program in which
-//! a million buffers are purged gets one event a second. What did not happen is not sent.
+//! The target of all events is `tenure`. Each event is a sum since the last look. So a program in
+//! which a million buffers are purged gets one event a second. A sum of 0 is not sent.
 //!
 //! | message | level | fields |
 //! | --- | --- | --- |
-//! | a feature is missing | `WARN`, or `INFO` where something stands in | `name`, `what`, `errno`, `consequence`, `remedy` |
+//! | a feature is missing | `WARN`, or `INFO` where tenure has a substitute | `name`, `what`, `errno`, `consequence`, `remedy` |
 //! | memory is short | `INFO` | `reports` of the kernel |
-//! | memory is no longer short | `INFO` | `offered_bytes`, and of these `gone_bytes`: what the kernel has taken |
+//! | memory is no longer short | `INFO` | `offered_bytes`, and of these `gone_bytes`: the purged ones |
 //! | purges were told | `INFO` | `ranges` that had lost something when they were taken back, `bytes` |
 //! | refills failed | `WARN` | `failures`, `cause` of the last one |
 //! | populates failed | `WARN` | `failures` |
@@ -32,18 +33,20 @@
 //!
 //! # Where they are sent
 //!
-//! On a thread of their own, `tenure-events`, and nowhere else. A subscriber is code that tenure does not know: it
-//! allocates, waits for locks, calls tenure in its turn, or panics. Where a purge is found out, none of that may be:
-//! the thread has locks or claims of tenure's, is in a signal's handler, serves the program's `malloc`, or is in a
-//! forked child, in which the subscriber's own locks may be held for ever. So these places only count, as they do
-//! without this feature. The thread of events has nothing of tenure's in its hands. A panic of the subscriber ends
-//! its event, and the next ones are sent all the same.
+//! tenure sends them on a thread of their own, `tenure-events`, and on no other. A subscriber is
+//! code that tenure does not know: it may allocate, wait for locks, call tenure, or panic. A thread
+//! that finds a purge must do none of these. It has locks or claims of tenure's, is in a signal
+//! handler, serves the program's `malloc`, or is in a forked child, in which the subscriber's own
+//! locks may be held for ever. So that thread only counts, as it does without this feature. The
+//! thread of events holds nothing of tenure's. If the subscriber panics, its event ends, and the
+//! next events are still sent.
 //!
-//! A forked child has no such thread: it sends nothing until it calls [`send`] itself. It may find locks of the
-//! subscriber's held, if the thread had them at the fork, as with any thread of the program that logs.
+//! A forked child has no such thread, so it sends nothing until it calls [`send`] itself. Locks of
+//! the subscriber may then be held for ever, if the thread had them at the fork. The same is true
+//! of any thread of the program that logs.
 //!
-//! The price: no event lies in the span of the call that found it out. What a call finds out it also returns
-//! ([`Outcome`](crate::Outcome), [`Error`]): log that where it is returned.
+//! The price: no event lies in the span of the call that found its cause. A call also returns its
+//! findings ([`Outcome`](crate::Outcome), [`Error`]), so the caller can log them there.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::caught::caught;
@@ -57,22 +60,24 @@ use crate::stats::{survey, Totals};
 use std::time::Duration;
 use tracing::{debug, enabled, info, warn, Level};
 
-/// A shorter time between two looks is taken for this one.
+/// A shorter time between two looks is raised to this one.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// Events are sent while it lives: see [`send`].
+/// Sends events while it lives: see [`send`].
 #[must_use = "events end when this is dropped"]
 #[derive(Debug)]
 pub struct Events {
-    /// Dropped first: its thread sends what is left.
+    /// Dropped first: its thread sends the last events.
     thread: Option<OnPressure>,
     process: u64,
 }
 
-/// Sends the [module](self)'s events until the answer is dropped: `every` so often, once more when it is dropped, and at
-/// once when the kernel reports that memory has become short. The first ones say which features are missing.
+/// Sends the [module](self)'s events until the returned value is dropped: once in each period of
+/// `every`, at once when the kernel reports that memory has become short, and a last time when the
+/// value is dropped. The first events say which features are missing.
 ///
-/// They go to the subscriber that is the default of all threads (`tracing::subscriber::set_global_default`).
+/// They go to the subscriber that is the default of all threads
+/// (`tracing::subscriber::set_global_default`).
 ///
 /// ```
 /// use std::time::Duration;
@@ -83,11 +88,12 @@ pub struct Events {
 /// ```
 ///
 /// # Cost
-/// A thread that looks at some fifty counters at each time, which takes a microsecond. When memory is no longer short it
-/// also counts what the kernel has taken, as [`survey`](crate::survey()), if `INFO` is enabled.
+/// A thread that looks at some fifty counters in each period, which takes a microsecond. When
+/// memory is no longer short, it also counts the purged pages, as [`survey`](crate::survey()) does,
+/// if `INFO` is enabled.
 ///
 /// # Errors
-/// `EBUSY`: this process sends events already. `EAGAIN`: no thread could start.
+/// `EBUSY`: this process already sends events. `EAGAIN`: no thread could start.
 pub fn send(every: Duration) -> Result<Events> {
     const CALL: &str = "events::send";
     if !causes::want() {
@@ -113,7 +119,7 @@ pub fn send(every: Duration) -> Result<Events> {
 }
 
 impl Drop for Events {
-    /// Waits until the last events are sent, unless a subscriber drops it.
+    /// Waits until the last events are sent, unless a subscriber itself drops this value.
     fn drop(&mut self) {
         drop(self.thread.take());
         if self.process == generation::current() {
@@ -122,20 +128,21 @@ impl Drop for Events {
     }
 }
 
-/// What the thread saw at its last look.
+/// The counters at the thread's last look.
 struct Looks {
     totals: Totals,
     pool: PoolStats,
     pool_has_ended: bool,
-    /// There was no look yet.
+    /// The thread has not looked yet.
     is_new: bool,
-    /// The kernel reported then that memory is short.
+    /// The kernel reported at that look that memory is short.
     is_short: bool,
 }
 
 impl Looks {
     fn look(&mut self, why: Why) {
-        // The kernel reports up to 200 times a second. After the first time the others wait for their turn.
+        // The kernel reports up to 200 times a second. Only the first report is looked at early;
+        // the others wait for the next regular look.
         if why == Why::Pressure && self.is_short {
             return;
         }
@@ -169,7 +176,7 @@ impl Looks {
     }
 }
 
-/// Sends an event. A panic of the subscriber ends here; its message was printed.
+/// Sends an event. A panic of the subscriber ends here, after the panic hook has printed it.
 fn sent(event: impl FnOnce()) {
     let _ = caught(event);
 }
@@ -190,7 +197,8 @@ fn missing_features() {
     }
 }
 
-/// What the counters say. `more` is what one of them has more than at the last look.
+/// Sends the events of the counters. `more` returns how much one of them has grown since the last
+/// look.
 fn memory(more: &dyn Fn(fn(&Totals) -> u64) -> u64) {
     let (ranges, bytes) = (more(|all| all.purges), more(|all| all.purged_bytes));
     if ranges > 0 {

@@ -1,4 +1,4 @@
-//! For tenure's launcher.
+//! Functions for tenure's launcher only.
 
 #![allow(unsafe_code, reason = "hands out memory")]
 
@@ -6,12 +6,12 @@ pub use crate::os::stack::Stack;
 
 use crate::runtime::published::Part;
 
-/// Memory for what the launcher notes: a heap of its own, held over forks, and usable in a child that was made
-/// without their handlers.
+/// Memory for the launcher's notes: a heap of its own. Forks hold its lock, and a child that was
+/// made without fork handlers can use it.
 pub mod heap {
     use std::ptr::NonNull;
 
-    /// A block of at least so many bytes, aligned to as many up to a page.
+    /// Allocates a block of at least `bytes`, aligned to its size (at most to a page).
     pub fn allocate(bytes: usize) -> Option<NonNull<u8>> {
         crate::runtime::heap::allocate(bytes).ok()
     }
@@ -19,45 +19,51 @@ pub mod heap {
     /// Gives a block back.
     ///
     /// # Safety
-    /// From [`allocate`] with the same number of bytes, and in use no more.
+    /// The block comes from [`allocate`] with the same number of bytes, and the caller no longer
+    /// uses it.
     pub unsafe fn free(block: NonNull<u8>, bytes: usize) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises a block of this heap with its own number of bytes, and
+        // uses it no more.
         unsafe { crate::runtime::heap::free(block, bytes) }
     }
 }
 
-/// Does something that asks the pool for memory, or gives it some back, and that does not wait for a fork for ever: the
-/// caller may have a lock for which the fork waits. What the pool does not serve meanwhile is the next allocator's.
+/// Runs `act`, which may allocate from the pool or free to it, without an endless wait for a fork:
+/// the caller may have a lock for which the fork waits. The next allocator serves requests that the
+/// pool refuses meanwhile.
 ///
-/// A fork waits for the C library's streams, and for locks of libraries whose handlers were registered early, with all of the
-/// pool's locks in its hands.
+/// A fork waits for the C library's streams, and for locks of libraries whose handlers were
+/// registered early, while it holds all of the pool's locks.
 pub fn without_waiting_for_forks<R>(act: impl FnOnce() -> R) -> R {
     let _no_wait = crate::runtime::fork::NoWait::long_for_fork();
     act()
 }
 
-/// Shows counters of the launcher's to readers in other processes: `count` words, with a name each.
+/// Describes counters of the launcher's for readers in other processes: `count` words, with a name
+/// each.
 pub const fn published(at: *const u8, names: &'static str, count: usize) -> Part {
     Part::words(at, names, count, 1, 0)
 }
 
-/// Lists such counters.
+/// Adds such counters to the published list.
 pub fn publish(part: &'static Part) {
     crate::runtime::published::publish(&[part]);
 }
 
-/// Opens the files of `/proc` that are asked again and again, under high numbers: later another thread of the
-/// program's could be about to use the low number by which each comes.
+/// Opens the files of `/proc` that tenure reads again and again, and moves them to high numbers.
+/// Later, another thread of the program may be about to use the low number that the kernel gives a
+/// new descriptor first.
 pub fn open_files() {
     crate::os::kept::open_now();
 }
 
-/// Whether callers of the pool offer so much that the worker, which would do it for them, pays.
+/// Returns whether callers of the pool offer so much that a worker, which would do it for them,
+/// pays.
 pub fn worker_pays() -> bool {
     crate::pool::worker_pays()
 }
 
-/// Whether the calling thread is tenure's background thread.
+/// Returns whether the calling thread is tenure's background thread.
 pub fn is_background_thread() -> bool {
     crate::runtime::worker::is_worker()
 }

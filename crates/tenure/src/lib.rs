@@ -1,9 +1,9 @@
-//! Control over how long memory pages stay, on a stock Linux kernel.
+//! Control over how long memory pages stay resident, on an unmodified Linux kernel.
 //!
-//! For programs with large caches and buffers: when memory runs short, the kernel takes *volatile* memory
-//! instead of killing the program, page by page, and the program learns exactly which pages are gone.
-//! The crate also populates, locks, pools and unmaps memory. It needs Linux 5.10 or later: no root, no
-//! patch, no kernel module.
+//! tenure is for programs with large caches and buffers. When memory runs short, the kernel takes
+//! *volatile* memory page by page instead of killing the program. The program then learns exactly
+//! which pages are gone. The crate also populates, locks, pools and unmaps memory. It needs Linux
+//! 5.10 or later. It needs no root, no patch and no kernel module.
 //!
 //! ```
 //! # fn render(path: &str) -> Vec<u8> { path.repeat(100).into_bytes() }
@@ -31,7 +31,7 @@
 //! | [`populate`] | makes pages resident before their use, with an error instead of a signal |
 //! | [`pool`] | large blocks: a freed block stays warm, and the kernel may take it |
 //! | [`pool::mapped`] | the pool behind a program's `mmap`, for launchers |
-//! | [`retire`] | unmaps at once, and gives the memory back without stalling other threads |
+//! | [`retire`] | unmaps at once, and gives the memory back without stopping other threads for long |
 //! | [`pressure`] | [`on_pressure`]: tells the program when the kernel runs short of memory |
 //! | [`shared`] | volatile memory, and a cache, that several processes share |
 //! | [`page_cache`] | tells which parts of a file are in the page cache |
@@ -39,10 +39,11 @@
 //! Beside the modules there are:
 //!
 //! - [`Mapping`]: an owned mapping of whole pages. All modules work on its memory.
-//! - [`capabilities`]: what this kernel and this user's rights allow, found by trying it.
-//! - [`stats()`] and [`survey()`]: what happened so far, and what is volatile, offered and gone now; [`metrics`]: the
-//!   same as OpenMetrics text.
-//! - [`Error`]: every failure names the call, the range, the cause and a remedy, and has an `errno`.
+//! - [`capabilities`]: the features that this kernel and this user's rights allow, found by trial.
+//! - [`stats()`] and [`survey()`]: counts since the start, and the memory that is volatile,
+//!   offered and gone now; [`metrics`]: these figures as OpenMetrics text.
+//! - [`Error`]: every failure names the call, the range, the cause and a remedy, and has an
+//!   `errno`.
 //!
 //! # Features
 //!
@@ -50,19 +51,19 @@
 //!
 //! | feature | what it adds |
 //! | --- | --- |
-//! | `tracing` | the module `events`: what happens to the memory, as events of the `tracing` crate |
-//! | `serde` | `Serialize` for [`Stats`], [`Survey`], [`Capabilities`], the statistics of pool, caches and shared memory, and what [`lock`] and [`populate`] report |
+//! | `tracing` | the module `events`: events of the `tracing` crate that tell a program's logs about its memory |
+//! | `serde` | `Serialize` for [`Stats`], [`Survey`], [`Capabilities`], the statistics of pool, caches and shared memory, and the reports of [`lock`] and [`populate`] |
 //! | `allocator-api2` | [`WithSmall`](pool::WithSmall) is an `Allocator` of the `allocator-api2` crate: for hashbrown's and bumpalo's collections |
 //!
-//! As a global allocator the pool needs no feature: [`Pool`](pool::Pool), or [`WithSmall`](pool::WithSmall) with another allocator for
-//! small blocks.
+//! As a global allocator the pool needs no feature: [`Pool`](pool::Pool), or
+//! [`WithSmall`](pool::WithSmall) with another allocator for small blocks.
 //!
 //! # Words
 //!
 //! A **mark** makes a range volatile, and an unmark or a **pin** makes it stay. The **worker**, a
-//! background thread that is named `tenure-keeper`, **offers** marked ranges to the kernel. The kernel
-//! **purges** pages of them when it needs memory. A pin **takes** the range **back** and reports each purge
-//! exactly once. The file `docs/glossary.md` has all words.
+//! background thread that is named `tenure-keeper`, **offers** marked ranges to the kernel. The
+//! kernel **purges** pages of them when it needs memory. A pin **takes** the range **back** and
+//! reports each purge exactly once. The file `docs/glossary.md` has all words.
 //!
 //! # When not to use it
 //!
@@ -99,7 +100,8 @@ pub mod page_cache;
 pub mod pool;
 #[doc(hidden)]
 pub mod published {
-    //! What a process shows of itself to a reader in another one: for tenure's command line.
+    //! The state that a process shows to a reader in another process: for tenure's command
+    //! line.
     pub use crate::os::pagemap_scan::each_page_there;
     pub use crate::runtime::published::{Part, Root, MAGIC, NAME, PLACES, RANGES, WORDS};
     use crate::stats::{self, Stats};
@@ -128,8 +130,8 @@ pub use pressure::{on_pressure, OnPressure};
 pub use stats::{stats, survey, Stats, Survey, Totals};
 pub use volatile::{Outcome, Priority, Volatile};
 
-/// Registers tenure's fork handlers, and does nothing else. It is for a launcher whose handlers must come before
-/// those of an allocator's constructor, before the environment can be read.
+/// Registers tenure's fork handlers, and does nothing else. It is for a launcher whose handlers
+/// must come before those of an allocator's constructor, before the environment can be read.
 ///
 /// ```
 /// tenure::register_fork_handlers(); // in a launcher's constructor
@@ -139,9 +141,9 @@ pub fn register_fork_handlers() {
     runtime::fork::watch();
 }
 
-/// Registers the fork handlers now rather than at the first use of what needs them, and reads the
-/// environment. It is for allocators and launchers, where the order matters: before a fork the handlers are
-/// called in the reverse order of their registration.
+/// Registers the fork handlers now rather than at the first use of volatile memory, and reads the
+/// environment. It is for allocators and launchers, where the order matters: before a fork the
+/// handlers are called in the reverse order of their registration.
 ///
 /// It starts no thread. Later calls cost a few loads.
 ///
@@ -155,9 +157,10 @@ pub fn watch_forks() {
     retire::watch_forks();
 }
 
-/// Returns whether a process whose main thread has ended by itself (`pthread_exit`) ends with the last of the
-/// program's own threads. tenure's threads take themselves out of the C library's count for that. `false`: this
-/// C library does not show its count (before glibc 2.34, musl), and tenure's threads keep such a process alive.
+/// Returns whether a process whose main thread has ended by itself (`pthread_exit`) ends with the
+/// last of the program's own threads. tenure's threads take themselves out of the C library's count
+/// for that. `false`: this C library does not show its count (before glibc 2.34, musl), and
+/// tenure's threads keep such a process alive.
 ///
 /// ```
 /// if !tenure::ends_with_the_last_thread() {
@@ -169,19 +172,22 @@ pub fn ends_with_the_last_thread() -> bool {
     os::thread::find_count()
 }
 
-/// Ends tenure's background threads, does what they had left to do, and waits until the kernel no longer counts
-/// them. It is for a process that enters a namespace, gives up rights or installs a filter: the kernel allows some
-/// of these calls only to a process with one thread, and others take effect for the calling thread alone. The next
-/// call that needs a thread starts it anew, with the rights of its caller.
+/// Ends tenure's background threads, finishes their work, and waits until the kernel no
+/// longer counts them. It is for a process that enters a namespace, gives up rights or installs a
+/// filter: the kernel allows some of these calls only to a process with one thread, and others take
+/// effect for the calling thread alone. The next call that needs a thread starts it anew, with the
+/// rights of its caller.
 ///
-/// Until then marked ranges stay marked, and later calls of the program give back what is freed to the [`pool`].
-/// The two threads that make pages again for touches stay, because objects with a refill function need them.
+/// Until then marked ranges stay marked, and later calls of the program give back blocks freed to
+/// the [`pool`]. The two threads that make pages again for touches stay, because objects with a
+/// refill function need them.
 ///
-/// `false`: a thread has not ended within a second. It is in a long system call, or its descriptor table is the
-/// program's (Linux before 5.9, `close_range` refused): then the thread that listens for memory pressure stays.
+/// `false`: a thread has not ended within a second. It is in a long system call, or its descriptor
+/// table is the program's (Linux before 5.9, `close_range` refused). Then the thread that listens
+/// for memory pressure stays.
 ///
 /// # Cost
-/// 0.1 ms, and the teardown of what [`retire`] has waiting.
+/// 0.1 ms, and the teardown of the memory that [`retire`] has waiting.
 ///
 /// ```
 /// let buffer = tenure::Volatile::new(1 << 20)?; // starts them
@@ -189,7 +195,7 @@ pub fn ends_with_the_last_thread() -> bool {
 /// # drop(buffer); Ok::<(), tenure::Error>(())
 /// ```
 pub fn end_background_threads() -> bool {
-    // A child of a fork has none, and has nothing of what waits.
+    // A child of a fork has no such threads, and no memory that waits for teardown.
     let given_back = retire::drain(None);
     runtime::worker::stop() && given_back
 }

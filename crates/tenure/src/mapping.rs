@@ -12,7 +12,7 @@ use rustix::fs::{fstat, ftruncate, MemfdFlags};
 use rustix::io::Errno;
 use std::ffi::CString;
 
-/// What size of pages an anonymous mapping asks for.
+/// The size of pages that an anonymous mapping asks for.
 ///
 /// ```
 /// use tenure::{Mapping, PageSize};
@@ -66,7 +66,8 @@ impl Mapping {
     /// ```
     ///
     /// # Cost
-    /// One or two system calls, about 2 µs with the unmapping. It takes no memory before the first touch.
+    /// One or two system calls, about 2 µs with the unmapping. It takes no memory before the first
+    /// touch.
     ///
     /// # Errors
     /// `EINVAL`: `len` is 0. `ENOMEM`: no address space, too many mappings, or over `RLIMIT_AS`.
@@ -97,7 +98,7 @@ impl Mapping {
         let align = if pages == PageSize::Huge { os::HUGE_PAGE } else { os::page_size() };
         let range = relieved(|| reserve::map_anonymous(size, align))
             .map_err(|errno| Error::system("Mapping::anonymous", "mmap", errno))?;
-        // Advice only: what it refuses costs speed, not correctness.
+        // Advice only: a refusal costs speed, not correctness.
         let _ = match pages {
             PageSize::System => Ok(()),
             PageSize::Base => advise::want_base_pages(range),
@@ -110,7 +111,7 @@ impl Mapping {
     ///
     /// ```
     /// let program = std::fs::File::open("/proc/self/exe")?;
-    /// // SAFETY: nobody truncates or writes a program that runs.
+    /// // SAFETY: no process truncates or writes a program that runs.
     /// let head = unsafe { tenure::Mapping::file(&program, 0, 4096) }?;
     /// assert_eq!(head.as_slice()[1..4], *b"ELF");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -120,8 +121,8 @@ impl Mapping {
     /// Two system calls. Nothing is read before the first touch.
     ///
     /// # Safety
-    /// No process truncates or writes the file while it is mapped: touching a page past its end raises
-    /// SIGBUS, and bytes that change under a `&[u8]` are undefined behaviour.
+    /// No process truncates or writes the file while it is mapped: touching a page past its end
+    /// raises SIGBUS, and bytes that change under a `&[u8]` are undefined behaviour.
     ///
     /// # Errors
     /// `EINVAL`: `len` is 0, `offset` is not page-aligned, or the range ends past the end of the
@@ -160,7 +161,8 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Owns a mapping that was made otherwise: whole, readable and writable, and nobody else's.
+    /// Takes over a whole, readable and writable mapping that was made otherwise and has no other
+    /// owner.
     pub(crate) fn adopt(range: PageRange, len: usize) -> Mapping {
         debug_assert!(len > 0 && len <= range.len());
         Mapping { range, len, writable: true, pages: PageSize::System }
@@ -235,7 +237,7 @@ impl Mapping {
         false
     }
 
-    /// A part of it, checked as `check` does.
+    /// A part of the mapping, checked as `check` does.
     pub(crate) fn part(
         &self,
         call: &'static str,
@@ -255,7 +257,7 @@ impl Mapping {
         check(call, (self.range.start + offset) as *const u8, len)
     }
 
-    /// What size of pages it was made with.
+    /// The size of pages that the mapping asked for.
     pub(crate) fn pages(&self) -> PageSize {
         self.pages
     }
@@ -265,7 +267,8 @@ impl Mapping {
     }
 }
 
-/// Tries again when the address space, or what may be locked, is full of what waits to be torn down.
+/// Tries again after teardown, if the address space or `RLIMIT_MEMLOCK` is full of retired
+/// mappings.
 fn relieved(
     attempt: impl FnMut() -> rustix::io::Result<PageRange>,
 ) -> rustix::io::Result<PageRange> {

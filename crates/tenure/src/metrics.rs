@@ -1,4 +1,4 @@
-//! Statistics as OpenMetrics text, for Prometheus and what reads its format.
+//! Statistics as OpenMetrics text, for Prometheus and other programs that read its format.
 //!
 //! ```
 //! // The body of the answer to GET /metrics.
@@ -6,16 +6,18 @@
 //! assert!(text.ends_with("# EOF\n"));
 //! ```
 //!
-//! Serve it as [`CONTENT_TYPE`]. A program that renders metrics of its own takes out the last line, `# EOF`, and appends
-//! its own. Names begin with `tenure_`, counters end in `_total`, and units are bytes and seconds.
+//! Serve the text as [`CONTENT_TYPE`]. A program that renders metrics of its own takes out the last
+//! line, `# EOF`, and appends its own. Names begin with `tenure_`, counters end in `_total`, and
+//! units are bytes and seconds.
 
 use crate::stats::{stats, Stats};
 use std::fmt::Write;
 
-/// The content type of what [`render`] returns.
+/// The content type of the text that [`render`] returns.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// This process's statistics as OpenMetrics text. Costs what [`stats()`](crate::stats()) costs, and 10 KiB of text.
+/// Returns this process's statistics as OpenMetrics text. Costs as much as
+/// [`stats()`](crate::stats()), and 10 KiB of text.
 ///
 /// ```
 /// print!("{}", tenure::metrics::render());
@@ -35,29 +37,29 @@ pub fn render() -> String {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
-    /// The labels, rendered, and what they tell apart.
+    /// The labels as text, and the statistics that they tell apart.
     entries: Vec<(String, Stats)>,
 }
 
 impl Metrics {
-    /// None yet.
+    /// Makes an empty set.
     pub fn new() -> Metrics {
         Metrics::default()
     }
 
-    /// Adds statistics with these labels. Each name is a letter or `_`, then letters, digits or `_`; any value will do.
-    /// No two have the same labels.
+    /// Adds statistics with these labels. Each name is a letter or `_`, then letters, digits or
+    /// `_`; any value is allowed. No two entries have the same labels.
     pub fn add(&mut self, labels: &[(&str, &str)], stats: &Stats) {
         let labels = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value)));
         self.entries.push((labels.collect::<Vec<_>>().join(","), *stats));
     }
 
-    /// The text, with `# EOF` at its end.
+    /// Returns the text, with `# EOF` at its end.
     pub fn render(&self) -> String {
         self.families(Format::OpenMetrics) + "# EOF\n"
     }
 
-    /// The same in the text format that Prometheus had before (version 0.0.4), which other readers know.
+    /// Returns the text in Prometheus's older format (version 0.0.4), which more readers know.
     ///
     /// ```
     /// let mut metrics = tenure::metrics::Metrics::new();
@@ -100,7 +102,7 @@ struct Metric {
     help: String,
     is_counter: bool,
     unit: &'static str,
-    /// A label that the metric itself has.
+    /// A label that the metric has beside those of its entry.
     state: Option<&'static str>,
     value: String,
 }
@@ -112,7 +114,7 @@ struct Family {
 
 impl Family {
     fn begin(metric: &Metric, format: Format) -> Family {
-        // The older format names the samples, which end in `_total`, and knows no units.
+        // In the older format the name of a counter includes `_total`, and there are no units.
         let is_older = format == Format::Prometheus;
         let suffix = if is_older && metric.is_counter { "_total" } else { "" };
         let name = format!("{}{suffix}", metric.name);
@@ -135,7 +137,7 @@ impl Family {
     }
 }
 
-/// Calls `each` with all metrics, those of one family one after the other.
+/// Calls `each` with all metrics. The metrics of one family follow one another.
 fn each(stats: &Stats, each: &mut dyn FnMut(Metric)) {
     let mut gauge = |name: &str, help: &str, unit, values: &[(Option<&'static str>, u64)]| {
         for (state, value) in values {

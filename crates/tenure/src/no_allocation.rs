@@ -1,6 +1,7 @@
-//! For the unit tests: an allocator that ends the process if a thread allocates or frees under a lock of
-//! tenure's, or with a claim. The program's allocator may be tenure's own pool, whose locks come later in the
-//! order; and a fork may hold its locks while it waits for the claim.
+//! For the unit tests: an allocator that ends the process if a thread allocates or frees while it
+//! has a lock or a claim of tenure's. The reason: the program's allocator may be tenure's own pool,
+//! whose locks come later in the order, and a fork may hold that allocator's locks while it waits
+//! for the claim.
 
 #![allow(unsafe_code, reason = "is the tests' allocator")]
 
@@ -18,19 +19,22 @@ impl Unlocked {
         let (ranks, claims) = (lock::take_held_ranks().unwrap_or(0), own_claims());
         if ranks != 0 || claims != 0 {
             set_own_claims(0);
-            // Not by eprintln: the test harness keeps what it writes, and this ends the process.
+            // Not by `eprintln`: the test harness captures its output, and this process ends before
+            // the harness shows it.
             let trace = std::backtrace::Backtrace::force_capture();
             let text = format!(
                 "tenure: {call} under locks of the ranks {ranks:#b} and {claims} claims\n{trace}\n"
             );
-            // SAFETY: standard error, and a text of that length.
+            // SAFETY: `write` only reads from `text`, which lives and has this length; descriptor 2
+            // is standard error.
             unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
             std::process::abort();
         }
     }
 }
 
-// SAFETY: every call is passed on unchanged to the system's allocator, which keeps the trait's promises.
+// SAFETY: every call is passed on unchanged to the system's allocator, which keeps the trait's
+// promises.
 unsafe impl GlobalAlloc for Unlocked {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.check("an allocation");
@@ -64,7 +68,7 @@ mod tests {
         }
     }
 
-    /// Ranges are cut and joined while they are offered, lost and reported.
+    /// Cuts and joins ranges while the worker offers them and purges are found and reported.
     fn use_ranges(random: &mut Random) {
         const PAGES: usize = 64;
         let mut map = crate::mapping::Mapping::anonymous(PAGES * page_size()).unwrap();
@@ -105,7 +109,7 @@ mod tests {
         }
     }
 
-    /// What the allocator of this module has seen by then.
+    /// Uses all of tenure, so that this allocator sees each place that allocates.
     fn use_all() {
         std::thread::scope(|scope| {
             for seed in [1, 2] {

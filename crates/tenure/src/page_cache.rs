@@ -1,7 +1,7 @@
 //! Tells which parts of a file are in the page cache, without touching the file.
 //!
-//! **For** deciding whether to populate a file, and for monitors. **Not for** memory of the process: see
-//! [`lock::receipt`](crate::lock::receipt()) and [`survey`](crate::survey()).
+//! **For** deciding whether to populate a file, and for monitors. **Not for** memory of the
+//! process: see [`lock::receipt`](crate::lock::receipt()) and [`survey`](crate::survey()).
 //!
 //! ```
 //! let file = std::fs::File::open("/proc/self/exe")?;
@@ -12,9 +12,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The functions ask `cachestat` (6.5), and before that `mincore`. Neither serves a user who does not own the
-//! file, may not write it, and does not have `CAP_FOWNER`. The functions return `None` then, where `mincore`
-//! would report that everything is resident.
+//! The functions call `cachestat` (6.5), and before that `mincore`. Neither tells the truth to a
+//! user that does not own the file, may not write it, and does not have `CAP_FOWNER`. The functions
+//! return `None` to such a user, where `mincore` would report that everything is resident.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::os;
@@ -26,10 +26,10 @@ use std::ops::Range;
 const CALL: &str = "page_cache";
 
 /// Returns how many bytes of `[range.start, range.end)` of the file are in the page cache, in whole
-/// pages; the last page is clipped to the range. `None`: the kernel does not tell this user.
+/// pages. The last page is cut to the range. `None`: the kernel does not tell this user.
 ///
-/// Pages that are being read at this moment count. Costs 0.2 to 3 ms a GiB with `cachestat`, 20 with
-/// `mincore`.
+/// Pages that are being read at this moment count. Costs 0.2 to 3 ms a GiB with `cachestat`, 20
+/// with `mincore`.
 ///
 /// ```
 /// let file = std::fs::File::open("/proc/self/exe")?;
@@ -78,7 +78,7 @@ pub fn resident_bytes(file: impl AsFd, range: Range<u64>) -> Result<Option<u64>>
 /// ```
 ///
 /// # Errors
-/// As [`resident_bytes`].
+/// As for [`resident_bytes`].
 #[doc(alias = "cachestat")]
 #[doc(alias = "mincore")]
 pub fn resident_parts(file: impl AsFd, range: Range<u64>) -> Result<Option<Vec<Range<u64>>>> {
@@ -101,8 +101,8 @@ fn checked(range: Range<u64>) -> Result<Range<u64>> {
     Err(Error::new(ErrorKind::BadRange, CALL, why, "begin at a page boundary"))
 }
 
-/// Halves the range until each piece is all there or all gone. Unlike `mincore` this needs no
-/// mapping and is answered truthfully or not at all.
+/// Halves the range until each piece is entirely resident or entirely not. Unlike `mincore` this
+/// needs no mapping, and the kernel either returns the truth or refuses.
 fn halve(
     fd: BorrowedFd<'_>,
     range: Range<u64>,
@@ -159,7 +159,7 @@ fn mincore_is_truthful(fd: BorrowedFd<'_>) -> bool {
 }
 
 #[cfg(test)]
-#[allow(clippy::single_range_in_vec_init)] // lists of ranges are what is tested
+#[allow(clippy::single_range_in_vec_init)] // lists of ranges are tested
 mod tests {
     use super::*;
     use rustix::fs::{fadvise, fstatfs, Advice};
@@ -167,24 +167,25 @@ mod tests {
     use std::io::Write;
     use std::num::NonZeroU64;
 
-    /// 16 pages and a bit on a real file system, of which pages 4 to 7 and 12 are dropped.
+    /// A file of 16 pages and a few bytes on a real file system, of which pages 4 to 7 and 12 are
+    /// dropped.
     fn patchy() -> Option<(std::path::PathBuf, File)> {
         let page = os::page_size() as u64;
         let path = std::env::temp_dir().join(format!("tenure-page-cache-{}", std::process::id()));
-        // Page by page: a large folio would be dropped whole or not at all.
+        // Page by page: the kernel would drop a large folio as a whole or not at all.
         let mut file = File::create(&path).unwrap();
         for bytes in vec![7u8; (16 * page + 100) as usize].chunks(page as usize) {
             file.write_all(bytes).unwrap();
         }
         let file = File::open(&path).unwrap();
-        // Readahead off: it would bring back what the test dropped.
+        // Without readahead, which would bring the dropped pages back.
         fadvise(&file, 0, None, Advice::Random).unwrap();
         rustix::fs::fsync(&file).unwrap();
         for (first, count) in [(4, 4), (12, 1)] {
             let len = NonZeroU64::new(count * page);
             fadvise(&file, first * page, len, Advice::DontNeed).unwrap();
         }
-        // A tmpfs has nowhere to drop its pages to.
+        // A tmpfs has no storage behind it, so its pages cannot be dropped.
         (fstatfs(&file).unwrap().f_type != libc::TMPFS_MAGIC).then_some((path, file))
     }
 

@@ -1,7 +1,8 @@
-//! Being told when the kernel runs short of memory.
+//! Tells the program when the kernel runs short of memory.
 //!
-//! **For** caches and buffers of the program's own, which can be made smaller when the kernel runs short. **Not
-//! for** memory that tenure has: [`volatile`](crate::volatile) memory and [`Cache`](crate::Cache) need no help.
+//! **For** caches and buffers of the program's own, which can be made smaller when the kernel runs
+//! short. **Not for** memory that tenure has: [`volatile`](crate::volatile) memory and
+//! [`Cache`](crate::Cache) need no help.
 //!
 //! ```
 //! # fn main() -> tenure::Result<()> {
@@ -13,15 +14,16 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # Where tenure hears of it
+//! # Sources of pressure
 //!
-//! Where the service manager names a source, there and nowhere else: `MEMORY_PRESSURE_WATCH` and
-//! `MEMORY_PRESSURE_WRITE` in the environment, as systemd sets and documents them. The first is a pressure file of the
-//! kernel's, a FIFO or a socket; `/dev/null` turns the reports off. A source that cannot be opened is
-//! passed over. Otherwise from the kernel's PSI files, and from the files of the process's memory cgroup.
-//! A program that is setuid, or has file capabilities, ignores both variables.
+//! If the service manager names a source, tenure uses only that source: `MEMORY_PRESSURE_WATCH` and
+//! `MEMORY_PRESSURE_WRITE` in the environment, as systemd sets and documents them. The first is a
+//! pressure file of the kernel's, a FIFO or a socket; `/dev/null` turns the reports off. tenure
+//! ignores a source that it cannot open. Without a named source, tenure uses the kernel's PSI files
+//! and the files of the process's memory cgroup. A program that is setuid, or has file
+//! capabilities, ignores both variables.
 //!
-//! tenure itself acts on the same reports: it offers what is marked to the kernel at once.
+//! tenure itself acts on these reports: it offers all marked memory to the kernel at once.
 
 use crate::error::{Error, Result};
 use crate::os::futex::Futex;
@@ -34,14 +36,15 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What the threads of the calls wait for.
+/// The threads of the calls wait for this.
 struct Reports {
     count: AtomicU32,
-    /// Changes with `count`, and when a thread is to end. The threads sleep on it.
+    /// Changes with `count`, and when a thread must end. The threads sleep on it.
     changed: Futex,
 }
 
-/// For the whole process: the kernel's reports concern all of it, and the thread that hears them knows no caller.
+/// For the whole process: the kernel's reports concern all of it, and the thread that receives them
+/// knows no caller.
 static REPORTS: Reports = Reports { count: AtomicU32::new(0), changed: Futex::new(0) };
 
 /// For the whole process: the register of services keeps a pointer to it.
@@ -60,22 +63,25 @@ impl Reports {
     }
 }
 
-/// Has the program told when the kernel runs short of memory, while it lives: see [`on_pressure`].
+/// Has the program called when the kernel runs short of memory, while this value lives: see
+/// [`on_pressure`].
 #[must_use = "the calls end when this is dropped"]
 #[derive(Debug)]
 pub struct OnPressure {
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
-    /// In a child that is made later, the thread does not exist.
+    /// A child that is made later does not have the thread.
     process: u64,
 }
 
-/// Calls `act` each time that the kernel reports that memory is short, until the answer is dropped: to make
-/// caches of the program's own smaller. The [module](self) says who reports it.
+/// Calls `act` each time that the kernel reports that memory is short, until the returned value is
+/// dropped. The program can make its own caches smaller there. The [module](self) names the sources
+/// of the reports.
 ///
-/// The calls come on a thread of their own, one at a time. Reports that come during a call are one call
-/// afterwards. The kernel reports while it reclaims, up to 200 times a second, so `act` should be quick where there
-/// is nothing left to give up. In a forked child there are no calls: the child asks again.
+/// The calls come on a thread of their own, one at a time. Reports that come during a call lead to
+/// one more call. The kernel reports while it reclaims, up to 200 times a second, so `act` should
+/// return quickly when it has nothing left to free. A forked child gets no calls until it calls
+/// this function itself.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
@@ -108,19 +114,19 @@ pub fn on_pressure(mut act: impl FnMut() + Send + 'static) -> Result<OnPressure>
     })
 }
 
-/// Why [`call_at_reports`] calls.
+/// The reason for a call by [`call_at_reports`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
     /// The kernel has reported that memory is short.
     Pressure,
     /// The time between two calls is over.
     Time,
-    /// For the last time: the answer is being dropped.
+    /// The last call: the returned value is being dropped.
     End,
 }
 
-/// Calls `act` at each report and, with `every`, after so much time, on a thread of that name, until the answer is
-/// dropped.
+/// Calls `act` at each report and, with `every`, after each such period, on a thread with this
+/// name, until the returned value is dropped.
 pub(crate) fn call_at_reports(
     call: &'static str,
     name: &'static str,
@@ -137,7 +143,7 @@ pub(crate) fn call_at_reports(
     let body = move || {
         let next = || every.map(|every| Instant::now() + every);
         let mut due = next();
-        // What is called may fork, and return in the child.
+        // `act` may fork, and return in the child.
         while generation::current() == process {
             let changed = REPORTS.changed.word.load(Ordering::Acquire);
             if end.load(Ordering::Acquire) {
@@ -165,16 +171,16 @@ pub(crate) fn call_at_reports(
 }
 
 impl Drop for OnPressure {
-    /// Waits until a call that runs has returned, unless the call itself drops this.
+    /// Waits until the running call has returned, unless that call itself drops this value.
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Release);
         REPORTS.change();
         let Some(thread) = self.thread.take() else { return };
         if self.process != generation::current() {
-            // There is no such thread here.
+            // This process does not have the thread.
             std::mem::forget(thread);
         } else if thread.thread().id() != std::thread::current().id() {
-            // An error: it panicked, and its message was printed then.
+            // An error means that `act` panicked; the panic hook printed it then.
             let _ = thread.join();
         }
     }

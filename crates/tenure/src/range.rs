@@ -11,20 +11,21 @@ pub(crate) struct PageRange {
 }
 
 impl PageRange {
-    /// The pages that a caller's range touches, as the kernel's own calls take it: the start is aligned,
-    /// and the length need not be. For what does no harm to the rest of the last page.
+    /// The pages that a caller's range touches. The kernel's own calls take a range so: the start
+    /// is aligned, and the length need not be. For calls that do no harm to the rest of the last
+    /// page.
     pub fn touched(call: &'static str, addr: *const u8, len: usize) -> Result<PageRange> {
-        // What cannot be rounded up wraps around as it is.
+        // A length that cannot be rounded up stays, and the check below finds that it wraps around.
         let whole = len.checked_next_multiple_of(os::page_size()).unwrap_or(len);
         PageRange::check_as(call, addr, len, whole)
     }
 
-    /// Checks what a caller passed: aligned start and length, not empty, no wrap-around.
+    /// Checks a caller's range: aligned start and length, not empty, no wrap-around.
     pub fn check(call: &'static str, addr: *const u8, len: usize) -> Result<PageRange> {
         PageRange::check_as(call, addr, len, len)
     }
 
-    /// `whole` bytes, for a caller who passed `len`.
+    /// `whole` bytes, for an error that names the `len` that the caller passed.
     fn check_as(
         call: &'static str,
         addr: *const u8,

@@ -1,4 +1,4 @@
-//! Statistics: what happened so far, and what tenure holds now.
+//! Statistics: counts since the start, and the memory that tenure holds now.
 
 use crate::pool;
 use crate::runtime::counters::{totals, GAUGES};
@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 pub use crate::runtime::counters::Totals;
 
-/// What tenure holds now, and [`Totals`] since the start.
+/// The memory that tenure holds now, and [`Totals`] since the start.
 ///
 /// ```
 /// let stats = tenure::stats();
@@ -27,8 +27,8 @@ pub struct Stats {
     pub pinned: u64,
     /// Their bytes.
     pub pinned_bytes: u64,
-    /// Bytes of ranges that have been pinned by the same pin for at least thirty times the wait for an offer, 15 s by
-    /// default: memory that the kernel could not take for long.
+    /// Bytes of ranges that have been pinned by the same pin for at least thirty times the wait for
+    /// an offer, 15 s by default: memory that the kernel could not take for long.
     pub pinned_long_bytes: u64,
     /// Ranges that are volatile and not (yet) offered.
     pub marked: u64,
@@ -38,13 +38,14 @@ pub struct Stats {
     pub offered: u64,
     /// Their bytes; [`survey`] says how many of them are still there.
     pub offered_bytes: u64,
-    /// How often the tracked ranges of now were pinned (each counts to 2^32).
+    /// How often the ranges that are tracked now were pinned (each count wraps at 2^32).
     pub pins: u64,
     /// Retired mappings that wait to be torn down.
     pub retiring: u64,
     /// Their bytes of address space.
     pub retiring_bytes: u64,
-    /// Bytes that the program has from the pool. More of it: [`pool::stats`](crate::pool::stats()).
+    /// Bytes that the program holds from the pool. More about it:
+    /// [`pool::stats`](crate::pool::stats()).
     pub pool_in_use_bytes: u64,
     /// Bytes of the pool's free blocks that are warm: the kernel cannot take them yet.
     pub pool_warm_bytes: u64,
@@ -54,7 +55,7 @@ pub struct Stats {
     pub pool_returned_bytes: u64,
 }
 
-/// Reads the statistics. Costs one look at each tracked range (about 3 ns); no system call.
+/// Reads the statistics. Costs one look at each tracked range (about 3 ns), and no system call.
 ///
 /// ```
 /// let buffer = tenure::Volatile::new(1 << 20)?;
@@ -100,7 +101,8 @@ fn add_pool(all: &mut Stats) {
     total.pool_moves = now.realloc_moved;
 }
 
-/// The statistics of another process, of which `figure` returns what it has published under a name; 0: nothing.
+/// The statistics of another process. `figure` returns the value that the process has published
+/// under a name, or 0.
 pub(crate) fn of_published(figure: &dyn Fn(&str) -> u64) -> Stats {
     let mut total = Totals::of(figure);
     total.pool_allocs = figure("pool.allocs");
@@ -143,15 +145,16 @@ pub(crate) fn of_published(figure: &dyn Fn(&str) -> u64) -> Stats {
 pub struct Survey {
     /// Bytes that were offered when the survey looked.
     pub offered_bytes: u64,
-    /// Those of them that the kernel has purged. The next pin or unmark reports them to the program.
+    /// Those of them that the kernel has purged. The next pin or unmark reports them to the
+    /// program.
     pub gone_bytes: u64,
 }
 
 /// Counts the offered pages and those that the kernel has purged, without touching a page.
 ///
 /// # Cost
-/// A look at the page-table entry of each offered page (`PAGEMAP_SCAN`, 4 ns a page; before Linux 6.7
-/// `/proc/self/pagemap`).
+/// A look at the page-table entry of each offered page (`PAGEMAP_SCAN`, 4 ns a page; before Linux
+/// 6.7 `/proc/self/pagemap`).
 ///
 /// ```
 /// let survey = tenure::survey()?;

@@ -1,5 +1,5 @@
-//! Atomics, cells, locks and waiting, from one place: the crate of models compiles the files that use only
-//! these with a model checker's types.
+//! Atomics, cells, locks and waiting. The crate of models compiles the files that use only this
+//! module with a model checker's types.
 
 pub(crate) use crate::os::futex::Futex;
 pub(crate) use crate::runtime::lock::{thread_number, Guard, Lock, Rank};
@@ -15,29 +15,31 @@ use std::time::{Duration, Instant};
 /// How often a waiter looks before it sleeps.
 pub(crate) const SPINS: u32 = 200;
 
-/// The time, for waits with an end.
+/// The current time, for waits with a deadline.
 pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// What has passed since.
+/// The time that has passed since `began`.
 pub(crate) fn since(began: Instant) -> Duration {
     began.elapsed()
 }
 
-/// What the calling thread is at.
+/// The calling thread's counts of the sections that it is in.
 struct Own {
     claims: Cell<u32>,
-    /// Of the epochs of tables.
+    /// Open sections of the epochs of tables.
     sections: Cell<u32>,
     harvests: Cell<u32>,
-    /// Of shared memory: the record in which it counts or uncounts a pin. 0: it does not.
+    /// The address of the shared-memory record in which the thread counts or uncounts a pin. 0:
+    /// none.
     counting: Cell<usize>,
 }
 
 thread_local! {
-    // Constant and without a destructor: no allocation, and usable to a thread's very end.
-    /// Each thread's own: another thread's counts say nothing about what it may do.
+    // Constant and without a destructor, so the first use allocates nothing, and a thread can use
+    // it until its very end.
+    /// Each thread's own: the counts of another thread do not matter to it.
     static OWN: Own = const {
         Own {
             claims: Cell::new(0),
@@ -53,7 +55,7 @@ pub(crate) fn own_claims() -> u32 {
     OWN.with(|own| own.claims.get())
 }
 
-/// Sets it.
+/// Sets how many claims the calling thread has.
 pub(crate) fn set_own_claims(count: u32) {
     OWN.with(|own| own.claims.set(count));
 }
@@ -67,14 +69,14 @@ impl<T> UnsafeCell<T> {
         UnsafeCell(std::cell::UnsafeCell::new(value))
     }
 
-    /// Calls `read` with a pointer that it may only read through.
+    /// Calls `read` with a pointer that `read` may only read through.
     #[inline]
     pub(crate) fn with<R>(&self, read: impl FnOnce(*const T) -> R) -> R {
         read(self.0.get())
     }
 
-    /// Calls `write` with a pointer that it may write through. The caller makes sure that no other
-    /// thread uses the cell meanwhile.
+    /// Calls `write` with a pointer that `write` may write through. The caller makes sure that no
+    /// other thread uses the cell meanwhile.
     #[inline]
     pub(crate) fn with_mut<R>(&self, write: impl FnOnce(*mut T) -> R) -> R {
         write(self.0.get())
@@ -83,7 +85,7 @@ impl<T> UnsafeCell<T> {
 
 /// A full barrier right after a sequentially consistent read-modify-write of this thread.
 ///
-/// On x86-64 that instruction is the barrier already, so only the compiler has to be told.
+/// On x86-64 that instruction already is the barrier, so only the compiler needs a fence.
 #[inline(always)]
 pub(crate) fn barrier_after_rmw() {
     #[cfg(target_arch = "x86_64")]
@@ -92,13 +94,14 @@ pub(crate) fn barrier_after_rmw() {
     fence(Ordering::SeqCst);
 }
 
-/// The thread begins to read shared data in an epoch; a fork asks for it, see [`sections_open`].
+/// The calling thread begins to read shared data in an epoch. A fork reads this count by
+/// [`sections_open`].
 #[inline(always)]
 pub(crate) fn section_begins() {
     OWN.with(|own| own.sections.set(own.sections.get() + 1));
 }
 
-/// The thread ends what [`section_begins`] began.
+/// The calling thread ends the section that [`section_begins`] began.
 #[inline(always)]
 pub(crate) fn section_ends() {
     OWN.with(|own| own.sections.set(own.sections.get() - 1));
@@ -109,7 +112,8 @@ pub(crate) fn sections_open() -> u32 {
     OWN.with(|own| own.sections.get())
 }
 
-/// Does something that counts or uncounts a pin in a record; a fork in a signal's handler asks for it, see [`counting`].
+/// Runs code that counts or uncounts a pin in a record. A fork in a signal handler reads the record
+/// by [`counting`].
 #[inline(always)]
 pub(crate) fn while_counting<R>(record: usize, act: impl FnOnce() -> R) -> R {
     let barrier = || std::sync::atomic::compiler_fence(Ordering::SeqCst);
@@ -121,7 +125,7 @@ pub(crate) fn while_counting<R>(record: usize, act: impl FnOnce() -> R) -> R {
     result
 }
 
-/// The record in which the calling thread counts or uncounts a pin. 0: it does not.
+/// The address of the record in which the calling thread counts or uncounts a pin. 0: none.
 pub(crate) fn counting() -> usize {
     OWN.with(|own| own.counting.get())
 }
@@ -131,7 +135,7 @@ pub(crate) fn own_harvests() -> u32 {
     OWN.with(|own| own.harvests.get())
 }
 
-/// Sets it.
+/// Sets how many harvests the calling thread is in.
 pub(crate) fn set_own_harvests(count: u32) {
     OWN.with(|own| own.harvests.set(count));
 }

@@ -11,7 +11,7 @@ use tenure_testkit::sweep;
 
 const POOL: WithSmall<System> = Pool.with_small(System);
 
-/// An allocator that has nothing.
+/// An allocator that always fails.
 #[derive(Clone, Copy)]
 struct Empty;
 
@@ -31,7 +31,8 @@ fn layout(size: usize, align: usize) -> Layout {
 }
 
 fn bytes(block: NonNull<[u8]>) -> &'static mut [u8] {
-    // SAFETY: the test's own block, which is used as long as it is there, and filled or zeroed before it is read.
+    // SAFETY: the test's own block. It is used while it is allocated, and filled or zeroed before
+    // it is read.
     unsafe { &mut *block.as_ptr() }
 }
 
@@ -59,7 +60,8 @@ fn blocks_of_no_bytes_grow_and_shrink() {
         let (none, some) = (layout(0, align), layout(size, align));
         let p = POOL.allocate(none).unwrap();
         assert_eq!(p.len(), 0);
-        // SAFETY: each block is the pool's, with the layout that it has by then, and used no more afterwards.
+        // SAFETY: each block is the pool's, with its present layout, and is used no more
+        // afterwards.
         unsafe {
             let grown = POOL.grow_zeroed(p.cast(), none, some).unwrap();
             assert!(grown.len() >= size && bytes(grown).iter().all(|byte| *byte == 0));
@@ -75,7 +77,7 @@ fn a_block_gets_another_alignment_as_it_grows_and_shrinks() {
     let (small, large) = (layout(MIN_RUN_BYTES, 1), layout(3 << 20, 2 << 20));
     let p = POOL.allocate(small).unwrap();
     bytes(p).fill(7);
-    // SAFETY: each block is the pool's, with the layout that it has by then, and used no more afterwards.
+    // SAFETY: each block is the pool's, with its present layout, and is used no more afterwards.
     unsafe {
         let p = POOL.grow_zeroed(p.cast(), small, large).unwrap();
         assert_eq!(p.cast::<u8>().as_ptr() as usize % (2 << 20), 0);
@@ -106,7 +108,7 @@ fn where_the_other_allocator_has_nothing_a_block_stays_as_it_is() {
     }
 }
 
-/// Against a map of what each block holds.
+/// Compared with a map of each block's contents.
 #[test]
 fn random_calls_keep_every_byte() {
     let mut random = 0x0dd_ba11_5eed_u64;
@@ -135,8 +137,8 @@ fn random_calls_keep_every_byte() {
         let zeroed = next() % 2 == 0;
         let wanted = layout(size(), 1 << (next() % 14));
         let one = held.keys().nth(next() % 40).copied();
-        // SAFETY: blocks are the allocator's, with the layout that the map has, and are used no more after they were
-        // given back or had another size.
+        // SAFETY: blocks are the allocator's, with the layout in the map, and are used no more
+        // after they were freed or resized.
         let new = unsafe {
             match one.map(|one| held.remove(&one).expect("just found")) {
                 None => {
@@ -177,7 +179,7 @@ fn random_calls_keep_every_byte() {
     }
     for (p, layout, byte) in held.into_values() {
         check(p, layout.size(), byte);
-        // SAFETY: as above.
+        // SAFETY: the block is the allocator's, with the layout in the map, and is used no more.
         unsafe { POOL.deallocate(p, layout) };
     }
 }

@@ -1,11 +1,11 @@
-//! The cache: with everything that this kernel offers, and again with parts of it refused.
+//! The cache: with all features of this kernel, and again with parts of it refused.
 
 #[path = "suite/refused.rs"]
 mod refused;
 #[path = "suite/cache.rs"]
 mod suite;
 
-/// Forks while other threads use the cache: every lock is in order in the child, and no byte wrong.
+/// Forks while other threads use the cache: every lock is free in the child, and no byte wrong.
 #[test]
 fn a_child_can_use_the_cache() {
     use std::sync::atomic::{AtomicBool, Ordering};

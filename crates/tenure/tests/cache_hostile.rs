@@ -1,5 +1,5 @@
-//! The cache with keys whose code misbehaves, values that are held, values that do not fit, and makers
-//! that ask for what they make.
+//! The cache with keys whose code misbehaves, held values, values that do not fit, and makers that
+//! request their own value.
 
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -45,7 +45,7 @@ fn a_value_that_cannot_fit_evicts_nothing() {
     let error = cache.insert(999_999, &vec![0; 65 << 20]).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::OutOfMemory, libc::ENOMEM));
     assert_eq!(hits(), before);
-    // One that fits only without what a program holds.
+    // A value that would fit only without the held values.
     let _held: Vec<_> = (0..10_000).step_by(500).filter_map(|key| cache.get(&key)).collect();
     assert!(cache.insert(999_999, &vec![0; 60 << 20]).is_err());
     assert_eq!(hits(), before);
@@ -71,7 +71,7 @@ fn the_ceiling_holds_whatever_is_held() {
     for (key, value) in &held {
         assert!(value.is_cached() && value[..] == [*key as u8; 4096]);
     }
-    // Large values too: those that are held stay, and new ones are refused then.
+    // Also for large values: held ones stay, and then new ones are refused.
     let large = vec![1; 10 << 20];
     let held: Vec<_> = (0..20u64)
         .filter(|key| cache.insert(*key, &large).is_ok())
@@ -102,7 +102,8 @@ fn values_dropped_on_other_threads_give_their_tokens_back() {
 fn lengths_at_the_limit_are_errors_or_values() {
     let cache = Cache::<u64>::builder().ceiling(16 * MIB).build().unwrap();
     let len = (1usize << 32) + 1;
-    // SAFETY: a private anonymous mapping of this test's own; it reads as zeros and takes no memory.
+    // SAFETY: a private anonymous mapping of this test's own; it reads as zeros and takes no
+    // memory.
     let all = unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let at = libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, flags, -1, 0);
@@ -204,7 +205,8 @@ fn keys_made_crosswise_are_an_error_for_one() {
     }
 }
 
-/// A fork inside `make`: the child goes on making, and does not wait for makers it does not have.
+/// A fork inside `make`: the child continues to make, and does not wait for makers that it does not
+/// have.
 #[test]
 fn a_fork_inside_make() {
     let result = tenure_testkit::run_child(tenure_testkit::this_test!(), &[], || {
@@ -251,7 +253,7 @@ fn a_fork_inside_make() {
     assert!(result.finished(), "{}\n{}", result.status, result.output);
 }
 
-/// Large values and a thread that forks: nothing waits for anything else.
+/// Large values and a thread that forks: no thread waits for another for ever.
 #[test]
 fn forks_beside_large_values() {
     let result = tenure_testkit::run_child(tenure_testkit::this_test!(), &[], || {

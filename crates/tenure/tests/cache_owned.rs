@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tenure::cache::OwnedValue;
 use tenure::Cache;
 
-/// What a value must be: its key's bytes, over and over.
+/// The required bytes of a value: its key's bytes, repeated.
 fn bytes(key: u64, len: usize) -> Vec<u8> {
     key.to_ne_bytes().iter().copied().cycle().take(len).collect()
 }
@@ -93,14 +93,14 @@ fn segments_that_were_given_back_are_not_held() {
     for key in 0..300 {
         cache.insert(key, &bytes(key, 100_000)).unwrap();
     }
-    // Segments are given up for it.
+    // Segments are emptied for it.
     cache.insert(300, &bytes(300, 16 << 20)).unwrap();
     assert!(cache.stats().evictions > 0);
     assert_eq!(cache.stats().held_bytes, 0);
 }
 
-/// Many owned values in many threads, and a small ceiling: gets give copies where too much is held, and all bytes
-/// stay right while their segments come and go.
+/// Many owned values in many threads, and a small ceiling: gets return copies if too much is held,
+/// and all bytes stay right while their segments come and go.
 #[test]
 fn owned_values_beside_evictions_are_never_wrong() {
     let cache = Cache::<u64>::builder().ceiling(12 << 20).build().unwrap();

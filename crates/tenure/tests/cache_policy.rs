@@ -1,9 +1,9 @@
-//! What a cache keeps when it may not grow.
+//! The values that a cache keeps when it may not grow.
 
 use tenure::Cache;
 
 const VALUE: [u8; 8 << 10] = [7; 8 << 10];
-/// Values that fit, a few less for what is open.
+/// The values that fit, less a few for the open segments.
 const FIT: u64 = 4_000;
 
 fn cache() -> Cache<u64> {
@@ -66,7 +66,7 @@ fn values_that_are_used_often_survive_those_that_are_used_once() {
 fn a_value_that_comes_back_soon_is_kept() {
     let cache = cache();
     (0..2 * FIT).for_each(|key| _ = asked(&cache, key));
-    // Gone a moment ago, and put in again: it stays, without any use.
+    // Gone a moment ago, and inserted again: it stays without any use.
     let gone: Vec<u64> = (FIT..2 * FIT).filter(|key| !cache.contains_key(key)).collect();
     let back = &gone[gone.len() - 100..];
     back.iter().for_each(|key| _ = asked(&cache, *key));
@@ -104,7 +104,7 @@ fn more_is_found_than_lru_finds_by_two_points() {
     let keys: Vec<u64> = (0..200_000).map(|_| 60_000f64.powf(random()) as u64).collect();
     let cache = cache();
     let hits = keys.iter().filter(|key| asked(&cache, **key)).count();
-    // Even with all of the ceiling for values alone.
+    // Even if the whole ceiling is used for values.
     let lru = hits_of_lru(&keys, (32 << 20) / VALUE.len());
     let points = (hits as f64 - lru as f64) * 100.0 / keys.len() as f64;
     assert!(points > 2.0, "{points:+.2} points: {hits} hits, LRU {lru}");

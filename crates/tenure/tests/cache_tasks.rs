@@ -49,7 +49,7 @@ fn poll<F: Future + ?Sized>(task: Pin<&mut F>, woken: &Arc<Woken>) -> Poll<F::Ou
     task.poll(&mut Context::from_waker(&Waker::from(woken.clone())))
 }
 
-/// Ready when `open` is set; somebody polls it again then.
+/// Ready when `open` is set; the test polls it again then.
 fn gate(open: &Cell<bool>) -> impl Future<Output = ()> + '_ {
     poll_fn(|_| if open.get() { Poll::Ready(()) } else { Poll::Pending })
 }
@@ -71,12 +71,12 @@ fn one_task_makes_and_the_others_are_woken_once() {
         .map(|_| (Box::pin(cache.get_or_insert_async(&1, make())), Arc::<Woken>::default()))
         .collect();
     for (task, woken) in &mut others {
-        // Runtimes poll without cause, too.
+        // Runtimes also poll without a wake.
         for _ in 0..3 {
             assert!(poll(task.as_mut(), woken).is_pending());
         }
     }
-    // A key of another value is nobody's to wait for.
+    // Another key's value needs no wait.
     assert_eq!(block_on(cache.get_or_insert_async(&2, async { vec![2] })).unwrap()[..], [2]);
     open.set(true);
     assert!(others.iter().all(|(_, woken)| woken.0.load(Ordering::SeqCst) == 0));
@@ -124,7 +124,7 @@ fn a_value_that_asks_for_itself_is_an_error() {
     let value = block_on(cache.get_or_insert_async(&1, async {
         let inner = cache.get_or_insert_async(&1, async { vec![1] }).await;
         found.set(found.get() + usize::from(inner.is_err_and(|error| is_deadlock(&error))));
-        // And through another value, and by a thread's call.
+        // Also through another value, and by a thread's call.
         let other = cache.get_or_insert_async(&2, async {
             let inner = cache.get_or_insert_with(&1, || vec![1]);
             found.set(found.get() + usize::from(inner.is_err_and(|error| is_deadlock(&error))));
@@ -173,8 +173,8 @@ fn a_thread_waits_for_a_task_and_a_task_for_a_thread() {
     });
 }
 
-/// Tasks in threads ask for few keys, which are removed all the time, and some of them are dropped in the middle:
-/// no wake is lost, or this would hang, and no value is wrong.
+/// Tasks in threads request few keys, which are removed all the time, and some tasks are dropped in
+/// the middle: no wake is lost, or this would hang, and no value is wrong.
 #[test]
 fn many_tasks_on_many_threads() {
     let cache = Cache::<u64>::new().unwrap();
@@ -344,7 +344,7 @@ fn a_child_goes_on_with_its_parents_tasks() {
         assert!(poll(maker.as_mut(), &Arc::default()).is_pending());
         assert!(poll(waits.as_mut(), &Arc::default()).is_pending());
         let ended = forked(|| {
-            // The task that makes the value may be another thread's.
+            // Another thread's task may make the value.
             let Poll::Ready(value) = poll(waits.as_mut(), &Arc::default()) else { panic!("waits") };
             assert_eq!(value.unwrap()[..], *b"own");
             cache.insert(1, b"newer").unwrap();
@@ -360,7 +360,8 @@ fn a_child_goes_on_with_its_parents_tasks() {
     });
 }
 
-/// Tasks change their wakers and are dropped while the value comes: the last waker of each that stays is woken.
+/// Tasks change their wakers and are dropped while the value is made: the last waker of each
+/// remaining task is woken.
 #[test]
 fn no_wake_is_lost_while_wakers_change() {
     let cache = Cache::<u64>::new().unwrap();

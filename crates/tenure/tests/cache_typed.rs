@@ -30,8 +30,8 @@ fn values_of_a_type_come_back_as_they_were_wherever_they_lie() {
     ] {
         let cache = caches.build().unwrap();
         let records = cache.clone().typed::<Record>();
-        // Lengths of bytes among them: the next value begins at a multiple of 8 all the same. 40,000 records have
-        // a segment of their own.
+        // Byte lengths among them: the next value still begins at a multiple of 8. 40,000 records
+        // have a segment of their own.
         for (key, count) in [0, 1, 3, 1000, 40_000].into_iter().enumerate() {
             cache.insert(1000 + key as u64, &vec![1; 13 + key]).unwrap();
             let values: Vec<Record> = (0..count).map(record).collect();

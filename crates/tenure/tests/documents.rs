@@ -1,5 +1,5 @@
-//! The documents stay true: README's lines are those of the example, what they link to exists, and so does
-//! every source file that they name.
+//! Checks the documents: README's lines are those of the example, and linked files and named source
+//! files exist.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn documents() -> Vec<PathBuf> {
     found
 }
 
-/// The lines of the first block of that language.
+/// The lines of the first block in that language.
 fn block(text: &str, language: &str) -> Vec<String> {
     let start = format!("```{language}");
     let lines = text.lines().skip_while(|line| *line != start).skip(1);

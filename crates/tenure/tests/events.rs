@@ -1,4 +1,4 @@
-//! Events: what is sent, on which thread, and what a subscriber may do.
+//! Events: their contents, their thread, and the freedom of a subscriber.
 
 mod promise_kit;
 
@@ -41,11 +41,11 @@ impl Visit for Seen {
     }
 }
 
-/// Keeps all events of tenure's.
+/// Keeps all events of tenure.
 struct Log;
 
 static SEEN: Mutex<Vec<Seen>> = Mutex::new(Vec::new());
-/// What the subscriber does with each, before it keeps it.
+/// The subscriber's action for each event, before it keeps it.
 static ACT: OnceLock<fn(&Seen)> = OnceLock::new();
 
 impl Subscriber for Log {
@@ -156,7 +156,7 @@ fn what_the_kernel_took_is_sent_when_memory_is_no_longer_short() {
         let gone = waited(|| purged(&mut object));
         assert!(gone);
         tracing::subscriber::set_global_default(Log).unwrap();
-        // No other look comes before the report's.
+        // No other look comes before the one for the report.
         let events = events::send(Duration::from_millis(300)).unwrap();
         let named = std::env::var(WATCH).unwrap();
         let mut fifo = std::fs::OpenOptions::new().read(true).write(true).open(named).unwrap();
@@ -231,7 +231,7 @@ fn a_subscriber_may_use_tenure_and_panic() {
         std::panic::set_hook(Box::new(|_| {}));
         let events = sending();
         let mut object = Volatile::new(MIB).unwrap();
-        // Its own events are events, too: they come for ever.
+        // Its own events are events, too, so they never end.
         let done = waited(|| {
             purged(&mut object);
             let _ = object.pin().unwrap().outcome();
@@ -247,7 +247,7 @@ fn a_subscriber_may_use_tenure_and_panic() {
     });
 }
 
-/// A subscriber with a lock that another thread has at the fork, and would have for ever in the child.
+/// A subscriber with a lock that another thread has at the fork; in the child it is held for ever.
 #[test]
 fn a_child_sends_nothing_and_does_not_wait_for_the_subscriber() {
     static HELD: Mutex<()> = Mutex::new(());
@@ -279,7 +279,7 @@ fn a_child_sends_nothing_and_does_not_wait_for_the_subscriber() {
         });
         drop(held);
         assert_eq!(ended, Ended::Well);
-        assert_eq!(forked(move || drop(events)), Ended::Well); // and in the parent
+        assert_eq!(forked(move || drop(events)), Ended::Well); // also in the parent
         let ended = forked(|| {
             let _own = events::send(OFTEN).unwrap();
             let mut object = Volatile::new(MIB).unwrap();

@@ -1,4 +1,4 @@
-//! A mapped file may be called anything: its name is neither what it is, nor a reason not to see it.
+//! A mapped file may have any name: the name does not decide its kind, nor hide it.
 
 mod lock_kit;
 
@@ -79,7 +79,7 @@ fn a_name_that_is_no_utf_8_hides_neither_its_file_nor_its_neighbours() {
     });
 }
 
-/// What the kernel calls memory of its own is as good a name for a file on a disk.
+/// Names that the kernel gives to its own memory are also valid names of files on a disk.
 #[test]
 fn a_file_named_like_memory_is_a_file() {
     in_child(this_test!(), &[], || {
@@ -94,7 +94,7 @@ fn a_file_named_like_memory_is_a_file() {
             };
             let area = Area::new(4);
             let mapped = std::mem::ManuallyDrop::new(file.map_over(&area, 1));
-            // SAFETY: the file's content is nobody's memory.
+            // SAFETY: the file's contents are no code's memory.
             let error = unsafe { tenure::populate::discard(mapped.page(0), 2 * PAGE) }.unwrap_err();
             println!("{error}");
             assert_eq!(error.kind(), tenure::ErrorKind::WrongMapping, "{name}: {error}");
@@ -107,7 +107,7 @@ fn a_file_named_like_memory_is_a_file() {
             .within_room(true)
             .run()
             .unwrap_or_else(|failed| panic!("{name}: {failed}"));
-            // Locks of it are counted like any other's.
+            // Locks of it are counted like any others.
             lock::mlock2(mapped.page(0), 2 * PAGE, When::Now).unwrap();
             assert_eq!(area.held(), [Not, Full, Full, Not], "{name}");
             lock::munlock2(mapped.page(0), PAGE, Kinds::ALL).unwrap();

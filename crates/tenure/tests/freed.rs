@@ -1,4 +1,4 @@
-//! What `MADV_FREE` refuses, and what it loses without a word.
+//! The refusals of `MADV_FREE`, and its silent losses.
 
 #[path = "suite/raw.rs"]
 mod raw;
@@ -47,7 +47,7 @@ fn what_is_swapped_out_goes_at_once_and_the_program_is_told() {
             }
             panic!("the pages are not swapped out");
         };
-        // The plain call, with no memory short: the bytes are gone, and nobody says so.
+        // The plain call, with no memory short: the bytes are gone, without a report.
         let plain = Raw::anonymous(64);
         (0..64).for_each(|i| plain.set(i, 3));
         swapped_out(&plain);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tenure::pool::{self, Pool, WithSmall, MIN_RUN_BYTES};
 use tenure_testkit::sweep;
 
-/// The system's allocator, which counts the blocks that it has given out, and refuses none.
+/// The system's allocator, which counts its blocks and refuses none.
 struct Counted;
 
 static SMALL: AtomicUsize = AtomicUsize::new(0);
@@ -19,13 +19,14 @@ unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let count = if layout.size() < MIN_RUN_BYTES { &SMALL } else { &LARGE };
         count.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller passes a layout whose size is not zero, as the system's allocator
+        // requires.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
         assert!(!pool::owns(p), "a block of the pool's came to the other allocator");
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller passes a block of `alloc`, which is the system's, with its layout.
         unsafe { System.dealloc(p, layout) }
     }
 }
@@ -73,7 +74,7 @@ fn zeroed_is_zero_in_a_run_that_others_have_filled() {
     }
 }
 
-/// A type that asks for more than a page.
+/// A type with an alignment above a page.
 #[repr(align(32768))]
 #[derive(Clone, Copy)]
 struct Wide([u8; 32768]);
@@ -93,7 +94,7 @@ fn alignments_hold_on_both_sides_of_the_bound_and_over_a_reallocation() {
     assert!(wide.as_ptr() as usize % 32768 == 0 && !is_pooled(&wide) && wide[0].0[9] == 1);
 }
 
-/// One block, and what it holds.
+/// One block, and its contents.
 struct Held {
     p: *mut u8,
     layout: Layout,
@@ -188,7 +189,7 @@ fn random_calls_keep_every_byte() {
     }
 }
 
-/// The pages of a block that was dropped are there for the next one, and a trim gives them back.
+/// The pages of a dropped block are there for the next one, and a trim gives them back.
 #[test]
 fn freed_pages_are_reused_and_given_back() {
     pool::prepare().unwrap();

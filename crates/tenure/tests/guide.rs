@@ -1,4 +1,4 @@
-//! The guide holds together: every page is in it, is reached, leads only to pages that are in it, and has programs
+//! Checks the guide: every page is listed and reached, links only to listed pages, and has programs
 //! that are compiled.
 
 use std::collections::HashSet;
@@ -13,7 +13,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Where the links of a page lead: `file.md`, `file.md#part` or `#part`.
+/// The targets of a page's links: `file.md`, `file.md#part` or `#part`.
 fn links(text: &str) -> Vec<String> {
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     targets.filter(|target| !target.contains("://")).map(str::to_owned).collect()
@@ -26,7 +26,7 @@ fn pages() -> Vec<PathBuf> {
     links(&summary).iter().map(|link| docs.join(link)).collect()
 }
 
-/// The guide's own pages: the first one, where mdBook wants it, and those in its folder.
+/// The guide's own pages: the first one, at mdBook's place, and those in its directory.
 fn guide() -> Vec<PathBuf> {
     let folder = fs::read_dir(root().join("docs/guide")).unwrap();
     let mut found: Vec<_> = folder.map(|entry| entry.unwrap().path()).collect();
@@ -34,7 +34,7 @@ fn guide() -> Vec<PathBuf> {
     found
 }
 
-/// The names by which a page's headings are linked to: as GitHub and mdBook make them.
+/// The anchors of a page's headings, as GitHub and mdBook make them.
 fn anchors(text: &str) -> HashSet<String> {
     let mut code = false;
     let mut found = HashSet::new();

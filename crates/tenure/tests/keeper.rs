@@ -1,4 +1,4 @@
-//! What the keeper offers, and when: priorities, the bound, whole huge pages, swap.
+//! The worker's offers and their times: priorities, the bound, whole huge pages, swap.
 
 use std::time::{Duration, Instant};
 use tenure::volatile::{self, Settings};
@@ -9,12 +9,12 @@ use tenure_testkit::{or_skip, pages, skip, this_test, undisturbed};
 const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;
 
-/// How often the keeper was told that memory is short.
+/// How often the worker got a report that memory is short.
 fn pressure() -> u64 {
     tenure::stats().total.pressure_events
 }
 
-/// Waits until as many bytes are offered, at most 5 s; answers how long that took.
+/// Waits until so many bytes are offered, at most 5 s. Returns how long that took.
 fn until_offered(bytes: usize) -> Duration {
     let start = Instant::now();
     while tenure::stats().offered_bytes < bytes as u64 {
@@ -28,7 +28,7 @@ fn until_offered(bytes: usize) -> Duration {
 fn low_priorities_are_offered_first() {
     undisturbed(this_test!(), pressure, || {
         volatile::configure(Settings::default().with_offer_after(Duration::from_millis(400)));
-        // Different sizes, so that the statistics tell them apart. The highest is made first.
+        // Different sizes, so that the statistics distinguish them. The highest is made first.
         let of = |level: u8, pages: usize| {
             let priority = Priority::new(level).unwrap();
             let mut buffer = Volatile::builder(pages * PAGE).priority(priority).build().unwrap();
@@ -105,7 +105,7 @@ fn no_huge_page_is_split_by_a_mark_across_it() {
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(huge(), 4 * HUGE, "a huge page was split");
         // Once the neighbours are marked too, everything is offered.
-        // SAFETY: both parts are inside the mapping, which lives on.
+        // SAFETY: both parts are inside the mapping, which stays.
         unsafe {
             volatile::mark(p, HUGE / 2).unwrap();
             volatile::mark(p.add(7 * HUGE / 2), HUGE / 2).unwrap();
@@ -145,7 +145,7 @@ fn with_swap_what_is_pinned_comes_back_and_what_is_volatile_goes() {
             bytes.iter().all(|b| *b == i as u8 | 1)
         };
         // Known and unmarked: swapped out and back like any memory.
-        // SAFETY: inside the mapping, which lives on.
+        // SAFETY: inside the mapping, which stays.
         unsafe {
             volatile::mark(p, len).unwrap();
             assert_eq!(volatile::unmark(p, len), Ok(Outcome::Intact));
@@ -153,7 +153,7 @@ fn with_swap_what_is_pinned_comes_back_and_what_is_volatile_goes() {
         page_out(0, len);
         assert!(swapped(0, len) > 200, "only {} pages were swapped out", swapped(0, len));
         assert!((0..256).all(is_right));
-        // Swapped out when it is offered: the kernel drops it at once, and that is told.
+        // Swapped out when it is offered: the kernel drops it at once, and that is reported.
         page_out(0, len / 2);
         let gone_expected: Vec<bool> =
             pages::pagemap(p as usize, len).unwrap().iter().map(|entry| entry.swapped()).collect();
@@ -170,7 +170,7 @@ fn with_swap_what_is_pinned_comes_back_and_what_is_volatile_goes() {
             assert!(!gone[i] || gone_expected[i], "page {i} was not swapped out, yet it is gone");
         }
         // Offered pages are discarded, not swapped.
-        // SAFETY: the whole mapping, which lives on, and is not touched before it is unmarked.
+        // SAFETY: the whole mapping, which stays, and is not touched before it is unmarked.
         unsafe {
             volatile::mark(p, len).unwrap();
             volatile::purge_now(p, len).unwrap();

@@ -10,7 +10,7 @@ use tenure::populate::{Access, Populate};
 use tenure::{lock, pool, retire, volatile, Mapping};
 use tenure_testkit::{or_skip, run_child, this_test, MemoryCgroup};
 
-/// The names in the directories in which something could be left.
+/// The names in the directories in which files could be left.
 fn names(temporary: &Path) -> BTreeSet<PathBuf> {
     let entries = |place: &Path| std::fs::read_dir(place).into_iter().flatten().flatten();
     let shared = entries(Path::new("/dev/shm")).map(|entry| entry.path());
@@ -18,7 +18,7 @@ fn names(temporary: &Path) -> BTreeSet<PathBuf> {
     shared.chain(entries(temporary).map(|entry| entry.path())).collect()
 }
 
-/// System V segments, message queues' and semaphores' lines.
+/// The numbers of lines for System V segments, message queues and semaphores.
 fn shared() -> [usize; 3] {
     ["shm", "msg", "sem"].map(|kind| {
         let text = std::fs::read_to_string(format!("/proc/sysvipc/{kind}")).unwrap_or_default();
@@ -44,7 +44,7 @@ fn use_everything() {
     std::thread::scope(|scope| {
         scope.spawn(|| loop {
             let p = pool::alloc(3 * MIB, 1, true).unwrap();
-            // SAFETY: the run is this thread's, and given back once.
+            // SAFETY: the run belongs to this thread, and is freed once.
             unsafe {
                 p.as_ptr().write_bytes(1, 3 * MIB);
                 pool::free(p);
@@ -94,13 +94,13 @@ fn sigkill_leaves_nothing() {
         ];
         let result = run_child(this_test!(), &env, body);
         assert_eq!(result.signal(), Some(libc::SIGKILL), "{} {}", result.status, result.output);
-        // A child in the middle of its own ends by itself.
+        // A child in the middle of its own work ends by itself.
         let began = Instant::now();
         while !group.procs().is_empty() {
             assert!(began.elapsed() < Duration::from_secs(60), "{:?} go on", group.procs());
             std::thread::sleep(Duration::from_millis(10));
         }
-        // The kernel's counts lag behind by a batch for each processor.
+        // The kernel's counts are late by a batch for each processor.
         while group.anon() >= MIB as u64 {
             assert!(began.elapsed() < Duration::from_secs(60), "{} bytes stay", group.anon());
             std::thread::sleep(Duration::from_millis(10));

@@ -1,4 +1,4 @@
-//! Filters as service managers set them: what they kill for is never called.
+//! Filters as service managers set them: tenure never makes the calls for which they kill.
 
 mod promise_kit;
 
@@ -9,7 +9,7 @@ use tenure::{Cache, Outcome, Volatile};
 use tenure_testkit::seccomp::{Call, Filter};
 use tenure_testkit::{or_skip, this_test};
 
-/// systemd's @resources, and of @privileged what concerns memory, threads and descriptors.
+/// systemd's @resources, and the calls of @privileged for memory, threads and descriptors.
 const KILLED: &[i64] = &[
     libc::SYS_ioprio_set,
     libc::SYS_mbind,
@@ -56,7 +56,7 @@ fn a_service_under_a_filter_that_kills_keeps_its_promises() {
             for key in 0..20 {
                 cache.insert(key, &vec![key as u8; 700_000]).unwrap();
             }
-            // The worker's turn.
+            // Waits for the worker.
             assert!(waited(|| tenure::stats().offered > 0), "round {round}: nothing was offered");
             // SAFETY: the whole mapping, which lives on, and is written only after it is unmarked.
             unsafe {

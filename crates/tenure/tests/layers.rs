@@ -1,5 +1,6 @@
-//! The layers of ARCHITECTURE.md, checked on the source: who uses whom, and in which direction. Paths are
-//! resolved as the compiler does it (`use` trees, `super::`, inline paths, names passed on by `pub use`).
+//! The layers of ARCHITECTURE.md, checked on the source: which module uses which other, and in
+//! which direction. Paths are resolved as the compiler does it (`use` trees, `super::`, inline
+//! paths, names passed on by `pub use`).
 
 #[path = "layers_kit/circles.rs"]
 mod circles;
@@ -39,13 +40,13 @@ const PROMISES: &[&str] = &[
     "shared",
 ];
 
-/// Which promise uses which other, and what for. All other pairs are refused.
+/// The promises that use another one, with the purpose. All other pairs are refused.
 const AMONG_PROMISES: &[(&str, &str, &str)] = &[
     ("lock", "populate", "a gradual lock is a lock on fault and a populate behind it"),
     ("retire", "lock", "what is locked through tenure is forgotten before its range is unmapped"),
 ];
 
-/// Uses of a layer above: module, what it uses, reason.
+/// Uses of a layer above: module, the used module, reason.
 const UPWARDS: &[(&str, &str, &str)] = &[
     ("range", "os", "the kernel says how large a page is"),
     ("sync", "os::futex", "the one place where models put other primitives in"),
@@ -58,7 +59,7 @@ const SYSTEM_CALLS: &str =
     "syscall mmap munmap madvise mremap mlock mlock2 munlock mlockall munlockall ioctl \
      msync futex process_vm_readv process_vm_writev mincore fallocate";
 
-/// Where the crates lie, seen from this one.
+/// The directory of the crates, relative to this one.
 fn crates() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -105,8 +106,9 @@ fn shown(file: &Path) -> String {
     format!("crates/{}", inside.display())
 }
 
-/// The circles of a crate: the core's inside one directory each (between them layers have an order), other
-/// crates' wherever they are. A crate's root is left out: it only begins.
+/// The circles of a crate: the core's inside one directory each (between them layers have an
+/// order), other crates' in any place. A crate's root is left out, because it only declares
+/// modules.
 fn circles_of(edges: &[Edge], core: bool) -> Vec<BTreeSet<String>> {
     let counts = |edge: &&Edge| {
         !edge.reexport
@@ -147,8 +149,8 @@ fn only_the_os_layer_makes_system_calls() {
     assert!(found.is_empty(), "system calls outside of os:\n{found}");
 }
 
-/// What waits in the standard library for a thread that a forked child does not have, and why no child meets
-/// it there.
+/// Uses of the standard library that wait for a thread that a forked child does not have, with the
+/// reason why no child meets them.
 const STD_LOCKS: &[(&str, &str)] = &[
     ("cache::segment", "a segment's number is one thread's, which makes it; the others only look"),
     ("lock::ledger", "a child makes a ledger of its own"),
@@ -157,8 +159,9 @@ const STD_LOCKS: &[(&str, &str)] = &[
     ("runtime::fork_state", "each of them belongs to one process, as the ledger"),
 ];
 
-/// Each has a number of the program's for a moment: `brief` closes it only while it is that file's, and a child of
-/// another thread's fork inherits none. The others run on the worker, which has descriptors of its own, or answer with a
+/// Each gets a number in the program's table for a moment: `brief` closes it only while it is that
+/// file's, and a child of another thread's fork does not inherit it. The others run on the worker,
+/// which has descriptors of its own, or return a descriptor.
 /// descriptor.
 #[test]
 fn descriptors_are_opened_in_one_place() {
@@ -230,8 +233,8 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The statics of a file that tests alone do not have, and whether a doc comment says why each is one: with the words
-/// "For the whole process" or "Each thread's own".
+/// The statics of a file, except those of tests, and whether a doc comment gives the reason: with
+/// the words "For the whole process" or "Each thread's own".
 fn statics(text: &str) -> Vec<(usize, String, bool)> {
     let lines: Vec<_> = text.lines().map(str::trim).collect();
     let tests = lines.iter().position(|line| *line == "#[cfg(test)]").unwrap_or(lines.len());
@@ -261,7 +264,7 @@ fn statics(text: &str) -> Vec<(usize, String, bool)> {
 fn every_static_of_the_core_says_why_it_is_one() {
     let mut files = Vec::new();
     sources(&crates().join("tenure/src"), &mut files);
-    // Tests alone have them.
+    // Only tests have them.
     files.retain(|file| !file.ends_with("no_allocation.rs") && !file.ends_with("table/tests.rs"));
     let (mut count, mut silent) = (0, String::new());
     for file in files {
@@ -322,7 +325,7 @@ fn roots() -> Vec<(String, PathBuf)> {
     for entry in std::fs::read_dir(crates()).expect("crates lie side by side") {
         let directory = entry.expect("a readable directory").path();
         let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // These compile files of the core's, which are looked at there.
+        // These compile files of the core, which are checked there.
         let borrows = ["tenure-models", "tenure-fuzz"].contains(&name.as_str());
         let files = ["src/lib.rs", "src/main.rs"].map(|file| directory.join(file));
         let files = files.into_iter().filter(|file| file.exists() && !borrows);
@@ -332,7 +335,7 @@ fn roots() -> Vec<(String, PathBuf)> {
     roots
 }
 
-// What the check itself must find.
+// The mistakes that the check must find.
 
 /// A crate of two files, with the edges between them.
 fn edges_of(below: &str, above: &str) -> BTreeSet<(String, String)> {
@@ -365,7 +368,7 @@ fn every_way_to_name_a_module_is_found() {
     ] {
         assert_eq!(edges_of(text, ""), edge("above"), "{text}");
     }
-    // The function, not the module of the same name that is brought in beside it.
+    // The function, not the module of this name that is imported beside it.
     let from_above = ("above".to_owned(), "other".to_owned());
     let both = BTreeSet::from([("below".to_owned(), "above".to_owned()), from_above]);
     let above = "use crate::other; pub fn other() { other::f() }";
@@ -373,7 +376,7 @@ fn every_way_to_name_a_module_is_found() {
     // A macro, by the path that it was given.
     let above = "macro_rules! m { () => {} } pub(crate) use m;";
     assert_eq!(edges_of("use crate::above::m; fn f() { m!() }", above), edge("above"));
-    // Passed on by the root: the place where it is defined counts.
+    // Passed on by the root: the defining module counts.
     assert_eq!(edges_of("use crate::Thing;", ""), edge("other"));
     for text in [
         "#[cfg(test)] mod tests { use crate::above::f; }",

@@ -1,4 +1,5 @@
-//! Guards: what they hold, what they leave, and what the kernel's own calls do in their place.
+//! Guards: their locks, the state after them, and the effect of the kernel's own calls in their
+//! place.
 
 mod lock_kit;
 
@@ -12,7 +13,7 @@ use Held::{Full, Not, OnFault};
 #[test]
 fn guards_nest_where_the_kernels_locks_do_not() {
     let area = Area::new(6);
-    // Two owners, by the kernel's calls: the first to go takes the other's lock along.
+    // Two owners, by the kernel's calls: the first to unlock also removes the other's lock.
     area.mlock(0, 4).unwrap();
     area.mlock(2, 4).unwrap();
     area.munlock(0, 4).unwrap();
@@ -35,7 +36,7 @@ fn a_lock_on_fault_does_not_weaken_a_full_one() {
     let area = Area::new(4);
     area.mlock(0, 4).unwrap();
     area.mlock_on_fault(0, 4).unwrap();
-    assert_eq!(area.held(), [OnFault; 4]); // by the kernel's call it does
+    assert_eq!(area.held(), [OnFault; 4]); // the kernel's call weakens it
     area.munlock(0, 4).unwrap();
 
     let full = lock::lock(area.page(1), 2 * PAGE, When::Now).unwrap();
@@ -44,13 +45,13 @@ fn a_lock_on_fault_does_not_weaken_a_full_one() {
     drop(full);
     assert_eq!(area.held(), [OnFault; 4]);
     drop(on_fault);
-    // The same with a full lock that tenure did not make.
+    // Also with a full lock that tenure did not make.
     area.mlock(1, 2).unwrap();
     let on_fault = lock::lock(area.page(0), 4 * PAGE, When::OnFault).unwrap();
     assert_eq!(area.held(), [OnFault, Full, Full, OnFault]);
     drop(on_fault);
     assert_eq!(area.held(), [Not, Full, Full, Not]);
-    // And uncounted.
+    // Also with an uncounted lock.
     lock::mlock2(area.page(0), 4 * PAGE, When::OnFault).unwrap();
     assert_eq!(area.held(), [OnFault, Full, Full, OnFault]);
     lock::munlock2(area.page(0), 4 * PAGE, Kinds::ALL).unwrap();
@@ -75,12 +76,12 @@ fn now_is_resident_and_on_fault_is_not_until_it_is_touched() {
     assert_eq!((receipt.resident_bytes(), receipt.unlocked_bytes()), (5 * 4096, 0));
     assert!(receipt.to_string().contains("on fault") && receipt.to_string().contains("full"));
     assert_eq!((on_fault.when(), now.when(), now.len()), (When::OnFault, When::Now, 4 * PAGE));
-    // The middle of a mapping is told by itself.
+    // The middle of a mapping has a part of its own.
     let middle = lock::receipt(area.page(5), PAGE).unwrap();
     assert_eq!((middle.full_bytes(), middle.resident_bytes()), (4096, 4096));
 }
 
-/// As the kernel's own calls take them: what a mapping of a file is long is seldom whole pages.
+/// As with the kernel's own calls: the length of a file mapping is seldom whole pages.
 #[test]
 fn odd_lengths_are_rounded_up_to_the_pages_touched() {
     in_child(this_test!(), &[], || {
@@ -160,7 +161,7 @@ fn munlock2_clears_only_what_is_named_and_no_guards() {
     all(When::OnFault);
     drop(guard);
     assert_eq!(area.held(), [OnFault; 4]);
-    // Locks of others, of either kind.
+    // Locks of other owners, of either kind.
     area.mlock(0, 2).unwrap();
     clear(on_fault);
     assert_eq!(area.held(), [Full, Full, Not, Not]);
@@ -194,7 +195,7 @@ fn what_is_unmapped_under_a_guard_is_left_alone() {
     let area = Area::new(4);
     let full = lock::lock(area.page(0), 4 * PAGE, When::Now).unwrap();
     let on_fault = lock::lock(area.page(0), 4 * PAGE, When::OnFault).unwrap();
-    // Another mapping in its place, which nobody wants locked.
+    // Another mapping in its place, which should not be locked.
     area.unmap(1, 2);
     // SAFETY: two pages of the area, just unmapped.
     let new = unsafe {
@@ -206,7 +207,7 @@ fn what_is_unmapped_under_a_guard_is_left_alone() {
     assert_eq!(area.held(), [OnFault, Not, Held::Hole, OnFault]);
     drop(on_fault);
     assert_eq!(area.held(), [Not, Not, Held::Hole, Not]);
-    // A lock of the new mapping counts afresh.
+    // A lock of the new mapping counts from the beginning.
     let guard = lock::lock(area.page(0), 2 * PAGE, When::Now).unwrap();
     assert_eq!(area.held()[..2], [Full, Full]);
     drop(guard);
@@ -217,7 +218,7 @@ fn what_is_unmapped_under_a_guard_is_left_alone() {
 fn a_stale_guard_does_not_end_a_newer_lock() {
     let area = Area::new(2);
     let stale = lock::lock(area.page(0), 2 * PAGE, When::Now).unwrap();
-    area.munlock(0, 2).unwrap(); // other code's munlock, which knows nothing of guards
+    area.munlock(0, 2).unwrap(); // other code's munlock, which ignores guards
     let newer = lock::lock(area.page(0), 2 * PAGE, When::OnFault).unwrap();
     assert_ne!(area.held(), [Not; 2]);
     drop(stale);
@@ -225,7 +226,8 @@ fn a_stale_guard_does_not_end_a_newer_lock() {
     drop(newer);
     assert_eq!(area.held(), [Not; 2]);
 
-    // What was locked in both ways, without a guard, and then unlocked by other code: forgotten.
+    // A range that was locked in both ways, without a guard, and then unlocked by other code:
+    // forgotten.
     lock::mlock2(area.page(0), 2 * PAGE, When::OnFault).unwrap();
     lock::mlock2(area.page(0), 2 * PAGE, When::Now).unwrap();
     area.munlock(0, 2).unwrap();
@@ -235,8 +237,8 @@ fn a_stale_guard_does_not_end_a_newer_lock() {
     assert_eq!(area.held(), [Full; 2]);
 }
 
-/// The kernel gives an address out again soon: a guard that outlived its memory must not unlock what
-/// tenure has mapped there since.
+/// The kernel soon reuses an address: a guard that outlived its memory must not unlock a mapping
+/// that tenure has made there since.
 #[test]
 fn a_stale_guard_does_not_unlock_a_mapping_born_locked() {
     let area = Area::new(4);
@@ -250,9 +252,9 @@ fn a_stale_guard_does_not_unlock_a_mapping_born_locked() {
     assert_eq!((born, area.held()), (area.page(0), vec![OnFault; 4]));
     drop(stale);
     assert_eq!(area.held(), [OnFault; 4]);
-    // In place of what is mapped, moved there.
+    // In place of the mapping there, moved there.
     let stale = lock::lock(area.page(1), 2 * PAGE, When::OnFault).unwrap();
-    // SAFETY: the area's own place, which nothing refers to. What it holds is to be replaced.
+    // SAFETY: the area's own place, to which nothing refers. Its contents are to be replaced.
     unsafe {
         let flags = ANONYMOUS | libc::MAP_FIXED;
         lock::mmap_on_fault(area.page(0), 4 * PAGE, RW, flags, -1, 0).unwrap();
@@ -265,7 +267,7 @@ fn a_stale_guard_does_not_unlock_a_mapping_born_locked() {
 
 #[test]
 fn a_child_of_fork_has_no_locks_and_its_guards_do_nothing() {
-    // By fork, and by a raw clone, which tells no handler.
+    // By fork, and by a raw clone, which calls no handler.
     for raw in ["0", "1"] {
         let result = run_child(this_test!(), &[("RAW", raw)], || {
             let area = Area::new(4);
@@ -331,11 +333,11 @@ fn a_fork_while_other_threads_lock_leaves_the_child_usable() {
                 });
             }
             for _ in 0..200 {
-                // SAFETY: glibc keeps its allocator usable in a child and tenure its own locks; the
-                // child uses nothing else of the other threads.
+                // SAFETY: glibc keeps its allocator usable in a child, and tenure its own locks.
+                // The child uses nothing else of the other threads.
                 let pid = unsafe { libc::fork() };
                 if pid == 0 {
-                    // SAFETY: a hang is the failure that is looked for.
+                    // SAFETY: takes a number only; a hang is the failure under test.
                     unsafe { libc::alarm(10) };
                     let own = lock::lock(area.page(40), PAGE, When::Now);
                     let ok = own.is_ok() && held(area.page(40) as usize, 1) == [Full];
@@ -434,8 +436,8 @@ fn a_lock_on_fault_of_five_gibibytes_makes_nothing_resident() {
     });
 }
 
-/// A lock of all of it fails at its end, after it has filled the rest. What another thread has locked
-/// meanwhile is that thread's.
+/// A lock of all of it fails at its end, after it has filled the rest. A range that another thread
+/// has locked meanwhile keeps that thread's lock.
 #[test]
 fn a_lock_that_fails_takes_nothing_back_from_other_threads() {
     in_child(this_test!(), &[], || {
@@ -466,7 +468,7 @@ fn a_lock_that_fails_takes_nothing_back_from_other_threads() {
                 assert_eq!(error.kind(), ErrorKind::NoBacking, "{error}");
                 assert_eq!(held(at, 5), [how, how, how, how, Not]);
                 assert_eq!(vm_lck(), 4 * PAGE as u64);
-                // It is this thread's to clear.
+                // This thread may clear it.
                 lock::munlock2(area.page(0), 4 * PAGE, Kinds::ALL).unwrap();
                 assert_eq!((held(at, 5), vm_lck()), (vec![Not; 5], 0));
                 if within {

@@ -1,4 +1,4 @@
-//! The charge against RLIMIT_MEMLOCK, to the byte, and what is said about it.
+//! The charge against RLIMIT_MEMLOCK, to the byte, and the messages about it.
 
 mod lock_kit;
 
@@ -13,7 +13,7 @@ use Held::{Full, Not, OnFault};
 fn exactly_the_limit_fits_and_one_page_more_does_not() {
     as_each_user(this_test!(), || {
         let limit = 24 * PAGE as u64;
-        set_limit(limit + 100, limit + 100); // what is not a whole page is of no use
+        set_limit(limit + 100, limit + 100); // a part of a page is of no use
         let area = Area::new(32);
         for when in [When::OnFault, When::Now] {
             let account = lock::account().unwrap();
@@ -24,7 +24,7 @@ fn exactly_the_limit_fits_and_one_page_more_does_not() {
             let all = lock::lock(area.page(0), 24 * PAGE, when).unwrap();
             assert_eq!(vm_lck(), limit);
             assert_eq!(lock::account().unwrap().room(), Some(0));
-            // What is locked already is not charged again, in either kind.
+            // A locked range is not charged again, in either kind.
             let again = lock::lock(area.page(4), 20 * PAGE, When::Now).unwrap();
             let more = lock::lock(area.page(0), 24 * PAGE, When::OnFault).unwrap();
             assert_eq!(vm_lck(), limit);
@@ -73,7 +73,7 @@ fn explain_answers_before_anyone_tries() {
             );
             assert!(explanation.memory_free > bytes);
             let allowed = lock::lock(area.page(0), bytes as usize, When::OnFault);
-            // Of the pages asked for here four are locked already: so many more fit.
+            // Four of the requested pages are locked already, so four more fit.
             assert_eq!(allowed.is_ok(), bytes <= soft);
             drop(allowed);
             let text = explanation.to_string();
@@ -89,7 +89,7 @@ fn explain_answers_before_anyone_tries() {
             assert_eq!(text.contains("prlimit --pid"), verdict == Verdict::RaiseSoft);
         }
         drop(guard);
-        // Its own advice helps: the soft limit raised as it says.
+        // The error's own advice helps: the soft limit is raised as it recommends.
         let explanation = lock::explain(40 * PAGE as u64).unwrap();
         assert_eq!(explanation.verdict, Verdict::RaiseSoft);
         let lines = explanation.lines();
@@ -105,7 +105,7 @@ fn explain_answers_before_anyone_tries() {
         drop(lock::lock(area.page(0), 40 * PAGE, When::Now).unwrap());
         let error = lock::lock(area.page(0), 41 * PAGE, When::Now).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::LockLimit);
-        // More than there is memory: said, whatever the limit.
+        // More than the memory there is: reported, whatever the limit.
         let explanation = lock::explain(1 << 50).unwrap();
         assert!(explanation.to_string().contains("OOM killer"), "{explanation}");
     });
@@ -126,14 +126,14 @@ fn the_capability_lifts_the_limit_and_is_seen() {
     });
 }
 
-/// The capability in a user namespace of one's own looks like the real one and lifts nothing.
+/// The capability in a user namespace of its own looks like the real one and lifts nothing.
 #[test]
 fn a_user_namespace_has_a_capability_that_lifts_nothing() {
     as_each_user(this_test!(), || {
         // SAFETY: plain flags; the child's harness has other threads, which keep their namespace.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            // SAFETY: a single-threaded child of our own.
+            // SAFETY: a single-threaded child of this test.
             let outcome = match unsafe { libc::unshare(libc::CLONE_NEWUSER) } {
                 0 => {
                     set_limit(PAGE as u64, PAGE as u64);
@@ -187,7 +187,7 @@ fn born_locked_on_fault_nothing_is_resident_and_all_is_charged() {
         drop(map);
         assert_eq!(vm_lck(), 0);
         let map = Mapping::memfd_locked_on_fault("tenure-born", 4 * PAGE).unwrap();
-        // SAFETY: the program's own file, which nobody changes.
+        // SAFETY: the program's own file, which no process changes.
         let file = unsafe {
             let program = std::fs::File::open("/proc/self/exe").unwrap();
             Mapping::file_locked_on_fault(program, 0, 4 * PAGE).unwrap()
@@ -222,7 +222,7 @@ fn a_fixed_mapping_that_cannot_be_locked_leaves_the_old_one() {
         let area = Area::new(16);
         // SAFETY: the page is inside the area, which is writable, and to which nothing refers.
         unsafe { area.page(5).write(42) };
-        // MAP_FIXED|MAP_LOCKED beyond the limit, and then what is there must be there still.
+        // MAP_FIXED|MAP_LOCKED beyond the limit; afterwards the old mapping must still be there.
         for pages in [12, 9] {
             let error = born(area.page(0), pages * PAGE, libc::MAP_FIXED, -1).unwrap_err();
             assert_eq!((error.kind(), error.errno()), (ErrorKind::LockLimit, libc::EAGAIN));
@@ -236,7 +236,7 @@ fn a_fixed_mapping_that_cannot_be_locked_leaves_the_old_one() {
         let expected: Vec<_> =
             (0..16).map(|i| if (4..12).contains(&i) { OnFault } else { Not }).collect();
         assert_eq!((area.held(), vm_lck()), (expected, 8 * 4096));
-        // Over what is locked itself: the old charge goes with the old mapping, but not before.
+        // Over locked memory itself: the old charge goes with the old mapping, but not before.
         let error = born(area.page(4), 8 * PAGE, libc::MAP_FIXED, -1).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::LockLimit);
         assert_eq!(vm_lck(), 8 * 4096);

@@ -1,4 +1,4 @@
-//! The whole process: `mlockall`, and clearing what it set without an unlocked instant.
+//! The whole process: `mlockall`, and clearing its locks without an unlocked instant.
 
 mod lock_kit;
 
@@ -63,7 +63,7 @@ fn everything_is_locked_and_cleared_by_kind() {
         lock::mlockall(CURRENT).unwrap();
         assert_eq!(area.held(), [Full; 4]);
         lock::munlockall2(CURRENT).unwrap();
-        // Both kinds were asked for, and only one is cleared.
+        // Both kinds were requested, and only one is cleared.
         assert_eq!(
             (area.held(), plain.held()),
             (vec![OnFault, OnFault, Full, OnFault], vec![OnFault])
@@ -95,7 +95,8 @@ fn future_ends_alone_and_nothing_else_changes() {
             assert_eq!(guarded.held(), [OnFault; 2]);
             lock::munlock2(new.page(0), 2 * PAGE, Kinds::ALL).unwrap();
         }
-        // A future lock that other code made is found by its effect; on fault it ends with that kind.
+        // A future lock that other code made is found by its effect; a lock on fault ends with that
+        // kind.
         // SAFETY: the call takes flags only. A lock changes no contents.
         assert_eq!(unsafe { libc::mlockall(libc::MCL_FUTURE | libc::MCL_ONFAULT) }, 0);
         lock::munlockall2(CURRENT).unwrap();
@@ -116,7 +117,7 @@ fn watched(page: *const u8, work: impl FnOnce(&AtomicU64)) -> u64 {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                // SAFETY: asks only: EBUSY says that the page is locked.
+                // SAFETY: the call only asks: EBUSY means that the page is locked.
                 let asked = unsafe {
                     libc::msync(page as *mut _, PAGE, libc::MS_ASYNC | libc::MS_INVALIDATE)
                 };
@@ -163,7 +164,7 @@ fn what_stays_locked_is_never_unlocked_for_an_instant() {
                 lock::mlockall(with(FUTURE, if round % 2 == 0 { ON_FAULT } else { FUTURE }))
                     .unwrap();
                 lock::munlockall2(FUTURE).unwrap();
-                // And by range: kinds, downgrades, guards that come and go.
+                // Also by range: kinds, downgrades, guards that come and go.
                 lock::mlock2(area.page(4), 16 * PAGE, When::OnFault).unwrap();
                 lock::mlock2(area.page(4), 16 * PAGE, When::Now).unwrap();
                 lock::munlock2(area.page(0), 64 * PAGE, Kinds { now: true, on_fault: false })
@@ -196,14 +197,14 @@ fn under_the_limit_what_the_kernel_cannot_do_is_said() {
         lock::mlock2(stays.page(0), 4 * PAGE, When::Now).unwrap();
         lock::mlockall(with(FUTURE, ON_FAULT)).unwrap();
         assert_eq!(Area::new(1).held(), [OnFault]);
-        // New mappings are bounded now, and that is the kernel's word for it.
+        // New mappings are bounded now, by the kernel's own error.
         let too_large = Area::with(8192, RW, ANONYMOUS, -1).err().unwrap();
         assert_eq!(too_large.raw_os_error(), Some(libc::EAGAIN));
         let error = lock::munlockall2(FUTURE).unwrap_err();
         println!("{error}");
         assert_eq!(error.kind(), ErrorKind::LockLimit);
         assert_eq!((stays.held(), Area::new(1).held()), (vec![Full; 4], vec![OnFault]));
-        // Together with all that is locked it can end.
+        // Together with all other locks it can end.
         lock::munlockall2(ALL).unwrap();
         assert_eq!((stays.held(), Area::new(1).held()), (vec![Not; 4], vec![Not]));
         assert_eq!(vm_lck(), 0);
@@ -222,7 +223,7 @@ fn what_makes_no_sense_is_refused() {
         }
         let error = lock::munlockall2(Scope::default()).unwrap_err();
         assert_eq!(error.errno(), libc::EINVAL);
-        // Locked and volatile at once: neither a buffer nor a range.
+        // Not locked and volatile at once: neither a buffer nor a range.
         let mut buffer = Volatile::new(1 << 20).unwrap();
         buffer.pin_mut().unwrap().fill(7);
         let error = lock::mlockall(CURRENT).unwrap_err();
@@ -240,8 +241,8 @@ fn what_makes_no_sense_is_refused() {
     });
 }
 
-/// Ending a future lock locks everything on fault for a moment, volatile memory as well: which must
-/// neither be lost by it, nor be the kernel's to take no more.
+/// Ending a future lock locks everything on fault for a moment, volatile memory as well. That
+/// memory must not be lost by this, and the kernel must still be able to take it.
 #[test]
 fn volatile_memory_passes_through_the_end_of_a_future_lock() {
     in_child(this_test!(), &[], || {

@@ -1,5 +1,6 @@
-//! Why a lock fails: each cause provoked, its sentence shown, and everything as it was before. The
-//! kernel's own calls beside it, which say `ENOMEM` and leave a part locked and charged.
+//! The causes of failed locks: each is provoked, its error is checked, and everything is as it was
+//! before. Beside them the kernel's own calls, which return `ENOMEM` and leave a part locked and
+//! charged.
 
 mod lock_kit;
 
@@ -11,7 +12,7 @@ use tenure_testkit::hugetlb::MoreHugePages;
 use tenure_testkit::{as_nobody, in_child, or_skip, run_child, skip, this_test, MemoryCgroup};
 use Held::{Full, Not, OnFault};
 
-/// A lock of the area fails for this cause, is told so, and changes nothing.
+/// A lock of the area fails for this cause, returns this error, and changes nothing.
 fn fails(area: &Area, when: When, kind: ErrorKind, errno: i32, text: &[&str]) -> Error {
     let (before, charged) = (area.held(), vm_lck());
     let error = lock::lock(area.page(0), area.pages * PAGE, when).unwrap_err();
@@ -25,14 +26,14 @@ fn fails(area: &Area, when: When, kind: ErrorKind, errno: i32, text: &[&str]) ->
     assert!(message.starts_with("lock of ") && message.contains(&range), "{message}");
     assert_eq!(area.held(), before, "after {error}");
     assert_eq!(vm_lck(), charged, "after {error}");
-    // The uncounted call leaves no more behind.
+    // The uncounted call also leaves nothing behind.
     let error = lock::mlock2(area.page(0), area.pages * PAGE, when).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (kind, errno), "{error}");
     assert_eq!((area.held(), vm_lck()), (before, charged), "after {error}");
     error
 }
 
-/// Parts locked in each way, so that a rollback has something to put back.
+/// Locks parts in each way, so that a rollback has locks to restore.
 fn patchwork(area: &Area) {
     area.mlock(0, 1).unwrap();
     area.mlock_on_fault(2, 1).unwrap();
@@ -47,7 +48,7 @@ fn a_hole_at_the_beginning_in_the_middle_and_at_the_end() {
             area.unmap(hole, 1);
             assert_eq!(area.mlock(0, 8), Err(libc::ENOMEM));
             if hole > 0 {
-                // What the kernel leaves behind: the part before the hole, locked and charged.
+                // The kernel leaves the part before the hole locked and charged.
                 assert_eq!(vm_lck(), charged + (hole * PAGE) as u64);
                 area.munlock(0, hole).unwrap();
             }
@@ -96,7 +97,7 @@ fn memory_that_only_seems_to_be_locked() {
         };
         let charged = vm_lck();
         assert_eq!(area.mlock(0, 4), Ok(()));
-        assert_eq!((area.held(), vm_lck()), (vec![Not; 4], charged)); // the kernel's lie
+        assert_eq!((area.held(), vm_lck()), (vec![Not; 4], charged)); // its call has no effect
         let at = format!("the memory at {:#x} cannot be locked", area.at);
         for when in [When::Now, When::OnFault] {
             let text = [at.as_str(), "MAP_DROPPABLE"];
@@ -107,7 +108,7 @@ fn memory_that_only_seems_to_be_locked() {
         assert!(matches!(receipt.parts[0].state, State::Impossible(_)));
         assert_eq!(receipt.impossible_bytes(), 4 * 4096);
 
-        // Between ordinary memory: the rest is put back too.
+        // Between ordinary memory: the locks of the rest are restored too.
         let mixed = Area::new(6);
         patchwork(&mixed);
         // SAFETY: inside the area.
@@ -145,7 +146,7 @@ fn a_guard_page_and_a_page_without_access() {
     });
 }
 
-/// What is missing tells nothing of pages that were there before their access was taken away.
+/// A list of missing pages does not show pages that were there before their access was removed.
 #[test]
 fn a_page_that_was_used_before_its_access_was_taken_away() {
     in_child(this_test!(), &[], || {
@@ -165,7 +166,7 @@ fn a_page_that_was_used_before_its_access_was_taken_away() {
     });
 }
 
-/// After a change of user the page map is closed to the process itself.
+/// After a change of user the process cannot read its own page map.
 #[test]
 fn the_cause_is_found_where_the_page_map_is_closed() {
     in_child(this_test!(), &[], || {
@@ -228,7 +229,8 @@ fn a_full_tmpfs() {
             let _ = std::fs::remove_dir(&dir);
             skip!("no mount of its own for an ordinary user: {reason}");
         }
-        // Also where the name that the kernel shows leads nowhere: it escapes some, and files are deleted.
+        // Also if the name that the kernel shows leads nowhere: it escapes some, and files are
+        // deleted.
         for (name, kept) in [("sparse", true), ("sparse\nlines", true), ("sparse gone", false)] {
             let path = dir.join(name);
             let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path);
@@ -333,7 +335,7 @@ fn a_limit_lowered_below_what_is_locked_forbids_a_downgrade() {
         assert_eq!((guard.when(), area.held()), (When::Now, vec![Full; 8]));
         drop(guard);
         assert_eq!((area.held(), vm_lck()), (vec![Not; 8], 0));
-        // What is locked in both ways, uncounted: the same.
+        // A range that is locked in both ways, uncounted, gets this error too.
         set_limit(16 * PAGE as u64, 16 * PAGE as u64);
         lock::mlock2(area.page(0), 8 * PAGE, When::OnFault).unwrap();
         lock::mlock2(area.page(0), 8 * PAGE, When::Now).unwrap();
@@ -347,7 +349,8 @@ fn a_limit_lowered_below_what_is_locked_forbids_a_downgrade() {
     });
 }
 
-/// Where a memory cgroup is too small, the kernel kills instead of failing: that is said beforehand.
+/// If a memory cgroup is too small, the kernel kills instead of failing: this is reported
+/// beforehand.
 #[test]
 fn more_than_a_memory_cgroup_has_room_for() {
     const ROOM: u64 = 48 << 20;
@@ -436,7 +439,7 @@ fn huge_pages_of_the_pool_are_always_resident() {
         println!("{receipt}");
         assert_eq!(receipt.always_resident_bytes(), 2 << 20);
         drop(guard);
-        // The kernel holds them against the limit, although it would not charge them.
+        // The kernel compares them with the limit, although it would not charge them.
         tenure_testkit::or_skip!(drop_ipc_lock());
         set_limit(8 * PAGE as u64, 8 * PAGE as u64);
         assert_eq!(area.mlock(0, 512), Err(libc::ENOMEM));

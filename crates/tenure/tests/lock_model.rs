@@ -1,4 +1,5 @@
-//! Random sequences of locks, against a model of each page and the kernel's own account of it.
+//! Random sequences of locks, compared with a model of each page and the kernel's own account of
+//! it.
 
 mod lock_kit;
 
@@ -22,7 +23,7 @@ enum Step {
     Leak(usize),
     Mlock2(usize, usize, When),
     Munlock2(usize, usize, bool, bool),
-    /// Other code's calls, on pages that tenure has not dealt with yet.
+    /// Other code's calls, on pages that tenure has not locked yet.
     Foreign(usize, usize, Option<When>),
     LockAll(bool),
     UnlockAll(bool, bool, bool),
@@ -33,8 +34,8 @@ struct Page {
     now: u32,
     on_fault: u32,
     base: Kinds,
-    /// Tenure has dealt with the page since it was last unlocked: plain calls by other code are then
-    /// beyond what is promised.
+    /// tenure has locked the page since it was last unlocked. Then plain calls by other code are
+    /// beyond the promise.
     ours: bool,
 }
 
@@ -133,7 +134,7 @@ impl World {
         }
     }
 
-    /// What a lock of these pages must end in.
+    /// The expected result of a lock of these pages.
     fn verdict(&self, from: usize, pages: usize, when: When) -> Result<(), ErrorKind> {
         let inside = from..from + pages;
         if inside.contains(&HOLE) {
@@ -285,7 +286,7 @@ impl World {
 }
 
 fn run(whole_process: bool, limit: Option<usize>) {
-    // 256 cases unless PROPTEST_CASES says otherwise.
+    // 256 cases unless PROPTEST_CASES sets another number.
     let config = Config { failure_persistence: None, ..Config::default() };
     let steps = prop::collection::vec(step(whole_process), 1..32);
     let mut runner = TestRunner::new(config);
@@ -296,7 +297,7 @@ fn run(whole_process: bool, limit: Option<usize>) {
             world.remember(&step);
             world.agrees(&step)?;
         }
-        // Everything goes back, and no charge is left behind.
+        // All locks are released, and no charge is left behind.
         world.guards.clear();
         for page in &mut world.pages {
             (page.now, page.on_fault) = (0, 0);
@@ -314,7 +315,7 @@ fn run(whole_process: bool, limit: Option<usize>) {
 #[test]
 fn ranges_and_the_whole_process() {
     in_child(this_test!(), &[], || {
-        // Locking everything must not be refused by the limit.
+        // The limit must not refuse locking everything.
         let everything = lock::account().unwrap();
         if !everything.is_exempt() {
             tenure_testkit::skip!("not exempt from the limit: {everything}");

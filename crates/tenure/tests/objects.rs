@@ -1,4 +1,4 @@
-//! Owned buffers: pins, what was lost, refill.
+//! Owned buffers: pins, losses, refill.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -46,8 +46,8 @@ fn pins_nest_and_keep() {
     }
 }
 
-/// Has all of a buffer discarded: the kernel passes over a page that waits on another processor's list, and takes it the
-/// next time.
+/// Has all of a buffer discarded. The kernel skips a page that waits on another processor's list,
+/// and takes it the next time.
 fn purge_all(v: &Volatile) {
     let all = v.len().next_multiple_of(PAGE);
     let purged = (0..2000).any(|_| {
@@ -72,8 +72,8 @@ fn a_loss_is_told_until_it_is_restored() {
             assert_eq!((nested.lost().len(), &nested.lost()[0]), (1, &(0..len)));
             assert!(nested.iter().all(|b| *b == 0));
         }
-        // Nobody has made it again: a later pin must not take zeros for contents, whether the buffer
-        // was offered in between or not.
+        // It has not been made again: a later pin must not take zeros for contents, whether the
+        // buffer was offered in between or not.
         assert_eq!(v.pin().unwrap().outcome(), Outcome::Purged);
         v.offer_now().unwrap();
         assert_eq!(v.pin().unwrap().outcome(), Outcome::Purged);
@@ -123,12 +123,13 @@ fn a_refill_function_makes_what_is_gone_and_nothing_else() {
         let mut v = Volatile::builder(len).refill(refill).build().unwrap();
         fill(0, &mut v.pin_mut().unwrap());
         assert_eq!(calls.load(Ordering::SeqCst), 0);
-        // A function for pages makes at most 1 MiB of address space at a time, from multiple to multiple.
+        // A function for pages makes at most 1 MiB of address space at a time, from multiple to
+        // multiple.
         let start = v.as_ptr() as usize;
         let pieces = (start + len - 1) / (1 << 20) - start / (1 << 20) + 1;
         let calls_each_time = if whole { 1 } else { pieces };
         for _ in 0..3 {
-            // All of it, or what is gone may be more than one extent.
+            // All of it, or the losses may be more than one extent.
             purge_all(&v);
             let guard = v.pin().unwrap();
             assert_eq!(guard.outcome(), Outcome::Intact, "whole: {whole}");
@@ -213,7 +214,7 @@ fn a_touch_without_a_pin_waits_for_the_refill() {
         fill(0, &mut v.pin_mut().unwrap());
         purge_all(&v);
         for i in [3, 9] {
-            // SAFETY: inside the buffer, which lives; nobody writes it.
+            // SAFETY: inside the buffer, which lives; no thread writes it.
             let byte = unsafe { v.as_ptr().add(i * PAGE + 5).read_volatile() };
             assert_eq!(byte, original(i * PAGE));
         }

@@ -1,5 +1,6 @@
-//! A program whose allocator holds its locks over forks, and registers that at its first use, as jemalloc does: a
-//! fork has the allocator's lock while it waits for tenure, so tenure must not want it with a claim in hand.
+//! A program whose allocator holds its locks over forks, and registers for that at its first use,
+//! as jemalloc does. A fork has the allocator's lock while it waits for tenure, so tenure must not
+//! need that lock while it has a claim.
 
 mod promise_kit;
 
@@ -31,7 +32,7 @@ extern "C" fn unlock() {
 
 fn locked<R>(call: impl FnOnce() -> R) -> R {
     lock();
-    // Not before tenure's: theirs are registered when the program is loaded.
+    // Not before tenure's, which are registered when the program is loaded.
     if STARTED.load(Ordering::Relaxed) && !REGISTERED.swap(true, Ordering::Relaxed) {
         // SAFETY: functions that live forever and do not unwind.
         unsafe { libc::pthread_atfork(Some(lock), Some(unlock), Some(unlock)) };
@@ -58,7 +59,7 @@ unsafe impl GlobalAlloc for Locked {
     }
 }
 
-/// Takes back what was purged here and there, again and again.
+/// Takes back purged ranges in many places, again and again.
 fn objects(until: Instant) -> usize {
     let (len, page) = (64 * PAGE, PAGE);
     let mut plain = Volatile::new(len).unwrap();
@@ -94,7 +95,7 @@ fn ranges(until: Instant) {
     let mut first = 0;
     while Instant::now() < until {
         first = (first + 7) % 60;
-        // SAFETY: this thread's own memory, which is read by nobody.
+        // SAFETY: this thread's own memory, which no code reads.
         unsafe {
             volatile::mark(at, len).unwrap();
             let _ = volatile::offer_now(at.add(first * PAGE), 3 * PAGE);
@@ -134,7 +135,7 @@ fn forks_beside_everything() {
         scope.spawn(|| ranges(until));
         scope.spawn(|| a_cache(until));
         let mut forks = 0;
-        // The test's watchdog ends what hangs.
+        // The test's watchdog ends a hanging process.
         while Instant::now() < until || forks < 20 {
             assert_eq!(forked(|| ()), Ended::Well);
             forks += 1;

@@ -138,8 +138,8 @@ fn what_usable_size_grants_survives_a_reallocation() {
     }
 }
 
-/// Arrays that begin at the same place of their huge pages meet in the same banks of memory; and one that
-/// grows keeps its place, or its huge pages would be split on the way.
+/// Arrays that begin at one offset of their huge pages meet in the same banks of memory. An array
+/// that grows keeps its offset, or its huge pages would be split on the way.
 #[test]
 fn large_blocks_do_not_lie_alike() {
     const HUGE: usize = 2 << 20;
@@ -157,7 +157,7 @@ fn large_blocks_do_not_lie_alike() {
         assert_eq!((q == p, place(q)), (false, before));
         give(q);
     }
-    // Who asks for an alignment has it.
+    // A requested alignment is respected.
     let aligned = pool::alloc(128 << 20, HUGE, false).unwrap();
     assert_eq!(place(aligned), 0);
     give(aligned);

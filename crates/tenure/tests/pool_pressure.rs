@@ -11,8 +11,8 @@ use tenure_testkit::{in_child, or_skip, this_test, Competitor, MemoryCgroup};
 
 const MIB: usize = 1 << 20;
 
-/// A neighbour needs, again and again, what the pool holds free; nobody is killed, and what is in use
-/// stays as it is.
+/// A neighbour needs, again and again, the pool's free memory. No process is killed, and used
+/// blocks stay as they are.
 #[test]
 fn what_is_free_is_given_up_before_anybody_is_killed() {
     drop(or_skip!(MemoryCgroup::create("try", 256 << 20)));
@@ -59,8 +59,9 @@ fn page_out(p: NonNull<u8>, len: usize) {
     assert_eq!(unsafe { libc::madvise(p.as_ptr().cast(), len, libc::MADV_PAGEOUT) }, 0);
 }
 
-/// The patch's example: written, swapped out, read back, freed, pressed again. The pages are discarded,
-/// and not written to swap; those that were written after the offer are swapped, and keep their words.
+/// The patch's example: written, swapped out, read back, freed, reclaimed again. The pages are
+/// discarded, and not written to swap. Pages that were written after the offer are swapped, and
+/// keep their words.
 #[test]
 fn what_was_in_swap_before_it_was_freed_is_discarded_and_not_swapped() {
     let swap = or_skip!(ZramSwap::create(256 << 20));
@@ -87,8 +88,8 @@ fn what_was_in_swap_before_it_was_freed_is_discarded_and_not_swapped() {
         assert!(out > len / 2, "only {out} bytes were swapped out");
         assert!(signed(p, len, 1), "read back from swap");
         give(p);
-        // Pressure, of whatever else runs on this machine too, returns what is free at once, and then there
-        // is nothing to show: again, until it was offered and stayed.
+        // Pressure, also by other programs on this machine, returns free runs at once, and then the
+        // test shows nothing. So it tries again, until a run was offered and stayed.
         let mut tries = 0;
         loop {
             let waited = std::time::Instant::now();

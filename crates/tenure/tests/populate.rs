@@ -1,4 +1,5 @@
-//! Populating: what is there afterwards on every backing, by `MADV_POPULATE_*` and by the touch loop.
+//! Populating: the resident pages afterwards on every backing, by `MADV_POPULATE_*` and by the
+//! touch loop.
 
 #[path = "suite/populate.rs"]
 mod suite;
@@ -10,7 +11,7 @@ use tenure::populate::{Access, Populate, Step};
 use tenure_testkit::seccomp::{Call, Errno, Filter};
 use tenure_testkit::tests_under;
 
-/// Tells a run under a filter that it is one.
+/// Marks a run under a filter.
 const TOUCHES: &str = "TENURE_TEST_TOUCHES";
 
 fn suite_under(errno: Errno) {
@@ -20,7 +21,7 @@ fn suite_under(errno: Errno) {
     tests_under(&filter, &["suite::", "the_filter_leaves_the_touch_loop"], &[(TOUCHES, "1")]);
 }
 
-/// A run without a filter has nothing to look for.
+/// A run without a filter has nothing to check.
 #[test]
 fn the_filter_leaves_the_touch_loop() {
     if std::env::var_os(TOUCHES).is_none() {
@@ -43,7 +44,7 @@ fn where_populate_is_refused() {
     suite_under(Errno::PERM);
 }
 
-/// As a security module does.
+/// As a security module refuses it.
 #[test]
 fn where_populate_is_denied() {
     suite_under(Errno::ACCESS);

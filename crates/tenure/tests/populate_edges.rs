@@ -1,5 +1,5 @@
-//! Populating and discarding among a program's other business: panics, other waiters, other
-//! namespaces, sandboxes that close later, memory that is partly locked.
+//! Populating and discarding beside a program's other work: panics, other waiters, other
+//! namespaces, sandboxes that close later, partly locked memory.
 
 #[path = "suite/raw.rs"]
 mod raw;
@@ -14,7 +14,7 @@ use tenure_testkit::pages::{present_pages, rss};
 use tenure_testkit::seccomp::{Call, Errno, Filter};
 use tenure_testkit::{run_child, skip, this_test};
 
-/// A watcher's panic ends what it watched: the code that catches it may unmap the range.
+/// A callback's panic ends the populate: the code that catches it may unmap the range.
 #[test]
 fn a_panic_of_the_watcher_ends_the_populate() {
     let result = run_child(this_test!(), &[], || {
@@ -37,7 +37,7 @@ fn a_panic_of_the_watcher_ends_the_populate() {
     assert!(result.finished(), "{}\n{}", result.status, result.output);
 }
 
-/// A page that a touch passes over may hold a word that another thread sleeps on.
+/// A touched page may hold a word on which another thread sleeps.
 #[test]
 fn a_touch_wakes_nobody() {
     let result = run_child(this_test!(), &[], || {
@@ -47,7 +47,7 @@ fn a_touch_wakes_nobody() {
         let word = raw.start;
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // SAFETY: a mapped, aligned word that nobody changes.
+                // SAFETY: a mapped, aligned word that no thread changes.
                 let done = unsafe {
                     let none = std::ptr::null::<libc::timespec>();
                     let wait = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
@@ -64,7 +64,7 @@ fn a_touch_wakes_nobody() {
             Populate::new(raw.ptr(), raw.len, Access::Write).run().unwrap();
             std::thread::sleep(Duration::from_millis(100));
             let early = woken.load(Ordering::SeqCst);
-            // SAFETY: a mapped, aligned word that nobody changes.
+            // SAFETY: a mapped, aligned word that no thread changes.
             unsafe {
                 let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
                 libc::syscall(libc::SYS_futex, word, wake, i32::MAX);
@@ -75,8 +75,8 @@ fn a_touch_wakes_nobody() {
     assert!(result.finished(), "{}\n{}", result.status, result.output);
 }
 
-/// A process's number says nothing of which process it is: the first one of a container may make
-/// another first one.
+/// A process's number does not identify it: the first process of a container may make another first
+/// one.
 #[test]
 fn a_child_with_its_parents_number_is_not_kept_waiting() {
     let result = run_child(this_test!(), &[], || {
@@ -127,7 +127,7 @@ fn a_child_with_its_parents_number_is_not_kept_waiting() {
     assert!(result.finished(), "{}\n{}", result.status, result.output);
 }
 
-/// Programs populate first and close their sandbox then.
+/// Programs populate first and close their sandbox afterwards.
 #[test]
 fn a_sandbox_that_is_closed_later_is_noticed() {
     let result = run_child(this_test!(), &[], || {
@@ -151,7 +151,7 @@ fn a_sandbox_that_is_closed_later_is_noticed() {
     assert!(result.finished(), "{}\n{}", result.status, result.output);
 }
 
-/// All of it or nothing, also where the second of two mappings is locked.
+/// All of it or nothing, also if the second of two mappings is locked.
 #[test]
 fn nothing_is_discarded_beside_what_is_locked() {
     let raw = Raw::anonymous(8);
@@ -177,8 +177,8 @@ fn nothing_is_discarded_beside_what_is_locked() {
     assert!((0..8).all(|page| raw.byte(page) == 0));
 }
 
-/// Many parts of one mapping, each populated and discarded: the huge pages that are advised for them cut
-/// it, and the program needs mappings for other things as well.
+/// Many parts of one mapping, each populated and discarded. The advice for huge pages splits it,
+/// and the program needs mappings for other things as well.
 #[test]
 fn many_parts_of_a_mapping_leave_mappings_to_the_program() {
     let result = run_child(this_test!(), &[], || {
@@ -200,7 +200,7 @@ fn many_parts_of_a_mapping_leave_mappings_to_the_program() {
         let count = tenure_testkit::pages::map_count();
         println!("{count} mappings of {most}");
         assert!(count <= most / 8 + 64, "{count} of {most}");
-        // What is populated is there all the same.
+        // The populated pages are still there.
         let last = first + (parts - 2) * 4 * MIB;
         fill(last).unwrap();
         assert!(present_pages(last, 2 * MIB).iter().all(|there| *there));
@@ -217,7 +217,7 @@ fn many_parts_of_a_mapping_leave_mappings_to_the_program() {
     assert!(result.finished(), "{}\n{}", result.status, result.output);
 }
 
-/// There the kernel's answer to advice is "try again".
+/// There the kernel returns "try again" for advice.
 #[test]
 fn at_the_bound_on_mappings_a_populate_ends() {
     let result = run_child(this_test!(), &[], || {

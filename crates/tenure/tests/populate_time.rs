@@ -25,7 +25,7 @@ fn room_for(bytes: u64) -> Result<(), String> {
     }
 }
 
-/// An end before its time: exactly what is there is what is said to be.
+/// After an early end, the report matches the resident pages exactly.
 fn ended_early(raw: &Raw, failed: &Failed, kind: ErrorKind) {
     println!("{failed}");
     assert_eq!(failed.error.kind(), kind);
@@ -33,11 +33,11 @@ fn ended_early(raw: &Raw, failed: &Failed, kind: ErrorKind) {
     let missing = report.first_missing.expect("it did not come to its end");
     assert!(report.populated < report.bytes);
     assert!(report.populated > 0);
-    // Pieces go out in order: what was done is what lies before the first page missing.
+    // Pieces go out in order: the pages before the first missing one are done.
     assert_eq!(missing - raw.start, report.populated as usize);
     let edge = tenure_testkit::pages::present_pages(missing - 2 * MIB, 4 * MIB);
     assert!(edge[..512].iter().all(|there| *there), "the pages before it are there");
-    // A huge page that a piece ended in would reach further; pieces end at their boundaries.
+    // A huge page in which a piece ended would reach further; pieces end at their boundaries.
     assert!(edge[512..].iter().all(|there| !*there), "and those after it are not");
 }
 
@@ -47,15 +47,15 @@ fn eight_gib() -> Raw {
     Raw::try_map(EIGHT, READ_WRITE, ANONYMOUS, -1).unwrap()
 }
 
-/// Those that take gigabytes, one at a time.
+/// Tests that take gigabytes run one at a time.
 static LARGE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     LARGE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How long after its time something ended, tried again where it was too late: another process's
-/// turn on a processor, or the host's, is not ours to answer for. What is always late is ours.
+/// How long after its time something ended. A late end is tried again, because another process or
+/// the host may have had the processor. An end that is always late is tenure's fault.
 fn within(limit: Duration, mut attempt: impl FnMut() -> Duration) {
     let mut late = Vec::new();
     while late.len() < 8 && late.last().is_none_or(|last| *last > limit) {
@@ -150,9 +150,9 @@ fn progress_never_goes_backwards() {
     assert!(seen.iter().any(|p| p.populated > 0 && p.populated < p.bytes), "{seen:?}");
     let last = seen.last().unwrap();
     let average = last.populated as f64 / last.elapsed.as_secs_f64();
-    // Of late, which on a machine with others on it is not the average.
+    // The recent rate, which on a machine with other programs is not the average.
     assert!(last.bytes_per_second as f64 > average / 10.0, "{last:?}, {average}");
-    // And from another thread, of one in the background.
+    // Also from another thread, for one in the background.
     let raw = Raw::anonymous(256 * MIB / PAGE);
     let background = Populate::new(raw.ptr(), raw.len, Access::Write).start().unwrap();
     let mut last = 0;
@@ -168,7 +168,7 @@ fn progress_never_goes_backwards() {
     assert_eq!(background.wait().unwrap().populated, raw.len as u64);
 }
 
-/// A child made by fork has none of the threads: it must neither hang nor report what it cannot know.
+/// A child made by fork has none of the threads: it must neither hang nor report unknown facts.
 #[test]
 fn a_child_is_not_kept_waiting() {
     or_skip!(room_for(3 * GIB as u64));
@@ -179,7 +179,7 @@ fn a_child_is_not_kept_waiting() {
             let asked = Populate::new(raw.ptr(), raw.len, Access::Write);
             let background = asked.deadline(Duration::from_millis(400)).start().unwrap();
             while background.progress().populated == 0 {}
-            // SAFETY: the child calls nothing but what this test is about, and leaves by _exit.
+            // SAFETY: the child makes only the calls under test, and leaves by _exit.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let right = match way {
@@ -196,7 +196,7 @@ fn a_child_is_not_kept_waiting() {
                     // It may populate for itself.
                     _ => Populate::new(raw.ptr(), 64 * MIB, Access::Write).threads(2).run().is_ok(),
                 };
-                // SAFETY: ends the child without running what is the parent's.
+                // SAFETY: ends the child without running the parent's exit handlers.
                 unsafe { libc::_exit(if right { 0 } else { 1 }) };
             }
             let mut status = 0;
@@ -223,17 +223,17 @@ fn nothing_is_left_behind() {
             drop(Populate::new(raw.ptr(), raw.len, Access::Write).start().unwrap());
         };
         life();
-        // The C library keeps some stacks of threads that are gone, and memory for those that come.
+        // The C library keeps some stacks of ended threads, and memory for new ones.
         let check = LeakCheck::start().allow_mappings(12);
         (0..30).for_each(|_| life());
-        // A thread that has been waited for may still be on its way out.
+        // A thread that was waited for may still be ending.
         std::thread::sleep(Duration::from_millis(50));
         check.finish().unwrap();
     });
     assert!(result.finished(), "{}\n{}", result.status, result.output);
 }
 
-/// Huge pages come of advice only before the first touch: the plain order, populate and then advise,
+/// Advice gives huge pages only before the first touch: the plain order, populate and then advise,
 /// gives none.
 #[test]
 fn huge_pages_are_advised_first() {
@@ -261,7 +261,7 @@ fn huge_pages_are_advised_first() {
         skip!("the kernel has no huge page to give");
     }
     assert_eq!(huge(start), 8 * MIB as u64);
-    // Who wants none is given none.
+    // A caller that wants none gets none.
     let map = Mapping::anonymous_with(16 * MIB, PageSize::Base).unwrap();
     map.populate(0, 16 * MIB, Access::Write).unwrap();
     assert_eq!(huge(map.as_ptr() as usize), 0);
@@ -271,7 +271,7 @@ fn huge_pages_are_advised_first() {
     assert_eq!(huge(map.as_ptr() as usize), 0);
 }
 
-/// A setting of the system, put back on drop.
+/// A setting of the system, restored on drop.
 struct Setting(&'static str, String);
 
 impl Setting {
@@ -291,7 +291,7 @@ impl Drop for Setting {
     }
 }
 
-/// Shared memory has a setting of its own, and the same order of things.
+/// Shared memory has a setting of its own, and this order applies, too.
 #[test]
 fn huge_pages_of_shared_memory_are_advised_first() {
     let setting =
@@ -327,7 +327,7 @@ fn huge_pages_of_shared_memory_are_advised_first() {
     assert!(result.finished(), "{}\n{}", result.status, result.output);
 }
 
-/// Over a cgroup's limit the kernel kills; asked beforehand, it is an error.
+/// Over a cgroup's limit the kernel kills; with a check beforehand, it is an error.
 #[test]
 fn a_cgroup_limit_is_an_error_beforehand() {
     let with_room = |ours: bool| {
@@ -369,7 +369,7 @@ fn a_cgroup_limit_is_an_error_beforehand() {
     let _ = MemoryCgroup::sweep();
 }
 
-/// Without /proc nothing can be looked up; the pages come all the same.
+/// Without /proc nothing can be looked up; the pages are still populated.
 #[test]
 fn without_proc() {
     or_skip!(tenure_testkit::seccomp::may_call("chroot"));
@@ -377,7 +377,7 @@ fn without_proc() {
     let place = std::env::var_os("TENURE_PLACE").is_none().then(|| raw::Place::new("no-proc"));
     let path = place.as_ref().map_or("", |place| place.path.to_str().unwrap());
     let result = run_child(this_test!(), &[("TENURE_PLACE", path)], || {
-        // The first look at smaps decides nothing for later.
+        // The first reading of smaps decides nothing for later.
         let raws = [Raw::anonymous(64 * MIB / PAGE), Raw::anonymous(16)];
         raws[1].protect(5, libc::PROT_READ);
         let there = std::fs::File::open("/proc/self/pagemap").unwrap();
@@ -410,10 +410,10 @@ fn or_skip_string<T, E: std::fmt::Display>(result: Result<T, E>) -> Result<T, St
     result.map_err(|e| e.to_string())
 }
 
-/// A call that fails once is tried again on less, and fails no more; one that fails from there on is
-/// an error, and everything before the page it names is there.
+/// A call that fails once is tried again on less, and fails no more. A call that fails from there
+/// on is an error, and everything before the named page is there.
 fn the_nth_call_fails(test: &'static str, errno: Errno) {
-    // What cannot be said of a kernel that never could.
+    // Not for a kernel that never had it.
     if !tenure::capabilities().works("populate_write") {
         skip!("MADV_POPULATE_WRITE does not work here, so it is never called twice");
     }

@@ -1,4 +1,5 @@
-//! The program is told of pressure: by what the service manager names, and by the kernel.
+//! The program hears of pressure: from the source that the service manager names, and from the
+//! kernel.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -19,7 +20,7 @@ fn counted() -> (OnPressure, Arc<AtomicUsize>) {
     (told.unwrap(), calls)
 }
 
-/// The watchdog of the child ends what never comes.
+/// The watchdog of the child ends a wait that never succeeds.
 fn wait_for(calls: &AtomicUsize, least: usize) {
     while calls.load(Ordering::SeqCst) < least {
         std::thread::sleep(Duration::from_millis(1));
@@ -29,13 +30,13 @@ fn wait_for(calls: &AtomicUsize, least: usize) {
 fn has_thread(name: &str) -> bool {
     let threads = std::fs::read_dir("/proc/self/task").unwrap();
     let is = |dir: std::path::PathBuf| {
-        // It may have ended meanwhile.
+        // The process may have ended meanwhile.
         std::fs::read_to_string(dir.join("comm")).is_ok_and(|found| found.trim_end() == name)
     };
     threads.flatten().any(|entry| is(entry.path()))
 }
 
-/// A name that nobody else has.
+/// A name that no other process uses.
 fn place(what: &str) -> String {
     let place = std::env::temp_dir().join(format!("tenure-{what}-{}", std::process::id()));
     place.into_os_string().into_string().unwrap()
@@ -49,7 +50,7 @@ impl Drop for Removed {
     }
 }
 
-/// A FIFO; in the child of a test, which gets here too, the name alone.
+/// A FIFO; in the child of a test, which also gets here, only the name.
 fn fifo(what: &str) -> Removed {
     let fifo = Removed(place(what));
     if std::env::var_os(WATCH).is_none() {
@@ -107,14 +108,14 @@ fn by_a_socket_which_gets_what_is_to_be_written() {
             let mut hello = [0; 5];
             peer.read_exact(&mut hello).unwrap();
             assert_eq!(&hello, b"hello");
-            // Until the child has what it waits for, and ends.
+            // Until the child has got its report, and ends.
             while peer.write_all(b"pressure").is_ok() {
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
         let environment = [(WATCH, socket.0.as_str()), (WRITE, "aGVsbG8=")];
         let result = run_child(this_test!(), &environment, || unreachable!("see above"));
-        // Where the child never came, the thread above waits for somebody.
+        // If the child never came, the thread above still waits for a peer.
         over.store(true, Ordering::SeqCst);
         let _ = std::os::unix::net::UnixStream::connect(&socket.0);
         assert!(result.finished(), "{}\n{}", result.status, result.output);
@@ -133,7 +134,7 @@ fn dev_null_turns_it_off_and_what_cannot_be_opened_is_passed_over() {
         result.output.contains("listens: true")
     };
     assert!(!listens(&[(WATCH, "/dev/null")]));
-    // Without PSI and a memory cgroup there is nothing to listen to.
+    // Without PSI and a memory cgroup there is no source.
     let without = listens(&[]);
     assert_eq!(listens(&[(WATCH, "/nonexistent/pressure")]), without);
     assert_eq!(listens(&[(WATCH, "relative")]), without);
@@ -149,7 +150,7 @@ fn by_the_kernel() {
         volatile::configure(volatile::Settings::default().with_offer_after(Duration::ZERO));
         let mut object = Volatile::new(160 << 20).unwrap();
         object.pin_mut().unwrap().fill(7);
-        // The competitor is fast, and the thread that offers may have to wait for a processor.
+        // The competitor is fast, and the offering thread may have to wait for a processor.
         while tenure::stats().offered_bytes < 160 << 20 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -183,7 +184,7 @@ fn a_call_may_end_the_calls_and_a_child_has_none() {
         let (told, _) = counted();
         fifo.write_all(b"pressure").unwrap();
         wait_for(&ended, 1);
-        // SAFETY: the child only drops what it has, asks anew, and ends.
+        // SAFETY: the child only drops its value, registers again, and ends.
         match unsafe { libc::fork() } {
             0 => {
                 drop(told);

@@ -1,5 +1,5 @@
-//! Fork handlers of the program's own, registered before it uses tenure, which use tenure: the program's
-//! allocator is tenure's pool.
+//! Fork handlers of the program itself, registered before its first use of tenure, which use
+//! tenure: the program's allocator is tenure's pool.
 
 mod promise_kit;
 use promise_kit::*;

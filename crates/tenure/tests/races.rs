@@ -1,4 +1,4 @@
-//! Threads that mark and unmark the same memory, while it is offered, purged, split and merged.
+//! Threads that mark and unmark the same memory while it is offered, purged, split and merged.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -37,8 +37,8 @@ fn overlapping_calls_from_many_threads_lose_nothing() {
                         let a = random.below(pages);
                         let len = 1 + random.below((pages - a).min(40));
                         let at = (base + a * PAGE) as *mut u8;
-                        // SAFETY: inside the mapping, which outlives the threads; nothing is
-                        // discarded, so nobody touches a missing page.
+                        // SAFETY: inside the mapping, which outlives the threads. Nothing is
+                        // discarded, so no thread touches a missing page.
                         unsafe {
                             match random.below(8) {
                                 0..=3 => volatile::mark(at, len * PAGE).unwrap(),
@@ -53,8 +53,8 @@ fn overlapping_calls_from_many_threads_lose_nothing() {
                     }
                 });
             }
-            // Objects come and go meanwhile, so that nodes are reused across kinds; theirs are
-            // purged, and must hear of it.
+            // Objects come and go meanwhile, so that numbers are reused across kinds. Theirs are
+            // purged, and their pins must report it.
             let mut object_checks = 0;
             let start = Instant::now();
             while start.elapsed() < Duration::from_secs(sweep(1, 4)) {
@@ -82,8 +82,8 @@ fn overlapping_calls_from_many_threads_lose_nothing() {
     assert!(result.finished(), "{}", result.status);
 }
 
-/// A mark looks at the map more than once before it changes anything, and the ranges come and go between the looks.
-/// Few pages and many forgets: each look finds another shape.
+/// A mark looks at the map more than once before it changes anything, and the ranges change between
+/// the looks. Few pages and many forgets: each look finds another shape.
 #[test]
 fn a_mark_beside_forgets_has_a_number_for_each_cut() {
     let result = run_child(this_test!(), &[], || {
@@ -99,7 +99,8 @@ fn a_mark_beside_forgets_has_a_number_for_each_cut() {
                     while start.elapsed() < Duration::from_secs(sweep(1, 3)) {
                         let a = random.below(pages);
                         let (at, len) = ((base + a * PAGE) as *mut u8, 1 + random.below(pages - a));
-                        // SAFETY: inside the mapping, which outlives the threads; nobody touches it meanwhile.
+                        // SAFETY: inside the mapping, which outlives the threads; no thread touches
+                        // it meanwhile.
                         unsafe {
                             match random.below(3) {
                                 0 => volatile::forget(at, len * PAGE).unwrap(),
@@ -133,7 +134,7 @@ fn a_buffer_pinned_by_many_threads_under_a_hasty_keeper() {
                 scope.spawn(|| {
                     let start = Instant::now();
                     let mut pins = 0u64;
-                    // The watchdog ends what never gets there.
+                    // The watchdog ends a test that never gets there.
                     let enough = || tenure::stats().total.revivals > 10;
                     while start.elapsed() < Duration::from_secs(sweep(1, 2)) || !enough() {
                         let guard = object.pin().unwrap();
@@ -152,8 +153,8 @@ fn a_buffer_pinned_by_many_threads_under_a_hasty_keeper() {
     assert!(result.finished(), "{}\n{}", result.status, result.output);
 }
 
-/// What another thread has marked since is not forgotten: its pages would stay watched, and no unmark would
-/// take them back.
+/// A range that another thread has marked since is not forgotten: its pages would stay watched, and
+/// no unmark would take them back.
 #[test]
 fn a_forget_beside_a_mark_leaves_no_page_that_cannot_be_touched() {
     let result = run_child(this_test!(), &[], || {
@@ -168,8 +169,8 @@ fn a_forget_beside_a_mark_leaves_no_page_that_cannot_be_touched() {
                     scope.spawn(move || {
                         let at = (base + thread * 4 * PAGE) as *mut u8;
                         for _ in 0..20 {
-                            // SAFETY: inside the mapping, which outlives the threads; nobody touches it
-                            // meanwhile.
+                            // SAFETY: inside the mapping, which outlives the threads; no thread
+                            // touches it meanwhile.
                             unsafe {
                                 volatile::mark(at, 8 * PAGE).unwrap();
                                 let _ = volatile::purge_now(at, 4 * PAGE);
@@ -178,7 +179,7 @@ fn a_forget_beside_a_mark_leaves_no_page_that_cannot_be_touched() {
                     });
                 }
                 for _ in 0..200 {
-                    // SAFETY: inside the mapping, which outlives the threads. Nobody touches it
+                    // SAFETY: inside the mapping, which outlives the threads. No thread touches it
                     // meanwhile.
                     unsafe { volatile::forget(base as *mut u8, pages * PAGE).unwrap() };
                 }
@@ -191,8 +192,8 @@ fn a_forget_beside_a_mark_leaves_no_page_that_cannot_be_touched() {
     assert!(result.finished(), "{}\n{}", result.status, result.output);
 }
 
-/// A range is cut between the moment when all pages are there and the look at what was lost: the part that was cut
-/// off takes its losses along, and the unmark looks at it, too.
+/// A range is cut between the moment when all pages are there and the look at the losses. The part
+/// that was cut off keeps its losses, and the unmark looks at it, too.
 #[test]
 fn a_mark_beside_an_unmark_takes_no_loss_away() {
     let result = run_child(this_test!(), &[], || {
@@ -210,7 +211,7 @@ fn a_mark_beside_an_unmark_takes_no_loss_away() {
                 // SAFETY: inside the mapping, which lives on.
                 unsafe { volatile::mark_with_priority(at, each * PAGE, priority).unwrap() };
             }
-            // SAFETY: inside the mapping, which lives on. Nobody touches a page before it is
+            // SAFETY: inside the mapping, which stays. No thread touches a page before it is
             // unmarked.
             let _ = unsafe { volatile::purge_now(base as *mut u8, len) };
             let wait = took * random.below(64) as u32 / 64;
@@ -221,12 +222,12 @@ fn a_mark_beside_an_unmark_takes_no_loss_away() {
                     while begin.elapsed() < wait {
                         std::hint::spin_loop();
                     }
-                    // SAFETY: inside the mapping, which lives on. Nobody touches this page before
+                    // SAFETY: inside the mapping, which stays. No thread touches this page before
                     // it is unmarked.
                     unsafe { volatile::mark((last + PAGE) as *mut u8, PAGE).unwrap() };
                 });
                 let begin = Instant::now();
-                // SAFETY: inside the mapping, which lives on. Nobody touches a page before it is
+                // SAFETY: inside the mapping, which stays. No thread touches a page before it is
                 // unmarked.
                 let _ = unsafe {
                     volatile::unmark_with_map(base as *mut u8, len, |gone| {

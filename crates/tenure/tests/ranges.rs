@@ -1,4 +1,4 @@
-//! Raw ranges: with everything that this kernel offers, and again with parts of it refused.
+//! Raw ranges: with all features of this kernel, and again with parts of it refused.
 
 #[path = "suite/refused.rs"]
 mod refused;

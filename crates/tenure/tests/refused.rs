@@ -1,4 +1,5 @@
-//! Where `MADV_FREE` is refused nothing can be volatile, and every call says so. An error names the call that was refused.
+//! If `MADV_FREE` is refused, nothing can be volatile, and every call returns an error that names
+//! the refused call.
 
 use tenure::shared::{ashmem, SharedVolatile};
 use tenure::volatile;
@@ -13,7 +14,7 @@ fn without_madv_free_every_call_says_so() {
         filter.install_this_thread().expect("a seccomp filter needs no rights");
         let mut map = Mapping::anonymous(1 << 20).unwrap();
         map.as_mut_slice().fill(3);
-        // SAFETY: nothing is marked by a call that fails.
+        // SAFETY: a failed call marks nothing.
         let marked = unsafe { volatile::mark(map.as_mut_ptr(), 1 << 20) };
         let errors = [
             marked.unwrap_err(),
@@ -26,7 +27,7 @@ fn without_madv_free_every_call_says_so() {
             assert!(error.to_string().contains("MADV_FREE"), "{error}");
         }
         assert!(map.as_slice().iter().all(|b| *b == 3));
-        // Which tenure discards itself.
+        // tenure discards shared memory itself.
         let shared = SharedVolatile::new(1 << 20).unwrap();
         drop(shared);
         let findings = tenure::capabilities().findings();
@@ -45,14 +46,14 @@ fn a_purge_names_the_call_that_was_refused() {
         // SAFETY: the mapping stays, and is not read while it is marked.
         unsafe { volatile::mark(map.as_mut_ptr(), 1 << 20) }.unwrap();
         refuse(Call::Madvise(libc::MADV_PAGEOUT));
-        // SAFETY: marked above.
+        // SAFETY: the range was marked just before, and its contents may go.
         let purged = unsafe { volatile::purge_now(map.as_mut_ptr(), 1 << 20) };
         for error in [purged.unwrap_err(), buffer.purge_now().unwrap_err()] {
             assert_eq!(error.errno(), libc::EPERM, "{error}");
             assert!(error.to_string().contains("madvise(MADV_PAGEOUT) failed"), "{error}");
         }
         refuse(Call::Madvise(libc::MADV_FREE));
-        // SAFETY: as above.
+        // SAFETY: the range is still marked, and its contents may go.
         let purged = unsafe { volatile::purge_now(map.as_mut_ptr(), 1 << 20) };
         let error = purged.unwrap_err().to_string();
         assert!(error.contains("madvise(MADV_FREE) failed"), "{error}");
@@ -79,7 +80,7 @@ fn shared_memory_names_the_call_that_was_refused() {
     assert!(result.finished(), "{}\n{}", result.status, result.output);
 }
 
-/// In all threads: the background thread makes the calls.
+/// In all threads, because the background thread makes the calls.
 fn refuse(call: Call) {
     Filter::new()
         .refuse(call, Errno::PERM)

@@ -1,4 +1,5 @@
-//! Memory that was taken back is the program's: what failed on the way leaves no trace in the kernel.
+//! Memory that was taken back belongs to the program: failures on the way leave no trace in the
+//! kernel.
 
 mod promise_kit;
 
@@ -7,7 +8,7 @@ use tenure::volatile;
 use tenure::Outcome;
 use tenure_testkit::{pages, skip, this_test};
 
-/// Has the kernel refuse to split one more mapping.
+/// Makes so many mappings that the kernel refuses to split one more.
 fn as_many_mappings_as_there_may_be() -> bool {
     let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
     let limit: usize = limit.trim().parse().unwrap_or(usize::MAX);
@@ -30,7 +31,7 @@ fn an_offer_that_the_kernel_refuses_half_way_leaves_nothing_watched() {
         let p = at as *mut u8;
         // SAFETY: this test's mapping, which lives on.
         unsafe {
-            // Two mappings to the kernel, as their advice differs.
+            // For the kernel two mappings, because their advice differs.
             libc::madvise((at + half) as *mut _, half, libc::MADV_HUGEPAGE);
             std::ptr::write_bytes(p, 7, 2 * half);
             volatile::mark(p, PAGE).unwrap();
@@ -40,7 +41,7 @@ fn an_offer_that_the_kernel_refuses_half_way_leaves_nothing_watched() {
         if !as_many_mappings_as_there_may_be() {
             skip!("vm.max_map_count is too large to be reached here");
         }
-        // SAFETY: this test's mapping, which lives on: all of the first range and a part of the
+        // SAFETY: this test's mapping, which stays: all of the first range and a part of the
         // second, which would have to be split.
         unsafe {
             let len = half + 8 * PAGE;
@@ -50,7 +51,7 @@ fn an_offer_that_the_kernel_refuses_half_way_leaves_nothing_watched() {
             assert_eq!(volatile::unmark(p, len), Ok(Outcome::Intact));
             assert!(std::slice::from_raw_parts(p, len).iter().all(|b| *b == 7));
             let watched = pages::smaps_over(at, len).iter().any(|map| map.has_flag("um"));
-            // The program's own business with its own memory.
+            // The program's own call on its own memory.
             libc::madvise(p.cast(), PAGE, libc::MADV_DONTNEED);
             assert_eq!(peek(at), Some(0), "touching it would raise SIGBUS (watched: {watched})");
         }

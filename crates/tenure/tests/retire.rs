@@ -1,4 +1,4 @@
-//! Retiring: what is gone at once, what follows, and by which way each kind of mapping goes.
+//! Retiring: the immediate effect, the later one, and the method for each kind of mapping.
 
 mod retire_kit;
 
@@ -12,7 +12,7 @@ use tenure_testkit::{in_child, pages, skip, this_test};
 
 const LEN: usize = 64 * MIB;
 
-/// Makes one of a kind; says why it cannot.
+/// Makes a mapping of a kind, or returns the reason why it cannot.
 type Make = fn() -> Result<usize, String>;
 
 fn goes(make: Make, expected: Way) -> Result<(), String> {
@@ -25,8 +25,8 @@ fn goes(make: Make, expected: Way) -> Result<(), String> {
         drain();
         Ok((before, Counts::now()))
     };
-    // A leak shows in every round; what is allocated at the first use, and a thread of the keeper's that
-    // starts late (its stacks are four mappings), in one.
+    // A leak shows in every round. Allocations of the first use, and a thread of the worker's that
+    // starts late (its stacks are four mappings), show in one.
     for _ in 0..5 {
         let (before, after) = round()?;
         if before.agrees(&after) {
@@ -37,7 +37,7 @@ fn goes(make: Make, expected: Way) -> Result<(), String> {
     panic!("something of each round stays");
 }
 
-/// What must be as before once the memory is back.
+/// The state that must be as before once the memory is back.
 #[derive(Debug)]
 struct Counts {
     resident: u64,
@@ -141,14 +141,14 @@ kinds! {
     not_for_children, Way::Moved, || advised(libc::MADV_DONTFORK);
     mergeable, Way::Moved, || advised(libc::MADV_MERGEABLE);
     locked_in_full, Way::InSlices, || {
-        // SAFETY: asks for the effective user.
+        // SAFETY: returns the effective user.
         if unsafe { libc::geteuid() } != 0 {
             return Err("a limit on locked memory holds for ordinary users".into());
         }
         locked(false)
     };
     locked_on_fault, Way::InSlices, || {
-        // SAFETY: asks for the effective user, and cannot fail.
+        // SAFETY: returns the effective user, and cannot fail.
         if unsafe { libc::geteuid() } != 0 {
             return Err("a limit on locked memory holds for ordinary users".into());
         }
@@ -198,7 +198,7 @@ fn mappings_of_tenure_go_when_they_are_dropped() {
         let total = tenure::stats().total;
         assert_eq!(total.torn_down_bytes, total.retired_moved_bytes);
         assert!(pages::rss() < 40 * MIB as u64, "{}", pages::rss());
-        // Below the threshold nothing is moved, and `retire` does so at any size.
+        // Below the threshold nothing is moved; `retire` moves at any size.
         retire::configure(Settings::default());
         drop(Mapping::anonymous(MIB).unwrap());
         assert_eq!(tenure::stats().total.retired_moved_bytes, total.retired_moved_bytes);
@@ -287,7 +287,7 @@ fn what_munmap_refuses_stays_as_it_is() {
         assert_eq!(unmap(at, 1 << 62), Err(libc::EINVAL));
         assert!(same());
         const MSEAL: i64 = 462;
-        // SAFETY: seals a mapping of ours, in the middle of the range.
+        // SAFETY: seals a mapping of this test's own, in the middle of the range.
         let sealed = unsafe { libc::syscall(MSEAL, at + LEN, LEN, 0) } == 0;
         if !sealed {
             skip!("no mseal before Linux 6.10");
@@ -341,7 +341,7 @@ fn holes_parts_and_many_mappings_go_like_munmap() {
     in_child(this_test!(), &[], || {
         ready();
         let at = written(8 * LEN);
-        // SAFETY: parts of a mapping of ours.
+        // SAFETY: parts of a mapping of this test's own.
         unsafe {
             libc::munmap((at + LEN) as *mut _, LEN);
             libc::munmap((at + 4 * LEN + 5 * PAGE) as *mut _, 3 * PAGE);
@@ -358,7 +358,7 @@ fn holes_parts_and_many_mappings_go_like_munmap() {
             // SAFETY: the word is aligned, and its page was not retired.
             assert_eq!(unsafe { (page as *const u64).read() }, page as u64);
         }
-        // Nothing at all is no error.
+        // An empty range is no error.
         assert_eq!(unmap(from, len), Ok(Way::Plain));
         drain();
     });
@@ -423,7 +423,7 @@ fn marked_memory_is_forgotten_and_offers_find_nothing() {
             assert_eq!(unmap(at, LEN), Ok(Way::Moved));
             assert_eq!(tenure::stats().ranges, 0);
             assert!(!volatile::is_volatile(at as *const u8, LEN));
-            // The next mapping there is ordinary memory: nobody offers it.
+            // The next mapping there is ordinary memory, which is not offered.
             // SAFETY: MAP_FIXED_NOREPLACE maps only if the place is free.
             let next = unsafe {
                 let flags = PRIVATE | libc::MAP_FIXED_NOREPLACE;
@@ -446,7 +446,7 @@ fn the_keeper_of_a_retire_serves_volatile_memory_too() {
         ready();
         assert_eq!(unmap(written(LEN), LEN), Ok(Way::Moved));
         drain();
-        // A program that closes what it does not know.
+        // As a program that closes unknown descriptors.
         // SAFETY: closes descriptors; the test prints to 1 and 2 only.
         unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
         let at = written(LEN);

@@ -50,7 +50,7 @@ fn it_allocates_nothing_and_keeps_errno() {
         let check = |way: Way, several: Way| {
             let (at, hole) = (written(LEN), written(LEN));
             // Parts, a hole, and an error as well.
-            // SAFETY: parts of mappings of ours; the thread's errno.
+            // SAFETY: parts of mappings of this test's own; the thread's errno.
             unsafe {
                 libc::mprotect((hole + MIB) as *mut _, MIB, libc::PROT_READ);
                 libc::munmap((hole + 2 * MIB) as *mut _, MIB);
@@ -67,7 +67,7 @@ fn it_allocates_nothing_and_keeps_errno() {
         let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
         let before = threads();
         assert!(!retire::wants_keeper());
-        // Where mappings can be sealed (from 6.10 on), how a seal is told is found out by `prepare`.
+        // If mappings can be sealed (from 6.10 on), `prepare` finds out how a seal is recognised.
         check(Way::InSlices, if mappings_can_be_sealed() { Way::Plain } else { Way::InSlices });
         assert_eq!(threads(), before, "a thread was created");
         assert!(retire::wants_keeper());
@@ -89,10 +89,11 @@ fn a_child_has_none_of_what_waits_and_can_retire_itself() {
             let (at, child_has) = (written(4 * LEN), written(LEN));
             assert_eq!(unmap(at, 4 * LEN), Ok(Way::Moved));
             let code = forked(|| {
-                // Neither in the books nor in the address space.
+                // Neither in the counts nor in the address space.
                 let pending = retire::pending();
                 let large = std::fs::read_to_string("/proc/self/maps").unwrap();
-                // Writable: the C library reserves 64 MiB without access for each thread's heap.
+                // Only writable ones: the C library reserves 64 MiB without access for each
+                // thread's heap.
                 let sizes = large.lines().filter(|line| line.contains(" rw")).map(|line| {
                     let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
                     let hex = |text| usize::from_str_radix(text, 16).unwrap();
@@ -103,7 +104,7 @@ fn a_child_has_none_of_what_waits_and_can_retire_itself() {
                     eprintln!("{pending:?}, {hidden}: {large}");
                     return 1;
                 }
-                // Without a keeper of its own: in slices. With one: the quick way.
+                // Without a worker of its own: in slices. With one: moved.
                 if unmap(written(LEN), LEN) != Ok(Way::InSlices) || !retire::wants_keeper() {
                     return 2;
                 }
@@ -164,7 +165,7 @@ fn forks_in_the_middle_of_everything() {
             .collect();
         for round in 0..sweep(50, 150) {
             let code = forked(|| {
-                // A part that a parent's thread had half moved would be here for good.
+                // A part that a thread of the parent had half moved would be here for good.
                 let text = std::fs::read_to_string("/proc/self/maps").unwrap();
                 let large = text.lines().filter(|line| line.contains("tenure: retired")).count();
                 let way = unmap(written(LEN), LEN);
@@ -236,7 +237,7 @@ fn everything_is_back_after_many_cycles() {
             let at = untouched(len);
             touch(at, len.min(64 * PAGE));
             if n % 5 == 0 {
-                // Refused for an ordinary user above the limit: the cycle is none the worse.
+                // Refused for an ordinary user above the limit, which does not harm the cycle.
                 // SAFETY: the range is a mapping of this test's own. A lock changes no contents.
                 unsafe { libc::syscall(libc::SYS_mlock2, at, len, 1) };
             }

@@ -1,4 +1,4 @@
-//! Statistics, and what `tenure doctor` and `tenure lock` find, as a serde format has them.
+//! Statistics, and the findings of `tenure doctor` and `tenure lock`, in a serde format.
 
 use serde_json::{json, to_value, Value};
 use tenure::lock::{account, explain, receipt};

@@ -1,8 +1,9 @@
-//! Files of shared memory that another process has overwritten, cut, made longer or sealed: opening one is an error, or
-//! gives an object that works. It never crashes and never hangs.
+//! Files of shared memory that another process has overwritten, cut, made longer or sealed: opening
+//! one is an error, or gives an object that works. It never crashes and never hangs.
 //!
-//! Two forms. Whole opens, with all calls on what was opened, are slow (50 us to some milliseconds). The check of a
-//! header alone is fast: [`ashmem::size`] reads the page of facts, and does the check that every open does. Together:
+//! Two forms. Whole opens, with all calls on the opened object, are slow (50 us to some
+//! milliseconds). The check of a header alone is fast: [`ashmem::size`] reads the page of facts,
+//! and does the check that every open does. Together:
 //!
 //!     TENURE_TESTS=whole cargo test -p tenure --test shared_hostile -- --nocapture
 
@@ -29,7 +30,7 @@ impl Random {
     }
 }
 
-/// A file as its maker left it, and where its records and facts begin.
+/// A file as its maker left it, and the offsets of its records and facts.
 struct Sample {
     bytes: Vec<u8>,
     head: usize,
@@ -61,7 +62,7 @@ impl Sample {
     }
 }
 
-/// Changes some bytes of records and facts, more often where something is.
+/// Changes some bytes of records and facts, more often nonzero ones.
 fn spoil(bytes: &mut [u8], head: usize, random: &mut Random) {
     let facts = bytes.len().saturating_sub(PAGE);
     for _ in 0..1 + random.below(6) {
@@ -94,7 +95,7 @@ fn make(bytes: &[u8], length: usize, seals: i32) -> OwnedFd {
         assert!(number >= 0);
         OwnedFd::from_raw_fd(number)
     };
-    // SAFETY: writes from a slice of ours to a file of ours.
+    // SAFETY: writes from a local slice to a file of this test's own.
     unsafe {
         let (number, from) = (fd.as_raw_fd(), bytes.as_ptr().cast());
         assert!(libc::write(number, from, bytes.len().min(length)) >= 0);
@@ -104,7 +105,8 @@ fn make(bytes: &[u8], length: usize, seals: i32) -> OwnedFd {
     fd
 }
 
-/// Every call on what was opened. Only errors that the documentation names may come. `is_whole`: the file has no holes.
+/// Makes every call on the opened object. Only documented errors may come. `is_whole`: the file has
+/// no holes.
 fn use_it(shared: &SharedVolatile, is_whole: bool, random: &mut Random) {
     let chunks = shared.chunks();
     assert!(chunks <= 1 << 10);
@@ -113,7 +115,7 @@ fn use_it(shared: &SharedVolatile, is_whole: bool, random: &mut Random) {
         let _ = shared.priority(chunk);
         if let Ok(Some(bytes)) = shared.read(chunk) {
             assert_eq!(bytes.len(), shared.chunk_size());
-            // A hole that somebody has called intact raises SIGBUS.
+            // A hole that a process has called intact raises SIGBUS.
             if is_whole {
                 std::hint::black_box(bytes[0]);
             }
@@ -165,9 +167,11 @@ fn whole(sample: &Sample, is_kept: bool, random: &mut Random) -> bool {
         return pinned.is_ok();
     }
     let opened = match random.below(4) {
-        // SAFETY: nobody else has the file, and what refers to its bytes ends before this function.
+        // SAFETY: no other code has the file, and all references to its bytes end before this
+        // function does.
         0 => unsafe { SharedVolatile::open_read_only(fd) },
-        // SAFETY: as above.
+        // SAFETY: no other code has the file, and all references to its bytes end before this
+        // function does.
         _ => unsafe { SharedVolatile::open(fd) },
     };
     let uses = |shared: SharedVolatile| {
@@ -178,7 +182,7 @@ fn whole(sample: &Sample, is_kept: bool, random: &mut Random) -> bool {
     opened.map(uses).is_ok()
 }
 
-/// As [`spoil`], in a file that is open here.
+/// Like [`spoil`], in a file that is open here.
 fn spoil_between_calls(shared: &SharedVolatile, head: usize, random: &mut Random) {
     let path = format!("/proc/self/fd/{}", shared.as_fd().as_raw_fd());
     let Ok(file) = std::fs::File::options().read(true).write(true).open(path) else { return };
@@ -191,14 +195,15 @@ fn spoil_between_calls(shared: &SharedVolatile, head: usize, random: &mut Random
     }
 }
 
-/// So that a hang ends the child, which fails the test.
+/// A hang ends the child, which fails the test.
 fn patience(seconds: u32) {
-    // SAFETY: asks for a signal.
+    // SAFETY: requests a signal.
     unsafe { libc::alarm(seconds) };
 }
 
-/// As many tries as a sweep has, or so many times as many: `TENURE_TRIES=20 TENURE_TESTS=whole cargo test -p tenure --test
-/// shared_hostile` makes 10 million headers and 200,000 whole files, in five minutes.
+/// Returns the tries of a sweep, or a multiple:
+/// `TENURE_TRIES=20 TENURE_TESTS=whole cargo test -p tenure --test shared_hostile` makes 10 million
+/// headers and 200,000 whole files, in five minutes.
 fn many(tries: u64) -> u64 {
     let times = std::env::var("TENURE_TRIES").ok().and_then(|times| times.parse::<u64>().ok());
     tries * times.unwrap_or(1)
@@ -224,7 +229,7 @@ fn a_hostile_file_is_an_error_or_works() {
     });
 }
 
-/// States that no living process has left: nobody would ever end them.
+/// States that no living process has left: no process would ever end them.
 #[test]
 fn a_state_of_no_process_ends() {
     in_child(this_test!(), &[], || {
@@ -233,11 +238,11 @@ fn a_state_of_no_process_ends() {
         let record = (sample.bytes.len() - PAGE - sample.head) / 64;
         assert!(record >= 8);
         for (state, errno) in [
-            (3_u64 | 2 << 16, None),           // made by a process that is not there
+            (3_u64 | 2 << 16, None),           // made by a process that does not exist
             (4 | 2 << 16, None),               // purged by one
-            (4, None),                         // by the slot that the opener is given
-            (3, None),                         // made by that
-            (3 | 9 << 16, Some(libc::EPROTO)), // by a slot that there is not
+            (4, None),                         // by the slot that the opener gets
+            (3, None),                         // made by that slot
+            (3 | 9 << 16, Some(libc::EPROTO)), // by a slot that does not exist
             (4 | 9 << 16, Some(libc::EPROTO)),
             (77, Some(libc::EPROTO)),
         ] {
@@ -246,7 +251,7 @@ fn a_state_of_no_process_ends() {
             let flags = bytes.len() - PAGE + 1024;
             bytes[flags..flags + 4].fill(0);
             let fd = make(&bytes, bytes.len(), libc::F_SEAL_SHRINK);
-            // SAFETY: nobody else has the file.
+            // SAFETY: no other code has the file.
             let shared = unsafe { SharedVolatile::open(fd) }.unwrap();
             let made = shared.get_or_make(0, |bytes| bytes.fill(5)).map(|bytes| bytes[0]);
             assert_eq!(made.map_err(|error| error.errno()).err(), errno, "{state:x}");
@@ -255,7 +260,8 @@ fn a_state_of_no_process_ends() {
     });
 }
 
-/// A caller that counts its pins itself may forget to end a making. Others would wait for ever.
+/// A caller that counts its pins itself may forget to end a making. Then others would wait for
+/// ever.
 #[test]
 fn a_chunk_whose_maker_has_no_pin_is_gone() {
     in_child(this_test!(), &[], || {
@@ -264,16 +270,17 @@ fn a_chunk_whose_maker_has_no_pin_is_gone() {
         let SharedPin::ToMake(maker) = shared.pin(0).unwrap() else { panic!() };
         std::mem::forget(maker);
         std::mem::forget(shared.pin(0).unwrap()); // it waits
-                                                  // SAFETY: both pins above were forgotten, and nothing refers to the bytes.
+                                                  // SAFETY: both pins above were forgotten, and
+                                                  // nothing refers to the bytes.
         assert!(unsafe { shared.unpin(0) }.unwrap());
         assert_eq!(shared.stats().making, 1);
-        // SAFETY: as above.
+        // SAFETY: both pins above were forgotten, and nothing refers to the bytes.
         assert!(unsafe { shared.unpin(0) }.unwrap());
-        // SAFETY: there is none.
+        // SAFETY: there is no pin, so nothing refers to the bytes by one.
         assert!(!unsafe { shared.unpin(0) }.unwrap());
         let SharedPin::ToMake(maker) = shared.pin(0).unwrap() else { panic!() };
         assert_eq!(maker.before(), tenure::shared::Before::HalfMade);
-        // No moment is so far away.
+        // A deadline beyond the end of time.
         let SharedPin::BeingMade(other) = shared.pin(0).unwrap() else { panic!() };
         std::thread::scope(|scope| {
             let waiter =
@@ -299,7 +306,7 @@ fn a_hostile_header_is_refused_or_fits_its_file() {
             patience(20);
             page.copy_from_slice(&sample.bytes[facts..]);
             spoil(&mut page, 0, &mut random);
-            // SAFETY: writes from an array of ours to a file of ours.
+            // SAFETY: writes from a local array to a file of this test's own.
             let written =
                 unsafe { libc::pwrite(fd.as_raw_fd(), page.as_ptr().cast(), 128, facts as i64) };
             assert_eq!(written, 128);

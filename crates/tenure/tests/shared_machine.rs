@@ -1,4 +1,5 @@
-//! Shared volatile memory under other settings of the machine: huge pages, swap. One test at a time.
+//! Shared volatile memory under other settings of the machine: huge pages, swap. One test at a
+//! time.
 
 #[macro_use]
 mod promise_kit;
@@ -10,10 +11,10 @@ use tenure::shared::SharedVolatile;
 use tenure_testkit::zram::ZramSwap;
 use tenure_testkit::{or_skip, this_test};
 
-/// The settings are the whole machine's.
+/// The settings belong to the whole machine.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// When shared memory gets huge pages, until it is dropped.
+/// The setting of huge pages for shared memory, until it is dropped.
 struct Setting(String);
 
 const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
@@ -37,7 +38,7 @@ impl Drop for Setting {
 
 /// KiB that the file has in memory.
 fn allocated(shared: &SharedVolatile) -> i64 {
-    // SAFETY: writes to a structure of ours.
+    // SAFETY: writes to a local structure.
     unsafe {
         let mut stat: libc::stat = std::mem::zeroed();
         assert_eq!(libc::fstat(shared.as_fd().as_raw_fd(), &mut stat), 0);
@@ -53,7 +54,7 @@ fn huge(at: *const u8) -> usize {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Reads a chunk's byte as the kernel sees it, where that is refused what is gone.
+/// Reads a chunk's byte through the kernel, which refuses a purged one.
 fn first_byte(shared: &SharedVolatile, chunk: usize) -> Option<u8> {
     peek(shared.as_ptr(chunk).unwrap() as usize)
 }
@@ -61,7 +62,7 @@ fn first_byte(shared: &SharedVolatile, chunk: usize) -> Option<u8> {
 fn with_setting(test: &str, word: &str, body: impl FnOnce()) {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let setting = or_skip!(Setting::set(word));
-    // This process sets it back, whatever becomes of the child.
+    // This process restores it, whatever happens to the child.
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| promised(test, body)));
     drop(setting);
     if let Err(panic) = done {
@@ -90,12 +91,13 @@ fn chunks_of_two_mebibytes_are_huge_pages_where_they_are_advised() {
     });
 }
 
-/// A huge page would be several chunks: touching the others would find zeros, and making one would take the memory of all.
+/// A huge page would cover several chunks: a touch of the others would find zeros, and making one
+/// would take the memory of all.
 fn small_chunks_have_small_pages(test: &str, word: &str) {
     with_setting(test, word, || {
         let chunk = 64 << 10;
         let shared = SharedVolatile::builder(4 << 20).chunk_size(chunk).build().unwrap();
-        shared.stats(); // has the records' pages made
+        shared.stats(); // makes the records' pages
         let before = allocated(&shared);
         shared.get_or_make(1, |bytes| bytes.fill(7)).unwrap();
         assert!(allocated(&shared) - before <= 64 + 8, "{} KiB", allocated(&shared) - before);

@@ -1,6 +1,6 @@
-//! SPECIFICATION.md names the tests that prove its promises. They exist, and each of them ran.
+//! SPECIFICATION.md names the tests that prove its promises. These exist, and each of them ran.
 //!
-//! That they ran is checked by CI after the suite, from what the suite has printed:
+//! CI checks after the suite that they ran, from the suite's output:
 //! `TENURE_SUITE_OUTPUT=FILE cargo test -p tenure --test specification -- --ignored --nocapture`.
 
 #[path = "specification_kit/promises.rs"]
@@ -58,7 +58,7 @@ fn each_test_that_is_named_ran() {
     assert!(missing.is_empty(), "{}", missing.join("\n"));
 }
 
-/// The checks find what they are there for.
+/// The checks find the mistakes for which they exist.
 mod mistakes_are_found {
     use super::*;
 

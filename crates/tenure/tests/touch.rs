@@ -1,4 +1,5 @@
-//! Touching purged pages, forks, closed descriptors: what a program does without asking first.
+//! Touches of purged pages, forks, closed descriptors: a program's actions without a call of
+//! tenure.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tenure::volatile::{self, Detection, Purged};
@@ -24,14 +25,14 @@ fn filled() -> Mapping {
     map
 }
 
-/// Has all of a marked range discarded: the kernel passes over a page that waits on another
-/// processor's list, and takes it the next time.
+/// Has all of a marked range discarded: the kernel skips a page that waits on another processor's
+/// list, and takes it the next time.
 ///
 /// # Safety
 /// The range is marked, and stays so.
 unsafe fn purge_all(at: *mut u8, len: usize) {
     let start = std::time::Instant::now();
-    // SAFETY: as the caller says.
+    // SAFETY: the caller promises that the range is marked, and stays so.
     while unsafe { volatile::purge_now(at, len) } != Ok(len) {
         assert!(start.elapsed().as_secs() < 10, "the kernel does not take it all");
         std::thread::sleep(std::time::Duration::from_millis(5));
@@ -118,7 +119,7 @@ fn a_handler_regenerates_and_the_one_before_gets_the_rest() {
         purge_some(&mut map);
         assert_eq!((read(&map, 9), read(&map, 3), read(&map, 20)), (99, 4, 21));
         assert_eq!(TOUCHED.load(Ordering::SeqCst), 1);
-        // A file that shrank is not ours: the earlier handler gets it.
+        // tenure does not handle a file that shrank: the earlier handler gets the signal.
         let file = Mapping::memfd("shrinks", PAGE).unwrap();
         let fd = std::fs::read_dir("/proc/self/fd").unwrap().count();
         assert!(fd > 0);
@@ -149,7 +150,7 @@ fn a_system_call_on_a_purged_page_fails_with_efault() {
     let null = std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap();
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     drop(null);
-    // SAFETY: the kernel reads from the range and reports what it cannot read.
+    // SAFETY: the kernel reads from the range, and returns an error for a page that it cannot read.
     let wrote = unsafe {
         use std::os::fd::AsRawFd;
         libc::write(writer.as_raw_fd(), map.as_ptr().add(9 * PAGE).cast(), 16)
@@ -161,7 +162,7 @@ fn a_system_call_on_a_purged_page_fails_with_efault() {
     unsafe { volatile::forget(map.as_mut_ptr(), LEN).unwrap() };
 }
 
-/// Runs `body` in a forked child; answers its wait status.
+/// Runs `body` in a forked child. Returns its wait status.
 fn fork(body: impl FnOnce()) -> i32 {
     // SAFETY: the child runs the body and ends without unwinding into the parent's code.
     match unsafe { libc::fork() } {
@@ -205,7 +206,7 @@ fn a_child_has_the_same_marks_and_the_same_promise() {
             let status = fork(|| assert_ne!(read(&map, 10), 1));
             assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS);
         }
-        // The child marks, offers and purges on its own, with its own keeper.
+        // The child marks, offers and purges by itself, with its own worker.
         let status = fork(|| {
             verify_in_child(&mut map);
             map.as_mut_slice().fill(5);
@@ -218,7 +219,7 @@ fn a_child_has_the_same_marks_and_the_same_promise() {
             }
         });
         assert_eq!(status, 0);
-        // The parent's pages are as they were.
+        // The parent's pages are unchanged.
         verify_in_child(&mut map);
     });
     succeeded(&result);
@@ -230,7 +231,7 @@ fn shared_pages_wait_until_the_child_is_gone() {
         let mut map = filled();
         let p = map.as_mut_ptr();
         let (reader, writer) = rustix::pipe::pipe().unwrap();
-        // Something must be known for fork to be watched.
+        // A range must be known for fork to be watched.
         let _small = Volatile::new(PAGE).unwrap();
         // SAFETY: the child only waits and exits.
         let pid = unsafe { libc::fork() };
@@ -254,18 +255,18 @@ fn shared_pages_wait_until_the_child_is_gone() {
     succeeded(&result);
 }
 
-/// Before 6.7 the page map shows the zero page as it shows a fork's page.
+/// Before 6.7 the page map shows the zero page like a page that a fork shares.
 #[test]
 fn pages_that_were_only_read_are_offered_after_a_fork() {
     let result = run_child(this_test!(), &[], || {
-        // Something must be known for fork to be watched.
+        // A range must be known for fork to be watched.
         let _small = Volatile::new(PAGE).unwrap();
         let mut map = Mapping::anonymous_with(LEN, PageSize::Base).unwrap();
         map.as_mut_slice()[..LEN / 2].fill(7);
         assert!(map.as_slice()[LEN / 2..].iter().all(|b| *b == 0));
         for _ in 0..3 {
             assert_eq!(fork(|| ()), 0);
-            // Written again, so that these pages are the parent's own.
+            // Written again, so that only the parent has these pages.
             map.as_mut_slice()[..LEN / 2].fill(7);
             // SAFETY: inside the mapping.
             unsafe {
@@ -286,7 +287,7 @@ fn a_raw_clone_that_missed_the_handlers_is_noticed() {
     let result = run_child(this_test!(), &[], || {
         let mut map = filled();
         purge_some(&mut map);
-        // SAFETY: a plain fork by another name; the child checks and exits.
+        // SAFETY: a fork by a raw system call; the child checks and exits.
         let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
         if pid == 0 {
             let mut gone = 0;
@@ -294,7 +295,7 @@ fn a_raw_clone_that_missed_the_handlers_is_noticed() {
             let outcome = unsafe {
                 volatile::unmark_with_map(map.as_mut_ptr(), LEN, |e| gone += e.len()).unwrap()
             };
-            // Everything may be reported; what was purged must be.
+            // Everything may be reported; purged pages must be.
             let right = outcome == Outcome::Purged && gone >= 8 * PAGE;
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(i32::from(!right)) }
@@ -314,13 +315,13 @@ fn a_program_that_closes_every_descriptor_loses_nothing() {
     let result = run_child(this_test!(), &[], || {
         let mut map = filled();
         purge_some(&mut map);
-        // SAFETY: what daemons do; the standard streams stay.
+        // SAFETY: closes descriptors as daemons do; the standard streams stay.
         unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
         verify_in_child(&mut map);
         map.as_mut_slice().fill(5);
         purge_some(&mut map);
-        // In a child that closes them before it uses tenure nobody held a copy: there everything
-        // that was offered counts as purged, rather than being taken for intact.
+        // In a child that closes them before it uses tenure, no thread held a copy: there all
+        // offered memory counts as purged, rather than as intact.
         let status = fork(|| {
             // SAFETY: the call takes numbers only. The child uses no descriptor of the parent's
             // from here on, and ends soon.

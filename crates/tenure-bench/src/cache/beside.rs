@@ -1,4 +1,5 @@
-//! Requests in one process, beside a neighbour whose need for memory comes in pulses, in one memory cgroup.
+//! Requests in one process, beside a neighbour whose need for memory comes in pulses, in one memory
+//! cgroup.
 
 #![cfg_attr(not(feature = "peers"), allow(dead_code, reason = "only peers have a size"))]
 
@@ -14,20 +15,22 @@ use std::time::{Duration, Instant};
 use tenure_measure::{Competitor, MemoryCgroup};
 
 pub(super) const VALUE: usize = 16 << 10;
-/// What it takes to make a value, at least: a question to a database, for which the thread waits.
+/// The least time to make a value: a question to a database, for which the thread waits.
 const MAKING: Duration = Duration::from_micros(200);
 const THREADS: usize = 2;
-/// What the process takes beside its cache: itself, and what an allocator loses between values.
+/// The memory of the process beside its cache: the process itself, and an allocator's loss between
+/// values.
 const PROCESS: u64 = 16 << 20;
 
-/// How the neighbour's need rises: in steps, as a job that starts its workers one by one.
+/// The neighbour's need rises in so many steps, like that of a job that starts its workers one by
+/// one.
 const STEPS: u64 = 4;
 
-/// What there is to share.
+/// The memory that is shared.
 #[derive(Clone, Copy)]
 pub(super) struct Setting {
     pub limit: u64,
-    /// What the neighbour needs at most.
+    /// The most that the neighbour needs.
     pub need: u64,
     /// Of all caches together.
     pub keys: usize,
@@ -50,7 +53,7 @@ impl Setting {
         self.time / 200
     }
 
-    /// How long it holds all, and then nothing: 400 ms in full.
+    /// How long it holds all of it, and then nothing: 400 ms in full.
     fn hold_time(self) -> Duration {
         self.time / 25
     }
@@ -66,7 +69,7 @@ impl Setting {
     }
 }
 
-/// What the process with the caches did.
+/// The result of the process with the caches.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Served {
     pub answers: u64,
@@ -78,7 +81,7 @@ pub(super) struct Served {
     pub seconds: f64,
 }
 
-/// What came of it.
+/// The result of a measurement.
 pub(super) struct Outcome {
     /// `None`: it was killed.
     pub served: Option<Served>,
@@ -98,11 +101,12 @@ impl Looks<'_> {
     }
 }
 
-/// Has a process of its own serve requests from the caches that `open` makes there, while the neighbour's need rises and
-/// falls. `poll` runs there as well, on a thread of its own, until it is told to stop.
+/// Has a process of its own serve requests from the caches that `open` makes there, while the
+/// neighbour's need rises and falls. `poll` also runs there, on a thread of its own, until its stop
+/// flag is set.
 ///
 /// # Errors
-/// `Unsupported` where there can be no memory cgroup.
+/// `Unsupported` if no memory cgroup can be made.
 pub(super) fn run<C: Sync>(
     setting: Setting,
     open: impl Fn() -> io::Result<C>,
@@ -132,7 +136,8 @@ pub(super) fn run<C: Sync>(
     }
 }
 
-/// Has the neighbour's need rise and fall until the time is over. Returns its longest wait for a step; `None`: it died.
+/// Lets the neighbour's need rise and fall until the time is over. Returns its longest wait for a
+/// step; `None`: it died.
 fn pulses(setting: Setting, neighbour: &mut Competitor) -> Option<Duration> {
     let until = Instant::now() + setting.time;
     let mut longest = Duration::ZERO;
@@ -181,7 +186,7 @@ fn serve(
     Ok(all)
 }
 
-/// Answers requests, of each cache in turn, until the time is over.
+/// Serves requests, of each cache in turn, until the time is over.
 fn answer(
     setting: Setting,
     stores: &[&dyn Store],
@@ -201,7 +206,7 @@ fn answer(
             None => {
                 thread::sleep(MAKING);
                 stamp(&mut value, key);
-                // One that has no room for it has answered all the same.
+                // A cache without room for it has still served the request.
                 let _ = stores[number].write(key, &value);
                 served.misses[number] += 1;
                 let again = made[number][key as usize].swap(true, Ordering::Relaxed);

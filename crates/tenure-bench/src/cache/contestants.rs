@@ -1,4 +1,4 @@
-//! The caches that are compared.
+//! The compared caches.
 
 use super::ours;
 #[cfg(feature = "peers")]
@@ -7,10 +7,10 @@ use super::store::Store;
 use crate::harness::Role;
 use std::io;
 
-/// A cache under test, its name and what it is to us.
+/// A cache under test, its name and its role.
 pub(super) type Named = (&'static str, Role, Box<dyn Store>);
 
-/// Makes one's contestant anew.
+/// Makes a new contestant.
 pub(super) type Maker = fn(values: usize, value_len: usize) -> io::Result<Box<dyn Store>>;
 
 /// tenure's first, then the peers.
@@ -43,7 +43,7 @@ mod tests {
             assert_eq!(store.read_each(&[100]), Tally { misses: 1, wrong: 0 }, "{name}");
             let mixed = store.mix_each(&keys, &mut value).unwrap();
             assert_eq!(mixed, Tally::default(), "{name}");
-            // What the check is worth: another key's value under this one is seen.
+            // Proves the check: it notices another key's value under this key.
             stamp(&mut value, 5);
             store.write(6, &value).unwrap();
             assert_eq!(store.read_each(&[5, 6]), Tally { misses: 0, wrong: 1 }, "{name}");

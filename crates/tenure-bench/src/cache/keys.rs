@@ -1,14 +1,14 @@
-//! Which keys are asked for.
+//! The sequence of requested keys.
 
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};
 
-/// How often each key is asked for.
+/// How often each key is requested.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Pattern {
-    /// Each as often as the others: the processor's caches help nobody.
+    /// Each as often as the others, so the processor's caches do not help.
     Uniform,
     /// The n-th most popular n^-0.99 as often as the first, as in YCSB.
     Zipf,
@@ -22,15 +22,16 @@ impl Pattern {
         }
     }
 
-    /// `count` keys below `keys`, the same for the same seed, so that all contestants are asked for
-    /// the same keys in the same order.
+    /// Returns `count` keys below `keys`, equal for equal seeds, so that all contestants get one
+    /// sequence of keys.
     pub fn sequence(self, keys: usize, count: usize, seed: u64) -> Vec<u64> {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
         match self {
             Pattern::Uniform => (0..count).map(|_| random.random_range(0..keys as u64)).collect(),
             Pattern::Zipf => {
                 // Popularity must not follow the order of insertion, or popular values would be
-                // neighbours in memory. One order for all threads: they share their favourites.
+                // neighbours in memory. There is one order for all threads: they share their
+                // favourites.
                 let mut by_rank: Vec<u64> = (0..keys as u64).collect();
                 by_rank.shuffle(&mut Xoshiro256PlusPlus::seed_from_u64(0));
                 let zipf = Zipf::new(keys as f64, 0.99).expect("at least one key");

@@ -1,4 +1,4 @@
-//! What a cache takes beyond its values' bytes.
+//! The memory of a cache beyond its values' bytes.
 
 use super::contestants::{Maker, MAKERS};
 use super::store::{blank, Store};
@@ -12,7 +12,7 @@ const VALUE_LEN: usize = 4 << 10;
 const GOAL: f64 = VALUE_LEN as f64 / 100.0;
 
 /// Bytes beyond the values' own, per value of 4 KiB: the growth of the process's resident memory
-/// (so that allocator rounding, unfilled segments and tables all count) and, where a cache has one,
+/// (so that allocator rounding, unfilled segments and tables all count) and, if a cache has one,
 /// its own count.
 pub(super) fn per_value(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     let values = options.size(50_000, 10_000);

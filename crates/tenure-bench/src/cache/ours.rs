@@ -12,7 +12,7 @@ impl Ours {
     }
 }
 
-/// Two caches of which a miss costs so much; `None`: nobody says how much.
+/// Two caches whose misses cost so much; `None`: no costs are set.
 pub(super) fn two(costs: Option<[Duration; 2]>) -> io::Result<[Ours; 2]> {
     let cache = |number: usize| {
         let builder = tenure::Cache::builder();

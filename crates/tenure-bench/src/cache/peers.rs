@@ -1,4 +1,4 @@
-//! moka, quick_cache and foyer, as their documentation has them used: default hashers and policies,
+//! moka, quick_cache and foyer, as their documentation recommends: default hashers and policies,
 //! room for twice the working set so that nothing is evicted.
 
 use super::store::{check, Store};
@@ -12,7 +12,7 @@ impl Moka {
         Moka(moka::sync::Cache::new(2 * values as u64))
     }
 
-    /// With a size in bytes: what a worker can have without memory that the kernel or others take back.
+    /// A cache with a size in bytes: the memory that a worker can have without volatile memory.
     pub fn of_bytes(bytes: u64) -> Self {
         let weigher = |_: &u64, value: &Arc<[u8]>| value.len() as u32;
         Moka(moka::sync::Cache::builder().weigher(weigher).max_capacity(bytes).build())

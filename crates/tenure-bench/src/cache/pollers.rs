@@ -1,5 +1,6 @@
-//! What people write today: a cache of a size that a thread of the program changes after what is free. Each gets the
-//! best that its rule can do: eviction at once, and freed memory given back to the system (`malloc_trim`).
+//! Caches as programs have them today: a thread of the program changes the size according to the
+//! free memory. Each gets the best that its rule can do: eviction at once, and freed memory given
+//! back to the system (`malloc_trim`).
 
 #![allow(unsafe_code, reason = "has the allocator give memory back")]
 
@@ -9,17 +10,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How a size follows what is free.
+/// The rule by which a size follows the free memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Rule {
-    /// CacheLib's memory monitor: below the lower bound of free memory the cache gives up 5 % of the distance, above the
-    /// upper one it takes as much. Its bounds are an eighth and a quarter of the limit here, the distance is that to
-    /// the limit, and it looks ten times a second, where CacheLib's own example looks every second.
+    /// CacheLib's memory monitor: below the lower bound of free memory the cache gives up 5 % of
+    /// the distance, above the upper one it grows by as much. Its bounds are an eighth and a
+    /// quarter of the limit here, the distance is that to the limit, and it looks ten times a
+    /// second. CacheLib's own example looks every second.
     CacheLib,
-    /// ClickHouse's userspace page cache: every 50 ms, what is left of 85 % of the limit beside the highest use by others
-    /// in the last second.
+    /// ClickHouse's userspace page cache: every 50 ms, the rest of 85 % of the limit beside the
+    /// highest use by others in the last second.
     ClickHouse,
-    /// As Midas: what is free, less a margin of a sixteenth, every second.
+    /// Midas's rule: the free memory, less a margin of a sixteenth, every second.
     Midas,
 }
 
@@ -42,7 +44,7 @@ impl Rule {
         })
     }
 
-    /// Resizes the cache until it is told to stop.
+    /// Resizes the cache until the stop flag is set.
     pub fn follow(self, cache: &Resizable, looks: &Looks<'_>, stop: &AtomicBool) {
         let mut others = Peak::new();
         while !stop.load(Ordering::Relaxed) {
@@ -62,7 +64,7 @@ impl Rule {
             let size = size.clamp(limit / 32, limit);
             cache.resize(size);
             if size < held {
-                // SAFETY: it only gives back pages that hold nothing.
+                // SAFETY: it only gives back pages that hold no block.
                 unsafe { libc::malloc_trim(0) };
             }
             thread::sleep(self.period());

@@ -1,4 +1,5 @@
-//! Caches under the kernel's own reclaim: beside a neighbour that needs half of a memory cgroup in pulses.
+//! Caches under the kernel's own reclaim: beside a neighbour that needs half of a memory cgroup in
+//! pulses.
 
 use super::beside::{self, Setting};
 use super::ours::{self, Ours};
@@ -12,9 +13,9 @@ use crate::Options;
 use std::io;
 use std::time::Duration;
 
-/// What a neighbour may wait for memory, in milliseconds.
+/// The longest wait of a neighbour for memory, in milliseconds.
 const LONGEST_WAIT: f64 = 100.0;
-/// What a miss of the costly cache takes, and of the other one.
+/// The time of a miss of the costly cache, and of the other one.
 const COSTS: [Duration; 2] = [Duration::from_millis(2), Duration::from_micros(200)];
 
 /// One cache beside the neighbour.

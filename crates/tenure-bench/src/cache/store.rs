@@ -1,20 +1,21 @@
-//! What the compared caches have in common, and values that show when they are wrong.
+//! The common interface of the compared caches, and values that show corruption.
 
 use std::io;
 use std::ops::AddAssign;
 
 /// A cache under test.
 ///
-/// The batch methods are provided ones so that each cache gets its own compiled loop: a call through
-/// a table for every get would cost about as much as what is measured.
+/// The batch methods are provided ones, so that each cache gets its own compiled loop: a call
+/// through a table for every get would cost about as much as the measured work.
 pub(crate) trait Store: Send + Sync {
-    /// Gets the value, reads all of it (see [`check`]) and lets it go; `None` on a miss.
+    /// Gets the value, reads all of it (see [`check`]) and releases it; `None` on a miss.
     fn read(&self, key: u64) -> Option<bool>;
 
     /// Inserts or overwrites.
     fn write(&self, key: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Does what the cache has put off (a peer's own housekeeping), then tells how many it holds.
+    /// Does the work that the cache has put off (a peer's own housekeeping), and returns how many
+    /// values it holds.
     fn settled_len(&self) -> usize;
 
     /// Its own count of bookkeeping bytes, if it keeps one.
@@ -22,7 +23,7 @@ pub(crate) trait Store: Send + Sync {
         None
     }
 
-    /// Bytes of memory that hold its values, live and dead, if it tells.
+    /// Bytes of memory that hold its values, live and dead, if the cache reports them.
     fn footprint(&self) -> Option<u64> {
         None
     }
@@ -78,7 +79,7 @@ impl Tally {
         }
     }
 
-    /// Wrong bytes end the run: a fast wrong cache has won nothing.
+    /// Wrong bytes end the run: a fast cache with wrong bytes has won nothing.
     pub fn misses_if_right(self) -> io::Result<u64> {
         if self.wrong > 0 {
             return Err(io::Error::new(
@@ -105,7 +106,8 @@ pub(crate) fn blank(len: usize) -> Vec<u8> {
     (0..len as u64 / 8).flat_map(|word| word.wrapping_mul(STEP).to_le_bytes()).collect()
 }
 
-/// Makes the value that of `key`, by two words only, so that a write's cost is the cache's.
+/// Makes the value that of `key`, by changing two words only, so that a write's cost is that of the
+/// cache.
 #[inline]
 pub(crate) fn stamp(value: &mut [u8], key: u64) {
     let last = value.len() - 8;
@@ -117,7 +119,7 @@ pub(crate) fn stamp(value: &mut [u8], key: u64) {
 /// Reads every byte; false if any word is not that of a value of `key`.
 ///
 /// The sum has the key in it once with each sign, so a torn value, a zeroed page and another key's
-/// value are all seen.
+/// value are all noticed.
 #[inline]
 pub(crate) fn check(value: &[u8], key: u64) -> bool {
     let mut sum = 0u64;

@@ -82,8 +82,7 @@ pub(super) fn large_values(
     run_plan(options, &plan, report)
 }
 
-/// The contestants live through the whole plan, filled once: what differs between its rows is the
-/// traffic alone.
+/// The contestants live through the whole plan, filled once: its rows differ only in the traffic.
 fn run_plan(options: &Options, plan: &[Traffic], report: &mut Report<'_>) -> io::Result<()> {
     let plan: Vec<_> = plan.iter().filter(|traffic| options.wants(&traffic.title())).collect();
     let Some(first) = plan.first() else {
@@ -153,7 +152,7 @@ impl Traffic {
         let misses = all.misses_if_right()? as f64;
         let mut sample =
             if self.work == Work::Insert { sample } else { sample.with("misses", misses) };
-        // Writing is cheap for who only appends: show what it has come to.
+        // Writing is cheap for a cache that only appends, so this shows its memory.
         if let (true, Some(bytes)) = (self.work != Work::Get, store.footprint()) {
             let live = (self.values * self.value_len) as f64;
             sample = sample.with("memory x values", bytes as f64 / live);

@@ -1,4 +1,4 @@
-//! What changed between two runs, beyond the noise.
+//! Changes between two runs, beyond the noise.
 
 mod ranks;
 mod rows;
@@ -11,10 +11,11 @@ use ranks::{interval, Interval};
 use std::io;
 use std::path::Path;
 
-/// Compares two files that `tenure bench --json` wrote. Changes up to `threshold` (0.05 is 5 %) do not count.
+/// Compares two files that `tenure bench --json` wrote. Changes up to `threshold` (0.05 is 5 %) do
+/// not count.
 ///
 /// # Errors
-/// If one cannot be read, or is something else; with its name.
+/// If one of the files cannot be read, or is of another kind. The error has the file's name.
 pub fn between(before: &Path, after: &Path, threshold: f64) -> io::Result<Changes> {
     Ok(Changes::of(&Document::read(before)?, &Document::read(after)?, threshold))
 }
@@ -36,7 +37,7 @@ impl Changes {
             let new = outcome.rows.iter().filter(|row| find(known, row).is_none());
             rows.extend(new.map(|row| single(bench, outcome, row, Verdict::OnlyAfter)));
         }
-        // What was measured in neither is of no interest.
+        // A row that neither run measured is dropped.
         rows.retain(|row| row.before.is_some() || row.after.is_some());
         Changes { threshold, warnings: warnings(before, after), rows }
     }
@@ -115,7 +116,8 @@ fn of_outcome(
         let found = both.and_then(|_| interval(&row.samples, &twin.samples));
         match found {
             Some(found) => {
-                // The machine's share is taken from what others lost; they are compared with themselves.
+                // The other programs show the change of the machine. It is removed from tenure's
+                // rows only: the others would be compared with themselves.
                 let others = others.filter(|_| row.role == Role::Ours);
                 change.verdict = judge(found, others, row, twin, threshold);
                 (change.ratio, change.others) = (Some(found.ratio), others);
@@ -129,7 +131,7 @@ fn of_outcome(
     changes.collect()
 }
 
-/// What all rows that are not ours take after, in times of before: the median of their ratios.
+/// The median ratio, after to before, of all rows that are not tenure's.
 fn others(before: &Outcome, after: Option<&Outcome>) -> Option<f64> {
     let rows = before.rows.iter().filter(|row| row.role != Role::Ours && row.stats.is_some());
     let mut ratios: Vec<f64> = rows
@@ -143,7 +145,7 @@ fn others(before: &Outcome, after: Option<&Outcome>) -> Option<f64> {
     ratios.get(ratios.len() / 2).copied()
 }
 
-/// How far the interval must be from one.
+/// The least distance of the interval from one.
 fn least_change(found: Interval, before: &Row, after: &Row, threshold: f64) -> f64 {
     match before.samples.len().min(after.samples.len()) {
         _ if found.is_sure => 1.0 + threshold,

@@ -1,8 +1,9 @@
 //! The interval of a ratio from two sets of samples, by their ranks alone.
 //!
-//! Of all pairs of one sample after and one before, the ratios are sorted. Their median estimates the ratio
-//! (Hodges and Lehmann). The interval leaves out so many at either end as the Mann-Whitney test allows at
-//! this confidence, with the exact distribution, so it holds for any distribution of times.
+//! The ratios of all pairs of one sample after and one before are sorted. Their median estimates
+//! the ratio (Hodges and Lehmann). The interval leaves out as many at either end as the
+//! Mann-Whitney test allows at this confidence, with the exact distribution. So it holds for any
+//! distribution of times.
 
 /// One minus the confidence.
 const ALPHA: f64 = 0.01;
@@ -17,7 +18,7 @@ pub(super) struct Interval {
     pub is_sure: bool,
 }
 
-/// Of `after` to `before`; `None` if one of them is empty.
+/// The ratio of `after` to `before`; `None` if one of them is empty.
 pub(super) fn interval(before: &[f64], after: &[f64]) -> Option<Interval> {
     if before.is_empty() || after.is_empty() {
         return None;
@@ -50,8 +51,8 @@ fn ratio(before: f64, after: f64) -> f64 {
     }
 }
 
-/// How many of the sorted ratios are outside at either end: the most for which the test's statistic is that
-/// small by chance in at most half of [`ALPHA`]. `None` if even the smallest is too likely.
+/// How many of the sorted ratios are outside at either end: the most for which the test's statistic
+/// is that small by chance in at most half of [`ALPHA`]. `None` if even the smallest is too likely.
 fn cut(n: usize, m: usize) -> Option<usize> {
     // Large sets have the same distribution in effect, and the table would grow.
     let (n, m) = (n.min(60), m.min(60));
@@ -70,7 +71,8 @@ fn cut(n: usize, m: usize) -> Option<usize> {
     found
 }
 
-/// In how many orders of `n` and `m` samples so many pairs (the index) have the one before the other.
+/// The number of orders of `n` and `m` samples in which so many pairs (the index) have a sample of
+/// the first set before one of the second.
 fn ways(n: usize, m: usize) -> Vec<f64> {
     // Of i and j samples: the last in order belongs to one side or the other.
     let mut of: Vec<Vec<f64>> = vec![vec![1.0]; m + 1];
@@ -100,7 +102,8 @@ mod tests {
         // The published counts for three and three.
         assert_eq!(ways(3, 3), [1.0, 1.0, 2.0, 3.0, 3.0, 3.0, 3.0, 2.0, 1.0, 1.0]);
         assert_eq!(ways(5, 5).iter().sum::<f64>(), 252.0);
-        // Critical values of U, two-sided at 1 %: 0 for 5 and 5, 2 for 6 and 6, 4 for 7 and 7, 16 for 10 and 10.
+        // Critical values of U, two-sided at 1 %: 0 for 5 and 5, 2 for 6 and 6, 4 for 7 and 7, 16
+        // for 10 and 10.
         let known = [(4, 4), (5, 5), (6, 6), (7, 7), (10, 10), (4, 6)].map(|(n, m)| cut(n, m));
         assert_eq!(known, [None, Some(0), Some(2), Some(4), Some(16), Some(0)]);
     }

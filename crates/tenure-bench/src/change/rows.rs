@@ -9,7 +9,7 @@ use std::io::{self, Write};
 pub struct Changes {
     /// Changes up to this share do not count.
     pub threshold: f64,
-    /// What makes the two hard to compare: another machine, another mode.
+    /// Reasons why the two are hard to compare: another machine, another mode.
     pub warnings: Vec<String>,
     /// The rows, in the order of the first run, those of the second alone at the end.
     pub rows: Vec<Change>,
@@ -20,19 +20,19 @@ pub struct Changes {
 pub struct Change {
     /// The benchmark.
     pub bench: String,
-    /// What was compared.
+    /// The title of the comparison.
     pub title: String,
     /// The contestant.
     pub name: String,
-    /// What it is to us.
+    /// Its role.
     pub role: Role,
-    /// What was counted. Less is better.
+    /// The unit. Less is better.
     pub unit: Unit,
     /// The first run; nothing if it was not measured there.
     pub before: Option<Side>,
     /// The second run, likewise.
     pub after: Option<Side>,
-    /// What it takes after, in times of what it took before.
+    /// The ratio of the time after to the time before.
     #[serde(serialize_with = "finite")]
     pub ratio: Option<f64>,
     /// The interval of that ratio.
@@ -41,10 +41,10 @@ pub struct Change {
     /// Its other end.
     #[serde(serialize_with = "finite")]
     pub high: Option<f64>,
-    /// The ratio of the other programs in the same table, where there are some: what the machine did.
+    /// The ratio of the other programs in the table, if there are any: the change of the machine.
     #[serde(serialize_with = "finite")]
     pub others: Option<f64>,
-    /// What follows.
+    /// The conclusion.
     pub verdict: Verdict,
 }
 
@@ -59,7 +59,7 @@ pub struct Side {
     pub rounds: usize,
 }
 
-/// What can be said of a row.
+/// The conclusion about a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -90,7 +90,7 @@ impl Changes {
     /// Writes them as JSON.
     ///
     /// # Errors
-    /// What `to` says.
+    /// Errors of `to`.
     pub fn write_json(&self, to: &mut dyn Write) -> io::Result<()> {
         serde_json::to_writer_pretty(&mut *to, self)?;
         writeln!(to)

@@ -1,4 +1,4 @@
-//! Planted changes are found, and noise is not.
+//! Planted changes are found, and noise is not reported.
 
 use super::*;
 use crate::harness::{Bench, Comparison, Contestant, Unit};
@@ -7,7 +7,8 @@ use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 use std::cell::RefCell;
 
-/// A run of comparisons with a row of ours and a peer's, `times` times what they take.
+/// A run of comparisons with a row of tenure's and a peer's. `ours` multiplies tenure's times,
+/// `machine` all of them.
 fn run(seed: u64, rounds: u32, ours: f64, machine: f64) -> Document {
     let random = RefCell::new(Xoshiro256PlusPlus::seed_from_u64(seed));
     // Times have a least value and a long tail.
@@ -50,7 +51,7 @@ fn two_runs_of_the_same_show_no_change() {
             Changes::of(&run(seed, rounds, 1.0, 1.0), &run(seed + 100, rounds, 1.0, 1.0), 0.05);
         let ours: Vec<_> = changed(&changes);
         let ours: Vec<_> = ours.iter().filter(|row| row.1 == "tenure").collect();
-        // One sample in twenty is an outlier. With one round it cannot be told from a change, nor can two
+        // One sample in twenty is an outlier. With one round it looks like a change, and so do two
         // of them with two rounds.
         let allowed = [15, 2].get(rounds as usize - 1).copied().unwrap_or(0);
         assert!(ours.len() <= allowed, "{rounds} rounds: {ours:?}");
@@ -88,7 +89,7 @@ fn a_slower_machine_is_no_loss_of_ours() {
     let (before, after) = (run(1, 9, 1.0, 1.0), run(2, 9, 1.0, 1.5));
     let changes = Changes::of(&before, &after, 0.05);
     assert_eq!(changes.losses(), 0);
-    // The others are told: so that the reader sees that the machine was slower.
+    // The others are reported, so that the reader sees that the machine was slower.
     assert!(changed(&changes).iter().all(|row| row.1 == "peer" && row.2 == Verdict::Worse));
     let after = run(2, 9, 1.6, 1.5);
     let ours: Vec<_> = changed(&Changes::of(&before, &after, 0.05))

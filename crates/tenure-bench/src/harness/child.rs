@@ -1,4 +1,4 @@
-//! Work in a forked process, so that nothing of it (mappings, locks, handlers) carries over.
+//! Work in a forked process, so that its mappings, locks and handlers end with it.
 
 #![allow(unsafe_code, reason = "forks, and sets signals back")]
 
@@ -11,16 +11,16 @@ use std::io::{self, Read, Write};
 use std::marker::PhantomData;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
-/// What a child says through its pipe.
+/// A child's message through its pipe.
 #[derive(Serialize, Deserialize)]
 enum Said<T> {
     Done(T),
-    /// It cannot be measured here, and why.
+    /// It cannot be measured here, with the reason.
     Unsupported(String),
     Failed(String),
 }
 
-/// A forked process that is at work.
+/// A working forked process.
 pub struct Child<T> {
     pid: libc::pid_t,
     said: File,
@@ -32,11 +32,12 @@ impl<T: Serialize + DeserializeOwned> Child<T> {
     /// runs there.
     ///
     /// # Errors
-    /// What `pipe` and `fork` say.
+    /// Errors of `pipe` and `fork`.
     pub fn start(body: impl FnOnce() -> io::Result<T>) -> io::Result<Child<T>> {
         let (reader, writer) = pipe()?;
-        // SAFETY: the child calls only `body`. glibc keeps its allocator usable after a fork,
-        // tenure its own locks, and this crate holds none; the other threads' are not used by `body`.
+        // SAFETY: the child calls only `body`. glibc keeps its allocator usable after a fork, and
+        // tenure keeps its own locks. This crate holds no lock, and `body` does not use those of
+        // other threads.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
             0 => {
@@ -52,7 +53,7 @@ impl<T: Serialize + DeserializeOwned> Child<T> {
     /// Waits for its result.
     ///
     /// # Errors
-    /// The body's own; or that it died, and of what.
+    /// The body's own error; or the cause of its death.
     pub fn join(mut self) -> io::Result<T> {
         let mut said = Vec::new();
         let read = self.said.read_to_end(&mut said);
@@ -73,7 +74,8 @@ impl<T: Serialize + DeserializeOwned> Child<T> {
     fn reap(&mut self) -> io::Result<libc::c_int> {
         let mut status = 0;
         loop {
-            // SAFETY: the kernel writes one int; the child is this process's and not yet waited for.
+            // SAFETY: the kernel writes one int; the child belongs to this process and was not
+            // waited for.
             match unsafe { libc::waitpid(self.pid, &mut status, 0) } {
                 -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
                 -1 => return Err(io::Error::last_os_error()),
@@ -89,7 +91,7 @@ impl<T: Serialize + DeserializeOwned> Child<T> {
 impl<T> Drop for Child<T> {
     fn drop(&mut self) {
         if self.pid > 0 {
-            // SAFETY: a child of ours that nobody has waited for, so the id is still its own.
+            // SAFETY: a child of this process that was not waited for, so the id is still its own.
             unsafe {
                 libc::kill(self.pid, libc::SIGKILL);
                 libc::waitpid(self.pid, std::ptr::null_mut(), 0);
@@ -100,7 +102,7 @@ impl<T> Drop for Child<T> {
 
 fn speak<T: Serialize>(mut to: File, body: impl FnOnce() -> io::Result<T>) {
     end_by_signals();
-    // Nobody would read the result of a child that outlives its parent.
+    // No process would read the result of a child that outlives its parent.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let said = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(result)) => Said::Done(result),
@@ -115,12 +117,12 @@ fn speak<T: Serialize>(mut to: File, body: impl FnOnce() -> io::Result<T>) {
     }
 }
 
-/// Ctrl-C ends a child at once: its parent, which keeps what is done, only notes it. What the starter of
-/// this program has had ignored stays so.
+/// Ctrl-C ends a child at once. Its parent, which keeps the finished results, only notes the
+/// signal. Signals that this program's starter has ignored stay ignored.
 fn end_by_signals() {
     for signal in [libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: sigaction is plain data, for which zeros are valid. The kernel writes one; setting the
-        // default action installs no code.
+        // SAFETY: sigaction is plain data, for which zeros are valid. The kernel writes one;
+        // setting the default action installs no code.
         unsafe {
             let mut now: libc::sigaction = std::mem::zeroed();
             if libc::sigaction(signal, std::ptr::null(), &mut now) == 0

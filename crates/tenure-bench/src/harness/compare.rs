@@ -1,4 +1,4 @@
-//! Named contestants that take turns.
+//! Compares named contestants that take turns.
 
 use super::goal::{best_peer, findings, Goal};
 use super::pace::Turn;
@@ -7,7 +7,7 @@ use super::stats::Stats;
 use serde::{Deserialize, Serialize};
 use std::io;
 
-/// One measurement: the value, and what was counted beside it.
+/// One measurement: the value, and the counts beside it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     value: f64,
@@ -29,8 +29,8 @@ impl Sample {
         self
     }
 
-    /// Says that not all of the work was done, so that the value is no measure of speed: the row is
-    /// shown with the reason, a peer so marked is nobody's best, and one of ours has lost.
+    /// Marks the sample as incomplete, so that the value does not measure speed. The row is shown
+    /// with the reason. A peer so marked does not count as best, and a row of tenure's has lost.
     #[must_use]
     pub fn failed(mut self, why: impl Into<String>) -> Self {
         self.failed = Some(why.into());
@@ -50,10 +50,10 @@ pub struct Contestant<'a> {
 }
 
 impl<'a> Contestant<'a> {
-    /// A contestant that `measure` takes one sample of.
+    /// Makes a contestant; `measure` takes one sample of it.
     ///
-    /// `ErrorKind::Unsupported` (a feature that this kernel lacks) and `TimedOut` take the contestant
-    /// out of the comparison with their reason; any other error ends the run.
+    /// `ErrorKind::Unsupported` (a feature that this kernel lacks) and `TimedOut` take the
+    /// contestant out of the comparison with their reason; any other error ends the run.
     pub fn new(
         name: impl Into<String>,
         role: Role,
@@ -89,8 +89,8 @@ impl<'a> Contestant<'a> {
         }
     }
 
-    /// Has it take part in the last round alone and in no warm-up: for what takes minutes, and is
-    /// too far behind for more samples to change the table.
+    /// Lets it take part only in the last round and in no warm-up: for contestants that take
+    /// minutes, and are too far behind for more samples to change the table.
     #[must_use]
     pub fn once(mut self) -> Self {
         self.once = true;
@@ -109,9 +109,9 @@ pub struct Comparison<'a> {
 /// A comparison that has run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Outcome {
-    /// What was compared.
+    /// The title.
     pub title: String,
-    /// What was counted.
+    /// The unit.
     pub unit: Unit,
     /// The contestant that the ratios refer to.
     pub baseline: Option<String>,
@@ -127,7 +127,7 @@ impl<'a> Comparison<'a> {
         Comparison { title: title.into(), unit, contestants: Vec::new(), baseline: None }
     }
 
-    /// What is compared.
+    /// Returns the title.
     pub fn title(&self) -> &str {
         &self.title
     }
@@ -155,11 +155,11 @@ impl<'a> Comparison<'a> {
         self.run_in(rounds, &mut Turn::unhurried())
     }
 
-    /// [`run`](Comparison::run), with fewer rounds if `turn` is over before. An interruption ends it with
-    /// the rounds that are whole.
+    /// [`run`](Comparison::run), with fewer rounds if `turn` is over before. An interruption ends
+    /// it with the complete rounds.
     ///
     /// # Errors
-    /// As there; `Interrupted` if not even one round is whole.
+    /// As for [`run`](Comparison::run); `Interrupted` if not even one round is complete.
     pub(crate) fn run_in(mut self, rounds: u32, turn: &mut Turn<'_>) -> io::Result<Outcome> {
         let mut rows: Vec<Row> = self.contestants.iter().map(Contestant::row).collect();
         let mut whole = 0;
@@ -178,7 +178,7 @@ impl<'a> Comparison<'a> {
         }
         for row in &mut rows {
             row.keep(whole as usize);
-            // A contestant that dropped out half-way is not judged by the rounds before.
+            // A contestant that dropped out half-way is not judged by its earlier rounds.
             row.stats = Stats::of(&row.samples).filter(|_| row.unavailable.is_none());
         }
         for (at, contestant) in self.contestants.iter().enumerate() {
@@ -209,7 +209,7 @@ impl<'a> Comparison<'a> {
             let measured = (contestant.measure)();
             turn.measured(at + 1, number);
             match measured {
-                // Round 0 faults the memory in, fills the caches and wakes the clock up.
+                // Round 0 faults the memory in, fills the caches and raises the processor's clock.
                 Ok(sample) if round > 0 => row.add(sample),
                 Ok(_) => {}
                 Err(error) if turn.is_interrupted() => return Err(error),
@@ -263,7 +263,7 @@ mod tests {
             move || {
                 turns.borrow_mut().push(name);
                 round += 1.0;
-                // The first turn is absurdly slow, as a first turn is.
+                // The first turn is very slow, as first turns are.
                 Ok(Sample::from(if round == 1.0 { 1e9 } else { value }).with("turn", round))
             }
         };

@@ -1,4 +1,4 @@
-//! All that a run has measured: what `--json` writes, and what a page and a comparison of runs read.
+//! The results of a run: `--json` writes them, and a page or a comparison of runs reads them.
 
 use super::compare::Outcome;
 use super::machine::{peer_versions, Machine};
@@ -24,16 +24,16 @@ pub struct Document {
     /// The load average of the last minute when it began: other work makes times longer.
     #[serde(default)]
     pub load_average: Option<f64>,
-    /// Why not everything was measured: it was interrupted, or something failed.
+    /// The reason why the run is incomplete: it was interrupted, or something failed.
     #[serde(default)]
     pub ended_early: Option<String>,
-    /// Where it ran.
+    /// The machine on which it ran.
     pub machine: Machine,
-    /// What it was measured against.
+    /// The programs and libraries of the comparisons.
     pub peers: Vec<Peer>,
     /// Whether it was smoke mode.
     pub quick: bool,
-    /// What was run, in order.
+    /// The benches, in order.
     pub benches: Vec<Bench>,
 }
 
@@ -46,12 +46,12 @@ pub struct Peer {
     pub version: String,
 }
 
-/// What one bench has measured.
+/// The results of one bench.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Bench {
     /// Its name.
     pub name: String,
-    /// What it measures.
+    /// A description.
     #[serde(default)]
     pub description: String,
     /// How long it took, in seconds.
@@ -59,10 +59,10 @@ pub struct Bench {
     pub seconds: f64,
     /// Its comparisons.
     pub comparisons: Vec<Outcome>,
-    /// How often which value came, where that was recorded.
+    /// Histograms, if they were recorded.
     #[serde(default)]
     pub histograms: Vec<Histogram>,
-    /// What changed over time, where that was recorded.
+    /// Time series, if they were recorded.
     #[serde(default)]
     pub time_series: Vec<TimeSeries>,
     /// Sentences.
@@ -72,9 +72,9 @@ pub struct Bench {
 /// Values and how often they came, for several contestants.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Histogram {
-    /// What was counted.
+    /// The title.
     pub title: String,
-    /// What a value is counted in.
+    /// The unit of a value.
     pub unit: String,
     /// The contestants.
     pub rows: Vec<HistogramRow>,
@@ -85,20 +85,20 @@ pub struct Histogram {
 pub struct HistogramRow {
     /// The contestant.
     pub name: String,
-    /// What it is to us.
+    /// Its role.
     pub role: Role,
-    /// Values in ascending order, each with how often it came.
+    /// Values in ascending order, each with its count.
     pub counts: Vec<(f64, u64)>,
 }
 
 /// Values over time, for several contestants.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TimeSeries {
-    /// What was measured.
+    /// The title.
     pub title: String,
-    /// What the time is: its name and unit.
+    /// The name and unit of the time.
     pub over: String,
-    /// What a value is counted in.
+    /// The unit of a value.
     pub unit: String,
     /// The contestants.
     pub rows: Vec<TimeSeriesRow>,
@@ -109,14 +109,14 @@ pub struct TimeSeries {
 pub struct TimeSeriesRow {
     /// The contestant.
     pub name: String,
-    /// What it is to us.
+    /// Its role.
     pub role: Role,
     /// Time and value, in the order of time.
     pub points: Vec<(f64, f64)>,
 }
 
 impl Document {
-    /// An empty one, of a run that begins now.
+    /// An empty document, for a run that begins now.
     pub fn new(options: &Options) -> Document {
         let peers = peer_versions();
         let peers = peers
@@ -139,7 +139,7 @@ impl Document {
     /// Reads one that `--json` wrote.
     ///
     /// # Errors
-    /// With the file's name: what the system said, or `InvalidData` if it is something else.
+    /// With the file's name: the system's error, or `InvalidData` if it is another kind of file.
     pub fn read(path: &Path) -> io::Result<Document> {
         let named =
             |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
@@ -150,7 +150,7 @@ impl Document {
         })
     }
 
-    /// Our rows, each with its comparison.
+    /// The rows of tenure, each with its comparison.
     pub fn ours(&self) -> impl Iterator<Item = (&Outcome, &Row)> {
         let outcomes = self.benches.iter().flat_map(|bench| &bench.comparisons);
         outcomes

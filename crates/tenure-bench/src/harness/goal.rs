@@ -1,32 +1,32 @@
-//! What a row of ours should reach, and by how much it fell short.
+//! Goals of tenure's rows, and how far a row is from them.
 
 use super::row::{Finding, Role, Row, Unit};
 use super::stats::Stats;
 
-/// A goal for one of our rows, judged on medians. Less is better in every unit.
+/// A goal for one of tenure's rows, judged on medians. Less is better in every unit.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Goal {
     /// At most this much, in the comparison's unit.
     AtMost(f64),
-    /// At most this many times what the named contestant takes.
+    /// At most this multiple of the named contestant's time.
     TimesOf(&'static str, f64),
     /// At least this many times faster than the named contestant.
     FasterThan(&'static str, f64),
     /// At least this share of the fastest peer's speed.
     SpeedOfBestPeer(f64),
-    /// At most this many times what the fastest peer takes.
+    /// At most this multiple of the fastest peer's time.
     TimesOfBestPeer(f64),
     /// At most this much more than the best peer, in the comparison's unit.
     MoreThanBestPeer(f64),
-    /// At most this much of what was counted beside, by the name of its column.
+    /// At most this much in the column of this name.
     BesideAtMost(&'static str, f64),
-    /// At most this many times what was counted beside for the named contestant: the column, the
+    /// At most this multiple of the named contestant's count in a column: the column, the
     /// contestant, the limit.
     BesideTimesOf(&'static str, &'static str, f64),
 }
 
-/// In what share of the rounds `ours` took more than `limit` times what `other` took; nothing if
-/// one of them did not run in every round.
+/// The share of the rounds in which `ours` took more than `limit` times as long as `other`; nothing
+/// if one of them did not run in every round.
 fn behind(ours: &Row, other: &Row, limit: f64) -> Option<f64> {
     share_behind(&ours.samples, &other.samples, limit)
 }
@@ -39,7 +39,7 @@ fn share_behind(ours: &[f64], theirs: &[f64], limit: f64) -> Option<f64> {
     Some(behind as f64 / ours.len() as f64)
 }
 
-/// What was counted beside in each round.
+/// The counts of a column in each round.
 fn column_of<'a>(row: &'a Row, name: &str) -> Option<&'a [f64]> {
     row.extras.iter().find(|(known, _)| *known == name).map(|(_, values)| values.as_slice())
 }
@@ -109,8 +109,8 @@ pub(crate) fn best_peer(rows: &[Row]) -> Option<(&Row, f64)> {
         .min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
-/// All findings about one of our rows: its goals in their order, then the best peer if it is ahead,
-/// unless a goal says how far ahead it may be.
+/// All findings about one of tenure's rows: its goals in their order, then the best peer if it is
+/// ahead, unless a goal sets how far ahead it may be.
 pub(crate) fn findings(ours: &Row, goals: &[Goal], rows: &[Row], unit: Unit) -> Vec<Finding> {
     let mut found: Vec<_> = goals.iter().filter_map(|goal| goal.judge(ours, rows, unit)).collect();
     let allowed = |goal: &Goal| matches!(goal, Goal::MoreThanBestPeer(_));
@@ -229,7 +229,7 @@ mod tests {
         rows[0].samples[3] = 12.0;
         let found = findings(&rows[0], &[], &rows, Unit::Nanoseconds);
         assert!(found[0].loses() && !found[0].in_the_noise());
-        // One sample against many says nothing about rounds.
+        // One sample against many allows no conclusion about rounds.
         rows[2].samples.truncate(1);
         assert!(!findings(&rows[0], &[], &rows, Unit::Nanoseconds)[0].in_the_noise());
     }

@@ -4,7 +4,7 @@ use rustix::param::page_size;
 use serde::{Deserialize, Serialize};
 use std::fs;
 
-/// What the numbers depend on.
+/// The facts on which the numbers depend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     /// The processor's own name for itself.
@@ -17,7 +17,7 @@ pub struct Machine {
     pub kernel: String,
     /// The policy for transparent huge pages, `always`, `madvise` or `never`.
     pub huge_pages: String,
-    /// What it does for a huge page at a fault.
+    /// Its policy for a huge page at a fault.
     pub huge_page_defrag: String,
     /// Base page size in bytes.
     pub page_size: usize,
@@ -28,7 +28,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Asks the kernel. What it does not tell is "unknown" or 0.
+    /// Asks the kernel. A fact that it does not report is "unknown" or 0.
     pub fn describe() -> Machine {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();

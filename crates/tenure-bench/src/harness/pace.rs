@@ -1,4 +1,4 @@
-//! How long a run may take, how far it is, and whether it was interrupted.
+//! The time limit of a run, its progress, and whether it was interrupted.
 
 use super::progress::Progress;
 use std::io;
@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Rounds that a comparison should have, also where time is short.
+/// The number of rounds that a comparison should have even if time is short.
 const WISHED: u32 = 3;
 
-/// What a bench takes of the whole: for sharing the time, and for saying how much is left.
+/// A bench's part of the whole: used to share the time, and to estimate how much is left.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share {
     /// Its time, in any unit, as long as all benches have the same.
@@ -25,7 +25,7 @@ pub(crate) struct Pace {
     interrupted: Option<Arc<AtomicBool>>,
     /// The benches that are yet to come, the current one in front.
     to_come: Vec<Share>,
-    /// Of all benches that were there at the beginning.
+    /// The sum of all benches at the beginning.
     weight: u32,
     bench: BenchPace,
     progress: Progress,
@@ -47,7 +47,7 @@ impl Pace {
     ) -> Pace {
         Pace {
             began: Instant::now(),
-            // A tenth is kept back: how long the last comparison takes is not known before.
+            // A tenth is reserved, because the time of the last comparison is not known before.
             within: within.map(|within| within - within / 10),
             interrupted,
             weight: weight(&shares),
@@ -58,7 +58,7 @@ impl Pace {
         }
     }
 
-    /// Starts a bench: it has its share of the time that is left.
+    /// Starts a bench. It gets its share of the time that is left.
     pub fn begin(&mut self, name: &str, is_first: bool) {
         if !is_first && !self.to_come.is_empty() {
             self.to_come.remove(0);
@@ -78,7 +78,8 @@ impl Pace {
         self.within.map(|within| within.saturating_sub(self.began.elapsed()))
     }
 
-    /// Whether the time does not allow another comparison of this bench. Each bench has at least one.
+    /// Whether the time does not allow another comparison of this bench. Each bench has at least
+    /// one.
     pub fn is_over(&self) -> bool {
         if self.bench.done == 0 {
             return false;
@@ -113,7 +114,7 @@ impl Pace {
         self.bench.done += 1;
     }
 
-    /// Whether the user wants an end.
+    /// Returns whether the user has requested an end.
     pub fn is_interrupted(&self) -> bool {
         is_set(self.interrupted.as_ref())
     }
@@ -162,7 +163,7 @@ pub(crate) struct Turn<'p> {
 }
 
 impl Turn<'_> {
-    /// Without a limit, and without an end before its time.
+    /// A turn without a time limit.
     pub fn unhurried() -> Turn<'static> {
         let now = Instant::now();
         Turn {
@@ -177,7 +178,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Begins a round; returns whether it is to be the last one.
+    /// Begins a round. Returns whether it is the last one.
     pub fn begin(&mut self, round: u32, rounds: u32) -> bool {
         let now = Instant::now();
         if round > 0 {
@@ -185,7 +186,7 @@ impl Turn<'_> {
         }
         (self.round, self.rounds, self.round_began) = (round, rounds, now);
         let is_short = self.may_take.is_some_and(|may_take| {
-            // A few rounds are worth some time of what comes after.
+            // A few rounds may take some time of later comparisons.
             let may_take = if round < WISHED { may_take * 2 } else { may_take };
             now - self.began + self.longest * 2 > may_take
         });
@@ -202,7 +203,7 @@ impl Turn<'_> {
     }
 
     /// # Errors
-    /// `Interrupted`, if so.
+    /// `Interrupted`, if the user has requested an end.
     pub fn check(&self) -> io::Result<()> {
         match self.is_interrupted() {
             true => Err(interrupted()),

@@ -4,8 +4,8 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Runs `work(0)` … `work(threads - 1)` on threads of their own and gives their results and the time
-/// from the first one's start to the last one's end. Making the threads is not counted.
+/// Runs `work(0)` … `work(threads - 1)` on threads of their own and gives their results and the
+/// time from the first one's start to the last one's end. Making the threads is not counted.
 pub fn parallel<T: Send>(threads: usize, work: impl Fn(usize) -> T + Sync) -> (Duration, Vec<T>) {
     let barrier = Barrier::new(threads);
     let timed = |index: usize| {

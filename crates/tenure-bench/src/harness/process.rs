@@ -1,4 +1,4 @@
-//! What the process has used so far.
+//! The resources that the process has used so far.
 
 #![allow(unsafe_code, reason = "asks for the usage, and trims the heap")]
 
@@ -15,8 +15,8 @@ pub fn minor_faults() -> u64 {
     usage.ru_minflt as u64
 }
 
-/// Has the C library give back the pages that it keeps for later, so that a difference of resident
-/// memory does not miss what was served from them.
+/// Has the C library give back the pages that it keeps for later. Otherwise a difference of
+/// resident memory would miss blocks that were served from them.
 fn settle_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim takes the allocator's own locks and touches only free memory.
@@ -25,12 +25,13 @@ fn settle_heap() {
     }
 }
 
-/// Resident bytes of this process once the heap is settled and background threads have let go of
-/// what was dropped before: else a growth would be measured against a number that is still falling.
+/// Returns the resident bytes of this process once the heap is settled and background threads have
+/// released dropped memory. Otherwise a growth would be measured against a number that is still
+/// falling.
 pub fn settled_rss() -> u64 {
     settle_heap();
     let mut resident = rss();
-    // A second at most: who never rests is measured restless.
+    // At most a second: a process that never rests is measured while it works.
     for _ in 0..50 {
         thread::sleep(Duration::from_millis(20));
         let now = rss();

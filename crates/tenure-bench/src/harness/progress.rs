@@ -1,4 +1,5 @@
-//! How far a run is, on standard error: a bar on a terminal, else a line now and then.
+//! The progress of a run, on standard error: a bar on a terminal, otherwise a line from time to
+//! time.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 const LINE_EVERY: Duration = Duration::from_secs(30);
 const STEPS: f64 = 1000.0;
 
-/// The display. It is drawn between two measurements only: a thread that draws would be measured, too.
+/// The display. It is drawn only between two measurements: a drawing thread would be measured, too.
 pub(crate) struct Progress {
     to: To,
     bench: String,
@@ -60,7 +61,7 @@ impl Progress {
             To::Lines { next } if Instant::now() >= *next => {
                 *next = Instant::now() + LINE_EVERY;
                 let text = left_text(share, left);
-                // With standard error closed there is nobody to tell.
+                // If standard error is closed, no output is needed.
                 let _ = writeln!(io::stderr(), "tenure bench: {text} ({})", self.bench);
             }
             To::Lines { .. } => {}
@@ -91,7 +92,7 @@ fn style() -> ProgressStyle {
 }
 
 fn left_text(share: f64, left: Duration) -> String {
-    // The first minute of a run says little about the rest.
+    // The first minute of a run is a poor base for an estimate.
     let left = match left.as_secs() {
         _ if share < 0.005 => "time left unknown".to_owned(),
         seconds @ 0..=90 => format!("{seconds} s left"),

@@ -12,7 +12,7 @@ use std::io::{self, Seek, Write};
 use std::path::Path;
 use std::time::Instant;
 
-/// Where a bench hands its comparisons in.
+/// Collects the comparisons of a bench.
 pub struct Report<'a> {
     options: &'a Options,
     out: &'a mut dyn Write,
@@ -33,7 +33,7 @@ pub(crate) fn create(path: Option<&Path>) -> io::Result<Option<File>> {
     File::create(path).map(Some).map_err(named)
 }
 
-/// Replaces what is in the file.
+/// Replaces the file's contents.
 fn replace(file: &mut File, text: &[u8]) -> io::Result<()> {
     file.set_len(0)?;
     file.rewind()?;
@@ -49,7 +49,7 @@ impl<'a> Report<'a> {
         Report::of(options, out, Vec::new())
     }
 
-    /// [`new`](Report::new), of benches of which it is known what they take.
+    /// [`new`](Report::new), for benches whose shares are known.
     pub(crate) fn of(
         options: &'a Options,
         out: &'a mut dyn Write,
@@ -126,10 +126,10 @@ impl<'a> Report<'a> {
     }
 
     /// [`compare`](Report::compare) with a number of rounds that the options do not replace: for
-    /// counts, which more rounds make no better.
+    /// counts, which more rounds do not improve.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`compare`](Report::compare).
     pub fn compare_times(&mut self, comparison: Comparison<'_>, rounds: u32) -> io::Result<()> {
         if let Some(outcome) = self.measure_times(comparison, rounds)? {
             let table = render(outcome);
@@ -138,8 +138,8 @@ impl<'a> Report<'a> {
         self.go_on()
     }
 
-    /// Runs a comparison and records it, but leaves it to the bench to [`print`](Report::print) it:
-    /// for many small ones that are read together. `None` if the filter or the time leaves it out.
+    /// Runs a comparison and records it, but the bench [`print`](Report::print)s it: for many small
+    /// ones that are read together. `None` if the filter or the time leaves it out.
     ///
     /// # Errors
     /// Those of [`Comparison::run`].
@@ -175,7 +175,7 @@ impl<'a> Report<'a> {
     }
 
     /// # Errors
-    /// `Interrupted`, if so.
+    /// `Interrupted`, if the user has requested an end.
     fn go_on(&self) -> io::Result<()> {
         match self.pace.is_interrupted() {
             true => Err(interrupted()),
@@ -183,15 +183,15 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// The rounds of the comparison of this title, or else `otherwise`: for one that shares its
-    /// measurements with another, of which time may have allowed fewer.
+    /// Returns the rounds of the comparison of this title, or else `otherwise`: for one that shares
+    /// its measurements with another, for which time may have allowed fewer rounds.
     pub fn rounds_of(&self, title: &str, otherwise: u32) -> u32 {
         let outcomes = self.document.benches.last().map_or(&[][..], |bench| &bench.comparisons);
         let known = outcomes.iter().find(|outcome| outcome.title == title);
         known.map_or(otherwise, |outcome| outcome.rounds)
     }
 
-    /// Prints a bench's own table of what it [`measure`](Report::measure)d.
+    /// Prints a bench's own table of its [`measure`](Report::measure)d comparisons.
     ///
     /// # Errors
     /// If `out` cannot be written.
@@ -199,8 +199,8 @@ impl<'a> Report<'a> {
         self.say(&format!("\n{table}"))
     }
 
-    /// The medians of the named contestant in the current bench's comparisons whose title begins
-    /// so: for what is said across rows, such as "flat".
+    /// Returns the medians of the named contestant in the current bench's comparisons whose title
+    /// begins with `title`: for statements across rows, such as "flat".
     pub fn medians(&self, title: &str, contestant: &str) -> Vec<f64> {
         let outcomes = self.document.benches.last().map_or(&[][..], |bench| &bench.comparisons);
         outcomes
@@ -220,14 +220,14 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Records how often which value came.
+    /// Records a histogram.
     pub fn histogram(&mut self, histogram: Histogram) {
         if let Some(bench) = self.document.benches.last_mut() {
             bench.histograms.push(histogram);
         }
     }
 
-    /// Records what changed over time.
+    /// Records values over time.
     pub fn time_series(&mut self, series: TimeSeries) {
         if let Some(bench) = self.document.benches.last_mut() {
             bench.time_series.push(series);
@@ -247,17 +247,18 @@ impl<'a> Report<'a> {
         Ok(())
     }
 
-    /// Whether the user has ended the run.
+    /// Returns whether the user has ended the run.
     pub(crate) fn is_interrupted(&self) -> bool {
         self.pace.is_interrupted()
     }
 
-    /// Records that the run ends before its time, and why.
+    /// Records that the run ends early, with the reason.
     pub(crate) fn ends_early(&mut self, why: &str) {
         self.document.ended_early = Some(why.to_owned());
     }
 
-    /// Lists our rows that lose or could not be measured, and writes the JSON. Returns all that was measured.
+    /// Lists the rows of tenure that lose or could not be measured, and writes the JSON. Returns
+    /// all measurements.
     ///
     /// # Errors
     /// If either cannot be written.

@@ -1,9 +1,9 @@
-//! One contestant's results, what they are counted in, and what was found about them.
+//! One contestant's results, their unit, and the findings about them.
 
 use super::stats::Stats;
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// What a comparison counts. Less is better in all of them.
+/// The unit of a comparison. Less is better in all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unit {
     /// Nanoseconds.
@@ -45,14 +45,14 @@ impl Unit {
     }
 }
 
-/// What a contestant is to us.
+/// The role of a contestant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
     /// tenure; its rows can lose.
     Ours,
-    /// Another way to the same end, which is not tenure's.
+    /// A program or method with the same purpose that is not tenure's.
     Peer,
-    /// A limit or a landmark: nothing that we would have to beat.
+    /// A limit or a landmark, which tenure need not beat.
     Reference,
 }
 
@@ -61,24 +61,25 @@ pub enum Role {
 pub struct Row {
     /// The contestant.
     pub name: String,
-    /// What it is to us.
+    /// Its role.
     pub role: Role,
     /// Every measured value, in the order of the rounds, the warm-up left out.
     pub samples: Vec<f64>,
-    /// Every value counted beside, by name, likewise.
+    /// The samples of the columns beside the value, by name.
     pub extras: Vec<(String, Vec<f64>)>,
     /// Their summary; nothing if it could not run.
     pub stats: Option<Stats>,
-    /// Goals and peers, for our rows.
+    /// Goals and peers, for tenure's rows.
     pub findings: Vec<Finding>,
-    /// Why it could not run.
+    /// The reason why it could not run.
     pub unavailable: Option<String>,
-    /// What of its work it could not do, in the last round in which that was so.
+    /// The work that it could not do, in the last round with such a failure.
     pub failed: Option<String>,
 }
 
 impl Row {
-    /// Whether this is a losing row: ours, and behind a goal or the best peer, or not up to the work.
+    /// Returns whether this is a losing row: tenure's, and behind a goal or the best peer, or its
+    /// work is incomplete.
     pub fn loses(&self) -> bool {
         self.findings.iter().any(Finding::loses)
             || (self.role == Role::Ours && self.failed.is_some())
@@ -97,30 +98,30 @@ fn boundless<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or(f64::INFINITY))
 }
 
-/// A goal or a peer, and how our row stands to it.
+/// A goal or a peer, and the position of tenure's row against it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     /// The goal in words, or the peer that is ahead.
     pub what: String,
-    /// What was measured, in the goal's own terms.
+    /// The measured value, in the goal's own terms.
     #[serde(deserialize_with = "boundless")]
     pub measured: f64,
-    /// By what factor the row loses; 1 or less: it does not.
+    /// The factor by which the row loses; 1 or less: it does not lose.
     #[serde(deserialize_with = "boundless")]
     pub loses_by: f64,
-    /// In what share of the rounds it was behind, where it is measured against another row: rounds
-    /// are interleaved, so a difference that is no noise shows in nearly all of them.
+    /// The share of the rounds in which it was behind, if it is measured against another row.
+    /// Rounds are interleaved, so a real difference appears in nearly all of them.
     pub behind_in: Option<f64>,
 }
 
 impl Finding {
-    /// Whether this makes the row a losing one.
+    /// Returns whether this makes the row a losing one.
     pub fn loses(&self) -> bool {
         self.loses_by > 1.0
     }
 
-    /// Whether it makes the row a losing one although the rounds do not agree on it: fewer than four
-    /// in five say so. Of two that are equal one is always behind.
+    /// Returns whether it makes the row a losing one although the rounds do not agree: it was
+    /// behind in fewer than four of five. Of two equal rows one is always behind.
     pub fn in_the_noise(&self) -> bool {
         self.loses() && self.behind_in.is_some_and(|share| share < 0.8)
     }

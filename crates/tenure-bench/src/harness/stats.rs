@@ -1,4 +1,4 @@
-//! What is said about a row of samples.
+//! Statistics of a row of samples.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 pub struct Stats {
     /// The middle sample (the mean of the two middle ones).
     pub median: f64,
-    /// The best sample: what the code costs when the machine does nothing else.
+    /// The best sample: the cost of the code when the machine does nothing else.
     pub min: f64,
     /// The sample that 90 % do not exceed (nearest rank, so of few samples it is the worst).
     pub p90: f64,
-    /// (p90 - min) / median: how far to believe the median.
+    /// (p90 - min) / median: a measure of how reliable the median is.
     pub spread: f64,
 }
 

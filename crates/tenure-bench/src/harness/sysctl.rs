@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 /// A number under `/proc/sys`, raised until this is dropped.
 ///
-/// A process of its own puts it back, also when this one is killed: an interrupted benchmark must
-/// not leave the machine changed. What another program has changed meanwhile stays so.
+/// A process of its own restores it, also when this one is killed: an interrupted benchmark must
+/// not leave the machine changed. A value that another program has set meanwhile stays.
 pub struct Raised {
     path: PathBuf,
     keeper: Option<(File, libc::pid_t)>,
@@ -20,8 +20,8 @@ impl Raised {
     /// Raises the number in `path` to at least `wanted`.
     ///
     /// # Errors
-    /// `Unsupported`, with what it is and what is needed, if it may not be written or did not become
-    /// as high as that (huge pages can be too few).
+    /// `Unsupported`, with the present value and the needed one, if the file may not be written or
+    /// the value did not become high enough (huge pages can be too few).
     pub fn at_least(path: impl AsRef<Path>, wanted: u64) -> io::Result<Raised> {
         Self::raise(path.as_ref(), wanted, false)
     }
@@ -60,7 +60,7 @@ impl Raised {
         }
     }
 
-    /// What it is now.
+    /// Returns the present value.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -72,10 +72,11 @@ impl Raised {
 impl Drop for Raised {
     fn drop(&mut self) {
         if let Some((mut pipe, pid)) = self.keeper.take() {
-            // Said, not left to the end of the pipe: whatever was forked since has it open too.
+            // A message, because the end of the pipe may not come: any process forked since has it
+            // open, too.
             let _ = pipe.write_all(&[0]);
             drop(pipe);
-            // SAFETY: a child of ours; nothing is written.
+            // SAFETY: a child of this process; nothing is written.
             unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
         }
     }
@@ -86,17 +87,17 @@ fn read(path: &Path) -> io::Result<u64> {
     text.trim().parse().map_err(|_| io::Error::other(format!("\"{}\" is no number", text.trim())))
 }
 
-/// How a number is put back.
+/// The way to restore a number.
 #[derive(Clone, Copy)]
 enum Undo {
-    /// What was added is taken off: others may have added theirs.
+    /// The added amount is subtracted: other programs may have added theirs.
     Less,
-    /// It is set, if it still is what it was raised to.
+    /// It is set back, if it still has the raised value.
     Back { to: u64 },
 }
 
 impl Undo {
-    /// `risen`: by how much it rose, which may be less than was asked for.
+    /// `risen`: the amount by which it rose, which may be less than requested.
     fn apply(self, path: &Path, risen: u64) -> io::Result<()> {
         let now = read(path)?;
         match self {
@@ -107,11 +108,12 @@ impl Undo {
     }
 }
 
-/// A process that does `undo` when it is told to, or when the other end of its pipe is closed.
+/// Starts a process that does `undo` at a message, or when the other end of its pipe is closed.
 fn restorer(path: &Path, undo: Undo) -> io::Result<(File, libc::pid_t)> {
     let (reader, writer) = pipe()?;
     let mut reader = File::from(reader);
-    // SAFETY: the child only waits, writes a file and exits; glibc keeps its allocator usable there.
+    // SAFETY: the child only waits, writes a file and exits; glibc keeps its allocator usable
+    // there.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
@@ -150,11 +152,12 @@ mod tests {
             assert_eq!(more.now().unwrap(), 12);
         }
         assert_eq!(raised.now().unwrap(), 9);
-        // Not written where it suffices.
+        // Nothing is written if the value is high enough.
         assert!(Raised::at_least(&path, 5).unwrap().keeper.is_none());
         drop(raised);
         assert_eq!(fs::read_to_string(&path).unwrap(), "7");
-        // Two that overlap each take off their own; a number that another program has set stays.
+        // Of two overlapping raises each subtracts its own amount; a number that another program
+        // has set stays.
         let (first, second) = (Raised::by(&path, 2).unwrap(), Raised::by(&path, 10).unwrap());
         drop(first);
         assert_eq!(second.now().unwrap(), 17);
@@ -171,7 +174,7 @@ mod tests {
         let error = Raised::at_least("/proc/sys/kernel/nonexistent", 1).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::Unsupported);
         assert!(error.to_string().contains("nonexistent"), "{error}");
-        // It can be read, and by nobody be written.
+        // This file can be read, but no user can write it.
         let error = Raised::by("/proc/sys/kernel/ngroups_max", 1).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::Unsupported);
         assert!(error.to_string().contains("ngroups_max: is "), "{error}");

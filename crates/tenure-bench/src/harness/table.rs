@@ -29,7 +29,7 @@ pub(crate) fn render(outcome: &Outcome) -> String {
         text.push_str("  ");
         for (at, cell) in line.iter().enumerate() {
             let width = widths[at];
-            // Names and verdicts read from the left, numbers line up on the right.
+            // Names and verdicts are aligned left, numbers right.
             if at == 0 || at + 1 == line.len() {
                 text.push_str(&format!("{cell:<width$}  "));
             } else {
@@ -71,7 +71,7 @@ fn cells(outcome: &Outcome, row: &Row, base: Option<Stats>, extras: &[&str]) -> 
     cells
 }
 
-/// What is said at the end of a row: first where it loses, then what it reached.
+/// The text at the end of a row: first its losses, then its achievements.
 pub(crate) fn verdict(row: &Row) -> String {
     if let Some(reason) = &row.unavailable {
         return format!("not measured: {reason}");

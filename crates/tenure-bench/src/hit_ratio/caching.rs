@@ -1,4 +1,4 @@
-//! What the caches that are compared have in common.
+//! The common interface of the compared caches.
 
 use std::io;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ pub(crate) type Sizes = Arc<[u32]>;
 
 /// A cache whose hits are counted.
 pub(crate) trait Caching {
-    /// Gets a key's value, and puts it in after a miss; `true`: it was there.
+    /// Gets a key's value, and inserts it after a miss; `true`: it was there.
     fn request(&mut self, key: u32) -> bool;
 
-    /// What was found wrong.
+    /// Returns the errors found.
     fn verdict(&mut self) -> io::Result<()> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Generated requests, the same in every run.
+//! Generated requests, equal in every run.
 
 use super::trace::{Builder, Trace};
 use rand::rngs::Xoshiro256PlusPlus;
@@ -8,7 +8,7 @@ use rand_distr::{Distribution, Zipf};
 /// Makes the requests of a load.
 pub(crate) type Make = fn(&mut Load);
 
-/// All generated loads: their names, and what makes their requests.
+/// All generated loads: their names, and the functions that make their requests.
 pub(crate) const LOADS: &[(&str, Make)] = &[
     ("Zipf 0.8", |load| load.zipf(0.8)),
     ("Zipf 1.0", |load| load.zipf(1.0)),
@@ -27,7 +27,7 @@ pub(crate) struct Load {
     builder: Builder,
 }
 
-/// A load of about `requests` requests, and of values that take about `bytes` together.
+/// Makes a load of about `requests` requests, with values of about `bytes` together.
 pub(crate) fn generate(name: &str, make: Make, requests: usize, bytes: u64) -> Trace {
     let mut load = Load {
         random: Xoshiro256PlusPlus::seed_from_u64(11),
@@ -57,8 +57,8 @@ impl Load {
         }
     }
 
-    /// Zipf 1.0; one request in four belongs to a scan: a run of keys in order, from a second set as
-    /// large, which is walked twice in all.
+    /// Zipf 1.0; one request in four belongs to a scan: a run of keys in order, from a second set
+    /// as large, which is walked twice in all.
     fn scans(&mut self) {
         let rounds = 25;
         let run = self.requests / (4 * rounds);
@@ -83,8 +83,8 @@ impl Load {
         }
     }
 
-    /// Zipf 1.0 over keys that change: forty times, a fortieth of the ranks, the first ones, ends, and
-    /// the others move up.
+    /// Zipf 1.0 over keys that change: forty times, a fortieth of the ranks, the first ones, ends,
+    /// and the others move up.
     fn shifting(&mut self) {
         for at in 0..self.requests {
             let shift = (at * 40 / self.requests) as u64 * (self.keys / 40);
@@ -93,8 +93,8 @@ impl Load {
         }
     }
 
-    /// One request in eight is for a new key. The others repeat an earlier one, the sooner after it the
-    /// more often: what was asked for lately is what will be asked for.
+    /// One request in eight is for a new key. The others repeat an earlier key, more often a recent
+    /// one: keys that were requested recently are likely to be requested again.
     fn recency(&mut self) {
         let mut past: Vec<u64> = Vec::with_capacity(self.requests);
         let farthest = (self.requests as f64 / 2.0).ln();
@@ -107,7 +107,7 @@ impl Load {
         }
     }
 
-    /// Zipf 0.9, and values of which the largest take 256 times what the smallest take.
+    /// Zipf 0.9; the largest values are 256 times as large as the smallest.
     fn mixed(&mut self) {
         for _ in 0..self.requests {
             let rank = self.rank(0.9);

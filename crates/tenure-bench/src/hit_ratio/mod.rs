@@ -1,7 +1,7 @@
-//! What share of the requests a cache answers, with the same bytes for values as others have.
+//! The share of the requests that a cache serves, with equal bytes for the values of each cache.
 //!
-//! A request is a get, and an insert after a miss. tenure stores real bytes, which are checked at every
-//! hit; the peers are given the weight of each value alone, which is all that their policies see.
+//! A request is a get, and an insert after a miss. tenure stores real bytes, which are checked at
+//! every hit. The peers get only the weight of each value, because their policies use nothing else.
 
 mod caching;
 mod loads;
@@ -18,7 +18,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use trace::Trace;
 
-/// Shares of the bytes of all keys' values that the caches get, in percent.
+/// The caches' sizes as shares of the bytes of all keys' values, in percent.
 const SHARES: [u64; 5] = [1, 5, 10, 20, 40];
 /// How many points of the hit ratio tenure may be behind the best peer.
 const MAY_BE_BEHIND: f64 = 0.5;
@@ -56,8 +56,8 @@ const MAKERS: &[(&str, Role, Maker)] = &[
 /// Runs the bench.
 ///
 /// # Errors
-/// `InvalidData` if the cache served wrong bytes or a trace cannot be understood; else what the report or
-/// the system said.
+/// `InvalidData` if the cache served wrong bytes or a trace cannot be parsed; otherwise an error of
+/// the report or the system.
 pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     let requests = options.scaled(1_000_000, 150_000, 20_000);
     let bytes = options.scaled(2 << 30, 256 << 20, 128 << 20) as u64;
@@ -92,7 +92,7 @@ fn measure(
         for &(name, role, make) in MAKERS {
             let (trace, sizes) = (trace.clone(), sizes.clone());
             let misses = move || misses(&trace, &mut *make(bytes, &sizes)?);
-            // Once: a second time would give the same.
+            // Once: a second time would give an equal result.
             let contestant = Contestant::new(name, role, misses).once();
             comparison = comparison.with(match role {
                 Role::Ours => contestant.goal(Goal::MoreThanBestPeer(MAY_BE_BEHIND)),
@@ -109,7 +109,7 @@ fn measure(
     report.print(&text)
 }
 
-/// The share of requests, in percent, that find nothing.
+/// The percentage of requests that find nothing.
 fn misses(trace: &Trace, cache: &mut dyn Caching) -> io::Result<Sample> {
     let hits = trace.requests.iter().filter(|request| cache.request(request.key)).count();
     cache.verdict()?;
@@ -119,14 +119,14 @@ fn misses(trace: &Trace, cache: &mut dyn Caching) -> io::Result<Sample> {
 /// The hit ratios of all rows.
 #[derive(Default)]
 struct Table {
-    /// Of each contestant, in all rows.
+    /// The sum of each contestant over all rows.
     sums: Vec<(String, f64)>,
     rows: usize,
     within: usize,
 }
 
 impl Table {
-    /// Adds a row; answers it as text.
+    /// Adds a row. Returns it as text.
     fn add(&mut self, trace: &str, share: u64, outcome: &Outcome) -> String {
         let hits: Vec<(&str, Role, f64)> = outcome
             .rows

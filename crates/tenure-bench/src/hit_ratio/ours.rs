@@ -1,14 +1,14 @@
-//! tenure's caches, with the bytes that the others get as their ceiling, and real values.
+//! tenure's caches, with the others' bytes as their ceiling, and real values.
 
 use super::caching::{Caching, Sizes};
 use crate::cache::store::{blank, check, stamp};
 use std::io;
 use tenure::shared::SharedCache;
 
-/// Values that show when they are wrong.
+/// Values that show corruption.
 struct Values {
     sizes: Sizes,
-    /// Stamped for each value that is put in.
+    /// Stamped for each inserted value.
     next: Vec<u8>,
     wrong: u64,
 }

@@ -1,13 +1,13 @@
-//! The caches that tenure's hit ratio is compared with, by the weight of their values alone: what they hold
-//! are no bytes. One shard each, where that is a choice, for shards cost hits.
+//! The caches with which tenure's hit ratio is compared. They store weights and no bytes. Each has
+//! one shard, if that can be chosen, because shards cost hits.
 
 use super::caching::{Caching, Sizes};
 
-/// Plain LRU: what everybody knows.
+/// Plain LRU, as a known reference.
 pub(super) struct Lru {
     sizes: Sizes,
-    /// The neighbours of each key towards the newest and towards the oldest; the last entry is the list's
-    /// head. A key that is not in the list is its own neighbour.
+    /// The neighbours of each key towards the newest and towards the oldest; the last entry is the
+    /// list's head. A key that is not in the list is its own neighbour.
     links: Vec<(u32, u32)>,
     left: u64,
 }

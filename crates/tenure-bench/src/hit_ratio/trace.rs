@@ -1,4 +1,4 @@
-//! A sequence of requests, and the files that one is read from.
+//! A sequence of requests, and the files from which it can be read.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,7 +13,7 @@ pub(crate) struct Request {
     pub size: u32,
 }
 
-/// What is asked for, in order.
+/// The requests, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Trace {
     pub name: String,
@@ -39,7 +39,7 @@ impl Builder {
         Builder { numbers: HashMap::new(), raw: Vec::new(), sizes: Vec::new(), most }
     }
 
-    /// Adds a request; `false`: the trace has as many as it may.
+    /// Adds a request; `false`: the trace has reached its limit.
     pub fn add(&mut self, key: u64, size: u64) -> bool {
         if self.raw.len() == self.most {
             return false;
@@ -53,7 +53,8 @@ impl Builder {
         true
     }
 
-    /// The trace, with sizes in proportion so that all keys' values together take about `bytes`.
+    /// Returns the trace. Its sizes are scaled so that all keys' values together take about
+    /// `bytes`.
     pub fn finish(self, name: impl Into<String>, bytes: u64) -> Trace {
         let total: u64 = self.sizes.iter().sum();
         let scale = bytes as f64 / total.max(1) as f64;
@@ -141,8 +142,8 @@ fn read_arc(builder: &mut Builder, input: &mut dyn BufRead) -> io::Result<()> {
     Ok(())
 }
 
-/// Lines of a time, a key, a size and perhaps more. A first line that names the columns may differ in
-/// their order. Lines of one field are keys.
+/// Lines of a time, a key, a size and perhaps more. A first line that names the columns may differ
+/// in their order. Lines of one field are keys.
 fn read_csv(builder: &mut Builder, input: &mut dyn BufRead) -> io::Result<()> {
     let (mut key_at, mut size_at) = (1, 2);
     for (number, line) in input.lines().enumerate() {
@@ -177,7 +178,7 @@ fn read_csv(builder: &mut Builder, input: &mut dyn BufRead) -> io::Result<()> {
     Ok(())
 }
 
-/// A key that is no number. 64 bits: two keys of a trace hardly ever have the same.
+/// The number of a key that is not a number. 64 bits: two keys of a trace hardly ever collide.
 fn hash(key: &str) -> u64 {
     use std::hash::{DefaultHasher, Hasher};
     let mut hasher = DefaultHasher::new();

@@ -1,4 +1,4 @@
-//! Two processes under one memory limit that in turn need most of it.
+//! Two processes under one memory limit that need most of it in turn.
 
 use super::contestant::{
     unsupported, Programs, Running, Setup, GLIBC, JEMALLOC, MIMALLOC, TCMALLOC,
@@ -12,7 +12,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 use tenure_measure::MemoryCgroup;
 
-/// Of the limit, in each turn.
+/// The share of the limit in each turn.
 const SHARE_PERCENT: usize = 60;
 
 /// A turn that takes longer will not end: its process hangs in reclaim.
@@ -52,8 +52,8 @@ fn setups() -> Vec<Setup> {
     all
 }
 
-/// A killed process is started anew for its next turn, as a service manager would, and what that
-/// takes counts.
+/// A killed process is started again for its next turn, as a service manager would do, and that
+/// time counts.
 fn compete(
     programs: &Programs<'_>,
     setup: &Setup,
@@ -83,7 +83,7 @@ fn compete(
     }
     let ms = began.elapsed().as_secs_f64() * 1e3;
     for party in parties {
-        // One that was killed while the other had its turn.
+        // It was killed while the other had its turn.
         match party.finish() {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::Unsupported => return Err(error),

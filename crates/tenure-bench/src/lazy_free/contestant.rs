@@ -1,4 +1,4 @@
-//! Allocators, what tenure does above them, and programs run with them.
+//! Allocators, tenure above or below them, and programs run with them.
 
 use super::shared_library;
 use crate::harness::{Report, Role};
@@ -11,10 +11,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// No load takes as long as this.
+/// No load takes so long.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// An allocator that a program can be given when it starts.
+/// An allocator that can be given to a program at its start.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Allocator {
     pub name: &'static str,
@@ -45,8 +45,8 @@ pub(super) const TCMALLOC: Allocator = Allocator {
     package: "libtcmalloc-minimal4",
     settings: &[],
 };
-/// Gives memory back at once: with a threshold that is set, large blocks are mapped for good, and the heap is
-/// trimmed (mallopt(3)).
+/// Gives memory back at once: with a fixed threshold, large blocks are always mapped, and the heap
+/// is trimmed (mallopt(3)).
 pub(crate) const GLIBC_EAGER: Allocator = Allocator {
     name: "glibc, fixed thresholds",
     settings: &[("MALLOC_MMAP_THRESHOLD_", "131072"), ("MALLOC_TRIM_THRESHOLD_", "131072")],
@@ -75,7 +75,7 @@ pub(crate) struct Setup {
     pub name: String,
     pub role: Role,
     pub allocator: Allocator,
-    /// Options of `tenure run`; empty: not through it.
+    /// Options of `tenure run`; empty: without it.
     pub launcher: &'static [&'static str],
 }
 
@@ -119,7 +119,7 @@ impl<'a> Programs<'a> {
     pub(super) fn name_peers(&self, report: &mut Report<'_>) {
         for allocator in [GLIBC, JEMALLOC, MIMALLOC, TCMALLOC] {
             let setup = Setup::plain(allocator, Role::Peer);
-            // The rows of an allocator that is missing show that.
+            // The rows of a missing allocator show that it is missing.
             let Ok(answer) = self.run(&setup, &Load::Nothing) else { continue };
             for (name, version) in &answer.identity.allocators {
                 if name == allocator.name {
@@ -129,10 +129,11 @@ impl<'a> Programs<'a> {
         }
     }
 
-    /// Runs a load and returns what it said.
+    /// Runs a load and returns its result.
     ///
     /// # Errors
-    /// `Unsupported` for what this machine lacks; `InvalidData` if the load read wrong bytes.
+    /// `Unsupported` for features that this machine lacks; `InvalidData` if the load read wrong
+    /// bytes.
     pub(super) fn run(&self, setup: &Setup, load: &Load) -> io::Result<Answer> {
         self.start(setup, load)?.finish()
     }
@@ -190,7 +191,8 @@ impl<'a> Programs<'a> {
     }
 }
 
-/// Whether a variable of the environment would give one contestant what the others have not.
+/// Returns whether a variable of the environment would give one contestant settings that the others
+/// do not have.
 fn changes_an_allocator(name: &str) -> bool {
     let exact = ["LD_PRELOAD", "MALLOC_CONF", "GLIBC_TUNABLES"];
     let prefixes = ["MALLOC_", "MIMALLOC_", "TCMALLOC_", "TENURE_"];
@@ -205,12 +207,12 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// The process, to talk to.
+    /// The process, for messages.
     pub fn child(&mut self) -> io::Result<&mut Child> {
         self.child.as_mut().ok_or_else(|| io::Error::other("it has ended"))
     }
 
-    /// Waits for its end and takes its answer.
+    /// Waits for its end and returns its result.
     ///
     /// # Errors
     /// As for [`Programs::run`].
@@ -226,7 +228,7 @@ impl Running {
             err.read_to_string(&mut complained)?;
         }
         check(status, &complained)?;
-        // A load that is told its work by bytes answers them in front of its JSON.
+        // A load that gets its work by bytes sends bytes back before its JSON.
         let json = said.find('{').map_or("", |at| &said[at..]);
         let answer: Answer = serde_json::from_str(json).map_err(|error| {
             io::Error::other(format!("the load ended without an answer: {error}: {complained}"))
@@ -237,7 +239,7 @@ impl Running {
 }
 
 impl Setup {
-    /// Whether the process really had what its row claims.
+    /// Checks that the process really had the libraries that its row claims.
     fn check(&self, answer: &Answer) -> io::Result<()> {
         let mut wanted: Vec<_> = self.allocator.library.into_iter().collect();
         // The launcher's library, by either of its names.
@@ -283,12 +285,12 @@ fn wait(child: &mut Child) -> io::Result<ExitStatus> {
     }
 }
 
-/// What the end of a program means.
+/// The meaning of a program's exit status.
 pub(super) fn check(status: ExitStatus, complained: &str) -> io::Result<()> {
     let said = complained.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("");
     match status.code() {
         Some(0) => Ok(()),
-        // clap's code for an option that it does not know, and the launcher's own failures.
+        // clap's code for an unknown option, and the launcher's own failures.
         Some(2 | 125..=127) => Err(unsupported(&format!("tenure run: {said}"))),
         Some(code) if code == i32::from(load::WRONG_DATA) => {
             Err(io::Error::new(io::ErrorKind::InvalidData, said.to_owned()))

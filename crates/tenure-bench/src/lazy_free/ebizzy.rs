@@ -8,10 +8,10 @@ use crate::load::{Allocation, Answer, Ebizzy, Load};
 use crate::Options;
 use std::io;
 
-/// What the others come to if allocating costs nothing.
+/// The others' result if allocation cost nothing.
 const LIMIT: &str = "one buffer, never freed";
 
-/// A way to run it, and how tables name it.
+/// A way to run it, and its name in tables.
 #[derive(Clone, Copy, PartialEq)]
 struct Mode {
     name: &'static str,
@@ -27,7 +27,8 @@ const MODES: [Mode; 4] = [
 ];
 
 /// A table for each way and number of threads. Chunks that lie in memory, and ebizzy's own ten,
-/// which lie in the processor's cache: there copying costs less, and allocating shows.
+/// which lie in the processor's cache: there copying costs less, and the cost of allocation is
+/// visible.
 pub(super) fn tables(
     options: &Options,
     programs: &Programs<'_>,
@@ -96,9 +97,9 @@ fn contestants(mode: Mode) -> Vec<(Setup, Vec<Goal>)> {
     let limit = Setup { name: LIMIT.into(), ..Setup::plain(GLIBC, Role::Reference) };
     let limit = (limit, Vec::new());
     let mut all = match mode.allocation {
-        // Buffers are mappings, whichever malloc there is.
+        // Buffers are mappings, whatever the malloc.
         Allocation::AlwaysMmap => {
-            // They are smaller than what --mmap takes by default.
+            // They are smaller than the default threshold of --mmap.
             let setup = Setup::ours("tenure", GLIBC, &["--large=pool", "--mmap=pool:256K"]);
             return vec![(setup, vec![Goal::FasterThan("glibc", 10.0)]), peer(GLIBC), limit];
         }
@@ -114,7 +115,7 @@ fn contestants(mode: Mode) -> Vec<(Setup, Vec<Goal>)> {
     };
     all.extend([GLIBC, JEMALLOC, MIMALLOC, TCMALLOC].map(peer));
     all.push(limit);
-    // Only glibc listens to -M.
+    // Only glibc has -M.
     if mode.allocation == Allocation::Default {
         all.extend([JEMALLOC_EAGER, MIMALLOC_EAGER].map(eager));
         all.extend([JEMALLOC, MIMALLOC, TCMALLOC].map(beneath));

@@ -1,4 +1,4 @@
-//! What is still resident after a program has freed everything.
+//! Resident memory after a program has freed everything.
 
 use super::contestant::{
     Programs, Setup, GLIBC, JEMALLOC, JEMALLOC_EAGER, MIMALLOC, MIMALLOC_EAGER, TCMALLOC,
@@ -11,9 +11,9 @@ use crate::Options;
 use std::collections::HashMap;
 use std::io;
 
-/// A process has so much that is not the buffers'.
+/// The memory of a process beside the buffers.
 const OWN_MIB: f64 = 8.0;
-/// When its memory is looked at after everything was freed. The table has two of these.
+/// The times after everything was freed at which the memory is read. The table has two of these.
 const LOOKS_MS: [u64; 7] = [0, 250, 500, AT_FIRST_MS, 2000, 5000, 10_000];
 const AT_FIRST_MS: u64 = 1000;
 const LATER: &str = "not the kernel's after 10 s";
@@ -36,7 +36,7 @@ pub(super) fn table(
     if !options.wants(title) {
         return Ok(());
     }
-    // They work one after the other and wait side by side.
+    // They work one after another and wait side by side.
     let answers: HashMap<String, io::Result<Answer>> = std::thread::scope(|scope| {
         let mut waiting = Vec::new();
         for setup in setups() {
@@ -67,7 +67,7 @@ pub(super) fn table(
                 Ok(answer) => sample(answer),
                 Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
             });
-        // What another allocator keeps for itself is in use to the pool beneath it.
+        // Memory that another allocator keeps counts as in use for the pool below it.
         if setup == Setup::large() {
             contestant = contestant.goal(Goal::AtMost(OWN_MIB));
             if !options.quick {
@@ -93,7 +93,7 @@ pub(super) fn table(
 
 fn setups() -> Vec<Setup> {
     let mut all = vec![Setup::large()];
-    // Landmarks: some give back faster than any delay, and pay for it above.
+    // Landmarks: some give memory back before any delay, and pay for it above.
     for allocator in [GLIBC, JEMALLOC, MIMALLOC, TCMALLOC, JEMALLOC_EAGER, MIMALLOC_EAGER] {
         all.push(Setup::plain(allocator, Role::Reference));
     }

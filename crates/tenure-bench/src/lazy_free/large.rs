@@ -24,7 +24,7 @@ pub(super) fn table(
     let load = Load::Large(large);
     let mut comparison = Comparison::new(title, Unit::Milliseconds);
     for (setup, goals) in contestants() {
-        // Those that fault every buffer in anew: ten times as long as the others.
+        // These fault every buffer in again: ten times as long as the others.
         let faults = [JEMALLOC, MIMALLOC, JEMALLOC_EAGER, MIMALLOC_EAGER];
         let takes_long = setup.launcher.is_empty() && faults.contains(&setup.allocator);
         let load = &load;

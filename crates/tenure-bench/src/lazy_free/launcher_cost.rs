@@ -1,4 +1,4 @@
-//! What the launcher costs a program that it does not help: memory bandwidth and a compiler.
+//! The launcher's cost for a program that it does not help: memory bandwidth and a compiler.
 
 use super::contestant::{check, unsupported, Programs, Setup, GLIBC};
 use crate::harness::{Comparison, Contestant, Goal, Report, Role, Sample, Unit};
@@ -12,7 +12,7 @@ use std::time::Instant;
 
 const NONE: &str = "no launcher";
 
-/// At most so many times the time without it.
+/// At most this multiple of the time without it.
 const LIMIT: f64 = 1.01;
 
 /// Each option, and all of them together.
@@ -26,10 +26,10 @@ const OPTIONS: &[(&str, &[&str])] = &[
     ("all but lock", &["--large=pool", "--mmap=pool", "--unmap=retire", "--populate"]),
 ];
 
-/// What the launcher locks must be allowed, and as much again as the programs here need.
+/// The launcher must be allowed to lock its memory, and as much again for the programs here.
 const LOCKED_BYTES: u64 = 1 << 30;
 
-/// Why an option cannot be tried here.
+/// Returns the reason why an option cannot be tried here.
 fn is_possible(setup: &Setup) -> io::Result<()> {
     if !setup.name.starts_with("--lock") {
         return Ok(());

@@ -1,6 +1,7 @@
 //! Memory that is free and warm: programs that allocate and free large buffers, through the C
-//! library's allocator, jemalloc, mimalloc and tcmalloc, with tenure in their place or beneath them;
-//! what each keeps from everyone else afterwards; and what the launcher costs where it does not help.
+//! library's allocator, jemalloc, mimalloc and tcmalloc, with tenure in their place or below them;
+//! the memory that each keeps from other processes afterwards; and the launcher's cost where it
+//! does not help.
 //!
 //! Each sample is a process of its own that runs one of the [generators](crate::load), started as a
 //! user would start it: with the allocator preloaded, or through `tenure run`.
@@ -21,7 +22,7 @@ use std::io;
 /// Runs the bench.
 ///
 /// # Errors
-/// `InvalidData` if a generator read wrong bytes; else what the report or the system said.
+/// `InvalidData` if a generator read wrong bytes; otherwise an error of the report or the system.
 pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     let programs = Programs::new(options);
     programs.name_peers(report);

@@ -1,12 +1,12 @@
-//! Where a shared library is.
+//! Finds a shared library.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where distributions put libraries, for a machine whose `ldconfig` cannot be asked.
+/// The usual library directories, for a machine without `ldconfig`.
 const USUAL: &[&str] = &["/usr/lib64", "/usr/lib", "/lib64", "/lib", "/usr/local/lib"];
 
-/// The library of this name that the loader would take.
+/// Returns the library of this name that the loader would load.
 pub(super) fn find(name: &str) -> Option<PathBuf> {
     let asked = ["ldconfig", "/sbin/ldconfig", "/usr/sbin/ldconfig"]
         .iter()
@@ -22,8 +22,9 @@ pub(super) fn find(name: &str) -> Option<PathBuf> {
     })
 }
 
-/// From lines such as `libjemalloc.so.2 (libc6,x86-64) => /lib/x86_64-linux-gnu/libjemalloc.so.2`,
-/// of which there may be one for another word size.
+/// Parses lines such as
+/// `libjemalloc.so.2 (libc6,x86-64) => /lib/x86_64-linux-gnu/libjemalloc.so.2`. There may be one
+/// for another word size.
 fn in_cache(listing: &str, name: &str) -> Option<PathBuf> {
     let wide = cfg!(target_pointer_width = "64");
     listing.lines().find_map(|line| {

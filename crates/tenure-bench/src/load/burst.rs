@@ -1,4 +1,4 @@
-//! A program that now and then needs much memory, and nothing in between.
+//! A program that needs much memory from time to time, and none in between.
 
 #![allow(unsafe_code, reason = "reads blocks of its own")]
 
@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use std::time::Instant;
 
-/// How much in a turn.
+/// The memory of a turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Burst {
     /// Bytes needed at once.
     pub bytes: usize,
-    /// In buffers of so many.
+    /// The size of a buffer.
     pub block_bytes: usize,
 }
 
 impl Burst {
-    /// One turn for each byte that arrives, answered by a byte; until there are no more.
+    /// Does one turn for each byte that arrives, and sends a byte back, until no more arrive.
     pub(super) fn run(&self, go: &mut impl Read, done: &mut impl Write) -> io::Result<Answer> {
         let mut turns = 0;
         let mut seconds = 0.0;

@@ -1,4 +1,4 @@
-//! What ebizzy does: a search engine's way with memory.
+//! ebizzy's work: the memory use of a search engine.
 //!
 //! Chunks of sorted records lie in memory. For each request a thread copies a random chunk into a
 //! buffer that it allocates, looks a random record up in the copy by bisection, and frees the copy.
@@ -39,20 +39,20 @@ pub struct Ebizzy {
     pub allocation: Allocation,
     /// `-R`: copy a random number of records instead of whole chunks.
     pub random_size: bool,
-    /// When to look at what is resident, in milliseconds after everything was freed.
+    /// When to read the resident memory, in milliseconds after everything was freed.
     pub look_after_ms: Vec<u64>,
 }
 
-/// Where buffers come from.
+/// The source of buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Allocation {
-    /// `malloc` as it is.
+    /// `malloc` with its defaults.
     Default,
-    /// `-M`: `malloc` that is told never to use a mapping (glibc's only; others do not listen).
+    /// `-M`: `malloc` with a setting never to use a mapping (only glibc has it).
     NeverMmap,
     /// `-m`: a mapping for each buffer.
     AlwaysMmap,
-    /// Not one of ebizzy's: one buffer for each thread, never freed. What is left is copying.
+    /// Not one of ebizzy's: one buffer for each thread, never freed. Only the copying remains.
     Kept,
 }
 
@@ -106,7 +106,7 @@ impl Ebizzy {
             let (began, before) = (Instant::now(), Usage::now());
             measuring.store(true, Relaxed);
             thread::sleep(Duration::from_millis(self.run_ms));
-            // On a busy machine a thread may not have had its turn yet.
+            // On a busy machine a thread may not have run yet.
             while !served.load(Relaxed) && !workers.iter().all(|worker| worker.is_finished()) {
                 thread::sleep(Duration::from_millis(1));
             }
@@ -157,7 +157,8 @@ impl Ebizzy {
                 &new
             }
         };
-        // SAFETY: as many bytes as both have; the copy is this thread's, so they do not overlap.
+        // SAFETY: both have `records` records; the copy belongs to this thread, so they do not
+        // overlap.
         unsafe { chunk.addr().copy_to_nonoverlapping(copy.addr(), records * RECORD) };
         let key = random.below(records) as Record;
         let found = bisect(copy, records, key);
@@ -185,7 +186,7 @@ fn bisect(block: &Block, records: usize, key: Record) -> Option<Record> {
 }
 
 extern "C" fn compare(a: *const c_void, b: *const c_void) -> c_int {
-    // SAFETY: bsearch gives the key and a record.
+    // SAFETY: bsearch passes the key and a record.
     let (a, b) = unsafe { (*a.cast::<Record>(), *b.cast::<Record>()) };
     a.cmp(&b) as c_int
 }

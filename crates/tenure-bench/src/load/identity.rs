@@ -1,4 +1,4 @@
-//! Which allocator serves this process.
+//! Identifies the allocator of this process.
 
 #![allow(unsafe_code, reason = "calls what the loader has found, as the function that it is")]
 
@@ -8,17 +8,17 @@ use std::fs;
 use std::io;
 use std::ptr;
 
-/// What a generator was served by: proof that what was to be preloaded really was.
+/// The allocator of a generator: proof that the intended one was really preloaded.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Identity {
     /// The files that the process has mapped to execute, by name.
     pub libraries: Vec<String>,
-    /// The allocators' own versions, as they say them.
+    /// The allocators' own versions, as they report them.
     pub allocators: Vec<(String, String)>,
 }
 
 impl Identity {
-    /// Of this process.
+    /// The identity of this process.
     pub(super) fn of_this_process() -> io::Result<Identity> {
         Ok(Identity { libraries: libraries()?, allocators: allocators() })
     }
@@ -39,8 +39,8 @@ fn libraries() -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The functions by which allocators tell their versions are looked up, not linked: the process has
-/// them only if the allocator was preloaded.
+/// The functions by which allocators report their versions are looked up, not linked: the process
+/// has them only if the allocator was preloaded.
 fn allocators() -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut add = |name: &str, version: String| found.push((name.to_owned(), version));
@@ -78,7 +78,7 @@ fn allocators() -> Vec<(String, String)> {
     if let Some(tc_version) = symbol(c"tc_version") {
         type Version =
             unsafe extern "C" fn(*mut c_int, *mut c_int, *mut *const c_char) -> *const c_char;
-        // SAFETY: gperftools' documented function; null says that a part is not wanted.
+        // SAFETY: gperftools' documented function; null means that a part is not requested.
         let version = unsafe {
             std::mem::transmute::<*mut c_void, Version>(tc_version)(
                 ptr::null_mut(),
@@ -92,7 +92,7 @@ fn allocators() -> Vec<(String, String)> {
 }
 
 fn symbol(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a lookup among what is loaded already.
+    // SAFETY: a lookup among the libraries that are loaded already.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     (!address.is_null()).then_some(address)
 }
@@ -101,7 +101,7 @@ fn text(constant: *const c_char) -> String {
     if constant.is_null() {
         return "unknown".into();
     }
-    // SAFETY: the callers pass strings of the library that lie there as long as it is loaded.
+    // SAFETY: the callers pass strings of the library, which exist while it is loaded.
     unsafe { CStr::from_ptr(constant) }.to_string_lossy().into_owned()
 }
 

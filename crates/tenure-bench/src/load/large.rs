@@ -1,5 +1,5 @@
-//! What mimalloc-bench's malloc-large does: twenty buffers of 5 to 25 MiB, of which one at random is
-//! replaced by a new one, zeroed, again and again.
+//! The work of mimalloc-bench's malloc-large: twenty buffers of 5 to 25 MiB. A random one is
+//! replaced by a new, zeroed one, again and again.
 
 #![allow(unsafe_code, reason = "reads and writes blocks of its own")]
 
@@ -13,7 +13,7 @@ use std::time::Instant;
 
 const BUFFERS: usize = 20;
 
-/// How much of it.
+/// The amount of work.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Large {
     /// Buffers replaced; 2000 in the original.
@@ -22,7 +22,7 @@ pub struct Large {
     pub min_bytes: usize,
     /// The largest, 25 MiB in the original.
     pub max_bytes: usize,
-    /// When to look at what is resident, in milliseconds after everything was freed.
+    /// When to read the resident memory, in milliseconds after everything was freed.
     pub look_after_ms: Vec<u64>,
 }
 
@@ -35,9 +35,9 @@ impl Large {
             let at = random.below(BUFFERS);
             let len = self.min_bytes + random.below(self.max_bytes - self.min_bytes + 1);
             let block = Block::new(len, Source::Malloc)?;
-            // As `make_unique<char[]>(len)` does, also where the memory is known to be zero.
+            // As `make_unique<char[]>(len)` does, even for memory that is known to be zero.
             block.fill(0);
-            // The new one is there before the old one goes, as in an assignment.
+            // The new buffer exists before the old one goes, as in an assignment.
             buffers[at] = Some(block);
         }
         let (seconds, usage) = (began.elapsed().as_secs_f64(), Usage::now().since(before));
@@ -50,7 +50,7 @@ impl Large {
     }
 }
 
-/// A byte in each page: that nobody else has written here.
+/// Checks a byte in each page, to find writes by other code.
 fn check(block: &Block) -> io::Result<()> {
     for at in (0..block.len()).step_by(4096) {
         // SAFETY: in the block, which was filled.

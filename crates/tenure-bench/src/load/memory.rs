@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::io;
 use std::ptr::{self, NonNull};
 
-/// Where a generator has its buffers from.
+/// The source of a generator's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Malloc,
@@ -21,14 +21,14 @@ pub(super) struct Block {
     source: Source,
 }
 
-// SAFETY: a block owns its memory, and any thread may free what another has allocated.
+// SAFETY: a block owns its memory, and any thread may free a block that another one allocated.
 unsafe impl Send for Block {}
-// SAFETY: what a shared block gives out is its address.
+// SAFETY: a shared block gives out only its address.
 unsafe impl Sync for Block {}
 
 impl Block {
     pub fn new(len: usize, source: Source) -> io::Result<Block> {
-        // Unknown to the optimiser, which would join malloc with a following memset to calloc.
+        // Hidden from the optimiser, which would join malloc and a following memset to calloc.
         let addr = black_box(match source {
             // SAFETY: malloc has no precondition.
             Source::Malloc => unsafe { libc::malloc(len) },
@@ -58,7 +58,7 @@ impl Block {
 
     /// Sets every byte.
     pub fn fill(&self, byte: u8) {
-        // SAFETY: the block's own bytes, to which nobody holds a reference.
+        // SAFETY: the block's own bytes, to which no code holds a reference.
         unsafe { self.addr().write_bytes(byte, self.len) };
     }
 }
@@ -69,7 +69,8 @@ impl Drop for Block {
         match self.source {
             // SAFETY: from malloc, and freed only here.
             Source::Malloc => unsafe { libc::free(addr) },
-            // SAFETY: the mapping is the block's own. It cannot fail: the addresses are a mapping's.
+            // SAFETY: the mapping belongs to the block. The call cannot fail, because the addresses
+            // are a mapping's.
             Source::Mmap => unsafe {
                 libc::munmap(addr, self.len);
             },

@@ -1,9 +1,9 @@
-//! Load generators: programs that only call the C library's own `malloc`, `free`, `mmap` and
-//! `munmap`, so that whatever is preloaded into their process serves them.
+//! Load generators: programs that call only the C library's own `malloc`, `free`, `mmap` and
+//! `munmap`, so that a preloaded library serves them.
 //!
-//! A generator runs in a process of its own, the hidden command of `tenure-bench` named [`COMMAND`] with a
-//! [`Load`] as JSON, and prints its [`Answer`] as JSON. Each checks what it reads: a wrong byte ends
-//! it with [`WRONG_DATA`].
+//! A generator runs in a process of its own, the hidden command of `tenure-bench` named [`COMMAND`]
+//! with a [`Load`] as JSON, and prints its [`Answer`] as JSON. Each checks the bytes that it reads:
+//! a wrong byte ends it with [`WRONG_DATA`].
 
 mod burst;
 mod ebizzy;
@@ -27,35 +27,35 @@ use std::io;
 /// The hidden command that runs a generator.
 pub const COMMAND: &str = "bench-load";
 
-/// Exit code of a generator that read something else than it had written.
+/// Exit code of a generator that did not read back the bytes that it had written.
 pub const WRONG_DATA: u8 = 65;
 
-/// Exit code of a generator that does not understand what it is told. Not 2, which is a launcher's.
+/// Exit code of a generator that cannot parse its work. Not 2, which is a launcher's.
 pub const WRONG_USAGE: u8 = 64;
 
-/// What a process is to do.
+/// The work of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Load {
     /// Copies records into new buffers and searches them, on several threads.
     Ebizzy(Ebizzy),
     /// Replaces buffers of many MiB by new ones.
     Large(Large),
-    /// Takes, fills, checks and frees much memory each time it is told to.
+    /// Takes, fills, checks and frees much memory at each request.
     Burst(Burst),
     /// Copies, scales and adds long vectors.
     Stream(Stream),
-    /// Nothing: what it costs to start and end.
+    /// Nothing: the cost of starting and ending.
     Nothing,
 }
 
-/// What it did.
+/// The result.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Answer {
     /// Units of work: records, replacements, turns.
     pub done: u64,
     /// How long they took, in seconds.
     pub seconds: f64,
-    /// What they used meanwhile.
+    /// The resources used meanwhile.
     pub usage: Usage,
     /// Resident memory at certain times after everything was freed.
     pub kept: Vec<Kept>,
@@ -65,7 +65,7 @@ pub struct Answer {
     pub identity: Identity,
 }
 
-/// Runs the generator that `spec`, JSON, describes, prints its answer and returns the exit code.
+/// Runs the generator that `spec`, JSON, describes, prints its result and returns the exit code.
 pub fn main(spec: &str) -> u8 {
     let load = match serde_json::from_str(spec) {
         Ok(load) => load,

@@ -1,4 +1,4 @@
-//! Random numbers that cost a few cycles: what is measured is memory.
+//! Random numbers that cost a few cycles, because memory is measured.
 
 /// The splitmix64 generator.
 pub(super) struct Random(u64);

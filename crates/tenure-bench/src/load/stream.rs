@@ -1,4 +1,4 @@
-//! What STREAM does: how fast memory is, in four loops over long vectors.
+//! STREAM's work: measures the speed of memory, in four loops over long vectors.
 
 #![allow(unsafe_code, reason = "reads and writes blocks of its own")]
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::time::Instant;
 
-/// How long and how often.
+/// The size and the number of repeats.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stream {
     /// Threads, each with an equal part of each vector.
@@ -21,7 +21,7 @@ pub struct Stream {
     pub repeats: usize,
 }
 
-/// What a loop reached.
+/// The result of a loop.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Bandwidth {
     /// `copy`, `scale`, `add` or `triad`.
@@ -88,7 +88,7 @@ impl Stream {
             .enumerate()
             .map(|(at, (kernel, vectors, _))| Bandwidth {
                 kernel: (*kernel).into(),
-                // The slowest thread's: threads run the loops without waiting for each other.
+                // The slowest thread's time: threads run the loops without waiting for each other.
                 min_ns: threads.iter().map(|min| min[at]).fold(0.0, f64::max),
                 bytes: vectors * self.vector_bytes as u64,
             })
@@ -98,7 +98,7 @@ impl Stream {
     }
 }
 
-/// Does the steps on one value of each vector.
+/// Repeats the steps on one value of each vector, and compares.
 fn check(a: &[f64], b: &[f64], c: &[f64], passes: usize) -> io::Result<()> {
     let (mut x, mut y, mut z) = ([1.0], [2.0], [0.0]);
     for _ in 0..passes {

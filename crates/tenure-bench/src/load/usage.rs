@@ -1,4 +1,4 @@
-//! What a process has used, and what it keeps.
+//! The resources that a process has used, and the memory that it keeps.
 
 #![allow(unsafe_code, reason = "asks for the usage, and gives advice for a block of its own")]
 
@@ -20,7 +20,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Of this process so far.
+    /// The usage of this process so far.
     pub fn now() -> Usage {
         // SAFETY: rusage is plain numbers, for which zeros are valid.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -34,7 +34,7 @@ impl Usage {
         }
     }
 
-    /// Since `before`.
+    /// The usage since `before`.
     #[must_use]
     pub fn since(self, before: Usage) -> Usage {
         Usage {
@@ -50,20 +50,20 @@ impl Usage {
 pub struct Kept {
     /// Milliseconds since everything was freed.
     pub after_ms: u64,
-    /// Resident anonymous memory, what the kernel may take included.
+    /// Resident anonymous memory, including memory that the kernel may take.
     pub anonymous_bytes: u64,
-    /// Of it, what the kernel may take whenever it likes (`LazyFree`).
+    /// The part that the kernel may take at any time (`LazyFree`).
     pub lazy_bytes: u64,
 }
 
 impl Kept {
-    /// What the kernel may not take.
+    /// The bytes that the kernel may not take.
     pub fn held_bytes(&self) -> u64 {
         self.anonymous_bytes.saturating_sub(self.lazy_bytes)
     }
 }
 
-/// Waits, and looks at each of these times after now.
+/// Waits, and reads the memory at each of these times from now.
 pub(super) fn kept(at_ms: &[u64]) -> io::Result<Vec<Kept>> {
     let freed = Instant::now();
     at_ms
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn what_is_touched_is_held_and_what_is_offered_is_lazy() {
         const SIZE: usize = 64 << 20;
-        // In a process of its own: other tests allocate and free meanwhile.
+        // In a process of its own, because other tests allocate and free meanwhile.
         let result = tenure_testkit::run_child(tenure_testkit::this_test!(), &[], || {
             let before = look(0).unwrap();
             let block = super::super::memory::Block::new(SIZE, super::super::memory::Source::Mmap);
@@ -105,7 +105,7 @@ mod tests {
             let held = look(0).unwrap();
             let grown = held.held_bytes().saturating_sub(before.held_bytes());
             assert!(grown >= SIZE as u64 * 9 / 10, "{before:?} {held:?}");
-            // SAFETY: the block's own memory, which is not read any more.
+            // SAFETY: the block's own memory, which is not read again.
             unsafe { libc::madvise(block.addr().cast(), SIZE, libc::MADV_FREE) };
             let offered = look(0).unwrap();
             assert!(offered.lazy_bytes >= SIZE as u64 * 9 / 10, "{offered:?}");

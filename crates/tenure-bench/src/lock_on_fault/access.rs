@@ -1,4 +1,4 @@
-//! The random accesses, the same for every way.
+//! The random accesses, equal for every way.
 
 #![allow(unsafe_code, reason = "reads a mapping at random places")]
 
@@ -19,7 +19,7 @@ pub(super) struct Accesses {
     number: u64,
 }
 
-/// What the accesses to a mapping took and found.
+/// The time and the result of the accesses to a mapping.
 #[derive(Debug)]
 pub(super) struct Processed {
     /// Milliseconds until each part of the accesses was done, from the start.
@@ -48,7 +48,7 @@ impl Processed {
 }
 
 impl Accesses {
-    /// As many as `len` bytes get in proportion to the original 15 million for 5 GiB.
+    /// In proportion to the original 15 million for 5 GiB.
     pub fn over(len: usize) -> Accesses {
         let number = (PER_5_GIB * len as u128 / (5 << 30)).max(u128::from(PARTS));
         Accesses { len, number: number as u64 }
@@ -58,8 +58,8 @@ impl Accesses {
         self.number
     }
 
-    /// The offset of access `index`: a multiplicative sequence with its bits mixed, a few
-    /// instructions beside what a first touch costs.
+    /// The offset of access `index`: a multiplicative sequence with its bits mixed. It takes a few
+    /// instructions, little beside the cost of a first touch.
     fn offset(&self, index: u64) -> usize {
         let mut z = index.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x7465_6e75_7265;
         z = (z ^ (z >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -76,7 +76,7 @@ impl Accesses {
         for part in 0..PARTS {
             for index in self.part(part) {
                 let found = read(self.offset(index));
-                // The order counts too: a sum of bytes would miss two that were exchanged.
+                // The order counts too: a sum of bytes would miss an exchange of two.
                 sum = sum.rotate_left(7).wrapping_add(u64::from(found));
             }
             done();
@@ -87,8 +87,8 @@ impl Accesses {
     /// Reads them all from the mapping at `base`, each after `before`.
     ///
     /// # Safety
-    /// `[base, base + len)` stays mapped; touching it reads the file, if need be after a handler
-    /// has made it readable.
+    /// `[base, base + len)` stays mapped. A touch reads the file, if necessary after a handler has
+    /// made the page readable.
     pub unsafe fn run(&self, base: *const u8, mut before: impl FnMut(*const u8)) -> Processed {
         let mut until = Vec::with_capacity(PARTS as usize);
         let start = Instant::now();
@@ -108,7 +108,7 @@ impl Accesses {
         Processed { until, sum }
     }
 
-    /// An error unless `processed` saw the file's own bytes.
+    /// Returns an error unless `processed` has the file's own bytes.
     pub fn check(&self, processed: &Processed) -> io::Result<()> {
         if processed.sum == self.fold(byte, || ()) {
             return Ok(());

@@ -37,7 +37,7 @@ pub(super) enum PageCache {
     Cold,
 }
 
-/// The file. It has no name, so it goes with the process, however that ends.
+/// The file. It has no name, so it ends with the process, however the process ends.
 pub(super) struct RandomFile {
     file: File,
     len: usize,
@@ -47,15 +47,15 @@ impl RandomFile {
     /// Writes `len` bytes to a new file in `dir`.
     ///
     /// # Errors
-    /// `Unsupported` if the file system has no room for it or the machine no memory to hold it
-    /// locked; else what the file system says.
+    /// `Unsupported` if the file system has no room for it, or the machine has no memory to hold it
+    /// locked; otherwise an error of the file system.
     pub fn create(dir: &Path, len: usize) -> io::Result<RandomFile> {
         check_memory(len)?;
         let mut file = unnamed(dir)
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", dir.display())))?;
         let vfs = fstatvfs(&file)?;
         let room = vfs.f_bavail * vfs.f_frsize;
-        // A little over, because file systems that are filled to the brim do not read at their speed.
+        // A little more, because full file systems read slowly.
         if room < len as u64 + (64 << 20) {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
@@ -71,8 +71,8 @@ impl RandomFile {
         }
         fdatasync(&file)?;
         let mut file = RandomFile { file, len };
-        // Out, and in again by reading: buffered writes leave folios of up to 2 MiB behind, which
-        // map faster than what a program finds that did not write the file itself.
+        // Dropped and read in again: buffered writes leave folios of up to 2 MiB behind. These map
+        // faster than the page cache of a program that did not write the file itself.
         file.make_cold()?;
         file.make_warm()?;
         Ok(file)
@@ -83,7 +83,7 @@ impl RandomFile {
             PageCache::Warm => self.make_warm(),
             PageCache::Cold => {
                 self.make_cold()?;
-                // A little over: for page tables, and for what others take meanwhile.
+                // A little more: for page tables, and for other programs meanwhile.
                 back_free_memory(self.len + self.len / 16)
             }
         }
@@ -102,8 +102,8 @@ impl RandomFile {
     }
 
     fn make_cold(&mut self) -> io::Result<()> {
-        // What a process that just ended had locked may still be on its way to the lists that can
-        // be dropped.
+        // Memory that a process had locked when it ended may still be on its way to the lists from
+        // which the kernel can drop it.
         for pause in [0, 20, 100, 500] {
             std::thread::sleep(std::time::Duration::from_millis(pause));
             fadvise(&self.file, 0, None, Advice::DontNeed)?;
@@ -132,8 +132,8 @@ impl RandomFile {
     }
 }
 
-/// A mapping of the file, with unmapped addresses behind it: nothing of anybody else's is within
-/// reach of a batch that runs over its end.
+/// A mapping of the file, with reserved addresses behind it, so that a batch that runs over its end
+/// reaches no other mapping.
 pub(super) struct Mapped {
     addr: *mut u8,
     len: usize,
@@ -143,7 +143,7 @@ const BEHIND: usize = 1 << 20;
 
 impl Mapped {
     fn new(file: impl AsFd, len: usize, prot: ProtFlags) -> io::Result<Mapped> {
-        // SAFETY: a new mapping wherever there is room.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let reserved = unsafe {
             mm::mmap_anonymous(
                 ptr::null_mut(),
@@ -169,12 +169,12 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: the mapping and the reservation behind it are this value's own.
+        // SAFETY: the mapping and the reservation behind it belong to this value.
         let _ = unsafe { mm::munmap(self.addr.cast(), self.len + BEHIND) };
     }
 }
 
-/// A file without a name, or one whose name is gone at once where `O_TMPFILE` is not to be had.
+/// A file without a name, or one whose name is removed at once if `O_TMPFILE` is not available.
 fn unnamed(dir: &Path) -> io::Result<File> {
     let (flags, mode) = (OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
     if let Ok(fd) = open(dir, flags | OFlags::TMPFILE, mode) {
@@ -186,20 +186,21 @@ fn unnamed(dir: &Path) -> io::Result<File> {
     Ok(fd.into())
 }
 
-/// Has a process touch free memory and end, so that the sample that follows finds it usable.
+/// Has a process touch free memory and end, so that the next sample finds it usable.
 ///
 /// A guest's free memory goes back to its host after some seconds, and each page's next first touch
-/// then costs 12 µs: 6.5 s for 2 GiB just locked, without a single fault in the guest, and to
+/// then costs 12 µs. That was 6.5 s for 2 GiB just locked, without a single fault in the guest, for
+/// whichever way got those pages.
 /// whichever way has the bad luck to be given those pages.
 fn back_free_memory(len: usize) -> io::Result<()> {
-    // Not all that is free: what this takes from others' page caches would be missing there.
+    // Not all free memory: this would take it from the page caches of other programs.
     let len = len.min(meminfo("MemFree")? / 4 * 3) / page_size() * page_size();
     if len == 0 {
         return Ok(());
     }
     in_process(|| {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping wherever there is room; it goes with the process.
+        // SAFETY: a new mapping at an address that the kernel chooses; it ends with the process.
         let memory = unsafe { mm::mmap_anonymous(ptr::null_mut(), len, prot, MapFlags::PRIVATE)? };
         // SAFETY: this process's own memory. Advice only: base pages take longer.
         let _ = unsafe { mm::madvise(memory, len, mm::Advice::LinuxHugepage) };
@@ -211,8 +212,8 @@ fn back_free_memory(len: usize) -> io::Result<()> {
     })
 }
 
-/// An error unless `len` locked bytes and a fifth more are free: else the out-of-memory killer has
-/// the last word.
+/// Returns an error unless `len` locked bytes and a fifth more are free. Otherwise the
+/// out-of-memory killer would end a process.
 fn check_memory(len: usize) -> io::Result<()> {
     let available = meminfo("MemAvailable")?;
     if available / 6 < len / 5 {
@@ -255,7 +256,7 @@ mod tests {
         file.prepare(PageCache::Warm).unwrap();
         let map = file.map(ProtFlags::READ).unwrap();
         for offset in [0, 1, 7, 8, BLOCK - 1, BLOCK, len - 1] {
-            // SAFETY: inside the mapping of the file, which nobody else can write or truncate.
+            // SAFETY: inside the mapping of the file, which no other process can write or truncate.
             assert_eq!(unsafe { map.addr().add(offset).read() }, byte(offset), "{offset}");
         }
     }

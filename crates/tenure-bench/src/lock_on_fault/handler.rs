@@ -17,7 +17,7 @@ static REFUSED: AtomicI32 = AtomicI32::new(0);
 /// process.
 ///
 /// # Errors
-/// What `sigaction` says.
+/// An error of `sigaction`.
 pub(super) fn install(range: Range<usize>, page: usize, batch: usize) -> io::Result<()> {
     START.store(range.start, Relaxed);
     END.store(range.end, Relaxed);
@@ -27,17 +27,17 @@ pub(super) fn install(range: Range<usize>, page: usize, batch: usize) -> io::Res
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_fault as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: the handler calls only async-signal-safe functions; the old action is not asked for.
+    // SAFETY: the handler calls only async-signal-safe functions; the old action is not needed.
     match unsafe { libc::sigaction(libc::SIGSEGV, &action, std::ptr::null_mut()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// What the kernel refused the handler: the touched page, not the speculative rest of a batch.
+/// Reports a refusal by the kernel for the touched page, not for the speculative rest of a batch.
 ///
 /// # Errors
-/// `Unsupported` with the reason, if it did.
+/// `Unsupported` with the reason, if there was one.
 pub(super) fn check() -> io::Result<()> {
     match REFUSED.load(Relaxed) {
         0 => Ok(()),
@@ -59,12 +59,12 @@ extern "C" fn on_fault(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc:
         return;
     }
     let first = addr & !(page - 1);
-    // First the touched page, which is there to be had; then, speculatively, the rest of the batch,
-    // which may run over the end of the mapping.
+    // First the touched page, which is inside the file; then, speculatively, the rest of the batch,
+    // which may reach over the end of the mapping.
     if !readable_and_locked(first, page) {
         // SAFETY: errno is this thread's own.
         REFUSED.store(unsafe { *libc::__errno_location() }, Relaxed);
-        // One mapping again, so that the accesses come to their end and the reason can be told.
+        // One mapping again, so that the accesses finish and the reason can be reported.
         // SAFETY: the whole range is the caller's file mapping.
         unsafe { libc::mprotect(start as *mut libc::c_void, end - start, libc::PROT_READ) };
         return;

@@ -2,11 +2,11 @@
 //! beside the six of the proposal.
 //!
 //! A file of random data is mapped read-only and shared, and 15,000,000 random addresses of it are
-//! read. Setup (mapping, locking, installing a handler) and processing are timed apart; what is
-//! compared is their sum. Every sample runs in a process of its own, on a page cache that was made
-//! warm or cold for it, and where it is cold with free memory that a virtual machine's host has
-//! backed. The accesses are the same for all; their bytes are checked, and at the end what was
-//! accessed must be locked in fact.
+//! read. Setup (mapping, locking, installing a handler) and processing are timed separately, and
+//! their sums are compared. Every sample runs in a process of its own, on a page cache that was
+//! made warm or cold for it. For a cold one the free memory was first backed by a virtual machine's
+//! host. The accesses are equal for all. Their bytes are checked, and at the end the accessed pages
+//! must really be locked.
 
 mod access;
 mod file;
@@ -39,8 +39,8 @@ const WAYS: &[(&str, Way)] = &[
 /// Runs the bench.
 ///
 /// # Errors
-/// `InvalidData` if a way read wrong bytes or did not lock them; else what the report or the kernel
-/// said.
+/// `InvalidData` if a way read wrong bytes or did not lock them; otherwise an error of the report
+/// or the kernel.
 pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     let len = options.chosen_size(5 << 30, 64 << 20, page_size());
     let accesses = Accesses::over(len);
@@ -110,12 +110,12 @@ fn role(way: Way) -> Role {
     }
 }
 
-/// Why there is no file, once more for each that would have needed it.
+/// The reason why there is no file, copied for each contestant that needs one.
 fn again(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), error.to_string())
 }
 
-/// Room for as many mappings as pages: locked and unlocked pages in turns.
+/// Allows as many mappings as pages: locked and unlocked pages in turns.
 fn room_for_mappings(len: usize) -> io::Result<Raised> {
     let pages = (len / page_size()) as u64;
     Raised::at_least("/proc/sys/vm/max_map_count", pages + 65_536)

@@ -1,4 +1,4 @@
-//! The ways to have what a program touches stay in memory.
+//! The ways to keep touched memory resident.
 
 #![allow(unsafe_code, reason = "locks what it has mapped")]
 
@@ -29,10 +29,10 @@ pub(super) enum Way {
     Ours,
 }
 
-/// The column of what a way takes before the first access.
+/// The column of the time before the first access.
 pub(super) const SETUP: &str = "setup ms";
 
-/// What a sample's process reports.
+/// The report of a sample's process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Measured {
     setup: f64,
@@ -61,8 +61,8 @@ impl Way {
         matches!(self, Way::LockEach | Way::Handler(_))
     }
 
-    /// Sets up, accesses, checks the bytes and that they are locked. For a process of its own: a
-    /// handler and locks stay.
+    /// Sets up, accesses, and checks the bytes and that they are locked. It runs in a process of
+    /// its own: a handler and locks stay.
     pub fn measure(self, file: &RandomFile, accesses: &Accesses) -> io::Result<Measured> {
         let start = Instant::now();
         let prot = match self {
@@ -81,8 +81,8 @@ impl Way {
                 refused.get_or_insert(errno);
             }
         };
-        // SAFETY: the mapping lives until the end of this function, is the file's full length, and is
-        // readable, or made so by the handler that was installed over it.
+        // SAFETY: the mapping lives until the end of this function, is the file's full length, and
+        // is readable, or made so by the handler that was installed over it.
         let processed = unsafe {
             match self {
                 Way::LockEach => accesses.run(map.addr(), each),
@@ -154,7 +154,7 @@ fn locked_bytes() -> io::Result<u64> {
 /// An error unless this process may lock `len` bytes.
 pub(super) fn check_limit(file: &RandomFile) -> io::Result<()> {
     let map = file.map(ProtFlags::READ)?;
-    // SAFETY: locking on fault touches nothing; the mapping goes again at once.
+    // SAFETY: locking on fault touches nothing; the mapping is removed at once.
     match unsafe { mlock_with(map.addr().cast(), map.len(), MlockFlags::ONFAULT) } {
         Ok(()) => Ok(()),
         Err(errno) => Err(unsupported(&format!(

@@ -1,4 +1,4 @@
-//! Histograms and courses over time: a small picture for each contestant, all on one scale.
+//! Histograms and time series: a small picture for each contestant, all on one scale.
 
 use super::html::Text;
 use super::rows::{axis, role_class};
@@ -78,7 +78,7 @@ fn write_histogram(to: &mut String, row: &HistogramRow, scale: Scale, unit: &str
     );
     let width = 100.0 / COLUMNS as f64;
     for (at, count) in columns.iter().enumerate().filter(|(_, count)| **count > 0) {
-        // One is seen as well: it is what stalls are.
+        // A count of one is visible as well: it may be a stall.
         let height = 40.0 * (*count as f64 + 1.0).ln() / (largest + 1.0).ln();
         let _ = write!(
             to,

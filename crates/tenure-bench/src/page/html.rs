@@ -2,7 +2,8 @@
 
 use std::fmt::{self, Display, Formatter, Write};
 
-/// Text in which nothing is markup. What XML has no way to write becomes a replacement character.
+/// Text in which nothing is markup. A character that XML cannot express becomes a replacement
+/// character.
 pub(super) struct Text<T>(pub T);
 
 impl<T: Display> Display for Text<T> {
@@ -22,7 +23,7 @@ impl Write for Escaping<'_, '_> {
             '"' => self.0.write_str("&quot;"),
             '\'' => self.0.write_str("&#39;"),
             '\n' | '\t' => self.0.write_char(c),
-            // Also what turns the direction of the text around.
+            // Also characters that change the direction of the text.
             '\u{fffe}' | '\u{ffff}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
                 self.0.write_char('\u{fffd}')
             }

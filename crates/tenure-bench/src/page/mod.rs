@@ -1,4 +1,4 @@
-//! A run, or several, as one page that needs nothing else: no network and no scripts.
+//! One page for a run, or several, that needs nothing else: no network and no scripts.
 
 mod curves;
 mod html;
@@ -24,17 +24,17 @@ grey. Contestants took turns, so what the machine did besides happened to all of
 behind a goal or behind the best of the others is marked: it loses, or, where fewer than four rounds of five \
 agree, it loses by no more than noise.";
 
-/// The page of runs that `tenure bench --json` kept.
+/// The page of runs that `tenure bench --json` wrote.
 ///
 /// # Errors
-/// If one cannot be read, or is something else; with its name.
+/// If one of the files cannot be read, or is of another kind. The error has the file's name.
 pub fn of_files(paths: &[PathBuf]) -> io::Result<String> {
     let documents: Vec<_> =
         paths.iter().map(|path| Document::read(path)).collect::<io::Result<_>>()?;
     Ok(render(&documents.iter().collect::<Vec<_>>()))
 }
 
-/// One of our rows, and where it is on the page.
+/// One of tenure's rows, and its place on the page.
 struct Loss<'d> {
     anchor: String,
     outcome: &'d Outcome,
@@ -128,7 +128,7 @@ fn about(page: &mut String, document: &Document) {
     }
 }
 
-/// Day and time of so many seconds since 1970, in UTC.
+/// The date and time of so many seconds since 1970, in UTC.
 fn date(seconds: u64) -> String {
     let (days, of_day) = (seconds / 86_400, seconds % 86_400);
     // Days from a March 1st, in eras of 400 years: February, with its leap day, comes last.
@@ -163,7 +163,7 @@ fn tiles(page: &mut String, documents: &[&Document]) {
     page.push_str("</div>");
 }
 
-/// Where tenure loses, worst first, each with a link to its place.
+/// The rows in which tenure loses, worst first, each with a link to its place.
 fn losses(page: &mut String, documents: &[&Document]) {
     let mut losses = Vec::new();
     for (number, bench) in benches(documents).enumerate() {

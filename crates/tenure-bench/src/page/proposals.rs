@@ -1,14 +1,15 @@
-//! The five proposals to Linux that tenure began with: what each of them measured, and what was measured here.
+//! The five proposals to Linux from which tenure began: the measurement of each, and the one here.
 
 use super::html::Text;
 use crate::harness::{Document, Outcome, Stats};
 use std::fmt::Write;
 
-/// The runs that are shown.
+/// The shown runs.
 struct Runs<'d>(&'d [&'d Document]);
 
 impl<'d> Runs<'d> {
-    /// The last comparison of the bench that `is_it`: of several sizes the largest comes last.
+    /// The last comparison of the bench that `is_it` accepts: of several sizes the largest comes
+    /// last.
     fn find(&self, bench: &str, is_it: impl Fn(&str) -> bool) -> Option<&'d Outcome> {
         let benches = self.0.iter().flat_map(|document| &document.benches);
         let outcomes = benches.filter(|known| known.name == bench).flat_map(|b| &b.comparisons);
@@ -20,7 +21,7 @@ fn median(outcome: Option<&Outcome>, name: &str) -> Option<f64> {
     Some(outcome?.rows.iter().find(|row| row.name == name)?.stats?.median)
 }
 
-/// The median of what was counted beside.
+/// The median of a column beside the value.
 fn beside(outcome: Option<&Outcome>, name: &str, column: &str) -> Option<f64> {
     let row = outcome?.rows.iter().find(|row| row.name == name)?;
     let (_, values) = row.extras.iter().find(|(known, _)| known == column)?;
@@ -37,15 +38,15 @@ struct Card {
     title: &'static str,
     source: &'static str,
     claim: &'static str,
-    /// What it measured, and what of it.
+    /// Its measurement, and the unit.
     theirs: (f64, &'static str),
-    /// What was measured here; nothing if it was not.
+    /// The measurement here; nothing if there is none.
     here: (Option<f64>, String),
     head: [&'static str; 4],
     lines: Vec<[Cell; 4]>,
 }
 
-/// In a cell, what was not measured.
+/// The cell of a missing measurement.
 const ABSENT: &str = "-";
 
 /// A cell: text, and whether tenure is behind there.
@@ -63,10 +64,10 @@ fn milliseconds(value: Option<f64>) -> Cell {
     }))
 }
 
-/// A ratio of which more is better.
+/// A ratio: more is better.
 fn times(value: Option<f64>) -> Cell {
     match value {
-        // What would print as 1.00 is even.
+        // A value that would print as 1.00 counts as even.
         Some(value) if value < 0.995 => Cell(format!("{}, loses", factor(value)), true),
         Some(value) => plain(factor(value)),
         None => plain(ABSENT),

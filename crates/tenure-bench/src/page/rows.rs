@@ -5,7 +5,7 @@ use super::scale::Scale;
 use crate::harness::{count, verdict, Outcome, Role, Row, Stats, Unit};
 use std::fmt::Write;
 
-/// More samples than this are not drawn each.
+/// With more samples than this, they are not drawn one by one.
 const TICKS: usize = 40;
 
 pub(super) fn role_class(role: Role) -> &'static str {
@@ -69,8 +69,8 @@ fn write_row(to: &mut String, outcome: &Outcome, row: &Row, scale: Scale) {
     to.push_str("</div>\n");
 }
 
-/// The median as a bar, or on a logarithmic scale, which has no zero, as a line; from the best sample to
-/// the one that 90 % do not exceed as a line; and each sample.
+/// The median as a bar, or on a logarithmic scale, which has no zero, as a line; the range from the
+/// best sample to the one that 90 % do not exceed as a line; and each sample.
 fn bar(to: &mut String, row: &Row, stats: &Stats, scale: Scale, unit: Unit) {
     let label = format!(
         "{}: median {}, best {}, 90 % at most {}",
@@ -119,7 +119,7 @@ impl std::fmt::Display for Figures<'_> {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Figures { outcome, row, stats } = self;
         let unit = outcome.unit;
-        // Lines break between the figures, not in them.
+        // Lines break between the figures, not inside them.
         let show = |value| unit.show(value).replace(' ', "\u{a0}");
         write!(to, "median\u{a0}{}", show(stats.median))?;
         match row.samples.len() {
@@ -142,7 +142,7 @@ impl std::fmt::Display for Figures<'_> {
     }
 }
 
-/// What was counted beside.
+/// The columns beside the value.
 fn more(row: &Row) -> String {
     let parts: Vec<String> = row
         .extras

@@ -1,4 +1,4 @@
-//! From a value to a place on a line of 100.
+//! Maps a value to a place on a line of 100.
 
 /// A linear scale from 0, or a logarithmic one where a linear one would hide the small values.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -7,11 +7,12 @@ pub(super) enum Scale {
     Logarithmic { least: f64, most: f64 },
 }
 
-/// Past this ratio of the largest to the smallest, small bars cannot be told apart.
+/// Past this ratio of the largest to the smallest, small bars all look alike.
 const LINEAR_RATIO: f64 = 25.0;
 
 impl Scale {
-    /// One on which all of these values lie. The `middle` ones, which are compared, decide its kind.
+    /// A scale on which all of these values lie. The `middle` ones, which are compared, decide its
+    /// kind.
     pub fn of(values: &[f64], middle: &[f64]) -> Scale {
         let most = values.iter().copied().filter(|v| v.is_finite()).fold(0.0, f64::max);
         let (least, largest) = bounds(middle);
@@ -35,7 +36,7 @@ impl Scale {
             Scale::Linear { most } => value / most,
             Scale::Logarithmic { least, most } => (value / least).ln() / (most / least).ln(),
         };
-        // Not a number is at the beginning.
+        // A value that is not a number is at the beginning.
         100.0 * share.clamp(0.0, 1.0).max(0.0)
     }
 
@@ -43,7 +44,7 @@ impl Scale {
         matches!(self, Scale::Logarithmic { .. })
     }
 
-    /// What is written at the axis: values with their places.
+    /// The marks at the axis: values with their places.
     pub fn marks(self) -> Vec<f64> {
         match self {
             Scale::Linear { most } => vec![0.0, most / 2.0, most],

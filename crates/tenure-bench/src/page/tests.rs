@@ -1,4 +1,4 @@
-//! The page is well-formed, escapes everything, and marks what loses.
+//! The page is well-formed, escapes everything, and marks losses.
 
 use super::*;
 use crate::harness::{
@@ -40,7 +40,7 @@ fn document(comparisons: Vec<Outcome>) -> Document {
 }
 
 fn parsed(page: &str) -> Xml<'_> {
-    // Only what roxmltree does not read by itself.
+    // Entities that roxmltree does not read by itself.
     let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
     Xml::parse_with_options(page, options).expect("well-formed")
 }

@@ -32,7 +32,7 @@ enum Place {
 const TO_BEST: &str = "tenure / best other";
 
 impl Matrix {
-    /// An empty table, with its states in the order in which they are to stand.
+    /// An empty table, with its states in this order.
     pub fn new(states: impl IntoIterator<Item = &'static str>) -> Matrix {
         Matrix {
             states: states.into_iter().collect(),
@@ -44,7 +44,7 @@ impl Matrix {
         }
     }
 
-    /// Takes in the outcome for a backing and the state that its ways leave behind.
+    /// Adds the outcome for a backing and the state that its ways leave behind.
     pub fn add(&mut self, column: &'static str, state: &'static str, outcome: &Outcome) {
         self.rounds = outcome.rounds;
         if !self.columns.contains(&column) {
@@ -133,8 +133,8 @@ impl Matrix {
     }
 }
 
-/// Ours to the best peer, of medians and of minima, marked where the medians lose: `!`, or `~`
-/// where the rounds do not agree on it.
+/// The ratio of tenure's to the best peer, of medians and of minima, marked if the medians lose:
+/// `!`, or `~` if the rounds do not agree.
 fn to_best(ours: &Row, rows: &[Row]) -> Option<String> {
     if ours.role != Role::Ours {
         return None;

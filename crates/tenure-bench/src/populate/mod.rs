@@ -1,7 +1,7 @@
-//! Populate: every backing and every way of the comparison that `MADV_POPULATE_READ` and
-//! `MADV_POPULATE_WRITE` were merged with, on one thread, and tenure's on several.
+//! Populate: every backing and every way of the comparison with which `MADV_POPULATE_READ` and
+//! `MADV_POPULATE_WRITE` were merged, on one thread, and tenure's way on several.
 //!
-//! Mappings and files are empty at each start. Only ways that leave the same behind are compared,
+//! Mappings and files are empty at each start. Only ways that leave one state behind are compared,
 //! and each is checked afterwards: touching the pages again must take no fault.
 
 mod matrix;
@@ -17,7 +17,7 @@ use std::io;
 /// Runs the bench.
 ///
 /// # Errors
-/// `InvalidData` if pages were not ready after all; else what the report or the kernel said.
+/// `InvalidData` if pages were not ready after all; otherwise an error of the report or the kernel.
 pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     let big = options.chosen_size(512 << 20, 16 << 20, HUGE_PAGE);
     single::tables(options, big, report)?;

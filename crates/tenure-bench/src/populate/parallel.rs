@@ -1,4 +1,4 @@
-//! Several threads, against as many processes: what the machine can do when nothing is shared.
+//! Several threads, against as many processes: the machine's limit when nothing is shared.
 
 #![allow(unsafe_code, reason = "shares memory with its child processes")]
 
@@ -78,8 +78,8 @@ fn one_call(backing: &Backing, len: usize) -> io::Result<Sample> {
     Ok((start.elapsed().as_secs_f64() * 1e3).into())
 }
 
-/// `n` processes with an n-th of the bytes each; from the first one's start to the last one's end,
-/// without making or ending the processes.
+/// Runs `n` processes with an n-th of the bytes each. Measures from the first one's start to the
+/// last one's end, without making or ending the processes.
 fn processes(backing: &Backing, len: usize, n: usize) -> io::Result<Sample> {
     let gate = Gate::new(n as u32)?;
     let children: Vec<_> = (0..n)
@@ -115,17 +115,17 @@ struct Gate {
 impl Gate {
     fn new(expected: u32) -> io::Result<Gate> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping wherever there is room.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let addr = unsafe {
             mm::mmap_anonymous(ptr::null_mut(), size_of::<AtomicU32>(), prot, MapFlags::SHARED)?
         };
         Ok(Gate { waiting: addr.cast(), expected })
     }
 
-    /// Waits until all have come.
+    /// Waits until all processes have come.
     ///
     /// # Errors
-    /// One did not come for ten seconds: it failed.
+    /// One did not come within ten seconds, because it failed.
     fn pass(&self) -> io::Result<()> {
         // SAFETY: mapped, aligned to a page, and zero to begin with, for as long as the Gate lives;
         // all its users use it as an atomic.
@@ -144,7 +144,7 @@ impl Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        // SAFETY: the mapping is the Gate's own; processes that were forked have their own view.
+        // SAFETY: the mapping belongs to the Gate; forked processes have their own view.
         let _ = unsafe { mm::munmap(self.waiting.cast(), size_of::<AtomicU32>()) };
     }
 }

@@ -53,7 +53,7 @@ fn table(
         format!("populate, {}, {}", if shared { "shared" } else { "private" }, size_name(len));
     let (rounds, repeats) = match len {
         HUGE_PAGE => (15, SMALL_REPEATS),
-        // Past this, each sample takes seconds.
+        // Above this, each sample takes seconds.
         len if len > 1 << 30 => (3, 1),
         _ => (7, 1),
     };
@@ -92,7 +92,7 @@ fn table(
     }
 }
 
-/// Ours first, then those that leave the same behind, then what is only a landmark.
+/// tenure's ways first, then those with the same result, then landmarks.
 fn contestants(ready: Ready, kind: Kind, shared: bool) -> Vec<(Way, Role)> {
     let mut all = vec![(Way::Ours(ready), Role::Ours)];
     all.extend(ready.ways(kind, shared).into_iter().map(|way| (way, Role::Peer)));
@@ -102,7 +102,7 @@ fn contestants(ready: Ready, kind: Kind, shared: bool) -> Vec<(Way, Role)> {
     all
 }
 
-/// Huge pages enough for one mapping, where the kind takes them from the pool.
+/// Raises the pool to enough huge pages for one mapping, if the kind takes them from the pool.
 fn pool(kind: Kind, len: usize) -> io::Result<Option<Raised>> {
     if !kind.is_pooled() {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! The ways of the kernel's own comparison, and ours.
+//! The ways of the kernel's own comparison, and tenure's.
 
 #![allow(unsafe_code, reason = "touches memory of its own")]
 
@@ -9,7 +9,7 @@ use rustix::mm::Advice;
 use std::io;
 use tenure::populate::{Access, HugePages, Populate};
 
-/// What is done to every page.
+/// The operation on every page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Touch {
     /// One byte is read.
@@ -33,18 +33,18 @@ pub(super) enum Way {
     Allocate(Touch),
     /// `fallocate` alone, which leaves page tables empty.
     AllocateOnly,
-    /// tenure's, for the state that the comparison is about.
+    /// tenure's, for the state of the comparison.
     Ours(Ready),
 }
 
-/// What a comparison's ways leave behind.
+/// The state that a comparison's ways leave behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ready {
     /// Every page can be read without a fault.
     Read,
     /// And the file has room on its disk for every page.
     ReadAllocated,
-    /// Every page can be written without a fault (or, of a file on a disk, without needing room).
+    /// Every page can be written without a fault (or, for a file on a disk, without needing room).
     Write,
 }
 
@@ -59,7 +59,7 @@ impl Ready {
         }
     }
 
-    /// The ways that leave a mapping of this kind in this state, without ours.
+    /// The ways that leave a mapping of this kind in this state, without tenure's.
     pub fn ways(self, kind: Kind, shared: bool) -> Vec<Way> {
         use Touch::{PopulateRead, PopulateWrite, Read, ReadWrite, Write};
         // fallocate does nothing for a private mapping.
@@ -100,7 +100,7 @@ impl Way {
         }
     }
 
-    /// Does it, on one thread.
+    /// Runs the way, on one thread.
     pub fn perform(self, to: &Fresh) -> io::Result<()> {
         match self {
             Way::Plain(touch) => touch.perform(to),
@@ -117,8 +117,8 @@ impl Way {
 impl Touch {
     fn perform(self, to: &Fresh) -> io::Result<()> {
         match self {
-            // SAFETY: each page is inside the mapping, which this thread alone uses. The read is
-            // volatile because nobody needs its result.
+            // SAFETY: each page is inside the mapping, which only this thread uses. The read is
+            // volatile because its result is not used.
             Touch::Read => to.each_page(|page| unsafe {
                 page.read_volatile();
             }),
@@ -162,11 +162,12 @@ fn ours(to: &Fresh, ready: Ready) -> io::Result<()> {
     Ok(())
 }
 
-/// An error unless the pages are as `ready` says: touching them all takes (nearly) no fault.
+/// Returns an error unless the pages are in the state `ready`: touching them all takes (nearly) no
+/// fault.
 pub(super) fn check(to: &Fresh, ready: Ready) -> io::Result<()> {
     let before = faults();
     match ready {
-        // The disk may have begun to write the pages out, which makes them read-only once more.
+        // The disk may have begun to write the pages out, which makes them read-only again.
         Ready::Write if to.kind != Kind::Disk => Touch::ReadWrite.perform(to)?,
         _ => Touch::Read.perform(to)?,
     }

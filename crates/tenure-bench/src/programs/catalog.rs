@@ -1,4 +1,4 @@
-//! The programs: what each does, and how to find it on this machine.
+//! The programs, and how to find each on this machine.
 
 use super::place::{installed, prepare, Place};
 use super::program::Program;
@@ -9,7 +9,7 @@ use std::process::Command;
 /// A row of the bench.
 pub(super) struct Entry {
     pub title: &'static str,
-    /// Makes it ready, or says what is missing. The flag: smoke mode.
+    /// Prepares it, or returns the missing part. The flag: smoke mode.
     pub ready: fn(&Place, bool) -> Result<Program, String>,
 }
 
@@ -42,7 +42,7 @@ fn rounds(smoke: bool, full: u32, quick: u32) -> OsString {
     if smoke { quick } else { full }.to_string().into()
 }
 
-/// What the launcher costs once in each program. The rows of programs that run for a second hide it.
+/// The launcher's cost once in each program. The rows of programs that run for a second hide it.
 fn start(_: &Place, _: bool) -> Result<Program, String> {
     Ok(words([installed("true")?]))
 }

@@ -1,4 +1,4 @@
-//! A program as a process: started, waited for, and what it used.
+//! A program as a process: started, waited for, and its usage.
 
 #![allow(unsafe_code, reason = "waits for a child, with its usage")]
 
@@ -9,12 +9,12 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// What a process and the children that it has waited for have used.
+/// The usage of a process and of the children that it has waited for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Usage {
     cpu_ms: f64,
     faults: f64,
-    /// Of the largest among them.
+    /// The peak of the largest among them.
     peak_bytes: f64,
 }
 
@@ -24,7 +24,7 @@ pub(super) const FAULTS: &str = "faults";
 pub(super) const PEAK: &str = "peak MiB";
 
 impl Usage {
-    /// The columns of a program that took so long.
+    /// The columns of a program with this time.
     pub fn sample(self, elapsed: Duration) -> Sample {
         Sample::from(elapsed.as_secs_f64() * 1e3)
             .with(PROCESSOR, self.cpu_ms)
@@ -33,14 +33,14 @@ impl Usage {
     }
 }
 
-/// What a program left behind.
+/// The output of a program.
 pub(super) struct Ended {
     pub usage: Usage,
     pub elapsed: Duration,
     pub output: Vec<u8>,
 }
 
-/// A process in a group of its own; dropped, it is killed with all of its group.
+/// A process in a group of its own. Its drop kills the whole group.
 pub(super) struct Running {
     child: Child,
     output: File,
@@ -71,7 +71,7 @@ impl Running {
     /// Waits for its end.
     ///
     /// # Errors
-    /// If it failed, with the last line that it said about it.
+    /// If it failed, with the last line of its complaint.
     pub fn finish(mut self) -> io::Result<Ended> {
         let (status, usage) = wait(&self.child)?;
         let elapsed = self.start.elapsed();
@@ -90,10 +90,10 @@ impl Running {
         Ok(line.trim().to_owned())
     }
 
-    /// Whether it is still there.
+    /// Checks that it still runs.
     ///
     /// # Errors
-    /// If it ended before its time.
+    /// If it ended early.
     pub fn is_alive(&mut self) -> io::Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
@@ -110,21 +110,21 @@ impl Drop for Running {
         if self.waited {
             return;
         }
-        // SAFETY: kills the group that this process has made, whose leader is not yet waited for, so
-        // its number is still its own.
+        // SAFETY: kills the group that this process has made. Its leader was not waited for, so its
+        // number is still its own.
         unsafe { libc::killpg(self.child.id() as libc::pid_t, libc::SIGKILL) };
         let _ = self.child.wait();
     }
 }
 
-/// Waits for a child, and takes what it used.
+/// Waits for a child, and returns its usage.
 fn wait(child: &Child) -> io::Result<(ExitStatus, Usage)> {
     let mut status = 0;
     // SAFETY: rusage is plain numbers, for which zeros are valid.
     let mut used: libc::rusage = unsafe { std::mem::zeroed() };
     let pid = child.id() as libc::pid_t;
-    // SAFETY: the kernel writes one int and one rusage into those given. The child is this process's
-    // and not yet waited for.
+    // SAFETY: the kernel writes one int and one rusage into the given ones. The child belongs to
+    // this process and was not waited for.
     while unsafe { libc::wait4(pid, &mut status, 0, &mut used) } == -1 {
         let error = io::Error::last_os_error();
         if error.kind() != io::ErrorKind::Interrupted {
@@ -189,7 +189,7 @@ mod tests {
             running.is_alive().unwrap();
         };
         drop(running);
-        // A killed process takes a moment to go, and then is at most a zombie for a while.
+        // A killed process takes a moment to end, and is then at most a zombie for a while.
         let start = Instant::now();
         loop {
             let stat = std::fs::read_to_string(format!("/proc/{sleeper}/stat")).unwrap_or_default();

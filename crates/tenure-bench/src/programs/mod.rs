@@ -1,9 +1,10 @@
 //! Real programs, as they are installed: plain, under `tenure run`, with other allocators, and with
 //! settings that give freed memory back at once.
 //!
-//! Each sample is a run of the program. Beside its time stand the processor time, the page faults and
-//! the peak of resident memory, of it and of the processes that it has waited for. A program must print
-//! the same in each of them. Nothing is downloaded: what is not installed is skipped, with its reason.
+//! Each sample is a run of the program. Beside its time the table has the processor time, the page
+//! faults and the peak of resident memory, of it and of the processes that it has waited for. A
+//! program must have equal output in each run. Nothing is downloaded: a program that is not
+//! installed is skipped, with its reason.
 
 mod catalog;
 mod measure;
@@ -27,20 +28,21 @@ use std::time::{Duration, Instant};
 
 const PLAIN: &str = "plain";
 
-/// A row of ours may take so many times the plain program's time, by the clock and of processors.
+/// The largest multiple of the plain program's time for a row of tenure's, by the clock and of
+/// processors.
 const TIME: f64 = 1.02;
 
-/// And so many times its memory.
+/// The largest multiple of its memory.
 const MEMORY: f64 = 1.1;
 
-/// No server takes as long to be there.
+/// No server takes so long to start.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Runs the bench.
 ///
 /// # Errors
-/// `InvalidData` if a program's output differs from that of the plain one; else what the report, a
-/// program or the system said.
+/// `InvalidData` if a program's output differs from that of the plain one; otherwise an error of
+/// the report, a program or the system.
 pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     let python = options.python.clone();
     let python = python.or_else(|| std::env::var_os("TENURE_BENCH_PYTHON").map(PathBuf::from));
@@ -59,7 +61,7 @@ fn setups() -> Vec<Setup> {
     let other = |allocator| Setup::plain(allocator, Role::Reference);
     vec![
         Setup { name: PLAIN.into(), ..other(contestant::GLIBC) },
-        // What `tenure run` does without options.
+        // The effect of `tenure run` without options.
         Setup::ours("tenure", contestant::GLIBC, &["--large=pool", "--unmap=retire"]),
         other(contestant::JEMALLOC),
         other(contestant::MIMALLOC),
@@ -137,7 +139,7 @@ fn sample(
     Ok(ended.usage.sample(elapsed))
 }
 
-/// A client's run, as quiet as possible.
+/// Runs a client with as little output as possible.
 fn ask(words: &[std::ffi::OsString]) -> io::Result<()> {
     let mut client = Command::new(&words[0]);
     client.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

@@ -1,4 +1,4 @@
-//! Where the programs run: a directory of their own, and what is installed.
+//! The programs' directory, and the search for installed programs.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,7 +14,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Makes the directory, which any user may enter: PostgreSQL does not run as root.
+    /// Makes the directory. Any user may enter it, because PostgreSQL does not run as root.
     ///
     /// # Errors
     /// If it cannot be made.
@@ -45,8 +45,8 @@ impl Place {
         Ok(path.into())
     }
 
-    /// The Python interpreter's own path, for `python3` may be a shell script that looks for it; or
-    /// why a module cannot be used.
+    /// Returns the Python interpreter's own path, because `python3` may be a shell script that
+    /// looks for it; or the reason why a module cannot be used.
     pub fn python(&self, module: &str) -> Result<OsString, String> {
         let named = self.python.clone().unwrap_or_else(|| "python3".into());
         let script = format!("import sys, {module}; print(sys.executable)");
@@ -81,7 +81,7 @@ pub(crate) fn installed(name: &str) -> Result<OsString, String> {
         .ok_or_else(|| format!("no {name} here"))
 }
 
-/// Runs what prepares a program; what it said, or why it failed.
+/// Runs a command that prepares a program. Returns its output, or the reason of its failure.
 pub(crate) fn prepare(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output =

@@ -1,4 +1,4 @@
-//! Programs that serve: redis and PostgreSQL.
+//! Servers: redis and PostgreSQL.
 
 #![allow(unsafe_code, reason = "asks for the user")]
 
@@ -13,7 +13,7 @@ use std::process::Command;
 /// `nobody`, for a server that refuses root.
 const NOBODY: u32 = 65534;
 
-/// A redis by a socket, so that no port collides, and the clients for it.
+/// redis on a socket, so that no port collides, and its clients.
 fn redis(place: &Place, options: &[&str], load: &[&[&str]]) -> Result<Program, String> {
     let server = installed("redis-server")?;
     let (cli, benchmark) = (installed("redis-cli")?, installed("redis-benchmark")?);
@@ -29,12 +29,12 @@ fn redis(place: &Place, options: &[&str], load: &[&[&str]]) -> Result<Program, S
     };
     let mut clients = vec![client(&cli, &["ping"])];
     for arguments in load {
-        // Options are the benchmark's, a command is for the other.
+        // Options go to the benchmark, commands to the other client.
         let program = if arguments[0].starts_with('-') { &benchmark } else { &cli };
         clients.push(client(program, arguments));
     }
     clients.push(client(&cli, &["shutdown", "nosave"]));
-    // It logs process numbers and times.
+    // Its log has process numbers and times.
     Ok(Program { words, clients, varies: true, ..Program::default() })
 }
 
@@ -71,10 +71,10 @@ fn postgres() -> Result<(PathBuf, PathBuf), String> {
         .ok_or_else(|| "no initdb and postgres here".into())
 }
 
-/// One backend by itself, which is how PostgreSQL runs without its other processes.
+/// One backend by itself: PostgreSQL without its other processes.
 pub(super) fn postgres_sort(place: &Place, smoke: bool) -> Result<Program, String> {
     let (init, server) = postgres()?;
-    // SAFETY: asks for this process's own user, and cannot fail.
+    // SAFETY: returns this process's own user, and cannot fail.
     let user = (unsafe { libc::geteuid() } == 0).then_some(NOBODY);
     let data = place.dir().join("postgres");
     fs::create_dir(&data).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! `get_or_insert_with`, of a key that is there and of one that is not.
+//! `get_or_insert_with`, for a key that is there and for one that is not.
 
 use crate::cache::store::{blank, check, stamp};
 use crate::harness::{Comparison, Contestant, Report, Role, Sample, Unit};

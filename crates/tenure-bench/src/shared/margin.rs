@@ -1,7 +1,9 @@
-//! How fast a neighbour may take memory before somebody is killed, beside shared and beside private volatile memory.
+//! How fast a neighbour may take memory before the kernel kills a process, beside shared and beside
+//! private volatile memory.
 //!
-//! The kernel takes private volatile memory itself, when it needs it. Shared memory a process has to give back before:
-//! so it keeps some memory free, and a neighbour that takes all of that between two looks is too fast.
+//! The kernel takes private volatile memory itself, when it needs it. A process must give shared
+//! memory back beforehand: so it keeps some memory free, and a neighbour that takes all of that
+//! between two looks is too fast.
 
 use super::team::wait_for;
 use crate::harness::{Child, Comparison, Contestant, Report, Role, Sample, Unit};
@@ -29,7 +31,7 @@ struct Sizes {
     taken: usize,
 }
 
-/// How fast the neighbour takes memory: MiB a second, and without an end.
+/// The speeds at which the neighbour takes memory, in MiB a second; `None`: as fast as it can.
 const SPEEDS: [Option<usize>; 6] = [Some(250), Some(500), Some(1000), Some(2000), Some(4000), None];
 
 pub(super) fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
@@ -94,7 +96,7 @@ pub(super) fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> 
     Ok(())
 }
 
-/// Fills memory that it then no longer needs, and keeps it as long as it lives.
+/// Fills memory that it then does not use, and holds it while it lives.
 type Hold = fn(usize) -> io::Result<Box<dyn std::any::Any>>;
 
 fn hold_shared(bytes: usize) -> io::Result<Box<dyn std::any::Any>> {
@@ -115,7 +117,7 @@ fn hold_private(bytes: usize) -> io::Result<Box<dyn std::any::Any>> {
     Ok(Box::new(all))
 }
 
-/// One try: 100 if somebody was killed.
+/// One try: 100 if the kernel killed a process.
 fn sample(sizes: Sizes, hold: Hold, threads: usize, speed: Option<usize>) -> io::Result<Sample> {
     let unsupported = |why: String| io::Error::new(io::ErrorKind::Unsupported, why);
     let group =
@@ -131,7 +133,7 @@ fn sample(sizes: Sizes, hold: Hold, threads: usize, speed: Option<usize>) -> io:
         }
     })?;
     wait_for(&is_full)?;
-    // For what is done in the background after the last value.
+    // For the background work after the last value.
     thread::sleep(Duration::from_millis(300));
     let (may_start, start) = pipe()?;
     let neighbour = Child::<f64>::start(|| {
@@ -161,7 +163,7 @@ fn sample(sizes: Sizes, hold: Hold, threads: usize, speed: Option<usize>) -> io:
     Ok(if killed > 0 { sample.failed("somebody was killed for want of memory") } else { sample })
 }
 
-/// The least that was left until it was over.
+/// Returns the smallest room until the end.
 fn watch(limit: u64, group: &MemoryCgroup, is_over: &AtomicBool) -> u64 {
     let mut least = u64::MAX;
     while !is_over.load(Ordering::Relaxed) {
@@ -171,9 +173,9 @@ fn watch(limit: u64, group: &MemoryCgroup, is_over: &AtomicBool) -> u64 {
     least
 }
 
-/// Takes memory and writes to each page of it; the seconds that it took.
+/// Takes memory and writes to each page of it. Returns the seconds that this took.
 fn take(bytes: usize, threads: usize, speed: Option<usize>) -> io::Result<f64> {
-    // All zeros, which the kernel makes when they are touched.
+    // All zeros: the kernel makes the pages at the first touch.
     let mut memory = vec![0u8; bytes];
     let begun = Instant::now();
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Shared volatile memory and the shared cache: what they cost, and what four workers get from them.
+//! Shared volatile memory and the shared cache: their cost, and their benefit for four workers.
 
 mod insert;
 mod margin;
@@ -16,7 +16,7 @@ use std::io;
 /// Runs the bench.
 ///
 /// # Errors
-/// `InvalidData` if a value had wrong bytes; else what the report or the kernel said.
+/// `InvalidData` if a value had wrong bytes; otherwise an error of the report or the kernel.
 pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     pin::threads(options, report)?;
     pin::processes(options, report)?;

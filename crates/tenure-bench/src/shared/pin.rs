@@ -1,4 +1,5 @@
-//! What it costs to pin a chunk that is intact, by processor time: so that the load of the machine does not count.
+//! The cost of pinning an intact chunk, in processor time, so that the machine's load does not
+//! count.
 
 use super::team::{processor_time, team};
 use crate::harness::{parallel, Comparison, Contestant, Goal, Report, Role, Sample, Unit};
@@ -17,7 +18,7 @@ const MUTEX: &str = "Mutex lock + unlock";
 /// Pins whose system calls are counted.
 const COUNTED: usize = 1000;
 
-/// Which chunk a thread or process pins.
+/// The chunk that a thread or process pins.
 #[derive(Clone, Copy, PartialEq)]
 enum Which {
     Own,
@@ -70,7 +71,7 @@ fn each(count: usize, mut step: impl FnMut() -> io::Result<()>) -> io::Result<f6
 fn pin_shared(shared: &SharedVolatile, chunk: usize) -> io::Result<()> {
     match black_box(shared.pin(chunk)?).intact() {
         Some(_) => Ok(()),
-        // The machine is short of memory: then it is no intact chunk that is measured.
+        // The machine is short of memory, so the chunk is not intact.
         None => Err(io::Error::new(io::ErrorKind::TimedOut, "the chunk was purged meanwhile")),
     }
 }
@@ -88,7 +89,7 @@ fn mean(results: Vec<io::Result<f64>>) -> io::Result<f64> {
 /// The system calls of [`COUNTED`] steps, where they can be counted.
 fn calls(step: impl Fn() -> io::Result<()> + Sync) -> io::Result<Option<u64>> {
     let counted = counting_syscalls(|count| {
-        step()?; // what a thread does once
+        step()?; // work that a thread does once
         let (done, calls) = count.of_this_thread(|| (0..COUNTED).try_for_each(|_| step()));
         done.map(|()| calls)
     });

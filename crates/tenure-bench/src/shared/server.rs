@@ -1,4 +1,5 @@
-//! memcached and redis: a server of this bench's own behind a Unix socket, and a client for one worker.
+//! memcached and redis: a server of this bench's own behind a Unix socket, and a client for one
+//! worker.
 
 #![allow(unsafe_code, reason = "a server ends with its starter")]
 
@@ -39,7 +40,7 @@ impl Server {
     /// Starts it with room for so many bytes.
     ///
     /// # Errors
-    /// `Unsupported` where it is not installed or does not start.
+    /// `Unsupported` if it is not installed or does not start.
     pub fn start(self, most: u64) -> io::Result<Running> {
         let no = |why: String| io::Error::new(io::ErrorKind::Unsupported, why);
         let program = installed(self.program()).map_err(no)?;
@@ -119,7 +120,7 @@ struct Talk {
 impl Client {
     fn connect(server: Server, socket: &Path) -> io::Result<Client> {
         let stream = UnixStream::connect(socket)?;
-        // Bounded: a server that hangs does not hang the bench.
+        // Bounded, so that a hanging server does not hang the bench.
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         stream.set_write_timeout(Some(Duration::from_secs(20)))?;
         let stream = BufReader::with_capacity(128 << 10, stream);
@@ -215,7 +216,7 @@ fn number(text: Option<&str>) -> io::Result<usize> {
 
 impl Store for Client {
     fn read(&self, key: u64) -> Option<bool> {
-        // One that is gone finds nothing; the misses are counted.
+        // A closed connection finds nothing; the misses are counted.
         self.get(key, |value| check(value, key)).ok().flatten()
     }
 

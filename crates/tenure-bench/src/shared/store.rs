@@ -11,7 +11,7 @@ impl Store for Shared<'_> {
     fn read(&self, key: u64) -> Option<bool> {
         match self.0.get(&key.to_le_bytes()) {
             Ok(value) => value.map(|value| check(&value, key)),
-            // It fails in a child of a raw clone alone.
+            // It fails only in a child of a raw clone.
             Err(_) => None,
         }
     }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::time::Duration;
 
-/// For a process to be ready on a busy machine.
+/// The time that a process may need to become ready on a busy machine.
 const PATIENCE: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 
 /// One process's work, by the machine's clock.
@@ -33,11 +33,12 @@ pub(super) fn processor_time() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Forks `count` processes. Each prepares itself; when all have, each does its work. Returns the time from the first
-/// begin to the last end, and the results.
+/// Forks `count` processes. Each prepares itself. When all are ready, each does its work. Returns
+/// the time from the first begin to the last end, and the results.
 ///
 /// # Errors
-/// The first process's that failed, or that it died; `TimedOut` if one was not ready in a minute.
+/// The error of the first failed process, or its death; `TimedOut` if one was not ready within a
+/// minute.
 pub(super) fn team<P, T: Serialize + DeserializeOwned>(
     count: usize,
     prepare: impl Fn(usize) -> io::Result<P>,
@@ -49,7 +50,7 @@ pub(super) fn team<P, T: Serialize + DeserializeOwned>(
         .map(|number| {
             Child::start(|| {
                 let prepared = prepare(number);
-                // One that failed says so as well: the others are not to wait for it.
+                // A failed process also sends its byte, so that the others do not wait for it.
                 write(&ready, &[1])?;
                 let prepared = prepared?;
                 retry_on_intr(|| read(&may_go, &mut [0]))?;

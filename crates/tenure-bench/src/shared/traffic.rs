@@ -1,4 +1,5 @@
-//! Get, insert and overwrite by one and by four workers: one shared cache, a cache of each worker's own, and servers.
+//! Get, insert and overwrite by one and by four workers: one shared cache, a cache of each worker's
+//! own, and servers.
 
 use super::server::{Running, Server};
 use super::store::Shared;
@@ -38,7 +39,7 @@ struct Traffic {
     operations: usize,
 }
 
-/// What the servers may take: more than everything that they are given.
+/// The servers' memory: more than all the data that they get.
 const ROOM: u64 = 2 << 30;
 
 pub(super) fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
@@ -101,7 +102,7 @@ impl Traffic {
             .collect()
     }
 
-    /// Nanoseconds for an operation: all workers' time by all operations.
+    /// Nanoseconds for an operation: all workers' time divided by all operations.
     fn measure<'a>(
         &self,
         round: &Cell<u64>,

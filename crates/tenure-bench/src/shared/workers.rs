@@ -1,4 +1,4 @@
-//! Four workers of one service in one memory cgroup: what they get from one cache, and from four.
+//! Four workers of one service in one memory cgroup: the benefit of one cache, and of four.
 
 use super::server::{Running, Server};
 use super::store::Shared;
@@ -19,9 +19,9 @@ use tenure_measure::MemoryCgroup;
 
 const WORKERS: usize = 4;
 const VALUE: usize = 16 << 10;
-/// What it takes to make a value, at least: a question to a database, for which the worker waits.
+/// The least time to make a value: a question to a database, for which the worker waits.
 const MAKING: Duration = Duration::from_micros(200);
-/// What each process takes beside its cache.
+/// The memory of each process beside its cache.
 const PROCESS: u64 = 8 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,7 +33,7 @@ enum Way {
     Server(Server),
 }
 
-/// What there is to share.
+/// The memory that is shared.
 #[derive(Clone, Copy)]
 struct Sizes {
     limit: u64,
@@ -41,17 +41,17 @@ struct Sizes {
     time: Duration,
 }
 
-/// What one worker did.
+/// The result of one worker.
 #[derive(Serialize, Deserialize)]
 struct Served {
     answers: u64,
     made: u64,
     wrong: u64,
-    /// A bit for each key that it has made.
+    /// A bit for each key whose value it has made.
     which: Vec<u64>,
 }
 
-/// What all did.
+/// The results of all.
 #[derive(Serialize, Deserialize)]
 struct All {
     seconds: f64,
@@ -113,7 +113,7 @@ fn sample(way: Way, sizes: Sizes) -> io::Result<Sample> {
     let unsupported = |why: String| io::Error::new(io::ErrorKind::Unsupported, why);
     let group =
         MemoryCgroup::create("shared", sizes.limit).map_err(|why| unsupported(why.to_string()))?;
-    // In a process of its own, which is in the group: what it makes is charged there.
+    // In a process of its own, in the group, because its memory is charged there.
     let done = in_process(|| {
         group.enter_self()?;
         serve(way, sizes, &group)
@@ -121,7 +121,7 @@ fn sample(way: Way, sizes: Sizes) -> io::Result<Sample> {
     let killed = group.oom_kills();
     let all = match done {
         Err(_) if killed > 0 => {
-            // As if there had been one answer in all the time.
+            // Counted as one request in the whole time.
             let time = sizes.time.as_nanos() as f64;
             return Ok(Sample::from(time).failed("somebody was killed for want of memory"));
         }
@@ -184,7 +184,7 @@ fn open<'a>(
     })
 }
 
-/// Answers requests until the time is over.
+/// Serves requests until the time is over.
 fn answer(store: &dyn Store, number: usize, sizes: Sizes) -> io::Result<Served> {
     let keys = Pattern::Zipf.sequence(sizes.keys, 1 << 16, 1 + number as u64);
     let mut value = blank(VALUE);
@@ -198,7 +198,7 @@ fn answer(store: &dyn Store, number: usize, sizes: Sizes) -> io::Result<Served> 
             None => {
                 thread::sleep(MAKING);
                 stamp(&mut value, key);
-                // One that has no room for it has answered all the same.
+                // A cache without room for it has still served the request.
                 let _ = store.write(key, &value);
                 served.made += 1;
                 served.which[key as usize / 64] |= 1 << (key % 64);

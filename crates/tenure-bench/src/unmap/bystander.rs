@@ -1,7 +1,7 @@
-//! Threads that need the address space while another unmaps.
+//! Threads that need the address space while another one unmaps.
 //!
-//! Each does one thing now and then and sleeps in between, so that they take no processor from what
-//! they watch, and are waited for by nobody: what they wait for is the kernel's locks.
+//! Each does one operation from time to time and sleeps in between. So they take no processor time
+//! from the unmapping thread, and no thread waits for them: they wait only for the kernel's locks.
 
 #![allow(unsafe_code, reason = "maps and unmaps memory, and reads the clock of a thread")]
 
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// What a bystander does.
+/// The operation of a bystander.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Need {
     /// Maps and unmaps a page.
@@ -38,8 +38,8 @@ impl Need {
         }
     }
 
-    /// How long it sleeps in between. A thread's life costs more processor time, which would count
-    /// as that of unmapping.
+    /// How long it sleeps in between. Creating a thread costs more processor time, which would
+    /// count as that of unmapping.
     fn pause(self) -> Duration {
         match self {
             Need::Mmap | Need::Fault => Duration::from_micros(100),
@@ -54,7 +54,7 @@ const FAULT_BYTES: usize = 64 << 20;
 /// More than glibc's cache of stacks holds (40 MiB), so that each new thread needs a new mapping.
 const STACK_BYTES: usize = 64 << 20;
 
-/// A thread that watches until it is told to end.
+/// A thread that watches until the end flag is set.
 pub(super) struct Bystander {
     shared: Arc<Shared>,
     thread: JoinHandle<io::Result<Counts>>,
@@ -68,7 +68,7 @@ struct Shared {
 }
 
 impl Bystander {
-    /// Starts one and waits until it is at work.
+    /// Starts one and waits until it works.
     pub fn start(need: Need) -> io::Result<Bystander> {
         let shared = Arc::new(Shared::default());
         let theirs = shared.clone();
@@ -87,7 +87,7 @@ impl Bystander {
         Ok(bystander)
     }
 
-    /// From now on what it does counts.
+    /// From now on its operations count.
     pub fn watch(&self) {
         self.shared.watching.store(true, Relaxed);
     }
@@ -95,7 +95,7 @@ impl Bystander {
     /// Processor time that it has used so far.
     pub fn cpu(&self) -> io::Result<Duration> {
         let mut clock = 0;
-        // SAFETY: the thread has not been joined, so its handle is good; one clock id is written.
+        // SAFETY: the thread has not been joined, so its handle is valid; one clock id is written.
         let failed =
             unsafe { libc::pthread_getcpuclockid(self.thread.as_pthread_t() as _, &mut clock) };
         if failed != 0 {
@@ -109,7 +109,7 @@ impl Bystander {
         }
     }
 
-    /// Ends it and takes what it saw.
+    /// Ends it and returns its counts.
     pub fn end(self) -> io::Result<Counts> {
         self.shared.over.store(true, Relaxed);
         self.thread.join().map_err(|_| io::Error::other("a bystander panicked"))?
@@ -126,7 +126,7 @@ impl Shared {
         let pause = need.pause();
         while !self.over.load(Relaxed) {
             let took = act()?;
-            // Also one that began before: it was kept waiting by what is watched.
+            // Also an operation that began before: the unmapping made it wait.
             if self.watching.load(Relaxed) {
                 latency.record(took, pause);
             }
@@ -140,7 +140,7 @@ impl Shared {
 fn map_and_unmap() -> io::Result<Duration> {
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     let start = Instant::now();
-    // SAFETY: a new mapping wherever there is room, and unmapped untouched.
+    // SAFETY: a new mapping at an address that the kernel chooses, unmapped untouched.
     unsafe {
         let page = mm::mmap_anonymous(ptr::null_mut(), page_size(), prot, MapFlags::PRIVATE)?;
         let took = start.elapsed();
@@ -149,7 +149,7 @@ fn map_and_unmap() -> io::Result<Duration> {
     }
 }
 
-/// Pages that are touched one after the other, and given back when all have been.
+/// Pages that are touched one after another, and given back when all have been.
 struct FreshPages {
     addr: *mut u8,
     next: usize,
@@ -158,7 +158,7 @@ struct FreshPages {
 impl FreshPages {
     fn new() -> io::Result<FreshPages> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping wherever there is room.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let addr =
             unsafe { mm::mmap_anonymous(ptr::null_mut(), FAULT_BYTES, prot, MapFlags::PRIVATE)? };
         // SAFETY: the mapping just made. A kernel without huge pages refuses, and needs no advice.
@@ -209,7 +209,7 @@ mod tests {
             assert!(bystander.cpu().unwrap() > Duration::ZERO);
             let Counts { .. } = Bystander::start(need).unwrap().end().unwrap();
             let Counts { .. } = bystander.end().unwrap();
-            // On a busy machine the thread may not run in the time that it is given.
+            // On a busy machine the thread may not run in the given time.
             let sees_some = |milliseconds: u64| {
                 let bystander = Bystander::start(need).unwrap();
                 bystander.watch();

@@ -1,4 +1,4 @@
-//! What is unmapped.
+//! The mappings that are unmapped.
 
 #![allow(unsafe_code, reason = "locks memory of its own")]
 
@@ -16,7 +16,7 @@ pub(super) struct Case {
     pub len: usize,
 }
 
-/// What the pages are.
+/// The kind of the pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// Private anonymous memory.
@@ -33,7 +33,7 @@ pub(super) enum Content {
     File,
 }
 
-/// Base pages come first: they are what takes long.
+/// Base pages come first, because they take longest.
 const CONTENTS: [Content; 6] = [
     Content::Anon,
     Content::Transparent,
@@ -43,7 +43,7 @@ const CONTENTS: [Content; 6] = [
     Content::File,
 ];
 
-/// Every kind at 1 GiB and the first two at 4 GiB; every kind at the size that was asked for.
+/// Every kind at 1 GiB and the first two at 4 GiB; or every kind at the user's size.
 pub(super) fn cases(options: &Options) -> Vec<Case> {
     let all = |len: usize| CONTENTS.map(|content| Case { content, len });
     let first = options.chosen_size(1 << 30, 64 << 20, HUGE_PAGE);
@@ -61,7 +61,7 @@ impl Case {
         format!("unmap {} MiB, {}", self.len >> 20, self.content.name())
     }
 
-    /// Its measured rounds: what is huge takes long to populate.
+    /// Its measured rounds: populating a huge mapping takes long.
     pub fn rounds(&self) -> u32 {
         match self.len >> 30 {
             0..=1 => 7,
@@ -70,7 +70,7 @@ impl Case {
         }
     }
 
-    /// What the kernel needs to be set for it to be mapped.
+    /// Raises the kernel settings that its mapping needs.
     pub fn room(&self) -> io::Result<Option<Raised>> {
         let needed = self.len as u64 + (256 << 20);
         let available = available_bytes();

@@ -1,4 +1,4 @@
-//! How long something took, each time.
+//! A record of how long an operation took each time.
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub(super) struct Latency(Histogram<u64>);
 
-/// What goes through a pipe: values and how often they came.
+/// The form for a pipe: values and their counts.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Counts(Vec<(u64, u64)>);
 
@@ -22,10 +22,10 @@ impl Latency {
     }
 
     /// Records a wait. If it was longer than `interval`, the waits that would have begun meanwhile
-    /// count as well: else one that lasts a second would be one among thousands that last none.
+    /// count as well. Otherwise a wait of a second would be one among thousands of short ones.
     pub fn record(&mut self, waited: Duration, interval: Duration) {
         let ns = |time: Duration| time.min(MAX).as_nanos() as u64;
-        // It fails only above the bound, which is cut off.
+        // It fails only above the bound, and such values are cut off.
         let _ = self.0.record_correct(ns(waited), ns(interval));
     }
 
@@ -41,7 +41,7 @@ impl Latency {
         Counts(recorded.map(|at| (at.value_iterated_to(), at.count_at_value())).collect())
     }
 
-    /// Microseconds, and how often they came, in no more than a hundred steps for each power of ten.
+    /// Microseconds and their counts, in at most a hundred steps for each power of ten.
     pub fn counts_us(&self) -> Vec<(f64, u64)> {
         let mut steps: Vec<(f64, u64)> = Vec::new();
         for at in self.0.iter_recorded() {

@@ -12,13 +12,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tenure_measure::pages::rss;
 
-/// How long the bystanders watch at least.
+/// The shortest time that the bystanders watch.
 const WATCH_MIN: Duration = Duration::from_millis(20);
 
-/// What one unmapping took, and what it did to the bystanders.
+/// The time of one unmapping, and its effect on the bystanders.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Measured {
-    /// Until the caller could go on.
+    /// Until the caller could continue.
     pub caller_ms: f64,
     /// Until the memory was back.
     pub total_ms: f64,
@@ -28,7 +28,7 @@ pub(super) struct Measured {
     pub waits: Vec<Counts>,
 }
 
-/// Unmaps what `case` says in this process, which should be one of its own.
+/// Unmaps the mapping of `case` in this process, which should be one of its own.
 pub(super) fn measure(case: &Case, way: Way, options: &Options) -> io::Result<Measured> {
     let fresh = case.populated(options)?;
     way.prepare()?;
@@ -45,12 +45,12 @@ pub(super) fn measure(case: &Case, way: Way, options: &Options) -> io::Result<Me
     way.wait()?;
     let total = start.elapsed();
     let cpu = (process_cpu() - cpu).saturating_sub(theirs()? - cpu_theirs);
-    // So that each has seen something, also of what is over in microseconds.
+    // So that each has recorded an operation, even if the unmapping takes microseconds.
     thread::sleep(WATCH_MIN.saturating_sub(start.elapsed()));
     let waits = bystanders.into_iter().map(Bystander::end).collect::<io::Result<_>>()?;
     if way != Way::Nothing && case.content.is_resident_memory() {
         let gone = resident.saturating_sub(rss());
-        // A few pages are the bystanders'.
+        // The bystanders have a few pages.
         if gone < case.len as u64 / 10 * 9 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,

@@ -6,10 +6,10 @@ use std::hash::Hash;
 use std::io;
 use std::rc::Rc;
 
-/// Takes each contestant's measurement of each round once, when the first table asks for it.
+/// Takes each contestant's measurement of each round once, when the first table needs it.
 ///
-/// The tables of a case ask in the same order, so the first one's rounds are interleaved, and the
-/// others repeat them.
+/// The tables of a case ask in one order, so the first one's rounds are interleaved, and the others
+/// repeat them.
 pub(super) struct Recorded<'a, K, T> {
     measure: Box<dyn Fn(K) -> io::Result<T> + 'a>,
     taken: RefCell<HashMap<(K, usize), Taken<T>>>,

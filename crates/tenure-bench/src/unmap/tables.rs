@@ -15,7 +15,7 @@ use std::io;
 
 type Measurements<'a> = Recorded<'a, Way, Measured>;
 
-/// What a table is about.
+/// The subject of a table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Figure {
     Caller,
@@ -90,8 +90,8 @@ impl Figure {
         }
     }
 
-    /// The goals are for base pages, of which munmap's time is: huge ones any call unmaps hundreds
-    /// of times faster. They are set for 16 GiB, and less in proportion for less, since munmap's time
+    /// The goals are for base pages, which make munmap slow: any call unmaps huge pages hundreds of
+    /// times faster. They are set for 16 GiB, and in proportion for less, because munmap's time
     /// grows with the size and retire's hardly does.
     fn goals(self, case: &Case) -> Vec<Goal> {
         let munmap = Way::Munmap.name();

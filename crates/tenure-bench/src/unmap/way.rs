@@ -1,4 +1,4 @@
-//! tenure's way to unmap, and others'.
+//! The ways to unmap: tenure's, and others'.
 
 #![allow(unsafe_code, reason = "unmaps what it was given")]
 
@@ -27,10 +27,10 @@ pub(super) enum Way {
     Munmap,
     /// A call for each 32 MiB.
     Slices,
-    /// `MADV_DONTNEED`, and then `munmap` of what is empty. Not the same: in between, the addresses
-    /// read as zeros.
+    /// `MADV_DONTNEED`, and then `munmap` of the empty mapping. Not equivalent: in between, the
+    /// addresses read as zeros.
     DiscardFirst,
-    /// Not unmapping, but computing meanwhile: what the machine does to the bystanders anyway.
+    /// Not unmapping, but computing meanwhile: the machine's own effect on the bystanders.
     Nothing,
 }
 
@@ -56,7 +56,7 @@ impl Way {
         }
     }
 
-    /// What it needs before the time is taken.
+    /// The preparation before the time is taken.
     pub fn prepare(self) -> io::Result<()> {
         match self {
             Way::Retire => retire::prepare().map_err(io::Error::other),
@@ -64,24 +64,25 @@ impl Way {
         }
     }
 
-    /// Unmaps, and returns when the caller may go on.
+    /// Unmaps, and returns when the caller may continue.
     pub fn perform(self, fresh: Fresh) -> io::Result<()> {
         let (addr, len) = (fresh.addr, fresh.len);
         if self == Way::Nothing {
-            // About as long as it would take.
+            // About as long as unmapping would take.
             let time = Duration::from_millis((len as u64 >> 20) / 8).max(Duration::from_millis(50));
             let start = Instant::now();
             let mut turns = 0u64;
             while start.elapsed() < time {
                 turns = black_box(turns + 1);
             }
-            // Dropped here it would be unmapped under the bystanders' eyes.
+            // A drop here would unmap it while the bystanders watch.
             std::mem::forget(fresh);
             return Ok(());
         }
-        // Its own drop would unmap whatever lies at these addresses by then. The process ends soon.
+        // Its own drop would unmap memory that another mapping may have by then. The process ends
+        // soon.
         std::mem::forget(fresh);
-        // SAFETY: the mapping is this function's alone from here on; all slices lie inside it.
+        // SAFETY: only this function has the mapping from here on; all slices lie inside it.
         unsafe {
             match self {
                 Way::Retire => retire::munmap(addr, len).map(drop).map_err(io::Error::other)?,

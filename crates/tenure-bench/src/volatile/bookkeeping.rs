@@ -1,4 +1,4 @@
-//! What tenure remembers of a range.
+//! tenure's memory for a range.
 
 use super::map::{Map, Pages};
 use super::quiet::QuietKeeper;
@@ -8,7 +8,7 @@ use rustix::param::page_size;
 use std::io;
 
 /// Growth of the process's resident memory by a million marked ranges, none of them touched. Each
-/// sample adds a million more: what is let go could be used again, and would count as free.
+/// sample adds a million more: freed entries could be used again, and would count as free.
 pub(super) fn per_range(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     let _quiet = QuietKeeper::new();
     let ranges = options.size(1_000_000, 50_000);

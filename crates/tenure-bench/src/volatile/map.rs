@@ -1,4 +1,4 @@
-//! Memory to measure on, mapped by hand so that both sides of a comparison have the same.
+//! Memory to measure on, mapped by hand so that both sides of a comparison have equal mappings.
 
 #![allow(unsafe_code, reason = "maps memory, and gives out parts of it")]
 
@@ -14,8 +14,8 @@ use tenure::volatile;
 use tenure::Outcome;
 use tenure_measure::pages::smaps_over;
 
-/// The page size asked for. Never left to the system's policy, so that the same row means the same
-/// on every machine.
+/// The requested page size. Never left to the system's policy, so that a row has one meaning on
+/// every machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pages {
     /// 4 KiB pages (the machine's base pages), by `MADV_NOHUGEPAGE`.
@@ -32,7 +32,7 @@ impl Pages {
         }
     }
 
-    /// How many pages `len` bytes are.
+    /// Returns the number of pages in `len` bytes.
     pub fn count(self, len: usize) -> usize {
         match self {
             Pages::Base => len / page_size(),
@@ -99,22 +99,22 @@ impl Map {
     /// A pointer to the byte at `part.start`.
     fn at(&self, part: &Range<usize>) -> *mut u8 {
         assert!(part.start < part.end && part.end <= self.len, "{part:?} of {}", self.len);
-        // SAFETY: checked to be inside the mapping.
+        // SAFETY: the offset was checked to be inside the mapping.
         unsafe { self.addr.add(part.start) }
     }
 
-    /// memset, the C library's, as in the seed program.
+    /// The C library's memset, as in the seed program.
     pub fn fill(&self, part: Range<usize>, byte: u8) {
         let addr = self.at(&part);
-        // SAFETY: the part is inside the mapping, and writable for as long as the Map lives.
+        // SAFETY: the part is inside the mapping, and writable while the Map lives.
         unsafe { libc::memset(addr.cast(), byte.into(), part.len()) };
     }
 
-    /// Writes a number that tells the page into each base page.
+    /// Writes a number that identifies the page into each base page.
     pub fn stamp(&self) {
         for page in 0..self.len / page_size() {
-            // SAFETY: the first word of a page of the mapping, aligned, writable, and written by
-            // this thread alone.
+            // SAFETY: the first word of a page of the mapping: aligned, writable, and written only
+            // by this thread.
             unsafe { self.addr.add(page * page_size()).cast::<u64>().write(page as u64 + 1) };
         }
     }
@@ -136,7 +136,7 @@ impl Map {
         Ok(())
     }
 
-    /// An error unless the memory is in the pages that were asked for.
+    /// Returns an error unless the memory is in pages of the requested size.
     pub fn check_page_size(&self) -> io::Result<()> {
         let huge: u64 = self.smaps(|smaps| smaps.anon_huge);
         match self.pages {
@@ -160,7 +160,7 @@ impl Map {
     /// The kernel's own calls, by hand.
     pub fn advise(&self, part: Range<usize>, advice: Advice) -> io::Result<()> {
         let addr = self.at(&part);
-        // SAFETY: only this Map's memory changes, plain bytes that nobody holds a reference to.
+        // SAFETY: only this Map's memory changes, plain bytes to which no code holds a reference.
         match unsafe { mm::madvise(addr.cast(), part.len(), advice) } {
             Err(Errno::INVAL) => Err(unsupported(&format!("the kernel refuses {advice:?}"))),
             other => Ok(other?),
@@ -194,13 +194,13 @@ impl Map {
 impl Drop for Map {
     fn drop(&mut self) {
         if self.known_to_tenure.load(Ordering::Relaxed) {
-            // SAFETY: the range is the Map's own, and its contents are not wanted any more. Were it
-            // to fail, the memory would have to stay mapped: leak it then.
+            // SAFETY: the range belongs to the Map, and its contents are not needed any more. If
+            // the call fails, the memory must stay mapped, and is leaked.
             if unsafe { volatile::forget(self.addr, self.len) }.is_err() {
                 return;
             }
         }
-        // SAFETY: the reservation is the Map's own, and nothing refers to it after this.
+        // SAFETY: the reservation belongs to the Map, and nothing refers to it after this.
         let _ = unsafe { mm::munmap(self.reserved, self.reserved_len) };
     }
 }

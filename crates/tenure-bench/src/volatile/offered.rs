@@ -1,4 +1,4 @@
-//! What it costs to offer memory to the kernel and to take it back untouched.
+//! The cost of offering memory to the kernel and of taking it back untouched.
 
 use super::map::{Map, Pages};
 use super::quiet::QuietKeeper;
@@ -16,7 +16,7 @@ use tenure::Outcome;
 const BY_HAND: &str = "MADV_POPULATE_WRITE";
 const TOTAL: usize = 64 << 20;
 
-/// Maps of `len` bytes, resident and stamped, [`TOTAL`] bytes of them, in the pages asked for.
+/// Maps of `len` bytes, resident and stamped, [`TOTAL`] bytes of them, in pages of this size.
 fn resident(len: usize, pages: Pages) -> io::Result<Vec<Map>> {
     (0..TOTAL / len)
         .map(|_| {
@@ -29,8 +29,8 @@ fn resident(len: usize, pages: Pages) -> io::Result<Vec<Map>> {
         .collect()
 }
 
-/// Takes the maps from the first sample on, so that one that cannot be had takes only its
-/// contestant out.
+/// Makes the maps at the first sample, so that a map that cannot be made removes only its
+/// contestant.
 fn lazily(maps: &mut Option<Vec<Map>>, len: usize, pages: Pages) -> io::Result<&[Map]> {
     match maps {
         Some(maps) => Ok(maps),
@@ -38,12 +38,13 @@ fn lazily(maps: &mut Option<Vec<Map>>, len: usize, pages: Pages) -> io::Result<&
     }
 }
 
-/// Fails unless (nearly) all of it is the kernel's to take: else what follows would measure nothing.
+/// Fails unless the kernel may take (nearly) all of it: otherwise the next step would measure
+/// nothing.
 fn check_offered(maps: &[Map]) -> io::Result<()> {
     let total: u64 = maps.iter().map(|map| map.len() as u64).sum();
     let freed: u64 = maps.iter().map(Map::lazily_freed).sum();
-    // Each processor keeps the last few freed base pages (31, a pagevec) aside; they are counted
-    // late. Huge pages are not kept.
+    // Each processor keeps the last few freed base pages (31, a pagevec) aside, and the kernel
+    // counts them late. Huge pages are not kept.
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let late = (31 * processors * page_size()) as u64;
     if freed + late < total {
@@ -52,7 +53,7 @@ fn check_offered(maps: &[Map]) -> io::Result<()> {
     Ok(())
 }
 
-/// unmark of an offered, intact range against the one system call that it cannot do without.
+/// unmark of an offered, intact range against the one system call that it needs.
 pub(super) fn revive(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     let _quiet = QuietKeeper::new();
     for pages in [Pages::Huge, Pages::Base] {
@@ -112,8 +113,8 @@ fn unmarked(maps: &[Map]) -> io::Result<Sample> {
     Ok((time.as_nanos() as f64 / maps.len() as f64).into())
 }
 
-/// What an offer costs in processor time, whichever thread spends it: offers are the keeper's work,
-/// and how long it takes to wake up is no cost of the offer. The wall time stands beside it.
+/// The cost of an offer in processor time, whichever thread spends it: offers are the worker's
+/// task, and its time to wake up is no cost of the offer. The wall time is shown beside it.
 pub(super) fn offer(when: &str, options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     let quiet = QuietKeeper::new();
     for pages in [Pages::Huge, Pages::Base] {
@@ -168,7 +169,7 @@ fn taken_back(maps: &[Map]) -> io::Result<()> {
     for map in maps {
         match map.unmark(0..map.len())? {
             Outcome::Intact => map.check_stamps()?,
-            // The kernel took some, which it may: make it again for the next round.
+            // The kernel took some, which it may: the page is made again for the next round.
             Outcome::Purged => map.stamp(),
         }
     }
@@ -180,7 +181,8 @@ fn all_threads() -> Duration {
     clock(ClockId::ProcessCPUTime)
 }
 
-/// Processor time of all threads but the calling one: the keeper's, as nobody else runs.
+/// Processor time of all threads except the calling one: the worker's, because no other thread
+/// runs.
 fn other_threads() -> Duration {
     all_threads().saturating_sub(clock(ClockId::ThreadCPUTime))
 }
@@ -190,7 +192,7 @@ fn clock(clock: ClockId) -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// What `work` over [`TOTAL`] bytes took per page, by the given clock.
+/// The time of `work` over [`TOTAL`] bytes per page, by the given clock.
 fn timed(
     pages: Pages,
     spent: fn() -> Duration,

@@ -1,4 +1,4 @@
-//! What it costs to need a range and to need it no longer, while nobody took it: one word each.
+//! The cost of pinning and unpinning a range that was not taken: one word each.
 
 use super::map::{Map, Pages};
 use super::quiet::QuietKeeper;
@@ -99,11 +99,12 @@ pub(super) fn raw_counts(options: &Options, report: &mut Report<'_>) -> io::Resu
         let first = start.elapsed().as_nanos() as f64 / ranges as f64;
         let mut order: Vec<usize> = (0..ranges).collect();
         order.shuffle(&mut Xoshiro256PlusPlus::seed_from_u64(1));
-        // What one look at memory costs that no cache of the processor holds: the limit of any index.
-        // Written, each: memory never written is one page of zeros in the processor's nearest cache.
+        // The cost of one access to memory that no processor cache holds: the limit of any index.
+        // Each record is written: memory that was never written is one page of zeros in the
+        // processor's nearest cache.
         let records: Vec<[u64; 8]> = (0..ranges as u64).map(|n| [0, n, n, n, n, n, n, n]).collect();
         let mut seen = 0;
-        // Each sample goes on where the one before ended, so that it meets ranges that have left
+        // Each sample continues where the one before ended, so that it meets ranges that have left
         // the processor's caches.
         let mut turn = 0;
         let comparison = Comparison::new(title, Unit::Nanoseconds)
@@ -122,8 +123,8 @@ pub(super) fn raw_counts(options: &Options, report: &mut Report<'_>) -> io::Resu
             )
             .with(Contestant::new(ONE_READ, Role::Reference, || {
                 each(count, |index| {
-                    // The records are all zeros, which the compiler does not know: each read has to wait
-                    // for the one before.
+                    // The records are all zeros, which the compiler does not know: each read must
+                    // wait for the one before.
                     let record = order[(index + seen) % ranges];
                     seen = black_box(&records)[record][0] as usize;
                     Ok(())
@@ -134,7 +135,7 @@ pub(super) fn raw_counts(options: &Options, report: &mut Report<'_>) -> io::Resu
     flat(RAW_MANY, "from 1 range on", report)
 }
 
-/// Says how flat a cost is: the slowest of our medians over the fastest.
+/// Prints how flat a cost is: the slowest of tenure's medians over the fastest.
 fn flat(title: &str, over: &str, report: &mut Report<'_>) -> io::Result<()> {
     let medians = report.medians(title, TENURE);
     let slowest = medians.iter().copied().max_by(f64::total_cmp);

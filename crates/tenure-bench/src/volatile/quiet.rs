@@ -1,10 +1,10 @@
-//! A keeper that offers nothing by itself.
+//! A worker that offers nothing by itself.
 
 use std::time::Duration;
 use tenure::volatile::{configure, settings, Settings};
 
-/// While it lives the keeper lets marked ranges be, so that a row about marking does not measure
-/// offers, and one about offers only its own.
+/// While it lives, the worker offers no marked ranges. So a row about marking does not measure
+/// offers, and a row about offers measures only its own.
 pub(super) struct QuietKeeper(Settings);
 
 impl QuietKeeper {
@@ -14,7 +14,7 @@ impl QuietKeeper {
         QuietKeeper(before)
     }
 
-    /// For as long as the result lives the keeper offers whatever is marked, at once.
+    /// While the result lives, the worker offers all marked ranges at once.
     pub fn interrupted(&self) -> impl Drop + use<> {
         let interruption = Interruption;
         set_wait(Duration::ZERO);

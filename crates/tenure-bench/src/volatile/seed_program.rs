@@ -1,9 +1,9 @@
 //! The test program of the mvolatile patches: threads that each fill an 80 MiB mapping in pieces of
-//! 8 MiB, 100 times over, and between the fillings need no piece.
+//! 8 MiB, 100 times, and need no piece between the fillings.
 //!
-//! As there: a thread for each processor number (beyond the last one, wherever it likes), the first
-//! touches inside the time, memset of 8 MiB at a time. Written apart for each contestant, so that
-//! the bare loop has nothing in it but memset.
+//! As in that program, there is a thread for each processor number (beyond the last one, on any
+//! processor), the first touches are timed, and memset writes 8 MiB at a time. The code is separate
+//! for each contestant, so that the bare loop contains only memset.
 
 use super::map::{Map, Pages};
 use crate::harness::{
@@ -37,7 +37,7 @@ fn pieces() -> impl Iterator<Item = std::ops::Range<usize>> {
 fn bare(map: &Map, retries: usize) -> io::Result<()> {
     for _ in 0..retries {
         for piece in pieces() {
-            // The seed's byte is the low one of the offset: zero, always.
+            // The seed's byte is the low one of the offset: always zero.
             map.fill(piece.clone(), piece.start as u8);
         }
     }
@@ -66,9 +66,9 @@ fn given_back(map: &Map, retries: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// The limit and the rival in comparisons of their own: a difference of 3 % needs many rounds, which
-/// the rival, 20 times slower, would make last for half an hour; and what it leaves behind (memory
-/// just freed, or given back to the host) would be met by the next test.
+/// The limit and the rival are in comparisons of their own. A difference of 3 % needs many rounds,
+/// which would last half an hour with the rival, 20 times slower. And the next test would meet the
+/// memory that the rival leaves behind (just freed, or given back to the host).
 pub(super) fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     let retries = options.scaled(100, 25, 2);
     let [bare, tenure, rival] = WAYS;
@@ -102,7 +102,7 @@ fn comparison(
         if role == Role::Ours {
             // Each names a contestant that is in one of the two comparisons only.
             contestant = contestant.goal(Goal::TimesOf(BARE, 1.03));
-            // With huge pages a fault is rare, and giving back is not what costs.
+            // With huge pages a fault is rare, and giving back is not the main cost.
             if pages == Pages::Base {
                 contestant = contestant.goal(Goal::FasterThan(DONTNEED, 5.0));
             }
@@ -118,7 +118,7 @@ fn sample(body: Loop, threads: usize, retries: usize, pages: Pages) -> io::Resul
         stay_on(thread);
         let map = Map::new(MAP, pages)?;
         body(&map, retries)?;
-        // Unmapped by the caller: the seed leaves that to the end of the process.
+        // The caller unmaps it: the seed program leaves that to the end of the process.
         Ok(map)
     });
     let faults = minor_faults() - faults;
@@ -127,7 +127,8 @@ fn sample(body: Loop, threads: usize, retries: usize, pages: Pages) -> io::Resul
     Ok(Sample::from(time.as_secs_f64() * 1e3).with("minor faults", faults as f64))
 }
 
-/// Binds the calling thread to the processor of its number; where there is none, it stays free.
+/// Binds the calling thread to the processor of its number; if there is none, the thread stays
+/// free.
 fn stay_on(processor: usize) {
     let mut set = rustix::thread::CpuSet::new();
     if processor < rustix::thread::CpuSet::MAX_CPU {
@@ -136,14 +137,15 @@ fn stay_on(processor: usize) {
     }
 }
 
-/// Counted apart from the times: a counted call costs many times an uncounted one.
+/// Counted separately from the times: a counted call costs many times an uncounted one.
 fn system_calls(retries: usize, report: &mut Report<'_>) -> io::Result<()> {
     let title = format!("seed program, system calls of the loop, {retries} retries");
     let mut comparison = Comparison::new(title, Unit::Calls).baseline(DONTNEED);
     for (name, role, body) in WAYS {
         comparison = comparison.with(Contestant::new(name, role, move || {
             let map = Map::new(MAP, Pages::Base)?;
-            // The keeper's thread must start out here: inside it would be counted as well.
+            // The worker's thread must start before the filter: inside it, its calls would count as
+            // well.
             map.mark(0..MAP)?;
             let _empty = map.unmark(0..MAP)?;
             let mut result = Ok(());

@@ -1,5 +1,5 @@
-//! `tenure bench` and `tenure report`: start the program `tenure-bench`, which has the benchmarks and the
-//! caches that they compare.
+//! `tenure bench` and `tenure report`: start the program `tenure-bench`, which has the benchmarks
+//! and the caches that they compare.
 
 #[allow(dead_code, reason = "the values are for tenure-bench; here only the definitions are used")]
 mod arguments;
@@ -31,8 +31,9 @@ pub struct ReportArgs {
     arguments: Vec<OsString>,
 }
 
-/// The grammar of `tenure` with that of tenure-bench in it: for manual pages and completions. What is
-/// parsed here is passed on as it is, because another version of tenure-bench may know more.
+/// The grammar of `tenure` with that of tenure-bench in it: for manual pages and completions.
+/// Arguments that are parsed here are passed on unchanged, because another version of tenure-bench
+/// may have more.
 pub fn documented(tenure: Grammar) -> Grammar {
     let bench =
         arguments::Arguments::command().name("bench").bin_name("tenure bench").version(None);
@@ -50,12 +51,12 @@ fn program() -> Option<PathBuf> {
         .find(|program| program.is_file())
 }
 
-/// Runs the program in the place of this one; returns only if it cannot.
+/// Replaces this process by the program; returns only if that fails.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     start(&args.arguments)
 }
 
-/// Runs the program for a page, likewise.
+/// Replaces this process by the program for a page; returns only if that fails.
 pub fn report(args: &ReportArgs) -> anyhow::Result<()> {
     let arguments: Vec<OsString> =
         std::iter::once("report".into()).chain(args.arguments.iter().cloned()).collect();

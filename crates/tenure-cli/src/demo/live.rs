@@ -1,4 +1,4 @@
-//! What is shown while the demo runs: a moving line on a terminal, else a line every second.
+//! The display while the demo runs: a moving line on a terminal, otherwise a line every second.
 //!
 //! All of it goes to standard error; standard output is for the result.
 
@@ -25,7 +25,7 @@ impl Live {
 
     /// A line of its own.
     pub fn say(&self, line: &str) {
-        // With standard error closed there is nobody to tell.
+        // If standard error is closed, no output is needed.
         let _ = writeln!(io::stderr(), "{line}");
     }
 
@@ -50,7 +50,7 @@ impl Live {
         self.next_line = 1.0;
     }
 
-    /// A way has gone so far.
+    /// Shows the progress of a way.
     pub fn running(&mut self, samples: &[Sample]) {
         let Some(last) = samples.last() else { return };
         self.bar.set_position((last.at * 1000.0) as u64);
@@ -61,7 +61,7 @@ impl Live {
         let hits = 100 * hits / requests.max(1);
         let (worker, neighbour) = (last.worker >> 20, last.neighbour >> 20);
         let limit = size::mib(self.limit);
-        // On a terminal all of it has to fit into 80 columns.
+        // On a terminal all of it must fit into 80 columns.
         let line = if self.terminal {
             format!(
                 "{rate:>6} req/s  hits {hits:>2} %  worker {worker:>3} + neighbour {neighbour:>3} \
@@ -77,7 +77,7 @@ impl Live {
         self.show(last.at, line);
     }
 
-    /// What was begun is over; `line` says how it ended.
+    /// Ends the present step; `line` describes its result.
     pub fn end(&mut self, line: &str) {
         self.bar.finish_and_clear();
         self.say(&format!("{:<15} {line}", self.name));

@@ -159,7 +159,8 @@ fn run_way(
     Ok(outcome)
 }
 
-/// Makes the cache that the workers share. Only the descriptor is kept, which each process that is started inherits.
+/// Makes the cache that the workers share. Only the descriptor is kept, and each started process
+/// inherits it.
 fn share(limit: u64) -> anyhow::Result<OwnedFd> {
     let cache = SharedCache::builder().most(limit as usize).build().context("the shared cache")?;
     let descriptor = cache.as_fd().try_clone_to_owned()?;
@@ -223,7 +224,7 @@ impl Interrupted {
         self.flag.load(Ordering::Relaxed)
     }
 
-    /// Ends this process by the signal it was sent, as its parent expects.
+    /// Ends this process by the signal that it got, as its parent expects.
     fn end_if_set(&self) {
         if self.is_set() {
             let signal = self.signal.load(Ordering::Relaxed);

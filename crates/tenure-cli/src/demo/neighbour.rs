@@ -5,11 +5,11 @@ use memmap2::MmapMut;
 use std::io;
 use std::time::Instant;
 
-/// Memory is taken and given back in mappings of this size, so that it is exact and not left to
-/// an allocator's taste.
+/// The neighbour takes and gives back memory in mappings of this size, so that the amount is exact
+/// and does not depend on an allocator.
 const BLOCK: usize = 1 << 20;
 
-/// Holds what it is told to, until the demo is gone.
+/// Holds the requested memory, until the demo is gone.
 pub fn run() -> anyhow::Result<()> {
     let mut from = io::stdin().lock();
     let mut held: Vec<MmapMut> = Vec::new();
@@ -27,7 +27,7 @@ pub fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A block with every page written to: needed, and none of it a zero page.
+/// A block with every page written: in use, and no page of it is the zero page.
 fn block() -> io::Result<MmapMut> {
     let mut block = MmapMut::map_anon(BLOCK)?;
     for page in block.chunks_mut(4096) {

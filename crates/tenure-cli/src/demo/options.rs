@@ -81,7 +81,7 @@ pub struct Args {
     pub stand_in: bool,
 }
 
-/// What follows from the limit.
+/// The sizes that follow from the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     limit: u64,
@@ -130,12 +130,13 @@ impl Args {
 }
 
 const SMALLEST_CACHE: u64 = 4 << 20;
-/// What each further worker takes beside its cache.
+/// The memory of each further worker beside its cache.
 const MORE_WORKERS: u64 = 6 << 20;
 
 impl Sizes {
-    /// What two processes take beside neighbour's need and cached values: the program itself,
-    /// page tables, compressors, the list of pieces, and what an allocator loses between values.
+    /// The memory of two processes beside the neighbour's need and cached values: the program
+    /// itself, page tables, compressors, the list of pieces, and an allocator's loss between
+    /// values.
     fn overhead(&self, workers: u32) -> u64 {
         (12 << 20) + u64::from(workers - 1) * MORE_WORKERS + self.limit / 20
     }
@@ -148,7 +149,8 @@ impl Sizes {
         self.limit.saturating_sub(self.neighbour_min + self.overhead(1))
     }
 
-    /// With fewer bytes of values the best hour's cache would never be full, and nothing shown.
+    /// With fewer bytes of values the cache would never be full at the lowest need, and the demo
+    /// would show nothing.
     pub fn least_working_set(&self) -> u64 {
         self.best_hour()
     }

@@ -1,4 +1,4 @@
-//! What came of one run.
+//! The result of one run.
 
 use super::schedule::Schedule;
 use super::store::Kind;
@@ -12,11 +12,11 @@ pub struct Way {
     pub name: &'static str,
     /// The cache.
     pub store: Kind,
-    /// How its size came about.
+    /// How its size was chosen.
     pub sized: String,
 }
 
-/// The state of things at one moment.
+/// The state at one moment.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Sample {
     /// Seconds since the start.
@@ -25,17 +25,17 @@ pub struct Sample {
     pub worker: u64,
     /// Bytes of memory of the neighbour's own.
     pub neighbour: u64,
-    /// Bytes the neighbour is to have.
+    /// Bytes that the neighbour should have.
     pub wanted: u64,
     /// Bytes charged to the cgroup; the sum of the two without one.
     pub used: u64,
     /// Pages of files among them.
     pub file_pages: u64,
-    /// What the worker has done so far.
+    /// The worker's counts so far.
     pub counts: Counts,
 }
 
-/// Which of the two processes.
+/// One of the two processes, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Who {
@@ -57,7 +57,7 @@ impl std::fmt::Display for Who {
     }
 }
 
-/// A process that did not live to the end.
+/// A process that died before the end.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Death {
     /// The process.
@@ -68,7 +68,7 @@ pub struct Death {
     pub by: String,
 }
 
-/// What came of one way.
+/// The result of one way.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// The way.
@@ -77,15 +77,15 @@ pub struct Outcome {
     pub workers: u32,
     /// The neighbour's need.
     pub schedule: Schedule,
-    /// What was seen every tenth of a second.
+    /// A sample for every tenth of a second.
     pub samples: Vec<Sample>,
     /// The worker's last counts.
     pub counts: Counts,
     /// The first process that died, if one did. The run ended there.
     pub death: Option<Death>,
-    /// The highest charge by the kernel's own record, else the highest sum that was seen.
+    /// The highest charge by the kernel's own record, otherwise the highest sum in the samples.
     pub peak_together: u64,
-    /// The neighbour's longest wait for memory it had asked for, in seconds.
+    /// The neighbour's longest wait for requested memory, in seconds.
     pub longest_wait: f64,
 }
 
@@ -95,8 +95,8 @@ impl Outcome {
         ratio(self.counts.hits, self.counts.requests)
     }
 
-    /// Requests a second of the whole time that was planned, as a dead worker serves none; until
-    /// the neighbour's death if it was the neighbour, with whom the run has ended.
+    /// Requests a second over the whole planned time, because a dead worker serves none; until the
+    /// neighbour's death if that has ended the run.
     pub fn rate(&self) -> f64 {
         let seconds = match &self.death {
             Some(death) if death.who == Who::Neighbour => death.at,

@@ -1,4 +1,4 @@
-//! Pieces of real files, and what is made of them.
+//! Pieces of real files, and the values made from them.
 
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -21,10 +21,10 @@ pub struct Source {
     pub len: u32,
 }
 
-/// A piece with what is known about its value, from making it once with no cache in sight.
+/// A piece with the facts about its value, from making the value once without a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
-    /// Where it comes from.
+    /// Its source.
     pub source: Source,
     /// The value's length in bytes.
     pub value_len: u32,
@@ -33,13 +33,13 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// Whether `value` is, byte for byte, what was made of the piece the first time.
+    /// Returns whether `value` is, byte for byte, the value that was made first.
     pub fn matches(&self, value: &[u8]) -> bool {
         value.len() == self.value_len as usize && xxh3_64(value) == self.sum
     }
 }
 
-/// The pieces that requests ask for, the most popular first.
+/// The pieces of the requests, the most popular first.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pieces {
     /// Paths of the files they come from.
@@ -76,7 +76,8 @@ impl Maker {
     /// Makes the value of `source` from its file. The same bytes always make the same value.
     pub fn make(&mut self, files: &[String], source: Source) -> io::Result<&[u8]> {
         let file = File::open(&files[source.file as usize])?;
-        // Nothing beside the piece itself is read ahead: in the demo's cgroup it would take room.
+        // The kernel must read nothing beside the piece ahead: in the demo's cgroup that would take
+        // room.
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random)?;
         let piece = &mut self.source[..source.len as usize];
         file.read_exact_at(piece, source.offset)?;

@@ -1,11 +1,11 @@
-//! Which piece is asked for next: few often, most seldom.
+//! Chooses the piece of the next request: few pieces often, most seldom.
 
 use rand::rngs::StdRng;
 use rand::SeedableRng;
 use rand_distr::{Distribution, Zipf};
 
-/// An endless sequence of requests for pieces `0..n`, where piece k is asked for in proportion to
-/// (k + 1) to the power of -`exponent`. The same seed and stream give the same sequence.
+/// An endless sequence of requests for pieces `0..n`, where piece k is requested in proportion to
+/// (k + 1) to the power of -`exponent`. One seed and stream give one sequence.
 pub struct Popularity {
     zipf: Zipf<f64>,
     rng: StdRng,
@@ -16,7 +16,7 @@ impl Popularity {
     /// Starts a sequence; every thread takes a `stream` of its own.
     pub fn new(pieces: usize, exponent: f64, seed: u64, stream: u64) -> anyhow::Result<Self> {
         let zipf = Zipf::new(pieces as f64, exponent)?;
-        // The golden ratio's bits keep streams of neighbouring seeds apart.
+        // The golden ratio's bits keep the streams of neighbouring seeds apart.
         let rng = StdRng::seed_from_u64(seed ^ (stream + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         Ok(Popularity { zipf, rng, pieces })
     }

@@ -1,9 +1,9 @@
 //! Before the first run: finds pieces of files and makes every value once.
 //!
-//! It runs outside of the demo's cgroup. That gives the checksums that every later get is held
-//! to, the true size of the working set, and it brings the files into the page cache at this
-//! process's expense: the kernel charges a page of a file to the group that read it first, so the
-//! workers' own reads later take next to nothing of the room that the caches are there to use.
+//! It runs outside the demo's cgroup. So it learns the checksums with which every later get is
+//! compared, and the true size of the working set. It also brings the files into the page cache at
+//! this process's expense: the kernel charges a page of a file to the group that read it first. So
+//! the workers' own reads later take almost none of the room for the caches.
 
 use super::piece::{Maker, Piece, Pieces, Source, PIECE};
 use anyhow::{bail, Context};
@@ -16,29 +16,30 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use walkdir::WalkDir;
 
-/// Smaller files are left out: the demo is about values, not about opening files.
+/// Smaller files are left out: the demo measures values, not the opening of files.
 const SMALLEST_FILE: u64 = 16 << 10;
-/// Enough to choose from, whatever tree it is pointed at.
+/// Enough to choose from, whatever directory the user names.
 const MOST_FILES: usize = 150_000;
 const WALK: Duration = Duration::from_secs(3);
 
-/// What is wanted.
+/// The requirements.
 pub struct Wanted<'a> {
-    /// Where to look.
+    /// The directory to search.
     pub dir: &'a Path,
     /// Chooses the pieces.
     pub seed: u64,
     /// Bytes of values, all together.
     pub value_bytes: u64,
-    /// Below this the demo would show nothing.
+    /// With fewer bytes the demo would show nothing.
     pub least_value_bytes: u64,
     /// zstd's level.
     pub level: i32,
-    /// When to go on with what there is, if it is enough; three times that if not.
+    /// After this time the existing values are used, if they suffice; after three times that
+    /// otherwise.
     pub patience: Duration,
 }
 
-/// Chooses pieces and makes their values once, telling `progress` the bytes made so far.
+/// Chooses pieces and makes their values once, and calls `progress` with the bytes made so far.
 pub fn prepare(
     wanted: &Wanted<'_>,
     stop: &AtomicBool,
@@ -97,7 +98,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// On a slow or busy machine rather late than with too little to show.
+    /// On a slow or busy machine a late start is better than too few values.
     fn time_is_up(&self) -> bool {
         let enough = self.made_bytes.load(Ordering::Relaxed) >= self.wanted.least_value_bytes;
         let most = if enough { 1 } else { 3 };
@@ -112,7 +113,7 @@ impl Work<'_> {
         {
             let at = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(source) = sources.get(at) else { break };
-            // Unreadable, or changed since the walk: other files will do.
+            // Unreadable, or changed since the walk: other files replace it.
             let Ok(piece) = maker.learn(files, *source) else {
                 continue;
             };
@@ -127,7 +128,7 @@ impl Work<'_> {
 fn walk(dir: &Path) -> anyhow::Result<(Vec<String>, Vec<u64>)> {
     std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     let deadline = Instant::now() + WALK;
-    // One file system: no network share or /proc below it is walked into by accident.
+    // One file system, so that the walk does not enter a network share or /proc by accident.
     let files = WalkDir::new(dir).same_file_system(true).sort_by_file_name().into_iter().flatten();
     Ok(files
         .take_while(|_| Instant::now() < deadline)
@@ -141,8 +142,8 @@ fn walk(dir: &Path) -> anyhow::Result<(Vec<String>, Vec<u64>)> {
         .unzip())
 }
 
-/// Pieces in random order: every file cut up, and, if that gives less than `enough` bytes, cut up
-/// again at other places, so that a small tree makes a working set, too.
+/// Pieces in random order. Every file is cut up. If that gives less than `enough` bytes, the files
+/// are cut again at other places, so that a small directory makes a working set, too.
 fn sources(sizes: &[u64], seed: u64, enough: u64) -> Vec<Source> {
     const SHIFTS: [u64; 8] = [0, 32, 16, 48, 8, 40, 24, 56];
     let mut rng = StdRng::seed_from_u64(seed);
@@ -167,7 +168,8 @@ fn sources(sizes: &[u64], seed: u64, enough: u64) -> Vec<Source> {
     sources
 }
 
-/// Leaves out the files no piece comes from: the list goes to the worker, inside the cgroup.
+/// Drops the files from which no piece comes, because the list goes to the worker, inside the
+/// cgroup.
 fn shorten(pieces: Pieces) -> Pieces {
     let mut new_place = vec![None; pieces.files.len()];
     let mut short = Pieces::default();

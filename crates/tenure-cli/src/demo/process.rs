@@ -1,4 +1,4 @@
-//! One of the demo's two processes: this program again, with pipes to talk over.
+//! One of the demo's two processes: this program again, with pipes for messages.
 
 use super::wire;
 use anyhow::Context;
@@ -23,14 +23,14 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts this program with a hidden `command`. The messages it sends arrive at the receiver,
-    /// which is closed when it ends.
+    /// Starts this program with a hidden `command`. Its messages arrive at the receiver, which is
+    /// closed when the process ends.
     pub fn spawn<T>(command: &str) -> anyhow::Result<(Process, Receiver<T>)>
     where
         T: DeserializeOwned + Send + 'static,
     {
-        // By its path, so that it has its name in the kernel's log and in `ps`; by the link, where
-        // the file has been replaced since this program was started.
+        // By its path, so that it has its name in the kernel's log and in `ps`; by the link, if the
+        // file has been replaced since this program was started.
         let path = std::env::current_exe().ok().filter(|path| path.exists());
         let mut child = Command::new(path.unwrap_or_else(|| "/proc/self/exe".into()))
             .arg(command)
@@ -43,7 +43,8 @@ impl Process {
         let (sender, receiver) = mpsc::channel();
         std::thread::spawn(move || {
             let mut from = BufReader::new(from);
-            // Ends with the process, or with the receiver; a killed one may cut a message short.
+            // Ends with the process, or with the receiver; the kill of a process may cut a message
+            // short.
             while let Ok(Some(message)) = wire::receive(&mut from) {
                 if sender.send(message).is_err() {
                     break;
@@ -58,7 +59,8 @@ impl Process {
         self.child.id()
     }
 
-    /// Sends a message. To a process that has just died that is no error: its death shows.
+    /// Sends a message. For a process that has just died that is no error: its death is noticed
+    /// elsewhere.
     pub fn tell<T: Serialize>(&mut self, message: &T) -> anyhow::Result<()> {
         let Some(to) = &mut self.to else {
             return Ok(());
@@ -84,18 +86,18 @@ impl Process {
 
     /// Kills it as the kernel would.
     pub fn kill(&mut self) {
-        // The standard library knows when it has been reaped, and then signals nobody.
+        // The standard library knows when the process has been reaped, and then sends no signal.
         let _ = self.child.kill();
     }
 
-    /// Bytes of memory of its own; 0 once it is gone. Pages of files, such as the program itself,
-    /// are not counted: they are shared with this process and charged to its cgroup.
+    /// Bytes of its own memory; 0 once it is gone. Pages of files, such as the program itself, are
+    /// not counted: they are shared with this process and charged to its cgroup.
     pub fn resident(&self) -> u64 {
         own_bytes(&self.pid().to_string())
     }
 }
 
-/// Bytes of memory of any process's own, by its id or "self".
+/// Bytes of a process's own memory, by its id or "self".
 pub fn own_bytes(process: &str) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/statm"));
     text.map_or(0, |text| own_pages(&text)) * rustix::param::page_size() as u64
@@ -112,7 +114,7 @@ fn own_pages(statm: &str) -> u64 {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The end of its input is its sign to leave; one that is stuck is not waited for.
+        // The end of its input tells it to exit; this does not wait for a process that hangs.
         self.to = None;
         for _ in 0..50 {
             if self.ended().is_some() {

@@ -1,9 +1,9 @@
-//! The stand-in's reclaim, where no cgroup makes the kernel do it: the worker asks the kernel to
-//! page out those of its mappings that hold lazily freed pages.
+//! The reclaim of the stand-in, for a demo without a cgroup: the worker asks the kernel to page out
+//! its mappings with lazily freed pages.
 //!
-//! `MADV_PAGEOUT` needs no privilege and drives the kernel's own discard path: pages given up with
-//! `MADV_FREE` and not taken back are dropped, all others stay (or go to swap, where there is some).
-//! Unlike real pressure it goes by address and not by age.
+//! `MADV_PAGEOUT` needs no privilege and uses the kernel's own discard path: pages that were given
+//! up with `MADV_FREE` and not taken back are dropped, all others stay (or go to swap, if there is
+//! some). Unlike real pressure it selects by address and not by age.
 
 #![allow(unsafe_code, reason = "gives advice for memory that it was given")]
 
@@ -11,10 +11,10 @@ use anyhow::Context;
 use rustix::mm::{madvise, Advice};
 use std::ffi::c_void;
 
-/// Large enough for few calls, small enough not to take much more than was asked for.
+/// Large enough for few calls, small enough not to take much more than requested.
 const STEP: usize = 4 << 20;
 
-/// Has the kernel discard about `bytes` of what this process has offered it.
+/// Has the kernel discard about `bytes` of the memory that this process has offered.
 pub fn reclaim(bytes: u64) -> anyhow::Result<()> {
     let smaps = std::fs::read_to_string("/proc/self/smaps").context("reading smaps")?;
     let before = own_resident();
@@ -24,9 +24,9 @@ pub fn reclaim(bytes: u64) -> anyhow::Result<()> {
                 return Ok(());
             }
             let len = STEP.min(end - at);
-            // SAFETY: this advice changes no byte that the program may rely on, in whatever
-            // mapping: it drops pages that were given up and moves others, at most, to swap. A
-            // range that was unmapped meanwhile is an error from the kernel and nothing else.
+            // SAFETY: in any mapping, this advice changes no byte on which the program may rely: it
+            // drops pages that were given up, and at most moves others to swap. A range that was
+            // unmapped meanwhile only gives an error.
             let _ = unsafe { madvise(at as *mut c_void, len, Advice::LinuxPageOut) };
         }
     }
@@ -75,13 +75,13 @@ LazyFree:              0 kB\n";
         kept.fill(7);
         let mut given = memmap2::MmapMut::map_anon(2 * STEP).unwrap();
         given.fill(9);
-        // SAFETY: nothing relies on these bytes any more.
+        // SAFETY: no code relies on these bytes any more.
         unsafe { given.unchecked_advise(memmap2::UncheckedAdvice::Free) }.unwrap();
         let gone = || {
             let pages = tenure_measure::pages::present_pages(given.as_ptr() as usize, given.len());
             pages.iter().filter(|present| !**present).count() * rustix::param::page_size()
         };
-        // A page that another processor has just put into a batch is passed over.
+        // The kernel skips a page that another processor has just put into a batch.
         for _ in 0..20 {
             if gone() >= STEP {
                 break;

@@ -1,4 +1,4 @@
-//! Under what conditions the numbers came about, and all of them as JSON.
+//! The conditions of the numbers, and all of them as JSON.
 
 use super::options::Args;
 use super::outcome::Outcome;
@@ -33,7 +33,7 @@ pub fn setting(
     lines
 }
 
-/// One line on what was served and who enforced the limit.
+/// One line about the served files and the enforcement of the limit.
 pub fn caption(args: &Args, enforcement: &Enforcement, pieces: &Pieces) -> String {
     let who = match enforcement {
         Enforcement::Kernel => "limit enforced by the kernel (memory cgroup)",

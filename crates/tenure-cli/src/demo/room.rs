@@ -1,33 +1,33 @@
-//! The memory that worker and neighbour share, and who enforces its limit.
+//! The memory that worker and neighbour share, and the enforcement of its limit.
 
 use super::process::Process;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use tenure_measure::{MemoryCgroup, Unavailable};
 
-/// Set in the environment of the program that systemd-run starts for us.
+/// Set in the environment of the program that systemd-run starts for this one.
 const IN_SCOPE: &str = "TENURE_DEMO_IN_SCOPE";
 /// How long the stand-in lets a worker give up memory before it kills, as the kernel tries to
 /// reclaim before it kills.
 const GRACE: Duration = Duration::from_millis(500);
-/// And how often the worker has to have tried by then: on a busy machine it may not have run at all.
+/// How often the worker must have tried by then: on a busy machine it may not have run at all.
 const TRIES: u64 = 4;
 
-/// Where the limit comes from; chosen once for the whole demo.
+/// The source of the limit, chosen once for the whole demo.
 #[derive(Clone, Debug)]
 pub enum Enforcement {
     /// The kernel, by a memory cgroup.
     Kernel,
     /// This program.
     StandIn {
-        /// Why not the kernel.
+        /// The reason why the kernel does not enforce it.
         reason: String,
     },
 }
 
 impl Enforcement {
-    /// A cgroup where one can be made, directly or in a scope of the user's systemd, for which
-    /// this program is executed anew; else the stand-in.
+    /// Makes a cgroup if that is possible, directly or in a scope of the user's systemd, for which
+    /// this program is executed again; otherwise the stand-in.
     pub fn choose(limit: u64, stand_in: bool) -> Enforcement {
         if stand_in {
             return Enforcement::StandIn { reason: "--stand-in was given".into() };
@@ -40,7 +40,7 @@ impl Enforcement {
         Enforcement::StandIn { reason: format!("{refused}; {scope}") }
     }
 
-    /// What a reader of the output must know, if anything.
+    /// A note for the reader of the output, if one is needed.
     pub fn note(&self) -> Option<String> {
         match self {
             Enforcement::Kernel => None,
@@ -52,8 +52,8 @@ impl Enforcement {
     }
 }
 
-/// Executes this program again in a transient scope of the user's systemd, whose part of the
-/// cgroup tree belongs to the user. Returns only if that cannot be done, with the reason.
+/// Executes this program again in a transient scope of the user's systemd, whose part of the cgroup
+/// tree belongs to the user. Returns only if that fails, with the reason.
 fn enter_user_scope() -> String {
     use std::os::unix::process::CommandExt;
     if std::env::var_os(IN_SCOPE).is_some() {
@@ -63,7 +63,7 @@ fn enter_user_scope() -> String {
         return "as root, no scope of a user's systemd would help".into();
     }
     let scope = ["--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes", "--"];
-    // A rehearsal, because after exec there would be nobody left to fall back.
+    // A trial, because after exec this program could not fall back.
     match Command::new("systemd-run").args(scope).arg("true").output() {
         Err(e) => return format!("systemd-run: {e}"),
         Ok(done) if !done.status.success() => {
@@ -89,22 +89,23 @@ fn enter_user_scope() -> String {
 pub struct Room {
     limit: u64,
     group: Option<MemoryCgroup>,
-    /// Since when the stand-in has been short of memory, and how often the worker had given up some by then.
+    /// Since when the stand-in has been short of memory, and how often the worker had given up some
+    /// by then.
     short_since: Option<(Instant, u64)>,
 }
 
-/// The stand-in's judgement on the memory that is wanted.
+/// The stand-in's decision about the requested memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It fits.
     Fits,
-    /// This much must be given up first.
+    /// The worker must first give up this much.
     Short(u64),
-    /// It was not given up in time.
+    /// The worker did not give it up in time.
     OutOfMemory,
 }
 
-/// What a cgroup's counters say.
+/// A cgroup's counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counters {
     /// Bytes charged.
@@ -128,11 +129,11 @@ impl Room {
         self.group.as_ref().map_or(Ok(()), |group| group.add_pid(process.pid()))
     }
 
-    /// The kernel's counters, if it is the kernel that counts.
+    /// The kernel's counters, if the kernel counts.
     pub fn counters(&self) -> Option<Counters> {
         let group = self.group.as_ref()?;
-        // Lazily freed pages are on the list of inactive file pages without being any; "cache"
-        // (v1) and "file" (v2) count true pages of files alone.
+        // Lazily freed pages are on the list of inactive file pages although they are not file
+        // pages; "cache" (v1) and "file" (v2) count only true pages of files.
         let file_pages = group.stat("cache").or_else(|| group.stat("file")).unwrap_or(0);
         Some(Counters { usage: group.usage(), file_pages })
     }
@@ -147,8 +148,8 @@ impl Room {
         self.group.as_ref().map_or(0, MemoryCgroup::oom_kills)
     }
 
-    /// Whether `wanted` bytes fit, after the worker has given up some `gave_up` times so far. The kernel answers by
-    /// itself, when the memory is touched.
+    /// Returns whether `wanted` bytes fit, after the worker has given up some `gave_up` times so
+    /// far. With a cgroup the kernel decides when the memory is touched.
     pub fn judge(&mut self, wanted: u64, now: Instant, gave_up: u64) -> Verdict {
         if self.group.is_some() || wanted <= self.limit {
             self.short_since = None;

@@ -5,8 +5,9 @@ use serde::Serialize;
 /// How often the neighbour's need rises and falls in one run.
 const DAYS: f64 = 2.0;
 
-/// Part of a day that has passed by the end of each step, and the need in it, where 0 is the
-/// least and 1 the most. It climbs in steps, as a job that starts its workers one by one.
+/// The part of a day that has passed by the end of each step, and the need in it, where 0 is the
+/// least and 1 the most. It rises in steps, like the need of a job that starts its workers one by
+/// one.
 const DAY: [(f64, f64); 8] = [
     (0.42, 0.0),
     (0.47, 0.25),
@@ -21,11 +22,11 @@ const DAY: [(f64, f64); 8] = [
 /// The need over a run of any length.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Schedule {
-    /// Bytes in the best hour.
+    /// Bytes at the lowest need.
     pub least: u64,
-    /// Bytes in the worst.
+    /// Bytes at the highest need.
     pub most: u64,
-    /// Seconds the run takes.
+    /// Seconds of the run.
     pub seconds: f64,
 }
 
@@ -35,7 +36,7 @@ impl Schedule {
         let day = (elapsed / self.seconds).clamp(0.0, 1.0) * DAYS;
         let level =
             DAY.iter().find(|(until, _)| day.fract() < *until).map_or(0.0, |(_, level)| *level);
-        // The end of the last day is no start of another.
+        // The end of the last day does not start another one.
         let level = if day >= DAYS { 0.0 } else { level };
         self.least + ((self.most - self.least) as f64 * level) as u64
     }

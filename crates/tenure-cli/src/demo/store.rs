@@ -1,4 +1,4 @@
-//! The caches that are compared, behind one interface.
+//! The compared caches, behind one interface.
 
 use anyhow::Context;
 use lru::LruCache;
@@ -22,9 +22,9 @@ pub enum Kind {
         /// Bytes of values it may hold.
         bytes: u64,
     },
-    /// tenure's cache, told no size.
+    /// tenure's cache, without a size.
     Tenure,
-    /// tenure's cache for several processes, told no size either.
+    /// tenure's cache for several processes, also without a size.
     Shared {
         /// The number of its descriptor, which each worker inherits.
         descriptor: i32,
@@ -32,12 +32,12 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether it is one of tenure's.
+    /// Returns whether it is one of tenure's.
     pub fn is_ours(self) -> bool {
         self.bytes().is_none()
     }
 
-    /// Bytes of values it may hold, if it was told a size.
+    /// Bytes of values that it may hold, if it has a size.
     pub fn bytes(self) -> Option<u64> {
         match self {
             Kind::FixedLru { bytes } | Kind::Moka { bytes } => Some(bytes),
@@ -48,11 +48,11 @@ impl Kind {
 
 /// A cache of byte values, shared between threads.
 pub trait Store: Send + Sync {
-    /// Shows the value to `look` if it is there; says whether it was.
+    /// Passes the value to `look` if it is there. Returns whether it was.
     fn get_with(&self, key: u32, look: &mut dyn FnMut(&[u8])) -> bool;
     /// Keeps a copy of `value`, if there is room for it.
     fn put(&self, key: u32, value: &[u8]);
-    /// Bytes it takes for values now, as far as it knows.
+    /// Bytes that its values take now, as far as it knows.
     fn bytes(&self) -> u64;
     /// Bytes that the kernel has taken from it, as far as it has noticed.
     fn taken(&self) -> u64;
@@ -86,14 +86,14 @@ impl FixedLru {
 
 impl Store for FixedLru {
     fn get_with(&self, key: u32, look: &mut dyn FnMut(&[u8])) -> bool {
-        // The lock is held for a count, not for as long as the value is read.
+        // The lock is held to copy a reference, not for the reading of the value.
         let value = self.held.lock().expect("no thread panics").values.get(&key).cloned();
         value.as_deref().map(look).is_some()
     }
 
     fn put(&self, key: u32, value: &[u8]) {
         let mut held = self.held.lock().expect("no thread panics");
-        // Room is made first: the sum must at no moment exceed what it was sized for.
+        // Other values are evicted first: the sum must never exceed the cache's size.
         if let Some(old) = held.values.pop(&key) {
             held.bytes -= old.len() as u64;
         }
@@ -108,7 +108,7 @@ impl Store for FixedLru {
     }
 
     fn taken(&self) -> u64 {
-        // It has told the kernel nothing, so nothing can be taken.
+        // It offers nothing to the kernel, so nothing can be taken.
         0
     }
 
@@ -117,7 +117,8 @@ impl Store for FixedLru {
     }
 }
 
-/// moka as its documentation has byte values: by weight, shared between threads without a copy.
+/// moka with byte values as its documentation recommends: by weight, shared between threads without
+/// a copy.
 struct Moka {
     cache: moka::sync::Cache<u32, Arc<[u8]>>,
 }
@@ -143,7 +144,7 @@ impl Store for Moka {
     }
 
     fn taken(&self) -> u64 {
-        // As above.
+        // moka offers nothing to the kernel, so nothing can be taken.
         0
     }
 }
@@ -184,10 +185,11 @@ struct Shared {
 impl Shared {
     #[allow(unsafe_code, reason = "takes over a descriptor that was inherited")]
     fn open(descriptor: i32) -> anyhow::Result<Shared> {
-        // SAFETY: the demo has left this descriptor open for this process alone, which opens one store: nothing else
-        // here owns it.
+        // SAFETY: the demo has left this descriptor open for this process only, which opens one
+        // store. So no other code here owns it.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        // SAFETY: only the demo and its workers have the descriptor, and they use it through tenure.
+        // SAFETY: only the demo and its workers have the descriptor, and they use it through
+        // tenure.
         let cache = unsafe { SharedCache::open(descriptor) }.context("the shared cache")?;
         Ok(Shared { cache })
     }
@@ -200,17 +202,17 @@ impl Store for Shared {
     }
 
     fn put(&self, key: u32, value: &[u8]) {
-        // As above.
+        // A refusal is no failure: the value was served, and will be made again.
         let _ = self.cache.insert(&key.to_le_bytes(), value);
     }
 
-    /// Of all workers together.
+    /// The sum of all workers.
     fn bytes(&self) -> u64 {
         let memory = self.cache.stats().memory;
         memory.intact * memory.chunk_bytes
     }
 
-    /// Of all workers together; none by the kernel, but by the workers themselves.
+    /// The sum of all workers. The workers themselves purge here, not the kernel.
     fn taken(&self) -> u64 {
         let memory = self.cache.stats().memory;
         memory.purges * memory.chunk_bytes

@@ -1,4 +1,4 @@
-//! The course of things as a picture: memory of each way, and the hit rates of all, over time.
+//! A picture over time: the memory of each way, and the hit rates of all.
 
 use super::outcome::Outcome;
 use super::store::Kind;
@@ -65,7 +65,7 @@ fn title(area: &Area<'_>, outcomes: &[Outcome], limit: u64, note: &str) -> anyho
     area.draw_text(&title, &(FONT, 20).into_font().color(&INK), (16, 14)).map_err(failed)?;
     let faint = (FONT, 13).into_font().color(&INK.mix(0.7));
     area.draw_text(note, &faint, (16, 44)).map_err(failed)?;
-    // One key for all plots of memory, where it covers none of them.
+    // One key for all plots of memory, at a place where it covers none of them.
     let parts = [("neighbour", NEIGHBOUR), ("cache, a colour each", INK), ("limit", INK)];
     for ((name, ink), x) in parts.into_iter().zip([540, 670, 850]) {
         match name {
@@ -134,7 +134,7 @@ fn memory(area: &Area<'_>, outcome: &Outcome, number: usize, limit: u64) -> anyh
         size::count(outcome.rate().round() as u64)
     );
     let mut chart = frame(area, &caption, seconds, 1.12 * top, "MiB")?;
-    // Stacked by painting over: first both together, then the neighbour in front of that.
+    // Stacked by painting over: first both together, then the neighbour before that.
     let both = outcome.samples.iter().map(|s| (s.at, (s.worker + s.neighbour) as f64 / MIB));
     let colour = colour(outcome, number);
     chart.draw_series(AreaSeries::new(both, 0.0, colour.mix(0.85))).map_err(failed)?;

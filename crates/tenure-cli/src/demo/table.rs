@@ -5,7 +5,7 @@ use super::store::Kind;
 use crate::size;
 use crate::text_table;
 
-/// The ways side by side, a line for each thing that was measured.
+/// The ways side by side, a line for each measured quantity.
 pub fn render(outcomes: &[Outcome], limit: u64) -> String {
     let mut rows = vec![line("", outcomes, |outcome| outcome.way.name.into())];
     rows.push(line("size set", outcomes, |outcome| {
@@ -14,7 +14,7 @@ pub fn render(outcomes: &[Outcome], limit: u64) -> String {
     rows.push(line("hit rate", outcomes, |outcome| format!("{:.1} %", 100.0 * outcome.hit_rate())));
     rows.push(line("requests/s", outcomes, |outcome| size::count(outcome.rate().round() as u64)));
     if outcomes.iter().any(|outcome| outcome.workers > 1) {
-        // What one worker makes for the first time another may have made before.
+        // The value that one worker makes for the first time may have been made by another before.
         rows.push(line("values made", outcomes, |o| size::count(o.counts.made)));
     } else {
         rows.push(line("values made again", outcomes, |o| size::count(o.counts.made_again)));
@@ -33,7 +33,7 @@ pub fn render(outcomes: &[Outcome], limit: u64) -> String {
     rows.push(line("taken by the kernel", outcomes, |outcome| match outcome.way.store {
         Kind::FixedLru { .. } | Kind::Moka { .. } => "-".into(),
         Kind::Tenure => size::mib(outcome.counts.taken_bytes),
-        // The workers have given it back.
+        // The workers have given it back themselves.
         Kind::Shared { .. } => "-".into(),
     }));
     if outcomes.iter().any(|outcome| outcome.workers > 1) {
@@ -63,7 +63,7 @@ fn verdict(death: Option<&Death>) -> String {
     }
 }
 
-/// What the numbers do not say by themselves, one sentence a line.
+/// Remarks that the numbers do not show, one sentence a line.
 pub fn remarks(outcomes: &[Outcome]) -> Vec<String> {
     let mut remarks = Vec::new();
     for outcome in outcomes {
@@ -101,7 +101,7 @@ pub fn remarks(outcomes: &[Outcome]) -> Vec<String> {
     let mine = |one: &&Outcome| one.way.store == Kind::Tenure;
     let shared = outcomes.iter().find(|one| matches!(one.way.store, Kind::Shared { .. }));
     let ours = outcomes.iter().find(mine);
-    // The best of those that can be compared.
+    // The best of the comparable ones.
     let safe = outcomes
         .iter()
         .filter(|o| !o.way.store.is_ours() && o.death.is_none())
@@ -125,7 +125,7 @@ pub fn remarks(outcomes: &[Outcome]) -> Vec<String> {
     remarks
 }
 
-/// Whether tenure has kept what it promises: nothing killed, no byte wrong.
+/// Returns whether tenure has kept its promises: nothing killed, no byte wrong.
 pub fn kept(outcomes: &[Outcome]) -> bool {
     outcomes.iter().all(|outcome| {
         outcome.counts.wrong_values == 0

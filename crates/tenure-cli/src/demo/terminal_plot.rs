@@ -1,10 +1,10 @@
-//! The course of things as text: memory as stacked areas, hit rates as rows of blocks.
+//! A plot as text: memory as stacked areas, hit rates as rows of blocks.
 
 use super::outcome::{Outcome, Sample};
 use crate::size;
 
 const HEIGHT: usize = 8;
-/// What stands left of the plot.
+/// The width of the labels left of the plot.
 const LABEL: usize = 17;
 const WORKER: char = '█';
 const NEIGHBOUR: char = '░';
@@ -107,7 +107,8 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         let plots: Vec<&str> = text.lines().filter(|line| line.contains('|')).collect();
         assert_eq!(plots.len(), 2 * HEIGHT + 2);
-        // Killed a quarter into the run: 62 columns, the 15th is the cross, blank from there on.
+        // Killed after a quarter of the run: 62 columns, the 15th is the cross, blank from there
+        // on.
         for line in &plots[..HEIGHT] {
             let plot = line.split_once('|').unwrap().1;
             assert_eq!(plot.chars().position(|c| c == DEATH), Some(15), "{text}");

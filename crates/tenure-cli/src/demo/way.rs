@@ -1,5 +1,5 @@
-//! One way, run from start to end: starts the two processes in their room, tells the neighbour
-//! what to need, and looks ten times a second.
+//! One way, run from start to end: starts the two processes in their room, sets the neighbour's
+//! need, and samples ten times a second.
 
 use super::outcome::{Death, Outcome, Sample, Way, Who};
 use super::process::{self, Process};
@@ -16,15 +16,15 @@ use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(20);
 const SAMPLE_EVERY: f64 = 0.1;
-/// For a killed process to give back its memory and be gone.
+/// The time for a killed process to give back its memory and end.
 const AFTERMATH: Duration = Duration::from_millis(250);
-/// The stand-in's reclaim walks all of the worker's memory; it must not be asked for more often
-/// than it can answer.
+/// The stand-in's reclaim walks all of the worker's memory, so it must not be requested more often
+/// than the worker can do it.
 const GIVE_UP_EVERY: Duration = Duration::from_millis(60);
-/// For a process to start, or to say its last word, on a machine that is busy otherwise.
+/// The time for a process to start, or to send its last message, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What all ways have in common.
+/// The settings that all ways share.
 pub struct Common<'a> {
     /// How the limit is enforced.
     pub enforcement: &'a Enforcement,
@@ -87,14 +87,14 @@ struct Run<'a> {
     // After the processes: a cgroup can be removed only when they have left it.
     room: Room,
     start: Instant,
-    /// What the neighbour holds by its last answer.
+    /// The bytes that the neighbour holds according to its last reply.
     held: u64,
-    /// Whether it has a request that it has not answered yet.
+    /// Whether it has a request without a reply.
     asked: bool,
     /// Since when it has wanted more than it has.
     waiting_since: Option<Instant>,
     longest_wait: f64,
-    /// When the stand-in last had the worker give up memory.
+    /// When the stand-in last requested that the worker give up memory.
     told_to_give_up: Option<Instant>,
     samples: Vec<Sample>,
     counts: super::wire::Counts,
@@ -137,12 +137,12 @@ impl Run<'_> {
         for holds in self.from_neighbour.try_iter() {
             self.held = holds.bytes;
             self.asked = false;
-            // Its own clock is finer than the ticks by which a wait is seen from here.
+            // Its own clock is finer than the samples here.
             self.longest_wait = self.longest_wait.max(holds.seconds);
         }
     }
 
-    /// Tells the neighbour what to hold, as far as the room has it.
+    /// Sets the neighbour's need, as far as the room allows.
     fn provide(&mut self, at: f64) -> anyhow::Result<Option<Death>> {
         let now = Instant::now();
         let wanted = self.common.schedule.at(at) >> 20 << 20;
@@ -152,7 +152,7 @@ impl Run<'_> {
         } else {
             self.waiting_since = None;
         }
-        // What is given back needs no room: it is asked for even while the room is short.
+        // Giving memory back needs no room, so it is requested even while the room is short.
         if wanted < self.held && !self.asked {
             self.ask(wanted)?;
         }
@@ -167,7 +167,7 @@ impl Run<'_> {
                 return Ok(None);
             }
             Verdict::OutOfMemory => {
-                // The larger one, as the kernel would choose.
+                // The larger process, as the kernel would choose.
                 let who = if self.workers.resident() >= self.neighbour.resident() {
                     self.workers.kill()
                 } else {
@@ -192,8 +192,8 @@ impl Run<'_> {
         if self.workers.ended().is_none() && self.neighbour.ended().is_none() {
             return None;
         }
-        // The kernel may kill the second one before it has the first one's memory back, and the
-        // smaller of the two is the first to have exited: see what else happens.
+        // The kernel may kill the second process before it has the first one's memory back, and the
+        // smaller of the two may exit first. So this waits for further deaths.
         std::thread::sleep(AFTERMATH);
         let (who, status) = match (self.workers.ended(), self.neighbour.ended()) {
             (Some(status), Some(_)) => (Who::Both, status),
@@ -201,7 +201,7 @@ impl Run<'_> {
             (None, Some(status)) => (Who::Neighbour, status),
             (None, None) => return None,
         };
-        // Nobody but the kernel sends a SIGKILL into this group, and it keeps count.
+        // Only the kernel sends a SIGKILL into this group, and it counts them.
         let by = if status.signal() == Some(9) && self.room.oom_kills() > 0 {
             "the kernel's OOM killer".into()
         } else {
@@ -213,12 +213,13 @@ impl Run<'_> {
     fn sample(&mut self, at: f64) {
         let (mut worker, neighbour) = (self.workers.resident(), self.neighbour.resident());
         if worker == 0 || neighbour == 0 {
-            // One is dead already; what is charged now says nothing about the run.
+            // One process is dead already, so the present charge is not part of the run.
             return;
         }
         let counters = self.room.counters();
         if let Some(counters) = counters.filter(|_| self.one_cache) {
-            // What they share is no one's own: all that is charged but what the neighbour has.
+            // Memory that they share belongs to none of them: it is all charged memory except the
+            // neighbour's.
             worker = counters.usage.saturating_sub(neighbour);
         }
         self.samples.push(Sample {
@@ -235,8 +236,8 @@ impl Run<'_> {
     fn finish(mut self, way: &Way, mut death: Option<Death>) -> anyhow::Result<Outcome> {
         self.workers.tell(|_| ToWorker::Stop)?;
         if let Err(error) = self.workers.wait_until_done(PATIENCE) {
-            // One is dead, perhaps only since its neighbour has died or its time was up; its
-            // last report will have to do.
+            // One process is dead, perhaps only since its neighbour died or the time was over. Its
+            // last report is used.
             let at = self.start.elapsed().as_secs_f64().min(self.common.schedule.seconds);
             death = death.or_else(|| self.find_death(at));
             if death.is_none() {

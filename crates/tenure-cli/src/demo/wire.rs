@@ -1,18 +1,18 @@
-//! What the demo's processes say to each other: one line of JSON each, over pipes.
+//! The messages between the demo's processes: one line of JSON each, over pipes.
 
 use super::piece::Pieces;
 use super::store::Kind;
 use serde::{de::DeserializeOwned, Deserialize, Serialize};
 use std::io::{BufRead, Write};
 
-/// To the worker.
+/// To a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToWorker {
-    /// First of all: what to serve, and from what.
+    /// The first message: the work and its files.
     Plan(Box<Plan>),
     /// Start serving.
     Go,
-    /// Give up this many bytes if they are the kernel's to take (only where no cgroup is).
+    /// Give up this many bytes if the kernel may take them (only without a cgroup).
     GiveUp(u64),
     /// Stop, report and exit.
     Stop,
@@ -23,26 +23,26 @@ pub enum ToWorker {
 pub struct Plan {
     /// The cache to use.
     pub store: Kind,
-    /// Which of the workers it is, from 0.
+    /// The worker's number, from 0.
     pub worker: u32,
     /// Threads that serve.
     pub threads: u32,
     /// Zipf's exponent.
     pub exponent: f64,
-    /// Of the sequence of requests.
+    /// The seed of the sequence of requests.
     pub seed: u64,
     /// zstd's level.
     pub level: i32,
-    /// The limit, where no cgroup tells it to the worker.
+    /// The limit, if no cgroup shows it to the worker.
     pub stand_in_limit: Option<u64>,
-    /// What is asked for, the most popular first.
+    /// The pieces of the requests, the most popular first.
     pub pieces: Pieces,
 }
 
 /// From the worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum FromWorker {
-    /// The plan is understood and the cache is made.
+    /// The plan is parsed and the cache is made.
     Ready,
     /// Every tenth of a second.
     Progress(Counts),
@@ -50,35 +50,35 @@ pub enum FromWorker {
     Done(Counts),
 }
 
-/// What a worker has done since it started to serve.
+/// A worker's counts since it started to serve.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counts {
     /// Requests served.
     pub requests: u64,
-    /// Of them, from the cache.
+    /// Requests that were served from the cache.
     pub hits: u64,
     /// Values made.
     pub made: u64,
-    /// Of them, values that had been made before in this run.
+    /// Values that had been made before in this run.
     pub made_again: u64,
-    /// Seconds of processor time that went into those.
+    /// Seconds of processor time for those.
     pub made_again_seconds: f64,
-    /// Values from the cache that were not, byte for byte, what was put in.
+    /// Values from the cache that differ from the inserted bytes.
     pub wrong_values: u64,
     /// The bytes of those values.
     pub wrong_bytes: u64,
-    /// Values that came out differently from the first time, because their file has changed.
+    /// Values that differ from the first ones, because their file has changed.
     pub changed_files: u64,
     /// Bytes that the cache takes for values.
     pub cache_bytes: u64,
-    /// Bytes that the kernel has taken from it.
+    /// Bytes that the kernel has taken from the cache.
     pub taken_bytes: u64,
-    /// Times that it has given up what it was told to, as far as it could.
+    /// How often it has given up memory on request, as far as it could.
     pub gave_up: u64,
 }
 
 impl Counts {
-    /// Both together. Workers with one cache tell the same bytes.
+    /// The sum of both. Workers with one cache report one number of bytes.
     #[must_use]
     pub fn with(&self, other: &Counts, one_cache: bool) -> Counts {
         let bytes = |mine: u64, others: u64| match one_cache {
@@ -104,7 +104,7 @@ impl Counts {
 /// To the neighbour: hold this many bytes.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Hold {
-    /// How many.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
@@ -113,7 +113,7 @@ pub struct Hold {
 pub struct Holds {
     /// Bytes it holds, every page written to.
     pub bytes: u64,
-    /// Seconds it took to get there.
+    /// The seconds that this took.
     pub seconds: f64,
 }
 

@@ -12,15 +12,15 @@ use std::time::Duration;
 
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
-/// Serves until it is told to stop or the demo is gone.
+/// Serves until a stop message, or until the demo is gone.
 pub fn run() -> anyhow::Result<()> {
     let mut from = BufReader::new(io::stdin().lock());
     let Some(ToWorker::Plan(plan)) = wire::receive(&mut from)? else {
         bail!("this command is part of `tenure demo`; it does nothing by itself");
     };
     if let Some(limit) = plan.stand_in_limit {
-        // tenure bounds what it has not offered yet by what is free under its cgroup's limit. The
-        // stand-in's limit is known to nobody but this program, so it has to say it.
+        // tenure bounds its unoffered memory by the free memory under its cgroup's limit. Only this
+        // program knows the stand-in's limit, so it sets the bound.
         let settings = tenure::volatile::settings().with_unoffered_max(limit / 16);
         tenure::volatile::configure(settings);
     }
@@ -49,7 +49,7 @@ pub fn run() -> anyhow::Result<()> {
     wire::send(&mut io::stdout(), &FromWorker::Done(server.counts()))
 }
 
-/// Does what comes in until `Stop`, or until the demo has gone away.
+/// Executes messages until `Stop`, or until the demo is gone.
 fn obey(from: &mut BufReader<StdinLock<'_>>, gave_up: &AtomicU64) -> anyhow::Result<()> {
     loop {
         match wire::receive(from)? {
@@ -63,7 +63,7 @@ fn obey(from: &mut BufReader<StdinLock<'_>>, gave_up: &AtomicU64) -> anyhow::Res
     }
 }
 
-/// Nanoseconds of processor time of this thread: work, without the other work of the machine.
+/// Nanoseconds of processor time of this thread: its work, without other work of the machine.
 fn cpu_time() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
@@ -143,7 +143,7 @@ impl<'a> Server<'a> {
             self.made_again_nanos.fetch_add(nanos, Relaxed);
         }
         match value {
-            // What is put in is right; so whatever else comes out is the cache's doing.
+            // Only correct values are inserted, so other bytes in a hit are the cache's error.
             Ok(value) if piece.matches(value) => self.store.put(at as u32, value),
             _ => drop(self.changed_files.fetch_add(1, Relaxed)),
         }
@@ -158,8 +158,8 @@ impl<'a> Server<'a> {
     }
 
     fn counts(&self) -> Counts {
-        // Hits first: a request counts as one only after its hit does, so that a report made in
-        // between never has more hits than requests.
+        // Hits first: a request is counted only after its hit, so that a report in between never
+        // has more hits than requests.
         let hits = self.hits.load(Relaxed);
         Counts {
             hits,

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// All workers of a way.
 pub struct Workers {
     all: Vec<Worker>,
-    /// They have one cache, of which each tells the size.
+    /// They share one cache, and each reports its size.
     one_cache: bool,
 }
 
@@ -42,7 +42,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Waits until each has said that it is ready.
+    /// Waits until each has sent that it is ready.
     pub fn wait_until_ready(&mut self, patience: Duration) -> anyhow::Result<()> {
         for worker in &mut self.all {
             let said = process::expect(&worker.from, &mut worker.process, patience)?;
@@ -53,7 +53,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Reads what they have said.
+    /// Reads their messages.
     pub fn hear(&mut self) {
         for worker in &mut self.all {
             for message in worker.from.try_iter() {
@@ -64,7 +64,7 @@ impl Workers {
         }
     }
 
-    /// What they have done together.
+    /// The sum of their counts.
     pub fn counts(&self) -> Counts {
         let mut sum = Counts::default();
         for worker in &self.all {
@@ -73,7 +73,7 @@ impl Workers {
         sum
     }
 
-    /// Waits for the last words. An error: one is dead, or does not answer.
+    /// Waits for the last messages. An error: a worker is dead, or does not reply.
     pub fn wait_until_done(&mut self, patience: Duration) -> anyhow::Result<()> {
         for worker in &mut self.all {
             loop {
@@ -90,7 +90,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Bytes of memory of their own; 0 once one of them is gone.
+    /// Bytes of their own memory; 0 once one of them is gone.
     pub fn resident(&self) -> u64 {
         let each: Vec<u64> = self.all.iter().map(|worker| worker.process.resident()).collect();
         if each.contains(&0) {

@@ -1,4 +1,4 @@
-//! `tenure doctor`: what this kernel allows, and what to do where it does not.
+//! `tenure doctor`: the features that this kernel allows, and the remedies where it does not.
 
 pub mod trial;
 
@@ -40,15 +40,15 @@ struct Report<'a> {
     kernel: String,
     uid: u32,
     purge_detection: String,
-    /// Absent where `/proc` is not mounted.
+    /// Missing if `/proc` is not mounted.
     locks: Option<Locks>,
     findings: Vec<Line>,
-    /// What `tenure run` puts in front of programs, or why there is nothing.
+    /// The library that `tenure run` preloads, or the reason why there is none.
     preload: Result<PathBuf, String>,
     passed: bool,
 }
 
-/// What may be locked.
+/// The memory that may be locked.
 #[derive(Serialize)]
 struct Locks {
     locked: u64,
@@ -73,7 +73,7 @@ struct Line {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let trial = trial::run();
-    // What killed the trial would kill this process too.
+    // A filter that killed the trial would also kill this process.
     let findings = match trial.may_probe() {
         true => tenure::capabilities().findings(),
         false => &[],
@@ -123,7 +123,7 @@ fn passes(statuses: impl Iterator<Item = Status>, strict: bool) -> bool {
     statuses.into_iter().all(|status| match status {
         Status::Works => true,
         Status::Degraded => !strict,
-        // What a later version of the core adds is taken seriously.
+        // An unknown status of a later version of the core counts as serious.
         _ => false,
     })
 }
@@ -205,7 +205,7 @@ fn line(finding: &Finding) -> Line {
     }
 }
 
-/// In lines of `width` columns.
+/// The report as text, in lines of `width` columns.
 fn text(report: &Report<'_>, width: usize) -> String {
     let mut text =
         format!("tenure {} on Linux {}, uid {}\n\n", report.tenure, report.kernel, report.uid);

@@ -1,9 +1,9 @@
-//! A child process that does with tenure what programs do, so that a seccomp filter that kills for one
-//! of its system calls kills the child, and the doctor can say at which step.
+//! A child process that uses tenure as programs do. A seccomp filter that kills for one of its
+//! system calls then kills the child, and the doctor can name the step.
 //!
-//! A refused system call shows as an error, which the findings name. A filter that kills shows only
-//! when the call is made, and takes the process with it: systemd units with `SystemCallFilter=` and
-//! without `SystemCallErrorNumber=` have such filters.
+//! A refused system call gives an error, which the findings name. A killing filter shows only when
+//! the call is made, and ends the process: systemd units with `SystemCallFilter=` and without
+//! `SystemCallErrorNumber=` have such filters.
 
 #![allow(unsafe_code, reason = "tries system calls on memory of its own")]
 
@@ -18,16 +18,16 @@ use tenure::{Cache, Mapping, Volatile};
 /// The command's hidden name.
 pub const NAME: &str = "doctor-trial";
 
-/// Longer than every step together takes on a busy machine.
+/// Longer than all steps together on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LEN: usize = 4 << 20;
 
 type Done = Result<(), Box<dyn std::error::Error>>;
 
-/// A step: what it does, said before it is done, and the doing.
+/// A step: its description, which is printed before it runs, and its function.
 type Step = (&'static str, fn() -> Done);
 
-/// The first step is what the doctor itself does next.
+/// The first step is the doctor's own next action.
 const PROBE: &str = "trying each thing that the kernel may allow";
 
 const STEPS: &[Step] = &[
@@ -60,8 +60,8 @@ fn range() -> Done {
     use tenure::volatile::{mark, offer_now, purge_now, unmark, unmark_with_map};
     let mut mapping = filled(LEN)?;
     let (addr, len) = (mapping.as_mut_ptr(), mapping.len());
-    // SAFETY: the mapping is this function's own; it stays as it is, and is not touched between a mark
-    // and its unmark.
+    // SAFETY: the mapping is this function's own; it stays as it is, and is not touched between a
+    // mark and its unmark.
     unsafe {
         mark(addr, len)?;
         offer_now(addr, len)?;
@@ -146,7 +146,7 @@ fn lock() -> Done {
     for when in [When::OnFault, When::Now] {
         match lock(mapping.as_ptr(), mapping.len(), when) {
             Ok(guard) => drop(guard),
-            // The limit is the user's; the doctor prints it.
+            // The limit belongs to the user; the doctor prints it.
             Err(error) if [libc::ENOMEM, libc::EPERM].contains(&error.errno()) => {}
             Err(error) => return Err(error.into()),
         }
@@ -166,8 +166,8 @@ fn statistics() -> Done {
     Ok(())
 }
 
-/// The child: says each step before it does it, and what failed. Each message is one write of one
-/// line, so that it is there whatever ends the process next.
+/// The child's work: prints each step before it runs, and its errors. Each message is one write of
+/// one line, so that it is there whatever ends the process next.
 pub fn work() -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     for (name, step) in STEPS {
@@ -181,16 +181,16 @@ pub fn work() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What came of it.
+/// The result of the trial.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Every step was done.
     Done,
-    /// These steps returned errors; the process lived on.
+    /// These steps returned errors; the process survived.
     Failed(Vec<String>),
     /// The process ended, or hung, in the middle of a step.
     Ended {
-        /// What it was doing.
+        /// The step.
         step: String,
         /// How it ended.
         how: Ending,
@@ -204,12 +204,12 @@ pub enum Outcome {
 pub enum Ending {
     /// A seccomp filter killed it (SIGSYS).
     Filter,
-    /// Something else: a signal, an exit code, or our own patience.
+    /// Another cause: a signal, an exit code, or a timeout of the doctor's.
     Other(String),
 }
 
 impl Outcome {
-    /// Whether the doctor itself may try what the kernel allows, or would be killed for it too.
+    /// Returns whether the doctor itself may try the kernel's features, or would be killed, too.
     pub fn may_probe(&self) -> bool {
         !matches!(self, Outcome::Ended { step, .. } if step == PROBE)
     }
@@ -323,13 +323,13 @@ mod tests {
 
     #[test]
     fn a_program_file_that_does_not_start_is_no_killed_program() {
-        // As where an emulator runs the doctor.
+        // As when an emulator runs the doctor.
         assert!(matches!(said(&[], 127 << 8, false), Outcome::NotTried(_)));
     }
 
     #[test]
     fn each_step_works_or_says_why() {
-        // Errors are the machine's (a limit, a kernel without MADV_FREE); a panic is ours.
+        // Errors belong to the machine (a limit, a kernel without MADV_FREE); a panic is tenure's.
         for (name, step) in STEPS {
             if let Err(error) = step() {
                 println!("{name}: {error}");

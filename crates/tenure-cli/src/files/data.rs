@@ -1,4 +1,4 @@
-//! Where a file has data: its holes take no memory and no reading.
+//! The parts of a file that have data: its holes take no memory and no reading.
 
 use super::page;
 use rustix::fs::{seek, SeekFrom};
@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::fs::File;
 use std::ops::Range;
 
-/// Holes below this are worth no mapping of their own on either side.
+/// For smaller holes a separate mapping on either side does not pay.
 const SMALL_HOLE: u64 = 64 << 10;
 /// Mappings that one file may take: 256 such files fit under the kernel's default bound.
 pub const MOST_PARTS: usize = 256;
@@ -21,7 +21,8 @@ pub fn parts(file: &File, range: Range<u64>) -> Vec<Range<u64>> {
         let start = match seek(file, SeekFrom::Data(at)) {
             Ok(start) => start / page() * page(),
             Err(Errno::NXIO) => break, // a hole up to the end
-            // No answer (some network and FUSE file systems): data all over.
+            // The file system does not report holes (some network and FUSE file systems): all of it
+            // counts as data.
             Err(_) => at,
         };
         if start >= range.end {
@@ -41,13 +42,13 @@ pub fn parts(file: &File, range: Range<u64>) -> Vec<Range<u64>> {
     parts
 }
 
-/// The parts with the smallest holes between them closed, so that they are few: each takes a mapping.
-/// What is closed is address space, not memory, unless a process touches it.
+/// The parts with the smallest holes between them closed, so that there are few: each takes a
+/// mapping. A closed hole takes address space, not memory, unless a process touches it.
 pub fn closed(parts: &[Range<u64>]) -> Vec<Range<u64>> {
     let hole = |at: usize| parts[at].start - parts[at - 1].end;
     let mut open: Vec<usize> = (1..parts.len()).filter(|at| hole(*at) >= SMALL_HOLE).collect();
     if open.len() >= MOST_PARTS {
-        // Of equal ones those at the end: a file that grows there keeps the parts that it had.
+        // Among equal holes those at the end are closed: a file that grows there keeps its parts.
         open.select_nth_unstable_by_key(MOST_PARTS - 1, |at| (Reverse(hole(*at)), *at));
         open.truncate(MOST_PARTS - 1);
         open.sort_unstable();
@@ -64,7 +65,8 @@ pub fn total(parts: &[Range<u64>]) -> u64 {
     parts.iter().map(|part| part.end - part.start).sum()
 }
 
-/// What of `parts` is not in `taken`; both in order, and none overlaps another.
+/// Returns the parts of `parts` that are not in `taken`; both are in order, and none overlaps
+/// another.
 pub fn without(parts: &[Range<u64>], taken: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut left = Vec::new();
     let mut first = 0;
@@ -85,8 +87,8 @@ pub fn without(parts: &[Range<u64>], taken: &[Range<u64>]) -> Vec<Range<u64>> {
     left
 }
 
-/// Neighbouring parts in groups, each to be read through one mapping: parts of `large` bytes and more
-/// alone, smaller ones together, as far as they span no more than `most`.
+/// Groups neighbouring parts, and each group is read through one mapping: parts of `large` bytes
+/// and more alone, smaller ones together, while they span no more than `most`.
 pub fn groups(parts: &[Range<u64>], large: u64, most: u64) -> Vec<&[Range<u64>]> {
     let small = |part: &Range<u64>| part.end - part.start < large;
     let mut groups = Vec::new();
@@ -106,7 +108,7 @@ pub fn groups(parts: &[Range<u64>], large: u64, most: u64) -> Vec<&[Range<u64>]>
 
 /// Cuts the parts into at most so many lists of about equal length.
 pub fn split(parts: &[Range<u64>], lists: usize) -> Vec<Vec<Range<u64>>> {
-    // Whole large folios: two readers should not meet in one.
+    // Whole large folios, because two readers should not meet in one.
     let each = total(parts).div_ceil(lists.max(1) as u64).next_multiple_of(CUT).max(CUT);
     let mut split: Vec<Vec<Range<u64>>> = vec![Vec::new()];
     let mut left = each;
@@ -129,7 +131,7 @@ pub fn split(parts: &[Range<u64>], lists: usize) -> Vec<Vec<Range<u64>>> {
 }
 
 #[cfg(test)]
-#[allow(clippy::single_range_in_vec_init)] // lists of ranges are what is tested
+#[allow(clippy::single_range_in_vec_init)] // lists of ranges are tested
 mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;

@@ -1,6 +1,7 @@
-//! Reading a part of a file into the page cache, and into a mapping of it.
+//! Reads a part of a file into the page cache, and into a mapping of it.
 //!
-//! Nothing here touches the mapping itself, so a file that shrinks meanwhile is an error, no SIGBUS.
+//! No code here touches the mapping itself, so a file that shrinks meanwhile gives an error, no
+//! SIGBUS.
 
 use super::{data, hugetlb};
 use memmap2::{Advice, MmapOptions, MmapRaw};
@@ -11,43 +12,44 @@ use std::time::{Duration, Instant};
 use tenure::populate::{Access, Background, Failed, Populate};
 use tenure::{Error, ErrorKind};
 
-/// Up to here a populate is over before anybody could wish to stop it, and is one call.
+/// A populate of this size ends before a user could stop it, and is one call.
 const AT_ONCE: usize = 4 << 20;
-/// Threads that read a large file, unless the user says otherwise. They wait more than they work, so
-/// it is no matter of processors.
+/// Threads that read a large file, unless the user sets another number. They mostly wait, so the
+/// number does not depend on the processors.
 pub const READERS: usize = 4;
-/// One request of the kernel's explicit readahead.
+/// The size of one explicit readahead request of the kernel.
 const EXACT: usize = 2 << 20;
-/// Up to here small parts are read through one mapping: few enough to be requested all at once.
+/// Small parts up to this span are read through one mapping: few enough to be requested all at
+/// once.
 const WINDOW: u64 = 16 << 20;
 const TICK: Duration = Duration::from_millis(20);
 
-/// What all the filling of a command has in common.
+/// The settings of all reads of a command.
 #[derive(Debug)]
 pub struct Filling<'a> {
     /// Stops it when it becomes true.
     pub stop: &'a AtomicBool,
-    /// Ends it.
+    /// The deadline.
     pub until: Option<Instant>,
     /// Bytes read so far, in whole pages, by all of it.
     pub done: &'a AtomicU64,
 }
 
-/// Why a part could not be filled.
+/// The reason why a part could not be filled.
 #[derive(Debug)]
 pub enum Unfilled {
     /// The user pressed Ctrl-C.
     Stopped,
     /// The deadline passed.
     TimedOut,
-    /// There is something wrong with the file.
+    /// The file has an error.
     Broken(String),
-    /// There is something wrong with this process or machine.
+    /// This process or the machine has an error.
     Failed(Error),
 }
 
 impl Filling<'_> {
-    /// Whether to begin nothing more.
+    /// Returns a reason not to begin another read.
     pub fn over(&self) -> Option<Unfilled> {
         if self.stop.load(Ordering::Relaxed) {
             Some(Unfilled::Stopped)
@@ -59,12 +61,12 @@ impl Filling<'_> {
     }
 
     /// Reads parts of the file into the page cache, through mappings of its own. Returns the bytes
-    /// that are there, whatever else happened.
+    /// that are there, also after a failure.
     ///
-    /// `threads`: 0 for as many as are useful, each with a contiguous span and a descriptor of its own,
-    /// as the kernel reads ahead by descriptor. Measured, 1 GiB cold, s: one thread 0.5, four spans
-    /// 0.45; with 128 KiB of readahead 1.0 and 0.65. Two threads taking turns on one descriptor 0.9,
-    /// `MADV_WILLNEED` ahead of each piece 1.5.
+    /// `threads`: 0 for as many as are useful, each with a contiguous span and a descriptor of its
+    /// own, because the kernel reads ahead by descriptor. Measured, 1 GiB cold, s: one thread 0.5,
+    /// four spans 0.45; with 128 KiB of readahead 1.0 and 0.65. Two threads taking turns on one
+    /// descriptor 0.9, `MADV_WILLNEED` before each piece 1.5.
     pub fn read(
         &self,
         file: &File,
@@ -96,7 +98,8 @@ impl Filling<'_> {
             for (span, reader) in readers {
                 let (bytes, ended) = match reader {
                     Some(reader) => reader.join().expect("a reader does not panic"),
-                    // Under a bound on threads (RLIMIT_NPROC, pids.max) this one does it.
+                    // If the limit on threads (RLIMIT_NPROC, pids.max) is reached, this thread does
+                    // it.
                     None => read_it(span),
                 };
                 read += bytes;
@@ -135,7 +138,7 @@ impl Filling<'_> {
                     break;
                 }
             }
-            // Unmapped with another advice, its pages would not count as used.
+            // If they were unmapped with another advice, its pages would not count as used.
             if !whole {
                 let _ = map.advise(Advice::Normal);
             }
@@ -146,8 +149,8 @@ impl Filling<'_> {
         (read, Ok(()))
     }
 
-    /// Makes `[addr, addr + len)`, a mapping of the file from `offset` on, resident. It counts nothing:
-    /// what had to be read has been by now.
+    /// Makes `[addr, addr + len)`, a mapping of the file from `offset` on, resident. It counts no
+    /// bytes: the needed ones have been read by now.
     pub fn fill(
         &self,
         file: &File,
@@ -180,7 +183,8 @@ impl Filling<'_> {
                     self.watch(&background, &mut counted, done);
                     background.wait()
                 }
-                // No thread for the background: here then, without looking up before it is done.
+                // There is no thread for the background, so this thread does it, without checking
+                // for an end in between.
                 Err(error) if error.errno() == rustix::io::Errno::AGAIN.raw_os_error() => {
                     populate.run()
                 }
@@ -207,10 +211,10 @@ impl Filling<'_> {
     }
 }
 
-/// A fault reads around it, as far as the readahead of the disk goes (half before it): into holes, and
-/// what was not asked for. In sequence it reads ahead only, and the farther the more was read; what is
-/// short is read exactly, and all of a group requested before the first is waited for. Advice: what it
-/// refuses costs reading.
+/// A fault reads around its page, as far as the readahead of the disk reaches (half before it):
+/// also holes, and parts that were not requested. With sequential advice the kernel reads only
+/// ahead, and the farther the more was read. Short parts are read exactly, and all of a group are
+/// requested before the first is waited for. Advice only: a refusal costs reading.
 fn stay_inside(map: &MmapRaw, parts: &[Range<u64>]) {
     if parts.len() > 1 || map.len() < EXACT {
         let _ = map.advise(Advice::Random);

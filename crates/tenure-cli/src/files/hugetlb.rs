@@ -1,18 +1,19 @@
 //! Files on hugetlbfs: their pages are allocated from a pool, and stay.
 //!
-//! The page cache has no word on them (`cachestat` is refused), nor has `SEEK_DATA` on their holes.
+//! The page cache's calls do not work for them: `cachestat` is refused, and `SEEK_DATA` does not
+//! find their holes.
 
 use rustix::fs::{fstat, fstatfs};
 use std::fs::File;
 
 const HUGETLBFS: u64 = 0x9584_58f6;
 
-/// What is known of such a file.
+/// The facts about such a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Huge {
     /// Bytes of a page of it.
     pub page: u64,
-    /// Bytes that are allocated, wherever in the file: all of them resident.
+    /// Bytes that are allocated, at any place in the file: all of them are resident.
     pub allocated: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What of a file is in the page cache, found without reading it.
+//! Finds which parts of a file are in the page cache, without reading the file.
 
 use super::data;
 use super::hugetlb::{self, Huge};
@@ -10,13 +10,13 @@ use tenure::page_cache;
 /// A file as it is now.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
-    /// Where it has data.
+    /// The parts with data.
     pub data: Vec<Range<u64>>,
     /// Bytes of holes.
     pub holes: u64,
-    /// Bytes of data in the page cache; `None` where the kernel does not tell this user.
+    /// Bytes of data in the page cache; `None`: the kernel does not tell this user.
     pub resident: Option<u64>,
-    /// Where data is missing: everywhere, if it is not known.
+    /// The missing parts of the data: all of it, if that is not known.
     pub missing: Vec<Range<u64>>,
     /// Whether its pages come from a pool of huge pages, and not from free memory.
     pub pooled: bool,
@@ -41,7 +41,7 @@ impl Look {
         self.missing.iter().map(|part| super::whole_pages(part.end - part.start)).sum()
     }
 
-    /// Where data is in the page cache; nowhere, if it is not known.
+    /// The parts of the data in the page cache; none, if that is not known.
     pub fn resident_parts(&self) -> Vec<Range<u64>> {
         data::without(&self.data, &self.missing)
     }
@@ -71,7 +71,7 @@ pub fn look(file: &File, size: u64, part: Part) -> tenure::Result<Look> {
     Ok(Look { data, holes, resident: Some(data::total(&resident)), missing, pooled: false })
 }
 
-/// How many bytes of `data` are resident now; `None` where the kernel does not tell.
+/// Bytes of `data` that are resident now; `None`: the kernel does not tell this user.
 pub fn resident_bytes(file: &File, data: &[Range<u64>]) -> Option<u64> {
     if let Some(huge) = hugetlb::of(file) {
         return Some(huge.allocated.min(data::total(data)));
@@ -81,8 +81,8 @@ pub fn resident_bytes(file: &File, data: &[Range<u64>]) -> Option<u64> {
     data.iter().map(resident).sum()
 }
 
-/// A file on hugetlbfs. It is not told which of its pages are allocated: unless all are, each may be
-/// missing, and to populate one that is there costs nothing.
+/// A file on hugetlbfs. The kernel does not report which of its pages are allocated. Unless all
+/// are, each may be missing, and to populate a present page costs nothing.
 fn pooled(huge: Huge, range: Range<u64>, size: u64) -> Look {
     let start = range.start / huge.page * huge.page;
     let range = start..range.end.next_multiple_of(huge.page).min(size);

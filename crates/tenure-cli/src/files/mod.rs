@@ -1,4 +1,4 @@
-//! Files as `tenure populate` and `tenure lock` see them: found, looked at, filled.
+//! Files as `tenure populate` and `tenure lock` handle them: found, inspected, filled.
 
 pub mod data;
 pub mod fill;
@@ -20,7 +20,7 @@ use crate::size;
 use part::Part;
 use std::path::PathBuf;
 
-/// From here on a file is worth more than one thread, and comes after the small ones.
+/// From this size on a file gets more than one thread, and comes after the small ones.
 pub const LARGE: u64 = 32 << 20;
 
 /// Which files, and what of each.

@@ -1,4 +1,4 @@
-//! Opening files without waiting, and telling one state of a file from the next.
+//! Opens files without waiting, and distinguishes the states of a file.
 
 use rustix::fs::{fstat, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -16,25 +16,25 @@ pub struct FileId {
     inode: u64,
 }
 
-/// What changes when a file does.
+/// Facts that differ when a file has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// Length in bytes.
     pub size: u64,
     blocks: u64,
-    /// Nanoseconds. Not the time of the inode's change, which a rename moves, too.
+    /// Nanoseconds. This is not the time of the inode's change, which a rename also moves.
     modified: i128,
 }
 
 impl FileId {
-    /// Of the file that this describes.
+    /// The identity of the file that this describes.
     pub fn of(metadata: &Metadata) -> FileId {
         FileId { device: metadata.dev(), inode: metadata.ino() }
     }
 }
 
 impl Stamp {
-    /// Of the file that this describes.
+    /// The state of the file that this describes.
     pub fn of(metadata: &Metadata) -> Stamp {
         let modified =
             i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
@@ -43,8 +43,8 @@ impl Stamp {
 }
 
 impl Stamp {
-    /// Whether the file has been left alone long enough for its next change to have another time: the
-    /// kernel's clock for them steps by up to 10 ms.
+    /// Returns whether the file has been unchanged for so long that its next change will have
+    /// another time: the kernel's clock for these times steps by up to 10 ms.
     pub fn is_settled(&self) -> bool {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.modified + 50_000_000 < now.as_nanos() as i128
@@ -53,10 +53,10 @@ impl Stamp {
 
 /// Opens a regular file for reading, with its identity and state.
 ///
-/// It is looked at again after it was opened: a pipe put in its place must not be waited for.
+/// The file is checked again after it was opened: this must not wait for a pipe put in its place.
 pub fn open(path: &Path) -> io::Result<(File, FileId, Stamp)> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    // Warming a file is not using it; only its owner may say so.
+    // Warming a file is not a use of it; only its owner may suppress the access time.
     let fd = match rustix::fs::open(path, flags | OFlags::NOATIME, Mode::empty()) {
         Err(Errno::PERM) => rustix::fs::open(path, flags, Mode::empty())?,
         other => other?,

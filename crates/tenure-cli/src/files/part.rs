@@ -1,4 +1,4 @@
-//! A part of a file, as `--range` says it.
+//! A part of a file, as the user of `--range` names it.
 
 use super::page::page;
 use crate::size;
@@ -12,7 +12,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// What of a file of `size` bytes it is, beginning at a page boundary.
+    /// Returns this part of a file of `size` bytes, from a page boundary on.
     pub fn of(self, size: u64) -> Range<u64> {
         let end = self.end.unwrap_or(size).min(size);
         let start = self.start / page() * page();

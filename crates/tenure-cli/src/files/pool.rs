@@ -6,11 +6,11 @@ use std::time::Duration;
 
 const TICK: Duration = Duration::from_millis(50);
 
-/// Runs `work` for every job and returns the results in the jobs' order. It is given the job and the
-/// number of threads that it may use itself: 1 for small jobs, of which several run at once, 0 (as
-/// many as are useful) or `threads` for a large one, which runs alone.
+/// Runs `work` for every job and returns the results in the jobs' order. `work` gets the job and
+/// the number of threads that it may use itself: 1 for small jobs, of which several run at once, 0
+/// (as many as are useful) or `threads` for a large one, which runs alone.
 ///
-/// `tick` is called on this thread every now and then.
+/// `tick` is called on this thread from time to time.
 pub fn run<J: Sync, T: Send>(
     jobs: &[J],
     threads: usize,
@@ -36,7 +36,8 @@ pub fn run<J: Sync, T: Send>(
                 }
                 done
             };
-            // Under a bound on threads (RLIMIT_NPROC, pids.max) as many as there may be, or this one.
+            // If the number of threads is limited (RLIMIT_NPROC, pids.max), as many as are allowed,
+            // or this one.
             let workers: Vec<_> = (0..workers.min(list.len()))
                 .map_while(|_| std::thread::Builder::new().spawn_scoped(scope, take).ok())
                 .collect();
@@ -56,7 +57,7 @@ pub fn run<J: Sync, T: Send>(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// A few files are over in less than a tick, and nobody should wait for the rest of it.
+/// A few files are done in less than a tick, and the user should not wait for the rest of it.
 fn patience(jobs: usize) -> Duration {
     Duration::from_millis(1) * u32::try_from(jobs).unwrap_or(u32::MAX).min(1000)
 }

@@ -1,4 +1,5 @@
-//! How far it is: a bar on a terminal, else a line every two seconds. All of it on standard error.
+//! The progress: a bar on a terminal, otherwise a line every two seconds. All of it goes to
+//! standard error.
 
 use crate::size;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -20,7 +21,7 @@ pub struct Display<'a> {
 }
 
 impl<'a> Display<'a> {
-    /// Of `total` bytes, of which `done` says how many are done.
+    /// A display for `total` bytes; `done` holds how many are done.
     pub fn new(what: &'static str, total: u64, done: &'a AtomicU64, quiet: bool) -> Display<'a> {
         let started = Instant::now();
         let terminal = io::stderr().is_terminal() && !quiet && total > 0;
@@ -34,14 +35,14 @@ impl<'a> Display<'a> {
         Display { done, total, what, started, next_line: started + LINE_EVERY, bar, quiet }
     }
 
-    /// Shows how far it is.
+    /// Shows the progress.
     pub fn tick(&mut self) {
         let done = self.done.load(Ordering::Relaxed);
         if let Some(bar) = &self.bar {
             bar.set_position(done);
         } else if !self.quiet && self.total > 0 && Instant::now() >= self.next_line {
             self.next_line += LINE_EVERY;
-            // With standard error closed there is nobody to tell.
+            // If standard error is closed, no output is needed.
             let _ = writeln!(io::stderr(), "{}", self.line(done, self.started.elapsed()));
         }
     }
@@ -79,6 +80,6 @@ mod tests {
         display.tick();
         let line = display.line(25 << 20, Duration::from_secs(5));
         assert_eq!(line, "reading 25 MiB of 100 MiB (25 %), 5 MiB/s, 15 s left");
-        display.line(0, Duration::ZERO); // and divides by nothing that is 0
+        display.line(0, Duration::ZERO); // no division by 0
     }
 }

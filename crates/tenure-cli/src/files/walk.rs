@@ -1,4 +1,4 @@
-//! Which regular files there are under the names on the command line.
+//! Finds the regular files under the names on the command line.
 
 use super::{FileId, Selection, Stamp};
 use serde::Serialize;
@@ -12,19 +12,19 @@ use walkdir::{DirEntry, WalkDir};
 /// A regular file as it was found.
 #[derive(Clone, Debug)]
 pub struct FileAt {
-    /// The first name it was found under.
+    /// The first name under which it was found.
     pub path: PathBuf,
-    /// Which file it is.
+    /// Its identity.
     pub id: FileId,
     /// Its state at that time.
     pub stamp: Stamp,
-    /// Whether the user gave the name, and it was not just met.
+    /// Whether the user gave the name, or the walk found it.
     pub named: bool,
 }
 
 impl FileAt {
-    /// Whether opening it failed only because it is gone since the walk, as temporary files are: of a
-    /// name that nobody gave, that is no problem.
+    /// Returns whether opening it failed only because it was removed since the walk, as temporary
+    /// files are. If the user did not give its name, that is no problem.
     pub fn is_gone(&self, error: &io::Error) -> bool {
         !self.named && is_gone(error)
     }
@@ -34,23 +34,23 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// Something that could not be done, and where.
+/// An action that failed, and its place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Problem {
-    /// The file or directory. As text, since JSON has no other names.
+    /// The file or directory. As text, because JSON has no other names.
     pub path: String,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
-/// Why something was passed over.
+/// The reason why a name was skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// A pipe, socket or device.
     Special,
     /// A symbolic link.
     Link,
-    /// A name of a file that has been counted.
+    /// Another name of a file that was counted already.
     Duplicate,
     /// Above `--max-file-size`.
     TooLarge,
@@ -68,37 +68,38 @@ impl Reason {
     }
 }
 
-/// What was passed over, by reason.
+/// The skipped names, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Skipped {
     /// Pipes, sockets, devices that were met; those named as FILE are problems.
     pub special: usize,
     /// Symbolic links inside directories, without `--dereference`; with it, those that lead nowhere
-    /// or to a directory they are in.
+    /// or to a directory that contains them.
     pub links: usize,
-    /// Further names of a file that has been counted.
+    /// Further names of a file that was counted already.
     pub duplicates: usize,
     /// Above `--max-file-size`.
     pub too_large: usize,
 }
 
-/// What a walk gave.
+/// The result of a walk.
 #[derive(Debug, Default)]
 pub struct Found {
     /// Each file once, in order of name.
     pub files: Vec<FileAt>,
     /// The directories walked through.
     pub directories: Vec<PathBuf>,
-    /// Passed over.
+    /// The numbers of skipped names.
     pub skipped: Skipped,
-    /// Which these were.
+    /// The skipped names.
     pub passed_over: Vec<(PathBuf, Reason)>,
-    /// Could not be looked at.
+    /// Names that could not be inspected.
     pub problems: Vec<Problem>,
     seen: HashSet<FileId>,
 }
 
-/// Finds the files. Goes on past what cannot be read; ends early, with what it has, once `stop` is set.
+/// Finds the files. Continues past unreadable ones; ends early, with the files found so far, once
+/// `stop` is set.
 pub fn walk(selection: &Selection, stop: &AtomicBool) -> Found {
     let mut found = Found::default();
     for path in &selection.paths {

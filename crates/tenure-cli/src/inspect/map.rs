@@ -5,7 +5,7 @@ use crate::process::mapping::Mapping;
 use crate::process::pages::{Cell, Pages};
 use std::io::{self, Write};
 
-/// Draws at most so many characters, and a second line where tenure has ranges in the mapping.
+/// Draws at most so many characters, and a second line if tenure has ranges in the mapping.
 pub fn draw(
     mapping: &Mapping,
     pages: &mut Pages,
@@ -15,7 +15,7 @@ pub fn draw(
 ) -> io::Result<()> {
     let cells = match pages.cells(mapping.start, mapping.end, most) {
         Ok(cells) => cells,
-        // It may be gone by now, or be the kernel's own.
+        // The mapping may be gone by now, or be the kernel's own.
         Err(error) => return writeln!(out, "  (its pages cannot be read: {error})"),
     };
     let strip: String = cells.iter().map(character).collect();
@@ -37,7 +37,7 @@ fn character(cell: &Cell) -> char {
     }
 }
 
-/// Of several states in one cell the one that keeps the pages longest.
+/// Of several states in one cell, shows the one that keeps the pages longest.
 fn states(mapping: &Mapping, ranges: &[Range], cells: usize) -> String {
     let mut states: Vec<Option<State>> = vec![None; cells];
     let size = u128::from(mapping.size());

@@ -1,4 +1,4 @@
-//! `tenure inspect`: where a process has its memory, and what tenure does in it.
+//! `tenure inspect`: the places of a process's memory, and tenure's work in it.
 
 mod map;
 mod options;

@@ -1,4 +1,4 @@
-//! What there is to see of a process.
+//! The visible facts about a process.
 
 use super::options::{Args, Sort};
 use crate::process::family::Stat;
@@ -7,25 +7,25 @@ use crate::process::names::why;
 use crate::process::smaps::{self, Amounts, Entry};
 use std::io;
 
-/// What was found of one process, or of several.
+/// The facts found about one process, or several.
 pub struct Process {
     /// Their numbers, the first one first.
     pub pids: Vec<u32>,
-    /// Of the first.
+    /// The name of the first.
     pub name: String,
-    /// How many.
+    /// The number of mappings.
     pub mappings: usize,
-    /// Of all mappings.
+    /// The sum over all mappings.
     pub sum: Amounts,
-    /// Those to list.
+    /// The mappings to list.
     pub entries: Vec<Entry>,
-    /// What they publish, as one sum.
+    /// The figures that they publish, as one sum.
     pub figures: Result<Figures, Missing>,
-    /// What could not be read, and the remedy.
+    /// The facts that could not be read, and the remedy.
     pub notes: Vec<String>,
 }
 
-/// Looks at processes as at one.
+/// Looks at several processes as at one.
 pub fn look(pids: &[u32], args: &Args) -> anyhow::Result<Process> {
     let mut process = Process {
         pids: Vec::new(),
@@ -38,7 +38,7 @@ pub fn look(pids: &[u32], args: &Args) -> anyhow::Result<Process> {
     };
     for (number, pid) in pids.iter().enumerate() {
         if let Err(error) = look_at_one(*pid, args, &mut process) {
-            // Of a tree, what has ended meanwhile is no failure.
+            // If processes of a tree have ended meanwhile, that is no failure.
             match number {
                 0 => anyhow::bail!(error),
                 _ if !std::path::Path::new(&format!("/proc/{pid}")).exists() => {}
@@ -65,7 +65,7 @@ fn look_at_one(pid: u32, args: &Args, process: &mut Process) -> Result<(), Strin
     });
     read.map_err(|error| why(pid, "the mappings", &error))?;
     if mappings == 0 && stat.size > 0 {
-        // The kernel lets the list be opened, and shows nothing in it.
+        // The kernel allows opening the list, and shows nothing in it.
         return Err(why(pid, "the mappings", &io::ErrorKind::PermissionDenied.into()));
     }
     process.pids.push(pid);

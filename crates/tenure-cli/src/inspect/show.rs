@@ -1,4 +1,4 @@
-//! What `tenure inspect` prints.
+//! The output of `tenure inspect`.
 
 use super::map;
 use super::options::{Args, LISTED};
@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 use tenure::Stats;
 
-/// A column: its heading, and what it shows.
+/// A column: its heading, and its value.
 type Column = (&'static str, fn(&Amounts) -> u64);
 
 const COLUMNS: [Column; 7] = [
@@ -28,7 +28,7 @@ const COLUMNS: [Column; 7] = [
     ("huge", |a| a.huge),
 ];
 
-/// Columns of the terminal. `None`: the output goes elsewhere, and no line is cut.
+/// The terminal's width. `None`: the output is not a terminal, and no line is cut.
 fn width() -> Option<usize> {
     let columns = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
     let asked = || {
@@ -76,7 +76,8 @@ pub fn text(process: &Process, args: &Args, out: &mut impl Write) -> io::Result<
 /// Columns before the figures of tenure.
 const TITLE: usize = 13;
 
-/// Breaks a line of figures after commas, where the terminal ends. The other lines begin below its first figure.
+/// Breaks a line of figures after commas, at the terminal's width. The other lines begin below its
+/// first figure.
 fn fold(line: &str, width: Option<usize>) -> String {
     let mut folded = String::new();
     let mut column = 0;
@@ -237,7 +238,7 @@ fn listing(process: &Process, args: &Args, out: &mut impl Write) -> io::Result<(
     Ok(())
 }
 
-/// A path's end says more than its beginning.
+/// A path's end is more useful than its beginning.
 fn shortened(name: &str, line: &str, width: Option<usize>) -> String {
     let name = plain(name);
     let Some(width) = width else { return name };

@@ -1,20 +1,22 @@
-//! Room in memory for what is to be read and kept, shared out among files that are read at once.
+//! Room in memory for files that are to be read and kept, divided among files that are read at
+//! once.
 //!
-//! Locked pages cannot make room for others: what does not fit ends in the kernel's OOM killer, and
-//! with this process go all of its locks.
+//! Locked pages cannot make room for others. If a file does not fit, the kernel's OOM killer ends a
+//! process, and all of this process's locks may end with it.
 
 use super::trouble::Trouble;
 use crate::{room, size};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// An answer is good for this long: asking takes 100 µs, which many small files would add up.
+/// A result is valid for this long: a reading takes 100 µs, which would add up over many small
+/// files.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// What memory has room for.
+/// The room in memory.
 #[derive(Debug)]
 pub struct Budget {
-    /// Not asked, with `--force`.
+    /// Unlimited, with `--force`.
     unlimited: bool,
     state: Mutex<State>,
     ended: Condvar,
@@ -23,12 +25,12 @@ pub struct Budget {
 #[derive(Debug, Default)]
 struct State {
     asked: Option<Instant>,
-    /// As of then, less what is or was reserved since.
+    /// The room at that time, less the reservations that live or were made since.
     free: u64,
     limited_by: String,
-    /// Whether there is anything of it: once it has ended, the next answer may be another.
+    /// Whether there is a reservation: once it has ended, the next result may differ.
     reserved: bool,
-    /// Bytes of the reservations that live, any part of which may have been read.
+    /// Bytes of the live reservations, any part of which may have been read.
     in_flight: u64,
 }
 
@@ -40,13 +42,13 @@ pub struct Reserved<'a> {
 }
 
 impl Budget {
-    /// `unlimited`: whatever memory has.
+    /// `unlimited`: ignores the room in memory.
     pub fn new(unlimited: bool) -> Budget {
         Budget { unlimited, state: Mutex::default(), ended: Condvar::new() }
     }
 
-    /// Reserves room for what is missing of a file, or refuses it. Waits for others that are being
-    /// read, where it depends on what they leave.
+    /// Reserves room for the missing bytes of a file, or refuses it. Waits for files that are being
+    /// read, if the result depends on the room that they leave.
     pub fn reserve(&self, bytes: u64) -> Result<Reserved<'_>, Trouble> {
         if self.unlimited || bytes == 0 {
             return Ok(Reserved { budget: self, bytes: 0 });
@@ -120,7 +122,7 @@ mod tests {
         assert!(budget.state().free < most, "nothing is read yet, and it is promised");
         std::thread::scope(|scope| {
             let second = scope.spawn(|| budget.reserve(most).map(drop));
-            // It waits, and has what the first did not use.
+            // It waits, and gets the room that the first did not use.
             drop(first);
             second.join().unwrap().unwrap();
         });

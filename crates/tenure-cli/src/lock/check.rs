@@ -1,4 +1,4 @@
-//! Whether it can be done, asked before anything is locked.
+//! Checks whether the locks are possible, before anything is locked.
 
 use super::locked_file::Mode;
 use super::mappings;
@@ -9,7 +9,7 @@ use rustix::process::{getrlimit, setrlimit, Resource};
 use std::ops::Range;
 use tenure::lock::When;
 
-/// What it would take.
+/// The needs of the locks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Need {
     /// Bytes to be locked: charged against the limit.
@@ -18,24 +18,24 @@ pub struct Need {
     pub mappings: usize,
     /// Bytes that have to be read, in whole pages.
     pub missing_pages: u64,
-    /// Files of which the kernel does not tell what is resident.
+    /// Files for which the kernel does not report the resident pages.
     pub unknown: usize,
     /// Bytes of holes.
     pub holes: u64,
 }
 
-/// Raises the soft limit as far as the hard one lets it: what the administrator allows, the user
-/// wants who asks for locks.
+/// Raises the soft limit up to the hard one: a user that requests locks wants all that the
+/// administrator allows.
 pub fn raise_limit() {
     let mut limit = getrlimit(Resource::Memlock);
     if limit.current.is_some() && limit.current != limit.maximum {
         limit.current = limit.maximum;
-        // If it is refused, what follows says how much the limit allows.
+        // If it is refused, the checks below report how much the limit allows.
         let _ = setrlimit(Resource::Memlock, limit);
     }
 }
 
-/// Adds up the files that can be looked at; the others fail later, each with its reason.
+/// Adds up the files that can be inspected; the others fail later, each with its reason.
 pub fn need(files: &[FileAt], mode: Mode, threads: usize, interrupt: &Interrupt) -> Need {
     let look = |at: &FileAt, _: usize| {
         if interrupt.is_set() {
@@ -62,7 +62,7 @@ fn charge(mapped: &[Range<u64>]) -> u64 {
     mapped.iter().map(|part| files::whole_pages(part.end) - part.start).sum()
 }
 
-/// Refuses what `RLIMIT_MEMLOCK` does not allow.
+/// Refuses locks that `RLIMIT_MEMLOCK` does not allow.
 pub fn limit(need: &Need) -> anyhow::Result<()> {
     let explanation = tenure::lock::explain(need.charge)?;
     if explanation.is_allowed() {
@@ -71,7 +71,7 @@ pub fn limit(need: &Need) -> anyhow::Result<()> {
     anyhow::bail!("nothing was locked (--partial locks as many files as fit)\n{explanation}")
 }
 
-/// Refuses what takes more mappings than a process may have.
+/// Refuses locks that take more mappings than a process may have.
 pub fn map_count(need: &Need) -> anyhow::Result<()> {
     enough_mappings(need.mappings, mappings::used(), mappings::allowed())
 }
@@ -89,8 +89,8 @@ fn enough_mappings(needed: usize, used: usize, allowed: usize) -> anyhow::Result
     )
 }
 
-/// Refuses what memory has no room for: locked pages cannot make room for others, and then the
-/// kernel kills a process.
+/// Refuses files for which memory has no room: locked pages cannot make room for others, and then
+/// the kernel kills a process.
 pub fn room(need: &Need) -> anyhow::Result<()> {
     if need.missing_pages == 0 {
         return Ok(());

@@ -1,4 +1,4 @@
-//! All files that are held, and rounds that make them what they should be.
+//! All locked files, and rounds that bring them up to date.
 
 use super::budget::Budget;
 use super::locked_file::{self, LockedFile, Means, Mode};
@@ -13,32 +13,32 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 use tenure::lock::When;
 
-/// How long a file that is gone stays locked, in case it is deleted to be written anew.
+/// How long a deleted file stays locked, in case it is written again.
 pub const GRACE: Duration = Duration::from_secs(1);
 
-/// Something to tell.
+/// A message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A file is locked that was not.
+    /// A file was locked for the first time.
     Locked(PathBuf, u64),
-    /// What is locked of a file is more or less than before, or other pages.
+    /// The locked part of a file is larger or smaller than before, or has other pages.
     Changed(PathBuf, u64, u64),
-    /// A file is not locked any more.
+    /// A file is no longer locked.
     Released(PathBuf, u64, &'static str),
     /// A file could not be locked, or not all of it.
     Trouble(PathBuf, String),
 }
 
-/// Why a round takes place.
+/// The reason for a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Something was changed.
+    /// A file or directory was changed.
     Event,
-    /// It is time: what failed is tried again, what came into the page cache is looked for.
+    /// Time has passed: failed files are tried again, and new pages in the page cache are found.
     Time,
 }
 
-/// The files that are locked.
+/// The locked files.
 pub struct LockSet<'a> {
     mode: Mode,
     threads: usize,
@@ -50,7 +50,7 @@ pub struct LockSet<'a> {
 }
 
 impl<'a> LockSet<'a> {
-    /// Holds nothing yet.
+    /// Makes an empty set.
     pub fn new(
         mode: Mode,
         threads: usize,
@@ -78,23 +78,23 @@ impl<'a> LockSet<'a> {
         self.files().map(LockedFile::charged).sum()
     }
 
-    /// Bytes of data that are to be resident, in whole pages.
+    /// Bytes of data that should be resident, in whole pages.
     pub fn data(&self) -> u64 {
         self.files().map(LockedFile::data).sum()
     }
 
-    /// What could not be locked, as of the last round.
+    /// The files that could not be locked, as of the last round.
     pub fn troubles(&self) -> impl Iterator<Item = &Trouble> {
         self.troubles.values().map(|(_, trouble)| trouble)
     }
 
-    /// When a round is due although nothing happens.
+    /// When the next round is due without an event.
     pub fn due(&self) -> Option<Instant> {
         self.gone.values().min().map(|since| *since + GRACE)
     }
 
-    /// Makes what is held what was found. New files are locked before those in whose place they are
-    /// are let go, unless there is no room for both.
+    /// Makes the locked files equal to the found ones. New files are locked before the files that
+    /// they replace are released, unless there is no room for both.
     pub fn round(
         &mut self,
         found: &Found,
@@ -113,7 +113,7 @@ impl<'a> LockSet<'a> {
             .iter()
             .filter(|at| !self.files.contains_key(&at.id) && self.is_due(at, reason))
             .collect();
-        // Told once: with every try the numbers in it are others.
+        // Reported once: the numbers in it differ with every try.
         let is_told = |set: &Self, at: &FileAt| {
             set.troubles.get(&at.id).is_some_and(|(_, trouble)| trouble.is_want())
         };
@@ -121,7 +121,7 @@ impl<'a> LockSet<'a> {
             fresh.iter().filter(|at| is_told(self, at)).map(|at| at.id).collect();
         let mut no_room = self.hold(&fresh, done, &mut events, &mut tick);
         if self.release(found, &ids, &mut events) {
-            // What was let go may have made the room.
+            // Released files may have made the room.
             no_room = self.hold(&no_room, done, &mut events, &mut tick);
         }
         for (at, why) in no_room.iter().filter_map(|at| Some((at, self.troubles.get(&at.id)?))) {
@@ -137,7 +137,7 @@ impl<'a> LockSet<'a> {
         Means { mode: self.mode, filling, budget: &self.budget }
     }
 
-    /// Whether what failed before is worth another try.
+    /// Returns whether a failed file is worth another try.
     fn is_due(&self, at: &FileAt, reason: Reason) -> bool {
         reason == Reason::Time
             || self.troubles.get(&at.id).is_none_or(|(then, _)| *then != at.stamp)
@@ -148,7 +148,7 @@ impl<'a> LockSet<'a> {
         let Some(mut file) = self.files.remove(&at.id) else { return };
         file.path.clone_from(&at.path);
         let changed = (file.stamp != at.stamp || !file.settled) && due;
-        // Others may have brought more of it into the page cache.
+        // Other programs may have brought more of it into the page cache.
         let fuller = self.mode.when == When::OnFault && reason == Reason::Time;
         if (changed || fuller) && !self.interrupt.is_set() {
             let before = file.charged();
@@ -166,7 +166,7 @@ impl<'a> LockSet<'a> {
         self.files.insert(at.id, file);
     }
 
-    /// Returns those for which the limit, or memory, has no room.
+    /// Returns the files for which the limit, or memory, has no room.
     fn hold<'b>(
         &mut self,
         fresh: &[&'b FileAt],
@@ -206,7 +206,7 @@ impl<'a> LockSet<'a> {
                 self.troubles.remove(&at.id);
                 return;
             }
-            // The user ended the round. That says nothing of the file: what was known of it stays.
+            // The user ended the round. That is no fact about the file, so its state stays.
             Trouble::Stopped => return,
             _ => {}
         }
@@ -221,7 +221,7 @@ impl<'a> LockSet<'a> {
         self.troubles.insert(at.id, (at.stamp, trouble));
     }
 
-    /// Whether anything was.
+    /// Returns whether any file was released.
     fn release(&mut self, found: &Found, ids: &HashSet<FileId>, events: &mut Vec<Event>) -> bool {
         let before = self.files.len();
         let paths: HashSet<&Path> = found.files.iter().map(|at| at.path.as_path()).collect();
@@ -241,7 +241,7 @@ impl<'a> LockSet<'a> {
                     {
                         "deleted"
                     }
-                    // It cannot be looked at, which does not mean that it is gone.
+                    // It cannot be inspected, which does not mean that it is gone.
                     Err(_) => continue,
                 }
             };
@@ -279,7 +279,7 @@ mod tests {
         }
     }
 
-    /// Ctrl-C in the midst of a round of `--follow` made the exit code 1, without a word why.
+    /// Ctrl-C in the middle of a round of `--follow` gave exit code 1, without a reason.
     #[test]
     fn a_round_that_the_user_ends_is_no_trouble_of_a_file() {
         let dir = tempfile::tempdir().unwrap();

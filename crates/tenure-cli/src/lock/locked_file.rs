@@ -1,8 +1,9 @@
 //! One file, mapped and locked.
 //!
-//! A file is held in segments: at first one for each part that has data, later more as it grows. Where
-//! the parts are many, a segment has holes inside: it stays locked on fault, and they are not read. The
-//! mapping keeps the inode, so no descriptor stays open and a deleted file stays whole.
+//! A file is held in segments: at first one for each part that has data, later more as it grows. If
+//! there are many parts, a segment has holes inside: it stays locked on fault, and the holes are
+//! not read. The mapping keeps the inode, so no descriptor stays open and a deleted file stays
+//! complete.
 
 use super::budget::Budget;
 use super::mappings::{self, Taken};
@@ -19,20 +20,20 @@ use tenure::lock::{Lock, When};
 /// How each file is locked.
 #[derive(Clone, Copy, Debug)]
 pub struct Mode {
-    /// Now, or only what is in the page cache.
+    /// Now, or only the pages in the page cache.
     pub when: When,
-    /// Which part of each file.
+    /// The part of each file.
     pub part: Part,
 }
 
-/// What holding files takes.
+/// The means to hold files.
 #[derive(Debug)]
 pub struct Means<'a> {
     /// How every file is locked.
     pub mode: Mode,
     /// Reads them.
     pub filling: Filling<'a>,
-    /// The memory for what is read.
+    /// The memory for the pages to read.
     pub budget: &'a Budget,
 }
 
@@ -40,7 +41,7 @@ pub struct Means<'a> {
 #[derive(Debug)]
 struct Segment {
     range: Range<u64>,
-    // Dropped first: the lock goes before the memory that it is on.
+    // Dropped first: the lock ends before its memory.
     lock: Lock,
     map: MmapRaw,
     _taken: Taken,
@@ -49,11 +50,11 @@ struct Segment {
 /// A file that is held.
 #[derive(Debug)]
 pub struct LockedFile {
-    /// Which.
+    /// Its identity.
     pub id: FileId,
-    /// Where it was found last.
+    /// The name under which it was found last.
     pub path: PathBuf,
-    /// As it was before it was last locked: what changed since is to be locked yet.
+    /// Its state before it was last locked: later changes are not locked yet.
     pub stamp: Stamp,
     /// Whether the next change must show in the stamp.
     pub settled: bool,
@@ -67,7 +68,7 @@ impl LockedFile {
         self.segments.iter().map(Segment::len).sum()
     }
 
-    /// Bytes of them that are data: the rest are holes between, of which no page is to be there.
+    /// Bytes of data among them: the rest are holes, of which no page should be resident.
     pub fn data(&self) -> u64 {
         self.data
     }
@@ -86,7 +87,8 @@ impl Segment {
         self.range.end - self.range.start
     }
 
-    /// Locks on fault, whatever is wanted: nothing is read yet, and the limit is asked at once.
+    /// Locks on fault, whatever the mode: nothing is read yet, and the kernel checks the limit at
+    /// once.
     fn make(file: &File, range: Range<u64>) -> Result<Segment, Trouble> {
         let Some(taken) = mappings::take() else {
             return Err(Trouble::Other(format!(
@@ -96,13 +98,13 @@ impl Segment {
         };
         let len = (range.end - range.start) as usize;
         let map = MmapOptions::new().offset(range.start).len(len).map_raw_read_only(file)?;
-        // What is to be read has been when this is filled; a fault must not read more.
+        // The bytes to read are read when this is filled; a fault must not read more.
         let _ = map.advise(Advice::Random);
         let lock = tenure::lock::lock(map.as_ptr(), len, When::OnFault)?;
         Ok(Segment { range, lock, map, _taken: taken })
     }
 
-    /// Makes what of the segment is in `parts` resident, and so locked.
+    /// Makes the pages of `parts` in the segment resident, and so locked.
     fn fill(
         &self,
         file: &File,
@@ -117,7 +119,7 @@ impl Segment {
         Ok(())
     }
 
-    /// What of `parts`, which are in order, lies in the segment, in whole pages.
+    /// The sections of `parts`, which are in order, that lie in the segment, in whole pages.
     fn inside<'a>(&self, parts: &'a [Range<u64>]) -> impl Iterator<Item = Range<u64>> + use<'a> {
         let Range { start, end } = self.range;
         let first = parts.partition_point(|part| files::whole_pages(part.end) <= start);
@@ -125,7 +127,7 @@ impl Segment {
         inside.map(move |part| part.start.max(start)..files::whole_pages(part.end).min(end))
     }
 
-    /// Whether all of the segment is in `parts`.
+    /// Returns whether all of the segment is in `parts`.
     fn is_full(&self, parts: &[Range<u64>]) -> bool {
         self.inside(parts).map(|part| part.end - part.start).sum::<u64>() == self.len()
     }
@@ -148,8 +150,8 @@ pub fn hold(at: &FileAt, threads: usize, means: &Means<'_>) -> Result<LockedFile
 }
 
 impl LockedFile {
-    /// Follows a change: new parts are locked, what was cut off is let go, pages that were replaced
-    /// are locked again.
+    /// Follows a change: locks new parts, releases parts that were cut off, and locks replaced
+    /// pages again.
     pub fn follow(
         &mut self,
         at: &FileAt,
@@ -176,7 +178,7 @@ impl LockedFile {
         self.cut_off(file, files::whole_pages(stamp.size))?;
         let look = files::look(file, stamp.size, mode.part)?;
         let to_read = if mode.when == When::Now { look.missing_pages() } else { 0 };
-        // Until it is locked: what is read and not locked yet counts as free.
+        // Held until the file is locked: pages that are read and not locked yet count as free.
         let _reserved = budget.reserve(to_read)?;
         let wanted: Vec<Range<u64>> = data::closed(&look.data)
             .into_iter()
@@ -187,8 +189,8 @@ impl LockedFile {
         self.join(file, &wanted)?;
         let parts = match mode.when {
             When::Now => {
-                // Through other mappings, which several threads can read ahead in. What is lost again
-                // before it is locked, the next step reads.
+                // Through other mappings, in which several threads can read ahead. The next step
+                // reads pages that are lost again before they are locked.
                 filling.read(file, &look.missing, threads).1?;
                 look.data
             }
@@ -197,18 +199,18 @@ impl LockedFile {
         for segment in &mut self.segments {
             segment.fill(file, &parts, filling)?;
             if mode.when == When::Now && segment.is_full(&parts) {
-                // Every page is there, so this costs no reading: it makes the lock whole.
+                // Every page is there, so this reads nothing: it makes the lock complete.
                 segment.lock.set(When::Now)?;
             }
         }
         self.data = data;
-        // Not before: a change that failed is to be tried again.
+        // Not earlier, because a failed change must be tried again.
         self.stamp = stamp;
         self.settled = stamp.is_settled();
         Ok(())
     }
 
-    /// Lets go what lies past the end of the file.
+    /// Releases the parts past the end of the file.
     fn cut_off(&mut self, file: &File, end: u64) -> Result<(), Trouble> {
         self.segments.retain(|segment| segment.range.start < end);
         let Some(last) = self.segments.last_mut().filter(|last| last.range.end > end) else {
@@ -217,7 +219,8 @@ impl LockedFile {
         let kept = last.range.start..end;
         match Segment::make(file, kept.clone()) {
             Ok(shorter) => *last = shorter,
-            // No room for both: let go first. The pages are in the page cache still.
+            // There is no room for both, so the old one is released first. The pages are still in
+            // the page cache.
             Err(Trouble::Limit(_)) => {
                 self.segments.pop();
                 self.segments.push(Segment::make(file, kept)?);
@@ -227,8 +230,8 @@ impl LockedFile {
         Ok(())
     }
 
-    /// Makes one segment of all in a wanted part, where there are too many of them: a sparse file that
-    /// is written here and there has ever other parts.
+    /// Joins all segments in a wanted part, if there are too many of them: a sparse file that is
+    /// written at many places always has other parts.
     fn join(&mut self, file: &File, wanted: &[Range<u64>]) -> Result<(), Trouble> {
         if self.segments.len() <= 2 * data::MOST_PARTS {
             return Ok(());
@@ -239,7 +242,7 @@ impl LockedFile {
             let [from, .., to] = &self.segments[first..first + len] else { continue };
             match Segment::make(file, from.range.start..to.range.end) {
                 Ok(one) => drop(self.segments.splice(first..first + len, [one])),
-                // Held twice for a moment they do not fit: they stay as they are.
+                // For a moment both would be held, and they do not fit: they stay as they are.
                 Err(Trouble::Limit(_)) => {}
                 Err(other) => return Err(other),
             }
@@ -247,13 +250,13 @@ impl LockedFile {
         Ok(())
     }
 
-    /// Adds segments for what is wanted and not held.
+    /// Adds segments for parts that are wanted and not held.
     fn extend(&mut self, file: &File, wanted: &[Range<u64>]) -> Result<(), Trouble> {
         let held: Vec<Range<u64>> = self.segments.iter().map(|s| s.range.clone()).collect();
         for mut new in data::without(wanted, &held) {
             let at = self.segments.partition_point(|segment| segment.range.start < new.start);
-            // A log that grows page by page must not take a mapping for each page: what is no longer
-            // than the new segment is made one with it, so their number is logarithmic.
+            // A log that grows page by page must not take a mapping for each page. A segment that
+            // is no longer than the new one is joined with it, so their number is logarithmic.
             let mut first = at;
             while first > 0 {
                 let before = &self.segments[first - 1];
@@ -265,7 +268,7 @@ impl LockedFile {
             }
             let segment = match Segment::make(file, new.clone()) {
                 Err(Trouble::Limit(_)) if first < at => {
-                    // Together they do not fit, and apart they may.
+                    // Together they do not fit, but separately they may.
                     first = at;
                     new.start = self.segments[at - 1].range.end;
                     Segment::make(file, new)?

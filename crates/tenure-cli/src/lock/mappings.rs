@@ -1,17 +1,17 @@
 //! How many mappings the process may still take.
 //!
-//! At `vm.max_map_count` more fails than the next file: no thread starts, no memory comes. So files
-//! are refused a little before it.
+//! At `vm.max_map_count` not only the next file fails: no thread starts, and no memory can be
+//! mapped. So files are refused a little earlier.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::OnceLock;
 
-/// For threads' stacks, the allocator, and what is read meanwhile.
+/// Reserved for threads' stacks, the allocator, and reads meanwhile.
 pub const RESERVE: usize = 200;
 
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
-/// One mapping, as long as this lives.
+/// One mapping, while this lives.
 #[derive(Debug)]
 pub struct Taken(());
 
@@ -33,7 +33,7 @@ pub fn allowed() -> usize {
     text.trim().parse().unwrap_or(usize::MAX)
 }
 
-/// Those that this process had before any file.
+/// The mappings that this process had before any file.
 pub fn used() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap_or_default().lines().count()
 }
@@ -51,7 +51,7 @@ mod tests {
     fn what_is_dropped_can_be_taken_again() {
         let all = left_at_first();
         if all > 1 << 20 {
-            return; // the machine allows so many that there is nothing to run out of
+            return; // this machine allows so many mappings that none runs out
         }
         let mut taken: Vec<Taken> = std::iter::from_fn(take).collect();
         assert_eq!(taken.len(), all);

@@ -1,4 +1,4 @@
-//! `tenure lock`: files into the page cache, and kept there.
+//! `tenure lock`: reads files into the page cache, and keeps them there.
 
 mod budget;
 mod check;
@@ -107,13 +107,15 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut output = Output::new(args.quiet, args.verbose, args.json);
     check::raise_limit();
 
-    // Where there is no inotify left (fs.inotify.max_user_instances), looking now and then must do.
+    // If no inotify instance is left (fs.inotify.max_user_instances), the command looks from time
+    // to time.
     let mut watch = args.follow.then(Watch::new).and_then(|watch| output.watching(watch));
     let found = find(&args.selection, watch.as_mut(), &interrupt, &mut output);
     output.problems(&found);
     let need = check::need(&found.files, mode, threads, &interrupt);
     if interrupt.is_set() {
-        // Perhaps before everything was looked at: then the answers below would be wrong.
+        // The user may have stopped it before all files were inspected, so the results below would
+        // be wrong.
         output.unlocked(0, 0);
         return Err(Failed.into());
     }
@@ -174,8 +176,8 @@ fn announce(state: &str, set: &LockSet<'_>) {
     }
 }
 
-/// Walks, and watches what was walked through. Watches come first: what changes between a walk and
-/// its watch would not be seen.
+/// Walks, and watches the walked directories. The watches come first: a change between a walk and
+/// its watch would not be noticed.
 fn find(
     selection: &Selection,
     watch: Option<&mut Watch>,
@@ -184,8 +186,8 @@ fn find(
 ) -> Found {
     let mut found = files::walk(selection, interrupt.flag());
     let Some(watch) = watch else { return found };
-    // Directories may be made faster than they are walked; then the events that they cause lead to
-    // the next round.
+    // Directories may be made faster than they are walked; then their events lead to the next
+    // round.
     for _ in 0..5 {
         let mut directories: BTreeSet<PathBuf> = found.directories.iter().cloned().collect();
         for path in &selection.paths {
@@ -231,7 +233,7 @@ fn follow(
         let reason = if began >= next_look { Reason::Time } else { Reason::Event };
         let found = find(&args.selection, watch.as_mut(), interrupt, output);
         if interrupt.is_set() {
-            break; // what it did not come to is not gone
+            break; // files that it did not reach are not gone
         }
         output.problems(&found);
         let events = set.round(&found, reason, &nobody_looks, || {});
@@ -242,8 +244,8 @@ fn follow(
         if reason == Reason::Time {
             next_look = Instant::now() + LOOK_EVERY;
         }
-        // A file that is written all the time must not keep a processor busy with looking: at most
-        // a twentieth of it.
+        // A file that is written all the time must not keep a processor busy: looks take at most a
+        // twentieth of it.
         rest = (began.elapsed() * 20).clamp(SETTLE, LOOK_EVERY);
     }
     Ok(())

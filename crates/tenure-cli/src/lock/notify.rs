@@ -1,4 +1,4 @@
-//! Telling the service manager (`Type=notify` of systemd, and others that speak its protocol).
+//! Notifies the service manager (`Type=notify` of systemd, and others with its protocol).
 
 use std::ffi::OsStr;
 use std::io;

@@ -1,4 +1,4 @@
-//! What is said: changes on standard output, troubles on standard error, each once.
+//! The messages: changes on standard output, troubles on standard error, each once.
 
 use super::check::Need;
 use super::lock_set::{Event, LockSet};
@@ -38,7 +38,7 @@ struct Ready {
     skipped: Skipped,
 }
 
-/// The speaker.
+/// Prints the messages.
 pub struct Output {
     quiet: bool,
     verbose: bool,
@@ -49,7 +49,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// `quiet`: errors only. `verbose`: also what is no news.
+    /// `quiet`: errors only. `verbose`: also files without a change.
     pub fn new(quiet: bool, verbose: bool, json: bool) -> Output {
         Output {
             quiet,
@@ -61,22 +61,22 @@ impl Output {
         }
     }
 
-    /// A line for a person.
+    /// Prints a line for a person.
     fn say(&self, line: &str) {
         if !self.json {
             self.put(line);
         }
     }
 
-    /// A line for a program.
+    /// Prints a line for a program.
     fn object(&self, line: &Line<'_>) {
         if self.json {
-            // No map with keys that are not strings: it cannot fail.
+            // All keys of its maps are strings, so this cannot fail.
             self.put(&serde_json::to_string(line).unwrap_or_default());
         }
     }
 
-    /// The command keeps the files in memory when nobody reads the output any more.
+    /// The command keeps the files in memory even if the output has no reader any more.
     fn put(&self, line: &str) {
         if !self.quiet {
             let mut out = io::stdout().lock();
@@ -88,7 +88,7 @@ impl Output {
         let _ = writeln!(io::stderr(), "tenure: {line}");
     }
 
-    /// What the walk could not look at, if it is news.
+    /// Reports names that the walk could not inspect, if they are new.
     pub fn problems(&mut self, found: &Found) {
         for problem in found.problems.iter().filter(|problem| !self.problems.contains(problem)) {
             self.warn(&format!("{}: {}", shown(&problem.path), problem.why));
@@ -97,12 +97,12 @@ impl Output {
         self.skipped = found.skipped;
     }
 
-    /// Whether the last walk could not look at something.
+    /// Returns whether the last walk could not inspect some name.
     pub fn has_problems(&self) -> bool {
         !self.problems.is_empty()
     }
 
-    /// Without any watch everything is looked at now and then.
+    /// Without any watch all files are inspected from time to time.
     pub fn watching(&mut self, watch: io::Result<Watch>) -> Option<Watch> {
         let error = match watch {
             Ok(watch) => return Some(watch),
@@ -112,7 +112,7 @@ impl Output {
         None
     }
 
-    /// A directory that cannot be watched is looked at now and then.
+    /// A directory that cannot be watched is inspected from time to time.
     pub fn unwatched(&mut self, refused: Option<(PathBuf, Errno)>) {
         let Some((path, errno)) = refused else { return };
         let remedy = match errno {
@@ -123,7 +123,7 @@ impl Output {
         self.late(&format!("{path} cannot be watched ({errno}){remedy}"));
     }
 
-    /// Said once: the next one makes no difference.
+    /// Reported once: further ones make no difference.
     fn late(&mut self, why: &str) {
         if !std::mem::replace(&mut self.unwatched, true) {
             let within = LOOK_EVERY.as_secs();
@@ -146,7 +146,7 @@ impl Output {
         events.iter().for_each(|event| self.event(event));
     }
 
-    /// What was met at the start and is not kept.
+    /// Reports names that were found at the start and skipped.
     pub fn passed_over(&self, found: &Found) {
         for (path, reason) in found.passed_over.iter().filter(|_| self.verbose) {
             self.say(&format!("passed over {}: {}", shown(path), reason.what()));
@@ -189,7 +189,7 @@ impl Output {
         }
     }
 
-    /// What is locked in fact, by the kernel's own word, and that it is done.
+    /// Reports the locked bytes according to the kernel, and that the command is ready.
     pub fn receipt(&self, set: &LockSet<'_>, need: &Need, when: When) -> anyhow::Result<()> {
         let truth = Truth::of(set)?;
         let files = counted(set.files().count(), "file");
@@ -239,7 +239,7 @@ impl Output {
     }
 }
 
-/// What smaps says of the mappings.
+/// The sums of the mappings in smaps.
 #[derive(Debug, Default)]
 struct Truth {
     resident: u64,

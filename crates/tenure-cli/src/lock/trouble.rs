@@ -1,17 +1,17 @@
-//! Why a file is not held.
+//! Reasons why a file is not locked.
 
 use crate::files::fill::Unfilled;
 use crate::files::FileAt;
 use tenure::ErrorKind;
 
-/// Why a file could not be held, or not all of it.
+/// The reason why a file could not be locked, or not all of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// Ctrl-C or the deadline came first.
     Stopped,
     /// `RLIMIT_MEMLOCK` does not allow it.
     Limit(String),
-    /// It was met in a directory and is gone.
+    /// The walk found it in a directory, and it is gone.
     Gone,
     /// Memory has no room for it.
     Room(String),
@@ -20,7 +20,7 @@ pub enum Trouble {
 }
 
 impl Trouble {
-    /// For a line of output.
+    /// The reason, for a line of output.
     pub fn why(&self) -> &str {
         match self {
             Trouble::Stopped => "interrupted",
@@ -36,7 +36,7 @@ impl Trouble {
         }
     }
 
-    /// Whether something else that is let go may end it.
+    /// Returns whether releasing other files may solve it.
     pub fn is_want(&self) -> bool {
         matches!(self, Trouble::Limit(_) | Trouble::Room(_))
     }

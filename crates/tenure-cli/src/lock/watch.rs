@@ -1,7 +1,7 @@
-//! Being told when directories change (inotify).
+//! Notices when directories change (inotify).
 //!
-//! An event is only a reason to look: what is to be locked follows from a new walk, so an event that
-//! is lost, or a queue that overflows, costs nothing but time.
+//! An event is only a reason to look: a new walk finds the files to lock. So a lost event, or an
+//! overflow of the queue, costs only time.
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::io::Errno;
@@ -12,8 +12,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-/// A look without being told: network file systems tell nothing, another name of a file may be
-/// written, a directory may have been one too many to watch.
+/// The time between looks without an event: network file systems send none, a program may write
+/// another name of a file, and a directory may exceed the number of watches.
 pub const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Watched directories.
@@ -29,13 +29,13 @@ impl Watch {
         Ok(Watch { fd, watched: HashMap::new() })
     }
 
-    /// Readable when something happened.
+    /// Readable when an event is there.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Watches these directories and no others. Returns whether one is new, in which case something
-    /// may have happened in it before, and the first that could not be watched.
+    /// Watches these directories and no others. Returns whether one is new, in which case an event
+    /// in it may have been missed, and the first that could not be watched.
     pub fn set(&mut self, directories: &BTreeSet<PathBuf>) -> (bool, Option<(PathBuf, Errno)>) {
         let flags = WatchFlags::CREATE
             | WatchFlags::MOVED_TO
@@ -51,8 +51,8 @@ impl Watch {
         let mut new = false;
         let mut refused = None;
         for directory in directories {
-            // For an inode that is watched this gives the same number again, so that a directory put
-            // in another's place is noticed.
+            // For a watched inode this gives its number again, so that a directory put in another
+            // one's place is noticed.
             match inotify::add_watch(&self.fd, directory, flags) {
                 Ok(number) => {
                     new |= !self.watched.contains_key(&number);
@@ -63,21 +63,21 @@ impl Watch {
             }
         }
         for number in self.watched.keys().filter(|number| !watched.contains_key(number)) {
-            // The kernel has done it already if the directory is gone.
+            // If the directory is gone, the kernel has done this already.
             let _ = inotify::remove_watch(&self.fd, *number);
         }
         self.watched = watched;
         (new, refused)
     }
 
-    /// Takes all events; `true`: there was one that matters.
+    /// Takes all events; `true`: one of them matters.
     pub fn drain(&mut self) -> io::Result<bool> {
         let mut buffer = [MaybeUninit::uninit(); 16 << 10];
         let mut events = inotify::Reader::new(&self.fd, &mut buffer);
         let mut matters = false;
         loop {
             match events.next() {
-                // IGNORED follows every watch that we remove ourselves.
+                // IGNORED follows every watch that this process removes itself.
                 Ok(event) => matters |= event.events() != ReadFlags::IGNORED,
                 Err(Errno::AGAIN) => return Ok(matters),
                 Err(Errno::INTR) => {}
@@ -88,7 +88,7 @@ impl Watch {
 }
 
 /// The directories in which a change can make `path` mean another file: its own, and that of every
-/// symbolic link on the way; where something is missing, the last directory that is there.
+/// symbolic link on the way; if a directory is missing, the last one that exists.
 pub fn anchors(path: &Path, into: &mut BTreeSet<PathBuf>) {
     // As many links as the kernel follows.
     anchors_of(path, into, &mut 40);
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn every_link_on_the_way_is_an_anchor() {
         let dir = tempfile::tempdir().unwrap();
-        // The test's own directory may lie behind a link itself.
+        // The test's own directory may be behind a link itself.
         let top = dir.path().canonicalize().unwrap();
         std::fs::create_dir_all(top.join("v1/deep")).unwrap();
         std::fs::write(top.join("v1/deep/file"), b"x").unwrap();

@@ -1,4 +1,4 @@
-//! `tenure populate`: files into the page cache.
+//! `tenure populate`: reads files into the page cache.
 
 mod outcome;
 mod report;
@@ -91,10 +91,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     outcomes.retain(|outcome| !outcome.gone);
     if interrupt.is_set() {
-        ending = Ending::Interrupted; // perhaps before everything was looked at
+        ending = Ending::Interrupted; // perhaps before all files were inspected
     }
     let summary = Summary::new(&found, &outcomes, began.elapsed(), ending, args.dry_run);
-    // As they come from the walk and the work, each once, whatever is printed below.
+    // In the order of the walk and the work, each once, whatever is printed below.
     for problem in summary.problems() {
         eprintln!("tenure: {}: {}", shown(&problem.path), problem.why);
     }
@@ -130,7 +130,7 @@ fn fill(
     }
     let done = AtomicU64::new(0);
     let mut display = Display::new("reading", missing, &done, args.quiet || args.json);
-    // One past the end of the clock is none.
+    // A deadline past the end of the clock counts as none.
     let until = args.deadline.and_then(|after| Instant::now().checked_add(after));
     let ending = work.fill(files, outcomes, until, &done, || display.tick());
     drop(display);
@@ -138,7 +138,7 @@ fn fill(
     Ok(ending)
 }
 
-/// Refuses what cannot be resident all at once.
+/// Refuses files that cannot all be resident at once.
 fn check_room(missing: u64) -> anyhow::Result<()> {
     let room = room::ask()?;
     if missing > room.available {

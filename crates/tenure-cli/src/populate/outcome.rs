@@ -1,15 +1,15 @@
-//! What became of each file, and of all of them.
+//! The result for each file, and for all of them.
 
 use crate::files::{Found, Look, Problem, Skipped};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How the reading ended.
+/// The end of the reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
-    /// It came to its end, with or without problems.
+    /// It was completed, with or without problems.
     Done,
     /// Ctrl-C or SIGTERM.
     Interrupted,
@@ -22,20 +22,20 @@ pub enum Ending {
 pub struct Outcome {
     /// The name it was found under.
     pub path: PathBuf,
-    /// As it was before.
+    /// Its state before.
     pub look: Look,
     /// Bytes that were missing, or may have been, and were made resident.
     pub read: u64,
     /// Resident bytes afterwards, if it is known.
     pub after: Option<u64>,
-    /// What went wrong.
+    /// The error.
     pub trouble: Option<String>,
-    /// Whether it was gone before it could be looked at, and nobody had named it.
+    /// Whether it was gone before it could be inspected, and the user had not named it.
     pub gone: bool,
 }
 
 impl Outcome {
-    /// Bytes that are not resident now: by the kernel's word, or else those not read.
+    /// Bytes that are not resident now: according to the kernel, or else those not read.
     pub fn missing(&self) -> u64 {
         match self.after {
             Some(after) => self.look.bytes().saturating_sub(after),
@@ -57,7 +57,7 @@ pub struct Summary {
     pub(super) read: u64,
     pub(super) resident_after: u64,
     pub(super) missing: u64,
-    /// Files of which the kernel does not tell what is resident, and their bytes.
+    /// Files for which the kernel does not report the resident pages, and their bytes.
     pub(super) unknown_files: usize,
     pub(super) unknown_bytes: u64,
     pub(super) seconds: f64,
@@ -115,17 +115,17 @@ impl Summary {
         }
     }
 
-    /// What could not be found, opened or read.
+    /// The errors of finding, opening and reading.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 
-    /// Whether nothing was read on purpose.
+    /// Returns whether nothing was read on purpose.
     pub fn dry_run(&self) -> bool {
         self.dry_run
     }
 
-    /// Whether what was asked for is so now.
+    /// Returns whether the requested state is reached.
     pub fn complete(&self) -> bool {
         self.ending == Ending::Done
             && self.problems.is_empty()

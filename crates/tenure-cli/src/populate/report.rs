@@ -24,7 +24,7 @@ pub fn table(outcomes: &[Outcome]) -> String {
     text_table::render(&rows, 0)
 }
 
-/// A line for each name that was passed over.
+/// A line for each skipped name.
 pub fn names_passed_over(found: &Found) -> String {
     let mut text = String::new();
     for (path, reason) in &found.passed_over {
@@ -36,7 +36,7 @@ pub fn names_passed_over(found: &Found) -> String {
 fn percent(part: u64, whole: u64) -> String {
     match whole {
         0 => "empty".into(),
-        // Never 100 % while something is missing.
+        // Never 100 % while a part is missing.
         _ => format!("{} %", u128::from(part) * 100 / u128::from(whole)),
     }
 }

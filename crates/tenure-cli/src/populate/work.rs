@@ -1,4 +1,4 @@
-//! Looking at the files and reading what is missing of them.
+//! Inspects the files and reads their missing parts.
 
 use super::outcome::{Ending, Outcome};
 use crate::files::fill::{Filling, Unfilled};
@@ -8,17 +8,17 @@ use crate::interrupt::Interrupt;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-/// What is the same for every file.
+/// The settings that all files share.
 pub struct Work<'a> {
     /// The part of each file.
     pub part: Part,
     /// 0: as many as are useful.
     pub threads: usize,
-    /// Ends it.
+    /// The interrupt that ends it.
     pub interrupt: &'a Interrupt,
 }
 
-/// What reading a file gave.
+/// The result of reading a file.
 struct Read {
     bytes: u64,
     ended: Option<Ending>,
@@ -27,7 +27,7 @@ struct Read {
 }
 
 impl Work<'_> {
-    /// Looks at each file, several at a time: their inodes and extents may have to be read.
+    /// Inspects each file, several at a time, because their inodes and extents may have to be read.
     pub fn look(&self, files: &[FileAt]) -> Vec<Outcome> {
         let look = |file: &FileAt, _: usize| {
             let mut outcome = Outcome {
@@ -55,7 +55,7 @@ impl Work<'_> {
         pool::run(files, self.threads, |_| false, look, || {})
     }
 
-    /// Reads what is missing.
+    /// Reads the missing parts.
     pub fn fill(
         &self,
         files: &[FileAt],
@@ -82,7 +82,7 @@ impl Work<'_> {
         ending
     }
 
-    /// Looks once more, at the end: later files may have pushed earlier ones out.
+    /// Inspects again, at the end: later files may have pushed earlier ones out.
     pub fn look_again(&self, files: &[FileAt], outcomes: &mut [Outcome]) {
         for (file, outcome) in files.iter().zip(outcomes) {
             if outcome.look.resident.is_none() {
@@ -154,7 +154,7 @@ mod tests {
         let files = [file(false), file(true)];
         let interrupt = Interrupt::catch().unwrap();
         let work = Work { part: Part::default(), threads: 1, interrupt: &interrupt };
-        // It goes after the look: as if nothing of it had been there.
+        // The file is removed after the inspection: it counts as if nothing had been there.
         let mut outcomes = work.look(&files);
         std::fs::remove_file(&path).unwrap();
         for outcome in &mut outcomes {
@@ -163,7 +163,7 @@ mod tests {
         work.fill(&files, &mut outcomes, None, &AtomicU64::new(0), || {});
         let of = |outcome: &Outcome| (outcome.gone, outcome.trouble.is_some());
         assert_eq!(outcomes.iter().map(of).collect::<Vec<_>>(), [(true, false), (false, true)]);
-        // And before it.
+        // The file is removed before the inspection.
         let outcomes = work.look(&files);
         assert_eq!(outcomes.iter().map(of).collect::<Vec<_>>(), [(true, false), (false, true)]);
     }

@@ -1,4 +1,4 @@
-//! Processes and their descendants, and what `/proc/PID/stat` says of one.
+//! Processes and their descendants, and the facts in `/proc/PID/stat`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,7 +14,7 @@ pub struct Stat {
     pub minor_faults: u64,
     /// Page faults so far that waited for a device.
     pub major_faults: u64,
-    /// When it started, in ticks of the kernel: with the number it tells two processes apart.
+    /// When it started, in ticks of the kernel: with the number it distinguishes processes.
     pub started: u64,
     /// Bytes of addresses.
     pub size: u64,
@@ -23,14 +23,14 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Of one process.
+    /// Reads that of one process.
     pub fn read(pid: u32) -> io::Result<Stat> {
         let bytes = std::fs::read(format!("/proc/{pid}/stat"))?;
         let text = String::from_utf8_lossy(&bytes);
         Stat::parse(&text).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Reads the line. The name stands in parentheses, and may have some of its own.
+    /// Parses the line. The name is in parentheses, and may contain parentheses.
     pub fn parse(text: &str) -> Option<Stat> {
         let (head, rest) = text.rsplit_once(')')?;
         let name = head.split_once('(')?.1;
@@ -48,7 +48,7 @@ impl Stat {
     }
 }
 
-/// The numbers of all processes that this one sees.
+/// The numbers of all processes that this one can see.
 pub fn all() -> io::Result<Vec<u32>> {
     let mut all: Vec<u32> = std::fs::read_dir("/proc")?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
@@ -61,7 +61,7 @@ pub fn all() -> io::Result<Vec<u32>> {
 pub fn with_descendants(pids: &[u32]) -> io::Result<Vec<u32>> {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for pid in all()? {
-        // One that has ended meanwhile has no children.
+        // A process that has ended meanwhile has no children.
         if let Ok(stat) = Stat::read(pid) {
             children.entry(stat.parent).or_default().push(pid);
         }

@@ -1,7 +1,8 @@
-//! The figures that a program which uses tenure publishes.
+//! The figures that a program with tenure publishes.
 //!
-//! What is read here belongs to another program, which may have written anything there: every address may be wrong
-//! and every number too large. That is an error, and nothing is read without a bound.
+//! The bytes read here belong to another program, which may have written anything there: every
+//! address may be wrong, and every number too large. That gives an error, and every read is
+//! bounded.
 
 use super::mapping::Mapping;
 use super::memory::{word, Memory};
@@ -11,7 +12,7 @@ use std::io::{self, BufRead, BufReader};
 use tenure::published::{self as layout, Part, Root};
 
 impl Missing {
-    /// Whether this user may not read them.
+    /// Returns whether this user may not read them.
     pub fn is_refusal(&self) -> bool {
         match self {
             Missing::Unknown(error) | Missing::Unreadable(error) => {
@@ -22,7 +23,7 @@ impl Missing {
     }
 }
 
-/// What a process has published.
+/// The figures that a process has published.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
     /// The versions of tenure: a program and a library in it may each have one.
@@ -39,11 +40,11 @@ pub struct Range {
     pub start: u64,
     /// Its bytes.
     pub len: u64,
-    /// What is so of it.
+    /// Its state.
     pub state: State,
-    /// Changes with each pin, so that two looks tell whether a pin is the same.
+    /// Changes with each pin, so two looks show whether a pin is unchanged.
     pub uses: u32,
-    /// Pinned by the same pin for long.
+    /// Pinned by one pin for a long time.
     pub is_long: bool,
 }
 
@@ -58,16 +59,16 @@ pub enum State {
     Offered,
 }
 
-/// Why there are no figures.
+/// The reason why there are no figures.
 #[derive(Debug)]
 pub enum Missing {
     /// The program does not use tenure, or has not used it yet.
     NotUsed,
-    /// The program may use tenure; whether it does cannot be read.
+    /// The program may use tenure, but that cannot be read.
     Unknown(io::Error),
-    /// It uses tenure, and the figures cannot be read.
+    /// It uses tenure, but the figures cannot be read.
     Unreadable(io::Error),
-    /// What is there makes no sense.
+    /// The bytes make no sense.
     Wrong(String),
 }
 
@@ -77,14 +78,14 @@ impl Figures {
         self.values.get(name).copied().unwrap_or(0)
     }
 
-    /// Whether there is such a name.
+    /// Returns whether there is such a name.
     pub fn has(&self, name: &str) -> bool {
         self.values.contains_key(name)
     }
 
-    /// As the program's own `tenure::stats()` would have them.
+    /// The statistics as the program's own `tenure::stats()` would return them.
     pub fn stats(&self) -> tenure::Stats {
-        // Numbers that a program may have made up are to be added without a look at each sum.
+        // A program may have made the numbers up, so they are bounded: sums must not overflow.
         layout::stats_of(&|name| self.get(name).min(1 << 56))
     }
 
@@ -105,7 +106,7 @@ impl Figures {
     }
 }
 
-/// Where a process has its figures, to be read again and again.
+/// The place of a process's figures, for repeated reads.
 #[derive(Debug)]
 pub struct Source {
     memory: Memory,
@@ -123,7 +124,7 @@ impl Source {
         }
         let unreadable = if is_named { Missing::Unreadable } else { Missing::Unknown };
         let memory = Memory::open(pid).map_err(unreadable)?;
-        // A mapping of another program's may look the same, or be gone by now.
+        // A mapping of another program may look alike, or be gone by now.
         pages.retain(|page| {
             memory.begin();
             matches!(root(&memory, *page), Ok(Some(_)))
@@ -138,7 +139,7 @@ impl Source {
         }
     }
 
-    /// Reads them. After the process has become another program by `exec` it is to be found again.
+    /// Reads them. After an `exec` the caller must find the source again.
     pub fn read(&self) -> Result<Figures, Missing> {
         self.memory.begin();
         let mut all = Figures::default();
@@ -157,20 +158,20 @@ impl Source {
     }
 }
 
-/// So many pages of one mapping are looked at: mappings that look alike are shown as one.
+/// The most pages that are read of one mapping: similar adjoining mappings are listed as one.
 const MOST_PAGES: u64 = 64;
-/// In a whole process: a quarter of a second.
+/// The most in a whole process: a quarter of a second.
 const MOST_CANDIDATES: usize = 1 << 18;
 
-/// Where a page with figures may be, and whether one is named so. Where none is (before Linux 5.17) all anonymous
-/// memory that is readable only is looked at: there is little of it.
+/// The places where a page with figures may be, and whether one has the name. If none has (before
+/// Linux 5.17), all read-only anonymous memory is searched: there is little of it.
 pub fn candidates(mut maps: impl BufRead) -> io::Result<(Vec<u64>, bool)> {
     let named = format!("[anon:{}]", layout::NAME);
     let (mut by_name, mut others) = (Vec::new(), Vec::new());
     let mut line = Vec::new();
     let page = rustix::param::page_size() as u64;
     while maps.read_until(b'\n', &mut line)? > 0 {
-        // Most lines are something else.
+        // Most lines do not match.
         let is_readable_only = line.windows(5).take(40).any(|part| part == b" r--p");
         if is_readable_only {
             let mapping = Mapping::parse(line.trim_ascii_end()).unwrap_or_default();
@@ -189,7 +190,7 @@ pub fn candidates(mut maps: impl BufRead) -> io::Result<(Vec<u64>, bool)> {
     Ok((found, is_named))
 }
 
-/// A program and the libraries in it that have tenure.
+/// A program and the libraries in it that contain tenure.
 const MOST_COPIES: usize = 8;
 
 struct Found {
@@ -238,7 +239,7 @@ fn read_root(memory: &Memory, root: &Found, all: &mut Figures) -> io::Result<()>
         match kind as usize {
             layout::WORDS => read_words(memory, at, &text, &words[4..], all)?,
             layout::RANGES => read_ranges(memory, at, &words[4..], all)?,
-            // Of a newer version.
+            // A kind of a newer version.
             _ => {}
         }
     }
@@ -246,7 +247,7 @@ fn read_root(memory: &Memory, root: &Found, all: &mut Figures) -> io::Result<()>
     Ok(())
 }
 
-/// The longest of several shards, and of several copies of tenure.
+/// Names for which the largest value of several shards, and of several copies of tenure, counts.
 fn is_largest(name: &str) -> bool {
     name.contains("longest")
 }
@@ -270,7 +271,7 @@ fn read_words(
             let sum = all.values.entry((*name).to_owned()).or_default();
             *sum = match is_largest(name) {
                 true => value.max(*sum),
-                // A shard may count down what another has counted up.
+                // One shard may count down an event that another has counted up.
                 false => sum.wrapping_add(value),
             };
         }
@@ -278,9 +279,9 @@ fn read_words(
     Ok(())
 }
 
-/// As many as tenure can track.
+/// The most ranges that tenure can track.
 const MOST_RANGES: u64 = 1 << 25;
-/// So many are listed.
+/// The most that are listed.
 const MOST_LISTED: usize = 1 << 20;
 
 fn read_ranges(memory: &Memory, at: u64, numbers: &[u64], all: &mut Figures) -> io::Result<()> {
@@ -341,7 +342,7 @@ fn read_ranges(memory: &Memory, at: u64, numbers: &[u64], all: &mut Figures) -> 
 /// Sums over ranges.
 #[derive(Default)]
 struct Sums {
-    /// By state: how many, and their bytes.
+    /// By state: the number, and the bytes.
     states: [(u64, u64); 3],
     long_bytes: u64,
     uses: u64,

@@ -1,4 +1,4 @@
-//! Lines of `/proc/PID/maps`, with which mappings begin in `smaps`, too.
+//! Lines of `/proc/PID/maps`. Mappings in `smaps` begin with such lines, too.
 
 /// One mapping.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,7 +21,7 @@ impl Mapping {
         self.end - self.start
     }
 
-    /// Reads a line. `None`: it is none.
+    /// Parses a line. `None`: it is no such line.
     pub fn parse(line: &[u8]) -> Option<Mapping> {
         let mut rest = line;
         let (start, end) = split(field(&mut rest), b'-')?;
@@ -33,7 +33,7 @@ impl Mapping {
         (start < end).then_some(Mapping { start, end, permissions, inode, name })
     }
 
-    /// What to call it.
+    /// The name to show.
     pub fn title(&self) -> &str {
         if self.name.is_empty() {
             "(anonymous)"

@@ -5,14 +5,14 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// The memory of one process. Only a reader that could trace the process may open it.
+/// The memory of one process. Only a reader that may trace the process can open it.
 #[derive(Debug)]
 pub struct Memory {
     file: File,
     left: Cell<u64>,
 }
 
-/// So many bytes are read of one process at most, whatever it says of itself: a second's work.
+/// The most bytes that are read of one process, whatever its figures claim: a second's work.
 const MOST: u64 = 4 << 30;
 
 impl Memory {
@@ -22,7 +22,7 @@ impl Memory {
         Ok(Memory { file, left: Cell::new(MOST) })
     }
 
-    /// From here on as much may be read again.
+    /// Resets the count of bytes that were read.
     pub fn begin(&self) {
         self.left.set(MOST);
     }

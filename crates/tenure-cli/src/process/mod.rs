@@ -1,4 +1,4 @@
-//! What can be known of another process: its mappings, its pages, its figures.
+//! The facts about another process: its mappings, its pages, its figures.
 
 pub mod family;
 pub mod figures;

@@ -1,21 +1,21 @@
-//! Which process is meant, and why one cannot be read.
+//! Names a process, and explains why one cannot be read.
 
 use super::figures::Missing;
 use std::io;
 
 /// A remedy for a refused look at a process.
 pub const REMEDY: &str = "read processes of your own, or as root (sudo)";
-/// The same where a process of the reader's own was refused.
+/// The remedy if a process of the reader's own was refused.
 pub const REMEDY_YAMA: &str =
     "run it as root (sudo), or allow it: sysctl kernel.yama.ptrace_scope=0";
 
-/// Whether the kernel has only parents and root read another process's memory.
+/// Returns whether the kernel lets only parents and root read another process's memory.
 pub fn yama_refuses() -> bool {
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
     scope.is_ok_and(|scope| scope.trim() != "0")
 }
 
-/// Why the process cannot be looked at, and what to do.
+/// The reason why the process cannot be read, and the remedy.
 pub fn why(pid: u32, what: &str, error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => format!("there is no process {pid}"),
@@ -30,7 +30,8 @@ pub fn why(pid: u32, what: &str, error: &io::Error) -> String {
 }
 
 impl Missing {
-    /// As a sentence without its full stop. `None`: the program does not use tenure, which needs no remedy.
+    /// A sentence without its full stop. `None`: the program does not use tenure, which needs no
+    /// remedy.
     pub fn why(&self, pid: u32) -> Option<String> {
         let remedy = |error: &io::Error| match error.kind() {
             io::ErrorKind::PermissionDenied if yama_refuses() => format!("; {REMEDY_YAMA}"),

@@ -14,7 +14,7 @@ pub struct Cell {
     pub pages: u64,
     /// In memory.
     pub present: u64,
-    /// Of those, parts of huge pages; 0 where the kernel does not say (before 6.7).
+    /// The parts of huge pages among them; 0 if the kernel does not report them (before 6.7).
     pub huge: u64,
     /// On a swap device.
     pub swapped: u64,
@@ -28,7 +28,8 @@ pub struct Pages {
     scans: bool,
 }
 
-/// Before Linux 6.7 a page is read of each so many, so that a range of any size is read in a moment.
+/// Before Linux 6.7 only one page in several is read, so that a range of any size is read in a
+/// moment.
 const MOST_READ: u64 = 1 << 24;
 
 impl Pages {
@@ -87,7 +88,7 @@ impl Pages {
         )
     }
 
-    /// Reads the entries of a cell, or of each so many where there are more than `most`.
+    /// Reads the entries of a cell, or one in several if there are more than `most`.
     fn read(&self, first: u64, cell: &mut Cell, most: u64) -> io::Result<()> {
         let step = cell.pages.div_ceil(most.max(1)).max(1);
         let mut buffer = vec![0u8; 8 * 4096];
@@ -129,7 +130,8 @@ mod tests {
             let cells = pages.cells(start, start + map.len() as u64, most).unwrap();
             cells.iter().map(|cell| (cell.pages, cell.present)).collect::<Vec<_>>()
         };
-        // A huge page of the system's setting would have all of them; this mapping is smaller than one.
+        // A huge page of the system's setting would contain all of them; this mapping is smaller
+        // than one.
         let by_scan = [see(&mut pages, 10), see(&mut pages, 3), see(&mut pages, 1000)];
         pages.scans = false;
         let by_reading = [see(&mut pages, 10), see(&mut pages, 3), see(&mut pages, 1000)];

@@ -1,10 +1,11 @@
-//! How short memory is: of the machine, and of a process's cgroup.
+//! The shortage of memory: of the machine, and of a process's cgroup.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Memory that is short makes tasks wait: the share of the last ten seconds in which some did, or all. In percent.
+/// A shortage of memory makes tasks wait: the share of the last ten seconds in which some tasks
+/// waited, or all. In percent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stalls {
     /// Some task waited.
@@ -14,12 +15,12 @@ pub struct Stalls {
 }
 
 impl Stalls {
-    /// Of the machine. `None`: the kernel does not count them.
+    /// Those of the machine. `None`: the kernel does not count them.
     pub fn of_machine() -> Option<Stalls> {
         Stalls::parse(&std::fs::read_to_string("/proc/pressure/memory").ok()?)
     }
 
-    /// Reads such a file. `None`: it is none.
+    /// Parses such a file. `None`: it is no such file.
     pub fn parse(text: &str) -> Option<Stalls> {
         let of = |kind: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(kind))?;
@@ -48,13 +49,13 @@ pub struct Group {
     pub name: String,
     /// Bytes that it has.
     pub used: u64,
-    /// Bytes that it may have, if they are limited.
+    /// Its limit in bytes, if it has one.
     pub limit: Option<u64>,
     /// Its stalls; version 2 only.
     pub stalls: Option<Stalls>,
 }
 
-/// Where a group of a version of cgroups has its figures.
+/// The files with a group's figures, for a version of cgroups.
 #[derive(Debug)]
 pub struct Version {
     tops: &'static [&'static str],
@@ -67,7 +68,7 @@ const V1: Version =
 const V2: Version = Version { tops: &["", "unified"], used: "memory.current", limit: "memory.max" };
 
 impl Group {
-    /// Of a process. `None`: it cannot be seen from here.
+    /// The group of a process. `None`: this process cannot see it.
     pub fn of(pid: u32) -> Option<Group> {
         let text = std::fs::read(format!("/proc/{pid}/cgroup")).ok()?;
         Group::named_in(&text).find_map(|(version, name)| {
@@ -79,7 +80,7 @@ impl Group {
                 Some(Group {
                     name: name.to_string_lossy().into_owned(),
                     used: number(version.used)?,
-                    // Version 1 says a huge number where there is no limit.
+                    // Version 1 has a huge number if there is no limit.
                     limit: number(version.limit).filter(|limit| *limit < 1 << 60),
                     stalls: read("memory.pressure").and_then(|text| Stalls::parse(&text)),
                 })

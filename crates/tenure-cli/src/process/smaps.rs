@@ -1,6 +1,7 @@
-//! What `/proc/PID/smaps` says of each mapping.
+//! The facts about each mapping in `/proc/PID/smaps`.
 //!
-//! A process with 100,000 mappings has 80 MB of it, so lines are looked at as bytes, and only those that count.
+//! For a process with 100,000 mappings it has 80 MB. So lines are read as bytes, and only the
+//! needed ones are parsed.
 
 use super::mapping::{decimal, Mapping};
 use serde::Serialize;
@@ -15,9 +16,9 @@ pub struct Amounts {
     pub size: u64,
     /// In memory.
     pub resident: u64,
-    /// In memory and locked, in a mapping that is locked as a whole. Shared pages count in part.
+    /// In memory and locked, in a mapping that is locked in full. Shared pages count in part.
     pub locked: u64,
-    /// The same in a mapping whose pages are locked from their first touch on.
+    /// In memory and locked, in a mapping whose pages are locked from their first touch on.
     pub locked_on_fault: u64,
     /// In memory, and the kernel may discard them.
     pub lazy_free: u64,
@@ -39,7 +40,7 @@ impl AddAssign for Amounts {
     }
 }
 
-/// Numbers that another kernel may mean differently are added up without a look at each sum.
+/// Adds numbers without overflow, because another kernel may give them another meaning.
 fn add(sum: &mut u64, more: u64) {
     *sum = sum.saturating_add(more);
 }
@@ -47,9 +48,9 @@ fn add(sum: &mut u64, more: u64) {
 /// A mapping and its bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// Where it lies.
+    /// Its addresses and name.
     pub mapping: Mapping,
-    /// What is so of it.
+    /// Its amounts.
     pub amounts: Amounts,
     /// Locked in full, or on fault.
     pub lock: Option<Lock>,
@@ -70,7 +71,7 @@ pub fn each(pid: u32, each: impl FnMut(Entry)) -> io::Result<()> {
     read(File::open(format!("/proc/{pid}/smaps"))?, each)
 }
 
-/// The same of what a reader has.
+/// Calls `each` with every mapping in the reader's text.
 pub fn read(mut file: impl Read, mut each: impl FnMut(Entry)) -> io::Result<()> {
     let mut buffer = vec![0u8; 256 << 10];
     let (mut filled, mut current) = (0, Current::default());
@@ -130,7 +131,7 @@ impl Current {
             b"AnonHugePages" | b"ShmemPmdMapped" | b"FilePmdMapped" => {
                 add(&mut amounts.huge, bytes());
             }
-            // Of hugetlbfs, which are no part of `Rss`.
+            // Those of hugetlbfs, which are no part of `Rss`.
             b"Shared_Hugetlb" | b"Private_Hugetlb" => {
                 add(&mut amounts.huge, bytes());
                 add(&mut amounts.resident, bytes());
@@ -152,8 +153,8 @@ impl Current {
     }
 }
 
-/// Before Linux 6.2 `VM_LOCKONFAULT` has no name: `??`, in the order of the bits. Those below it have one each, so it
-/// is the one that follows nothing but these.
+/// Before Linux 6.2 `VM_LOCKONFAULT` has no name and shows as `??`, in the order of the bits. Each
+/// lower bit has a name, so it is the `??` that follows only these names.
 fn lock(flags: &[u8]) -> Option<Lock> {
     const BELOW: [&[u8]; 20] = [
         b"rd", b"wr", b"ex", b"sh", b"mr", b"mw", b"me", b"ms", b"gd", b"gu", b"um", b"pf", b"dw",

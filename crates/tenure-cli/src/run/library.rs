@@ -1,11 +1,11 @@
-//! Where the library to preload is.
+//! Finds the library to preload.
 
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tenure_launch::{LIBRARY, LIBRARY_OF_CARGO};
 
-/// Names it, for the case that it lies elsewhere.
+/// Names the library, for the case that it is elsewhere.
 const VARIABLE: &str = "TENURE_PRELOAD";
 
 fn is_elf(path: &Path) -> std::io::Result<bool> {
@@ -14,8 +14,8 @@ fn is_elf(path: &Path) -> std::io::Result<bool> {
     Ok(magic == object::elf::ELFMAG)
 }
 
-/// Where the library may be, seen from the directory of this program: as packages have it, as cargo installs
-/// it, and as cargo builds it.
+/// The possible places of the library, relative to the directory of this program: as packages
+/// install it, as cargo installs it, and as cargo builds it.
 const PLACES: [(&str, &str); 5] = [
     ("../lib/tenure", LIBRARY),
     ("../lib", LIBRARY),
@@ -24,8 +24,9 @@ const PLACES: [(&str, &str); 5] = [
     ("deps", LIBRARY),
 ];
 
-/// Refuses a library that another user could have put there: `../lib` may be a directory that all may
-/// write to, such as /tmp/lib. It must belong to root, to this user, or to the owner of this program.
+/// Refuses a library that another user could have put there: `../lib` may be a directory in which
+/// all users may write, such as /tmp/lib. It must belong to root, to this user, or to the owner of
+/// this program.
 fn trusted(library: &Path, program: &Path) -> std::io::Result<Result<(), String>> {
     let file = library.metadata()?;
     let own = rustix::process::geteuid().as_raw();
@@ -39,15 +40,16 @@ fn trusted(library: &Path, program: &Path) -> std::io::Result<Result<(), String>
     Ok(Ok(()))
 }
 
-/// What `TENURE_PRELOAD` names; else the first of [`PLACES`] that has a library.
+/// Returns the library that `TENURE_PRELOAD` names; else the first of [`PLACES`] that has one.
 ///
 /// # Errors
-/// Where it was looked for, or why what is there is not used.
+/// The searched places, or the reason why the found library is not used.
 pub fn find() -> Result<PathBuf, String> {
     if let Some(named) = std::env::var_os(VARIABLE).filter(|name| !name.is_empty()) {
         let path = Path::new(&named);
         let wrong = |why: &dyn std::fmt::Display| format!("{VARIABLE}={}: {why}", path.display());
-        // The loader only complains of what it cannot load, and runs the program without.
+        // For a file that it cannot load, the loader only prints a message, and runs the program
+        // without it.
         return match path.canonicalize().and_then(|path| Ok((is_elf(&path)?, path))) {
             Ok((true, path)) => Ok(path),
             Ok((false, _)) => Err(wrong(&format_args!("it is no library; name {LIBRARY} there"))),

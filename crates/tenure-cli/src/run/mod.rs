@@ -1,4 +1,4 @@
-//! `tenure run`: a program as it is, with tenure's library in front of it.
+//! `tenure run`: runs an unchanged program with tenure's library preloaded.
 
 mod descriptors;
 mod library;
@@ -152,7 +152,7 @@ fn children(text: &str) -> Result<String, String> {
     checked(text, launch::children(text.as_bytes()))
 }
 
-/// Runs the command; returns only if it cannot.
+/// Runs the command; returns only if that fails.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let (name, arguments) = args.program.split_first().context("no program was named")?;
     let mut command = Command::new(name);
@@ -174,7 +174,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Err(CannotRun { code, why: format!("{}: {error}", shown(name)) }.into())
 }
 
-/// The library before whatever LD_PRELOAD names already.
+/// Puts the library before the present contents of LD_PRELOAD.
 fn in_front(library: &std::path::Path) -> Result<OsString, CannotRun> {
     if library.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':')) {
         return Err(CannotRun::refused(format!(
@@ -195,7 +195,7 @@ fn in_front(library: &std::path::Path) -> Result<OsString, CannotRun> {
     Ok(list)
 }
 
-/// The environment variables that say what the library is to do.
+/// The environment variables with the library's settings.
 fn settings(args: &Args) -> Result<Vec<(&'static str, OsString)>, CannotRun> {
     let mechanisms = [
         (variable::LARGE, &args.large),
@@ -229,13 +229,13 @@ fn settings(args: &Args) -> Result<Vec<(&'static str, OsString)>, CannotRun> {
     if args.quiet {
         settings.push((variable::QUIET, "1".into()));
     }
-    // exec keeps the process: this one is the program in a moment.
+    // exec keeps the process number: this process is about to become the program.
     settings.push((variable::LAUNCHED, std::process::id().to_string().into()));
     Ok(settings)
 }
 
-/// The report's file under a name that holds wherever the program goes; emptied, for a new run, or left as it
-/// is where an outer run's report may be in it.
+/// The report's file under a name that stays valid if the program changes its directory. It is
+/// emptied for a new run, or left as it is if an outer run's report may be in it.
 fn report_file(report: &OsStr, from: &str, emptied: bool) -> Result<OsString, CannotRun> {
     if report == "-" {
         return Ok(report.to_owned());

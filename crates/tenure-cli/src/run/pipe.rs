@@ -1,4 +1,4 @@
-//! SIGPIPE goes on to the program as this one got it.
+//! Passes this process's disposition of SIGPIPE on to the program.
 
 #![allow(unsafe_code, reason = "looks at SIGPIPE before main, and sets it in the child")]
 
@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static IGNORED: AtomicBool = AtomicBool::new(false);
 
-/// Before Rust's runtime, which ignores the signal here, and lets it kill what is started from here.
+/// Runs before Rust's runtime, which ignores the signal here, and lets it kill started programs.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look;
 
 extern "C" fn look() {
     let mut now = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: only asks; the kernel fills in the structure, or fails and leaves the zeros.
+    // SAFETY: the call only asks; the kernel fills in the structure, or fails and leaves the zeros.
     let now = unsafe {
         libc::sigaction(libc::SIGPIPE, std::ptr::null(), now.as_mut_ptr());
         now.assume_init()
@@ -23,7 +23,7 @@ extern "C" fn look() {
     IGNORED.store(now.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
 }
 
-/// Has the command ignore the signal if this process was told to.
+/// Has the command ignore the signal if this process was started so.
 pub fn inherit(command: &mut Command) {
     if IGNORED.load(Ordering::Relaxed) {
         let ignore = || {
@@ -31,7 +31,7 @@ pub fn inherit(command: &mut Command) {
             unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
             Ok(())
         };
-        // SAFETY: the closure makes one system call, which is allowed wherever it runs.
+        // SAFETY: the closure makes one system call, which is allowed after a fork.
         unsafe { command.pre_exec(ignore) };
     }
 }

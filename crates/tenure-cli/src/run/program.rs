@@ -1,5 +1,5 @@
-//! Whether a program can have a library put in front of it, found out before it is run: the loader
-//! would leave the library out without a word, or fail in the middle.
+//! Checks whether a library can be preloaded into a program, before it runs. Otherwise the loader
+//! would leave the library out silently, or fail half way.
 
 use crate::failure::CannotRun;
 use crate::name::shown;
@@ -15,10 +15,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Scripts may be interpreted by scripts; the kernel follows so many.
+/// Scripts may be interpreted by scripts; the kernel follows this many.
 const MOST_SCRIPTS: usize = 5;
 
-/// The file that exec would run: searched for as the shell does.
+/// The file that exec would run, found by the shell's search.
 pub fn find(name: &OsStr) -> Result<PathBuf, CannotRun> {
     let missing =
         |code, why: &str| CannotRun { code, why: format!("{}: {why}", name.to_string_lossy()) };
@@ -43,7 +43,7 @@ pub fn find(name: &OsStr) -> Result<PathBuf, CannotRun> {
     }
 }
 
-/// Refuses what the loader would not put the library in front of.
+/// Refuses programs into which the loader would not load the library.
 pub fn check(path: &Path) -> Result<(), CannotRun> {
     let mut path = path.to_owned();
     for _ in 0..MOST_SCRIPTS {
@@ -60,7 +60,7 @@ fn refused(path: &Path, why: impl std::fmt::Display) -> CannotRun {
     CannotRun::refused(format!("{}: {why}", shown(path)))
 }
 
-/// The loader ignores LD_PRELOAD where a program starts with more rights than its caller's.
+/// The loader ignores LD_PRELOAD if a program starts with more rights than its caller's.
 fn gains_no_rights(path: &Path) -> Result<(), CannotRun> {
     let about = path.metadata().map_err(|e| refused(path, e))?;
     let ignored = statvfs(path).is_ok_and(|on| on.f_flag.contains(StatVfsMountFlags::NOSUID));
@@ -79,11 +79,11 @@ fn gains_no_rights(path: &Path) -> Result<(), CannotRun> {
     Err(refused(path, format_args!("{why}, and the loader preloads nothing into such a program")))
 }
 
-/// What `#!` names; `None`: no script.
+/// The interpreter that `#!` names; `None`: no script.
 fn interpreter_of_script(path: &Path) -> Result<Option<PathBuf>, CannotRun> {
     let file = match File::open(path) {
         Ok(file) => file,
-        // Executable and not readable: exec will say what it is.
+        // Executable and not readable: exec will report its kind.
         Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
             return Err(refused(
                 path,
@@ -93,7 +93,7 @@ fn interpreter_of_script(path: &Path) -> Result<Option<PathBuf>, CannotRun> {
         Err(e) => return Err(refused(path, e)),
     };
     let mut line = Vec::new();
-    // The kernel reads so much.
+    // The kernel reads this much.
     let mut reader = BufReader::new(file.take(256));
     reader.read_until(b'\n', &mut line).map_err(|e| refused(path, e))?;
     let Some(rest) = line.strip_prefix(b"#!") else { return Ok(None) };
@@ -114,7 +114,7 @@ fn check_elf(path: &Path) -> Result<(), CannotRun> {
     let mut magic = [0; 20];
     let read = file.read(&mut magic).map_err(|e| refused(path, e))?;
     if read < magic.len() || magic[..4] != elf::ELFMAG {
-        // What the shell takes for a script without a first line, or another binary format.
+        // A file that the shell runs as a script without a first line, or another binary format.
         return Err(CannotRun {
             code: 126,
             why: format!("{}: neither a program nor a script with a #! line", shown(path)),
@@ -144,7 +144,8 @@ fn check_elf(path: &Path) -> Result<(), CannotRun> {
         ));
     }
     match about.loader {
-        // Called by its name it loads a program, and what is to be in front of that.
+        // If the loader is started by its name, it loads a program, and preloads the library into
+        // that.
         None if is_own_loader(path) => Ok(()),
         None => Err(refused(
             path,
@@ -161,7 +162,7 @@ fn check_elf(path: &Path) -> Result<(), CannotRun> {
     }
 }
 
-/// What of a program decides how it is started.
+/// The facts about a program that decide how it is started.
 struct About {
     /// The loader that it names (PT_INTERP).
     loader: Option<OsString>,
@@ -181,7 +182,7 @@ fn about(file: File) -> Result<About, String> {
     }
     let mut needed = Vec::new();
     let sections = elf.elf_section_table();
-    // Without sections, or with odd ones, nothing is known of its libraries.
+    // Without sections, or with unusual ones, its libraries are not known.
     if let Ok(Some((entries, link))) = sections.dynamic(endian, &cache) {
         let strings = sections.strings(endian, &cache, link).unwrap_or_default();
         let libraries = entries.iter().filter(|entry| entry.tag32(endian) == Some(elf::DT_NEEDED));
@@ -196,7 +197,7 @@ fn is_sanitizer(library: &[u8]) -> bool {
     OF_GCC.into_iter().any(|name| library.starts_with(name))
 }
 
-/// Whether it is the loader that this program itself is started by.
+/// Returns whether it is the loader that started this program itself.
 fn is_own_loader(path: &Path) -> bool {
     let own = std::env::current_exe().and_then(File::open).ok();
     let own = own.and_then(|own| about(own).ok()?.loader);

@@ -158,7 +158,7 @@ pub fn cut(line: &str, width: usize) -> String {
     line.chars().take(width).collect()
 }
 
-/// The end of a path, which says more than its beginning.
+/// The end of a path, which is more useful than its beginning.
 pub fn end_of(path: &str, width: usize) -> String {
     let len = path.chars().count();
     match len > width && width > 3 {

@@ -1,13 +1,13 @@
-//! What a key asks for: htop's keys where htop has one.
+//! The action of a key: htop's keys where htop has one.
 
 use super::columns::Column;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-/// What is to be done.
+/// An action.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Action {
     Quit,
-    /// To be stopped and continued by the shell.
+    /// The shell stops and continues the program.
     Suspend,
     /// Up or down by so many rows.
     Move(isize),
@@ -28,7 +28,7 @@ pub enum Action {
 /// A page of rows.
 const PAGE: isize = 10;
 
-/// `None`: nothing.
+/// `None`: no action.
 pub fn action(key: KeyEvent) -> Option<Action> {
     if key.kind == KeyEventKind::Release {
         return None;

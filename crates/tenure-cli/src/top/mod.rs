@@ -1,4 +1,4 @@
-//! `tenure top`: programs that use tenure, while they run.
+//! `tenure top`: shows programs that use tenure, while they run.
 
 mod columns;
 mod keys;

@@ -1,4 +1,4 @@
-//! Looks at processes, and what has happened between two of them.
+//! Samples processes, and computes the changes between two samples.
 
 use crate::process::family::{self, Stat};
 use crate::process::figures::{Figures, Source};
@@ -10,7 +10,7 @@ use tenure::Stats;
 
 /// How many rates are remembered.
 pub const HISTORY: usize = 120;
-/// After how many looks a process that does not use tenure is looked at again.
+/// After so many samples a process that does not use tenure is checked again.
 const AGAIN: u64 = 5;
 
 /// Takes looks.
@@ -24,7 +24,7 @@ pub struct Sampler {
     stalls: VecDeque<u64>,
 }
 
-/// One value for each thing that is counted.
+/// One value for each counted event.
 #[derive(Clone, Debug, Default)]
 pub struct Rates<T> {
     /// Ranges that had lost something when they were taken back.
@@ -35,37 +35,37 @@ pub struct Rates<T> {
     pub faults: T,
 }
 
-/// What is known of a process.
+/// The known facts about a process.
 struct Known {
-    /// Tells a process from an older one with its number.
+    /// Distinguishes a process from an older one with its number.
     started: u64,
     source: Option<Source>,
-    /// The look at which it was last seen not to use tenure.
+    /// The sample at which it was last found not to use tenure.
     looked: u64,
-    /// It may not be read.
+    /// This user may not read it.
     is_refused: bool,
     before: Option<(Instant, Rates<u64>)>,
     purges: VecDeque<u64>,
 }
 
-/// What one look has found.
+/// The result of one sample.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// The processes.
     pub rows: Vec<Row>,
-    /// How many processes were looked at.
+    /// How many processes were inspected.
     pub looked: usize,
-    /// Processes that may not be read.
+    /// Processes that this user may not read.
     pub refused: usize,
     /// Bytes available, and of the machine.
     pub memory: (u64, u64),
-    /// Of the machine.
+    /// The stalls of the machine.
     pub stalls: Option<Stalls>,
-    /// Of the last looks, in hundredths of a percent.
+    /// The stalls of the last samples, in hundredths of a percent.
     pub stall_history: Vec<u64>,
     /// Sums a second over all rows.
     pub sums: Rates<u64>,
-    /// Those of the last looks.
+    /// Those of the last samples.
     pub history: Rates<Vec<u64>>,
 }
 
@@ -80,14 +80,14 @@ pub struct Row {
     pub resident: u64,
     /// Its statistics, if it uses tenure.
     pub stats: Option<Stats>,
-    /// A second, since the look before.
+    /// Events a second, since the sample before.
     pub rates: Rates<u64>,
     /// Purges a second at the last looks.
     pub purges: Vec<u64>,
 }
 
 impl Sampler {
-    /// Of these processes; none: of all.
+    /// A sampler of these processes. If the list is empty, of all processes.
     pub fn new(pids: &[u32], all: bool) -> Sampler {
         Sampler {
             pids: pids.to_vec(),
@@ -217,7 +217,7 @@ impl Known {
         let rate = |value: fn(&Rates<u64>) -> u64| {
             let Some((then, before)) = &before else { return 0 };
             let seconds = (at - *then).as_secs_f64().max(0.001);
-            // What was counted before an exec is gone.
+            // An exec resets the counts.
             (value(&now).saturating_sub(value(before)) as f64 / seconds).round() as u64
         };
         let rates = Rates {

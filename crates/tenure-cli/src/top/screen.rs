@@ -38,11 +38,11 @@ const KEYS: &str = " \
  WARM    free blocks of the pool that are in memory
  AVOIDED page faults that the pool has spared";
 
-/// Ends the drawing whatever happens: the terminal is as it was.
+/// Ends the drawing and restores the terminal when it is dropped.
 struct Screen(DefaultTerminal);
 
 impl Screen {
-    /// Also gives the terminal back before a panic's message.
+    /// Also restores the terminal before a panic's message.
     fn begin() -> io::Result<Screen> {
         ratatui::try_init().map(Screen)
     }
@@ -105,7 +105,7 @@ struct Top {
     left: Option<u64>,
     sort: Column,
     inverted: bool,
-    /// The selected process; it stays so when the order changes.
+    /// The selected process; it stays selected when the order changes.
     selected: Option<u32>,
     /// The first row on the screen.
     first: usize,
@@ -114,7 +114,7 @@ struct Top {
     group: Option<Group>,
 }
 
-/// What the ranges of a process are sorted by.
+/// The sort order of the ranges of a process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Order {
     Size,
@@ -224,7 +224,7 @@ impl Top {
         Ok(())
     }
 
-    /// From the place of now, and the last place, to another.
+    /// Moves from the present position to another; `to` also gets the last position.
     fn go(&mut self, to: impl Fn(usize, usize) -> usize) {
         if let Some(ranges) = &mut self.ranges {
             let last = ranges.list.len().saturating_sub(1);
@@ -284,7 +284,7 @@ impl Top {
         bars("refills/s", number(snapshot.sums.refills), &snapshot.history.refills, 1);
         bars("faults/s", number(snapshot.sums.faults), &snapshot.history.faults, 1);
         let some = snapshot.stalls.map_or("-".into(), |stalls| format!("{:.1} %", stalls.some));
-        // A tenth of the time is the least that fills the height.
+        // A tenth of the time is the least value that fills the height.
         bars("pressure", some, &snapshot.stall_history, 1000);
         frame.render_widget(Paragraph::new(lines), area);
     }
@@ -352,7 +352,7 @@ impl Ranges {
         }
     }
 
-    /// Looks at all, and how often each was pinned in a second.
+    /// Samples all ranges, and computes how often each was pinned in a second.
     fn look(&mut self, sampler: &Sampler, seconds: f64) {
         let ranges = sampler.figures(self.pid).map_or_else(Vec::new, |figures| figures.ranges);
         let before = std::mem::take(&mut self.uses);
@@ -390,7 +390,8 @@ impl Ranges {
     }
 }
 
-/// The heading of the ranges of a process. 80 columns have the largest numbers of both, so none is cut.
+/// The heading of the ranges of a process. 80 columns have the largest numbers of both, so none is
+/// cut.
 fn heading(sorted: Order, ranges: usize, pid: u32) -> String {
     let title = |order: Order, name: &str| match sorted == order {
         true => format!("*{name}"),

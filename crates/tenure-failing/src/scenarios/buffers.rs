@@ -54,7 +54,8 @@ fn refilled() {
             _ => drop(soon(|| tenure::stats().offered > 0)),
         }
         if round == 0 {
-            // A touch without a pin waits for the function, or is refused. Without userfaultfd it may read zero.
+            // A touch without a pin waits for the function, or is refused. Without userfaultfd it
+            // may read zero.
             let touched = peek(buffer.as_ptr().wrapping_add(3 * PAGE));
             let zero = (detection() == Detection::Words).then_some(0);
             assert!(touched.is_none_or(|b| b == byte(3) || Some(b) == zero), "{touched:?}");

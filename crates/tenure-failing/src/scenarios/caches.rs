@@ -35,7 +35,7 @@ pub fn life() {
             held.extend(cache.get(&key).map(|value| (key, value.into_owned())));
         }
         if key % 16 == 15 {
-            // The worker's turn: it offers, and what it offers is purged at once.
+            // The worker's turn: its offers are purged at once.
             soon(|| tenure::stats().offered > 0);
         }
         for old in (0..=key).step_by(3) {
@@ -63,7 +63,7 @@ pub fn life() {
     for (key, value) in &held {
         check(*key, value);
     }
-    // The end of the failures is the end of the errors, too.
+    // When the failures end, the errors end, too.
     for key in 0..4 {
         allowed(cache.insert(key, &value(key)), &[]);
         let made = cache.get_or_insert_with(&key, || value(key));

@@ -1,4 +1,4 @@
-//! Locks of all kinds. What fails leaves every page as it was.
+//! Locks of all kinds. A failed call leaves every page as it was.
 
 use super::memory::{assert_filled, filled, PAGE};
 use crate::stage::{self, allowed, is_failing, over};
@@ -11,13 +11,13 @@ const PAGES: usize = 32;
 const LEN: usize = PAGES * PAGE;
 const LOCKS: &[i32] = &[EINVAL, ENOMEM, EPERM];
 
-/// Bytes locked in full and on fault; `None`: the kernel could not be asked.
+/// Bytes locked in full and on fault; `None`: the kernel refused the question.
 fn locked(map: &Mapping) -> Option<(u64, u64)> {
     let receipt = allowed(lock::receipt(map.as_ptr(), map.len()), &[])?;
     Some((receipt.full_bytes(), receipt.on_fault_bytes()))
 }
 
-/// Locks by `work`: after an error the state is as it was.
+/// Locks by `work`, and checks that an error leaves the state unchanged.
 fn unchanged<T>(map: &Mapping, documented: &[i32], work: impl FnOnce() -> Result<T>) -> Option<T> {
     let before = locked(map);
     let done = allowed(work(), documented);
@@ -85,7 +85,7 @@ pub fn life() {
     more(&map);
     own();
     over();
-    // An unlock by a dropped guard that failed is made up for by an explicit one.
+    // An explicit unlock repairs a failed unlock of a dropped guard.
     allowed(lock::munlock2(map.as_ptr(), LEN, Kinds::ALL), &[]);
     assert_filled(map.as_slice(), "at the end");
     if !stage::is_refused() {

@@ -1,4 +1,4 @@
-//! Memory with known contents, and looks at it.
+//! Memory with known contents, and checks of it.
 
 #![allow(unsafe_code, reason = "reads through the kernel")]
 
@@ -8,7 +8,7 @@ use tenure::{Mapping, PageSize};
 pub const PAGE: usize = 4096;
 pub const MIB: usize = 1 << 20;
 
-/// What page `i` holds; never 0.
+/// The byte that page `i` holds; never 0.
 pub fn byte(page: usize) -> u8 {
     (page % 251) as u8 + 1
 }
@@ -18,7 +18,7 @@ pub fn all_are(bytes: &[u8], byte: u8) -> bool {
     bytes.iter().all(|b| *b == byte)
 }
 
-/// Memory of base pages with known contents; `None`: it could not be had.
+/// Memory of base pages with known contents; `None`: no memory.
 pub fn filled(pages: usize) -> Option<Mapping> {
     let map = Mapping::anonymous_with(pages * PAGE, PageSize::Base);
     let mut map = stage::allowed(map, &[libc::ENOMEM])?;
@@ -44,7 +44,7 @@ pub fn peek(at: *const u8) -> Option<u8> {
     let mut byte = 0u8;
     let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let remote = libc::iovec { iov_base: at as *mut _, iov_len: 1 };
-    // SAFETY: one byte is written to `byte`; the other address is the kernel's to check.
+    // SAFETY: one byte is written to `byte`; the kernel checks the other address.
     let read = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
     (read == 1).then_some(byte)
 }

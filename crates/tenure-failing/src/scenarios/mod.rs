@@ -1,4 +1,5 @@
-//! The scenarios: each uses one promise, allows errors while calls fail, and no wrong byte ever.
+//! The scenarios: each uses one promise, and allows errors while calls fail, but never a wrong
+//! byte.
 
 #![allow(unsafe_code, reason = "uses raw ranges, pools and mappings of its own")]
 
@@ -16,17 +17,17 @@ use crate::stage;
 use std::time::Duration;
 use tenure::volatile::{self, Settings};
 
-/// One of them.
+/// One scenario.
 #[derive(Debug)]
 pub struct Scenario {
     /// Its name, as the command line takes it.
     pub name: &'static str,
-    /// What its process is started with.
+    /// The environment of its process.
     pub environment: &'static [(&'static str, &'static str)],
     life: fn(),
 }
 
-/// All of them.
+/// All scenarios.
 pub const ALL: &[Scenario] = &[
     Scenario { name: "ranges", environment: &[], life: ranges::life },
     Scenario { name: "buffers", environment: &[], life: buffers::life },
@@ -44,7 +45,8 @@ pub fn named(name: &str) -> Option<&'static Scenario> {
     ALL.iter().find(|scenario| scenario.name == name)
 }
 
-/// Lives a scenario in this process: once before failures begin if `warm`, once with them, once after them.
+/// Runs a scenario in this process: once before failures begin if `warm`, once with them, once
+/// after them.
 pub fn live(scenario: &Scenario, warm: bool) {
     volatile::configure(Settings::default().with_offer_after(Duration::from_millis(1)));
     if warm {

@@ -23,7 +23,7 @@ impl Block {
 
     #[allow(clippy::mut_from_ref)] // raw memory that one function uses at a time
     fn bytes(&self) -> &mut [u8] {
-        // SAFETY: the block is this value's, and has the room.
+        // SAFETY: the block belongs to this value, and is large enough.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.size) }
     }
 
@@ -36,7 +36,7 @@ impl Block {
     }
 
     fn grow(&mut self, size: usize) {
-        // SAFETY: the block is this value's, and its old address is used no more.
+        // SAFETY: the block belongs to this value, and its old address is used no more.
         let Some(at) = (unsafe { pool::realloc(self.at, size, 64, true) }) else { return };
         let old = std::mem::replace(&mut self.size, size);
         self.at = at;
@@ -50,7 +50,7 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         self.check();
-        // SAFETY: the block is this value's, and is used no more.
+        // SAFETY: the block belongs to this value, and is used no more.
         unsafe { pool::free(self.at) };
     }
 }
@@ -95,7 +95,8 @@ pub fn life() {
     over();
     held.iter().for_each(Block::check);
     held.clear();
-    // Memory is to be had again. What the kernel refused at the first use is asked for again after a moment.
+    // Memory is available again. After a moment tenure asks again for resources that the kernel
+    // refused at the first use.
     std::thread::sleep(Duration::from_millis(20));
     for seed in [0, 1] {
         // Reserved memory is made accessible by mprotect.

@@ -1,4 +1,4 @@
-//! Populates of anonymous memory and files; discards; how far one that failed came.
+//! Populates of anonymous memory and files; discards; the progress of a failed populate.
 
 use super::memory::{assert_filled, byte, fill, filled, PAGE};
 use crate::stage::{allowed, forked, is_failing, over};
@@ -53,7 +53,7 @@ fn anonymous() {
         assert!(map.as_slice().iter().all(|b| *b == 0), "discarded memory is not zero");
         fill(map.as_mut_slice());
     } else {
-        // Nothing is discarded unless all of it can be.
+        // Nothing is discarded if the call cannot discard all of it.
         let zeroed = map.as_slice().chunks(PAGE).filter(|page| page[0] == 0).count();
         assert!(zeroed == 0 || zeroed == PAGES, "a discard that failed took {zeroed} pages");
         fill(map.as_mut_slice());

@@ -15,12 +15,13 @@ struct Marked {
 }
 
 impl Marked {
-    /// Takes the range back and checks every page; `false`: it could not be taken back, and stays volatile.
+    /// Takes the range back and checks every page; `false`: that failed, and the range stays
+    /// volatile.
     fn unmark(&mut self) -> bool {
         let at = self.map.as_mut_ptr();
         for _ in 0..3 {
             let mut gone = [false; PAGES];
-            // SAFETY: the whole mapping, which lives on.
+            // SAFETY: the whole mapping, which stays.
             let outcome = unsafe {
                 volatile::unmark_with_map(at, LEN, |extent| {
                     gone[extent.start / PAGE..extent.end / PAGE].fill(true);
@@ -52,7 +53,7 @@ pub fn life() {
     let mut range = Marked { map, gone: [false; PAGES] };
     for round in 0..4 {
         let at = range.map.as_mut_ptr();
-        // SAFETY: the whole mapping, which lives on, and is not used until it is unmarked.
+        // SAFETY: the whole mapping, which stays, and is not used until it is unmarked.
         let marked = unsafe { volatile::mark(at, LEN) };
         if allowed(marked, &[EINVAL, ENOMEM, EOPNOTSUPP, EAGAIN]).is_none() {
             assert!(!volatile::is_volatile(at, LEN), "a mark that failed has marked");
@@ -86,7 +87,7 @@ pub fn life() {
         if !range.unmark() {
             assert!(is_failing());
             over();
-            // Nothing that happened is forgotten.
+            // No loss is forgotten.
             assert!(range.unmark());
         }
         fill(range.map.as_mut_slice());
@@ -94,7 +95,7 @@ pub fn life() {
     }
     over();
     let at = range.map.as_mut_ptr();
-    // SAFETY: the mapping goes after this.
+    // SAFETY: the mapping is dropped after this.
     allowed(unsafe { volatile::forget(at, LEN) }, &[]);
     assert_filled(range.map.as_slice(), "at the end");
 }

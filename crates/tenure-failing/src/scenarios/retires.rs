@@ -9,13 +9,13 @@ use tenure::retire::{self, Settings};
 const LEN: usize = 5 * MIB / 4;
 const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-/// Plain memory that is this scenario's, between two pages that stay.
+/// Plain memory of this scenario, between two pages that stay.
 struct Memory(usize);
 
 impl Memory {
     fn new() -> Option<Memory> {
         let (flags, len) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, LEN + 2 * PAGE);
-        // SAFETY: a new mapping at a place of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), len, RW, flags, -1, 0) };
         if at == libc::MAP_FAILED {
             assert!(is_failing());
@@ -31,16 +31,16 @@ impl Memory {
         self.part(0, LEN + 2 * PAGE)
     }
 
-    #[allow(clippy::mut_from_ref)] // as above
+    #[allow(clippy::mut_from_ref)] // raw memory that one function uses at a time
     fn part(&self, from: usize, len: usize) -> &mut [u8] {
-        // SAFETY: inside the mapping, of which the caller uses what it has not unmapped.
+        // SAFETY: inside the mapping; the caller uses only the parts that it has not unmapped.
         unsafe { std::slice::from_raw_parts_mut((self.0 + from) as *mut u8, len) }
     }
 
-    /// Retires all but the first and the last page; checks what is there then.
+    /// Retires all but the first and the last page, and checks the remaining memory.
     fn retire(&self) -> bool {
         let middle = self.0 + PAGE;
-        // SAFETY: nothing refers to it any more.
+        // SAFETY: nothing refers to it.
         let way = unsafe { retire::munmap(middle as *mut u8, LEN) };
         let is_gone = allowed(way, &[EINVAL, EPERM, ENOMEM]).is_some();
         if is_gone {
@@ -57,7 +57,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: nothing refers to it any more. Holes are no error.
+        // SAFETY: nothing refers to it. Holes are no error.
         unsafe { libc::munmap(self.0 as *mut _, LEN + 2 * PAGE) };
     }
 }
@@ -66,7 +66,7 @@ fn one(prepare: impl FnOnce(&Memory)) {
     let Some(memory) = Memory::new() else { return };
     prepare(&memory);
     if !memory.retire() {
-        // What is still there is as it was.
+        // The remaining pages are unchanged.
         for page in 0..LEN / PAGE + 2 {
             let found = peek((memory.0 + page * PAGE) as *const u8);
             let right = (page % 251) as u8 + 1;
@@ -80,16 +80,16 @@ fn one(prepare: impl FnOnce(&Memory)) {
     let right = |page: usize| (page % 251) as u8 + 1;
     assert!(first.iter().all(|b| *b == right(0)), "the page before was touched");
     assert!(last.iter().all(|b| *b == right(LEN / PAGE + 1)), "the page behind was touched");
-    // Free addresses: what is mapped there stays.
+    // The addresses are free, so a new mapping there must stay.
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     let at = (memory.0 + PAGE) as *mut libc::c_void;
-    // SAFETY: only where nothing is mapped.
+    // SAFETY: the flag maps only where nothing is mapped.
     let again = unsafe { libc::mmap(at, PAGE, RW, flags, -1, 0) };
     if again == at {
         // SAFETY: the page that was just mapped.
         unsafe { again.cast::<u8>().write(7) };
         retire::drain(Some(Duration::from_millis(200)));
-        // SAFETY: as above.
+        // SAFETY: the page that was just mapped, and that nothing else uses.
         assert_eq!(unsafe { again.cast::<u8>().read() }, 7, "the teardown touched a new mapping");
     }
 }

@@ -1,4 +1,5 @@
-//! Shared volatile memory and a shared cache: chunks made, purged, pinned by a child and by a second handle.
+//! Shared volatile memory and a shared cache: chunks made, purged, pinned by a child and by a
+//! second handle.
 
 use super::memory::{all_are, byte};
 use crate::stage::{allowed, forked, is_failing, over};
@@ -66,7 +67,8 @@ pub fn memory() {
     drop(pinned);
     use_all(&memory, "after the failures");
     if had_errors {
-        // A child without a slot of its own keeps what it inherits pinned for as long as its parent lives.
+        // A child without a slot of its own keeps its inherited pins for as long as its parent
+        // lives.
         return;
     }
     allowed(memory.purge_now(0..CHUNKS), &[]);

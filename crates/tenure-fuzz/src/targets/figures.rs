@@ -1,4 +1,5 @@
-//! Figures that a process publishes of itself, some of which lie. This process publishes them, and reads them.
+//! Figures that a process publishes about itself, some of which are false. This process publishes
+//! them, and reads them.
 
 use super::promise::{holds, same};
 use crate::os::figures_page;
@@ -14,9 +15,9 @@ pub fn can_run() -> Result<(), String> {
     }
 }
 
-/// Words that figures lie in.
+/// The words in which the figures lie.
 const ARENA: usize = 4096;
-/// Where its parts lie, in words.
+/// The places of its parts, in words.
 const OF_WORDS: usize = 64;
 const OF_RANGES: usize = 96;
 const NAMES: usize = 160;
@@ -129,7 +130,7 @@ pub fn run(input: &[u8]) -> Result<(), String> {
         holds("the ranges are in order", in_order)?;
         let shown = figures.versions.iter().all(|text| text.chars().all(|c| c.is_ascii_graphic()));
         holds("a version can be shown", shown)?;
-        // What is made of them adds numbers up.
+        // The statistics made from them add numbers up.
         let _ = figures.stats();
         let mut sum = figures.clone();
         sum.add(figures.clone());

@@ -1,4 +1,4 @@
-//! Memory cgroups: which one it is, and what its files say.
+//! Memory cgroups: finding the group, and reading its files.
 
 use super::promise::{holds, same};
 use crate::os::memory_limit::{find_group, MemoryGroup};
@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// Stands between the files of a sample.
+/// The line between the files of a sample.
 const BETWEEN: &[u8] = b"%%\n";
 
 fn cut(input: &[u8]) -> Vec<&[u8]> {
@@ -74,7 +74,7 @@ fn inactive(stat: &[u8], key: &str) -> Option<u64> {
     let text = std::str::from_utf8(stat).ok().filter(|text| text.ends_with('\n'))?;
     let mut found = text.lines().filter_map(|line| line.strip_prefix(key));
     let number = found.next()?.parse().ok()?;
-    // Twice is not as the kernel writes it.
+    // Two keys are not the kernel's form.
     found.next().is_none().then_some(number)
 }
 

@@ -1,5 +1,5 @@
-//! `tenure run` and the library that it preloads, with any options and any environment: a clear error, or the
-//! program's own run.
+//! `tenure run` and the library that it preloads, with any options and any environment: a clear
+//! error, or the program's own run.
 
 #![allow(unsafe_code, reason = "maps and unmaps memory, as a program does")]
 
@@ -14,18 +14,18 @@ use std::process::{Command, ExitCode, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The program that is run: this one, which finds the variable.
+/// The program that is run: this one, which checks the variable.
 const PROBE: &str = "FUZZ_PROBE";
 const PROBE_SAYS: &[u8] = b"all bytes are right\n";
 const PROBE_STATUS: u8 = 77;
-/// No run takes so long, on a busy machine either.
+/// No run takes so long, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub fn can_run() -> Result<(), String> {
     built("tenure").and_then(|_| built(tenure_launch::LIBRARY)).map(drop)
 }
 
-/// What the program reads is right, whatever the library does with its memory.
+/// Checks that the program's bytes are right, whatever the library does with its memory.
 pub fn as_child() -> Option<ExitCode> {
     std::env::var_os(PROBE)?;
     let mut threads = Vec::new();
@@ -58,7 +58,7 @@ fn mapped(len: usize, flag: libc::c_int, tag: u8) -> bool {
     if at == libc::MAP_FAILED {
         return false;
     }
-    // SAFETY: readable and writable, of this length, and nobody else knows of it.
+    // SAFETY: readable and writable, of this length, and no other code knows of it.
     let bytes = unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), len) };
     let mut is_right = true;
     for at in (0..len).step_by(64 << 10) {
@@ -70,7 +70,7 @@ fn mapped(len: usize, flag: libc::c_int, tag: u8) -> bool {
     is_right && unsafe { libc::munmap(at, len) } == 0
 }
 
-/// The variables, and what they take.
+/// The variables, and their values.
 const VARIABLES: [(&str, &[&str]); 15] = [
     ("TENURE_LARGE", &["pool", "pool:1M", "off", "128K", "pool:64K"]),
     ("TENURE_MMAP", &["pool", "pool:1M", "off", "2M"]),
@@ -89,7 +89,8 @@ const VARIABLES: [(&str, &[&str]); 15] = [
     ("TENURE_OFFER_AFTER_MS", &["0", "1", "18446744073709551615"]),
 ];
 
-/// The service manager's. A path that begins with `/` is opened and written to, so it is one of these.
+/// The service manager's. A path that begins with `/` is opened and written to, so it is one of
+/// these.
 const WATCHES: [&str; 5] = ["/dev/null", "/proc/pressure/memory", "/no/such/file", "/", "x"];
 
 const OPTIONS: [(&str, &[&str]); 11] = [
@@ -112,7 +113,8 @@ struct Plan {
     variables: Vec<(&'static str, OsString)>,
 }
 
-/// Bytes that can stand in an argument or a variable, and that lead to no file but those of the run's folder.
+/// Bytes that can be in an argument or a variable, and that lead only to files in the run's
+/// directory.
 fn any_text(input: &mut Unstructured<'_>) -> arbitrary::Result<OsString> {
     let len = input.int_in_range(0..=24)?;
     let bytes = input.bytes(len.min(input.len()))?.iter();
@@ -130,7 +132,7 @@ fn value(input: &mut Unstructured<'_>, known: &[&str]) -> arbitrary::Result<OsSt
 
 fn option(input: &mut Unstructured<'_>) -> arbitrary::Result<OsString> {
     if input.ratio(1, 8)? {
-        // No name of a program, which would be run.
+        // Not the name of a program, which would run.
         let mut text = OsString::from("-");
         text.push(any_text(input)?);
         return Ok(text);
@@ -207,7 +209,7 @@ impl Plan {
         words.join(" ")
     }
 
-    /// Some letter of an option may ask for the help or the version.
+    /// Returns whether some letter of an option may request the help or the version.
     fn may_ask_for_help(&self) -> bool {
         let asks = |option: &OsString| option.as_bytes().iter().any(|byte| b"hV".contains(byte));
         self.options.iter().flatten().any(asks)
@@ -217,7 +219,7 @@ impl Plan {
 /// `None`: it did not end.
 fn output(mut command: Command) -> Result<Option<Output>, String> {
     let mut child = command.spawn().map_err(|error| error.to_string())?;
-    // What it prints is less than a pipe holds.
+    // Its output fits into a pipe.
     let began = Instant::now();
     let status = loop {
         if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {

@@ -1,4 +1,4 @@
-//! The interval map, against a tree of the standard library.
+//! The interval map, compared with a tree of the standard library.
 
 use super::promise::{holds, same};
 use crate::os::page_size;
@@ -8,7 +8,7 @@ use crate::tracking::state::RangeId;
 use arbitrary::Unstructured;
 use std::collections::BTreeMap;
 
-/// The map, and what it is to hold: the number of each range under its first page.
+/// The map, and its required contents: the number of each range under its first page.
 struct Both {
     map: IntervalMap,
     model: BTreeMap<usize, u32>,
@@ -94,7 +94,7 @@ impl Both {
         self.look(to)
     }
 
-    /// All questions about one place.
+    /// All queries about one place.
     fn look(&self, page: usize) -> Result<(), String> {
         let at = page * page_size();
         let id = |id: Option<RangeId>| id.map(|id| id.0);

@@ -1,4 +1,4 @@
-//! Lists of mappings, by all readers, against a strict reading of what the kernel writes.
+//! Lists of mappings, by all readers, compared with a strict reading of the kernel's format.
 
 use super::promise::{holds, same};
 use crate::os::maps_line::{name_in_line, parse_line};
@@ -10,7 +10,7 @@ use std::io::{Seek, Write};
 use tempfile::NamedTempFile;
 use tenure_differ::rng::Rng;
 
-/// A line as the kernel writes it: addresses, permissions, and nothing that it does not write.
+/// A line as the kernel writes it: addresses, permissions, and nothing else.
 #[derive(Debug, PartialEq, Eq)]
 struct Strict {
     start: u64,
@@ -47,7 +47,7 @@ pub fn lines(input: &[u8]) -> Result<(), String> {
         one(line)?;
     }
     windows(input)?;
-    // No address makes a reader of figures look for ever.
+    // No address makes a reader of figures loop for ever.
     let (pages, _) = process::figures::candidates(input).map_err(|error| error.to_string())?;
     holds("not too many pages are looked at", pages.len() <= 1 << 18)
 }
@@ -81,7 +81,7 @@ fn one(line: &[u8]) -> Result<(), String> {
     same(&format!("{text} by the command"), &other, &Some(wanted))
 }
 
-/// Reads what is given in pieces of sizes that the input chooses.
+/// Returns the input in pieces of sizes that the input chooses.
 fn pieces(input: &[u8]) -> impl FnMut(&mut [u8]) -> Result<usize, Errno> + '_ {
     let mut rng = Rng::new(input.len() as u64);
     let mut at = 0;
@@ -101,7 +101,7 @@ fn pieces(input: &[u8]) -> impl FnMut(&mut [u8]) -> Result<usize, Errno> + '_ {
 fn windows(input: &[u8]) -> Result<(), String> {
     const WINDOW: usize = 512;
     let mut wanted: Vec<&[u8]> = input.split(|byte| *byte == b'\n').collect();
-    // A line that has no end is none, but its beginning is looked at where it fills the window.
+    // A line without an end does not count, but its beginning is read if it fills the window.
     if wanted.last().is_some_and(|last| last.len() < WINDOW) {
         wanted.pop();
     }
@@ -157,7 +157,7 @@ pub fn smaps(input: &[u8]) -> Result<(), String> {
     let begins =
         |line: &[u8]| line.first().is_some_and(|b| b.is_ascii_digit() || b"abcdef".contains(b));
     let lines = || input.split(|byte| *byte == b'\n');
-    // A last line without an end is the core's, and not the command's.
+    // The core reads a last line without an end; the command does not.
     let is_plain = input.is_ascii() && !input.iter().any(|byte| b"\t\r\x0b\x0c".contains(byte));
     let all_strict = lines().filter(|line| begins(line)).all(|line| strict(line).is_some());
     if !(is_plain && all_strict && input.ends_with(b"\n")) {

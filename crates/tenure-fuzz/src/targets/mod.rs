@@ -1,4 +1,4 @@
-//! What is tried.
+//! The targets.
 
 mod abi;
 mod build;
@@ -19,7 +19,7 @@ use std::process::ExitCode;
 pub struct Target {
     /// Its name, and that of its folder of samples.
     pub name: &'static str,
-    /// What it tries.
+    /// A description.
     pub what: &'static str,
     /// Words that its readers know.
     pub tokens: &'static [&'static [u8]],
@@ -27,9 +27,9 @@ pub struct Target {
     pub longest: usize,
     /// How many inputs are tried between two looks at the clock.
     pub between_looks: u64,
-    /// The error says what is missing here.
+    /// The error names the feature that is missing here.
     pub can_run: fn() -> Result<(), String>,
-    /// Tries an input: the error is the promise that it broke.
+    /// Tries an input. The error is the broken promise.
     pub run: fn(&[u8]) -> Result<(), String>,
 }
 
@@ -51,7 +51,7 @@ const PLAN: Target = Target {
 /// A target in this process that reads text.
 const TEXT: Target = Target { longest: 16 << 10, ..PLAN };
 
-/// All of them.
+/// All targets.
 pub static TARGETS: &[Target] = &[
     Target { name: "ranges", what: "range arithmetic", run: ranges::run, ..PLAN },
     Target { name: "map", what: "the interval map", run: map::run, ..PLAN },
@@ -141,7 +141,8 @@ pub static TARGETS: &[Target] = &[
     },
 ];
 
-/// Does the work of a child that a target has started: its exit code. `None`: this is no such child.
+/// Does the work of a child that a target has started, and returns its exit code. `None`: this is
+/// no such child.
 pub fn as_child() -> Option<ExitCode> {
     abi::as_child().or_else(launcher::as_child)
 }

@@ -1,4 +1,4 @@
-//! The page map of this process, by each way to read it, against what was done to the pages.
+//! The page map of this process, by each way to read it, compared with the operations on the pages.
 
 #![allow(unsafe_code, reason = "maps pages, and discards them")]
 
@@ -19,7 +19,7 @@ pub fn can_run() -> Result<(), String> {
     Pagemap::open().map(drop).map_err(|errno| format!("the page map cannot be read: {errno}"))
 }
 
-/// What is so of a page.
+/// The state of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Page {
     Missing,
@@ -75,7 +75,7 @@ impl Area {
             // SAFETY: pages of the area, to which nothing refers.
             let _ = unsafe { madvise(range.start as *mut _, range.len(), Advice::LinuxDontNeed) };
         } else if kind == 1 {
-            // A mapping that falls into parts, whose pages are as they were.
+            // A mapping that is split into parts, whose pages are unchanged.
             let (at, len) = (range.start as *mut _, range.len());
             // SAFETY: nothing touches the pages until they are writable again, below.
             let _ = unsafe { mprotect(at, len, MprotectFlags::READ) };
@@ -87,7 +87,7 @@ impl Area {
         Ok(())
     }
 
-    /// All questions about a part.
+    /// All queries about a part.
     fn look(&self, range: PageRange) -> Result<(), String> {
         let pagemap = Pagemap::open().map_err(|errno| errno.to_string())?;
         let page = |at: usize| self.pages[(at - self.start) / page_size()];
@@ -146,7 +146,7 @@ impl Drop for Area {
     }
 }
 
-/// Neighbours as one.
+/// Joins neighbours.
 fn joined(parts: impl Iterator<Item = PageRange>) -> Vec<PageRange> {
     let mut list: Vec<PageRange> = Vec::new();
     for part in parts {
@@ -158,7 +158,7 @@ fn joined(parts: impl Iterator<Item = PageRange>) -> Vec<PageRange> {
     list
 }
 
-/// A first page, and how many there are from it on.
+/// A first page, and the number of pages.
 fn part(input: &mut Unstructured<'_>) -> (usize, usize) {
     let first = input.int_in_range(0..=PAGES - 1).unwrap_or(0);
     (first, input.int_in_range(1..=PAGES - first).unwrap_or(1))

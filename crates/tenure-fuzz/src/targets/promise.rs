@@ -1,6 +1,6 @@
-//! What a target says when a promise is broken.
+//! The text of a target about a broken promise.
 
-/// The promise that is broken unless both are the same.
+/// Returns the broken promise unless both values are equal.
 pub(super) fn same<T: PartialEq + std::fmt::Debug>(
     what: &str,
     got: &T,
@@ -12,7 +12,7 @@ pub(super) fn same<T: PartialEq + std::fmt::Debug>(
     }
 }
 
-/// The promise that is broken unless this holds.
+/// Returns the broken promise unless this holds.
 pub(super) fn holds(what: &str, is_so: bool) -> Result<(), String> {
     match is_so {
         true => Ok(()),

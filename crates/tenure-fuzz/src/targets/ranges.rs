@@ -1,11 +1,11 @@
-//! Range arithmetic, against the same in 128 bits.
+//! Range arithmetic, compared with arithmetic in 128 bits.
 
 use super::promise::{holds, same};
 use crate::os::{page_size, HUGE_PAGE};
 use crate::range::PageRange;
 use arbitrary::Unstructured;
 
-/// A number, mostly near what breaks arithmetic.
+/// A number, mostly near values that break arithmetic.
 fn number(input: &mut Unstructured<'_>) -> arbitrary::Result<usize> {
     const EDGES: [usize; 8] =
         [0, 4096, 1 << 21, 1 << 47, isize::MAX as usize, 1 << 63, usize::MAX, usize::MAX - 4095];
@@ -33,7 +33,7 @@ pub fn run(input: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// What the kernel would take, in numbers that cannot wrap.
+/// The range that the kernel would accept, in numbers that cannot wrap.
 fn model(addr: usize, len: usize) -> Option<(u128, u128)> {
     let (page, start, end) = (page_size() as u128, addr as u128, addr as u128 + len as u128);
     let fits = start > 0 && len > 0 && end <= isize::MAX as u128;
@@ -68,7 +68,7 @@ fn parts(range: PageRange, step: usize) -> Result<(), String> {
     let wanted = (first < last).then_some((first, last));
     let got = huge.map(|part| (part.start as u128, part.end as u128));
     same(&format!("the huge pages of {range:?}"), &got, &wanted)?;
-    // A vast range has more pieces than there is time for.
+    // A vast range has more pieces than the time allows.
     let mut at = range.start;
     for piece in range.pieces(step).take(200) {
         same("a piece's start", &piece.start, &at)?;

@@ -8,7 +8,7 @@ use crate::process::pressure::Stalls;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// `/proc/pressure/memory`, and the two variables of a service manager's.
+/// `/proc/pressure/memory`, and the two variables of a service manager.
 pub fn pressure(input: &[u8]) -> Result<(), String> {
     if let Some(stalls) = std::str::from_utf8(input).ok().and_then(Stalls::parse) {
         holds("shares are numbers", stalls.some.is_finite() && stalls.full.is_finite())?;
@@ -20,7 +20,7 @@ pub fn pressure(input: &[u8]) -> Result<(), String> {
     let Told::Watch { path, write: bytes } = told else { return Ok(()) };
     same("the path", &Some(path.into_os_string()), &watch)?;
     let text = write.unwrap_or_default();
-    // Bits of the last digit that say nothing may be anything.
+    // The unused bits of the last digit may have any value.
     let same_digits =
         text.as_bytes().iter().zip(encoded(&bytes)).filter(|(a, b)| **a == *b).count();
     holds("base64 is as others write it", text.len() == encoded(&bytes).len())?;
@@ -52,7 +52,7 @@ pub fn stat(input: &[u8]) -> Result<(), String> {
     holds("the parent is one of the numbers", text.contains(&stat.parent.to_string()))
 }
 
-/// What stands in an option of `tenure run`.
+/// The text of an option of `tenure run`.
 pub fn settings(input: &[u8]) -> Result<(), String> {
     if let Some(bytes) = tenure_launch::size(input) {
         let again = tenure_launch::size(bytes.to_string().as_bytes());

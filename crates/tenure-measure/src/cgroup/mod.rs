@@ -15,7 +15,7 @@ use std::time::Duration;
 
 pub use version::Version;
 
-/// A memory cgroup of our own with a limit, removed on drop.
+/// A memory cgroup with a limit that this process makes, removed on drop.
 ///
 /// Processes in it are moved back to where this process lives before the removal; none is killed.
 /// A forked child that drops its copy removes nothing.
@@ -25,7 +25,7 @@ pub struct MemoryCgroup {
     dir: PathBuf,
     home: PathBuf,
     creator: u32,
-    /// Whether swap stays shut, so that `set_limit` knows to move the swap limit along.
+    /// Whether swap stays shut, so that `set_limit` also moves the swap limit.
     no_swap: AtomicBool,
 }
 
@@ -75,8 +75,8 @@ impl MemoryCgroup {
         }
     }
 
-    /// Changes the limit. Lowering it below the usage makes the kernel reclaim first; v1 refuses
-    /// with EBUSY what cannot be reclaimed, v2 kills.
+    /// Changes the limit. A limit below the usage makes the kernel reclaim first. For memory that
+    /// cannot be reclaimed, v1 returns EBUSY and v2 kills processes.
     pub fn set_limit(&self, bytes: u64) -> io::Result<()> {
         let text = bytes.to_string();
         match self.version {
@@ -91,18 +91,18 @@ impl MemoryCgroup {
                 if !self.no_swap.load(Ordering::Relaxed) {
                     return self.write(limit, &text);
                 }
-                // With swappiness 0 a v1 group at its limit is reclaimed without swapping; lazily
-                // freed pages, being on the file list, are reclaimed all the same.
+                // With swappiness 0 the kernel reclaims a v1 group at its limit without swapping.
+                // It still reclaims lazily freed pages, which are on the file list.
                 self.write("memory.swappiness", "0")?;
                 if !self.has(memsw) {
                     return self.write(limit, &text);
                 }
-                // What global reclaim may swap is bounded by memsw, memory and swap together. It
-                // has one page more than the limit, so that charges run into the limit first:
-                // newer kernels count failures (failcnt) there only.
+                // memsw, memory and swap together, bounds how much global reclaim may swap. It has
+                // one page more than the limit, so that charges reach the limit first: newer
+                // kernels count failures (failcnt) only there.
                 let page = rustix::param::page_size() as u64;
                 let both = bytes.saturating_add(page).to_string();
-                // v1 insists on limit <= memsw at every moment.
+                // v1 requires limit <= memsw at every moment.
                 if bytes >= self.limit()? {
                     self.write(memsw, &both)?;
                     self.write(limit, &text)
@@ -173,7 +173,7 @@ impl MemoryCgroup {
         self.stat(key).unwrap_or(0)
     }
 
-    /// How many processes of this group the kernel has killed for want of memory.
+    /// How many processes of this group the kernel has killed for lack of memory.
     pub fn oom_kills(&self) -> u64 {
         let file = match self.version {
             Version::V1 => "memory.oom_control",
@@ -210,7 +210,7 @@ impl MemoryCgroup {
         self.write("cgroup.procs", "0")
     }
 
-    /// Takes the calling process back to where it came from.
+    /// Moves the calling process back to its former group.
     pub fn leave_self(&self) -> io::Result<()> {
         fs::write(self.home.join("cgroup.procs"), "0")
     }
@@ -232,8 +232,8 @@ impl MemoryCgroup {
 
     /// Removes groups that dead processes have left behind; returns how many.
     ///
-    /// Only groups named by this kit, made in this pid namespace by a process that is gone, with
-    /// no process inside. `create` does it once in each process.
+    /// Removes only groups with this kit's names that a dead process has made in this pid
+    /// namespace, and that hold no process. `create` calls it once in each process.
     pub fn sweep() -> Result<usize, Unavailable> {
         place::find().map(|place| sweep_in(&place))
     }
@@ -264,8 +264,8 @@ impl Drop for MemoryCgroup {
         if std::process::id() != self.creator {
             return;
         }
-        // An exiting process keeps its group busy until it has given up its memory, which for a
-        // few hundred MiB takes a while.
+        // An exiting process keeps its group busy until the kernel has freed its memory, which
+        // takes a while for a few hundred MiB.
         for _ in 0..200 {
             for pid in self.procs() {
                 let _ = fs::write(self.home.join("cgroup.procs"), pid.to_string());
@@ -284,7 +284,7 @@ fn keyed_value(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
-/// The pid namespace's number, part of a group's name: a pid means nothing outside of it.
+/// The pid namespace's number, part of a group's name: a pid has no meaning outside its namespace.
 fn pid_namespace() -> String {
     let link = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     link.to_string_lossy().chars().filter(char::is_ascii_digit).collect()

@@ -1,4 +1,4 @@
-//! Where a new memory cgroup may be made: discovery of the hierarchy and of our own group in it.
+//! The place for a new memory cgroup: finds the hierarchy and this process's group in it.
 
 use super::version::Version;
 use crate::unavailable::Unavailable;
@@ -7,13 +7,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// The place where groups are made, and the group that processes go back to.
+/// The directory in which groups are made, and the group to which processes return.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
     pub version: Version,
     /// New groups become children of this directory.
     pub dir: PathBuf,
-    /// Where a process goes that leaves one of them.
+    /// The group to which a process returns that leaves a new group.
     pub home: PathBuf,
 }
 
@@ -25,7 +25,7 @@ struct Mount {
     point: PathBuf,
 }
 
-/// The group that we move ourselves into where the own group must be empty.
+/// The group to which this process moves if its own group must be empty.
 const LEAF: &str = "tenure-self";
 
 /// Finds the place for this process, preparing it where cgroup v2 needs that.
@@ -50,8 +50,9 @@ pub(super) fn find() -> Result<Place, Unavailable> {
     }
 }
 
-/// Picks the hierarchy that has the memory controller and our path in it. A controller belongs to
-/// one hierarchy only, so where a version 1 `memory` mount exists, version 2 does not have it.
+/// Selects the hierarchy that has the memory controller and this process's path in it. A controller
+/// belongs to one hierarchy only. So if a version 1 `memory` mount exists, version 2 does not have
+/// it.
 fn locate(mountinfo: &str, own: &str) -> Option<(Mount, PathBuf)> {
     let v1_path = own.lines().find_map(|line| {
         let mut parts = line.splitn(3, ':');
@@ -91,8 +92,9 @@ fn unescape(field: &str) -> PathBuf {
     PathBuf::from(out)
 }
 
-/// The directory of our group. A container often sees the host's path in /proc/self/cgroup while
-/// the mount shows only the part below the mount's root, so that part is taken off.
+/// The directory of this process's group. A container often sees the host's path in
+/// /proc/self/cgroup, while the mount shows only the part below the mount's root. So the root is
+/// removed from the path.
 fn directory(mount: &Mount, path: &Path) -> PathBuf {
     let below = path.strip_prefix(&mount.root).unwrap_or(path);
     let below = below.strip_prefix("/").unwrap_or(below);
@@ -104,7 +106,7 @@ fn directory(mount: &Mount, path: &Path) -> PathBuf {
 }
 
 fn writable(dir: &Path, version: Version) -> Result<(), Unavailable> {
-    // access(2) rather than a trial mkdir: nothing to undo when it is refused afterwards.
+    // access(2) rather than a trial mkdir: a refusal leaves nothing to undo.
     rustix::fs::access(dir, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK).map_err(
         |e| {
             let uid = rustix::process::geteuid().as_raw();
@@ -125,10 +127,10 @@ fn lists_memory(dir: &Path, file: &str) -> bool {
         .is_ok_and(|text| text.split_whitespace().any(|word| word == "memory"))
 }
 
-/// Version 2: a group that hands controllers to children may hold no processes itself (the root
-/// excepted), so the own group, which holds us, is seldom the place. In order of least intrusion:
-/// the own group if it already hands out `memory`, a sibling under a parent that does, and only
-/// then the own group after moving ourselves into a leaf.
+/// Version 2: a group that passes controllers to children may hold no processes itself (the root
+/// excepted). The own group holds this process, so it is seldom the place. In order of least
+/// intrusion: the own group if it already passes `memory` on, a sibling under a parent that does,
+/// and last the own group after moving this process into a leaf.
 fn find_v2(own: &Path, mount_point: &Path) -> Result<Place, Unavailable> {
     let v2 = Version::V2;
     let place = |dir: &Path, home: &Path| Place { version: v2, dir: dir.into(), home: home.into() };
@@ -160,7 +162,8 @@ fn find_v2(own: &Path, mount_point: &Path) -> Result<Place, Unavailable> {
     if enable(own).is_ok() {
         return Ok(place(own, own));
     }
-    // EBUSY: it holds processes. Ours we may move; whether any are left shows at the next try.
+    // EBUSY: the group holds processes. This process may move its own; the next try shows whether
+    // others are left.
     let leaf = own.join(LEAF);
     match fs::create_dir(&leaf) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(refused(&leaf, &e)),
@@ -194,7 +197,7 @@ fn enable(dir: &Path) -> io::Result<()> {
 /// The processes in a group.
 pub(super) fn read_procs(dir: &Path) -> Vec<u32> {
     let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-    // A process of another pid namespace is listed as 0, which no write could name.
+    // A process of another pid namespace is listed as 0, which cannot be written to a group.
     text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0).collect()
 }
 

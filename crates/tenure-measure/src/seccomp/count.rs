@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::thread;
 
-/// The running count of a thread all of whose system calls are reported before they are made.
+/// The running count of a thread whose system calls are all reported before they are made.
 #[derive(Debug)]
 pub struct SyscallCount {
     shared: Arc<Shared>,
@@ -26,8 +26,9 @@ impl SyscallCount {
         (result, self.now() - before)
     }
 
-    /// The section's result and its calls, without those that other threads make meanwhile, such as a background thread
-    /// whose turn comes while a slow machine is still in the section.
+    /// The section's result and the number of its calls, without those that other threads make
+    /// meanwhile, such as a background thread that runs while a slow machine is still in the
+    /// section.
     pub fn of_this_thread<R>(&self, section: impl FnOnce() -> R) -> (R, u64) {
         let calls = || self.shared.of_one_thread.load(Ordering::SeqCst);
         self.shared.one_thread.store(rustix::thread::gettid().as_raw_pid(), Ordering::SeqCst);
@@ -45,9 +46,9 @@ impl SyscallCount {
     }
 }
 
-/// Runs `body` on a thread of its own with every system call of that thread, and of the threads
-/// it starts, counted. Things done once (thread-local set-up, first allocations) can so be done
-/// before the section that is counted with [`SyscallCount::of`].
+/// Runs `body` on a thread of its own, and counts every system call of that thread and of the
+/// threads that it starts. So work that is done once (thread-local set-up, first allocations) can
+/// be done before the section that [`SyscallCount::of`] counts.
 pub fn counting_syscalls<R: Send>(
     body: impl FnOnce(&SyscallCount) -> R + Send,
 ) -> Result<R, Unavailable> {

@@ -43,14 +43,14 @@ fn denied() -> impl Iterator<Item = &'static (&'static str, i64)> {
     RESOURCES.iter().chain(PRIVILEGED).chain(PRIVILEGED_HERE)
 }
 
-/// What systemd installs for `SystemCallFilter=~@resources @privileged` without
+/// The filter that systemd installs for `SystemCallFilter=~@resources @privileged` without
 /// `SystemCallErrorNumber=`: the process dies of SIGSYS at the first such call.
 pub fn kill_for_resources_and_privileged() -> Filter {
     denied().fold(Filter::new(), |filter, (_, number)| filter.kill(Call::Number(*number)))
 }
 
-/// Replaces this process by a program under [`kill_for_resources_and_privileged`], and tells it so for
-/// [`may_call`]. Returns only on failure.
+/// Replaces this process by a program under [`kill_for_resources_and_privileged`], and sets the
+/// variable that [`may_call`] reads. Returns only on failure.
 pub fn launch(mut program: std::process::Command) -> Unavailable {
     use std::os::unix::process::CommandExt;
     if let Err(unavailable) = kill_for_resources_and_privileged().install_all_threads() {
@@ -60,8 +60,8 @@ pub fn launch(mut program: std::process::Command) -> Unavailable {
     Unavailable::new(format!("{:?} cannot be started: {error}", program.get_program()))
 }
 
-/// Whether a test may make this system call itself (such as `"sched_setaffinity"`), or would be killed
-/// for it because the suite runs under a filter ([`launch`]).
+/// Returns whether a test may make this system call itself (such as `"sched_setaffinity"`), or
+/// would be killed for it because the suite runs under a filter ([`launch`]).
 pub fn may_call(name: &str) -> Result<(), Unavailable> {
     let Some(groups) = std::env::var_os(DENIED_VARIABLE) else { return Ok(()) };
     if denied().any(|(call, _)| call.trim_start_matches("SYS_") == name) {

@@ -1,4 +1,5 @@
-//! System calls of other threads stopped in front of the kernel, so that a test can act in between.
+//! Stops system calls of other threads before the kernel makes them, so that a test can act in
+//! between.
 
 use super::notify::{supervise, Shared, When};
 use super::{Call, Filter};
@@ -8,12 +9,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Stops one system call of another thread for a while, on the thread that installs it and those it
-/// starts.
+/// Stops one system call of another thread for a while, on the thread that installs it and those
+/// that it starts.
 ///
-/// A race that takes minutes to meet by chance becomes one that is met at once: the other thread
-/// stands in the middle of its work while the test acts. The call then goes on into the kernel as
-/// it is. Calls of the thread that arms it are never stopped.
+/// A race that takes minutes to meet by chance is then met at once: the other thread stops in the
+/// middle of its work while the test acts. The call then continues into the kernel unchanged. Calls
+/// of the thread that arms it are never stopped.
 #[derive(Debug)]
 pub struct Hold {
     shared: Arc<Shared>,
@@ -30,8 +31,8 @@ impl Hold {
         Ok(Hold { shared })
     }
 
-    /// Stops the next of these calls that another thread makes, until [`Hold::release`] or for as
-    /// long as `longest`: a program that rightly waits for that thread goes on by then.
+    /// Stops the next of these calls that another thread makes, until [`Hold::release`], or for at
+    /// most `longest`, after which a program that rightly waits for that thread can continue.
     pub fn arm(&self, longest: Duration) {
         self.shared.held.store(0, Ordering::SeqCst);
         let longest = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX).max(1);
@@ -51,7 +52,7 @@ impl Hold {
         true
     }
 
-    /// Lets the stopped call go on, and stops no other.
+    /// Lets the stopped call continue, and stops no other.
     pub fn release(&self) {
         self.shared.hold_for_ms.store(0, Ordering::SeqCst);
         self.shared.held.store(0, Ordering::SeqCst);

@@ -1,8 +1,7 @@
-//! System calls refused, failed at the Nth, counted or forbidden, by seccomp filters of our own.
+//! System calls refused, failed at the Nth, counted or forbidden, by seccomp filters.
 //!
-//! A filter cannot be taken off again and is inherited by the threads and children of the thread
-//! that has it. So filters belong into a child (`in_child` of the test kit) or onto a thread
-//! made for it.
+//! A filter cannot be removed again, and the threads and children of its thread inherit it. So
+//! filters belong into a child (`in_child` of the test kit) or onto a thread made for it.
 
 #![allow(unsafe_code, reason = "installs filters")]
 
@@ -24,14 +23,14 @@ pub use rustix::io::Errno;
 use crate::unavailable::Unavailable;
 use std::io;
 
-/// A kind of system call. Arguments are compared in their low 32 bits, which is all the kernel
-/// takes of an ioctl request or an madvise advice.
+/// A kind of system call. Arguments are compared in their low 32 bits; the kernel uses no more of
+/// an ioctl request or an madvise advice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
     /// userfaultfd(2).
     Userfaultfd,
-    /// The ioctl on /dev/userfaultfd that makes a userfaultfd; a filter cannot see paths, so this
-    /// is how to refuse that way in.
+    /// The ioctl on /dev/userfaultfd that makes a userfaultfd. A filter cannot see paths, so it
+    /// must refuse this ioctl.
     UserfaultfdDevice,
     /// The ioctl PAGEMAP_SCAN on /proc/PID/pagemap (Linux 6.7).
     PagemapScan,
@@ -72,7 +71,7 @@ impl Call {
     }
 }
 
-/// What becomes of a call that is not on a list of allowed ones.
+/// The fate of a call that is not on a list of allowed ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Denied {
     /// It fails with this error and does nothing.
@@ -90,7 +89,8 @@ impl Denied {
     }
 }
 
-/// A seccomp filter under construction: the first rule that matches decides, the rest is allowed.
+/// A seccomp filter under construction: the first matching rule decides, and all other calls are
+/// allowed.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
     rules: Vec<(Call, u32)>,
@@ -103,7 +103,7 @@ impl Filter {
         Filter::default()
     }
 
-    /// A filter that denies everything; what [`allow`](Self::allow) names is let through.
+    /// A filter that denies every call, except those that [`allow`](Self::allow) names.
     pub fn deny_all(denied: Denied) -> Filter {
         Filter { rules: Vec::new(), otherwise: Some(denied.action()) }
     }
@@ -159,8 +159,8 @@ impl Filter {
         let result = unsafe {
             libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &program)
         };
-        // After this point nothing may make a system call before the caller has said so: with a
-        // listener, calls wait for a supervisor that does not know it yet.
+        // From here on this thread must make no system call before the caller has published the
+        // descriptor: with a listener, calls wait for a supervisor that does not know it yet.
         if result < 0 {
             let e = io::Error::last_os_error();
             return Err(Unavailable::new(format!("a seccomp filter cannot be installed: {e}")));
@@ -180,7 +180,7 @@ impl Filter {
         let arch = std::mem::offset_of!(libc::seccomp_data, arch);
         let mut program = vec![
             at(arch),
-            // Another architecture's numbers (32-bit calls) mean something else: let them be.
+            // Another architecture's numbers (32-bit calls) have other meanings: they are allowed.
             op(equal, AUDIT_ARCH, 1, 0),
             op(ret, libc::SECCOMP_RET_ALLOW, 0, 0),
         ];
@@ -218,10 +218,11 @@ const AUDIT_ARCH: u32 = 0xC000_00B7;
 #[cfg(target_arch = "riscv64")]
 const AUDIT_ARCH: u32 = 0xC000_00F3;
 
-/// Denies the calling thread every system call but those with these numbers, for good.
+/// Denies the calling thread every system call except those with these numbers, for good.
 ///
-/// To prove that a section makes none: a thread or child of its own, this with
-/// [`Denied::Kill`] and the numbers of exit and exit_group, the section, then a raw exit.
+/// For a proof that a section makes none: a thread or child of its own calls this with
+/// [`Denied::Kill`] and the numbers of exit and exit_group, then runs the section, then makes a raw
+/// exit.
 pub fn deny_all_syscalls_on_this_thread_except(
     numbers: &[i64],
     denied: Denied,

@@ -1,4 +1,4 @@
-//! A supervisor thread that is asked about each call of a kind before the kernel makes it.
+//! A supervisor thread that decides about each call of a kind before the kernel makes it.
 
 #![allow(unsafe_code, reason = "answers the kernel through a descriptor")]
 
@@ -22,18 +22,18 @@ pub enum When {
     Never,
 }
 
-/// Makes the Nth call of some kinds fail, on the thread that installs it and those it starts.
+/// Makes the Nth call of some kinds fail, on the thread that installs it and those that it starts.
 ///
-/// The other calls go on into the kernel as they are. Calls are numbered in the order in which
+/// The other calls continue into the kernel unchanged. Calls are numbered in the order in which
 /// they are made, across threads. The kernel allows one such supervisor for a thread, so all the
-/// kinds go into one; it stays until the threads end. The end of this value does not end it.
+/// kinds go into one. It stays until the threads end, also after this value is dropped.
 #[derive(Debug)]
 pub struct NthFailure {
     shared: Arc<Shared>,
 }
 
 impl NthFailure {
-    /// Watches `calls`, failing those that `when` says with `errno`.
+    /// Watches `calls`, and fails those that `when` selects with `errno`.
     pub fn install(calls: &[Call], errno: Errno, when: When) -> Result<NthFailure, Unavailable> {
         let shared = Arc::new(Shared::new(errno.raw_os_error(), when));
         let filter = calls
@@ -63,17 +63,17 @@ impl NthFailure {
     }
 }
 
-/// Numbers seen by a supervisor are kept up to here; higher ones share the last place.
+/// A supervisor counts numbers up to here one by one; higher ones share the last place.
 pub(super) const NUMBERS: usize = 1024;
 
-/// What the watched threads and the supervisor share. Atomics only: the supervisor must never
-/// wait for a lock whose holder waits for the supervisor, and that rules out allocating as well.
+/// The state that the watched threads and the supervisor share. Atomics only: the supervisor must
+/// never wait for a lock whose holder waits for the supervisor, and that also rules out allocation.
 #[derive(Debug)]
 pub(super) struct Shared {
     listener: AtomicI32,
     pub calls: AtomicU64,
     pub by_number: Box<[AtomicU64]>,
-    /// The thread whose calls are also counted apart; 0: none.
+    /// The thread whose calls are also counted separately; 0: none.
     pub one_thread: AtomicI32,
     pub of_one_thread: AtomicU64,
     failures: AtomicU64,
@@ -112,7 +112,7 @@ impl Shared {
     }
 
     fn set_when(&self, when: When) {
-        // Narrowing first, so that no moment in between fails more than either rule would.
+        // Narrowing first, so that no moment in between fails more calls than either rule would.
         let (first, last) = match when {
             When::Nth(n) => (n, n),
             When::FromNth(n) => (n, u64::MAX),
@@ -136,7 +136,7 @@ impl Shared {
         })
     }
 
-    /// Counts a call and says with which error it is to fail; 0 lets it go on.
+    /// Counts a call. Returns the error with which it must fail; 0 lets it continue.
     fn judge(&self, thread: u32, number: i32) -> i32 {
         if i32::try_from(thread) == Ok(self.one_thread.load(Ordering::SeqCst)) {
             self.of_one_thread.fetch_add(1, Ordering::SeqCst);
@@ -154,13 +154,13 @@ impl Shared {
     }
 }
 
-/// Puts the filter onto the calling thread and starts a thread that answers for it.
+/// Puts the filter onto the calling thread and starts a thread that answers its notifications.
 ///
-/// The supervisor starts first, so that it does not inherit the filter: its own calls (and those
-/// of its exit, such as madvise on its stack) would wait for itself. It learns the descriptor from
-/// an atomic it looks at now and then, because waking it would be a system call of the filtered
-/// thread, which already waits. It lives until the last filtered thread is gone; were it to go
-/// earlier, their calls would fail with ENOSYS.
+/// The supervisor starts first, so that it does not inherit the filter: its own calls (and those of
+/// its exit, such as madvise on its stack) would wait for itself. It reads the descriptor from an
+/// atomic from time to time: waking it would be a system call of the filtered thread, which would
+/// wait. It lives until the last filtered thread is gone. If it ended earlier, their calls would
+/// fail with ENOSYS.
 pub(super) fn supervise(filter: &Filter, shared: &Arc<Shared>) -> Result<(), Unavailable> {
     let for_thread = Arc::clone(shared);
     thread::Builder::new()
@@ -173,13 +173,13 @@ pub(super) fn supervise(filter: &Filter, shared: &Arc<Shared>) -> Result<(), Una
                     fd => break fd,
                 }
             };
-            // SAFETY: the kernel has just made this descriptor for the listener, and nobody else
-            // has been told its number.
+            // SAFETY: the kernel has just made this descriptor for the listener, and no other code
+            // has its number.
             answer_all(unsafe { OwnedFd::from_raw_fd(fd) }, &for_thread);
         })
         .map_err(|e| Unavailable::new(format!("no thread to watch system calls with: {e}")))?;
     let listen = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
-    // With this flag (Linux 5.19) a signal does not make a waiting call start over, which would
+    // With this flag (Linux 5.19) a signal does not make a waiting call start again, which would
     // count it twice. An older kernel refuses the unknown flag before it installs anything.
     let installed = filter
         .install(listen | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
@@ -189,7 +189,7 @@ pub(super) fn supervise(filter: &Filter, shared: &Arc<Shared>) -> Result<(), Una
     installed.map(drop)
 }
 
-/// A kernel's notification, with room for what later kernels may add to it.
+/// A kernel's notification, with space for fields that later kernels may add.
 #[repr(C)]
 union Notification {
     known: libc::seccomp_notif,
@@ -246,21 +246,21 @@ pub struct Asked {
     pub number: i32,
     /// Its arguments.
     pub arguments: [u64; 6],
-    /// The address behind the instruction that makes it.
+    /// The address behind the instruction that makes the call.
     pub at: u64,
 }
 
 /// Takes the next call that waits. `None`: its caller died or was interrupted in between.
 pub(super) fn notification(listener: &OwnedFd) -> Option<Asked> {
-    // The kernel insists on zeroes here.
+    // The kernel requires zeroes here.
     let mut asked = Notification { room: [0; 64] };
     let fd = listener.as_raw_fd();
     // SAFETY: the buffer is larger than any notification and lives through the call.
     if unsafe { libc::ioctl(fd, libc::SECCOMP_IOCTL_NOTIF_RECV, &mut asked) } != 0 {
         return None;
     }
-    // SAFETY: the call succeeded, so the kernel has filled in the fields that it had from the
-    // start; all are plain numbers.
+    // SAFETY: the call succeeded, so the kernel has filled in the fields that every version has;
+    // all are plain numbers.
     let known = unsafe { asked.known };
     let data = known.data;
     Some(Asked {
@@ -272,7 +272,7 @@ pub(super) fn notification(listener: &OwnedFd) -> Option<Asked> {
     })
 }
 
-/// Lets a call go on (0), fail with an error, or return 0 without being made (`None`).
+/// Lets a call continue (0), fail with an error, or return 0 without being made (`None`).
 pub(super) fn answer(listener: &OwnedFd, id: u64, errno: Option<i32>) {
     let mut response = Response { room: [0; 64] };
     response.known = libc::seccomp_notif_resp {
@@ -282,6 +282,7 @@ pub(super) fn answer(listener: &OwnedFd, id: u64, errno: Option<i32>) {
         flags: if errno == Some(0) { libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32 } else { 0 },
     };
     let fd = listener.as_raw_fd();
-    // SAFETY: the buffer lives through the call. A caller that is gone by now is no matter.
+    // SAFETY: the buffer lives through the call. If the caller is gone by now, the kernel returns
+    // an error.
     unsafe { libc::ioctl(fd, libc::SECCOMP_IOCTL_NOTIF_SEND, &mut response) };
 }

@@ -1,4 +1,4 @@
-//! A program's system calls answered from outside: by the process that starts it.
+//! Decides about a program's system calls from outside, in the process that starts it.
 
 #![allow(
     unsafe_code,
@@ -19,7 +19,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
-/// What becomes of a call that is asked about.
+/// The decision about a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// The kernel makes it.
@@ -30,7 +30,7 @@ pub enum Answer {
     Zero,
 }
 
-/// The calls of a started program, of its threads and of its children that its filter asks about.
+/// The watched calls of a started program, its threads and its children.
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
 
@@ -40,7 +40,7 @@ impl Listener {
         notification(&self.0)
     }
 
-    /// Answers a call.
+    /// Sends the decision about a call.
     pub fn answer(&self, asked: &Asked, with: Answer) {
         answer(
             &self.0,
@@ -60,11 +60,11 @@ impl AsFd for Listener {
     }
 }
 
-/// Starts a program under a filter for which the calling process answers: `calls` wait for an answer each. The
-/// program and all that it starts die with the calling thread.
+/// Starts a program under a filter whose notifications go to the calling process: each of the
+/// `calls` waits for a decision. The program and all that it starts die with the calling thread.
 ///
-/// Under the filter the program waits in its first such call until [`Listener::next`] takes it. Where nobody
-/// answers any more (the listener is dropped), the calls fail with `ENOSYS`.
+/// Under the filter the program waits in its first such call until [`Listener::next`] takes it.
+/// After the listener is dropped, the calls fail with `ENOSYS`.
 pub fn start_watched(
     command: &mut Command,
     calls: &[Call],
@@ -83,11 +83,12 @@ fn start(command: &mut Command, calls: &[Call]) -> io::Result<(Child, Listener)>
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
         let listener = install_with_listener(&mut program)?;
         send(&to_parent, &listener)?;
-        // The exec closes it. To drop it makes calls that are asked about, before there is anybody to answer.
+        // The exec closes it. A drop would make watched calls before the other process can decide
+        // about them.
         std::mem::forget(listener);
         Ok(())
     };
-    // SAFETY: the closure makes system calls and nothing else. It allocates nothing, and its locks are none.
+    // SAFETY: the closure only makes system calls. It allocates nothing and takes no lock.
     unsafe { command.pre_exec(install) };
     let child = command.spawn()?;
     drop(theirs);
@@ -102,14 +103,16 @@ fn install_with_listener(program: &mut [libc::sock_filter]) -> io::Result<OwnedF
         return Err(io::Error::last_os_error());
     }
     let listen = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
-    // The first flag (Linux 5.19) keeps a signal from making a waiting call start over, which would count it twice.
+    // The first flag (Linux 5.19) keeps a signal from making a waiting call start again, which
+    // would count it twice.
     for flags in [listen | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, listen] {
-        // SAFETY: `program` and the instructions it points to live through the call, and the kernel copies them.
+        // SAFETY: `program` and the instructions it points to live through the call, and the kernel
+        // copies them.
         let fd = unsafe {
             libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &program)
         };
         if fd >= 0 {
-            // SAFETY: the kernel has just made this descriptor, and nobody else knows its number.
+            // SAFETY: the kernel has just made this descriptor, and no other code knows its number.
             return Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) });
         }
     }

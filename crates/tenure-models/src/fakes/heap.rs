@@ -1,4 +1,4 @@
-//! The host's memory: what is allocated is no matter of order.
+//! The host's memory: models do not depend on the order of allocations.
 
 #![allow(unsafe_code, reason = "allocates")]
 

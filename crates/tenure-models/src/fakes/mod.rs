@@ -1,9 +1,10 @@
-//! What the core's files use and no model is about, as little of it as they need.
+//! Minimal substitutes for parts that the core's files use and that no model is about.
 
 pub(crate) mod heap;
 pub(crate) mod os;
 
-/// The interval map's lock, and those of a cache's table and of the waits. A guard's order is not asserted here.
+/// The interval map's lock, and those of a cache's table and of the waits. The order of locks is
+/// not asserted here.
 pub(crate) mod lock {
     use std::ops::{Deref, DerefMut};
 
@@ -89,7 +90,7 @@ pub(crate) mod services {
 }
 
 pub(crate) mod worker {
-    /// A model's thread that calls this is the worker.
+    /// The model's thread that calls this acts as the worker.
     pub(crate) fn on_worker<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
         Some(act())
     }
@@ -186,7 +187,7 @@ pub(crate) mod error {
     pub(crate) type Result<T> = std::result::Result<T, Error>;
 }
 
-/// Owned memory: from `map` on the kernel knows of it, and when it is dropped it is unmapped.
+/// Owned memory: the kernel knows it from `map` on, and it is unmapped on drop.
 pub(crate) mod mapping {
     use crate::os::KERNEL;
     use crate::range::PageRange;

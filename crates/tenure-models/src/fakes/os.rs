@@ -1,5 +1,5 @@
-//! A kernel with a few pages of one byte. Each page's state changes in one step, as under the kernel's page
-//! table lock, and orders nothing else: that is the core's to do.
+//! A kernel with a few pages of one byte. Each page's state changes in one step, as under the
+//! kernel's page table lock, and orders nothing else: the core must order its own accesses.
 
 #![allow(unsafe_code, reason = "has pages that the core may change")]
 
@@ -8,18 +8,18 @@ use crate::sync::{AtomicU32, Ordering, UnsafeCell};
 use rustix::io::Errno;
 
 pub(crate) const HUGE_PAGE: usize = 1;
-/// Addresses that are so far apart are the same page's: one may begin anywhere.
+/// Addresses that differ by so many share a page, so a range may begin anywhere.
 const PAGES: usize = 4;
 
 pub(crate) fn page_size() -> usize {
     1
 }
 
-/// There is a page, with data.
+/// The page exists, with data.
 const DATA: u32 = 1;
-/// There is the shared zero page.
+/// The page is the shared zero page.
 const ZERO: u32 = 2;
-/// The kernel was told that it may take the page.
+/// The page was offered: the kernel may take it.
 const TOLD: u32 = 4;
 /// userfaultfd watches the page.
 const WATCHED: u32 = 8;
@@ -32,9 +32,9 @@ struct Page {
 
 pub(crate) struct Kernel {
     pages: [Page; PAGES],
-    /// Calls of `populate_write` until one is refused for want of memory; 0: none is.
+    /// Calls of `populate_write` until one is refused for lack of memory; 0: none is.
     refusal: AtomicU32,
-    /// The same of the ends of watches, for too many mappings.
+    /// Ends of watches until one is refused for too many mappings; 0: none is.
     watch_refusal: AtomicU32,
 }
 
@@ -99,7 +99,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Reclaim takes what it was told of.
+    /// Reclaim takes the offered pages.
     pub fn reclaim(&self, range: PageRange) {
         self.each(
             range,
@@ -120,9 +120,9 @@ impl Kernel {
                 state
             }
         });
-        // SAFETY: loom sees that nobody writes meanwhile.
+        // SAFETY: loom checks that no thread writes meanwhile.
         let data = self.pages[at % PAGES].data.with(|data| unsafe { *data });
-        // Still so: it was the program's all the while.
+        // Unchanged: the page belonged to the program all the time.
         assert!(self.state(at) & TOLD == 0, "the kernel may take a pinned page");
         if zero {
             0
@@ -133,7 +133,7 @@ impl Kernel {
 
     /// The program writes a page that it has pinned.
     pub fn write(&self, at: usize, byte: u8) {
-        // SAFETY: loom sees that nobody else reads or writes meanwhile.
+        // SAFETY: loom checks that no other thread reads or writes meanwhile.
         self.pages[at % PAGES].data.with_mut(|data| unsafe { *data = byte });
         self.change(at, &mut |state| {
             touched(state);
@@ -142,17 +142,17 @@ impl Kernel {
         });
     }
 
-    /// Refuses memory to the call of `populate_write` after so many.
+    /// Refuses memory to the call of `populate_write` after so many calls.
     pub fn refuse_after(&self, calls: u32) {
         self.refusal.store(calls + 1, Ordering::Relaxed);
     }
 
-    /// Refuses the end of a watch after so many.
+    /// Refuses the end of a watch after so many ends.
     pub fn refuse_end_after(&self, calls: u32) {
         self.watch_refusal.store(calls + 1, Ordering::Relaxed);
     }
 
-    /// No page of the range may go.
+    /// Asserts that no page of the range may go.
     pub fn assert_kept(&self, range: PageRange) {
         assert!((range.start..range.end).all(|at| self.state(at) & TOLD == 0), "{range:?} may go");
     }
@@ -162,7 +162,7 @@ impl Kernel {
     }
 }
 
-/// Counts a call: the last that is counted is refused.
+/// Counts a call down: the last counted one is refused.
 fn is_refused(left: &AtomicU32) -> bool {
     left.fetch_or(0, Ordering::Relaxed) > 0 && left.fetch_sub(1, Ordering::Relaxed) == 1
 }
@@ -211,7 +211,7 @@ pub(crate) mod advise {
         Ok(())
     }
 
-    /// Each page gets one that can be written; the first that is watched and missing ends it.
+    /// Makes each page writable; stops at the first page that is watched and missing.
     pub(crate) fn populate_write(range: PageRange) -> Result<(), Errno> {
         if is_refused(&KERNEL.refusal) {
             return Err(Errno::NOMEM);
@@ -242,7 +242,7 @@ pub(crate) mod advise {
             });
             result?;
             if fresh {
-                // SAFETY: a fresh page is zeros, and nobody else has it yet.
+                // SAFETY: a fresh page is zeros, and no other thread has it yet.
                 KERNEL.pages[at % PAGES].data.with_mut(|data| unsafe { *data = 0 });
             }
         }
@@ -326,7 +326,7 @@ pub(crate) mod maps {
         Ok(None)
     }
 
-    /// Nothing forks here, and nothing asks which mappings a range is made of but for a fork's sake.
+    /// There are no forks here, and only code for forks asks for the mappings of a range.
     pub(crate) fn each_mapping(_: PageRange, _: impl FnMut(PageRange)) -> Result<(), Errno> {
         Ok(())
     }

@@ -14,7 +14,8 @@ fn range() -> RangeId {
     TRACKING.slab.spare().unwrap().begin(&TRACKING.claims, PLACE, 0, Word::RAW, 1).id()
 }
 
-/// Nobody waits, so no order but the word's own can publish what a claim's holder did.
+/// No thread waits, so only the order of the word's accesses can publish the changes of a claim's
+/// holder.
 #[test]
 fn side_data_has_one_user_at_a_time() {
     check("side data, three try_claim", 3, Order::Weak, || {
@@ -47,7 +48,8 @@ fn each_thread_that_waits_for_a_claim_gets_it() {
     });
 }
 
-/// ABA: the scan's word is older than a claim that freed the range, and its number is another range's.
+/// ABA: the scan's word is older than a claim that freed the range, and its number belongs to
+/// another range.
 #[test]
 fn a_scan_does_not_claim_what_has_changed_since() {
     check("stale scan word", 3, Order::Weak, || {
@@ -74,7 +76,7 @@ fn a_scan_does_not_claim_what_has_changed_since() {
     });
 }
 
-/// An unmark by a word that was read before changes nothing of a range that was split since.
+/// An unmark by an old word changes nothing of a range that was split since.
 #[test]
 fn a_stale_exchange_fails_after_a_split() {
     check("split against an exchange", 3, Order::Weak, || {
@@ -93,7 +95,7 @@ fn a_stale_exchange_fails_after_a_split() {
             assert_eq!(claim.range(), PageRange::new(0, 1));
             assert_eq!(upper.range(), PageRange::new(1, 2));
         }
-        // All of what was pinned, or none.
+        // All of the pinned part, or nothing.
         let pinned = u32::from(pinner.join().unwrap());
         let pins = |id| TRACKING.slab.get(id).load().pins();
         assert_eq!((pins(id), pins(other)), (pinned, pinned));

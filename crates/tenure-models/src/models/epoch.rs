@@ -1,4 +1,4 @@
-//! Readers of a table, and what is freed behind them.
+//! Readers of a table, and objects that are freed while they read.
 
 #![allow(unsafe_code, reason = "has data that the model guards")]
 
@@ -8,10 +8,10 @@ use crate::sync::{AtomicU32, Lock, Order, Ordering, Rank, UnsafeCell};
 
 struct Shared {
     epoch: Epoch,
-    /// 1: leads to `data`.
+    /// 1: it leads to `data`.
     link: AtomicU32,
     data: UnsafeCell<u32>,
-    /// What waits to be freed.
+    /// The objects that wait to be freed.
     waiting: Lock<Option<Grace>>,
 }
 
@@ -34,7 +34,7 @@ impl Shared {
         loop {
             match self.epoch.enter(true) {
                 Some(at) => return at,
-                // A writer moves things.
+                // A writer moves entries.
                 None => drop(self.waiting.lock()),
             }
         }
@@ -43,7 +43,7 @@ impl Shared {
     fn read(&self) {
         let at = self.enter();
         if self.link.load(Ordering::Acquire) == 1 {
-            // SAFETY: loom sees that it is not freed.
+            // SAFETY: loom checks that it is not freed.
             assert_eq!(self.data.with(|data| unsafe { *data }), 0);
         }
         if self.epoch.leave(at) {
@@ -56,7 +56,7 @@ impl Shared {
         if waiting.as_mut().is_some_and(|grace| self.epoch.pass(grace)) {
             *waiting = None;
             self.epoch.set_pending(false);
-            // SAFETY: loom sees that nobody reads it.
+            // SAFETY: loom checks that no thread reads it.
             self.data.with_mut(|data| unsafe { *data += 1 });
         }
     }
@@ -91,7 +91,7 @@ fn readers_that_come_again_hold_nothing_up_for_good() {
     });
 }
 
-/// A writer that finds nobody reading keeps readers out and moves what they read.
+/// A writer that finds no reader keeps readers out and moves the entries.
 #[test]
 fn what_is_moved_is_read_by_nobody_meanwhile() {
     check("epoch, two readers and a move", 3, Order::Fences, || {
@@ -104,14 +104,14 @@ fn what_is_moved_is_read_by_nobody_meanwhile() {
         lend(shared, |shared| {
             let read = || {
                 let at = shared.enter();
-                // SAFETY: loom sees that it is not being moved.
+                // SAFETY: loom checks that it is not being moved.
                 shared.data.with(|data| unsafe { *data });
                 shared.epoch.leave(at);
             };
             let shift = || {
                 let lock = shared.waiting.lock();
                 if shared.epoch.close() {
-                    // SAFETY: loom sees that nobody reads it.
+                    // SAFETY: loom checks that no thread reads it.
                     shared.data.with_mut(|data| unsafe { *data += 1 });
                     shared.epoch.open();
                 }

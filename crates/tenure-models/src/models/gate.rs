@@ -24,7 +24,7 @@ impl Shared {
 
     fn fork(&self, own: u32) {
         self.gate.close(|| false);
-        // A child is made between these.
+        // A fork makes a child between these two reads.
         assert_eq!(self.active.fetch_or(0, Ordering::Relaxed), own);
         assert_eq!(self.active.fetch_or(0, Ordering::Relaxed), own);
         self.gate.open();
@@ -98,10 +98,10 @@ fn no_range_is_claimed_in_a_fork() {
     });
 }
 
-/// Among a thread's own claims: it is at the count.
+/// A bit in a thread's own claims: the thread is changing the count.
 const CHANGING: u32 = 1 << 31;
 
-/// A signal's handler forks where the thread is about to count its claim, or has just done so.
+/// A signal handler forks when the thread is about to count its claim, or has just done so.
 #[test]
 fn a_fork_amid_a_count_ends() {
     check("gate, a fork amid the count of a claim", 3, Order::Fences, || {

@@ -27,7 +27,7 @@ impl Pins for OwnedRange {
 struct Segment {
     life: Life,
     range: OwnedRange,
-    /// The generation that the bytes are of.
+    /// The generation of the bytes.
     bytes: UnsafeCell<u32>,
     /// The generation that the table leads to.
     place: AtomicU32,
@@ -58,25 +58,25 @@ impl Segment {
             };
             self.range.settle(&mut note).unwrap();
         }
-        // SAFETY: loom sees that nobody writes meanwhile.
+        // SAFETY: loom checks that no thread writes meanwhile.
         assert_eq!(self.bytes.with(|bytes| unsafe { *bytes }), generation);
         let byte = KERNEL.read(0);
         assert!(u32::from(byte) == generation || lost);
         self.range.unpin();
     }
 
-    /// The segment's values go, and others are put there.
+    /// Discards the segment's values and writes others.
     fn replace(&self) {
         self.range.pin();
         let wrapped = self.life.expire();
         assert!(!wrapped);
         if self.life.alone(&self.range) {
-            // SAFETY: nobody wants the contents.
+            // SAFETY: the contents are not needed.
             unsafe { self.range.discard_pages().unwrap() };
-            // Or what is put there now would never be told to the kernel.
+            // Otherwise the new contents would never be offered.
             assert!(!self.range.is_offered());
             let generation = self.life.generation();
-            // SAFETY: loom sees that nobody else reads or writes meanwhile.
+            // SAFETY: loom checks that no other thread reads or writes meanwhile.
             self.bytes.with_mut(|bytes| unsafe { *bytes = generation });
             KERNEL.write(0, generation as u8);
             self.life.add(generation);

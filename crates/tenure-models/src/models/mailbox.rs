@@ -126,7 +126,7 @@ fn each_job_is_taken_once() {
                 shared.done.wait_until(done);
                 // SAFETY: made above; the worker is done with it.
                 let job = unsafe { Box::from_raw(place) };
-                // SAFETY: loom sees that the worker's writes came before.
+                // SAFETY: loom checks that the worker's writes came before.
                 assert_eq!(job.runs.with(|runs| unsafe { *runs }), 1);
             };
             let worker = || {
@@ -138,10 +138,11 @@ fn each_job_is_taken_once() {
                     }
                     let mut at = shared.mailbox.take_jobs();
                     while !at.is_null() {
-                        // SAFETY: the link is the job's first field; its sender waits until it is done.
+                        // SAFETY: the link is the job's first field; its sender waits until it is
+                        // done.
                         let job = unsafe { &*at.cast::<Job>() };
                         at = job.link.next.load(Ordering::Relaxed);
-                        // SAFETY: loom sees that the sender's writes came before.
+                        // SAFETY: loom checks that the sender's writes came before.
                         job.runs.with_mut(|runs| unsafe { *runs += 1 });
                         job.done.store(1, Ordering::Release);
                         shared.done.ring();

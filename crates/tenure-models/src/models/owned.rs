@@ -11,7 +11,7 @@ use crate::tracking::owned::{Losses, OwnedRange};
 use crate::tracking::{scan, TRACKING};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What was written to each page.
+/// The byte that is written to each page.
 const BYTE: u8 = 7;
 
 /// An owned range of so many pages, written and unpinned.
@@ -23,7 +23,7 @@ fn owned(pages: usize) -> OwnedRange {
     owned
 }
 
-/// Pins, and takes back; returns what was reported as lost.
+/// Pins, and takes back. Returns the extents that were reported as lost.
 fn pin(owned: &OwnedRange) -> Vec<PageRange> {
     let mut lost = Vec::new();
     if !owned.pin() {
@@ -36,7 +36,7 @@ fn pin(owned: &OwnedRange) -> Vec<PageRange> {
     lost
 }
 
-/// Pins, takes back, reads all pages, unpins; returns how many pages were reported as lost.
+/// Pins, takes back, reads all pages, unpins. Returns how many pages were reported as lost.
 fn use_it(owned: &OwnedRange, pages: usize) -> u32 {
     let lost = pin(owned);
     for at in 0..pages {
@@ -51,7 +51,7 @@ fn use_it(owned: &OwnedRange, pages: usize) -> u32 {
     lost.iter().map(|extent| extent.len() as u32).sum()
 }
 
-/// As [`use_it`], where no other thread hears of losses.
+/// Like [`use_it`], if no other thread gets losses.
 fn use_it_alone(owned: &OwnedRange, pages: usize) {
     let lost = pin(owned);
     for at in 0..pages {
@@ -105,8 +105,8 @@ fn a_loss_is_heard_by_one_of_two() {
     });
 }
 
-/// A stale reader pins whatever the range is at; the owner, which has a pin, gives the memory away and
-/// gets other memory; the worker comes with what it saw before.
+/// A thread with a stale reference pins the range, whatever its state. The owner, which has a pin,
+/// gives the memory away and gets other memory. The worker comes with an old word.
 #[test]
 fn memory_is_unmapped_under_nobodys_hands() {
     check("owned, the owner, a stale pin and the worker", long(2), Order::Fences, || {
@@ -119,7 +119,7 @@ fn memory_is_unmapped_under_nobodys_hands() {
                 owned.pin();
                 drop(owned.take_mapping());
                 owned.put_mapping(Mapping::map(PageRange::new(1, 2)));
-                // Or what is put there now would never be told to the kernel.
+                // Otherwise the new contents would never be offered.
                 assert!(!owned.is_offered());
                 KERNEL.write(1, BYTE);
                 assert_eq!(KERNEL.read(1), BYTE);
@@ -139,14 +139,14 @@ fn an_owner_that_goes_waits_for_the_worker() {
     });
 }
 
-/// The caller alone has it pinned.
+/// Only the caller has pinned it.
 #[test]
 fn discarded_pages_are_zeros_and_stay() {
     check("owned, a discard and the worker", 3, Order::Fences, || {
         lend(owned(1), |owned| {
             let discard = || {
                 assert!(owned.pin() || owned.settle(&mut |_| Ok(())).is_ok());
-                // SAFETY: nobody wants the contents.
+                // SAFETY: the contents are not needed.
                 unsafe { owned.discard_pages().unwrap() };
                 assert_eq!(KERNEL.read(0), 0);
                 KERNEL.write(0, BYTE);
@@ -158,7 +158,7 @@ fn discarded_pages_are_zeros_and_stay() {
     });
 }
 
-/// Callers that may unpin too often are told so, one by one.
+/// Callers that may unpin too often get `false`, one by one.
 #[test]
 fn a_pin_is_taken_away_once() {
     check("owned, two unpins of one pin and the worker", 3, Order::Fences, || {

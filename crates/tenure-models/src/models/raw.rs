@@ -12,7 +12,8 @@ use std::sync::Mutex;
 
 const BYTE: u8 = 7;
 
-/// Marks memory of so many pages that holds data; the rest of the closure's argument joins the threads.
+/// Marks memory of so many pages that holds data; the rest of the closure's argument joins the
+/// threads.
 fn marked(pages: usize, act: impl FnOnce()) {
     let place = PageRange::new(4, 4 + pages);
     let mapping = Mapping::map(place);
@@ -28,7 +29,7 @@ fn mark(place: PageRange) -> Option<RangeId> {
     raw::mark(place, None).unwrap_or_else(|_| panic!("mark"))
 }
 
-/// Unmarks as the promise does: at once if it is known as exactly this, else in full.
+/// Unmarks as the promise does: at once if the range is known with these bounds, else in full.
 fn unmark(place: PageRange) -> Vec<PageRange> {
     let failed = |_| panic!("unmark");
     if let Some(id) = raw::exact(place) {
@@ -45,7 +46,7 @@ fn unmark(place: PageRange) -> Vec<PageRange> {
     unmark::unmark(place).unwrap_or_else(|_| panic!("unmark")).to_vec()
 }
 
-/// As the promise does.
+/// Forgets as the promise does.
 fn forget(place: PageRange) {
     unmark(place);
     while !raw::forget(place).unwrap() {
@@ -53,7 +54,7 @@ fn forget(place: PageRange) {
     }
 }
 
-/// Unmarks, and reads every page. A page is as it was, or zeros if it was lost.
+/// Unmarks, and reads every page. A page is unchanged, or zeros if it was lost.
 fn read_unmarked(place: PageRange, lost: &mut dyn FnMut(usize)) {
     unmark(place).into_iter().flat_map(|extent| extent.start..extent.end).for_each(lost);
     KERNEL.assert_kept(place);
@@ -63,7 +64,7 @@ fn read_unmarked(place: PageRange, lost: &mut dyn FnMut(usize)) {
     }
 }
 
-/// One thread unmarks; what it hears is all that is gone.
+/// One thread unmarks, and gets all losses.
 fn read_alone(place: PageRange) {
     let mut lost = Vec::new();
     read_unmarked(place, &mut |at| lost.push(at));
@@ -89,7 +90,7 @@ fn an_unmark_has_its_pages_while_the_kernel_takes_others() {
     });
 }
 
-/// Each of two unmarks returns when the pages are there, and one of them hears what is gone.
+/// Each of two unmarks returns when the pages are there, and one of them gets the losses.
 #[test]
 fn a_loss_is_heard_by_one_unmark_of_two() {
     check("raw, two unmarks of what is gone", long(2), Order::Fences, || {
@@ -106,7 +107,7 @@ fn a_loss_is_heard_by_one_unmark_of_two() {
     });
 }
 
-/// A part is unmarked, so the range is cut, while the whole is.
+/// A part is unmarked, so the range is cut, while the whole range is.
 #[test]
 fn a_cut_loses_and_doubles_nothing() {
     check("raw, an unmark of a part and one of the whole", 1, Order::Fences, || {
@@ -202,8 +203,8 @@ fn what_is_forgotten_is_not_touched_any_more() {
     });
 }
 
-/// Two ranges side by side, offered, and the lower one gone; `refuse` has the kernel refuse one step of an
-/// unmark of both. Two threads do that, each once more if it fails.
+/// Two ranges side by side, offered, and the lower one gone. `refuse` has the kernel refuse one
+/// step of an unmark of both. Two threads do that, each once more if it fails.
 fn unmarked_at_the_second_try(refuse: fn()) {
     let (low, high) = (PageRange::new(4, 5), PageRange::new(5, 6));
     let both = PageRange::new(4, 6);
@@ -235,12 +236,12 @@ fn unmarked_at_the_second_try(refuse: fn()) {
 #[test]
 fn an_unmark_that_fails_keeps_the_losses_it_found() {
     check("raw, an unmark that fails and another", 1, Order::Fences, || {
-        // The first range takes one call: nothing is left of it that a second could keep.
+        // The first range takes one call: it has no second part to keep.
         unmarked_at_the_second_try(|| KERNEL.refuse_after(1));
     });
 }
 
-/// The first range is complete when the second cannot be.
+/// The first range is complete when the second fails.
 #[test]
 fn an_unmark_that_fails_late_undoes_what_it_did() {
     check("raw, an unmark that fails late and another", 1, Order::Fences, || {
@@ -248,7 +249,8 @@ fn an_unmark_that_fails_late_undoes_what_it_did() {
     });
 }
 
-/// A failed unmark may leave ranges non-volatile, and then they are whole; the other range is not touched.
+/// A failed unmark may leave ranges non-volatile, and then they are whole; the other range is not
+/// touched.
 #[test]
 fn an_unmark_that_fails_loses_nothing_for_another() {
     check("raw, an unmark that fails and one of a part", 1, Order::Fences, || {
@@ -282,7 +284,7 @@ fn an_unmark_that_fails_loses_nothing_for_another() {
                 }
             };
             together!(part; whole());
-            // What nobody was told is told to the next.
+            // Losses that no caller got go to the next caller.
             note(unmark::unmark(both));
             assert_eq!((KERNEL.read(4), KERNEL.read(5)), (0, BYTE));
             assert_eq!(*heard.lock().unwrap(), [4]);
@@ -292,8 +294,8 @@ fn an_unmark_that_fails_loses_nothing_for_another() {
     });
 }
 
-/// What a failed unmark has pinned it marks again, but not under the hands of a thread that was told that it is
-/// not volatile.
+/// A failed unmark marks again the ranges that it has pinned, but not while another thread relies
+/// on one of them as not volatile.
 #[test]
 fn an_unmark_that_fails_leaves_what_another_was_told() {
     check("raw, an unmark that fails and another's part, at once", 3, Order::Fences, || {
@@ -311,7 +313,7 @@ fn unmarked_beside_a_failure(unmark_part: fn(PageRange) -> Vec<PageRange>) {
     (4..6).for_each(|at| KERNEL.write(at, BYTE));
     assert!(raw::mark(high, Some(2)).is_ok());
     scan();
-    // Not offered, so it is there as soon as it is pinned.
+    // Not offered, so all pages are there once it is pinned.
     assert!(raw::mark(low, Some(1)).is_ok());
     assert!(!KERNEL.is_told(4) && KERNEL.is_told(5));
     KERNEL.refuse_after(0);

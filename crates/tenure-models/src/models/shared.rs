@@ -1,5 +1,5 @@
-//! A chunk of shared memory, and processes that pin, make, remake and purge it. Each is a thread here: they share
-//! nothing but the chunk's record, as processes do.
+//! A chunk of shared memory, and processes that pin, make, remake and purge it. Each is a thread
+//! here: like processes, they share only the chunk's record.
 
 #![allow(unsafe_code, reason = "reads and writes the cell that stands for the chunk's bytes")]
 
@@ -10,10 +10,10 @@ use crate::model::{check, lend, long, together};
 use crate::sync::{AtomicU16, AtomicU32, AtomicU64, AtomicU8, Order, Ordering, UnsafeCell};
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 
-/// What a maker writes. Memory that was given back is 0.
+/// The bytes that a maker writes. Memory that was given back is 0.
 const MADE: u32 = 7;
 
-/// A chunk's record, its bytes, and what the file knows of forks.
+/// A chunk's record, its bytes, and the file's count of forks.
 struct Shared {
     state: AtomicU64,
     used: AtomicU32,
@@ -48,12 +48,12 @@ impl Shared {
 
     /// loom reports a read beside a write.
     fn read(&self) {
-        // SAFETY: read only; loom says if another thread writes meanwhile.
+        // SAFETY: read only; loom reports a write by another thread meanwhile.
         assert_eq!(self.bytes.with(|bytes| unsafe { *bytes }), MADE);
     }
 
     fn write(&self, value: u32) {
-        // SAFETY: loom says if another thread uses it meanwhile.
+        // SAFETY: loom reports a use by another thread meanwhile.
         self.bytes.with_mut(|bytes| unsafe { *bytes = value });
     }
 
@@ -62,7 +62,7 @@ impl Shared {
         true
     }
 
-    /// Pins, makes what is gone, reads, and unpins.
+    /// Pins, makes purged bytes, reads, and unpins.
     fn pin(&self, own: u32) {
         let chunk = self.chunk();
         assert!(chunk.count(own));
@@ -83,7 +83,7 @@ impl Shared {
         self.chunk().purge(own, || self.forks(), || self.discard()).0
     }
 
-    /// Pins, and changes it in place if nobody else has it pinned.
+    /// Pins, and changes it in place if no other process has it pinned.
     fn remake(&self, own: u32) {
         let chunk = self.chunk();
         assert!(chunk.count(own));
@@ -95,7 +95,7 @@ impl Shared {
         chunk.uncount(own);
     }
 
-    /// At rest nobody has it pinned, and its bytes are what its state says.
+    /// At rest no process has it pinned, and its bytes agree with its state.
     fn check(&self) {
         let state = self.chunk().load();
         assert!(!self.chunk().is_pinned());
@@ -170,7 +170,7 @@ fn a_chunk_is_changed_in_place_under_nobodys_pin() {
     });
 }
 
-/// The purger dies while it looks for pins, and what it left is taken away.
+/// The purging process dies while it looks for pins, and another one removes its marks.
 #[test]
 fn a_purger_that_dies_takes_no_bytes_from_under_a_pin() {
     check("shared: a purger dies while it looks", 3, Order::Fences, || {
@@ -222,7 +222,7 @@ fn what_a_dead_purger_or_maker_left_is_gone_and_told() {
     });
 }
 
-/// The parent's pin ends while its child counts the one that it has inherited.
+/// The parent's pin ends while its child counts the inherited pin.
 #[test]
 fn a_childs_pin_is_found_wherever_it_is() {
     // The child's slot comes behind its parent's, or before it.
@@ -255,8 +255,8 @@ fn a_childs_pin_is_found_wherever_it_is() {
     }
 }
 
-/// A process of two threads. One pins, hands the pin over, and lets it go. The other one forks: a child that has been
-/// handed the pin reads, whether another process purges before the child has run or not.
+/// A process of two threads. One pins, hands the pin over, and releases it. The other one forks. A
+/// child that got the pin reads, whether or not another process purges before the child has run.
 #[test]
 fn a_child_has_what_another_thread_pinned_before_the_fork() {
     // The child's slot comes behind its parent's, or before it.
@@ -283,7 +283,7 @@ fn a_child_has_what_another_thread_pinned_before_the_fork() {
                     if noted {
                         shared.pins[of_child as usize].store(1, Ordering::SeqCst);
                     }
-                    // The child's memory is a copy of what is there now.
+                    // The child's memory is a copy of the present memory.
                     let may_read = handed_over.load(Ordering::SeqCst) == 1;
                     let inherited = count.load(Ordering::Relaxed) as u16;
                     if inheritance.end() {

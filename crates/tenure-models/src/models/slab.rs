@@ -42,7 +42,8 @@ fn no_number_is_given_twice_or_lost() {
     });
 }
 
-/// The list is two long: a pop that was interrupted meets a head that is the same, with another successor.
+/// The list has two entries: a pop that was interrupted meets an equal head, with another
+/// successor.
 #[test]
 fn a_pop_that_was_interrupted_sees_the_list_as_it_is() {
     check("slab, pops and pushes of a list", 3, Order::Weak, || {
@@ -109,7 +110,8 @@ fn a_look_finds_an_address_while_its_range_is_cut() {
     });
 }
 
-/// The look passes the part below before it absorbs the part above, which is free when the look comes there.
+/// The look passes the part below before it absorbs the part above, which is free when the look
+/// comes there.
 #[test]
 fn a_look_finds_an_address_while_its_range_is_joined() {
     check("slab, a look beside a join", 3, Order::Weak, || {

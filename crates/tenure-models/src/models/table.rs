@@ -1,4 +1,4 @@
-//! A table from key to place: readers without a lock, writers, and what they take out.
+//! A table from key to place: readers without a lock, writers, and the entries that writers remove.
 
 use super::place::{Place, USED};
 use super::table::{Change, Table};
@@ -7,7 +7,7 @@ use crate::sync::Order;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A key that knows whether it was dropped. What loom does not see is freed memory, so it says so itself.
+/// A key that records whether it was dropped. loom does not detect freed memory, so the key does.
 struct Key(u32, &'static AtomicU32);
 
 impl PartialEq for Key {
@@ -103,7 +103,7 @@ fn a_reader_finds_a_key_or_not_while_it_is_removed() {
             shared.insert(1, 1);
             let change = || {
                 assert_eq!(shared.remove(1), Some(place(1)));
-                // In its entry, if nobody reads that any more.
+                // In its entry, if no thread reads that entry any more.
                 assert_eq!(shared.insert(2, 2), None);
             };
             let look = || {
@@ -210,7 +210,7 @@ fn a_value_that_moves_is_found_at_either_place() {
     });
 }
 
-/// Keys move to the new array when nobody reads: a removal finds its key in either.
+/// Keys move to the new array when no thread reads: a removal finds its key in either.
 #[test]
 fn a_key_is_removed_while_the_array_is_replaced() {
     check("table, a removal and growth", long(3), Order::Fences, || {

@@ -17,14 +17,14 @@ impl Wake for Woken {
     }
 }
 
-/// The tasks, and the wakers of those that wait still.
+/// The tasks, and the wakers of those that still wait.
 struct List {
     tasks: Tasks,
     waiting: Mutex<Vec<Arc<Woken>>>,
 }
 
 impl List {
-    /// A task that is polled with so many wakers, and waits on then.
+    /// A task that is polled with so many wakers, and then continues to wait.
     fn wait(&self, wakers: u32) {
         let mut task = Box::pin(self.tasks.end(|| true));
         let mut last = Arc::default();
@@ -36,7 +36,7 @@ impl List {
             }
         }
         self.waiting.lock().unwrap().push(last);
-        // Somebody has it.
+        // Another thread has it.
         std::mem::forget(task);
     }
 

@@ -13,7 +13,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Takes a turn and does something in it, or counts the refusal.
+    /// Takes a turn and runs `inside` in it, or counts the refusal.
     fn take(&self, turn: usize, inside: impl FnOnce()) {
         match self.turns[turn].take() {
             Some(_mine) => inside(),
@@ -96,8 +96,8 @@ fn a_circle_is_found_that_closes_when_a_turn_passes_on() {
     });
 }
 
-/// The holder ends what another thread waits for, and then waits for that thread, which has yet to
-/// wake up.
+/// The holder ends the wait of another thread, and then waits for that thread, which has not woken
+/// up yet.
 #[test]
 fn no_thread_is_refused_for_a_wait_that_is_over() {
     check("waits, one that is over", 3, Order::Fences, || {

@@ -1,4 +1,5 @@
-//! Runs the core's tests under profiles in which part of the kernel is refused, and holds what is skipped against a list.
+//! Runs the core's tests under profiles in which part of the kernel is refused, and compares the
+//! skips with a list.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +17,7 @@ const USAGE: &str = "usage: tenure-refused [--profiles NAME,NAME…] [--programs
   --built     the folder of built test programs; without it, cargo builds them
   --machine   those profiles too that change a setting of the machine (put back however this program ends)";
 
-/// The core's test programs that take seconds, and which of their tests.
+/// The core's test programs that take seconds, and the selected tests of each.
 const PROGRAMS: &[(&str, &[&str])] = &[
     ("freed", &[]),
     ("lock", &[]),
@@ -28,7 +29,7 @@ const PROGRAMS: &[(&str, &[&str])] = &[
     ("ranges", &["suite::"]),
     ("touch", &[]),
 ];
-/// Profiles that are run if they are named only: the list does not have their skips.
+/// Profiles that run only if they are named: the list does not have their skips.
 const NOT_LISTED: &[&str] = &["no-proc"];
 
 struct Options {
@@ -84,7 +85,7 @@ fn options() -> Result<Options, String> {
             _ => return Err(format!("there is no option {argument}")),
         }
     }
-    // What is skipped anyhow is known from it.
+    // The plain profile shows which tests are always skipped.
     options.profiles.retain(|profile| profile.name != "plain");
     options.profiles.insert(0, &PROFILES[0]);
     Ok(options)

@@ -1,5 +1,7 @@
-//! Runs a program where part of the kernel is refused: `tenure-under-filter [--profile NAME] PROGRAM ARGUMENTS`. Without a
-//! name it is a filter that kills for systemd's `@resources` and `@privileged`. As cargo's runner it puts a test suite under it.
+//! Runs a program where part of the kernel is refused:
+//! `tenure-under-filter [--profile NAME] PROGRAM ARGUMENTS`. Without a name the filter kills for
+//! systemd's `@resources` and `@privileged`. As cargo's runner it puts a test suite under the
+//! filter.
 
 #![forbid(unsafe_code)]
 

@@ -1,20 +1,20 @@
-//! Each thing that tenure asks the kernel for, as a filter can refuse it.
+//! The kernel features that tenure uses, each as a filter can refuse it.
 
 use crate::seccomp::{Call, Errno, Filter};
 use libc::{EACCES, EINVAL, ENOSYS, ENOTTY, EPERM};
 
-/// One of them.
+/// One feature.
 #[derive(Debug)]
 pub struct Capability {
     /// Its name, as the command line takes it.
     pub name: &'static str,
     /// The calls.
     calls: &'static [Call],
-    /// What a kernel says that does not have it.
+    /// The error of a kernel that does not have it.
     unknown: i32,
 }
 
-/// How it is refused.
+/// The manner in which it is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
     /// As by a kernel that does not have it: `ENOSYS`, `EINVAL` or `ENOTTY`.
@@ -26,7 +26,7 @@ pub enum Manner {
 }
 
 impl Manner {
-    /// All of them.
+    /// All manners.
     pub const ALL: [Manner; 3] = [Manner::Unknown, Manner::Forbidden, Manner::Denied];
 
     /// Its name, as the command line takes it.
@@ -88,9 +88,9 @@ const OPENS: &[Call] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OPENS: &[Call] = &[Call::Number(libc::SYS_openat), Call::Number(libc::SYS_openat2)];
 
-/// All of them.
+/// All features.
 pub const CAPABILITIES: &[Capability] = &[
-    // Both ways to a userfaultfd.
+    // Both ways to get a userfaultfd.
     of("userfaultfd", &[Call::Userfaultfd, Call::UserfaultfdDevice], ENOSYS),
     request!("uffd-api", 0xC018_AA3F),
     request!("uffd-register", 0xC020_AA00),

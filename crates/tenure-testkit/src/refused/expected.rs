@@ -1,13 +1,14 @@
-//! Which tests are expected to be skipped under which profile, and which are left out: `refused.txt`.
+//! The tests that are expected to be skipped under each profile, and those that are left out:
+//! `refused.txt`.
 
 use std::fmt;
 
-/// What a line expects.
+/// The expectation of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
     /// The test is run, and skips itself with a reason.
     Skips,
-    /// The test is not run: it makes the call that is refused itself, or looks for what is not there.
+    /// The test does not run: it makes the refused call itself, or checks for the refused feature.
     LeftOut,
 }
 
@@ -16,7 +17,7 @@ pub enum Expected {
 pub struct Line {
     /// The profiles.
     profiles: Vec<String>,
-    /// What is expected.
+    /// The expected outcome.
     pub expected: Expected,
     /// The test program and the test, or a program and the first part of names with `*`.
     pub test: String,
@@ -32,7 +33,7 @@ impl List {
     /// The list of this crate.
     ///
     /// # Panics
-    /// If a line is not as the file says at its beginning.
+    /// If a line does not have the form that the file's beginning describes.
     pub fn own() -> List {
         List::parse(include_str!("../../refused.txt")).expect("refused.txt is as it says")
     }
@@ -40,7 +41,7 @@ impl List {
     /// `PROFILES skips|out TEST: REASON`, one a line; `#` begins a remark.
     ///
     /// # Errors
-    /// A line that is not so.
+    /// A line does not have this form.
     pub fn parse(text: &str) -> Result<List, String> {
         let lines = text.lines().map(str::trim);
         let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -78,7 +79,7 @@ fn parse(line: &str) -> Option<Line> {
 }
 
 impl Line {
-    /// Whether it is about this test.
+    /// Returns whether the line is about this test.
     pub fn is_about(&self, test: &str) -> bool {
         match self.test.strip_suffix('*') {
             Some(beginning) => test.starts_with(beginning),

@@ -1,5 +1,5 @@
-//! The system calls that container runtimes and service managers let through, as data. Names that an architecture lacks
-//! are left out, and so are calls of 32-bit programs.
+//! The system calls that container runtimes and service managers allow, as data. Names that an
+//! architecture lacks are left out, and so are calls of 32-bit programs.
 
 /// Names with their numbers.
 pub type List = &'static [(&'static str, i64)];
@@ -8,8 +8,9 @@ macro_rules! calls {
     ($($name:ident)*) => { &[$((stringify!($name), libc::$name)),*] };
 }
 
-/// What both Docker's default profile (moby, `profiles/seccomp/default.json`) and containerd's
-/// (`contrib/seccomp/seccomp_default.go`) allow to a container without more capabilities.
+/// The calls that both Docker's default profile (moby, `profiles/seccomp/default.json`) and
+/// containerd's (`contrib/seccomp/seccomp_default.go`) allow to a container without more
+/// capabilities.
 pub const CONTAINERS: List = calls! {
     SYS_accept SYS_accept4 SYS_bind SYS_brk SYS_capget SYS_capset SYS_chdir SYS_clock_getres SYS_clock_gettime
     SYS_clock_nanosleep SYS_clone SYS_close SYS_connect SYS_copy_file_range SYS_dup SYS_dup3 SYS_epoll_create1
@@ -45,7 +46,7 @@ pub const CONTAINERS: List = calls! {
     SYS_writev
 };
 
-/// What Docker's allows beyond [`CONTAINERS`].
+/// The calls that Docker's profile allows beyond [`CONTAINERS`].
 pub const DOCKER: List = calls! {
     SYS_adjtimex SYS_clock_adjtime SYS_close_range SYS_epoll_pwait2 SYS_futex_waitv
     SYS_landlock_add_rule SYS_landlock_create_ruleset SYS_landlock_restrict_self SYS_membarrier
@@ -67,20 +68,22 @@ pub const CONTAINERS_HERE: List = calls! {
 #[cfg(not(target_arch = "x86_64"))]
 pub const CONTAINERS_HERE: List = calls! { SYS_sendfile };
 
-/// What `SystemCallFilter=@system-service` of systemd allows beyond [`CONTAINERS`] and [`DOCKER`]. userfaultfd is among them.
+/// The calls that systemd's `SystemCallFilter=@system-service` allows beyond [`CONTAINERS`] and
+/// [`DOCKER`]. userfaultfd is among them.
 pub const SERVICE_MORE: List = calls! {
     SYS_add_key SYS_clone3 SYS_get_mempolicy SYS_io_uring_enter SYS_io_uring_register SYS_io_uring_setup
     SYS_kcmp SYS_keyctl SYS_mbind SYS_migrate_pages SYS_move_pages SYS_personality SYS_request_key
     SYS_set_mempolicy SYS_setns SYS_unshare SYS_userfaultfd
 };
 
-/// What [`CONTAINERS`] and [`DOCKER`] have, and `@system-service` has not. (Nor has it seccomp, which the tests need.)
+/// The calls that [`CONTAINERS`] and [`DOCKER`] have, and `@system-service` does not. (It also
+/// lacks seccomp, which the tests need.)
 pub const SERVICE_LESS: List = calls! {
     SYS_fanotify_mark SYS_memfd_secret SYS_mincore SYS_process_mrelease SYS_ptrace
 };
 
-/// What a renderer's sandbox in Chromium lets through, roughly, and what a test program needs beside it: to start, to print,
-/// to make children and to look into /proc.
+/// Roughly the calls that a renderer's sandbox in Chromium allows, and those that a test program
+/// needs beside them: to start, to print, to make children and to read /proc.
 pub const BROWSER: List = calls! {
     SYS_brk SYS_clock_getres SYS_clock_gettime SYS_clock_nanosleep SYS_clone SYS_close SYS_dup SYS_dup3
     SYS_epoll_create1 SYS_epoll_ctl SYS_epoll_pwait SYS_eventfd2 SYS_execve SYS_exit SYS_exit_group SYS_fcntl

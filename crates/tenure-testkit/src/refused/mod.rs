@@ -1,4 +1,4 @@
-//! Parts of the kernel refused as users find them: single capabilities, and whole profiles.
+//! Parts of the kernel refused as users meet them: single capabilities, and whole profiles.
 
 mod capabilities;
 pub mod expected;

@@ -1,4 +1,5 @@
-//! What a program finds refused under container runtimes, service managers, sandboxes and settings of the machine.
+//! The refusals that a program meets under container runtimes, service managers, sandboxes and
+//! settings of the machine.
 
 #![allow(unsafe_code, reason = "gives rights away in a process that becomes another program")]
 
@@ -11,26 +12,26 @@ use rustix::thread::{unshare_unsafe, UnshareFlags};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// One of them.
+/// One profile.
 #[derive(Debug)]
 pub struct Profile {
     /// Its name, as the command line takes it.
     pub name: &'static str,
-    /// What it is about.
+    /// A description.
     pub about: &'static str,
-    /// Nothing can be volatile under it: such tests end with an error that says so.
+    /// Nothing can be volatile under it: such tests end with an error for that.
     pub without_volatile: bool,
-    /// A file of the machine's settings, and what it is to say meanwhile.
+    /// A file of the machine's settings, and its value meanwhile.
     pub setting: Option<(&'static str, &'static str)>,
     filter: Option<fn() -> Filter>,
     world: World,
 }
 
-/// What is different besides system calls.
+/// A difference other than system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum World {
     Usual,
-    /// These are empty and cannot be written.
+    /// These files are empty and cannot be written.
     Without(&'static str),
     OrdinaryUser,
     WithoutHugePages,
@@ -50,7 +51,7 @@ const USUAL: Profile = Profile {
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 const USERFAULTFD: &str = "/proc/sys/vm/unprivileged_userfaultfd";
 
-/// All of them; the first refuses nothing.
+/// All profiles; the first refuses nothing.
 pub const PROFILES: &[Profile] = &[
     Profile { name: "plain", about: "nothing is refused", ..USUAL },
     Profile {
@@ -251,19 +252,19 @@ fn browser() -> Filter {
         libc::MADV_FREE,
         libc::MADV_REMOVE,
         libc::MADV_DONTDUMP,
-        // By which the tests have pages purged.
+        // The tests use this advice to have pages purged.
         libc::MADV_PAGEOUT,
     ];
     let filter = advices.iter().fold(filter, |filter, advice| filter.allow(Call::Madvise(*advice)));
-    // What terminals are asked, and what the tests print through.
+    // A request that terminals get, and by which the tests print.
     let filter = filter.allow(Call::Ioctl(libc::TCGETS as u32));
     let filter = filter.allow(Call::Number(libc::SYS_memfd_create));
     filter.refuse(Call::Number(libc::SYS_clone3), Errno::NOSYS)
 }
 
 impl Profile {
-    /// Replaces this process by a program under the profile. Returns only on failure. The machine's setting is the
-    /// caller's to make.
+    /// Replaces this process by a program under the profile. Returns only on failure. The caller
+    /// changes the machine's setting.
     pub fn launch(&self, mut program: Command) -> Unavailable {
         if self.world == World::KillsForGroups {
             return launch(program);

@@ -1,4 +1,4 @@
-//! A setting of the machine that is put back however this process ends.
+//! A setting of the machine that is restored however this process ends.
 
 use crate::Unavailable;
 use std::fs;
@@ -9,12 +9,12 @@ use std::process::{Child, Command, Stdio};
 /// A changed setting, until it is dropped.
 #[derive(Debug)]
 pub struct Setting {
-    /// Puts it back when its standard input ends: also where this process is killed.
+    /// Restores it when its standard input ends: also if this process is killed.
     keeper: Option<Child>,
 }
 
 impl Setting {
-    /// Writes to a file of settings, unless it says so already.
+    /// Writes the value to a file of settings, unless the file has it already.
     pub fn change(path: &str, value: &str) -> Result<Setting, Unavailable> {
         let unavailable =
             |e: std::io::Error| Unavailable::new(format!("{path} is not to be set: {e}"));
@@ -22,7 +22,7 @@ impl Setting {
         if before == value {
             return Ok(Setting { keeper: None });
         }
-        // In a group of its own, so that a signal to this one's does not reach it.
+        // In a group of its own, so that a signal to this process's group does not reach it.
         let keeper = Command::new("/bin/sh")
             .args(["-c", "read -r line; printf %s \"$1\" > \"$0\"", path, &before])
             .stdin(Stdio::piped())

@@ -1,4 +1,4 @@
-//! Test programs run under a profile, and what became of each test.
+//! Runs test programs under a profile, and collects the result of each test.
 
 #![allow(unsafe_code, reason = "ends the process group of a test program")]
 
@@ -12,20 +12,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What became of a test.
+/// The result of a test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// It passed.
     Passed,
     /// It skipped itself, with this reason.
     Skipped(String),
-    /// It ended with the error that says that the kernel does not have what it needs.
+    /// It ended with the error that the kernel lacks a feature that it needs.
     Unsupported,
-    /// It failed, and said this.
+    /// It failed, with this output.
     Failed(String),
 }
 
-/// What became of all tests, by the program's and the test's name.
+/// The results of all tests, by the program's and the test's name.
 pub type Outcomes = BTreeMap<String, Outcome>;
 
 /// A test program, and the parts of names of its tests that are run; none: all.
@@ -39,12 +39,13 @@ pub struct Program {
     pub only: Vec<String>,
 }
 
-/// Longer takes no test program.
+/// No test program takes longer.
 const PATIENCE: Duration = Duration::from_secs(300);
 const DIED: &str = "(the program)";
 
 impl Program {
-    /// Runs it under a profile, without the tests that are left out there. `launcher`: `tenure-under-filter`.
+    /// Runs it under a profile, without the tests that are left out there. `launcher`:
+    /// `tenure-under-filter`.
     pub fn run(
         &self,
         launcher: &Path,
@@ -54,7 +55,7 @@ impl Program {
         let dir = std::env::temp_dir().join(format!("tenure-refused-{}", std::process::id()));
         fs::create_dir_all(&dir)?;
         let (skips, printed) = (dir.join("skips"), dir.join("printed"));
-        // Also another user's, who adds to it.
+        // Another user's process may add to the file, too.
         fs::write(&skips, "")?;
         let for_all = std::os::unix::fs::PermissionsExt::from_mode(0o666);
         fs::set_permissions(&skips, for_all)?;
@@ -114,7 +115,7 @@ fn tail(text: &str) -> String {
     lines[lines.len().saturating_sub(30)..].join("\n")
 }
 
-/// What a test program printed, and the skips that it recorded.
+/// Parses the output of a test program, and the skips that it recorded.
 pub fn outcomes(program: &str, printed: &str, skips: &str) -> Outcomes {
     let mut outcomes = Outcomes::new();
     for line in printed.lines() {
@@ -137,7 +138,7 @@ pub fn outcomes(program: &str, printed: &str, skips: &str) -> Outcomes {
     }
     for line in skips.lines() {
         let Some((place, reason)) = line.split_once(": ") else { continue };
-        // The place is a function inside the test, perhaps one that another test has, too.
+        // The place is a function inside the test; another test may have such a function, too.
         let test = outcomes
             .keys()
             .filter(|test| place.starts_with(test.as_str()))
@@ -155,7 +156,7 @@ fn said_by(test: &str, printed: &str) -> String {
     rest[..end].trim().to_owned()
 }
 
-/// How one profile went.
+/// The sums of one profile.
 #[derive(Debug, Default)]
 pub struct Verdict {
     /// Tests that passed.
@@ -164,15 +165,15 @@ pub struct Verdict {
     pub skipped_anyhow: usize,
     /// Skipped, as the list expects.
     pub skipped: usize,
-    /// Ended with an error that says so.
+    /// Ended with an error that names the refusal.
     pub unsupported: usize,
     /// Left out.
     pub left_out: usize,
-    /// What nobody expected.
+    /// Unexpected results.
     pub surprises: Vec<String>,
 }
 
-/// Holds what became of the tests against the list and against the run in which nothing is refused.
+/// Compares the results with the list and with the run in which nothing is refused.
 pub fn judge(profile: &Profile, outcomes: &Outcomes, plain: &Outcomes, list: &List) -> Verdict {
     let mut verdict = Verdict::default();
     let lines: Vec<_> = list.of(profile.name).collect();
@@ -203,7 +204,7 @@ pub fn judge(profile: &Profile, outcomes: &Outcomes, plain: &Outcomes, list: &Li
             Expected::Skips if used => {}
             Expected::Skips
                 if plain.keys().any(|test| line.is_about(test) && skips_anyhow(test)) => {}
-            // Of a program that was not run.
+            // The line is about a program that did not run.
             Expected::Skips if !outcomes.keys().any(|test| line.is_about(test)) => {}
             Expected::Skips => verdict.surprises.push(format!("expected and not so: {line}")),
             Expected::LeftOut => {
@@ -257,7 +258,7 @@ mod tests {
         let list = List::parse("gvisor skips lock::three: no moon\ngvisor out lock::four: gone\n");
         let verdict = judge(profile("gvisor").unwrap(), &refused, &plain, &list.unwrap());
         assert_eq!((verdict.skipped, verdict.unsupported, verdict.left_out), (1, 1, 1));
-        // A test that is left out is not run.
+        // A test that is left out does not run.
         assert_eq!(verdict.surprises.len(), 1);
     }
 }

@@ -1,4 +1,5 @@
-//! What all processes of a run write to: counts, and what is true of each chunk. It is no memory of tenure's.
+//! The memory to which all processes of a run write: counts, and the facts about each chunk. It
+//! does not belong to tenure.
 
 #![allow(unsafe_code, reason = "maps memory that forked processes share")]
 
@@ -13,9 +14,9 @@ pub const KEYS: usize = 4096;
 /// Workers over time; later ones use the places of earlier ones again.
 const MOST_LIVES: usize = 1 << 16;
 
-/// See the module's head.
+/// See the head of the module.
 pub struct Board {
-    /// Chunks that were pinned and found right.
+    /// Chunks that were pinned and found intact.
     pub reads: AtomicU64,
     pub made: AtomicU64,
     pub remade: AtomicU64,
@@ -26,11 +27,11 @@ pub struct Board {
     pub hangs: AtomicU64,
     pub grandchildren: AtomicU64,
     pub handles: AtomicU64,
-    /// All are to end.
+    /// Set when all processes must end.
     pub over: AtomicU32,
     /// Each worker's steps: a worker that takes none hangs.
     pub steps: [AtomicU64; MOST_WORKERS],
-    /// What each worker does, for the report.
+    /// The action of each worker, for the report.
     pub doing: [AtomicU32; MOST_WORKERS],
     /// The worker has its stake pinned.
     pub staked: [AtomicU32; MOST_WORKERS],
@@ -38,17 +39,18 @@ pub struct Board {
     pub versions: [AtomicU64; MOST_CHUNKS],
     /// The life that makes the chunk; 0: none.
     pub makers: [AtomicU32; MOST_CHUNKS],
-    /// Values that the cache found, and that were right.
+    /// Values that the cache found, and that were correct.
     pub found: AtomicU64,
-    /// Of each key: the life that changes it; the numbers of the last change that began, and of the last one that ended.
+    /// For each key: the life that changes it; the numbers of the last change that began, and of
+    /// the last one that ended.
     pub changers: [AtomicU32; KEYS],
     pub begun: [AtomicU64; KEYS],
     pub settled: [AtomicU64; KEYS],
-    /// Lives that are over.
+    /// Lives that have ended.
     gone: [AtomicU32; MOST_LIVES],
-    /// Lives that were ended, or are about to be.
+    /// Lives that were ended from outside, or are about to be.
     ended: [AtomicU32; MOST_LIVES],
-    /// Grandchildren of each life that live.
+    /// The number of living grandchildren of each life.
     pub living: [AtomicU32; MOST_LIVES],
 }
 
@@ -63,7 +65,8 @@ impl Board {
         if at == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: as long as it needs to be, zeroed, never unmapped, and all of it is atomics.
+        // SAFETY: the mapping is as long as a Board, zeroed and never unmapped, and a Board
+        // consists of atomics.
         Ok(unsafe { &*(at as *const Board) })
     }
 
@@ -72,27 +75,27 @@ impl Board {
         self.ended[life as usize % MOST_LIVES].load(Ordering::SeqCst) == life
     }
 
-    /// Says that it is about to be.
+    /// Notes that it is about to be ended.
     pub fn end(&self, life: u32) {
         self.ended[life as usize % MOST_LIVES].store(life, Ordering::SeqCst);
     }
 
-    /// Whether a life is over: it does nothing any more.
+    /// Returns whether a life has ended and does nothing any more.
     pub fn is_gone(&self, life: u32) -> bool {
         self.gone[life as usize % MOST_LIVES].load(Ordering::SeqCst) == life
     }
 
-    /// Says that it is.
+    /// Notes that it has ended.
     pub fn went(&self, life: u32) {
         self.gone[life as usize % MOST_LIVES].store(life, Ordering::SeqCst);
     }
 
-    /// Grandchildren of a life that live.
+    /// The number of living grandchildren of a life.
     pub fn living(&self, life: u32) -> &AtomicU32 {
         &self.living[life as usize % MOST_LIVES]
     }
 
-    /// Counts a wrong byte, and says which.
+    /// Counts a wrong byte, and describes it.
     pub fn wrong(&self, text: std::fmt::Arguments<'_>) {
         if self.wrong.fetch_add(1, Ordering::Relaxed) < 20 {
             eprintln!("WRONG: {text} (process {})", std::process::id());

@@ -1,4 +1,4 @@
-//! What the bytes of a chunk are: each word follows from the chunk, the version and the word's place.
+//! The bytes of a chunk: each word follows from the chunk, the version and the word's place.
 
 use crate::rng::Rng;
 
@@ -15,7 +15,7 @@ pub fn write(bytes: &mut [u8], chunk: usize, version: u64, words: usize) {
     }
 }
 
-/// A word that is wrong: its place, and what is there.
+/// Returns a wrong word: its place and its value.
 pub fn find_wrong(
     bytes: &[u8],
     chunk: usize,

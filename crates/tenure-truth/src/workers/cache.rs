@@ -1,5 +1,6 @@
-//! A shared cache, as workers use it. The values of a key have growing numbers, so that an older one that comes back is
-//! seen: what a get finds is no older than the last change that had ended before it began.
+//! The workers' use of a shared cache. The values of a key have growing numbers, so that a check
+//! finds an old value that comes back: the value of a get is no older than the last change that had
+//! ended before the get began.
 
 use super::board::{Board, KEYS};
 use super::bytes;
@@ -13,7 +14,7 @@ const CALLS: usize = 200;
 const HELD: usize = 6;
 const LONGEST: usize = 8000;
 
-/// What one worker does with the cache.
+/// The calls of one worker on the cache.
 pub struct Calls<'a> {
     pub board: &'static Board,
     pub cache: &'a SharedCache,
@@ -23,7 +24,7 @@ pub struct Calls<'a> {
 }
 
 impl Calls<'_> {
-    /// Some calls. Returns how many values were found right.
+    /// Makes some calls. Returns how many values were found correct.
     pub fn run(&self, rng: &mut Rng) -> u64 {
         let mut held: Vec<(usize, SharedValue<'_>)> = Vec::new();
         let mut right = 0;
@@ -39,7 +40,7 @@ impl Calls<'_> {
             if held.len() < HELD {
                 held.push((key, value));
             } else if rng.once_in(8) {
-                // They were purged or written over meanwhile if a pin did not keep them.
+                // If a pin did not keep them, they were purged or overwritten meanwhile.
                 for (key, value) in held.drain(..) {
                     self.is_right(key, &value, rng);
                 }
@@ -48,7 +49,7 @@ impl Calls<'_> {
         right
     }
 
-    /// Its bytes are those of its number.
+    /// Returns whether its bytes are those of its number.
     fn is_right(&self, key: usize, value: &[u8], rng: &mut Rng) -> bool {
         let number = number_of(value);
         let wrong = bytes::find_wrong(&value[8..], key, number, rng);
@@ -82,7 +83,8 @@ impl Calls<'_> {
         Some(value)
     }
 
-    /// One process changes a key at a time, and goes on where one has died.
+    /// Changes a key. One process changes a key at a time, and another continues if that process
+    /// has died.
     fn change(&self, key: usize, rng: &mut Rng) -> Option<SharedValue<'_>> {
         let changer = &self.board.changers[key];
         let before = changer.load(Ordering::SeqCst);
@@ -123,7 +125,7 @@ impl Calls<'_> {
         found
     }
 
-    /// Where every chunk is pinned, or no memory is left, a value is refused.
+    /// If every chunk is pinned, or no memory is left, a value is refused.
     fn unexplained<T>(&self, error: &tenure::Error) -> Option<T> {
         if error.errno() != libc::ENOMEM {
             self.board.wrong(format_args!("an error that nothing explains: {error}"));

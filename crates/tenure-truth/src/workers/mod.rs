@@ -1,5 +1,6 @@
-//! Shared volatile memory, used by workers of which one is killed every tenth of a second, beside a neighbour in the same
-//! memory cgroup. Every chunk that a worker has pinned is held against what its maker wrote.
+//! Shared volatile memory, used by workers of which one is killed every tenth of a second, beside a
+//! neighbour in their memory cgroup. Every chunk that a worker has pinned is compared with the
+//! bytes of its maker.
 
 #![allow(unsafe_code, reason = "stops and ends processes of its own")]
 
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 use tenure::shared::{SharedCache, SharedPin, SharedVolatile};
 use worker::{Memory, Worker};
 
-/// What is asked for.
+/// The options of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Processes.
@@ -34,15 +35,15 @@ pub struct Plan {
     pub kill_every: u64,
 }
 
-/// What the neighbour needs at most. It takes that as fast as it can.
+/// The most that the neighbour needs. It takes that as fast as it can.
 const NEED: u64 = 48 << 20;
 const DOOR: &str = "TENURE_TRUTH_DOOR";
-/// A worker that does nothing for so long hangs.
+/// A worker without a step for so long counts as hanging.
 const HANGS_AFTER: Duration = Duration::from_secs(20);
-/// Pins of the dead are to be gone after this.
+/// After this time pins of dead processes must be gone.
 const RELEASED_AFTER: Duration = Duration::from_secs(1);
 
-/// Runs it in a memory cgroup, if one can be had. Whether nothing was wrong.
+/// Runs it in a memory cgroup, if one can be made. Returns whether nothing was wrong.
 pub fn run(plan: &Plan, arguments: &[String]) -> Result<bool, String> {
     if let Ok(door) = std::env::var(DOOR) {
         std::fs::write(&door, "0").map_err(|error| format!("{door}: {error}"))?;
@@ -80,7 +81,7 @@ struct Slot {
     moved: Instant,
 }
 
-/// A worker that was killed, and whose pin has to go.
+/// A worker that was killed, and whose pin must go.
 struct Dead {
     life: u32,
     stake: usize,
@@ -260,7 +261,7 @@ impl Master<'_> {
         self.slots[place] = self.spawn(place);
     }
 
-    /// Workers that are stopped go on; those that end or hang are found.
+    /// Lets stopped workers continue, and finds those that end or hang.
     fn look_after(&mut self, now: Instant) {
         for (place, slot) in self.slots.iter_mut().enumerate() {
             if slot.stopped.is_some_and(|until| now >= until) {
@@ -285,17 +286,17 @@ impl Master<'_> {
         }
     }
 
-    /// The pins of the dead go, by what others do by themselves.
+    /// Checks that the pins of dead processes go, by the other processes' normal work.
     fn look_at_the_dead(&mut self, now: Instant) {
         let (board, memory) = (self.board, &self.memories[1].shared);
         let (stuck, slowest) = (&mut self.stuck, &mut self.slowest);
         self.dead.retain_mut(|dead| {
-            // A grandchild has the pin, too, as long as it lives.
+            // A grandchild has the pin, too, while it lives.
             if board.living(dead.life).load(Ordering::SeqCst) > 0 {
                 dead.at = now;
                 return true;
             }
-            // Others may have purged it, once it was not pinned any more.
+            // Other processes may have purged it, once it was not pinned any more.
             let gone = memory.purge_now(dead.stake..dead.stake + 1).is_ok_and(|count| count == 1)
                 || memory.read(dead.stake).is_ok_and(|pin| pin.is_none());
             let time = now - dead.at;
@@ -326,7 +327,8 @@ impl Master<'_> {
         );
     }
 
-    /// All are gone: what was purged was told, and the memory comes back.
+    /// At the end all processes are gone: checks that every purge was reported, and that the memory
+    /// comes back.
     fn check_the_end(&mut self) -> bool {
         let mut good = true;
         let (mut told, mut purges) = (self.board.told.load(Ordering::SeqCst), 0);
@@ -359,7 +361,8 @@ impl Master<'_> {
             );
             good &= left <= records && stats.pinned == 0 && stats.processes == 1;
         }
-        // A process that was killed may have purged or learnt one that it had not counted yet, and stakes are not counted.
+        // A killed process may have purged a chunk, or got a report, that it had not counted yet,
+        // and stakes are not counted.
         println!("{purges} purges, of which {told} were told; {} workers were killed", self.kills);
         good
     }
@@ -371,7 +374,7 @@ fn send(pid: i32, signal: i32) {
 }
 
 fn allocated(shared: &SharedVolatile) -> u64 {
-    // SAFETY: writes to a structure of ours.
+    // SAFETY: writes to a local structure.
     unsafe {
         let mut stat: libc::stat = std::mem::zeroed();
         match libc::fstat(shared.as_fd().as_raw_fd(), &mut stat) {

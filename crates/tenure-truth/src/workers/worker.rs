@@ -1,5 +1,5 @@
-//! What a worker does: it pins, checks, makes, remakes, gives up, panics and purges, as its numbers choose, until it is
-//! killed.
+//! The work of a worker: it pins, checks, makes, remakes, abandons, panics and purges, as its
+//! random numbers choose, until it is killed.
 
 #![allow(unsafe_code, reason = "opens the memory anew")]
 
@@ -15,11 +15,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tenure::shared::{Before, Maker, SharedCache, SharedChunk, SharedPin, SharedVolatile};
 
-/// Memory, and where its chunks are on the board.
+/// Memory, and the place of its chunks on the board.
 pub struct Memory {
     pub shared: SharedVolatile,
     pub first: usize,
-    /// Chunks that all use. Those behind them are stakes.
+    /// Chunks that all workers use. The chunks behind them are stakes.
     pub used: usize,
 }
 
@@ -33,7 +33,7 @@ pub struct Worker<'a> {
     /// Its number, which no other worker has.
     pub life: u32,
     pub rng: Rng,
-    /// A grandchild forks no more.
+    /// A grandchild does not fork.
     pub grandchild: bool,
 }
 
@@ -43,18 +43,18 @@ struct Held<'a> {
     version: u64,
 }
 
-/// How long a chunk may be in the making: workers are stopped for less.
+/// How long the making of a chunk may take: workers are stopped for less.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Reads in a row.
 const READS: usize = 200;
 
 impl<'a> Worker<'a> {
-    /// Runs until all is over, or `steps` are done.
+    /// Runs until the whole run ends, or `steps` are done.
     pub fn run(&mut self, steps: Option<u64>) {
         let mut held: VecDeque<Held<'a>> = VecDeque::new();
         let memories = self.memories;
-        // Counted a few at a time: the board's lines are everybody's.
+        // Counted a few at a time, because all processes share the board's cache lines.
         let mut reads = 0;
         let mut done = 0;
         while self.board.over.load(Ordering::Relaxed) == 0 && steps.is_none_or(|most| done < most) {
@@ -78,7 +78,7 @@ impl<'a> Worker<'a> {
                         let version = self.board.versions[on_board].load(Ordering::SeqCst);
                         held.push_back(Held { pin, on_board, version });
                     }
-                    // What is there is read, so that most of the time goes into reads.
+                    // Intact chunks are read, so that most of the time goes into reads.
                     for _ in 0..READS {
                         let chunk = self.some_chunk(memory);
                         if let Ok(Some(pin)) = memory.shared.read(chunk) {
@@ -118,7 +118,7 @@ impl<'a> Worker<'a> {
         board.found.fetch_add(found, Ordering::Relaxed);
     }
 
-    /// One of them more often than another.
+    /// Chooses a chunk, some more often than others.
     fn some_chunk(&mut self, memory: &Memory) -> usize {
         let most = if self.rng.once_in(4) { memory.used } else { memory.used / 4 };
         self.rng.below(most)
@@ -130,7 +130,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// An intact chunk, which stays as it is while it is pinned.
+    /// Checks an intact chunk, which does not change while it is pinned.
     fn check(&mut self, memory: &Memory, chunk: usize, pin: &[u8]) -> bool {
         let on_board = memory.first + chunk;
         let version = self.board.versions[on_board].load(Ordering::SeqCst);
@@ -144,7 +144,7 @@ impl<'a> Worker<'a> {
         wrong.is_none()
     }
 
-    /// After other calls, and in grandchildren.
+    /// Checks the held chunk again, after other calls, and in grandchildren.
     fn check_held(&mut self, held: Option<Held<'_>>) {
         let Some(held) = held else { return };
         let wrong = bytes::find_wrong(&held.pin, held.on_board, held.version, &mut self.rng);
@@ -202,7 +202,7 @@ impl<'a> Worker<'a> {
         if was != Before::Intact && !bytes::is_zeros(&maker, &mut self.rng) {
             self.board.wrong(format_args!("chunk {chunk} to be made ({was:?}) is not zeros"));
         }
-        // While it is made nobody else reads the version.
+        // While it is being made no other process reads the version.
         let version = self.rng.draw();
         self.board.versions[on_board].store(version, Ordering::SeqCst);
         let words = maker.len() / 8;
@@ -292,7 +292,7 @@ impl<'a> Worker<'a> {
         match sys::fork() {
             0 => {
                 let (board, life) = (self.board, self.life);
-                // It goes with the pins that it inherits, and does work of its own.
+                // It continues with its inherited pins, and does work of its own.
                 let own = life | 1 << 31;
                 let mut own = Worker { life: own, rng: Rng::new(seed), grandchild: true, ..*self };
                 own.run(Some(300));

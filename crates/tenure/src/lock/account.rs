@@ -1,10 +1,10 @@
-//! What is charged against `RLIMIT_MEMLOCK`, and whether the limit holds here.
+//! The memory charged against `RLIMIT_MEMLOCK`, and whether the limit holds here.
 
 use crate::error::{Error, Result};
 use crate::os::{self, limits};
 use std::fmt;
 
-/// What this process has locked and may lock. In bytes.
+/// The memory that this process has locked and may lock, in bytes.
 ///
 /// ```
 /// let account = tenure::lock::account()?;
@@ -20,11 +20,12 @@ pub struct Account {
     pub locked: u64,
     /// The limit that holds; `None`: unlimited. A process may raise it up to the hard limit.
     pub soft: Option<u64>,
-    /// What the soft limit can be raised to without `CAP_SYS_RESOURCE`; `None`: unlimited.
+    /// The value to which the soft limit can be raised without `CAP_SYS_RESOURCE`; `None`:
+    /// unlimited.
     pub hard: Option<u64>,
     /// Whether the calling thread has `CAP_IPC_LOCK` in effect.
     pub ipc_lock: bool,
-    /// Whether capabilities lift the limit here: they do only in the machine's first user namespace.
+    /// Whether capabilities lift the limit here: only in the machine's first user namespace.
     pub first_user_namespace: bool,
 }
 
@@ -45,7 +46,7 @@ impl Account {
     /// ```
     /// let cache_bytes = 64 << 20;
     /// if tenure::lock::account()?.room().is_some_and(|room| room < cache_bytes) {
-    ///     println!("{}", tenure::lock::explain(cache_bytes)?); // what to write, and where
+    ///     println!("{}", tenure::lock::explain(cache_bytes)?); // the lines to write, and where
     /// }
     /// # Ok::<(), tenure::Error>(())
     /// ```
@@ -58,7 +59,7 @@ impl Account {
     }
 }
 
-/// Reads what is locked, the limit and the thread's exemption from it. About 30 µs.
+/// Reads the locked bytes, the limit and the thread's exemption from it. About 30 µs.
 ///
 /// ```
 /// let account = tenure::lock::account()?;
@@ -67,7 +68,7 @@ impl Account {
 /// ```
 ///
 /// # Errors
-/// `/proc` is not mounted, or a filter refuses the question for the limit.
+/// `/proc` is not mounted, or a filter refuses the call that reads the limit.
 #[doc(alias = "RLIMIT_MEMLOCK")]
 #[doc(alias = "getrlimit")]
 #[doc(alias = "VmLck")]
@@ -85,7 +86,7 @@ pub fn account() -> Result<Account> {
     })
 }
 
-/// A limit as people read it.
+/// Formats a limit as text.
 pub(super) fn limit(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| "unlimited".into(), |bytes| bytes.to_string())
 }

@@ -1,5 +1,5 @@
-//! Taking and giving back claims, so that the kernel holds what they say: all of it or, after a
-//! failure, what it held before.
+//! Takes and gives back claims, so that the kernel's locks fit them. After a failure the kernel
+//! has the locks that it had before.
 
 use super::claims::{Claims, Level};
 use super::diagnose::{self, NotLowered, Silent};
@@ -15,7 +15,7 @@ use crate::range::PageRange;
 use crate::runtime::services;
 use rustix::io::Errno;
 
-/// Locks a range for a guard. Answers the ledger's time, for [`Ledger::still`].
+/// Locks a range for a guard. Returns the ledger's time, for [`Ledger::still`].
 pub(super) fn take(call: &'static str, range: PageRange, when: When) -> Result<u64> {
     let (pieces, since) = {
         let mut ledger = ledger::open();
@@ -25,8 +25,8 @@ pub(super) fn take(call: &'static str, range: PageRange, when: When) -> Result<u
     if when == When::OnFault {
         return Ok(since);
     }
-    // Reading a large file in takes long: without the ledger's lock, since from here on the claims
-    // keep everybody else from weakening these pages.
+    // Reading a large file in takes long, so this happens without the ledger's lock. The claims
+    // already keep other callers from weakening these pages.
     let Err(errno) = fill(range, Some(&pieces)) else { return Ok(since) };
     let error = diagnose::unfilled(call, range, errno);
     let mut ledger = ledger::open();
@@ -37,13 +37,14 @@ pub(super) fn take(call: &'static str, range: PageRange, when: When) -> Result<u
     Err(error)
 }
 
-/// Locks a range for nobody in particular.
+/// Locks a range without a guard.
 pub(super) fn take_uncounted(call: &'static str, range: PageRange, when: When) -> Result<()> {
     {
         let mut ledger = ledger::open();
         if ledger.was_asked(range, when) && inspect::locked_whole(range) {
             drop(ledger);
-            // Again, as programs do that lock what they are about to use: smaps need not be read.
+            // Programs may lock again a range that they are about to use. Then smaps need not be
+            // read.
             return match when {
                 When::OnFault => Ok(()),
                 When::Now => fill(range, None).map_err(|e| diagnose::unfilled(call, range, e)),
@@ -54,14 +55,14 @@ pub(super) fn take_uncounted(call: &'static str, range: PageRange, when: When) -
             return claim(&mut ledger, call, range, when, with).map(drop);
         }
     }
-    // Counted until it is whole: a failure then takes back this call's claim, and nothing that another
-    // thread has claimed since.
+    // The lock is counted until it is complete. A failure then takes back this call's claim, and
+    // nothing that another thread has claimed since.
     let since = take(call, range, when)?;
     keep(&mut ledger::open(), range, since, when);
     Ok(())
 }
 
-/// Charges a range and notes the claims that `after` makes of those it has.
+/// Charges a range, and changes its claims by `after`.
 fn claim(
     ledger: &mut Ledger,
     call: &'static str,
@@ -77,7 +78,8 @@ fn claim(
         }
     }
     if let Err(error) = charge(call, range, &unlocked(&pieces), when) {
-        // The kernel counts what it would not charge: huge pages of the pool, devices.
+        // The kernel compares with the limit also memory that it would not charge: huge pages of
+        // the pool, devices.
         pieces = without_resident(ledger, range, &error).ok_or(error)?;
         charge(call, range, &unlocked(&pieces), when)?;
     }
@@ -87,7 +89,7 @@ fn claim(
     Ok(pieces)
 }
 
-/// A guard goes, and its pages stay locked.
+/// Drops a guard's claim and keeps its pages locked.
 pub(super) fn keep(ledger: &mut Ledger, range: PageRange, since: u64, when: When) {
     for part in ledger.still(range, since) {
         for (part, claims) in ledger.pieces(part) {
@@ -100,7 +102,8 @@ pub(super) fn keep(ledger: &mut Ledger, range: PageRange, since: u64, when: When
     ledger.guard_goes(range, since);
 }
 
-/// The pieces again, where a limit was passed only because of memory that is always resident.
+/// Returns the pieces again, if the limit was exceeded only because of memory that is always
+/// resident.
 fn without_resident(ledger: &Ledger, range: PageRange, error: &Error) -> Option<Vec<Piece>> {
     if error.kind() != ErrorKind::LockLimit {
         return None;
@@ -110,7 +113,7 @@ fn without_resident(ledger: &Ledger, range: PageRange, error: &Error) -> Option<
     pieces.iter().any(resident).then_some(pieces)
 }
 
-/// The unlocked parts, neighbours joined.
+/// Returns the unlocked parts, with neighbours joined.
 fn unlocked(pieces: &[Piece]) -> Vec<PageRange> {
     let is_unlocked = |p: &&Piece| p.kernel == Level::Unlocked && p.special.is_none();
     join(pieces.iter().filter(is_unlocked).map(|p| &p.range))
@@ -127,8 +130,8 @@ fn join<'a>(ranges: impl Iterator<Item = &'a PageRange>) -> Vec<PageRange> {
     parts
 }
 
-/// Locks unlocked parts on fault, which charges them and makes nothing resident. Where that is refused, and they are to
-/// be locked in full, it does so.
+/// Locks unlocked parts on fault, which charges them and makes nothing resident. If that is
+/// refused, and the caller wants them locked in full, locks them in full.
 fn charge(call: &'static str, range: PageRange, parts: &[PageRange], when: When) -> Result<()> {
     let needed: usize = parts.iter().map(PageRange::len).sum();
     for (done, part) in parts.iter().enumerate() {
@@ -167,7 +170,7 @@ fn charge(call: &'static str, range: PageRange, parts: &[PageRange], when: When)
     Ok(())
 }
 
-/// Whether each mapping of the part is locked, or need not be.
+/// Checks that each mapping of the part is locked, or need not be.
 fn verify(part: PageRange) -> std::result::Result<(), Silent> {
     if part.len() == page_size() && mlock::seen(part) == Ok(Seen::Locked) {
         return Ok(()); // it cannot lie in two mappings
@@ -180,7 +183,7 @@ fn verify(part: PageRange) -> std::result::Result<(), Silent> {
         }
     });
     if let Err(errno) = listed {
-        // No /proc: one question about the whole must do.
+        // Without /proc one call about the whole part must suffice.
         return match mlock::seen(part) {
             Ok(Seen::Locked) => Ok(()),
             _ => Err(Silent::Unknown(errno)),
@@ -194,14 +197,14 @@ fn verify(part: PageRange) -> std::result::Result<(), Silent> {
     Ok(())
 }
 
-/// Locks in full what is locked on fault, and makes it resident.
+/// Locks in full the pages that are locked on fault, and makes them resident.
 fn fill(range: PageRange, pieces: Option<&[Piece]>) -> std::result::Result<(), Errno> {
     let ordinary =
         |pieces: &[Piece]| join(pieces.iter().filter(|p| p.special.is_none()).map(|p| &p.range));
     let attempt = |parts: &[PageRange]| parts.iter().try_for_each(|part| mlock::lock(*part));
     let parts = pieces.map_or_else(|| vec![range], ordinary);
     let Err(errno) = attempt(&parts) else { return Ok(()) };
-    // Special mappings that an earlier claim hid from a quick look: secretmem fails here.
+    // An earlier claim may have hidden special mappings from a quick look: secretmem fails here.
     let closely = inspect::look_closely(&ledger::open(), range);
     match closely {
         Ok(closely) if closely.iter().any(|p| p.special.is_some()) => attempt(&ordinary(&closely)),
@@ -229,8 +232,8 @@ pub(super) fn give_back(
     result
 }
 
-/// Turns a guard's full claim into one on fault. After an error everything is as it was, unless the kernel refuses to
-/// lock in full again what it has just weakened.
+/// Turns a guard's full claim into one on fault. After an error everything is as it was, unless the
+/// kernel refuses to lock in full again the pages that it has just weakened.
 pub(super) fn downgrade(
     ledger: &mut Ledger,
     range: PageRange,
@@ -240,7 +243,8 @@ pub(super) fn downgrade(
     let pieces: Vec<_> = still.into_iter().flat_map(|part| ledger.pieces(part)).collect();
     let after = |claims: Claims| claims.given_back(When::Now).taken(When::OnFault);
     let falls = |claims: &Claims| after(*claims).wanted() < claims.wanted();
-    // To one level, all of them: neighbours go by one call, which fails before it changes anything, as a rule.
+    // All parts go to one level, so neighbours are changed by one call, which usually fails before
+    // it changes anything.
     let parts = join(
         pieces
             .iter()
@@ -274,7 +278,7 @@ pub(super) fn clear(
         && inspect::one_mapping(range)
         && !ledger.pieces(range).into_iter().any(|(_, claims)| guarded(claims))
     {
-        // Whatever kinds there are, none stays: they need not be found out.
+        // All kinds are cleared, so the present kinds do not matter.
         let error = |errno| NotLowered { part: range, step: UNLOCKS, errno };
         mlock::unlock(range).map_err(|errno| Uncleared::Refused(error(errno)))?;
         ledger.set(range, Claims::default());
@@ -287,7 +291,7 @@ pub(super) fn clear(
     clear_pieces(ledger, &pieces, kinds)
 }
 
-/// Why a lock could not be cleared.
+/// The reason why a lock could not be cleared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Uncleared {
     Trouble(inspect::Trouble),
@@ -300,7 +304,7 @@ impl From<inspect::Trouble> for Uncleared {
     }
 }
 
-/// [`clear`] on pieces that were looked at already.
+/// [`clear`] on pieces that were found already.
 pub(super) fn clear_pieces(
     ledger: &mut Ledger,
     pieces: &[Piece],
@@ -328,8 +332,9 @@ pub(super) fn clear_pieces(
 const UNLOCKS: &str = "munlock";
 const LOOKS: &str = "looking up the mappings in /proc/self/maps";
 
-/// Lowers the lock of what is mapped and locked in the part. What is not locked any more (it was
-/// unmapped, or belongs to another mapping by now) is left alone: a downgrade would lock it anew.
+/// Lowers the lock of the mapped and locked memory in the part. It skips memory that is not locked
+/// any more (it was unmapped, or belongs to another mapping by now): a downgrade would lock it
+/// again.
 pub(super) fn weaken(part: PageRange, to: Level) -> std::result::Result<(), NotLowered> {
     let failed = |step| move |errno| NotLowered { part, step, errno };
     if to == Level::Full || (to == Level::Unlocked && mlock::unlock(part).is_ok()) {
@@ -351,7 +356,7 @@ pub(super) fn weaken(part: PageRange, to: Level) -> std::result::Result<(), NotL
     result
 }
 
-/// Raises the lock of a part again that was lowered a moment ago.
+/// Raises the lock of a part again that was lowered just before.
 pub(super) fn strengthen(part: PageRange, to: Level) -> std::result::Result<(), Errno> {
     match to {
         Level::Unlocked => Ok(()),

@@ -1,4 +1,4 @@
-//! The claims on a page, and how the kernel has to lock it for them.
+//! The claims on a page, and the lock that the kernel must have for them.
 
 use super::{Kinds, When};
 
@@ -24,17 +24,17 @@ pub(super) struct Claims {
     pub now: u32,
     /// Guards that want it locked from its first touch.
     pub on_fault: u32,
-    /// Locked without a guard: by the uncounted calls, or before tenure came.
+    /// Locked without a guard: by the uncounted calls, or by code before tenure.
     pub base: Kinds,
 }
 
 impl Claims {
-    /// What a page without guards has that the kernel shows at this level.
+    /// The claims of a page without guards that the kernel shows at this level.
     pub fn seen(level: Level) -> Claims {
         Claims { base: level.kind(), ..Claims::default() }
     }
 
-    /// The strongest claim: what the kernel is to hold.
+    /// Returns the strongest claim, which is the level that the kernel must hold.
     pub fn wanted(self) -> Level {
         if self.now > 0 || self.base.now {
             Level::Full
@@ -45,13 +45,15 @@ impl Claims {
         }
     }
 
-    /// Whether the kernel's own flags say as much, so that nothing need be remembered.
+    /// Returns whether the kernel's own flags contain all of this, so that the ledger need not
+    /// store it.
     pub fn is_plain(self) -> bool {
         self.now == 0 && self.on_fault == 0 && self.base != Kinds::ALL
     }
 
-    /// Corrected by what the kernel shows: another call has changed the page's lock, or the
-    /// page belongs to another mapping by now. Guards' claims stay, so that their count is right.
+    /// Returns the claims corrected by the kernel's state, because another call has changed the
+    /// page's lock, or the page belongs to another mapping by now. Guards' claims stay, so that
+    /// their count is right.
     pub fn reconciled(self, kernel: Level) -> Claims {
         let mut claims = self;
         match kernel {

@@ -1,4 +1,4 @@
-//! Which of the many reasons it was: `mlock` has one number, `ENOMEM`, for most of them.
+//! Finds the cause of a failed lock: `mlock` returns one number, `ENOMEM`, for most causes.
 
 use super::account::account;
 use super::explain;
@@ -10,7 +10,7 @@ use crate::os::{files, internal, limits, maps, memory_limit, mlock, page_size, p
 use crate::range::PageRange;
 use rustix::io::Errno;
 
-/// Where the range is not mapped, or cannot be looked at.
+/// The error for a range that is not mapped, or that cannot be inspected.
 pub(super) fn trouble(call: &'static str, range: PageRange, trouble: Trouble) -> Error {
     match trouble {
         Trouble::Hole(at) => hole(call, range, at),
@@ -29,9 +29,9 @@ pub(super) fn hole(call: &'static str, range: PageRange, at: usize) -> Error {
     .on(range.start, range.len())
 }
 
-/// The kernel refused to lock on fault, which touches no page: the limit, a hole that came meanwhile,
-/// the number of mappings, or no memory for a mapping's own record. `needed` bytes of the range were
-/// not locked before, and `charged` of those are by now.
+/// The error after the kernel refused to lock on fault, which touches no page. The causes are the
+/// limit, a hole that came meanwhile, the number of mappings, or no memory for a mapping's own
+/// record. `needed` bytes of the range were not locked before, and `charged` of those are by now.
 pub(super) fn refused(
     call: &'static str,
     range: PageRange,
@@ -80,7 +80,7 @@ fn too_many_mappings(call: &'static str, range: PageRange) -> Option<Error> {
     let most = limits::max_mappings()?;
     let mut count = 0;
     maps::each_mapping(inspect::everything(), |_| count += 1).ok()?;
-    // A lock inside a mapping cuts it in three.
+    // A lock inside a mapping splits it into three.
     (count + 2 > most).then(|| {
         Error::new(
             ErrorKind::TooManyMappings,
@@ -95,16 +95,16 @@ fn too_many_mappings(call: &'static str, range: PageRange) -> Option<Error> {
     })
 }
 
-/// What became of a lock that the kernel accepted.
+/// The reason why a successful call locked nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Silent {
     /// It locked nothing at this address, for the reason given.
     Nothing(usize, &'static str),
-    /// Whether it did cannot be found out.
+    /// It is not known whether it locked.
     Unknown(Errno),
 }
 
-/// The kernel said yes and did nothing.
+/// The error after the kernel reported success and locked nothing.
 pub(super) fn silent(call: &'static str, range: PageRange, silent: Silent) -> Error {
     match silent {
         Silent::Nothing(at, why) => Error::new(
@@ -118,7 +118,7 @@ pub(super) fn silent(call: &'static str, range: PageRange, silent: Silent) -> Er
     .on(range.start, range.len())
 }
 
-/// A part that stays locked more than it need be.
+/// A part that stays locked more than necessary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NotLowered {
     pub part: PageRange,
@@ -127,7 +127,7 @@ pub(super) struct NotLowered {
     pub errno: Errno,
 }
 
-/// A lock could not be lowered.
+/// The error for a lock that could not be lowered.
 pub(super) fn not_weakened(
     call: &'static str,
     range: PageRange,
@@ -153,7 +153,7 @@ pub(super) fn not_weakened(
         .on(range.start, range.len())
 }
 
-/// The kernel checks the limit even where nothing is to be charged.
+/// The error for a lowered limit: the kernel checks the limit even where nothing is to be charged.
 pub(super) fn limit_lowered(call: &'static str, range: PageRange, errno: Errno) -> Option<Error> {
     if !matches!(errno, Errno::NOMEM | Errno::PERM) {
         return None;
@@ -170,8 +170,8 @@ pub(super) fn limit_lowered(call: &'static str, range: PageRange, errno: Errno) 
     })
 }
 
-/// The cause behind `mlock`'s answer. Called before anything is put back, for the pages before the one at
-/// which the kernel stopped are there, and looking for it is a walk over them.
+/// The error with the cause behind `mlock`'s result. It is called before anything is undone: the
+/// pages before the failed one are then resident, and the search for it is a walk over them.
 pub(super) fn unfilled(call: &'static str, range: PageRange, errno: Errno) -> Error {
     if let Ok(Some(at)) = maps::first_hole(range) {
         return hole(call, range, at);
@@ -180,7 +180,7 @@ pub(super) fn unfilled(call: &'static str, range: PageRange, errno: Errno) -> Er
         return error;
     }
     let (kind, why, remedy) = match errno {
-        // Any other page that cannot be had is ENOMEM.
+        // Any other page that cannot be made resident gives ENOMEM.
         Errno::AGAIN => no_memory(errno),
         _ => match first_refused(range) {
             Some(refused) => of_page(&refused),
@@ -202,17 +202,17 @@ pub(super) fn unfilled(call: &'static str, range: PageRange, errno: Errno) -> Er
 
 type Cause = (ErrorKind, String, &'static str);
 
-/// A page that a full lock would make resident, and cannot.
+/// A page that a full lock would make resident, but cannot.
 struct Refused {
     at: usize,
     entry: Entry,
-    /// What came of trying it; `EFAULT` where that cannot be tried.
+    /// The error of the trial; `EFAULT` where no trial is possible.
     errno: Errno,
 }
 
-/// The first such page. The pages are tried as a lock does, mapping by mapping: which are missing would
-/// not tell, for the page map may be closed to us (the process has changed its user), and pages that were
-/// used before their access was taken away are not missing.
+/// Finds the first such page. It tries the pages as a lock does, mapping by mapping. A list of
+/// missing pages would not suffice: the page map may not be readable (the process has changed its
+/// user), and pages that were used before their access was removed are not missing.
 fn first_refused(range: PageRange) -> Option<Refused> {
     let mut entries = Vec::new();
     smaps::each_entry(range, |entry| entries.push(entry)).ok()?;
@@ -225,7 +225,8 @@ fn first_refused(range: PageRange) -> Option<Refused> {
         let write = entry.mapping.writable && !entry.mapping.shared;
         match populate::first_refused(part, write) {
             None => {}
-            // Before 5.14, and where the mapping may be written or executed only, it cannot be tried.
+            // Before 5.14, and where the mapping may only be written or executed, no trial is
+            // possible.
             Some((_, errno)) if populate::may_be_refused(errno) => untried.push((part, entry)),
             Some((at, errno)) => return Some(Refused { at, entry, errno }),
         }
@@ -242,7 +243,7 @@ fn first_refused(range: PageRange) -> Option<Refused> {
     })
 }
 
-/// A lock fills a mapping that allows anything at all.
+/// Returns whether a lock fills this mapping: it does if the mapping allows any access.
 fn accessible(entry: &Entry) -> bool {
     ["rd", "wr", "ex"].iter().any(|access| entry.has(access))
 }
@@ -268,7 +269,8 @@ fn of_page(refused: &Refused) -> Cause {
     }
 }
 
-/// Nothing stands behind the page: a guard, the end of the file, a full file system, userfaultfd.
+/// The cause if nothing backs the page: a guard, the end of the file, a full file system,
+/// userfaultfd.
 fn no_page(at: usize, entry: &Entry) -> Cause {
     let no_backing = |why: String, remedy| (ErrorKind::NoBacking, why, remedy);
     if pagemap::is_guard(at) {

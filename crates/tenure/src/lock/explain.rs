@@ -1,4 +1,4 @@
-//! Whether a lock would be allowed, and what to write where the limit is set.
+//! Whether a lock would be allowed, and the lines that raise the limit.
 
 use super::account::{account, Account};
 use crate::error::Result;
@@ -24,7 +24,7 @@ pub enum Verdict {
     Fits,
     /// No limit holds for this thread: it is unlimited, or lifted by `CAP_IPC_LOCK`.
     Exempt,
-    /// The soft limit is too low, and the process may raise it by itself as far as is needed.
+    /// The soft limit is too low, and the process itself may raise it far enough.
     RaiseSoft,
     /// The hard limit is too low: it must be raised where the process is started.
     RaiseHard,
@@ -43,21 +43,21 @@ pub enum Verdict {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Explanation {
-    /// What was asked about, in whole pages.
+    /// The number of bytes in question, in whole pages.
     pub bytes: u64,
     /// Whether the limit allows it.
     pub verdict: Verdict,
-    /// The numbers behind it.
+    /// The numbers behind the verdict.
     pub account: Account,
-    /// The limit that would be enough: what is locked already, and this.
+    /// A sufficient limit: the bytes that are locked already, and these.
     pub limit_needed: u64,
-    /// What the machine, or the tightest memory cgroup, has free for it: a lock of more bytes than
-    /// these may be allowed and then end in the kernel's OOM killer.
+    /// The memory that the machine, or the tightest memory cgroup, has free. A lock of more bytes
+    /// than this may be allowed, and then the kernel's OOM killer ends the process.
     pub memory_free: u64,
 }
 
-/// Returns whether `bytes` more could be locked, without locking anything. Costs a few reads of `/proc`
-/// and of the cgroup's files, about 200 µs.
+/// Returns whether `bytes` more could be locked, without locking anything. Costs a few reads of
+/// `/proc` and of the cgroup's files, about 200 µs.
 ///
 /// ```
 /// println!("{}", tenure::lock::explain(5 << 30)?); // the numbers, and the lines to write
@@ -98,7 +98,7 @@ impl Explanation {
     }
 
     /// Returns the lines that raise the limit, each with the place where it goes. Returns nothing
-    /// where nothing needs to be changed.
+    /// if nothing needs to change.
     ///
     /// ```
     /// for (place, line) in tenure::lock::explain(5 << 30)?.lines() {
@@ -114,7 +114,7 @@ impl Explanation {
     }
 }
 
-/// What raises the limit to `bytes`, by whom.
+/// Returns the lines that raise the limit to `bytes`, each with its place.
 fn lines(bytes: u64, soft_is_enough: bool) -> Vec<(&'static str, String)> {
     let kib = bytes.div_ceil(1024);
     let mut lines = Vec::new();
@@ -218,7 +218,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// A number of bytes, with the same in the largest unit that it fills.
+/// A number of bytes, shown also in the largest unit that it fills.
 struct Bytes(u64);
 
 impl fmt::Display for Bytes {

@@ -7,17 +7,18 @@ use crate::error::Result;
 use crate::populate::{Access, Background, Failed, Populate, Progress, Report};
 use std::time::{Duration, Instant};
 
-/// One, and where a disk has to be read a second that waits for it while the first maps. More would
-/// take processors from the program, whose own first uses do the same work.
+/// One thread, and a second one that waits for the disk while the first one maps. More threads
+/// would take processors from the program, whose own first uses do this work, too.
 const THREADS: usize = 2;
 
-/// Locks the pages that `[addr, addr + len)` touches on fault now, and populates them in the background. The
-/// program may use them at once. Each page is locked from the moment it is resident.
+/// Locks the pages that `[addr, addr + len)` touches on fault now, and populates them in the
+/// background. The program may use them at once. Each page is locked from the moment it is
+/// resident.
 ///
-/// Files are populated for reading, so nothing becomes dirty and no private copy is made. Other memory is
-/// populated for writing, where the mapping allows it: a page that was only read is the zero page, and
-/// locking that keeps nothing. File mappings are advised `MADV_HUGEPAGE` first, so that the kernel reads a
-/// cold file in huge pages.
+/// Files are populated for reading, so nothing becomes dirty and no private copy is made. Other
+/// memory is populated for writing where the mapping allows it: a page that was only read is the
+/// zero page, and a lock on that keeps nothing. File mappings are advised `MADV_HUGEPAGE` first, so
+/// that the kernel reads a cold file in huge pages.
 ///
 /// ```
 /// let memory = tenure::Mapping::anonymous(64 << 10)?;
@@ -30,13 +31,13 @@ const THREADS: usize = 2;
 ///
 /// # Cost
 /// To the caller: [`lock`] on fault, and the start of two threads (two for each row of neighbouring
-/// mappings that want the same access), 0.1 to 0.2 ms. In total less than
-/// either locking everything before the start or locking on fault alone: `tenure bench lock-on-fault`.
+/// mappings with one kind of access), 0.1 to 0.2 ms. In total less than either locking everything
+/// before the start or locking on fault alone: `tenure bench lock-on-fault`.
 ///
 /// # Errors
-/// As [`lock`] with [`When::OnFault`]; `EAGAIN`: no thread could be started. Nothing is locked then.
-/// [`Gradual::wait`] reports what goes wrong later (a page past the end of its file, a full tmpfs). The lock
-/// then stays as it is.
+/// As for [`lock`] with [`When::OnFault`]; `EAGAIN`: no thread could be started. Nothing is locked
+/// then. [`Gradual::wait`] reports later failures (a page past the end of its file, a full tmpfs).
+/// The lock then stays as it is.
 #[doc(alias = "MLOCK_ONFAULT")]
 #[doc(alias = "mlock2")]
 pub fn gradually(addr: *const u8, len: usize) -> Result<Gradual> {
@@ -49,7 +50,7 @@ pub fn gradually(addr: *const u8, len: usize) -> Result<Gradual> {
     Ok(Gradual { behind, outcome: None, lock })
 }
 
-/// Neighbouring mappings that want the same access, together.
+/// Returns runs of neighbouring mappings with one kind of access.
 fn runs(addr: *const u8, len: usize) -> Result<Vec<(usize, usize, Access)>> {
     let mut runs: Vec<(usize, usize, Access)> = Vec::new();
     for part in Populate::new(addr, len, Access::Read).plan()?.parts {
@@ -62,8 +63,8 @@ fn runs(addr: *const u8, len: usize) -> Result<Vec<(usize, usize, Access)>> {
     Ok(runs)
 }
 
-/// A lock whose pages become resident in the background. Dropping it ends the background threads and
-/// unlocks.
+/// A lock whose pages become resident in the background. Dropping it ends the background threads
+/// and unlocks.
 ///
 /// ```
 /// let memory = tenure::Mapping::anonymous(64 << 10)?;
@@ -75,7 +76,7 @@ fn runs(addr: *const u8, len: usize) -> Result<Vec<(usize, usize, Access)>> {
 #[must_use = "the memory is unlocked when this is dropped"]
 #[derive(Debug)]
 pub struct Gradual {
-    // Before the lock: what is populated after the unlocking would be kept by nobody.
+    // Dropped before the lock: pages that are populated after the unlock would not stay.
     behind: Vec<Background>,
     outcome: Option<std::result::Result<Report, Failed>>,
     lock: Lock,
@@ -94,7 +95,7 @@ impl Gradual {
         &self.lock
     }
 
-    /// Returns how far the background threads have come. They count a page that the program has
+    /// Returns the progress of the background threads. They count a page that the program has
     /// touched when they reach it.
     ///
     /// ```
@@ -170,8 +171,8 @@ impl Gradual {
         self.behind.iter().for_each(Background::cancel);
     }
 
-    /// Waits until all pages are resident, and so locked in fact. The lock stays. A second call returns
-    /// the same result.
+    /// Waits until all pages are resident, and so locked in fact. The lock stays. A second call
+    /// returns the same result.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(64 << 10)?;
@@ -181,7 +182,7 @@ impl Gradual {
     /// ```
     ///
     /// # Errors
-    /// As [`Populate::run`], of the first mappings that failed; `ECANCELED` after
+    /// As for [`Populate::run`], for the first mappings that failed; `ECANCELED` after
     /// [`cancel`](Self::cancel).
     pub fn wait(&mut self) -> std::result::Result<Report, Failed> {
         if self.outcome.is_none() {
@@ -214,7 +215,7 @@ impl Gradual {
         }
     }
 
-    /// Returns what is locked of the range in fact.
+    /// Returns how the range is really locked.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(64 << 10)?;
@@ -224,12 +225,12 @@ impl Gradual {
     /// ```
     ///
     /// # Errors
-    /// As [`receipt`](super::receipt()).
+    /// As for [`receipt`](super::receipt()).
     pub fn receipt(&self) -> Result<Receipt> {
         self.lock.receipt()
     }
 
-    /// Ends the background and keeps the lock.
+    /// Ends the background threads and keeps the lock.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(64 << 10)?;

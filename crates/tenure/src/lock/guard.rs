@@ -8,13 +8,13 @@ use crate::os::generation;
 use crate::range::PageRange;
 use crate::tracking::raw::is_marked;
 
-/// Locks the pages that `[addr, addr + len)` touches until the guard is dropped. The kernel charges them
-/// against `RLIMIT_MEMLOCK`, once however many guards hold them.
+/// Locks the pages that `[addr, addr + len)` touches until the guard is dropped. The kernel charges
+/// them against `RLIMIT_MEMLOCK`, once however many guards hold them.
 ///
-/// The call locks the whole range, or changes nothing. A lock on fault does not weaken pages that are
-/// locked in full. With [`When::Now`] every page is resident when the call returns. The call accepts
-/// memory that is never paged out anyway (huge pages of hugetlbfs, `memfd_secret`, devices);
-/// [`Lock::receipt`] shows it apart.
+/// The call locks the whole range, or changes nothing. A lock on fault does not weaken pages that
+/// are locked in full. With [`When::Now`] every page is resident when the call returns. The call
+/// accepts memory that is never paged out anyway (huge pages of hugetlbfs, `memfd_secret`,
+/// devices); [`Lock::receipt`] shows it apart.
 ///
 /// ```
 /// use tenure::lock::{lock, When};
@@ -26,16 +26,16 @@ use crate::tracking::raw::is_marked;
 /// ```
 ///
 /// # Cost
-/// On fault: about 7 µs for a mapping of any size, 2 µs for each further mapping; the kernel's own call
-/// is 1 µs of each. (Before Linux 6.11 `/proc/self/maps` is read: 1 µs for each mapping of the process.)
-/// Where part of it is locked without a guard (uncounted, or by other code), a reading
-/// of `/proc/self/smaps`: 80 µs and 10 ns for each resident page of the process. Now: that, and making
-/// the pages resident.
+/// On fault: about 7 µs for a mapping of any size, 2 µs for each further mapping; the kernel's own
+/// call is 1 µs of each. (Before Linux 6.11 tenure reads `/proc/self/maps`: 1 µs for each mapping
+/// of the process.) If part of the range is locked without a guard (by an uncounted call, or by
+/// other code), tenure reads `/proc/self/smaps`: 80 µs, and 10 ns for each resident page of the
+/// process. Now: that, and making the pages resident.
 ///
 /// # Errors
-/// Each error says which page or mapping, and what to do.
-/// - `EINVAL`: empty or wrapping; `addr` is not a multiple of the page size; part of it is volatile; `MAP_DROPPABLE` memory, which
-///   the kernel only pretends to lock.
+/// Each error names the page or mapping, and a remedy.
+/// - `EINVAL`: empty or wrapping; `addr` is not a multiple of the page size; part of it is
+///   volatile; `MAP_DROPPABLE` memory, which the kernel does not lock although its call succeeds.
 /// - `ENOMEM`: over the limit ([`ErrorKind::LockLimit`]); a hole ([`ErrorKind::NotMapped`]); a
 ///   mapping cannot be split ([`ErrorKind::TooManyMappings`]); and with [`When::Now`]: a page past
 ///   the end of its file or a guard page ([`ErrorKind::NoBacking`]), one without access
@@ -64,10 +64,9 @@ pub(super) fn refuse_volatile(call: &'static str, range: PageRange) -> Result<()
 
 /// A lock on a range, given back on drop.
 ///
-/// The guard may be dropped before or after the memory is unmapped. Drop it before if another mapping
-/// will take the place that other code than tenure locks, or a future lock of
-/// [`mlockall`](super::mlockall()). In a forked child the guard does nothing, because a child inherits no
-/// locks.
+/// The guard may be dropped before or after the memory is unmapped. Drop it before, if other code
+/// than tenure, or a future lock of [`mlockall`](super::mlockall()), will lock the next mapping at
+/// this place. In a forked child the guard does nothing, because a child inherits no locks.
 ///
 /// ```
 /// use tenure::lock::{lock, When};
@@ -84,7 +83,7 @@ pub struct Lock {
     range: PageRange,
     when: When,
     generation: u64,
-    /// The ledger's time when it was made.
+    /// The ledger's time when the guard was made.
     since: u64,
 }
 
@@ -136,7 +135,7 @@ impl Lock {
         self.when
     }
 
-    /// Returns what is locked of the range in fact, as [`receipt()`] does.
+    /// Returns how the range is really locked, as [`receipt()`] does.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(4096)?;
@@ -146,15 +145,15 @@ impl Lock {
     /// ```
     ///
     /// # Cost
-    /// As [`receipt()`].
+    /// As for [`receipt()`].
     ///
     /// # Errors
-    /// As [`receipt()`].
+    /// As for [`receipt()`].
     pub fn receipt(&self) -> Result<Receipt> {
         receipt(self.addr(), self.len())
     }
 
-    /// Changes when this guard locks the pages. It is the one way to weaken a full lock: with
+    /// Changes when this guard locks the pages. Only this call weakens a full lock: with
     /// [`When::OnFault`] the pages that no other guard has in full are locked on fault from then
     /// on, and are not unlocked for an instant. With [`When::Now`] the call makes all of them
     /// resident.
@@ -169,13 +168,15 @@ impl Lock {
     /// ```
     ///
     /// # Cost
-    /// To [`When::Now`]: as [`lock`]. To [`When::OnFault`]: one system call for each mapping that changes.
+    /// To [`When::Now`]: as for [`lock`]. To [`When::OnFault`]: one system call for each mapping
+    /// that changes.
     ///
     /// # Errors
-    /// To [`When::Now`]: as [`lock`]. To [`When::OnFault`]: `ENOMEM` where `RLIMIT_MEMLOCK` was
-    /// lowered below what is locked already, because the kernel then refuses this change, too. In a forked
-    /// child `ENOMEM`: it holds no lock. Nothing is changed then; only where the kernel also refuses to undo a change that
-    /// it made in part do some pages stay locked on fault.
+    /// To [`When::Now`]: as for [`lock`]. To [`When::OnFault`]: `ENOMEM` if `RLIMIT_MEMLOCK` was
+    /// lowered below the bytes that are locked already, because the kernel then refuses this
+    /// change, too. In a forked child `ENOMEM`: it holds no lock. Nothing is changed then. Only if
+    /// the kernel also refuses to undo a change that it made in part, some pages stay locked on
+    /// fault.
     pub fn set(&mut self, when: When) -> Result<()> {
         let call = "Lock::set";
         if when == self.when {
@@ -193,7 +194,7 @@ impl Lock {
         match when {
             When::Now => {
                 let since = change::take(call, self.range, when)?;
-                // The stronger claim is there, so this only counts.
+                // The stronger claim is still there, so this only counts.
                 self.give_back(&mut ledger::open());
                 self.since = since;
             }
@@ -204,8 +205,8 @@ impl Lock {
         Ok(())
     }
 
-    /// What cannot be unlocked (a mapping that cannot be split any more) stays locked, which is more than
-    /// was promised and not less.
+    /// A part that cannot be unlocked (a mapping that cannot be split any more) stays locked, which
+    /// is more than was promised and not less.
     fn give_back(&self, ledger: &mut ledger::Ledger) {
         for part in ledger.still(self.range, self.since) {
             let _ = change::give_back(ledger, part, self.when);

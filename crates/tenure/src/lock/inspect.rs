@@ -1,4 +1,5 @@
-//! How a range is locked at this moment: what the kernel shows, corrected claims, special mappings.
+//! Inspects how a range is locked at this moment: the kernel's state, corrected claims, special
+//! mappings.
 
 use super::claims::{Claims, Level};
 use super::ledger::Ledger;
@@ -16,22 +17,22 @@ use rustix::io::Errno;
 pub(super) enum Special {
     /// Never paged out, locked or not.
     AlwaysResident(&'static str),
-    /// Cannot be locked; the kernel says that it did.
+    /// Cannot be locked, although the kernel's call succeeds.
     Impossible(&'static str),
 }
 
-/// A part of a range in which everything is the same.
+/// A part of a range with one state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub range: PageRange,
-    /// How the kernel holds it.
+    /// The kernel's lock on it.
     pub kernel: Level,
-    /// The claims, as the kernel's answer corrects them.
+    /// The claims, corrected by the kernel's state.
     pub claims: Claims,
     pub special: Option<Special>,
 }
 
-/// Why a range could not be looked at.
+/// The reason why a range could not be inspected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
     Hole(usize),
@@ -44,8 +45,8 @@ impl From<Errno> for Trouble {
     }
 }
 
-/// Looks at a range. Where nothing in it is locked this is one system call; where something is that
-/// the ledger knows, one for each mapping; smaps is read for locks that others made.
+/// Inspects a range. This is one system call if nothing in it is locked, and one for each mapping
+/// if the ledger knows all locks in it. It reads smaps for locks that other code made.
 pub(super) fn look(ledger: &Ledger, range: PageRange) -> Result<Vec<Piece>, Trouble> {
     let known = ledger.pieces(range);
     match mlock::seen(range)? {
@@ -70,7 +71,7 @@ pub(super) fn look(ledger: &Ledger, range: PageRange) -> Result<Vec<Piece>, Trou
     Ok(pieces)
 }
 
-/// [`look`] by smaps, which is never wrong about what others did and walks page tables for it.
+/// [`look`] by smaps, which also shows locks by other code, and walks page tables for it.
 pub(super) fn look_closely(ledger: &Ledger, range: PageRange) -> Result<Vec<Piece>, Trouble> {
     let mut at = range.start;
     let mut hole = None;
@@ -82,7 +83,7 @@ pub(super) fn look_closely(ledger: &Ledger, range: PageRange) -> Result<Vec<Piec
         at = at.max(entry.mapping.end);
         let Some(part) = overlap(&entry.mapping, range) else { return };
         let (kernel, special) = (level(&entry), special(&entry));
-        // Where a lock is no matter of ours, nobody's claim depends on it.
+        // No guard's claim depends on the lock of a special mapping.
         let kernel = if special.is_some() { Level::Unlocked } else { kernel };
         for known in ledger.pieces(part) {
             pieces.push(Piece { special, ..piece(known, kernel) });
@@ -97,7 +98,7 @@ pub(super) fn look_closely(ledger: &Ledger, range: PageRange) -> Result<Vec<Piec
     }
 }
 
-/// Every mapping of the process that is locked, or that the ledger knows something about.
+/// Inspects every mapping of the process that is locked, or that has an entry in the ledger.
 pub(super) fn look_everywhere(ledger: &Ledger) -> Result<Vec<Piece>, Errno> {
     let mut pieces = Vec::new();
     smaps::each_entry(everything(), |entry| {
@@ -110,13 +111,13 @@ pub(super) fn look_everywhere(ledger: &Ledger) -> Result<Vec<Piece>, Errno> {
     Ok(pieces)
 }
 
-/// Whether the range lies in one mapping.
+/// Returns whether the range lies in one mapping.
 pub(super) fn one_mapping(range: PageRange) -> bool {
     range.len() == page_size() && mlock::seen(range).is_ok_and(|seen| seen != Seen::Hole)
         || mappings_of(range).is_ok_and(|mappings| mappings.len() == 1)
 }
 
-/// Whether the range is mapped and locked throughout, in whatever way.
+/// Returns whether the range is mapped and locked throughout, by any kind of lock.
 pub(super) fn locked_whole(range: PageRange) -> bool {
     if mlock::seen(range) != Ok(Seen::Locked) {
         return false;
@@ -127,7 +128,7 @@ pub(super) fn locked_whole(range: PageRange) -> bool {
         })
 }
 
-/// All addresses that can be mapped.
+/// Returns all addresses that can be mapped.
 pub(super) fn everything() -> PageRange {
     let page = page_size();
     PageRange::new(page, isize::MAX as usize / page * page)
@@ -141,7 +142,7 @@ fn piece((range, claims): (PageRange, Option<Claims>), kernel: Level) -> Piece {
     Piece { range, kernel, claims, special: None }
 }
 
-/// The mappings of a range without holes.
+/// Returns the mappings of a range without holes.
 fn mappings_of(range: PageRange) -> Result<Vec<Mapping>, Trouble> {
     let mut at = range.start;
     let mut hole = None;
@@ -164,13 +165,13 @@ fn inside(mappings: &[Mapping], part: PageRange) -> impl Iterator<Item = PageRan
     mappings[first..].iter().map_while(move |mapping| overlap(mapping, part))
 }
 
-/// The part of the range that the mapping covers.
+/// Returns the part of the range that the mapping covers.
 pub(super) fn overlap(mapping: &Mapping, range: PageRange) -> Option<PageRange> {
     let (start, end) = (mapping.start.max(range.start), mapping.end.min(range.end));
     (start < end).then(|| PageRange::new(start, end))
 }
 
-/// How the kernel holds a mapping.
+/// Returns the kernel's lock on a mapping.
 pub(super) fn level(entry: &Entry) -> Level {
     match (entry.locked_fully(), entry.locked_on_fault()) {
         (true, _) => Level::Full,
@@ -179,14 +180,15 @@ pub(super) fn level(entry: &Entry) -> Level {
     }
 }
 
-/// What is special about a mapping. `mlock_fixup` in mm/mlock.c passes over all of these in silence.
+/// Returns whether and why a mapping is special. `mlock_fixup` in mm/mlock.c skips all of these
+/// without an error.
 pub(super) fn special(entry: &Entry) -> Option<Special> {
     use Special::{AlwaysResident, Impossible};
     if entry.has("dp") {
         return Some(Impossible("MAP_DROPPABLE memory, which the kernel may always take"));
     }
-    // memfd_secret's mappings are locked and charged when they are made, and munlock leaves them so;
-    // mlock fails on them, for want of a page that it may look at.
+    // memfd_secret's mappings are locked and charged when they are made, and munlock leaves them
+    // locked. mlock fails on them, because the kernel cannot pin their pages.
     if entry.has("lo") && internal::is_secret(&entry.name, entry.mapping.device) {
         return Some(AlwaysResident("memfd_secret memory, locked since it was mapped"));
     }
@@ -204,14 +206,16 @@ pub(super) fn special(entry: &Entry) -> Option<Special> {
     None
 }
 
-/// Why a mapping that the kernel did not lock cannot be; `None`: it need not be.
+/// Returns the reason why a mapping that the kernel did not lock cannot be locked; `None`: it need
+/// not be.
 pub(super) fn impossible(range: PageRange) -> Option<&'static str> {
     let mut found = None;
     let read = smaps::each_entry(range, |entry| {
         found = match special(&entry) {
             Some(Special::Impossible(why)) => Some(why),
             Some(Special::AlwaysResident(_)) => found,
-            // A file whose device is memory (DAX) has no flag of its own: its pages are the storage.
+            // A file whose device is memory (DAX) has no flag of its own: its pages are the
+            // storage.
             None if level(&entry) > Level::Unlocked || entry.mapping.inode != 0 => found,
             None => Some("the kernel accepts it and does nothing"),
         };

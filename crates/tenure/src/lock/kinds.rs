@@ -1,4 +1,4 @@
-//! When pages are locked, and which kinds of lock there are.
+//! When pages are locked, and the kinds of lock.
 
 /// When pages are locked.
 ///
@@ -18,7 +18,7 @@ pub enum When {
     OnFault,
 }
 
-/// Which kinds of lock.
+/// A set of kinds of lock.
 ///
 /// ```
 /// use tenure::lock::{munlock2, Kinds};
@@ -35,7 +35,7 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    /// Both.
+    /// Both kinds.
     ///
     /// ```
     /// use tenure::lock::Kinds;

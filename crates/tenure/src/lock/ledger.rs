@@ -1,8 +1,8 @@
 //! The claims on this process's pages, by address.
 //!
-//! What counts is what the kernel cannot remember: guards, and pages that were locked in both ways
-//! without one. Everything else is as smaps shows it; that it was asked for by us is kept as a hint, so
-//! that asking again costs no reading of smaps.
+//! Only claims that the kernel cannot remember count: guards, and pages that were locked in both
+//! ways without a guard. All other locks are as smaps shows them. The ledger keeps as a hint that
+//! tenure made such a lock, so that a repeated call reads no smaps.
 
 #![allow(unsafe_code, reason = "keeps one ledger for each process, by pointer")]
 
@@ -15,46 +15,47 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// See the module's head.
+/// See the head of the module.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// Start of each part: its end, and its claims; plain ones are hints.
+    /// Start of each part, with its end and its claims; plain claims are hints.
     parts: BTreeMap<usize, (usize, Claims)>,
-    /// What `mlockall` was last asked for mappings to come, as far as it went through tenure.
+    /// The last `mlockall` setting for future mappings, if the call went through tenure.
     pub future: Option<When>,
-    /// Guards that are held.
+    /// The number of guards.
     guards: usize,
-    /// How often part of what guards hold was unmapped.
+    /// How often a part of a guard's range was unmapped.
     clock: u64,
-    /// What was, for as long as there are guards from before: they have no claim on what is mapped there
-    /// now.
+    /// Unmapped ranges, while guards from before exist: these guards have no claim on the mapping
+    /// that is there now.
     unmapped: Vec<Unmapped>,
 }
 
-/// Memory that was unmapped beneath guards.
+/// Memory that was unmapped while guards held it.
 #[derive(Clone, Copy, Debug)]
 struct Unmapped {
     range: PageRange,
     when: u64,
-    /// How many of those guards are left. All of them reach over the whole range.
+    /// How many of those guards are left. Each of them covers the whole range.
     guards: u32,
 }
 
-/// A process's ledger. A child gets a new one at its first use, since it has inherited no lock; its
-/// parent's is left alone, for another thread may have held it over the fork.
+/// A process's ledger. A child gets a new one at its first use, because it has inherited no lock.
+/// The parent's ledger is not touched, because another thread may have held it over the fork.
 struct Home {
     generation: u64,
     ledger: Mutex<Ledger>,
 }
 
-/// For the whole process: locks are on the pages of a process, whoever asked for them. Null before the first use.
+/// For the whole process: locks are on the pages of a process, whichever thread makes them. Null
+/// before the first use.
 static HOME: AtomicPtr<Home> = AtomicPtr::new(std::ptr::null_mut());
 
 fn home() -> &'static Home {
     let generation = generation::current();
     let mut at = HOME.load(Ordering::Acquire);
     loop {
-        // SAFETY: what is stored here was leaked below and is never freed.
+        // SAFETY: a stored pointer comes from a box that was leaked below and is never freed.
         if let Some(home) = unsafe { at.as_ref() } {
             if home.generation == generation {
                 return home;
@@ -65,7 +66,7 @@ fn home() -> &'static Home {
             // SAFETY: just leaked, and never freed once it is stored.
             Ok(_) => return unsafe { &*new },
             Err(other) => {
-                // SAFETY: it was not stored, so it is ours alone.
+                // SAFETY: the pointer was not stored, so only this call has it.
                 drop(unsafe { Box::from_raw(new) });
                 at = other;
             }
@@ -73,32 +74,33 @@ fn home() -> &'static Home {
     }
 }
 
-/// This process's ledger. Its lock orders everything that tenure does to locks.
+/// Returns this process's ledger. Its lock orders all changes that tenure makes to locks.
 pub(super) fn open() -> MutexGuard<'static, Ledger> {
     home().ledger.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The ledger of that generation; `None` in a child, which has none of its parent's claims.
+/// Returns the ledger of that generation; `None` in a child, which has none of its parent's claims.
 pub(super) fn open_if(generation: u64) -> Option<MutexGuard<'static, Ledger>> {
     (generation::current() == generation).then(open)
 }
 
-/// The ledger, if there is one that knows anything. Allocates nothing. `None` also if a fork holds it for which
-/// the thread must not wait: what is unmapped meanwhile stays in it.
+/// Returns the ledger, if there is one with entries. Allocates nothing. `None` also if a fork holds
+/// it for which the thread must not wait: ranges that are unmapped meanwhile stay in it.
 pub(super) fn open_if_any() -> Option<MutexGuard<'static, Ledger>> {
-    // SAFETY: null, or a `Home` that was leaked before it was stored here: it is never freed.
+    // SAFETY: the pointer is null, or a `Home` that was leaked before it was stored and is never
+    // freed.
     let home = unsafe { HOME.load(Ordering::Acquire).as_ref() }?;
     (home.generation == generation::current()).then(|| fork::lock(&home.ledger))?
 }
 
 impl Ledger {
-    /// A guard has come. Answers the time, for [`Ledger::still`].
+    /// Adds a guard. Returns the time, for [`Ledger::still`].
     pub fn guard_comes(&mut self) -> u64 {
         self.guards += 1;
         self.clock
     }
 
-    /// The guard of this range that came then has gone.
+    /// Removes the guard of this range that was added at that time.
     pub fn guard_goes(&mut self, range: PageRange, since: u64) {
         self.guards = self.guards.saturating_sub(1);
         if self.guards == 0 {
@@ -110,7 +112,7 @@ impl Ledger {
             if gone.when <= since || start >= end {
                 continue;
             }
-            // Beside it lies what other guards held.
+            // The parts beside it were held by other guards.
             let beside = without(gone.range, range).into_iter().flatten();
             self.unmapped.extend(beside.map(|range| Unmapped { range, ..gone }));
             if gone.guards > 1 {
@@ -122,7 +124,7 @@ impl Ledger {
         }
     }
 
-    /// The parts of a guard's range that have not been unmapped since it came.
+    /// Returns the parts of a guard's range that have not been unmapped since it was added.
     pub fn still(&self, range: PageRange, since: u64) -> Vec<PageRange> {
         let mut parts = vec![range];
         for gone in self.unmapped.iter().filter(|gone| gone.when > since) {
@@ -137,7 +139,7 @@ impl Ledger {
         let before = self.parts.range(..range.start).next_back();
         let reaches_in = before.is_some_and(|(_, (end, _))| *end > range.start);
         if !reaches_in && self.parts.range(range.start..range.end).next().is_none() {
-            return; // the common case, which allocates nothing
+            return; // the usual case allocates nothing
         }
         let held = |(part, claims): (PageRange, Option<Claims>)| {
             claims.map(|claims| (part, claims.now + claims.on_fault)).filter(|held| held.1 > 0)
@@ -152,7 +154,8 @@ impl Ledger {
         self.set(range, Claims::default());
     }
 
-    /// The range in order, cut where the claims differ; `None`: the kernel's flags are all there is.
+    /// Returns the range's parts in order, cut where the claims differ; `None`: only the kernel's
+    /// flags describe the part.
     pub fn pieces(&self, range: PageRange) -> Vec<(PageRange, Option<Claims>)> {
         let before = self.parts.range(..range.start).next_back();
         let inside = self.parts.range(range.start..range.end);
@@ -161,7 +164,7 @@ impl Ledger {
         for (start, (end, claims)) in before.into_iter().chain(inside) {
             let (start, end) = ((*start).max(range.start), (*end).min(range.end));
             if start >= end {
-                continue; // the one before ends before the range
+                continue; // the previous part ends before the range
             }
             if start > at {
                 pieces.push((PageRange::new(at, start), None));
@@ -176,12 +179,13 @@ impl Ledger {
         pieces
     }
 
-    /// Whether anything counts at all.
+    /// Returns whether there is no entry.
     pub fn is_empty(&self) -> bool {
         self.parts.values().all(|(_, claims)| claims.is_plain())
     }
 
-    /// Whether all of the range was locked in this way by an uncounted call, as far as is known.
+    /// Returns whether an uncounted call locked all of the range in this way, according to the
+    /// hints.
     pub fn was_asked(&self, range: PageRange, when: When) -> bool {
         let before = self.parts.range(..range.start).next_back();
         let inside = self.parts.range(range.start..range.end);
@@ -202,7 +206,7 @@ impl Ledger {
         self.parts.iter().map(|(s, (e, claims))| (PageRange::new(*s, *e), *claims)).collect()
     }
 
-    /// Puts `claims` in place of what is known about the range.
+    /// Replaces the claims of the range by `claims`.
     pub fn set(&mut self, range: PageRange, claims: Claims) {
         self.cut(range.start);
         self.cut(range.end);
@@ -242,7 +246,7 @@ impl Ledger {
     }
 }
 
-/// What is left of `part` on either side of `gone`.
+/// Returns the rest of `part` on either side of `gone`.
 fn without(part: PageRange, gone: PageRange) -> [Option<PageRange>; 2] {
     let piece = |start: usize, end: usize| (start < end).then(|| PageRange::new(start, end));
     [piece(part.start, part.end.min(gone.start)), piece(part.start.max(gone.end), part.end)]
@@ -292,7 +296,8 @@ mod tests {
             ledger.guard_goes(pages(10, 20), since);
             assert!(ledger.unmapped.is_empty());
         }
-        // Three guards that overlap, one of them over a hole; and a new one on what came after.
+        // Three guards that overlap, one of them over a hole; and a new guard on the next mapping
+        // there.
         let (left, both, right) = (pages(10, 16), pages(12, 20), pages(20, 24));
         let since = [ledger.guard_comes(), ledger.guard_comes(), ledger.guard_comes()];
         ledger.set(pages(10, 12), one);
@@ -336,7 +341,7 @@ mod tests {
         assert_eq!(ledger.all(), [(pages(5, 6), one), (pages(7, 22), one)]);
         ledger.set(pages(0, 100), Claims::default());
         assert!(ledger.all().is_empty());
-        // A plain claim is a hint: it does not count, and is found when the same is asked again.
+        // A plain claim is a hint: it does not count, and a repeated call finds it.
         let plain = Claims { base: Kinds { now: false, on_fault: true }, ..Claims::default() };
         ledger.set(pages(3, 6), plain);
         ledger.set(pages(6, 7), Claims { base: Kinds::ALL, ..Claims::default() });

@@ -30,10 +30,10 @@ use rustix::fd::AsFd;
 /// One system call.
 ///
 /// # Errors
-/// `mmap`'s, with its errno.
+/// Those of `mmap`, with its errno.
 ///
 /// # Safety
-/// As [`mmap_on_fault`].
+/// As for [`mmap_on_fault`].
 #[doc(alias = "MAP_LOCKONFAULT")]
 pub unsafe fn mmap(
     addr: *mut u8,
@@ -43,7 +43,7 @@ pub unsafe fn mmap(
     fd: i32,
     off: i64,
 ) -> Result<*mut u8> {
-    // SAFETY: the caller promises that nothing refers to what a `MAP_FIXED` would replace.
+    // SAFETY: the caller promises that nothing refers to memory that a `MAP_FIXED` would replace.
     let at = unsafe { raw_map::map(addr as usize, len, prot, flags, fd, off) };
     at.map(|at| at as *mut u8).map_err(|errno| failed("mmap", addr as usize, len, errno))
 }
@@ -54,9 +54,10 @@ fn failed(call: &'static str, start: usize, len: usize, errno: rustix::io::Errno
         .on(start, len)
 }
 
-/// Maps memory as `mmap(2)` does, locked on fault from the start: no page of it that is ever touched is
-/// paged out. `MAP_LOCKONFAULT` was proposed to Linux for this. `flags` and `prot` are `mmap`'s own, and
-/// `fd` is -1 for anonymous memory. The whole length is charged against `RLIMIT_MEMLOCK` until `munmap`.
+/// Maps memory as `mmap(2)` does, locked on fault from the start: no page of it that is ever
+/// touched is paged out. `MAP_LOCKONFAULT` was proposed to Linux for this. `flags` and `prot` are
+/// `mmap`'s own, and `fd` is -1 for anonymous memory. The whole length is charged against
+/// `RLIMIT_MEMLOCK` until `munmap`.
 ///
 /// With `MAP_FIXED` the old mapping is replaced only when the new mapping is locked.
 ///
@@ -75,7 +76,7 @@ fn failed(call: &'static str, start: usize, len: usize, errno: rustix::io::Errno
 /// Two to three system calls: about 2 µs, and nothing for its length.
 ///
 /// # Errors
-/// Nothing is mapped then, and what was there still is.
+/// After an error nothing is mapped, and the old mapping is still there.
 /// - `EINVAL`: `MAP_LOCKED` as well; `MAP_DROPPABLE`; and `mmap`'s own reasons.
 /// - `EAGAIN`: over the limit, as with `MAP_LOCKED`. `EPERM`: the limit is 0.
 /// - Others are `mmap`'s.
@@ -106,8 +107,8 @@ pub unsafe fn mmap_on_fault(
     let Some(size) = len.checked_next_multiple_of(page).filter(|size| *size > 0) else {
         return Err(failed(rustix::io::Errno::INVAL));
     };
-    // Where the address is fixed the new mapping is made elsewhere first, so that a failure leaves
-    // the old one; the kernel's check of MAP_FIXED_NOREPLACE needs no such care.
+    // If the address is fixed, the new mapping is first made elsewhere, so that a failure leaves
+    // the old one. MAP_FIXED_NOREPLACE replaces nothing, so it does not need this.
     let replaces = flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE == 0;
     if replaces && start % page != 0 {
         return Err(failed(rustix::io::Errno::INVAL));
@@ -116,12 +117,13 @@ pub unsafe fn mmap_on_fault(
         true => (0, flags & !libc::MAP_FIXED),
         false => (start, flags),
     };
-    // Under mlockall(MCL_FUTURE) a new mapping is made resident at once, unless it has no access yet.
+    // Under mlockall(MCL_FUTURE) a new mapping is made resident at once, unless it has no access
+    // yet.
     let mut ledger = ledger::open();
     let unasked = ledger.future == Some(When::Now) && flags & libc::MAP_POPULATE == 0;
     let first_prot = if unasked { libc::PROT_NONE } else { prot };
-    // SAFETY: without MAP_FIXED nothing is replaced. The duties for a mapped file are the caller's,
-    // as this function's documentation says.
+    // SAFETY: without MAP_FIXED nothing is replaced. The caller fulfils the duties for a mapped
+    // file, as this function's documentation requires.
     let made = unsafe { raw_map::map(hint, size, first_prot, first_flags, fd, off) };
     let range = made.map(|at| PageRange::new(at, at + size)).map_err(failed)?;
     let settled = charge(&mut ledger, call, range).and_then(|()| {
@@ -132,29 +134,29 @@ pub unsafe fn mmap_on_fault(
         if !replaces {
             return Ok(range.start);
         }
-        // SAFETY: nobody knows the new mapping, and the caller asked for MAP_FIXED, so nothing
-        // refers to the old one.
+        // SAFETY: no other code knows the new mapping. The caller asked for MAP_FIXED, and so
+        // promises that nothing refers to the old one.
         unsafe { raw_map::move_over(range, start) }.map_err(failed)?;
         outlive_guards(&mut ledger, PageRange::new(start, start + size));
         Ok(start)
     });
     if settled.is_err() {
-        // Of huge pages the kernel has mapped whole ones, and unmaps nothing less.
+        // The kernel has mapped whole huge pages, and unmaps nothing less.
         let unit = maps::describe(range).ok().and_then(|found| Some(found.first()?.page_size));
         let whole = range.start + size.next_multiple_of(unit.unwrap_or(page));
-        // SAFETY: made above, and known to nobody.
+        // SAFETY: the mapping was made above, and no other code knows it.
         let _ = unsafe { reserve::unmap(PageRange::new(range.start, whole)) };
     }
     settled.map(|at| at as *mut u8)
 }
 
-/// Locks a new mapping on fault. The ledger is held, so that a guard that outlived what was mapped here
-/// before is dropped before it or after, and never unlocks it.
+/// Locks a new mapping on fault. The ledger's lock is held. So a guard that outlived the previous
+/// mapping here is dropped before or after this, and never unlocks the new mapping.
 fn charge(ledger: &mut Ledger, call: &'static str, range: PageRange) -> Result<()> {
     lock_on_fault(range).map_err(|errno| {
         let error = diagnose::refused(call, range, errno, range.len(), 0);
         match (error.kind(), errno) {
-            // As the kernel answers MAP_LOCKED beyond the limit.
+            // The kernel's error for MAP_LOCKED beyond the limit.
             (ErrorKind::LockLimit, rustix::io::Errno::NOMEM) => error.with_errno(libc::EAGAIN),
             _ => error,
         }
@@ -168,8 +170,8 @@ fn charge(ledger: &mut Ledger, call: &'static str, range: PageRange) -> Result<(
     Ok(())
 }
 
-/// Guards that are left over from what was mapped here before are not the only ones to want the new
-/// mapping locked.
+/// Notes a claim on the new mapping beside those of guards that are left over from the previous
+/// mapping here.
 fn outlive_guards(ledger: &mut Ledger, range: PageRange) {
     let base = Kinds { now: false, on_fault: true };
     for (part, claims) in ledger.pieces(range) {
@@ -191,16 +193,17 @@ impl Mapping {
     /// ```
     ///
     /// # Cost
-    /// As [`mmap_on_fault`].
+    /// As for [`mmap_on_fault`].
     ///
     /// # Errors
-    /// As [`mmap_on_fault`].
+    /// As for [`mmap_on_fault`].
     #[doc(alias = "mmap")]
     #[doc(alias = "MAP_LOCKONFAULT")]
     pub fn anonymous_locked_on_fault(len: usize) -> Result<Mapping> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: new memory where the kernel likes it: nothing is replaced, and there is no file.
+        // SAFETY: new memory at an address that the kernel chooses: nothing is replaced, and there
+        // is no file.
         let at = unsafe { mmap_on_fault(std::ptr::null_mut(), len, protection, flags, -1, 0) }?;
         let start = at as usize;
         let end = start + len.next_multiple_of(os::page_size());
@@ -213,20 +216,20 @@ impl Mapping {
     ///
     /// ```
     /// let program = std::fs::File::open("/proc/self/exe")?;
-    /// // SAFETY: nobody truncates or writes a program that runs.
+    /// // SAFETY: no process truncates or writes a program that runs.
     /// let head = unsafe { tenure::Mapping::file_locked_on_fault(&program, 0, 4096) }?;
     /// assert_eq!(head.as_slice()[1..4], *b"ELF");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Cost
-    /// As [`mmap_on_fault`].
+    /// As for [`mmap_on_fault`].
     ///
     /// # Safety
-    /// As [`Mapping::file`].
+    /// As for [`Mapping::file`].
     ///
     /// # Errors
-    /// As [`Mapping::file`] and [`mmap_on_fault`].
+    /// As for [`Mapping::file`] and [`mmap_on_fault`].
     #[doc(alias = "mmap")]
     #[doc(alias = "MAP_LOCKONFAULT")]
     pub unsafe fn file_locked_on_fault(
@@ -234,8 +237,8 @@ impl Mapping {
         offset: u64,
         len: usize,
     ) -> Result<Mapping> {
-        // SAFETY: nobody truncates or writes the file while it is mapped, as this function
-        // requires.
+        // SAFETY: the caller promises that no process truncates or writes the file while it is
+        // mapped.
         let mapping = unsafe { Mapping::file(file, offset, len) }?;
         charge(&mut ledger::open(), "Mapping::file_locked_on_fault", mapping.range())?;
         Ok(mapping)
@@ -251,10 +254,10 @@ impl Mapping {
     /// ```
     ///
     /// # Cost
-    /// As [`Mapping::memfd`] and [`mmap_on_fault`].
+    /// As for [`Mapping::memfd`] and [`mmap_on_fault`].
     ///
     /// # Errors
-    /// As [`Mapping::memfd`] and [`mmap_on_fault`].
+    /// As for [`Mapping::memfd`] and [`mmap_on_fault`].
     #[doc(alias = "memfd_create")]
     #[doc(alias = "MAP_LOCKONFAULT")]
     pub fn memfd_locked_on_fault(name: &str, len: usize) -> Result<Mapping> {

@@ -6,11 +6,12 @@ use super::{diagnose, ledger, Kinds, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::range::PageRange;
 
-/// Locks the pages that `[addr, addr + len)` touches without a guard, as the kernel's `mlock2` does: a second call adds
-/// nothing, and [`munlock2`] clears the lock of any caller.
+/// Locks the pages that `[addr, addr + len)` touches without a guard, as the kernel's `mlock2`
+/// does. A second call adds nothing, and [`munlock2`] clears the lock of any caller.
 ///
 /// The two kinds are kept apart: a range locked in both ways and then cleared of [`When::Now`] is
-/// still locked on fault. A lock on fault does not weaken a full one, and a failure changes nothing.
+/// still locked on fault. A lock on fault does not weaken a full one, and a failure changes
+/// nothing.
 ///
 /// ```
 /// use tenure::lock::{mlock2, munlock2, Kinds, When};
@@ -21,11 +22,11 @@ use crate::range::PageRange;
 /// ```
 ///
 /// # Cost
-/// As [`lock`](super::lock()).
+/// As for [`lock`](super::lock()).
 ///
 /// # Errors
-/// As [`lock`](super::lock()): `ENOMEM` or `EPERM` over the limit, `EINVAL` for a bad or volatile range, and
-/// others. Nothing is changed then.
+/// As for [`lock`](super::lock()): `ENOMEM` or `EPERM` over the limit, `EINVAL` for a bad or
+/// volatile range, and others. Nothing is changed then.
 #[doc(alias = "mlock")]
 #[doc(alias = "MLOCK_ONFAULT")]
 pub fn mlock2(addr: *const u8, len: usize, when: When) -> Result<()> {
@@ -34,8 +35,8 @@ pub fn mlock2(addr: *const u8, len: usize, when: When) -> Result<()> {
     change::take_uncounted("mlock2", range, when)
 }
 
-/// Clears the kinds named from the pages that `[addr, addr + len)` touches, whichever caller has set them.
-/// Guards keep what they hold. Pages that stay locked are not unlocked for an instant.
+/// Clears these kinds of lock from the pages that `[addr, addr + len)` touches, whichever caller
+/// has set them. Guards keep their locks. Pages that stay locked are not unlocked for an instant.
 ///
 /// ```
 /// use tenure::lock::{mlock2, munlock2, receipt, Kinds, When};
@@ -48,14 +49,14 @@ pub fn mlock2(addr: *const u8, len: usize, when: When) -> Result<()> {
 /// ```
 ///
 /// # Cost
-/// One system call where nothing is locked; else a reading of `/proc/self/smaps` (10 ns for each
+/// One system call if nothing is locked. Otherwise a reading of `/proc/self/smaps` (10 ns for each
 /// resident page of the process), and a call for each mapping that changes.
 ///
 /// # Errors
-/// Nothing is changed then.
+/// After an error nothing is changed.
 /// - `EINVAL`: empty or wrapping; `addr` is not a multiple of the page size; or no kind is named.
-/// - `ENOMEM`: part of it is not mapped; a mapping cannot be split; or, where a full lock is to become
-///   one on fault, `RLIMIT_MEMLOCK` was lowered below what is locked.
+/// - `ENOMEM`: part of it is not mapped; a mapping cannot be split; or a full lock should become
+///   one on fault, and `RLIMIT_MEMLOCK` was lowered below the locked bytes.
 /// - Others: `/proc/self/smaps` could not be read.
 #[doc(alias = "munlock")]
 pub fn munlock2(addr: *const u8, len: usize, kinds: Kinds) -> Result<()> {

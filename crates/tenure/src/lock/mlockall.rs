@@ -1,4 +1,4 @@
-//! The whole process: everything that is mapped, and what will be.
+//! Locks for the whole process: all present mappings, and all future ones.
 
 #![allow(unsafe_code, reason = "maps a page to learn what mlockall(2) holds")]
 
@@ -17,7 +17,8 @@ use crate::tracking;
 use crate::tracking::state::Word;
 use rustix::io::Errno;
 
-/// What [`mlockall`] locks, and [`munlockall2`] clears: `MCL_CURRENT`, `MCL_FUTURE`, `MCL_ONFAULT`.
+/// The mappings that [`mlockall`] locks and [`munlockall2`] clears: `MCL_CURRENT`, `MCL_FUTURE`,
+/// `MCL_ONFAULT`.
 ///
 /// ```
 /// use tenure::lock::Scope;
@@ -33,19 +34,19 @@ pub struct Scope {
     pub current: bool,
     /// Every mapping made from now on.
     pub future: bool,
-    /// To lock: not now, but each page from its first touch on. To clear: locks on fault, present and
-    /// future.
+    /// To lock: not now, but each page from its first touch on. To clear: locks on fault, present
+    /// and future.
     pub on_fault: bool,
 }
 
-/// Locks everything that is mapped (`current`), everything that will be (`future`), or both; each page
-/// from its first touch on with `on_fault`, else now.
+/// Locks everything that is mapped (`current`), everything that will be (`future`), or both; each
+/// page from its first touch on with `on_fault`, else now.
 ///
-/// As with the kernel's call, locks are not counted, and a call without `future` ends an earlier future
-/// lock. Unlike the kernel's call it does not weaken what is locked in full. With `future`, `mmap`
-/// beyond the limit fails with `EAGAIN`, and memory mapped from then on cannot be made volatile. With
-/// `current`, the kernel leaves out what it cannot make resident, without an error;
-/// [`receipt_of_everything`](super::receipt_of_everything) shows that.
+/// As with the kernel's call, locks are not counted, and a call without `future` ends an earlier
+/// future lock. Unlike the kernel's call it does not weaken full locks. With `future`, `mmap`
+/// beyond the limit fails with `EAGAIN`, and memory mapped from then on cannot be made volatile.
+/// With `current`, the kernel skips pages that it cannot make resident, without an error;
+/// [`receipt_of_everything`](super::receipt_of_everything) shows them.
 ///
 /// ```
 /// use tenure::lock::{mlockall, munlockall2, Scope};
@@ -58,15 +59,15 @@ pub struct Scope {
 /// ```
 ///
 /// # Cost
-/// 0.2 ms and a walk of what is resident; without `on_fault`, making everything resident. Where
+/// 0.2 ms and a walk over the resident pages; without `on_fault`, making everything resident. If
 /// something is locked already, a reading of `/proc/self/smaps` before.
 ///
 /// # Errors
-/// Nothing is changed then.
+/// After an error nothing is changed.
 /// - `EINVAL`: neither `current` nor `future`; or memory is volatile (with `current`): raw ranges,
 ///   buffers and caches alike.
-/// - `ENOMEM`: with `current`, more is mapped than the limit allows to be locked. `EPERM`: the limit
-///   is 0.
+/// - `ENOMEM`: with `current`, more is mapped than the limit allows to be locked. `EPERM`: the
+///   limit is 0.
 #[doc(alias = "MCL_CURRENT")]
 #[doc(alias = "MCL_FUTURE")]
 #[doc(alias = "MCL_ONFAULT")]
@@ -110,7 +111,8 @@ pub fn mlockall(scope: Scope) -> Result<()> {
             continue;
         }
         if on_fault && piece.kernel == Level::Full {
-            // It was never unlocked, and is resident; a failure means that it is unmapped by now.
+            // It was never unlocked, and is resident. So a failure means that it is unmapped by
+            // now.
             let _ = strengthen(piece.range, Level::Full);
         }
         let base = piece.claims.base.with(when);
@@ -119,26 +121,26 @@ pub fn mlockall(scope: Scope) -> Result<()> {
     Ok(())
 }
 
-/// Clears what [`mlockall`] set, and nothing that guards hold: with `current`, full locks of what is
-/// mapped; with `on_fault`, locks on fault of what is mapped, and future ones; with `future`, the
-/// locking of mappings to come, of either kind. Pages that stay locked are not unlocked even for an
-/// instant.
+/// Clears the locks that [`mlockall`] set, and none that guards hold. With `current` it clears full
+/// locks of present mappings; with `on_fault`, locks on fault of present mappings, and future ones;
+/// with `future`, the locking of future mappings, of either kind. Pages that stay locked are not
+/// unlocked even for an instant.
 ///
 /// ```
 /// use tenure::lock::{munlockall2, Scope};
-/// munlockall2(Scope { future: true, ..Scope::default() })?; // what guards hold stays
+/// munlockall2(Scope { future: true, ..Scope::default() })?; // the locks of guards stay
 /// # Ok::<(), tenure::Error>(())
 /// ```
 ///
 /// # Cost
 /// A reading of `/proc/self/smaps` and a call for each mapping that changes; to end `future`, twice
-/// that, and a walk of what is resident.
+/// that, and a walk over the resident pages.
 ///
 /// # Errors
 /// - `EINVAL`: nothing is named.
-/// - `ENOMEM`: a future lock is to end while something stays locked, and more is mapped than the limit
-///   allows to be locked: the kernel has no call for that which the limit lets through. Nothing is
-///   changed then.
+/// - `ENOMEM`: a future lock should end while something stays locked, and more is mapped than the
+///   limit allows to be locked. The limit then refuses the only call that the kernel has for this.
+///   Nothing is changed then.
 /// - Others: `/proc/self/smaps` could not be read.
 #[doc(alias = "munlockall")]
 pub fn munlockall2(scope: Scope) -> Result<()> {
@@ -169,7 +171,7 @@ pub fn munlockall2(scope: Scope) -> Result<()> {
     Ok(())
 }
 
-/// All that is mapped, in order.
+/// Returns all mappings, in order.
 fn mappings() -> std::result::Result<Vec<PageRange>, Errno> {
     let mut found = Vec::new();
     maps::each_mapping(inspect::everything(), |mapping| {
@@ -178,7 +180,7 @@ fn mappings() -> std::result::Result<Vec<PageRange>, Errno> {
     Ok(found)
 }
 
-/// All pieces of locked mappings, and of those that the ledger knows.
+/// Returns all pieces of locked mappings, and of mappings that the ledger knows.
 fn locked_now(ledger: &Ledger) -> std::result::Result<Vec<Piece>, Errno> {
     if limits::locked_bytes() == Ok(0) && ledger.is_empty() {
         return Ok(Vec::new());
@@ -188,13 +190,13 @@ fn locked_now(ledger: &Ledger) -> std::result::Result<Vec<Piece>, Errno> {
     Ok(pieces)
 }
 
-/// How a mapping made now would be locked, found by making one: other code may have called
-/// `mlockall`.
+/// Returns how a new mapping would be locked. It makes one to find out, because other code may have
+/// called `mlockall`.
 fn coming(ledger: &Ledger) -> std::result::Result<Option<When>, Errno> {
     let page = page_size();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping where the kernel likes it replaces nothing.
+    // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
     let made = unsafe { raw_map::map(0, page, protection, flags, -1, 0) };
     let range = match made {
         Ok(at) => PageRange::new(at, at + page),
@@ -204,7 +206,7 @@ fn coming(ledger: &Ledger) -> std::result::Result<Option<When>, Errno> {
     };
     let locked = mlock::seen(range) == Ok(Seen::Locked);
     let found = locked.then(|| {
-        // Locked now is resident now.
+        // A page that is locked now is resident now.
         let missing = Pagemap::open().and_then(|map| map.count(range, Pages::Missing));
         match missing {
             Ok(0) => When::Now,
@@ -212,14 +214,14 @@ fn coming(ledger: &Ledger) -> std::result::Result<Option<When>, Errno> {
             Err(_) => ledger.future.unwrap_or(When::Now),
         }
     });
-    // SAFETY: made above, and known to nobody.
+    // SAFETY: the mapping was made above, and no other code knows it.
     let _ = unsafe { reserve::unmap(range) };
     Ok(found)
 }
 
-/// Ends the locking of mappings to come. The kernel's only call for that unlocks everything as well,
-/// or locks everything on fault: the latter leaves no instant in which a page is not locked, and what
-/// it changed is put right mapping by mapping.
+/// Ends the locking of future mappings. The kernel has two calls for that: one unlocks everything
+/// as well, the other locks everything on fault. The latter leaves no instant in which a page is
+/// not locked, and the code then restores its changes mapping by mapping.
 fn end_future(
     call: &'static str,
     mapped: &[PageRange],
@@ -233,7 +235,7 @@ fn end_future(
         return mlock::unlock_all().map_err(|errno| refused_all(call, errno));
     }
     mlock::lock_all(true, false, true).map_err(|errno| refused_all(call, errno))?;
-    // What was mapped since the first look was born under the future lock.
+    // Mappings that were made since the first look got the future lock.
     let born =
         cleared(Claims { base: Kinds::default().with(coming), ..Claims::default() }).wanted();
     for mapping in mappings().map_err(|errno| unreadable(call, errno))? {
@@ -249,7 +251,7 @@ fn end_future(
                 (_, known) => (born, known.map_or(mapping.end, |known| known.start)),
             };
             let part = PageRange::new(at, end.min(mapping.end));
-            // A mapping may be gone by now, which is as well.
+            // A mapping may be gone by now, which does no harm.
             let _ = match level {
                 Level::Unlocked => weaken(part, Level::Unlocked).map_err(|error| error.errno),
                 Level::OnFault => Ok(()),

@@ -1,7 +1,8 @@
 //! Locks: pages that the kernel does not page out, from now on or each from its first touch on.
 //!
-//! **For** secrets, and for data that must answer without waiting for a disk. **Not for** memory that the
-//! kernel should be able to take when others need it, and not instead of `memory.low` for a whole service.
+//! **For** secrets, and for data that a program must reach without waiting for a disk. **Not for**
+//! memory that the kernel should be able to take when other programs need it, and not instead of
+//! `memory.low` for a whole service.
 //!
 //! ```
 //! # fn main() -> tenure::Result<()> {
@@ -19,23 +20,25 @@
 //! | a range locked while a guard lives | [`lock`](fn@lock) |
 //! | a large range usable at once, and resident soon | [`gradually()`] |
 //! | the part of a range that was used last, up to a budget | [`within()`] |
-//! | what is locked in fact | [`receipt()`] |
-//! | whether a lock would be allowed, and the lines that raise the limit | [`explain()`] |
+//! | to see which memory is really locked | [`receipt()`] |
+//! | to know whether a lock would be allowed, and the lines that raise the limit | [`explain()`] |
 //! | the calls as C has them, without a guard | [`mlock2()`], [`munlock2`], [`mlockall()`], [`munlockall2`], [`mmap_on_fault`] |
 //!
-//! Guards count: where two overlap and one is dropped, the pages of the other stay locked. The kernel's own
-//! calls do not count: they set and clear kinds of lock, and leave what guards hold. A range is locked whole or
-//! not at all: after a failure every page is as it was before, and the error names which of the kernel's many
-//! reasons for `ENOMEM` it was.
+//! Guards count: where two overlap and one is dropped, the pages of the other stay locked. The
+//! kernel's own calls do not count: they set and clear kinds of lock, and leave the locks of
+//! guards. A range is locked as a whole or not at all. After a failure every page is as it was
+//! before, and the error names the cause, for which the kernel has only `ENOMEM`.
 //!
-//! # What counts against what
-//! The kernel charges the limit `RLIMIT_MEMLOCK` with the whole length when a range is locked, touched or
-//! not, and once however many guards hold it. `CAP_IPC_LOCK` in the machine's first user namespace lifts
-//! the limit. Locks belong to the process: a forked child has none, and guards do nothing there.
+//! # What the limit counts
+//! The kernel charges the limit `RLIMIT_MEMLOCK` with the whole length when a range is locked,
+//! touched or not, and once however many guards hold it. `CAP_IPC_LOCK` in the machine's first user
+//! namespace lifts the limit. Locks belong to the process: a forked child has none, and guards do
+//! nothing there.
 //!
 //! # What cannot be seen
-//! tenure does not see plain `mlock` and `munlock` calls of other code on pages that are already locked
-//! through this module. Pages that were locked before the first guard came stay locked when the last one goes.
+//! tenure does not see plain `mlock` and `munlock` calls of other code on pages that are already
+//! locked through this module. Pages that were locked before the first guard came stay locked when
+//! the last one goes.
 //!
 //! # What the kernel must have
 //! `mlock2` (4.4). `PROCMAP_QUERY` (6.11) makes a lock cheaper.
@@ -67,8 +70,8 @@ pub use mlock2::{mlock2, munlock2};
 pub use receipt::{receipt, receipt_of_everything, Part, Receipt, State};
 pub use within::{within, Within, WithinStatus};
 
-/// Drops all claims on a range that is being unmapped, so that what is mapped there next neither inherits
-/// nor loses a lock. Where nothing was locked through tenure, one load.
+/// Drops all claims on a range that is being unmapped, so that the next mapping there neither
+/// inherits nor loses a lock. One load if nothing was locked through tenure.
 pub(crate) fn forget_unmapped(range: crate::range::PageRange) {
     if let Some(mut ledger) = ledger::open_if_any() {
         ledger.forget_unmapped(range);

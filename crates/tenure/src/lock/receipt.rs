@@ -1,4 +1,4 @@
-//! What is locked in fact, mapping by mapping.
+//! Shows how memory is really locked, mapping by mapping.
 
 use super::claims::Level;
 use super::inspect::{self, Special};
@@ -20,7 +20,7 @@ use std::fmt;
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum State {
-    /// In full: what was resident when it was locked, and all that is touched.
+    /// In full: the pages that were resident when it was locked, and all that are touched later.
     Full,
     /// Each page from its first touch on.
     OnFault,
@@ -51,8 +51,8 @@ pub struct Part {
     /// How it is locked.
     pub state: State,
     /// How many of its bytes are in memory, in pages of their own. The zero page, which a mere read
-    /// brings in, does not count, because no lock keeps it. (Before Linux 6.7 it does count, and so
-    /// does what is swapped out.)
+    /// brings in, does not count, because no lock keeps it. (Before Linux 6.7 the zero page counts,
+    /// and so do swapped-out pages.)
     pub resident_bytes: u64,
     /// The file's path, the kernel's name for it, or nothing.
     pub name: String,
@@ -161,19 +161,19 @@ impl Receipt {
 /// ```
 ///
 /// # Cost
-/// A reading of `/proc/self/smaps` up to the end of the range (10 ns for each resident page), and of
-/// its page map (4 ns a page).
+/// A reading of `/proc/self/smaps` up to the end of the range (10 ns for each resident page), and
+/// of its page map (4 ns a page).
 ///
 /// # Errors
-/// `EINVAL`: empty or wrapping; `addr` is not a multiple of the page size. Others: `/proc/self/smaps` or `/proc/self/pagemap` could
-/// not be read.
+/// `EINVAL`: empty or wrapping; `addr` is not a multiple of the page size. Others:
+/// `/proc/self/smaps` or `/proc/self/pagemap` could not be read.
 #[doc(alias = "smaps")]
 #[doc(alias = "VmFlags")]
 pub fn receipt(addr: *const u8, len: usize) -> Result<Receipt> {
     look_at(PageRange::touched("receipt", addr, len)?)
 }
 
-/// Returns a [`receipt()`] for all mappings of the process: what `mlockall` did.
+/// Returns a [`receipt()`] for all mappings of the process: the effect of `mlockall`.
 ///
 /// ```
 /// let all = tenure::lock::receipt_of_everything()?;
@@ -185,7 +185,7 @@ pub fn receipt(addr: *const u8, len: usize) -> Result<Receipt> {
 /// A reading of `/proc/self/smaps` (10 ns for each resident page of the process).
 ///
 /// # Errors
-/// As [`receipt()`], but for `EINVAL`.
+/// As for [`receipt()`], except `EINVAL`.
 #[doc(alias = "smaps")]
 pub fn receipt_of_everything() -> Result<Receipt> {
     look_at(inspect::everything())
@@ -211,7 +211,8 @@ fn look_at(range: PageRange) -> Result<Receipt> {
             (None, Level::OnFault) => State::OnFault,
             (None, Level::Unlocked) => State::Unlocked,
         };
-        // Of huge pages of the pool and devices the page map says little; smaps has no Rss for them.
+        // The page map has few facts about devices and huge pages of the pool; smaps has no Rss for
+        // them.
         let whole = part.len() == entry.mapping.end - entry.mapping.start;
         let rss = if whole { Some(entry.rss) } else { None };
         parts.push((part, state, rss, entry.name));
@@ -220,7 +221,7 @@ fn look_at(range: PageRange) -> Result<Receipt> {
     let pagemap = Pagemap::open().map_err(failed("/proc/self/pagemap"))?;
     let mut receipt = Receipt::default();
     for (part, state, rss, name) in parts {
-        // A mapping of which nothing is resident need not be walked page by page.
+        // A mapping without resident pages need not be walked page by page.
         let resident_bytes = match rss {
             Some(0) if !matches!(state, State::AlwaysResident(_)) => 0,
             _ => pagemap.count(part, Pages::Resident).map_err(failed("/proc/self/pagemap"))? as u64,

@@ -1,4 +1,5 @@
-//! Locked on fault within a budget: of a range larger than may be locked, the part used last.
+//! Locks on fault within a budget: the part of a range that was used last, where the range is
+//! larger than the process may lock.
 
 #![allow(unsafe_code, reason = "takes the program's word that a range stays mapped")]
 
@@ -15,34 +16,35 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Windows that the budget is cut into at most: each that is locked beside one that is not is a mapping
-/// of its own, and the kernel allows 65,530.
+/// The largest number of windows in the budget. Each locked window beside an unlocked one is a
+/// mapping of its own, and the kernel allows 65,530.
 const MOST_WINDOWS: usize = 1024;
-/// Fewer would make one window too large a part of the budget.
+/// With fewer, one window would be too large a part of the budget.
 const FEWEST_WINDOWS: usize = 16;
-/// The fewest that the budget is cut into where the range would otherwise be cut into more than
-/// [`MANY_WINDOWS`], which are gone through at every look.
+/// The smallest number of windows in the budget for a range that would otherwise have more than
+/// [`MANY_WINDOWS`], all of which every look visits.
 const FEWEST_OF_MANY: usize = 4;
 const MANY_WINDOWS: usize = 1 << 16;
 const SOONEST: Duration = Duration::from_millis(20);
 const LATEST: Duration = Duration::from_secs(1);
-/// Looking may take a fiftieth of the time.
+/// Looks may take a fiftieth of the time.
 const SHARE: u32 = 50;
 
-/// Keeps the pages of `[addr, addr + len)` locked that were used last, `budget` bytes at most. The kernel may
-/// page out the rest. For a range that is larger than `RLIMIT_MEMLOCK`, or larger than the program wants to
-/// lock.
+/// Keeps the pages of `[addr, addr + len)` locked that were used last, at most `budget` bytes. The
+/// kernel may page out the rest. For a range that is larger than `RLIMIT_MEMLOCK`, or larger than
+/// the program wants to lock.
 ///
-/// The range is divided into windows (of 2 MiB, more for large budgets, less for small ones). Each is locked
-/// on fault or not at all. A thread looks 50 times a second, less often while nothing changes, for windows
-/// that have new pages. It locks those windows, and unlocks the windows that were idle longest.
+/// The range is divided into windows (of 2 MiB, more for large budgets, less for small ones). Each
+/// is locked on fault or not at all. A thread looks 50 times a second, less often while nothing
+/// changes, for windows that have new pages. It locks those windows, and unlocks the windows that
+/// were idle longest.
 ///
-/// In shared mappings (of files, memfds, tmpfs) an unlocked window is also unmapped from the page table, so
-/// its next use is a fault, which is cheap and which the thread sees. In private and anonymous memory the
-/// thread sees only first uses and returns from swap.
+/// In shared mappings (of files, memfds, tmpfs) an unlocked window is also unmapped from the page
+/// table, so its next use is a fault, which is cheap and which the thread sees. In private and
+/// anonymous memory the thread sees only first uses and returns from swap.
 ///
-/// So a page that was just touched is locked after 20 ms, not at once. If more than the budget is in use at a
-/// time, the kernel may take any page of it.
+/// So a page that was just touched is locked after 20 ms, not at once. If more than the budget is
+/// in use at one time, the kernel may take any page of it.
 ///
 /// ```
 /// let memory = tenure::Mapping::anonymous(1 << 20)?;
@@ -55,19 +57,20 @@ const SHARE: u32 = 50;
 /// ```
 ///
 /// # Cost
-/// 24 bytes for each window of which something is resident, and as much again while it looks. Where the
-/// range has more than 65,536 windows they are larger, up to a quarter of the budget each. A look costs a
+/// 24 bytes for each window with resident pages, and as much again during a look. If the range has
+/// more than 65,536 windows, they are larger, up to a quarter of the budget each. A look costs a
 /// walk over the range's page tables.
 ///
 /// # Errors
-/// As [`lock`] with [`When::OnFault`]; `EINVAL` for a budget below 16 pages, and for memory that is never
-/// paged out anyway (huge pages of the pool, `memfd_secret`, devices); `ENOMEM` or `EPERM`
-/// ([`ErrorKind::LockLimit`]) for one beyond what may still be locked; `EAGAIN`: no thread could be
-/// started. Nothing is locked then.
+/// As for [`lock`] with [`When::OnFault`]; `EINVAL` for a budget below 16 pages, and for memory
+/// that is never paged out anyway (huge pages of the pool, `memfd_secret`, devices); `ENOMEM` or
+/// `EPERM` ([`ErrorKind::LockLimit`]) for a budget beyond the rest of the limit; `EAGAIN`: no
+/// thread could be started. Nothing is locked then.
 ///
 /// # Safety
-/// Until the value is dropped the range stays mapped as it is. The thread takes pages of shared mappings out
-/// of the page table: if private memory were mapped there meanwhile, its contents could be lost.
+/// Until the value is dropped the range stays mapped as it is. The thread takes pages of shared
+/// mappings out of the page table: if private memory were mapped there meanwhile, its contents
+/// could be lost.
 #[doc(alias = "RLIMIT_MEMLOCK")]
 pub unsafe fn within(addr: *const u8, len: usize, budget: usize) -> Result<Within> {
     const CALL: &str = "lock::within";
@@ -108,10 +111,10 @@ pub unsafe fn within(addr: *const u8, len: usize, budget: usize) -> Result<Withi
     Ok(Within { shared, thread: Some(thread), generation: generation::current() })
 }
 
-/// Windows are whole huge pages where the budget has room for enough of them: cutting one in two costs
-/// its huge page.
+/// Windows are whole huge pages if the budget has room for enough of them: cutting a huge page
+/// costs it.
 fn window_for(budget: usize, len: usize) -> usize {
-    // Powers of two, for windows are cut at multiples, and the more of them are whole.
+    // Powers of two: windows are cut at multiples of their size, so more of them are whole.
     let fitting = |size: usize| (size + 1).next_power_of_two() / 2;
     let largest = fitting(budget / FEWEST_OF_MANY);
     let of_many = len.div_ceil(MANY_WINDOWS).next_power_of_two().min(largest);
@@ -130,7 +133,7 @@ fn unreadable(call: &'static str, range: PageRange, errno: rustix::io::Errno) ->
     Error::system(call, "reading /proc/self/maps and pagemap", errno).on(range.start, range.len())
 }
 
-/// A range whose part that was used last is locked. Dropping it unlocks all.
+/// A range of which the part that was used last is locked. Dropping this value unlocks all.
 ///
 /// ```
 /// # let memory = tenure::Mapping::anonymous(1 << 20)?;
@@ -146,7 +149,7 @@ pub struct Within {
     generation: u64,
 }
 
-/// How much a [`Within`] has locked now, and what it did so far.
+/// How much a [`Within`] has locked now, and its counts so far.
 ///
 /// ```
 /// # let memory = tenure::Mapping::anonymous(1 << 20)?;
@@ -168,7 +171,8 @@ pub struct WithinStatus {
     pub moved_out_bytes: u64,
     /// How often the thread has looked.
     pub looks: u64,
-    /// Windows that the kernel refused to lock (the limit was lowered, too many mappings); tried again.
+    /// Windows that the kernel refused to lock (the limit was lowered, too many mappings). The
+    /// thread tries again.
     pub refused: u64,
 }
 
@@ -189,7 +193,7 @@ impl Shared {
 }
 
 impl Within {
-    /// Returns how much is locked now, and what the thread has done so far.
+    /// Returns how much is locked now, and the thread's counts so far.
     ///
     /// ```
     /// # let memory = tenure::Mapping::anonymous(1 << 20)?;
@@ -224,31 +228,31 @@ impl std::fmt::Debug for Within {
     }
 }
 
-/// A window of which something is resident, or that is locked.
+/// A window with resident pages, or a locked one.
 #[derive(Clone, Copy)]
 struct Window {
-    /// Which of the windows that all memory is cut into.
+    /// The window's index among those into which all memory is cut.
     number: usize,
-    /// The look that last saw pages come.
+    /// The number of the last look that saw new pages.
     used: u64,
-    /// Pages of it that were in the page table at the last look.
+    /// Its pages that were in the page table at the last look.
     present: u32,
 }
 
 struct Keeper {
     range: PageRange,
     window: usize,
-    /// Windows that the budget has room for.
+    /// The number of windows for which the budget has room.
     most: usize,
     /// In order of address.
     windows: Vec<Window>,
-    /// Those that are locked.
+    /// The locked ones.
     locks: BTreeMap<usize, Lock>,
     pagemap: Pagemap,
     look: u64,
 }
 
-/// A window that pages came to, and how many.
+/// A window with new pages, and their number.
 type Came = (usize, u32);
 
 impl Keeper {
@@ -257,7 +261,7 @@ impl Keeper {
         loop {
             let started = Instant::now();
             let mut status = shared.lock().status;
-            // Without memory it looks again later.
+            // Without memory the thread looks again later.
             let moved = can_allocate() && self.look(&mut status);
             let took = started.elapsed();
             let mut state = shared.lock();
@@ -273,16 +277,16 @@ impl Keeper {
         }
     }
 
-    /// Whether anything was used.
+    /// Looks once. Returns whether any page was used.
     fn look(&mut self, status: &mut WithinStatus) -> bool {
         self.look += 1;
         status.looks += 1;
         let Ok(mut used) = self.count() else { return false };
         let any = !used.is_empty();
         used.retain(|(number, _)| !self.locks.contains_key(number));
-        // The busiest first, if not all of them fit.
+        // The busiest windows first, if not all of them fit.
         used.sort_by_key(|(_, came)| std::cmp::Reverse(*came));
-        // Those used longest ago go first, and none that was used now.
+        // The windows that were used longest ago are unlocked first, and none that was used now.
         let mut held: Vec<(u64, usize)> = Vec::with_capacity(self.locks.len());
         for number in self.locks.keys() {
             let last = self.find(*number).map_or(0, |at| self.windows[at].used);
@@ -318,7 +322,7 @@ impl Keeper {
         PageRange::new(start, (number * self.window + self.window).min(self.range.end))
     }
 
-    /// Notes what is in the page table, and answers what of it is new.
+    /// Notes which pages are in the page table. Returns the windows with new ones.
     fn count(&mut self) -> std::result::Result<Vec<Came>, rustix::io::Errno> {
         let mut present: Vec<(usize, u32)> = Vec::new();
         let size = self.window;
@@ -362,8 +366,8 @@ impl Keeper {
         status.moved_out_bytes += range.len() as u64;
         let mut all_shared = true;
         let looked = maps::each_mapping(range, |mapping| all_shared &= mapping.shared);
-        // Of a shared mapping nothing is lost by this: the pages stay where they belong. Locked pages
-        // of another owner are refused (EINVAL), and stay.
+        // In a shared mapping this loses nothing: the pages stay in their file. The kernel refuses
+        // locked pages of another owner (EINVAL), and they stay.
         // SAFETY: the mapping is shared, as was just seen.
         if looked.is_ok() && all_shared && unsafe { advise::unmap_shared(range) }.is_ok() {
             if let Some(at) = self.find(number) {

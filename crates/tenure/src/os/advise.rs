@@ -1,4 +1,4 @@
-//! `madvise` and its relatives, by effect.
+//! `madvise` and related calls, one function for each effect.
 
 use super::errno::{again, last_errno};
 use crate::range::PageRange;
@@ -8,8 +8,9 @@ use std::ffi::c_void;
 
 fn advise(range: PageRange, advice: Advice) -> Result<(), Errno> {
     again(|| {
-        // SAFETY: the kernel checks that the range is mapped. Advices that may drop contents come from the
-        // functions of this module that are unsafe, whose callers promise that nobody wants them.
+        // SAFETY: the kernel checks that the range is mapped. An advice that may drop contents
+        // comes only from the unsafe functions of this module, whose callers promise that the
+        // contents are not needed.
         unsafe { madvise(range.start as *mut c_void, range.len(), advice) }
     })
 }
@@ -19,7 +20,8 @@ fn advise(range: PageRange, advice: Advice) -> Result<(), Errno> {
 /// `EINVAL`: locked, shared, file-backed or device memory. A page that is swapped out goes at once.
 ///
 /// # Safety
-/// The program has given up the contents of the range: it is marked volatile, or owned and not in use.
+/// The program has given up the contents of the range: it is marked volatile, or owned and not in
+/// use.
 pub(crate) unsafe fn free(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxFree)
 }
@@ -30,10 +32,10 @@ pub(crate) fn page_out(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxPageOut)
 }
 
-/// Drops the range's pages. The callers pass only memory whose contents nobody may want.
+/// Drops the range's pages.
 ///
 /// # Safety
-/// Nobody wants the contents of the range.
+/// The contents of the range are not needed.
 pub(crate) unsafe fn drop_pages(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxDontNeed)
 }
@@ -41,17 +43,17 @@ pub(crate) unsafe fn drop_pages(range: PageRange) -> Result<(), Errno> {
 /// [`drop_pages`] for memory that is locked, which stays so (5.18+).
 ///
 /// # Safety
-/// As [`drop_pages`].
+/// The contents of the range are not needed.
 pub(crate) unsafe fn drop_locked_pages(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxDontneedLocked)
 }
 
-/// Either of the two, as the pages are locked or not (`mlockall`).
+/// Drops the range's pages, whether they are locked (`mlockall`) or not.
 ///
 /// # Safety
-/// As [`drop_pages`].
+/// The contents of the range are not needed.
 pub(crate) unsafe fn drop_pages_though_locked(range: PageRange) -> Result<(), Errno> {
-    // SAFETY: the caller promises that nobody wants the contents of the range.
+    // SAFETY: the caller promises that the contents of the range are not needed.
     unsafe {
         match drop_pages(range) {
             Err(Errno::INVAL) => drop_locked_pages(range),
@@ -60,7 +62,8 @@ pub(crate) unsafe fn drop_pages_though_locked(range: PageRange) -> Result<(), Er
     }
 }
 
-/// Whether there is such a call: asked of nothing, at this address.
+/// Returns whether the kernel knows `MADV_DONTNEED_LOCKED`: probes with an empty range at this
+/// address.
 pub(crate) fn knows_locked_drop(range: PageRange) -> bool {
     advise(PageRange { start: range.start, end: range.start }, Advice::LinuxDontneedLocked).is_ok()
 }
@@ -70,14 +73,13 @@ pub(crate) fn knows_locked_drop(range: PageRange) -> bool {
 /// `EINVAL`: not a shared file mapping, or locked. `EACCES`: not writable.
 ///
 /// # Safety
-/// Nobody wants the contents of the range, in whichever process maps the file.
+/// No process that maps the file needs the contents of the range.
 pub(crate) unsafe fn remove(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxRemove)
 }
 
-/// Takes a shared range's pages out of the page table; they stay in their file, memfd or tmpfs, and a
-/// touch maps them again. The caller has seen that the mapping is shared: of private memory this would
-/// lose the contents. `EINVAL`: locked.
+/// Takes a shared range's pages out of the page table. They stay in their file, memfd or tmpfs, and
+/// a touch maps them again. `EINVAL`: locked.
 ///
 /// # Safety
 /// The mapping is shared: of private memory this would lose the contents.
@@ -85,15 +87,16 @@ pub(crate) unsafe fn unmap_shared(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxDontNeed)
 }
 
-/// Sets a flag of the mapping, which cuts it where the range is a part of it. At `vm.max_map_count` the
-/// kernel answers that with `EAGAIN`, however often it is asked.
+/// Sets a flag of the mapping, and splits the mapping where the range is a part of it. At
+/// `vm.max_map_count` the kernel returns `EAGAIN` each time, so this is tried once only.
 fn flag(range: PageRange, advice: Advice) -> Result<(), Errno> {
-    // SAFETY: the advices given here change what the kernel does with the pages, not what they hold;
+    // SAFETY: the advices given here change how the kernel treats the pages, not their contents;
     // the kernel checks that the range is mapped.
     unsafe { madvise(range.start as *mut c_void, range.len(), advice) }
 }
 
-/// Asks for huge pages. Must come before the first touch (the other order gives none).
+/// Asks for huge pages. Must come before the first touch: a page that is there already stays a base
+/// page.
 pub(crate) fn want_huge_pages(range: PageRange) -> Result<(), Errno> {
     flag(range, Advice::LinuxHugepage)
 }
@@ -107,8 +110,8 @@ pub(crate) fn want_base_pages(range: PageRange) -> Result<(), Errno> {
 pub(crate) fn collapse(range: PageRange) -> Result<(), Errno> {
     // Neither rustix nor libc knows it on every target.
     const MADV_COLLAPSE: libc::c_int = 25;
-    // SAFETY: the call changes which pages hold the bytes, not the bytes; the kernel checks that the
-    // range is mapped.
+    // SAFETY: the call changes which pages hold the bytes, not the bytes; the kernel checks that
+    // the range is mapped.
     match unsafe { libc::madvise(range.start as *mut c_void, range.len(), MADV_COLLAPSE) } {
         0 => Ok(()),
         _ => Err(last_errno()),
@@ -120,31 +123,31 @@ pub(crate) fn wipe_on_fork(range: PageRange) -> Result<(), Errno> {
     flag(range, Advice::LinuxWipeOnFork)
 }
 
-/// Makes every page of the range resident for writing, its bytes unchanged and dirty: what was
-/// lazily freed is kept from here on.
+/// Makes every page of the range resident for writing, its bytes unchanged and dirty. So a lazily
+/// freed page is kept from then on.
 ///
-/// `EFAULT`: a page is missing that userfaultfd watches. `ENOMEM`: no memory, or not mapped.
-/// `EINVAL`: not writable or a special mapping, or a kernel before 5.14.
-/// `EHWPOISON`: a page is poisoned.
+/// `EFAULT`: a page that userfaultfd watches is missing. `ENOMEM`: no memory, or not mapped.
+/// `EINVAL`: not writable or a special mapping, or a kernel before 5.14. `EHWPOISON`: a page is
+/// poisoned.
 pub(crate) fn populate_write(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxPopulateWrite)
 }
 
-/// Makes every page of the range readable, as [`super::populate::for_reading`] says, or fails where
+/// Makes every page of the range readable, as [`super::populate::for_reading`] does, or fails where
 /// the kernel does not know `MADV_POPULATE_READ`.
 pub(crate) fn populate_read(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxPopulateRead)
 }
 
-/// Whether a page is all zeros, as the kernel reads it: a page that cannot be read is `false`, where
-/// a load would raise a signal.
+/// Returns whether a page is all zeros, as the kernel reads it. Returns `false` for a page that
+/// cannot be read, where a load would raise a signal.
 pub(crate) fn reads_as_zeros(page: PageRange) -> bool {
     let mut bytes = [0u8; 4096];
     page.pieces(bytes.len()).all(|piece| {
         let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: piece.len() };
         let remote = libc::iovec { iov_base: piece.start as *mut c_void, iov_len: piece.len() };
-        // SAFETY: the local vector names `bytes`, of which a piece is never longer; the remote one
-        // is only read, by the kernel, which reports a bad address instead of faulting.
+        // SAFETY: the local vector names `bytes`, and no piece is longer than it. Only the kernel
+        // reads the remote vector, and it reports a bad address instead of faulting.
         let done = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
         done == piece.len() as isize && bytes.iter().all(|byte| *byte == 0)
     })

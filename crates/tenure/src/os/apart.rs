@@ -1,12 +1,14 @@
-//! Addresses for tenure's own mappings, apart from the program's.
+//! Puts tenure's own mappings at addresses apart from the program's.
 //!
-//! The kernel gives a new mapping the highest hole that is large enough. A hole may be the program's: it has unmapped
-//! what was there, and it maps there again later (`MAP_FIXED`), which in a program with one thread nobody can come
-//! before. So tenure's stacks, heap and hidden ranges do not lie where the kernel likes: a program that uses its hole
-//! would write over them, and tenure would unmap what the program has put there.
+//! The kernel puts a new mapping into the highest hole that is large enough. Such a hole may belong
+//! to the program: it has unmapped its memory there and maps there again later (`MAP_FIXED`). In a
+//! program with one thread no other mapping can come between. So tenure's stacks, heap and hidden
+//! ranges do not lie where the kernel puts mappings. Otherwise a program that uses its hole would
+//! write over them, and tenure would unmap the program's memory there.
 //!
-//! They lie from the middle of the address space on, where the kernel puts nothing by itself: it begins at the top,
-//! and at two thirds for a program's own file. Where they begin differs from process to process, as all addresses do.
+//! They lie from the middle of the address space on. The kernel puts nothing there by itself: it
+//! begins at the top, and at two thirds for a program's own file. The start differs from process to
+//! process, as all addresses do.
 
 use super::page_size;
 use rustix::io::Errno;
@@ -14,35 +16,36 @@ use rustix::mm::{mmap_anonymous, munmap, MapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Addresses from `start` on; a multiple of the page size in each.
+/// Addresses from `start` on. Both fields are multiples of the page size.
 struct Room {
     start: usize,
     end: usize,
 }
 
-/// Where the next mapping is tried; 0: nobody has looked yet.
-/// For the whole process: the address space is one.
+/// The address at which the next mapping is tried; 0: not chosen yet. For the whole process: it has
+/// one address space.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 /// How many places are tried before the kernel chooses one.
 const TRIES: usize = 8;
-/// How far on the next one is where something lies.
+/// How far further the next try goes where memory is mapped already.
 const STEP: usize = 1 << 30;
 /// The steps between the places where the first mapping of a process can lie.
 const GRAIN: usize = 2 << 20;
-/// The kernel's own choice is as good for what fits into no hole that a program leaves.
+/// The kernel's own choice is as good for a mapping that is larger than any hole of a program.
 const VAST: usize = 1 << 40;
 
 impl Room {
-    /// The stack lies at the top of the address space, which is a power of two.
+    /// Finds the address space's size from the stack, which lies at its top; the size is a power of
+    /// two.
     fn known() -> Option<Room> {
-        // ThreadSanitizer knows memory only where the kernel puts it by itself.
+        // ThreadSanitizer handles memory only where the kernel puts it by itself.
         if cfg!(tenure_sanitizer = "thread") {
             return None;
         }
         let on_the_stack = on_the_stack();
         let top = on_the_stack.checked_next_power_of_two().filter(|top| *top > 1 << 32)?;
         let middle = top / 2;
-        // Differs from process to process with the stack.
+        // The stack's address differs from process to process.
         let mixed = (on_the_stack >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 24;
         let shift = mixed % (middle / 32 / GRAIN) * GRAIN;
         Some(Room { start: middle + shift, end: middle + middle / 4 })
@@ -64,13 +67,15 @@ impl Room {
     }
 }
 
-/// An address that the kernel has put into the stack of the process's first thread; 0: this C library does not tell.
+/// An address that the kernel has put into the stack of the process's first thread; 0: this C
+/// library does not know it.
 fn on_the_stack() -> usize {
-    // SAFETY: reads a value of the process's own.
+    // SAFETY: the call reads a value of this process.
     unsafe { libc::getauxval(libc::AT_RANDOM) as usize }
 }
 
-/// Addresses that leave `rest` when they are divided by `by`, a power of two and a multiple of the page size.
+/// Addresses that leave `rest` when they are divided by `by`, a power of two and a multiple of the
+/// page size.
 #[derive(Clone, Copy)]
 pub(crate) struct Congruent {
     by: usize,
@@ -83,7 +88,7 @@ impl Congruent {
         Congruent { by: align.max(page_size()), rest: 0 }
     }
 
-    /// Addresses that lie in their stretch of `by` bytes where `addr` does in its.
+    /// Addresses with the offset of `addr` inside a stretch of `by` bytes.
     pub fn like(addr: usize, by: usize) -> Congruent {
         Congruent { by, rest: addr % by }
     }
@@ -93,10 +98,10 @@ impl Congruent {
     }
 }
 
-/// Anonymous memory of tenure's own.
+/// Maps anonymous memory for tenure itself.
 ///
-/// `ENOMEM`: no address space, too many mappings, over a limit (`RLIMIT_AS`, `RLIMIT_DATA`, the commit limit).
-/// `EAGAIN`: `mlockall(MCL_FUTURE)` and `RLIMIT_MEMLOCK`.
+/// `ENOMEM`: no address space, too many mappings, over a limit (`RLIMIT_AS`, `RLIMIT_DATA`, the
+/// commit limit). `EAGAIN`: `mlockall(MCL_FUTURE)` and `RLIMIT_MEMLOCK`.
 pub(crate) fn map(
     len: usize,
     congruent: Congruent,
@@ -107,10 +112,11 @@ pub(crate) fn map(
         for _ in 0..TRIES {
             let Some(at) = room.take(len, congruent) else { break };
             let flags = flags | MapFlags::FIXED_NOREPLACE;
-            // SAFETY: with this flag the kernel maps where nothing is mapped, or fails; an older one takes it for a hint.
+            // SAFETY: with this flag the kernel maps only where nothing is mapped, or fails; an
+            // older kernel takes the address for a hint.
             match unsafe { mmap_anonymous(at as *mut c_void, len, protection, flags) } {
                 Ok(made) if made as usize == at => return Ok(at),
-                // A kernel that does not know the flag has put it elsewhere.
+                // A kernel that does not know the flag has put the mapping elsewhere.
                 Ok(made) => unmap_own(made as usize, len),
                 Err(Errno::EXIST) => {
                     NEXT.fetch_max(at + STEP, Ordering::Relaxed);
@@ -124,7 +130,7 @@ pub(crate) fn map(
     map_anywhere(len, congruent, protection, flags)
 }
 
-/// [`map`] at a place of the kernel's choice.
+/// [`map`] at an address that the kernel chooses.
 pub(crate) fn map_anywhere(
     len: usize,
     congruent: Congruent,
@@ -141,15 +147,17 @@ pub(crate) fn map_anywhere(
     Ok(start)
 }
 
-/// The next mapping does not adjoin the last one, with which the kernel could join it.
+/// Leaves a page free, so that the next mapping does not adjoin the last one, with which the kernel
+/// could join it.
 pub(crate) fn leave_a_page() {
     NEXT.fetch_add(page_size(), Ordering::Relaxed);
 }
 
-/// Of a mapping just made, whose addresses nobody knows yet.
+/// Unmaps a mapping just made, whose address no other code has.
 fn unmap_own(start: usize, len: usize) {
     if len > 0 {
-        // SAFETY: nobody uses it. Failing (the mapping count is at its limit) leaks address space only.
+        // SAFETY: no code uses the mapping. A failure (the mapping count is at its limit) leaks
+        // address space only.
         let _ = unsafe { munmap(start as *mut c_void, len) };
     }
 }
@@ -170,7 +178,7 @@ mod tests {
             let at = map(len, Congruent::like(like, by), ACCESS, NORESERVE).unwrap();
             assert_eq!(at % by, like % by);
             assert!(room.start <= at && at + len <= room.end, "{at:#x}");
-            // SAFETY: mapped above, for reading and writing.
+            // SAFETY: the range was mapped above, for reading and writing.
             unsafe { std::slice::from_raw_parts_mut(at as *mut u8, len) }.fill(1);
             unmap_own(at, len);
         }

@@ -1,5 +1,5 @@
-//! The memory of a reserved range, by system calls made inline: none goes through the C library, so
-//! none sets `errno` and none can be met by a launcher that takes the library's place.
+//! The memory of a reserved range, by system calls made inline. None goes through the C library, so
+//! none sets `errno`, and none reaches a launcher that replaces the library's functions.
 
 use super::apart::{self, Congruent};
 use super::mapping_list::Lister;
@@ -8,26 +8,28 @@ use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use std::ffi::c_void;
 
-/// rustix has no name for it where it makes its calls through the C library, as under Miri.
+/// rustix has no name for this flag where it makes its calls through the C library, as under Miri.
 const DONTUNMAP: MremapFlags = MremapFlags::from_bits_retain(libc::MREMAP_DONTUNMAP as u32);
 
-/// Reserves addresses: nothing may be accessed, nothing is charged. The start is a multiple of `align`.
+/// Reserves addresses: nothing may be accessed, nothing is charged. The start is a multiple of
+/// `align`.
 ///
 /// `ENOMEM`: no such stretch of addresses, or over `RLIMIT_AS`.
 pub(crate) fn reserve(len: usize, align: usize) -> Result<PageRange, Errno> {
     let aligned = Congruent::aligned(align);
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let start = apart::map(len, aligned, ProtFlags::empty(), flags)?;
-    // gdb's gcore writes out what has no access, too: terabytes of it.
-    // SAFETY: advice for the mapping just made.
+    // Without this advice gdb's gcore also writes out memory without access: terabytes of it.
+    // SAFETY: the advice changes only core dumps, for the mapping just made.
     let _ = unsafe { mm::madvise(start as *mut c_void, len, Advice::LinuxDontDump) };
     Ok(PageRange::new(start, start + len))
 }
 
-/// Makes part of a reservation readable and writable, and a part of core dumps; contents, if any, stay.
+/// Makes part of a reservation readable and writable, and includes it in core dumps. Contents, if
+/// any, stay.
 ///
-/// `ENOMEM`: too many mappings, over `RLIMIT_DATA`, or over the commit limit where the kernel holds to
-/// one (`vm.overcommit_memory` 2).
+/// `ENOMEM`: too many mappings, over `RLIMIT_DATA`, or over the commit limit where the kernel
+/// enforces one (`vm.overcommit_memory` 2).
 ///
 /// # Safety
 /// The range is part of a reservation of the caller's.
@@ -35,12 +37,12 @@ pub(crate) unsafe fn allow(range: PageRange) -> Result<(), Errno> {
     let access = MprotectFlags::READ | MprotectFlags::WRITE;
     // SAFETY: the caller promises that the range is part of its reservation; access is only added.
     unsafe { mm::mprotect(range.start as *mut c_void, range.len(), access) }?;
-    // SAFETY: changes only whether core dumps have the range.
+    // SAFETY: the call changes only whether core dumps contain the range.
     let _ = unsafe { mm::madvise(range.start as *mut c_void, range.len(), Advice::LinuxDoDump) };
     Ok(())
 }
 
-/// Puts fresh reserved addresses in the place of whatever is mapped there.
+/// Replaces the range's mappings by fresh reserved addresses.
 ///
 /// # Safety
 /// Nothing uses the range any more, and it is part of a reservation of the caller's.
@@ -60,7 +62,7 @@ pub(crate) unsafe fn reserve_anew(range: PageRange) -> Result<(), Errno> {
 
 /// Reserves the addresses of the range, if none of them is mapped.
 ///
-/// `EEXIST`: one is. `ENOMEM`: too many mappings.
+/// `EEXIST`: an address is mapped. `ENOMEM`: too many mappings.
 pub(crate) fn reserve_free(range: PageRange) -> Result<(), Errno> {
     // SAFETY: `MAP_FIXED_NOREPLACE` fails where anything is mapped, so this replaces nothing.
     let at = unsafe {
@@ -71,15 +73,15 @@ pub(crate) fn reserve_free(range: PageRange) -> Result<(), Errno> {
             MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE,
         )
     }? as usize;
-    // SAFETY: advice for the mapping just made.
+    // SAFETY: the advice changes only core dumps, for the mapping just made.
     let _ = unsafe { mm::madvise(at as *mut c_void, range.len(), Advice::LinuxDontDump) };
     Ok(())
 }
 
 /// Takes access away; contents stay.
 ///
-/// `EPERM`: part of it is sealed. `ENOMEM`: part of it is not mapped, or there are too many mappings. It may have
-/// been done in part then.
+/// `EPERM`: part of it is sealed. `ENOMEM`: part of it is not mapped, or there are too many
+/// mappings. After an error part of the range may be closed.
 ///
 /// # Safety
 /// Nothing uses the range any more.
@@ -103,19 +105,20 @@ pub(crate) unsafe fn open(range: PageRange) -> Result<(), Errno> {
 /// Why pages were not moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotMoved {
-    /// Both are as they were.
+    /// Source and target are as they were.
     Unchanged,
-    /// The pages are where they were. What is mapped at the target cannot be told: the kernel may have
-    /// unmapped it before it found that it has no room for another mapping, or for page tables, and
-    /// another thread's mapping may be there by now.
+    /// The pages are where they were, but the state of the target is unknown. The kernel may have
+    /// unmapped it before it found no room for another mapping or for page tables, and another
+    /// thread may have mapped memory there since.
     TargetLost,
 }
 
-/// Moves the pages of `from` to `to`, in place of what is there; `from` stays mapped and is empty
+/// Moves the pages of `from` to `to`, in place of the pages there. `from` stays mapped and is empty
 /// (`MREMAP_DONTUNMAP`, since 5.7), so that no other mapping can land there.
 ///
 /// # Safety
-/// Both are the caller's, private anonymous, and nothing uses `to`, nor `from` under its old address.
+/// Both ranges belong to the caller and are private anonymous memory. Nothing uses `to`, and
+/// nothing uses `from` under its old address.
 pub(crate) unsafe fn move_pages(from: PageRange, to: usize) -> Result<(), NotMoved> {
     // Before 6.12 the kernel unmaps the target before it finds that the source is not one mapping.
     let one = Lister::open().and_then(|mut lister| lister.at_or_after(from.start));
@@ -135,7 +138,8 @@ pub(crate) unsafe fn move_pages(from: PageRange, to: usize) -> Result<(), NotMov
         )
     };
     moved.map(drop).map_err(|_| {
-        // If it is a hole now, nobody else's mapping is to land among the reserved addresses.
+        // If the target is a hole now, no other mapping must land there, among the reserved
+        // addresses.
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
         // SAFETY: `MAP_FIXED_NOREPLACE` fails where anything is mapped, so this replaces nothing.
         let _ =
@@ -144,7 +148,7 @@ pub(crate) unsafe fn move_pages(from: PageRange, to: usize) -> Result<(), NotMov
     })
 }
 
-/// `munmap`, not by way of the C library.
+/// `munmap` without the C library.
 ///
 /// # Safety
 /// As for `munmap(2)`: nothing uses the range any more.
@@ -165,7 +169,7 @@ pub(crate) fn address_limit() -> Option<u64> {
 
 /// Writes a sentence to standard error and ends the process, without allocating.
 pub(crate) fn abort_with(text: &[u8]) -> ! {
-    // SAFETY: the descriptor is only borrowed for a write, which says so if it is closed.
+    // SAFETY: the descriptor is only borrowed for a write, which fails if it is closed.
     let stderr = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
     let _ = rustix::io::write(stderr, text);
     std::process::abort()

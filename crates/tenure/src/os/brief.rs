@@ -1,11 +1,13 @@
 //! Descriptors that are open for the length of a call, in the program's own table.
 //!
-//! A child that another thread forks meanwhile would inherit them for good: with a list of the parent's mappings it
-//! would have a reader of the parent's memory layout. So a child closes them. A fork waits until no other thread
-//! is between the opening or closing of a descriptor and the note of it, which is a microsecond.
+//! A child that another thread forks meanwhile would inherit such a descriptor for good. With the
+//! list of the parent's mappings it could read the parent's memory layout. So the child closes it.
+//! A fork waits while another thread is between the opening or closing of a descriptor and the note
+//! about it, which takes a microsecond.
 //!
-//! Another thread may close a number and put a file of its own under it meanwhile (`dup2`), for it knows that the number
-//! is free. So only what is still the same file is closed.
+//! A thread that knows that the number is free may close it and put a file of its own under it
+//! meanwhile (`dup2`). So this module closes a descriptor only if it is still the file that was
+//! opened.
 
 use super::errno::last_errno;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -17,18 +19,18 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// See the module's head.
+/// A descriptor as the head of the module describes it.
 pub(crate) struct Brief {
     fd: ManuallyDrop<OwnedFd>,
     file: File,
-    /// Where it is noted; `None`: nowhere, and a child keeps it.
+    /// Where the descriptor is noted; `None`: it is not noted, and a child keeps it.
     note: Option<&'static AtomicU64>,
 }
 
-/// What a child has to close.
+/// The descriptors that a child closes.
 struct Open {
-    /// The descriptors that are open now: the thread's [`here`] and, in the lowest 16 bits, [`BUSY`] or the number
-    /// and [`FIRST`]. 0: none.
+    /// The descriptors that are open now: the thread's [`here`] and, in the lowest 16 bits,
+    /// [`BUSY`] or the number plus [`FIRST`]. 0: none.
     notes: [AtomicU64; 64],
     /// The thread that forks. 0: none.
     forking: AtomicU64,
@@ -36,15 +38,16 @@ struct Open {
 
 /// For the whole process: its child inherits the descriptors of all threads.
 static OPEN: Open = Open { notes: [const { AtomicU64::new(0) }; 64], forking: AtomicU64::new(0) };
-/// The thread opens or closes one.
+/// The thread is opening or closing a descriptor.
 const BUSY: u64 = 1;
 const FIRST: u64 = 2;
 
-/// For each other at most, so that no two threads that wait for one another do so for ever: a handler of the
-/// fork's may want a lock that the other one has.
+/// The longest wait of a fork and another thread for each other. Without this bound they could wait
+/// for ever: a fork handler may want a lock that the other thread has.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// What tells threads of a process apart, and is the same in a child: an address of the thread's, above 16 bits.
+/// A number that differs between the threads of a process and is equal in a child: an address of
+/// the thread's, above 16 bits.
 fn here() -> u64 {
     thread_local! {
         /// Each thread's own: its address tells threads apart.
@@ -53,16 +56,17 @@ fn here() -> u64 {
     HERE.with(|here| std::ptr::from_ref(here) as u64) << 16
 }
 
-/// What tells files apart: the numbers of the file system and of the file.
+/// A file's identity: the numbers of its file system and of the file.
 pub(super) type File = (u64, u64);
 
 fn file_of(fd: impl AsFd) -> Option<File> {
     fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-/// Whether the path leads to this file system. That of `/proc` is known from the last time, as a rule.
+/// Returns whether the path leads to this file system. The number of `/proc` is usually known from
+/// the last time.
 fn leads_to(path: &CStr, file_system: u64) -> bool {
-    /// For the whole process: `/proc` is one file system, as a rule.
+    /// For the whole process: `/proc` is usually one file system.
     static OF_PROC: AtomicU64 = AtomicU64::new(0);
     let is_in_proc = path.to_bytes().starts_with(b"/proc/");
     if is_in_proc && OF_PROC.load(Ordering::Relaxed) == file_system {
@@ -80,20 +84,20 @@ pub(crate) fn open(path: impl Arg) -> Result<Brief, Errno> {
     open_for(path, OFlags::RDONLY)
 }
 
-/// Opens a file for its facts only: that reads nothing, and needs no permission on the file itself.
+/// Opens a file for its facts only. This reads nothing, and needs no permission on the file itself.
 pub(crate) fn open_for_facts(path: impl Arg) -> Result<Brief, Errno> {
     open_for(path, OFlags::PATH)
 }
 
-/// Opens a file description of its own of a file that the program has open, through `/proc`, to read and write it. Fails
-/// if it is not that `file` (any more).
+/// Opens, through `/proc`, a file description of its own for a file that the program has open, to
+/// read and write it. Fails if it is no longer that `file`.
 pub(super) fn open_anew(path: &CStr, file: File) -> Result<Brief, Errno> {
     let open = || open_file(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
     open_by(open, |_, opened| opened == file)
 }
 
-/// Opens a file description of its own of a file that the program has open, through `/proc`, for the caller to keep.
-/// Fails if it is not that `file` (any more).
+/// Opens, through `/proc`, a file description of its own for a file that the program has open, and
+/// the caller keeps it. Fails if it is no longer that `file`.
 pub(super) fn open_to_keep(path: &CStr, file: File, write: bool) -> Result<OwnedFd, Errno> {
     let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
     let opened = open_file(path, access | OFlags::CLOEXEC, Mode::empty())?;
@@ -110,7 +114,8 @@ fn open_for(path: impl Arg, flags: OFlags) -> Result<Brief, Errno> {
     })
 }
 
-/// Opens a file of any kind by `open`; `is_right` says whether it is what was opened.
+/// Opens a file of any kind by `open`. `is_right` returns whether it is the file that the caller
+/// wants.
 pub(super) fn open_by(
     open: impl FnOnce() -> Result<OwnedFd, Errno>,
     is_right: impl FnOnce(&OwnedFd, File) -> bool,
@@ -127,7 +132,7 @@ pub(super) fn open_by(
     }
     let fd = ManuallyDrop::new(opened?);
     let file = file_of(&*fd).filter(|file| is_right(&fd, *file));
-    // Of a file that another thread has put there nothing is done but to forget it.
+    // A file that another thread has put under the number is forgotten, and otherwise left alone.
     let brief = Brief { fd, file: file.unwrap_or_default(), note };
     file.map(|_| brief).ok_or(Errno::BADF)
 }
@@ -141,45 +146,46 @@ impl Brief {
         self.fd.as_raw_fd()
     }
 
-    /// A second number of the same file's, from `least` up.
+    /// Duplicates the descriptor to a number of at least `least`.
     pub(super) fn again(&self, least: RawFd) -> Option<Brief> {
         let open = || {
-            // SAFETY: asks for a number more; closes and changes none.
+            // SAFETY: the call makes a new number; it closes and changes none.
             let number = unsafe { libc::fcntl(self.number(), libc::F_DUPFD_CLOEXEC, least) };
             if number < 0 {
                 return Err(last_errno());
             }
-            // SAFETY: the kernel has just made it for this call.
+            // SAFETY: the kernel has just made the descriptor for this call.
             Ok(unsafe { OwnedFd::from_raw_fd(number) })
         };
-        // Where the program has put a file of its own under the first number, the second one is that file's, and goes.
+        // If the program has put a file of its own under the first number, the duplicate is of that
+        // file and is closed.
         open_by(open, |_, _| true).ok().filter(|again| again.file == self.file)
     }
 
-    /// It stays open, also in a child.
+    /// Keeps the descriptor open, also in a child.
     pub(super) fn stays(self) {
         if let Some(note) = ManuallyDrop::new(self).note {
             note.store(0, Ordering::SeqCst);
         }
     }
 
-    /// Whether the number is still this file's: another thread of the program's may have closed it, and put a file
-    /// there. What was read meanwhile is perhaps that file's.
+    /// Returns whether the number is still this file's. Another thread of the program may have
+    /// closed it and put a file there. Bytes that were read meanwhile may come from that file.
     pub fn is_open(&self) -> bool {
         file_of(&*self.fd) == Some(self.file)
     }
 
-    /// `EBADF`: another file was put under the number, by the program.
+    /// `EBADF`: the program has put another file under the number.
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         self.if_open(rustix::io::read(&*self.fd, buffer)?)
     }
 
-    /// As [`read`](Brief::read), from a place.
+    /// Like [`read`](Brief::read), from an offset.
     pub fn pread(&self, buffer: &mut [u8], from: u64) -> Result<usize, Errno> {
         self.if_open(rustix::io::pread(&*self.fd, buffer, from)?)
     }
 
-    /// What was just read, if it was this file's.
+    /// Returns the length just read, if the bytes come from this file.
     fn if_open(&self, read: usize) -> Result<usize, Errno> {
         if self.is_open() {
             Ok(read)
@@ -197,7 +203,7 @@ fn begin() -> Option<&'static AtomicU64> {
     };
     for _ in 0..2 {
         let note = OPEN.notes.iter().find(free)?;
-        // A fork that began before has perhaps looked at the notes already.
+        // A fork that began before may have looked at the notes already.
         if !others_fork() {
             return Some(note);
         }
@@ -207,7 +213,7 @@ fn begin() -> Option<&'static AtomicU64> {
     None
 }
 
-/// Whether another thread forks.
+/// Returns whether another thread forks.
 fn others_fork() -> bool {
     let forking = OPEN.forking.load(Ordering::SeqCst);
     forking != 0 && forking != here()
@@ -224,15 +230,17 @@ impl Drop for Brief {
         if let Some(note) = self.note {
             note.store(here() | BUSY, Ordering::SeqCst);
             if others_fork() {
-                // The child finds it noted as open.
+                // A child finds the descriptor noted as open.
                 note.store(here() | (self.fd.as_raw_fd() as u64 + FIRST), Ordering::SeqCst);
                 wait_while(others_fork);
                 note.store(here() | BUSY, Ordering::SeqCst);
             }
         }
         if self.is_open() {
-            // Not by the type that owns it: debug builds end the process if another thread has closed it just now.
-            // SAFETY: opened by `open`, still the same file, and closed once, here.
+            // Not by the owning type: debug builds end the process if another thread has closed it
+            // just now.
+            // SAFETY: the descriptor was opened by `open`, is still the same file, and is closed
+            // once, here.
             unsafe { libc::close(self.fd.as_raw_fd()) };
         }
         if let Some(note) = self.note {
@@ -244,7 +252,7 @@ impl Drop for Brief {
 fn wait_while(holds: impl Fn() -> bool) {
     let began = Instant::now();
     while holds() && began.elapsed() < PATIENCE {
-        // On a busy machine a thread that only yields keeps the other one from its processor.
+        // On a busy machine a thread that only yields keeps the processor from the other one.
         match began.elapsed() < PATIENCE / 200 {
             true => std::thread::yield_now(),
             false => std::thread::sleep(PATIENCE / 200),
@@ -258,22 +266,24 @@ fn others() -> impl Iterator<Item = (&'static AtomicU64, u64)> {
     noted.filter(move |(_, word)| *word != 0 && *word >> 16 != here >> 16)
 }
 
-/// Before a fork: what the other threads have open is noted from here on until [`release`].
+/// Before a fork: from here until [`release`] the notes say which descriptors the other threads
+/// have open.
 pub(crate) fn hold() {
     OPEN.forking.store(here(), Ordering::SeqCst);
     wait_while(|| others().any(|(_, word)| word & u64::from(u16::MAX) == BUSY));
 }
 
-/// After it, in the parent.
+/// After the fork, in the parent.
 pub(crate) fn release() {
     OPEN.forking.store(0, Ordering::SeqCst);
 }
 
-/// In the child, whose only thread is the one that forked: closes what the others had open.
+/// In the child, whose only thread is the one that forked: closes the descriptors that the other
+/// threads had open.
 pub(crate) fn close_others() {
     for (note, word) in others() {
         if let Some(number) = (word & u64::from(u16::MAX)).checked_sub(FIRST) {
-            // SAFETY: opened by a thread that is not here, and not closed.
+            // SAFETY: a thread that this process does not have opened it and did not close it.
             unsafe { libc::close(number as RawFd) };
         }
         note.store(0, Ordering::SeqCst);
@@ -281,7 +291,7 @@ pub(crate) fn close_others() {
     release();
 }
 
-/// In a child that was made without [`hold`]: what is open is not known.
+/// In a child that was made without [`hold`]: the open descriptors are not known.
 pub(crate) fn forget_others() {
     others().for_each(|(note, _)| note.store(0, Ordering::SeqCst));
     release();
@@ -295,7 +305,7 @@ mod tests {
 
     /// Descriptors above the standard ones.
     fn open_ones() -> usize {
-        // SAFETY: only asks whether the number is open.
+        // SAFETY: the call only asks whether the number is open.
         (3..200).filter(|fd| unsafe { libc::fcntl(*fd, libc::F_GETFD) } >= 0).count()
     }
 
@@ -316,10 +326,10 @@ mod tests {
                 .collect();
             let mut inherited = 0;
             for _ in 0..300 {
-                // SAFETY: the child looks at its descriptors and exits without unwinding.
+                // SAFETY: the child reads its descriptors and exits without unwinding.
                 let child = unsafe { libc::fork() };
                 if child == 0 {
-                    // SAFETY: ends the child.
+                    // SAFETY: ends the child, which has no more to do.
                     unsafe { libc::_exit((open_ones() != before).into()) };
                 }
                 let mut status = 0;
@@ -330,13 +340,14 @@ mod tests {
             OVER.store(true, Ordering::Relaxed);
             threads.into_iter().for_each(|thread| thread.join().unwrap());
             assert_eq!(open_ones(), before);
-            // A thread that loses its processor between two instructions may be waited for in vain, on a busy machine
-            // more often. Without the notes 240 children inherit one.
+            // The fork waits a bounded time, so a thread that loses its processor between two
+            // instructions can leave a descriptor to the child, on a busy machine more often.
+            // Without the notes 240 children inherit one.
             assert!(inherited <= 60, "{inherited} of 300 children");
         });
     }
 
-    /// The thread that forks keeps its own, in the child too.
+    /// The thread that forks keeps its own descriptor, also in the child.
     #[test]
     fn a_child_keeps_what_its_thread_had_open() {
         in_child(this_test!(), &[], || {
@@ -347,7 +358,7 @@ mod tests {
             let mut byte = [0; 1];
             let read = rustix::io::read(&list, &mut byte);
             if child == 0 {
-                // SAFETY: ends the child.
+                // SAFETY: ends the child, which has no more to do.
                 unsafe { libc::_exit(i32::from(read != Ok(1))) };
             }
             let mut status = 0;

@@ -1,9 +1,10 @@
-//! Calls of code that tenure does not know, whose panics end here.
+//! Calls code that tenure does not know, and stops its panics.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
-/// What `act` returns. `None`: it panicked, and its message was printed. What it panicked with is dropped, which is the
-/// program's code, too: if that panics in its turn, what it panicked with is left where it is.
+/// Returns the result of `act`. `None`: it panicked, and the panic hook printed the message. The
+/// panic's value is dropped, which runs code of the program, too. If that panics as well, its value
+/// is leaked.
 pub(crate) fn caught<R>(act: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(act)) {
         Ok(result) => Some(result),
@@ -19,7 +20,7 @@ pub(crate) fn caught<R>(act: impl FnOnce() -> R) -> Option<R> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Its drop panics with another one.
+    /// A value whose drop panics with another such value.
     pub(crate) struct Chain(pub u32);
 
     impl Drop for Chain {

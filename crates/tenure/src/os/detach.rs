@@ -1,6 +1,6 @@
-//! Taking a mapping away from its addresses, by moving its page tables.
+//! Moves a mapping away from its addresses by moving its page tables.
 //!
-//! Everything here is a bare system call: nothing allocates, and `errno` stays as it is.
+//! All functions here make bare system calls: nothing allocates, and `errno` stays as it is.
 
 use super::apart::{self, Congruent};
 use super::{generation, signal::Blocked};
@@ -12,31 +12,33 @@ use rustix::mm::{
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// The kernel moves a page table of this reach by one entry, where source and target lie alike in it.
+/// The size of memory under one page table. The kernel moves such a table by one entry, where
+/// source and target have the same offset in it.
 const PUD: usize = 1 << 30;
 
-/// Address space of our own to move the mappings of a range to, in ascending order. What is left of it goes
-/// when it is dropped.
+/// Reserved address space to which the mappings of a range are moved, in ascending order. Dropping
+/// this value unmaps the rest of it.
 pub(crate) struct Hidden {
-    /// What is still reserved.
+    /// The start of the part that is still reserved.
     base: usize,
     end: usize,
-    /// What to add to an address of the range.
+    /// The distance from an address of the range to its new address.
     distance: usize,
-    /// Of the process that it was reserved in: a child that a signal handler forks meanwhile has a hole
-    /// there, or by now something of its own.
+    /// The process that reserved it. A child that a signal handler forks meanwhile has a hole
+    /// there, or later other memory of its own.
     generation: u64,
 }
 
 impl Hidden {
-    /// Reserves a place for `range`, congruent to it modulo 1 GiB (modulo a huge page for ranges that are
-    /// shorter than 1 GiB, or where there is no such address space): otherwise the kernel would move every
-    /// page-table entry singly (8 ns each).
+    /// Reserves a place for `range`, congruent to it modulo 1 GiB (modulo a huge page for ranges
+    /// that are shorter than 1 GiB, or where there is no such address space). Otherwise the kernel
+    /// would move every page-table entry singly (8 ns each).
     ///
-    /// To be called before anything of the range is unmapped, so that it does not take the range's place.
+    /// The caller reserves before it unmaps anything of the range, so that this does not take the
+    /// range's place.
     ///
-    /// `ENOMEM`: no address space, too many mappings, over `RLIMIT_AS`. `EAGAIN`: `mlockall(MCL_FUTURE)`
-    /// and `RLIMIT_MEMLOCK`.
+    /// `ENOMEM`: no address space, too many mappings, over `RLIMIT_AS`. `EAGAIN`:
+    /// `mlockall(MCL_FUTURE)` and `RLIMIT_MEMLOCK`.
     pub fn reserve_like(range: PageRange) -> Result<Hidden, Errno> {
         let reaches = [PUD, super::HUGE_PAGE];
         let fitting = if range.len() < PUD { &reaches[1..] } else { &reaches[..] };
@@ -51,8 +53,9 @@ impl Hidden {
                     let end = base + range.len();
                     let distance = base.wrapping_sub(range.start);
                     let hidden = Hidden { base, end, distance, generation };
-                    // So marked, the kernel joins it with no mapping of the program's: see `after_failure`.
-                    // SAFETY: changes a flag of a mapping that nobody else knows.
+                    // With this mark the kernel does not join it with a mapping of the program's:
+                    // see `after_failure`.
+                    // SAFETY: the call changes a flag of a mapping that only this function knows.
                     unsafe { madvise(base as *mut c_void, range.len(), Advice::LinuxDontFork) }?;
                     return Ok(hidden);
                 }
@@ -62,21 +65,21 @@ impl Hidden {
         Err(last)
     }
 
-    /// An address of it that nobody can read.
+    /// Returns an address in it that no thread can read.
     pub fn unreadable(&self, piece: PageRange) -> usize {
         piece.start.wrapping_add(self.distance)
     }
 
-    /// Moves `piece` there: from its return on, the old addresses are not mapped.
+    /// Moves `piece` there. When it returns, the old addresses are not mapped.
     ///
     /// # Errors
-    /// mremap's, and `EFAULT` in a child of the process that reserved the place. Then the piece is as it
-    /// was.
+    /// Those of `mremap`, and `EFAULT` in a child of the process that reserved the place. Then the
+    /// piece is as it was.
     ///
     /// # Safety
-    /// Nothing refers to the piece any more; it lies in one mapping, in the range that this was made for,
-    /// and after the pieces that were moved before. No other place is reserved at the same time, and no fork
-    /// happens meanwhile, not from a signal handler either.
+    /// Nothing refers to the piece. It lies in one mapping, in the range that this place was
+    /// reserved for, and after the pieces that were moved before. No other place is reserved at the
+    /// same time, and no fork happens meanwhile, not even from a signal handler.
     pub unsafe fn take(&mut self, piece: PageRange) -> Result<PageRange, Errno> {
         if generation::current() != self.generation {
             return Err(Errno::FAULT);
@@ -84,8 +87,8 @@ impl Hidden {
         let len = piece.len();
         let at = piece.start.wrapping_add(self.distance);
         debug_assert!(self.base <= at && at + len <= self.end);
-        // SAFETY: the caller promises that nothing refers to the source any more, and the target is
-        // ours alone.
+        // SAFETY: the caller promises that nothing refers to the source, and only this value knows
+        // the target.
         let moved = unsafe {
             mremap_fixed(
                 piece.start as *mut c_void,
@@ -104,10 +107,10 @@ impl Hidden {
         Ok(PageRange::new(at, at + len))
     }
 
-    /// After a failed move the place of the piece may be unmapped, and another thread's mapping there by
-    /// now. Ours is whole if the kernel says so: what it lists as one mapping with both ends, which are
-    /// ours for sure, cannot be joined from ours and another's, for no new mapping has our flags, and
-    /// nobody reserves another place meanwhile.
+    /// After a failed move the place of the piece may be unmapped, and another thread may have
+    /// mapped memory there since. The place is whole if the kernel lists it as one mapping with
+    /// both ends, which surely belong to this value. A joined mapping of this one and a foreign one
+    /// is not possible: no new mapping has these flags, and no other place is reserved meanwhile.
     fn after_failure(&mut self, at: usize, len: usize) {
         let listed = super::mapping_list::Lister::open().and_then(|mut l| l.at_or_after(self.base));
         let whole = listed
@@ -123,7 +126,7 @@ impl Hidden {
 
 impl Drop for Hidden {
     fn drop(&mut self) {
-        // No handler forks between the look and the unmap.
+        // Blocks signals, so that no handler forks between the look and the unmap.
         let _blocked = Blocked::all();
         if generation::current() == self.generation {
             unmap_ours(self.base, self.end);
@@ -133,22 +136,23 @@ impl Drop for Hidden {
 
 fn unmap_ours(start: usize, end: usize) {
     if start < end {
-        // SAFETY: part of a mapping that is ours and that nobody uses. Failing (the mapping count is at
-        // its limit) leaks address space only.
+        // SAFETY: part of a mapping that only this value knows and that no code uses. A failure
+        // (the mapping count is at its limit) leaks address space only.
         let _ = unsafe { munmap(start as *mut c_void, end - start) };
     }
 }
 
-/// Whether munmap(2) may take `[addr, …)` from there: an mremap of a page to its own size changes
-/// nothing, and makes the same checks. `EPERM`: sealed (but see [`seals_are_seen`]). `EINVAL`: inside a huge page of hugetlbfs (or
-/// at one, before 5.16). `EFAULT`: nothing is mapped there.
+/// Returns whether munmap(2) may take `[addr, …)` from there. An mremap of a page to its own size
+/// changes nothing and makes the same checks. `EPERM`: sealed (but see [`seals_are_seen`]).
+/// `EINVAL`: inside a huge page of hugetlbfs (or at one, before 5.16). `EFAULT`: nothing is mapped
+/// there.
 pub(crate) fn may_be_unmapped_from(addr: usize) -> Result<(), Errno> {
     let page = super::page_size();
     // SAFETY: an mremap to the same size, not allowed to move, changes nothing.
     unsafe { mremap(addr as *mut c_void, page, page, MremapFlags::empty()) }.map(drop)
 }
 
-/// Whether [`may_be_unmapped_from`] can be asked: mremap is not refused by a seccomp filter.
+/// Returns whether [`may_be_unmapped_from`] works: no seccomp filter refuses mremap.
 pub(crate) fn mremap_works() -> bool {
     let Ok(page) = super::reserve::map_own(super::page_size(), super::page_size()) else {
         return false;
@@ -158,23 +162,24 @@ pub(crate) fn mremap_works() -> bool {
     works
 }
 
-/// Whether the kernel refuses to unmap a range in the middle of a mapping, for `vm.max_map_count`. Otherwise
-/// it is a mapping of its own afterwards, kept out of core dumps, so that unmapping it takes no split; if
-/// it was kept out of them before, this changes nothing and answers `false`.
+/// Returns whether the kernel refuses to unmap a range in the middle of a mapping, because of
+/// `vm.max_map_count`. If it does not, the range is a mapping of its own afterwards, kept out of
+/// core dumps, so that unmapping it takes no split. If it was kept out of them before, this changes
+/// nothing and returns `false`.
 ///
-/// To be asked of a range that goes next.
+/// The caller unmaps the range next.
 pub(crate) fn cannot_be_split(range: PageRange) -> bool {
-    // SAFETY: changes a flag that the memory's contents do not depend on.
+    // SAFETY: the call changes a flag on which the memory's contents do not depend.
     let split = unsafe { madvise(range.start as *mut c_void, range.len(), Advice::LinuxDontDump) };
-    // ENOMEM, which madvise answers as EAGAIN.
+    // The kernel's ENOMEM, which madvise returns as EAGAIN.
     matches!(split, Err(Errno::NOMEM | Errno::AGAIN))
 }
 
 const UNKNOWN: u8 = 0;
 const SEEN: u8 = 1;
 const UNSEEN: u8 = 2;
-/// Whether [`may_be_unmapped_from`] tells sealed mappings.
-/// For the whole process: the kernel is one.
+/// Whether [`may_be_unmapped_from`] recognises sealed mappings.
+/// For the whole process: all threads run on one kernel.
 static SEALS: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 /// mseal(2), of Linux 6.10; its number is the same on every architecture.
@@ -187,13 +192,13 @@ fn mseal(start: usize, len: usize) -> Result<(), Errno> {
     })
 }
 
-/// Whether [`may_be_unmapped_from`] tells sealed mappings, or there are none. From Linux 6.12 to 6.16 the
-/// kernel does not look at the seal of a mapping whose size stays. `false` too where mappings can be sealed
-/// and [`learn_whether_seals_are_seen`] was not called.
+/// Returns whether [`may_be_unmapped_from`] recognises sealed mappings, or there are none. From
+/// Linux 6.12 to 6.16 the kernel does not check the seal of a mapping whose size stays. Also
+/// `false` where mappings can be sealed and [`learn_whether_seals_are_seen`] was not called.
 pub(crate) fn seals_are_seen() -> bool {
     match SEALS.load(Ordering::Relaxed) {
         SEEN => true,
-        // Sealing nothing succeeds where there is such a call.
+        // Sealing an empty range succeeds where the kernel has the call.
         UNKNOWN if mseal(0, 0).is_err() => {
             SEALS.store(SEEN, Ordering::Relaxed);
             true
@@ -202,12 +207,12 @@ pub(crate) fn seals_are_seen() -> bool {
     }
 }
 
-/// Finds out by sealing a page, which stays mapped for good.
+/// Finds out by sealing a page, which then stays mapped for good.
 pub(crate) fn learn_whether_seals_are_seen() {
     if seals_are_seen() || SEALS.load(Ordering::Relaxed) != UNKNOWN {
         return;
     }
-    // Threads that come together each seal a page: a fork could hold a lock here.
+    // Threads that come here together each seal a page. A lock would not do: a fork could hold it.
     let page = super::page_size();
     let Ok(page) = super::reserve::map_own(page, page) else { return };
     if mseal(page.start, page.len()).is_err() {
@@ -218,25 +223,25 @@ pub(crate) fn learn_whether_seals_are_seen() {
     SEALS.store(if seen { SEEN } else { UNSEEN }, Ordering::Relaxed);
 }
 
-/// Unmaps part of what a program gave to be unmapped.
+/// Unmaps part of a range that the program wants unmapped.
 ///
 /// # Safety
-/// Nothing refers to it any more.
+/// Nothing refers to the part.
 pub(crate) unsafe fn unmap(start: usize, len: usize) -> Result<(), Errno> {
-    // SAFETY: the caller promises that nothing refers to the range any more.
+    // SAFETY: the caller promises that nothing refers to the range.
     unsafe { munmap(start as *mut c_void, len) }
 }
 
-/// A child made by fork has no copy of it.
+/// Keeps the hidden range out of children made by fork.
 pub(crate) fn keep_from_children(hidden: PageRange) -> Result<(), Errno> {
-    // SAFETY: changes a flag of a mapping that is ours.
+    // SAFETY: the call changes a flag of a mapping of tenure's own.
     unsafe { madvise(hidden.start as *mut c_void, hidden.len(), Advice::LinuxDontFork) }
 }
 
-/// Shows it in `/proc/self/maps` as what it is, where the kernel can (5.17, anonymous memory).
+/// Gives the range a name in `/proc/self/maps`, where the kernel can (5.17, anonymous memory).
 pub(crate) fn name(hidden: PageRange) {
     const NAME: &std::ffi::CStr = c"tenure: retired";
-    // SAFETY: names a mapping; the kernel copies the string.
+    // SAFETY: the call names a mapping; the kernel copies the string.
     unsafe {
         libc::prctl(
             libc::PR_SET_VMA,
@@ -251,23 +256,23 @@ pub(crate) fn name(hidden: PageRange) {
 /// Takes a page range of a hidden mapping out of memory, locked or not.
 ///
 /// # Safety
-/// The range is one that [`Hidden::take`] answered.
+/// The range comes from [`Hidden::take`].
 pub(crate) unsafe fn zap(range: PageRange) -> Result<(), Errno> {
     let (start, len) = (range.start as *mut c_void, range.len());
-    // SAFETY: nobody refers to a hidden mapping.
+    // SAFETY: the caller promises a range of `Hidden::take`, to which nothing refers.
     match unsafe { madvise(start, len, Advice::LinuxDontNeed) } {
-        // Locked (5.18+; before, munmap does it).
-        // SAFETY: the same call with the advice for locked pages: nobody refers to a hidden
-        // mapping.
+        // Locked (5.18+; before that, munmap frees the pages).
+        // SAFETY: this advice also drops locked pages. The caller promises a range of
+        // `Hidden::take`, to which no reference exists.
         Err(Errno::INVAL) => unsafe { madvise(start, len, Advice::LinuxDontneedLocked) },
         other => other,
     }
 }
 
-/// mmap(2) of private anonymous memory over what is mapped there.
+/// mmap(2) of private anonymous memory over the mappings there.
 ///
 /// # Safety
-/// Nothing refers to what is mapped there.
+/// Nothing refers to the memory that is mapped there.
 pub(crate) unsafe fn map_fixed(
     start: usize,
     len: usize,
@@ -277,7 +282,7 @@ pub(crate) unsafe fn map_fixed(
     let protection = ProtFlags::from_bits_retain(protection as u32);
     let flags = MapFlags::from_bits_retain(flags as u32)
         - MapFlags::from_bits_retain(libc::MAP_ANONYMOUS as u32);
-    // SAFETY: the caller promises that nothing refers to what is mapped there, which the call
+    // SAFETY: the caller promises that nothing refers to the mapped memory, which the call
     // replaces.
     unsafe { mmap_anonymous(start as *mut c_void, len, protection, flags | MapFlags::FIXED) }
         .map(drop)
@@ -298,7 +303,7 @@ mod tests {
         if child == 0 {
             let at = hidden.base as *mut u8;
             let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-            // SAFETY: the child has a hole there, or this fails; `take` is given a page of ours.
+            // SAFETY: the child has a hole there, or this fails; `take` gets a page of this test's.
             let good = unsafe {
                 let flags = flags | MapFlags::FIXED_NOREPLACE;
                 mmap_anonymous(at.cast(), page, protection, flags).is_ok_and(|own| own == at.cast())
@@ -311,10 +316,10 @@ mod tests {
             unsafe { libc::_exit(i32::from(!(good && stays))) };
         }
         let mut status = -1;
-        // SAFETY: waits for the child made above.
+        // SAFETY: waits for the child made above, and the kernel writes the local.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert_eq!(status, 0);
-        // SAFETY: nothing refers to it but `scratch`, which is forgotten.
+        // SAFETY: only `scratch` refers to the page, and it is forgotten.
         let there = unsafe { hidden.take(scratch.range()) }.unwrap();
         unmap_ours(there.start, there.end);
         std::mem::forget(scratch);
@@ -344,7 +349,7 @@ mod tests {
         assert!(scratch.bytes().iter().all(|b| *b == 3));
         let gone = scratch.range();
         drop(scratch);
-        // Another test's thread may have mapped there by now, so only the answer's kind is certain.
+        // Another test's thread may have mapped there since, so only these two results are certain.
         assert!(matches!(may_be_unmapped_from(gone.start), Ok(()) | Err(Errno::FAULT)));
     }
 }

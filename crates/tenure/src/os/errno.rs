@@ -1,20 +1,20 @@
-//! `errno`, for code that runs where a program does not expect a system call.
+//! `errno`, for code that makes system calls where a program does not expect any.
 
 use rustix::io::Errno;
 
-/// `errno` of the C library's call that just failed.
+/// Returns `errno` of the C library's call that just failed.
 pub(crate) fn last_errno() -> Errno {
     Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// How often a call is made again that fails with `EAGAIN`. The kernel says so for what passes in a moment, and also for
-/// want of memory, and a filter may say so for good.
+/// How often a call that fails with `EAGAIN` is made again. The kernel returns it for a state that
+/// passes in a moment, and also for a lack of memory. A filter may return it always.
 const ATTEMPTS: u32 = 1000;
 
-/// Makes a call again while a signal interrupts it, or the kernel says that it may work in a moment.
+/// Makes a call again while a signal interrupts it, or while the kernel returns `EAGAIN`.
 ///
 /// # Errors
-/// The call's; `EAGAIN` if the moment does not come.
+/// The call's own; `EAGAIN` if every attempt fails with it.
 pub(crate) fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     let mut attempts = 0;
     loop {
@@ -22,7 +22,8 @@ pub(crate) fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, 
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) if attempts < ATTEMPTS => {
                 attempts += 1;
-                // SAFETY: no arguments. Not by the standard library, which a signal's handler may not enter.
+                // SAFETY: the call has no arguments. It is not the standard library's, which a
+                // signal handler must not enter.
                 unsafe { libc::sched_yield() };
             }
             other => return other,
@@ -30,18 +31,19 @@ pub(crate) fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, 
     }
 }
 
-/// Does something and puts the thread's `errno` back to what it was.
+/// Runs `act` and restores the thread's `errno` afterwards.
 pub(crate) fn kept<R>(act: impl FnOnce() -> R) -> R {
     let _kept = Kept::now();
     act()
 }
 
-/// Puts the thread's `errno` back when it is dropped.
+/// Restores the thread's `errno` when it is dropped.
 pub(crate) struct Kept(i32);
 
 impl Kept {
     pub fn now() -> Kept {
-        // SAFETY: the thread's own errno; always valid.
+        // SAFETY: the C library returns the address of the calling thread's own errno, which is
+        // always valid.
         Kept(unsafe { *libc::__errno_location() })
     }
 }

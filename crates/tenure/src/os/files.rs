@@ -1,4 +1,4 @@
-//! What lies behind a file mapping: size, holes, room. Files of memory.
+//! The size, the holes and the free room of the file behind a mapping. Files of memory.
 
 use super::brief::open_for_facts;
 use super::smaps::Entry;
@@ -12,12 +12,12 @@ use std::ffi::CStr;
 const TMPFS: u64 = 0x0102_1994;
 const HUGETLBFS: u64 = 0x9584_58f6;
 
-/// What a file is.
+/// Facts about a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub inode: u64,
     pub size: u64,
-    /// Bytes of it that are allocated; more than `size` where whole blocks are.
+    /// Its allocated bytes. This is more than `size` where the file system allocates whole blocks.
     pub allocated: u64,
     /// Bytes that its file system could still allocate to this user; `None` where it has no bound
     /// (memfd and other kernel-internal tmpfs).
@@ -31,7 +31,7 @@ pub(crate) fn facts(fd: BorrowedFd<'_>) -> Result<Facts, Errno> {
     let system = fstatfs(fd)?;
     let tmpfs = system.f_type as u64 == TMPFS;
     let hugetlbfs = system.f_type as u64 == HUGETLBFS;
-    // A tmpfs (or hugetlbfs) without a size limit says 0 blocks in all.
+    // A tmpfs (or hugetlbfs) without a size limit reports 0 blocks in all.
     let bounded = system.f_blocks > 0;
     Ok(Facts {
         inode: file.st_ino,
@@ -43,7 +43,7 @@ pub(crate) fn facts(fd: BorrowedFd<'_>) -> Result<Facts, Errno> {
     })
 }
 
-/// The file behind a mapping: the one given, or whatever way there is to it.
+/// The file behind a mapping: the given one, or one that is found through `/proc`.
 fn behind(given: Option<BorrowedFd<'_>>, entry: &Entry) -> Option<Facts> {
     if let Some(fd) = given {
         return facts(fd).ok();
@@ -59,7 +59,8 @@ fn behind(given: Option<BorrowedFd<'_>>, entry: &Entry) -> Option<Facts> {
         ((stat.st_ino, device) == (mapping.inode, mapping.device))
             .then(|| facts(fd.as_fd()).ok())?
     };
-    // The first is for the privileged only, the second for files that still have their name.
+    // Only privileged processes can open the first path; the second path works while the file still
+    // has its name.
     look(&format!("/proc/self/map_files/{:x}-{:x}", mapping.start, mapping.end))
         .or_else(|| entry.name.starts_with('/').then(|| look(&entry.name))?)
         .or_else(|| {
@@ -68,17 +69,18 @@ fn behind(given: Option<BorrowedFd<'_>>, entry: &Entry) -> Option<Facts> {
         })
 }
 
-/// The size of the file behind a mapping, where it can be found.
+/// The size of the file behind a mapping, if the file can be found.
 pub(crate) fn size_behind(given: Option<BorrowedFd<'_>>, entry: &Entry) -> Option<u64> {
     behind(given, entry).map(|facts| facts.size)
 }
 
-/// What its file system could still allocate, where it can be found and has a bound.
+/// The bytes that its file system could still allocate, if the file can be found and there is a
+/// bound.
 pub(crate) fn free_behind(given: Option<BorrowedFd<'_>>, entry: &Entry) -> Option<u64> {
     behind(given, entry)?.free
 }
 
-/// Allocates the part of a file, as far as it is not yet; the size stays.
+/// Allocates the missing blocks of a part of a file; its size stays.
 ///
 /// `ENOSPC`, `EDQUOT`: no room. `EOPNOTSUPP`: the file system cannot.
 pub(crate) fn allocate(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
@@ -90,8 +92,8 @@ pub(crate) fn allocate(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), 
     }
 }
 
-/// Makes a file of memory that cannot be executed. Some systems allow no other (`vm.memfd_noexec`). Before Linux 6.3 the
-/// flag is unknown.
+/// Makes a file of memory that cannot be executed. Some systems allow only such files
+/// (`vm.memfd_noexec`). Before Linux 6.3 the flag is unknown.
 pub(crate) fn memfd(name: &CStr, flags: MemfdFlags) -> Result<OwnedFd, Errno> {
     match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => memfd_create(name, flags),

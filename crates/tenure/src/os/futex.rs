@@ -1,4 +1,5 @@
-//! A word that threads can sleep on: those of one process, or of all that share the memory.
+//! A word on which threads can sleep: threads of one process, or of all processes that share the
+//! memory.
 
 use rustix::thread::futex::{self, Flags, Timespec};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -15,8 +16,8 @@ impl Futex {
         Futex { word: AtomicU32::new(value) }
     }
 
-    /// Sleeps while the word is `expected`: until a wake, a signal, or the end of the time, whichever is
-    /// first. The caller looks at the word again.
+    /// Sleeps while the word is `expected`: until a wake, a signal, or the timeout, whichever comes
+    /// first. The caller then reads the word again.
     pub fn wait(&self, expected: u32, timeout: Option<Duration>) {
         let timeout = timeout.map(|time| Timespec {
             tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
@@ -37,11 +38,13 @@ impl Futex {
 /// The lower half of a word, on which threads can sleep.
 pub(crate) fn low(word: &AtomicU64) -> &AtomicU32 {
     let at = std::ptr::from_ref(word).cast::<AtomicU32>();
-    // SAFETY: a half of the word, aligned and as long there as the word, and an atomic as that is.
+    // SAFETY: the address is a half of the word; it is aligned and lives as long as the word, and
+    // atomic access is allowed as for the word.
     unsafe { &*at.add(usize::from(cfg!(target_endian = "big"))) }
 }
 
-/// Sleeps while a word of shared memory is `expected`, for `timeout` at most. Any process's [`wake_shared`] ends it.
+/// Sleeps while a word of shared memory is `expected`, for at most `timeout`. A [`wake_shared`] by
+/// any process ends the sleep.
 pub(crate) fn wait_shared(word: &AtomicU32, expected: u32, timeout: Duration) {
     let timeout = Timespec {
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),

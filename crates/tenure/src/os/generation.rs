@@ -1,37 +1,39 @@
-//! Which process of a family of forks this is.
+//! A number that differs between a process and its forked children.
 
 use super::{advise, page_size, reserve};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Where the process's number comes from.
+/// The source of the process's number.
 struct Numbers {
-    /// Numbers handed out so far; a child goes on from its parent's count.
+    /// The count of numbers handed out so far; a child continues its parent's count.
     handed_out: AtomicU64,
-    /// The address of a page that the kernel wipes for a child. 0: not looked for yet; 1: there is none.
+    /// The address of a page that the kernel wipes for a child. 0: not made yet; 1: the kernel
+    /// wipes none.
     place: AtomicUsize,
 }
 
 /// For the whole process: a process has one number.
 static NUMBERS: Numbers = Numbers { handed_out: AtomicU64::new(0), place: AtomicUsize::new(0) };
-/// So many bytes at the page's start are the number.
+/// The first bytes of the page, so many, are the number.
 pub(super) const USED: usize = size_of::<AtomicU64>();
 
-/// A number that differs between a process and its forked children, with or without atfork handlers.
-/// Costs two memory reads. Takes no lock, which a child could find held.
+/// Returns a number that differs between a process and its forked children, with or without fork
+/// handlers. Costs two memory reads. Takes no lock, which a child could find held.
 pub(crate) fn current() -> u64 {
     let at = match NUMBERS.place.load(Ordering::Acquire) {
         0 => make_place(),
         at => at,
     };
     if at == 1 {
-        // MADV_WIPEONFORK is refused: ids tell processes apart, up to their reuse.
+        // MADV_WIPEONFORK is refused: process ids distinguish processes, until the kernel reuses
+        // them.
         return u64::from(rustix::process::getpid().as_raw_nonzero().get().unsigned_abs());
     }
-    // SAFETY: the page was mapped by `make_place`, zeroed, is never unmapped, and its first bytes are used as this
-    // atomic only.
+    // SAFETY: the page was mapped by `make_place`, zeroed, is never unmapped, and its first bytes
+    // are used as this atomic only.
     let number = unsafe { &*(at as *const AtomicU64) };
     match number.load(Ordering::Acquire) {
-        // New here, or the kernel has wiped the page for a child.
+        // The process has no number yet, or the kernel has wiped the page for a child.
         0 => {
             let new = NUMBERS.handed_out.fetch_add(1, Ordering::Relaxed) + 1;
             match number.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire) {
@@ -43,7 +45,8 @@ pub(crate) fn current() -> u64 {
     }
 }
 
-/// The address of the page, of which the first bytes are [used](USED). `None`: the kernel wipes none.
+/// Returns the address of the page, whose first bytes are [used](USED). `None`: the kernel wipes
+/// none.
 pub(super) fn wiped_page() -> Option<usize> {
     let at = match NUMBERS.place.load(Ordering::Acquire) {
         0 => make_place(),

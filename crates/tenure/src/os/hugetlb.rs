@@ -2,8 +2,9 @@
 
 use super::small_file::text;
 
-/// Bytes that a mapping of huge pages of this size can still take: for one that `reserved` its pages
-/// when it was made, all that is free; for another what nobody has reserved. `None`: no such pool.
+/// Returns how many bytes a mapping of huge pages of this size can still take. A mapping that
+/// `reserved` its pages when it was made can take all free pages. Another mapping can take the free
+/// pages that are not reserved. `None`: there is no such pool.
 pub(crate) fn free_for(size: usize, reserved: bool) -> Option<u64> {
     let number = |name: &str| -> Option<u64> {
         let path = format!("/sys/kernel/mm/hugepages/hugepages-{}kB/{name}", size >> 10);

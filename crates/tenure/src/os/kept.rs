@@ -1,10 +1,11 @@
-//! Files about the process itself that stay open in the program's own table: a question by one takes
-//! 0.2 µs, to open the file anew 1 µs or more; and where the program's threads close and reuse low numbers, nothing of
-//! tenure's comes by one of those.
+//! Files about this process that stay open in the program's own table. A question by an open file
+//! takes 0.2 µs; to open the file anew takes 1 µs or more. And where the program's threads close
+//! and reuse low numbers, tenure must not get one of those.
 //!
-//! The program may close such a descriptor and give its number to another file; a child has its parent's. So each
-//! answer is looked at twice: it counts if the number is the same file's after the question. (A file that answered
-//! in between would have had to be put under the number, and ours back.) Otherwise the file is opened again.
+//! The program may close such a descriptor and give its number to another file, and a child has its
+//! parent's descriptor. So each answer is checked: it counts if the number is still the same file's
+//! after the question. (For a wrong answer to count, a file would have to be put under the number
+//! and tenure's file put back, all in between.) Otherwise the file is opened again.
 
 use super::brief::{self, Brief};
 use super::signal::Blocked;
@@ -16,57 +17,61 @@ use rustix::process::getpid;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-/// Programs hand out and close the low numbers. Where fewer descriptors are allowed, nothing stays open: the program
-/// may need all of them.
+/// Programs hand out and close the low numbers. Where the limit on descriptors is below this
+/// number, nothing stays open: the program may need all of them.
 const LEAST_NUMBER: RawFd = 700;
-/// How often a question is asked by a descriptor that stays open before one is opened for its length only.
+/// How often a question is put by a kept descriptor before a descriptor is opened for this question
+/// only.
 const ATTEMPTS: usize = 3;
-/// How often a process opens each file to keep it. Where it was closed as often, it is closed again and again; or
-/// threads have descriptor tables of their own, and what one opens is not the other's: in each, all would stay open.
+/// How often a process opens each file to keep it. A file that was closed so often will be closed
+/// again and again. Or threads have descriptor tables of their own, and do not see the descriptors
+/// of others: then each table would keep one open.
 const MOST_OPENED: u32 = 4;
 
 /// A file that stays open.
 pub(crate) struct Kept {
-    /// Opens it under a low number.
+    /// Opens the file under a low number.
     open_low: fn() -> Result<Brief, Errno>,
-    /// From the lowest: 16 bits, the descriptor's number and one; 16 bits of the number of the process that opened
-    /// it; 32 bits, the file's number. 0: none.
+    /// From the lowest: 16 bits, the descriptor's number plus one; 16 bits of the number of the
+    /// process that opened it; 32 bits, the file's number. 0: none.
     open: AtomicU64,
     /// The file system's number.
     device: AtomicU64,
-    /// How often this process has opened it.
+    /// How often this process has opened the file.
     times: AtomicU32,
 }
 
-/// For the whole process: its list of mappings, by one descriptor for all threads. For what is asked by a place, not
-/// read: readers would move each other's position.
+/// For the whole process: its list of mappings, by one descriptor for all threads. Only for queries
+/// by address: readers would move each other's position.
 pub(crate) static MAPS: Kept = Kept::by(|| brief::open(c"/proc/thread-self/maps"));
-/// For the whole process: its pages, by one descriptor for all threads.
+/// For the whole process: its page map, by one descriptor for all threads.
 pub(crate) static PAGEMAP: Kept = Kept::by(|| brief::open(c"/proc/thread-self/pagemap"));
 /// For the whole process: a userfaultfd with which nothing is registered.
 pub(crate) static USERFAULTFD: Kept = Kept::by(uffd::open_to_ask);
-/// For the whole process: the number of the process whose descriptors are meant. A child of a vfork has its parent's
-/// memory, and descriptors of its own. 0: none has opened any.
+/// For the whole process: the number of the process that opened the descriptors. A child of a vfork
+/// has its parent's memory, and descriptors of its own. 0: no process has opened any.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
-/// For the whole process: a filter is one for all threads, and may end the process for opening a file.
+/// For the whole process: a filter applies to all threads, and may end the process for opening a
+/// file.
 static NOTHING_IS_OPENED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// Each thread's own: whether its descriptors are.
+    /// Each thread's own: whether it has a descriptor table of its own.
     static HAS_OWN_TABLE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The calling thread has a descriptor table of its own: what other threads keep open is not in it.
+/// Notes that the calling thread has a descriptor table of its own, in which the descriptors of
+/// other threads are missing.
 pub(crate) fn has_own_table() {
     HAS_OWN_TABLE.set(true);
 }
 
-/// Whether it has.
+/// Returns whether the calling thread has a descriptor table of its own.
 pub(crate) fn this_thread_has_own_table() -> bool {
     HAS_OWN_TABLE.get()
 }
 
-/// Whether what the calling thread opens is the whole process's, and may be.
+/// Returns whether the calling thread may open files, and opens them for the whole process.
 fn may_open() -> bool {
     if HAS_OWN_TABLE.get() || NOTHING_IS_OPENED.load(Ordering::Relaxed) {
         return false;
@@ -76,7 +81,7 @@ fn may_open() -> bool {
     opener.map_or_else(|opener| opener == own, |_| true)
 }
 
-/// What names a file that `generation` has open under the number.
+/// The word for a file that process `generation` has open under the number.
 fn word(number: RawFd, generation: u64, file: u64) -> Option<u64> {
     let number = u16::try_from(number).ok()?.checked_add(1)?;
     let file = u32::try_from(file).ok()?;
@@ -96,9 +101,10 @@ fn is_of(word: u64, generation: u64) -> bool {
 }
 
 /// # Safety
-/// The file may be any: the caller bears that.
+/// The number may be any file's by now. The caller makes sure that no such file is harmed.
 unsafe fn borrowed(word: u64) -> BorrowedFd<'static> {
-    // SAFETY: the number was a descriptor's, so it is not -1; the caller bears what it has come to mean.
+    // SAFETY: the number was a descriptor's, so it is not -1. The caller makes sure that a file
+    // that took the number over is not harmed.
     unsafe { BorrowedFd::borrow_raw(number_of(word)) }
 }
 
@@ -112,11 +118,12 @@ impl Kept {
         }
     }
 
-    /// Has `ask` ask the kernel; again where the answer may not have been this file's.
+    /// Calls `ask` with the descriptor, and again if its answer may come from another file.
     pub fn asked<R>(&self, mut ask: impl FnMut(BorrowedFd<'_>) -> R) -> Result<R, Errno> {
         for _ in 0..ATTEMPTS {
             let Some(word) = self.word() else { break };
-            // SAFETY: `ask` asks what no other file answers or minds, and its answer counts only if it was this one.
+            // SAFETY: `ask` puts a question that no other file accepts and that harms none; its
+            // answer counts only if it came from this file.
             let answer = ask(unsafe { borrowed(word) });
             if self.is_open(word) {
                 return Ok(answer);
@@ -129,8 +136,9 @@ impl Kept {
         self.asked_briefly(ask)
     }
 
-    /// By a descriptor that is open for the question's length. A signal's handler may fork in the middle of it: the
-    /// child, where the descriptor shows what is its parent's, asks once more.
+    /// Calls `ask` with a descriptor that is open for this question only. A signal handler may fork
+    /// in the middle of it. In the child the descriptor shows the parent's state, so the child asks
+    /// once more.
     fn asked_briefly<R>(&self, mut ask: impl FnMut(BorrowedFd<'_>) -> R) -> Result<R, Errno> {
         loop {
             let process = generation::current();
@@ -144,7 +152,7 @@ impl Kept {
         }
     }
 
-    /// Names the file as this process has it open. `None`: it cannot stay open.
+    /// The word for the file as this process has it open. `None`: it cannot stay open.
     fn word(&self) -> Option<u64> {
         if HAS_OWN_TABLE.get() {
             return None;
@@ -156,7 +164,7 @@ impl Kept {
         self.open_high(there)
     }
 
-    /// In the place of what is there.
+    /// Opens the file in place of the one noted in the word.
     #[cold]
     fn open_high(&self, there: u64) -> Option<u64> {
         let more = |times: u32| (times < MOST_OPENED).then_some(times + 1);
@@ -165,7 +173,8 @@ impl Kept {
         {
             return None;
         }
-        // A handler could fork in the midst of it, and the child go on with what is its parent's.
+        // Blocks signals: a handler could fork in the middle of this, and the child would continue
+        // with the parent's descriptor.
         let _blocked = Blocked::all();
         let process = generation::current();
         let low = (self.open_low)().ok()?;
@@ -182,7 +191,7 @@ impl Kept {
         }
     }
 
-    /// Whether the number is still this file's, in this process.
+    /// Returns whether the number is still this file's, in this process.
     fn is_open(&self, word: u64) -> bool {
         if self.open.load(Ordering::Acquire) != word || !is_of(word, generation::current()) {
             return false;
@@ -191,7 +200,7 @@ impl Kept {
     }
 
     fn is_file(&self, word: u64) -> bool {
-        // SAFETY: only asked which file it is.
+        // SAFETY: the call only asks which file it is.
         let found = fstat(unsafe { borrowed(word) });
         found.is_ok_and(|found| {
             found.st_ino == file_of(word) && found.st_dev == self.device.load(Ordering::Acquire)
@@ -200,13 +209,15 @@ impl Kept {
 
     fn close(&self, word: u64) {
         if self.is_file(word) {
-            // SAFETY: this file's, opened by `open_high`, and closed once: the caller has taken the word out.
+            // SAFETY: the descriptor is this file's, opened by `open_high`, and is closed once: the
+            // caller has taken the word out.
             unsafe { libc::close(number_of(word)) };
         }
     }
 
-    /// In a child with descriptors of its own, where no other thread runs: its parent's is closed. Its own is opened
-    /// when it is needed: most children need none before they call `exec`, and three cost 40 µs a fork.
+    /// In a child with descriptors of its own, where no other thread runs: closes its parent's
+    /// descriptor. The child opens its own when it needs one. Most children need none before they
+    /// call `exec`, and to open three costs 40 µs a fork.
     fn reset_in_child(&self) {
         let parents = self.open.swap(0, Ordering::AcqRel);
         self.times.store(0, Ordering::Relaxed);
@@ -221,12 +232,12 @@ pub(crate) fn open_now() {
     let _ = (MAPS.word(), PAGEMAP.word());
 }
 
-/// From now on none is opened: what is open stays so.
+/// Opens no file from now on. Open files stay open.
 pub(crate) fn expect_a_filter() {
     NOTHING_IS_OPENED.store(true, Ordering::SeqCst);
 }
 
-/// In a child with descriptors of its own.
+/// Resets all files in a child with descriptors of its own.
 pub(crate) fn reset_in_child() {
     PROCESS.store(0, Ordering::Release);
     [&MAPS, &PAGEMAP, &USERFAULTFD].iter().for_each(|kept| kept.reset_in_child());
@@ -253,11 +264,12 @@ mod tests {
             let first = number();
             assert!(first >= LEAST_NUMBER, "{first}");
             assert_eq!(number(), first, "it stays open");
-            // SAFETY: this module's, which is to notice.
+            // SAFETY: the descriptor is this module's. The test closes it, and the module must
+            // notice.
             drop(unsafe { OwnedFd::from_raw_fd(first) });
             let null = File::open("/dev/null").unwrap();
             let take = |number| {
-                // SAFETY: a number that is not open, or this module's.
+                // SAFETY: a number that is not open, or that is this module's.
                 assert_eq!(unsafe { libc::dup2(null.as_raw_fd(), number) }, number);
             };
             take(first);
@@ -265,7 +277,7 @@ mod tests {
             assert!(second.ends_with("/maps"), "{second}");
             let second = number();
             assert_ne!(second, first);
-            // In the middle of a question, too.
+            // Also in the middle of a question.
             let mut asked = Vec::new();
             let third = MAPS.asked(|file| {
                 if asked.is_empty() {
@@ -281,11 +293,11 @@ mod tests {
                 assert_eq!(link_of(programs), "/dev/null", "the program's own was closed");
             }
             let parents = MAPS.open.load(Ordering::Relaxed);
-            // SAFETY: the child looks at its descriptors and exits without unwinding.
+            // SAFETY: the child reads its descriptors and exits without unwinding.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let is_closed = MAPS.open.load(Ordering::Relaxed) == 0
-                    // SAFETY: only asks whether the number is open.
+                    // SAFETY: the call only asks whether the number is open.
                     && unsafe { libc::fcntl(third, libc::F_GETFD) } < 0;
                 let is_third = number() == third;
                 let own = MAPS.open.load(Ordering::Relaxed);
@@ -295,7 +307,7 @@ mod tests {
                     && MAPS.is_open(own)
                     && [first, second].iter().all(|programs| link_of(*programs) == "/dev/null")
                     && link_of(third) == format!("/proc/{0}/task/{0}/maps", std::process::id());
-                // SAFETY: ends the child.
+                // SAFETY: ends the child, which has no more to do.
                 unsafe { libc::_exit(i32::from(!is_right)) };
             }
             let mut status = 0;
@@ -306,7 +318,7 @@ mod tests {
     }
 
     fn open_ones() -> usize {
-        // SAFETY: only asks whether the number is open.
+        // SAFETY: the call only asks whether the number is open.
         (0..1024).filter(|fd| unsafe { libc::fcntl(*fd, libc::F_GETFD) } >= 0).count()
     }
 
@@ -314,7 +326,7 @@ mod tests {
     fn threads_with_descriptors_of_their_own_open_no_more_and_more() {
         in_child(this_test!(), &[], || {
             let first = number();
-            // As the background threads.
+            // With a table of its own, as the background threads have.
             let own = std::thread::spawn(|| {
                 uffd::private_descriptor_table(&mut []).unwrap();
                 has_own_table();
@@ -322,7 +334,7 @@ mod tests {
             });
             own.join().unwrap();
             assert_eq!(number(), first, "a background thread had it forgotten");
-            // As a thread of the program's, by turns with others.
+            // As a thread of the program's, which takes turns with others.
             let before = open_ones();
             let (ask, asked) = std::sync::mpsc::sync_channel::<()>(0);
             let (answer, answered) = std::sync::mpsc::sync_channel(0);
@@ -348,7 +360,7 @@ mod tests {
     fn where_few_descriptors_are_allowed_the_question_is_asked_all_the_same() {
         in_child(this_test!(), &[], || {
             let few = libc::rlimit { rlim_cur: 40, rlim_max: 40 };
-            // SAFETY: reads the local.
+            // SAFETY: the call reads the local.
             assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &few) }, 0);
             let asked = MAPS.asked(|file| link_of(file.as_raw_fd())).unwrap();
             assert!(asked.ends_with("/maps"), "{asked}");

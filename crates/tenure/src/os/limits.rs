@@ -1,4 +1,5 @@
-//! What bounds locked memory: `RLIMIT_MEMLOCK`, what is charged against it, and who is exempt.
+//! The bounds of locked memory: `RLIMIT_MEMLOCK`, the bytes charged against it, and the exempt
+//! processes.
 
 use super::errno::last_errno;
 use super::small_file;
@@ -13,7 +14,8 @@ pub(crate) struct Memlock {
     pub hard: Option<u64>,
 }
 
-/// One of the process's limits, soft and hard; `None`: no limit. A filter may refuse the question.
+/// Returns one of the process's limits, soft and hard; `None`: no limit. A filter may refuse the
+/// question.
 ///
 /// `resource` is one of libc's numbers, which have a sign under musl and none under glibc.
 pub(crate) fn limit(resource: impl Into<i64>) -> Result<(Option<u64>, Option<u64>), Errno> {
@@ -35,8 +37,8 @@ pub(crate) fn memlock() -> Result<Memlock, Errno> {
     limit(libc::RLIMIT_MEMLOCK).map(|(soft, hard)| Memlock { soft, hard })
 }
 
-/// A line of `/proc/thread-self/status` in kB, as bytes. The thread's own: the main thread may have
-/// ended, and capabilities belong to threads.
+/// Returns a line of `/proc/thread-self/status` in kB, as bytes. It reads the thread's own file,
+/// because the main thread may have ended, and capabilities belong to threads.
 fn status_bytes(key: &str) -> Result<u64, Errno> {
     small_file::kib_of(c"/proc/thread-self/status", key)
 }
@@ -46,7 +48,7 @@ pub(crate) fn locked_bytes() -> Result<u64, Errno> {
     status_bytes("VmLck:")
 }
 
-/// Bytes mapped, locked or not (`VmSize`): what `mlockall` compares with the limit.
+/// Bytes mapped, locked or not (`VmSize`). `mlockall` compares this number with the limit.
 pub(crate) fn mapped_bytes() -> Result<u64, Errno> {
     status_bytes("VmSize:")
 }
@@ -56,10 +58,10 @@ pub(crate) fn has_ipc_lock() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK))
 }
 
-/// Whether this is the machine's first user namespace. In any other, a capability does not lift the
-/// limit: the kernel asks for `CAP_IPC_LOCK` in the first.
+/// Returns whether this is the machine's first user namespace. In any other, a capability does not
+/// lift the limit: the kernel checks for `CAP_IPC_LOCK` in the first.
 pub(crate) fn in_first_user_namespace() -> bool {
-    // PROC_USER_INIT_INO. Where /proc does not tell, the limit is assumed to hold.
+    // PROC_USER_INIT_INO. If /proc cannot be read, tenure assumes that the limit holds.
     fs::read_link("/proc/thread-self/ns/user")
         .is_ok_and(|target| target.as_os_str() == "user:[4026531837]")
 }
@@ -70,8 +72,8 @@ pub(crate) fn max_mappings() -> Option<usize> {
     small_file::read(c"/proc/sys/vm/max_map_count", &mut buffer).ok()?.trim().parse().ok()
 }
 
-/// Whether address space that waits to be torn down could make another mapping fail: `RLIMIT_AS` or
-/// `RLIMIT_DATA` is set.
+/// Returns whether address space of retired mappings could make another mapping fail: `RLIMIT_AS`
+/// or `RLIMIT_DATA` is set.
 pub(crate) fn address_space_is_limited() -> bool {
     let limits = [limit(libc::RLIMIT_AS), limit(libc::RLIMIT_DATA)];
     limits.iter().any(|limit| matches!(limit, Ok((Some(_), _))))

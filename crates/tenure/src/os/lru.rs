@@ -1,14 +1,15 @@
-//! The kernel's per-processor batches of pages, and how an ordinary process has them emptied.
+//! Empties the kernel's per-processor batches of pages, in a way that an ordinary process may use.
 //!
-//! A page that was just faulted in or freed waits in a short batch (up to 31 pages) of the processor
-//! that handled it, before it reaches the kernel's lists. `MADV_FREE` and `MADV_PAGEOUT` skip such a
-//! page, and they empty only the batches of the processor on which they run.
+//! A page that was just faulted in or freed waits in a short batch (up to 31 pages) of the
+//! processor that handled it, before it reaches the kernel's lists. `MADV_FREE` and `MADV_PAGEOUT`
+//! skip such a page, and they empty only the batches of the processor on which they run.
 //!
-//! The usual answer is to run on each processor in turn. It needs `sched_setaffinity`, which a systemd
-//! unit with `SystemCallFilter=~@resources` kills for. So this module uses side effects of two calls
-//! that common filters allow. Measured on Linux 6.18 with two processors: 64 pages were faulted in on
-//! one, and `MADV_FREE` and `MADV_PAGEOUT` ran on the other. Without a drain 15 pages stayed on average
-//! (at most 30), with either call none; each took about 10 µs.
+//! The usual way is to run on each processor in turn. It needs `sched_setaffinity`, and a systemd
+//! unit with `SystemCallFilter=~@resources` kills the process for that call. So this module uses
+//! side effects of two calls that common filters allow. Measured on Linux 6.18 with two processors:
+//! 64 pages were faulted in on one, and `MADV_FREE` and `MADV_PAGEOUT` ran on the other. Without a
+//! drain 15 pages stayed on average (at most 30), with either call none. Each call took about 10
+//! µs.
 
 use super::{advise, brief, reserve, HUGE_PAGE};
 use crate::range::PageRange;
@@ -17,21 +18,22 @@ use rustix::fs::{fadvise, Advice};
 use rustix::io::Errno;
 use std::num::NonZeroU64;
 
-/// Empties the batches of all processors, so that the next `MADV_FREE` and `MADV_PAGEOUT` meet every
-/// page that was faulted in before. Needs no privilege. Where neither way works, nothing is done: the
-/// batches empty themselves as their processors fault in more pages.
+/// Empties the batches of all processors, so that the next `MADV_FREE` and `MADV_PAGEOUT` meet
+/// every page that was faulted in before. Needs no privilege. If neither call works, this does
+/// nothing: the batches empty themselves as their processors fault in more pages.
 pub(crate) fn drain() {
     if by_collapse().is_err() {
         let _ = by_fadvise();
     }
 }
 
-/// `MADV_COLLAPSE` calls `lru_add_drain_all` before it looks at any page. It is given the first page of
-/// a scratch mapping: no whole huge page, so there is nothing to collapse, and the call succeeds.
+/// `MADV_COLLAPSE` calls `lru_add_drain_all` before it looks at any page. This passes the first
+/// page of a scratch mapping. It is no whole huge page, so there is nothing to collapse, and the
+/// call succeeds.
 ///
-/// The kernel first checks that the mapping could hold a huge page (hence its size and alignment), and
-/// that a page of it was written (hence the write; it is made while huge pages are refused, so that it
-/// costs one base page).
+/// The kernel first checks that the mapping could hold a huge page (hence its size and alignment),
+/// and that a page of it was written (hence the write; it is made while huge pages are refused, so
+/// that it costs one base page).
 ///
 /// `EINVAL`: a kernel before 6.1, or one without transparent huge pages of 2 MiB, or huge pages are
 /// disabled for the process (`PR_SET_THP_DISABLE`).
@@ -44,12 +46,12 @@ fn by_collapse() -> Result<(), Errno> {
     advise::collapse(first_page)
 }
 
-/// `POSIX_FADV_DONTNEED` calls `lru_add_drain_all` when a page of the file cannot be dropped (on every
-/// supported kernel). A page that is mapped and resident cannot. It is the first page of the program's
-/// own file, which nearly every process can open, and it stays where it is.
+/// `POSIX_FADV_DONTNEED` calls `lru_add_drain_all` when a page of the file cannot be dropped (on
+/// every supported kernel). A mapped and resident page cannot be dropped. This uses the first page
+/// of the program's own file, which nearly every process can open, and the page stays where it is.
 ///
-/// A file system without a disk (tmpfs) ignores the advice and returns no error; so does one that keeps
-/// the page in a folio larger than the advised range.
+/// A file system without a disk (tmpfs) ignores the advice and returns no error. So does a file
+/// system that has the page in a folio larger than the advised range.
 fn by_fadvise() -> Result<(), Errno> {
     let file = brief::open("/proc/self/exe")?;
     let page = super::page_size();
@@ -58,7 +60,7 @@ fn by_fadvise() -> Result<(), Errno> {
     fadvise(&file, 0, NonZeroU64::new(page as u64), Advice::DontNeed)
 }
 
-/// A mapping that ends with this value.
+/// A mapping that is unmapped when this value is dropped.
 struct Mapped(PageRange);
 
 impl Drop for Mapped {
@@ -77,7 +79,7 @@ mod tests {
 
     const PAGES: usize = 64;
 
-    /// Two processors that this thread may use, and may be bound to.
+    /// Two processors to which this thread may be bound.
     fn two_processors() -> Option<[CpuSet; 2]> {
         tenure_testkit::seccomp::may_call("sched_setaffinity").ok()?;
         let allowed = sched_getaffinity(None).ok()?;
@@ -89,7 +91,7 @@ mod tests {
         Some([each.next()?, each.next()?])
     }
 
-    /// Faults pages in on one processor and has them discarded from another; how many stay.
+    /// Faults pages in on one processor, discards them from another, and returns how many stay.
     fn pages_left(here: CpuSet, there: CpuSet, drain: impl Fn()) -> usize {
         let mut scratch = Scratch::new(PAGES * crate::os::page_size(), false).unwrap();
         sched_setaffinity(None, &here).unwrap();
@@ -101,7 +103,7 @@ mod tests {
         });
         drain();
         let range = scratch.range();
-        // SAFETY: this test's own pages.
+        // SAFETY: the pages belong to this test, and it does not need their contents.
         unsafe { advise::free(range) }.unwrap();
         advise::page_out(range).unwrap();
         Pagemap::open().unwrap().count(range, Pages::Data).unwrap() / crate::os::page_size()
@@ -127,14 +129,16 @@ mod tests {
             }
             let with = left_in_rounds(move || way().unwrap()).unwrap();
             println!("{name}: {with} pages of {} stayed, {without} without", 50 * PAGES);
-            // Another thread's look at a page holds it for a moment, so a few may stay.
+            // Another thread's look at a page holds a reference to it for a moment, so a few pages
+            // may stay.
             assert!(without == 0 || with * 10 < without, "{name}: {with}, {without} without");
         }
     }
 
     #[test]
     fn a_drain_leaves_nothing_behind() {
-        // Other tests of this process come and go with threads and mappings.
+        // In a child, because other tests of this process start threads and make mappings
+        // meanwhile.
         tenure_testkit::in_child(tenure_testkit::this_test!(), &[], || {
             let leaks = tenure_testkit::LeakCheck::start();
             for _ in 0..100 {

@@ -6,25 +6,26 @@ use super::maps;
 use super::maps_line::{name_in_line, parse_line, Mapping};
 use rustix::io::Errno;
 
-/// As much of a mapping's name as is looked at.
+/// Only this many bytes of a mapping's name are read.
 const NAME: usize = 64;
-/// In place of a name of over 255 bytes: none of the kernel's own names is as long.
+/// Replaces a name of over 255 bytes. None of the kernel's own names is as long.
 const LONG: &[u8] = b"/...";
-/// On the caller's stack, of which a thread may have 16 KiB. Of a longer line the beginning is looked at.
+/// The buffer lies on the caller's stack, of which a thread may have 16 KiB. Only the beginning of
+/// a longer line is read.
 const BUFFER: usize = 512;
 
 /// One mapping, with the beginning of its name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Listed {
     pub mapping: Mapping,
-    /// Above the base page for hugetlbfs; 0 where the kernel was not asked (before 6.11).
+    /// Larger than the base page for hugetlbfs; 0 where the kernel was not asked (before 6.11).
     pub page_size: usize,
     name: [u8; NAME],
     length: usize,
 }
 
 impl Listed {
-    /// As `/proc/self/maps` has it, cut off.
+    /// The name as `/proc/self/maps` has it, cut off.
     pub fn name(&self) -> &[u8] {
         &self.name[..self.length]
     }
@@ -37,10 +38,10 @@ impl Listed {
     }
 }
 
-/// Lists mappings in ascending order of address. One PROCMAP_QUERY each (6.11+, 0.5 µs); before, a
-/// reading of `/proc/self/maps`, 0.3 µs for each mapping of the process, and 3 µs.
+/// Lists mappings in ascending order of address. It uses one PROCMAP_QUERY for each (6.11+, 0.5
+/// µs). Before 6.11 it reads `/proc/self/maps`: 3 µs, and 0.3 µs for each mapping of the process.
 pub(crate) struct Lister {
-    /// Where mappings cannot be asked for one by one.
+    /// The text, where the kernel has no PROCMAP_QUERY.
     text: Option<Text>,
 }
 
@@ -49,7 +50,7 @@ struct Text {
     buffer: [u8; BUFFER],
     filled: usize,
     taken: usize,
-    /// What comes up to the next line's end belongs to a line that was looked at.
+    /// The bytes up to the next line's end belong to a line that was read already.
     skips: bool,
     ended: bool,
 }
@@ -62,12 +63,12 @@ impl Lister {
         }
     }
 
-    /// Lists what this file has.
+    /// Lists the mappings in this file.
     pub fn of(maps: Brief) -> Lister {
         Lister { text: Some(Text::of(maps)) }
     }
 
-    /// Begins anew, from the lowest address.
+    /// Starts again from the lowest address.
     pub fn restart(&mut self) -> Result<(), Errno> {
         if let Some(text) = &mut self.text {
             rustix::fs::seek(&text.maps, rustix::fs::SeekFrom::Start(0))?;
@@ -76,13 +77,14 @@ impl Lister {
         Ok(())
     }
 
-    /// The mapping that holds `addr`, or the first one above it. Addresses ascend from call to call.
+    /// Returns the mapping that holds `addr`, or the first one above it. Addresses ascend from call
+    /// to call.
     pub fn at_or_after(&mut self, addr: usize) -> Result<Option<Listed>, Errno> {
         if self.text.is_none() && !maps::query_is_missing() {
             let mut name = [0u8; 256];
             let mut asked = maps::query(addr, &mut name);
             if matches!(asked, Err(Errno::NAMETOOLONG)) {
-                // Of such a name nothing is told.
+                // The query returns nothing for a name of this length.
                 asked = maps::query(addr, &mut []).map(|found| {
                     name[..LONG.len()].copy_from_slice(LONG);
                     found.map(|(mapping, page_size, _)| (mapping, page_size, LONG.len()))
@@ -104,7 +106,7 @@ impl Lister {
             none => none.insert(Text::open()?),
         };
         loop {
-            // Looked at again by the next call if it reaches past what that asks for.
+            // The next call reads this line again if the mapping reaches past that call's address.
             let Some((line, after)) = text.line()? else { return Ok(None) };
             match parse_line(&text.buffer[line.clone()]) {
                 Some(mapping) if mapping.end > addr => {
@@ -126,13 +128,13 @@ impl Text {
         Text { maps, buffer: [0; BUFFER], filled: 0, taken: 0, skips: false, ended: false }
     }
 
-    /// The line that ends there is done with.
+    /// Marks the line that ends there as read.
     fn pass(&mut self, after: usize) {
         self.skips = self.buffer[after - 1] != b'\n';
         self.taken = after;
     }
 
-    /// Where the next line lies in the buffer, and where the one after it begins.
+    /// Returns the place of the next line in the buffer, and the start of the one after it.
     fn line(&mut self) -> Result<Option<(std::ops::Range<usize>, usize)>, Errno> {
         loop {
             let rest = &self.buffer[self.taken..self.filled];
@@ -176,7 +178,7 @@ mod tests {
         }
         let (mut found, mut at) = (Vec::with_capacity(1000), 1);
         while let Some(listed) = lister.at_or_after(at).unwrap() {
-            // The kernel's own page is not a mapping of the process's.
+            // The kernel's own page is not a mapping of the process.
             if listed.mapping.start >> 63 != 0 {
                 break;
             }
@@ -192,7 +194,7 @@ mod tests {
 
     #[test]
     fn both_ways_list_the_same() {
-        // Names that are longer than the buffer, and that end with it.
+        // Names that are longer than the buffer, and names that end where it ends.
         let directory = std::path::PathBuf::from(format!("/tmp/tenure-{}", std::process::id()));
         let mut mapped = Vec::new();
         for length in [300, 430, 440, 450, 460, 900, 2000, 3000] {
@@ -204,14 +206,14 @@ mod tests {
             path.push("f".repeat(length - path.as_os_str().len() - 1));
             std::fs::write(&path, [1]).unwrap();
             let file = std::fs::File::open(&path).unwrap();
-            // SAFETY: a new mapping, of one page of a file of the test's.
+            // SAFETY: a new mapping, of one page of a file that this test made.
             mapped.push(unsafe {
                 let (read, private) = (libc::PROT_READ, libc::MAP_PRIVATE);
                 libc::mmap(std::ptr::null_mut(), 1, read, private, file.as_raw_fd(), 0)
             });
         }
         std::fs::remove_dir_all(&directory).unwrap();
-        // Other tests' threads map and unmap meanwhile, seldom files.
+        // Other tests' threads map and unmap meanwhile, but seldom files.
         let files = |list: Vec<(usize, usize, Vec<u8>)>| -> Vec<_> {
             list.into_iter().filter(|(.., name)| name.starts_with(b"/")).collect()
         };
@@ -222,7 +224,7 @@ mod tests {
                 assert!(read.len() > 5 + mapped.len());
                 assert_eq!(read, after);
                 for at in mapped {
-                    // SAFETY: this test has mapped it above, and nothing refers to it.
+                    // SAFETY: this test has mapped the page above, and nothing refers to it.
                     unsafe { libc::munmap(at, 1) };
                 }
                 return;

@@ -1,4 +1,4 @@
-//! What kind of memory a range is: mapped, private anonymous, writable, not locked.
+//! The kind of a range's memory: mapped, private anonymous, writable, not locked.
 
 use super::errno::last_errno;
 use super::maps_line::{parse_line, Mapping};
@@ -9,8 +9,9 @@ use rustix::fd::AsRawFd;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Whether all of the range is mapped. 130 ns, whatever its size; allocates nothing. Where the kernel does not say, because
-/// a filter refuses both calls that ask it, it counts as mapped: to forget memory that is there loses reports.
+/// Returns whether all of the range is mapped. Takes 130 ns, whatever its size, and allocates
+/// nothing. If a filter refuses both calls that ask the kernel, the range counts as mapped:
+/// forgetting memory that is there would lose reports.
 pub(crate) fn is_mapped(range: PageRange) -> bool {
     // SAFETY: MS_ASYNC writes nothing and drops nothing; the kernel checks the range.
     let asked = unsafe { libc::msync(range.start as *mut _, range.len(), libc::MS_ASYNC) };
@@ -20,19 +21,20 @@ pub(crate) fn is_mapped(range: PageRange) -> bool {
 fn is_mapped_by_mincore(range: PageRange) -> bool {
     let mut there = [0u8; 256];
     range.pieces(there.len() * super::page_size()).all(|piece| {
-        // SAFETY: the kernel writes a byte for each page of the piece, of which there is room for all.
+        // SAFETY: the kernel writes a byte for each page of the piece, and the buffer has room for
+        // all.
         let asked =
             unsafe { libc::mincore(piece.start as *mut _, piece.len(), there.as_mut_ptr().cast()) };
         asked == 0 || last_errno() != Errno::NOMEM
     })
 }
 
-/// Whether some page of the range is mapped. Allocates nothing.
+/// Returns whether some page of the range is mapped. Allocates nothing.
 pub(crate) fn is_partly_mapped(range: PageRange) -> bool {
     range.pieces(super::page_size()).any(is_mapped)
 }
 
-/// Why a range cannot be volatile.
+/// The reason why a range cannot be volatile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Unfit {
     /// Nothing is mapped at this address.
@@ -43,19 +45,21 @@ pub(crate) enum Unfit {
     Shared(usize),
     /// A file (or memfd, hugetlb, device) mapping, with its inode.
     File(usize, u64),
-    /// Not both readable and writable.
+    /// The mapping is not both readable and writable.
     Protection(usize),
-    /// The kernel could not be asked.
+    /// The call that asks the kernel failed.
     Unknown(Errno),
 }
 
-/// Checks the range with two kinds of system call, whatever its size: whether it is locked ([`mlock::seen`], 130 ns
-/// measured), and one PROCMAP_QUERY per mapping (6.11+, 200 ns), before that a reading of `/proc/self/maps`.
+/// Checks the range with two kinds of system call, whatever its size. [`mlock::seen`] finds whether
+/// it is locked (130 ns measured). One PROCMAP_QUERY per mapping (6.11+, 200 ns) finds the rest;
+/// before 6.11 a reading of `/proc/self/maps` does.
 pub(crate) fn check_volatile(range: PageRange) -> Result<(), Unfit> {
     loop {
         let process = generation::current();
         let verdict = check_now(range);
-        // A signal's handler may have forked meanwhile, and the child been told of its parent's mappings.
+        // A signal handler may have forked meanwhile, and the child have read its parent's
+        // mappings.
         if generation::current() == process {
             return verdict;
         }
@@ -93,7 +97,7 @@ fn check_now(range: PageRange) -> Result<(), Unfit> {
     Ok(())
 }
 
-/// The first unmapped address of the range, if there is one.
+/// Returns the first unmapped address of the range, if there is one.
 pub(crate) fn first_hole(range: PageRange) -> Result<Option<usize>, Errno> {
     let mut at = range.start;
     let mut hole = None;
@@ -106,7 +110,7 @@ pub(crate) fn first_hole(range: PageRange) -> Result<Option<usize>, Errno> {
     Ok(hole.or((at < range.end).then_some(at)))
 }
 
-/// How many mappings the process has: 0.3 µs for each.
+/// Returns how many mappings the process has: 0.3 µs for each.
 pub(crate) fn count() -> Result<usize, Errno> {
     let maps = brief::open("/proc/thread-self/maps")?;
     let mut count = 0;
@@ -140,18 +144,18 @@ struct Query {
     build_id_addr: u64,
 }
 
-/// A mapping with its page size and name, which the cheaper look leaves out.
+/// A mapping with its page size and name, which the cheaper query leaves out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Described {
     pub mapping: Mapping,
-    /// Above the base page for hugetlbfs.
+    /// Larger than the base page for hugetlbfs.
     pub page_size: usize,
-    /// As `/proc/self/maps` has it.
+    /// The name as `/proc/self/maps` has it.
     pub name: String,
 }
 
-/// The mappings that overlap the range, in order of address. One PROCMAP_QUERY each (6.11+, 1 µs);
-/// before, a reading of smaps.
+/// Returns the mappings that overlap the range, in order of address. It uses one PROCMAP_QUERY each
+/// (6.11+, 1 µs); before 6.11 it reads smaps.
 pub(crate) fn describe(range: PageRange) -> Result<Vec<Described>, Errno> {
     let mut found = Vec::new();
     if QUERY_WORKS.load(Ordering::Relaxed) != 2 {
@@ -185,10 +189,12 @@ pub(crate) fn describe(range: PageRange) -> Result<Vec<Described>, Errno> {
 
 const IOC_QUERY: u64 = (3 << 30) | ((size_of::<Query>() as u64) << 16) | ((b'f' as u64) << 8) | 17;
 
-/// For the whole process: the kernel is one. 0 unknown, 1 PROCMAP_QUERY works, 2 it does not.
+/// For the whole process: all threads run on one kernel. 0 unknown, 1 PROCMAP_QUERY works, 2 it
+/// does not.
 static QUERY_WORKS: AtomicU8 = AtomicU8::new(0);
 
-/// Whether mappings are looked up one by one (PROCMAP_QUERY) or by reading `/proc/self/maps`.
+/// Returns whether mappings are looked up one by one (PROCMAP_QUERY) or by reading
+/// `/proc/self/maps`.
 pub(crate) fn query_works() -> bool {
     QUERY_WORKS.load(Ordering::Relaxed) == 1
 }
@@ -201,7 +207,7 @@ pub(crate) fn each_mapping(range: PageRange, mut each: impl FnMut(Mapping)) -> R
                 QUERY_WORKS.store(1, Ordering::Relaxed);
                 return Ok(());
             }
-            // ENOTTY on kernels before 6.11; anything else only counts while it is unproven.
+            // ENOTTY on kernels before 6.11. Any error is returned once the query is known to work.
             Err(errno) if QUERY_WORKS.load(Ordering::Relaxed) == 1 => return Err(errno),
             Err(_) => QUERY_WORKS.store(2, Ordering::Relaxed),
         }
@@ -233,7 +239,7 @@ fn mapping_of(query: &Query) -> Mapping {
     }
 }
 
-/// Whether PROCMAP_QUERY is known to be missing.
+/// Returns whether PROCMAP_QUERY is known to be missing.
 pub(crate) fn query_is_missing() -> bool {
     QUERY_WORKS.load(Ordering::Relaxed) == 2
 }
@@ -243,13 +249,14 @@ pub(super) fn query_is(there: bool) {
     QUERY_WORKS.store(if there { 1 } else { 2 }, Ordering::Relaxed);
 }
 
-/// The mapping at `addr` or the first one above it, its page size and the length of its name.
+/// Returns the mapping at `addr` or the first one above it, its page size and the length of its
+/// name.
 pub(super) fn query(
     addr: usize,
     name: &mut [u8],
 ) -> Result<Option<(Mapping, usize, usize)>, Errno> {
     Ok(ask(addr, name)?.map(|query| {
-        // The size that comes back counts the terminating NUL.
+        // The returned size counts the terminating NUL.
         let length = (query.vma_name_size as usize).saturating_sub(1).min(name.len());
         (mapping_of(&query), query.vma_page_size as usize, length)
     }))
@@ -270,9 +277,9 @@ fn ask(addr: usize, name: &mut [u8]) -> Result<Option<Query>, Errno> {
                 ..Query::default()
             };
             let (list, request) = (maps.as_raw_fd(), IOC_QUERY as libc::Ioctl);
-            // SAFETY: the argument has the layout the kernel defines and outlives the call, as does the
-            // buffer for the name, of which the kernel is told the length. Other files than lists of mappings
-            // refuse the request's number.
+            // SAFETY: the argument has the layout that the kernel defines and outlives the call. So
+            // does the buffer for the name, whose length the kernel gets. Files other than lists of
+            // mappings refuse the request's number.
             let done = unsafe { libc::ioctl(list, request, &mut query) };
             if done == 0 {
                 Ok(())
@@ -289,7 +296,7 @@ fn ask(addr: usize, name: &mut [u8]) -> Result<Option<Query>, Errno> {
     }
 }
 
-/// Names are asked for where there is room for them.
+/// The kernel writes a name only where the buffer has room for it.
 fn query_range(
     range: PageRange,
     name: &mut [u8],
@@ -301,7 +308,7 @@ fn query_range(
         if query.vma_start as usize >= range.end {
             return Ok(());
         }
-        // The size that comes back counts the terminating NUL.
+        // The returned size counts the terminating NUL.
         let length = (query.vma_name_size as usize).saturating_sub(1).min(name.len());
         each(&query, &name[..length]);
         at = query.vma_end as usize;
@@ -322,7 +329,7 @@ mod tests {
         let range = PageRange::new(start, start + page);
         let mut queried = Vec::new();
         if query_range(range, &mut [], &mut |query, _| queried.push(mapping_of(query))).is_err() {
-            return; // before 6.11 only the other way exists, and every test above rests on it
+            return; // before 6.11 only reading exists, and every test above uses it
         }
         let parsed = text
             .split(|b| *b == b'\n')
@@ -330,7 +337,7 @@ mod tests {
             .find(|m| m.start <= start && start < m.end)
             .unwrap();
         assert_eq!(queried.len(), 1);
-        // The stack grows: its start may differ.
+        // The stack grows, so its start may differ.
         assert_eq!(Mapping { start: 0, ..queried[0] }, Mapping { start: 0, ..parsed });
     }
 }

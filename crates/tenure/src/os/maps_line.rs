@@ -1,4 +1,5 @@
-//! A line of `/proc/self/maps`, with which a mapping begins in `/proc/self/smaps`, too.
+//! Parses a line of `/proc/self/maps`. A mapping in `/proc/self/smaps` begins with such a line,
+//! too.
 
 /// One mapping as the kernel lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,7 +9,7 @@ pub(crate) struct Mapping {
     pub readable: bool,
     pub writable: bool,
     pub shared: bool,
-    /// Where it begins in its file, in bytes.
+    /// The mapping's offset in its file, in bytes.
     pub offset: u64,
     /// Major and minor number of the file's device; 0, 0 for anonymous memory.
     pub device: (u32, u32),
@@ -16,7 +17,8 @@ pub(crate) struct Mapping {
     pub inode: u64,
 }
 
-/// What stands after address, protection, offset, device and inode in a line of `/proc/self/maps`.
+/// Returns the part of a line of `/proc/self/maps` after address, protection, offset, device and
+/// inode.
 pub(crate) fn name_in_line(line: &[u8]) -> &[u8] {
     let mut rest = line;
     for _ in 0..5 {
@@ -27,8 +29,8 @@ pub(crate) fn name_in_line(line: &[u8]) -> &[u8] {
     rest.trim_ascii_start()
 }
 
-/// Reads a line of `/proc/self/maps`, or a mapping's first line in `smaps`. The name after the numbers
-/// is whatever bytes a file may be called.
+/// Parses a line of `/proc/self/maps`, or a mapping's first line in `smaps`. The name after the
+/// numbers may be any bytes that a file's name may have.
 pub(crate) fn parse_line(line: &[u8]) -> Option<Mapping> {
     let mut fields = line
         .split(u8::is_ascii_whitespace)
@@ -41,7 +43,7 @@ pub(crate) fn parse_line(line: &[u8]) -> Option<Mapping> {
     let inode = fields.next()?;
     let (start, end) =
         (usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
-    // Who adds up and subtracts addresses relies on it.
+    // Code that adds and subtracts addresses relies on this.
     (start < end).then_some(())?;
     Some(Mapping {
         start,

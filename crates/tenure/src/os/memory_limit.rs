@@ -14,17 +14,18 @@ pub(crate) struct MemoryGroup {
     pub v2: bool,
 }
 
-/// What is assumed of a memory cgroup whose files cannot be seen (a container without `/sys/fs/cgroup`): it may have
-/// any limit, and memory that is kept beyond it has the process killed.
+/// The assumed room of a memory cgroup whose files cannot be seen (a container without
+/// `/sys/fs/cgroup`). The cgroup may have any limit, and the kernel kills the process for memory
+/// that it keeps beyond it.
 pub(crate) const UNSEEN: Room = Room { limit: 256 << 20, free: 64 << 20 };
 
-/// What is left.
+/// The room that is left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Room {
     /// The smallest limit above this process: of a cgroup, or the machine's memory.
     pub limit: u64,
-    /// What could still be taken before the kernel must reclaim anonymous memory that is in use.
-    /// Lazily freed and clean file pages count as room.
+    /// Bytes that the process could still take before the kernel must reclaim anonymous memory that
+    /// is in use. Lazily freed and clean file pages count as room.
     pub free: u64,
 }
 
@@ -39,21 +40,22 @@ pub(crate) fn own_group() -> Option<MemoryGroup> {
 }
 
 /// Finds the memory cgroup from `/proc/self/cgroup` and `/proc/self/mountinfo`. It may be
-/// [unseen](MemoryGroup::is_unseen); `None`: there is none.
+/// [unseen](MemoryGroup::is_unseen). `None`: there is none.
 pub(crate) fn governing_group() -> Option<MemoryGroup> {
     let cgroup = bytes("/proc/self/cgroup").ok()?;
     let mounts = mounts::table().unwrap_or_default();
     let mut group = find_group(&cgroup, &mounts)?;
-    // Every group has this file; it may be covered by another mount, or forbidden.
+    // Every group has this file, but another mount may cover it, or it may be forbidden.
     if !group.path.join("cgroup.procs").exists() {
         group.path = PathBuf::new();
     }
     Some(group)
 }
 
-/// Names of groups and of mount points are bytes.
+/// Names of groups and of mount points are bytes, not text.
 pub(crate) fn find_group(cgroup: &[u8], mounts: &[u8]) -> Option<MemoryGroup> {
-    // "4:memory:/a" is a v1 hierarchy; "0::/a" the v2 one. Where memory is on v1, v2 has none.
+    // "4:memory:/a" is a v1 hierarchy; "0::/a" is the v2 one. Where memory is on v1, v2 has no
+    // memory group.
     let line = |wanted: fn(&[u8]) -> bool| {
         cgroup.split(|byte| *byte == b'\n').find_map(|line| {
             let mut parts = line.splitn(3, |byte| *byte == b':');
@@ -81,11 +83,12 @@ pub(crate) fn find_group(cgroup: &[u8], mounts: &[u8]) -> Option<MemoryGroup> {
     })
 }
 
-/// The folder of a group where `mount_root` of the hierarchy is mounted at `point`; the point itself where it lies
-/// elsewhere. In a container the mount's root is the container's own group.
+/// Returns the directory of a group, where `mount_root` of the hierarchy is mounted at `point`; the
+/// point itself if the group lies outside the mount. In a container the mount's root is the
+/// container's own group.
 fn below(point: &Path, mount_root: &Path, group: &Path) -> PathBuf {
     let relative = group.strip_prefix(mount_root).or_else(|_| group.strip_prefix("/"));
-    // A group outside of the process's namespace has a name that leads out of the mount.
+    // A group outside the process's namespace has a name that leads out of the mount.
     let is_inside = |path: &&Path| path.components().all(|part| part != Component::ParentDir);
     match relative.ok().filter(is_inside).map(|relative| point.join(relative)) {
         Some(folder) if folder.is_dir() => folder,
@@ -103,12 +106,12 @@ fn stat(path: &Path, key: &str) -> Option<u64> {
 }
 
 impl MemoryGroup {
-    /// Whether its files cannot be seen.
+    /// Returns whether the group's files cannot be seen.
     pub fn is_unseen(&self) -> bool {
         self.path.as_os_str().is_empty()
     }
 
-    /// What one group of the hierarchy leaves. `None`: it has no limit.
+    /// Returns the room that one group of the hierarchy leaves. `None`: the group has no limit.
     pub fn room_of(&self, path: &Path) -> Option<Room> {
         let (limit, usage, inactive) = if self.v2 {
             // "max" does not parse: no limit at this level.
@@ -149,7 +152,7 @@ pub(crate) fn room(group: Option<&MemoryGroup>) -> Room {
     room
 }
 
-/// A file that stands for the smallest limit above this process.
+/// Returns a file that identifies the smallest limit above this process.
 pub(crate) fn governing_file(group: Option<&MemoryGroup>) -> PathBuf {
     let machine = machine_room().map_or(u64::MAX, |room| room.limit);
     let levels = group.into_iter().flat_map(|group| {
@@ -190,7 +193,7 @@ mod tests {
             find_group(b"0::/x\n", b"31 20 0:27 / /nowhere rw - cgroup2 cgroup2 rw\n").unwrap();
         assert!(v2.v2);
         assert_eq!(find_group(b"1:cpu:/\n", b""), None);
-        // Neither is mounted.
+        // Neither hierarchy is mounted.
         for cgroup in [&b"4:memory:/a/b\n0::/\n"[..], b"0::/\n"] {
             let unseen = find_group(cgroup, b"30 20 0:26 / /nowhere rw - tmpfs none rw\n").unwrap();
             assert!(unseen.is_unseen());
@@ -198,7 +201,8 @@ mod tests {
         }
     }
 
-    /// Its limit would be another group's: what is kept beyond the true one has the process killed.
+    /// Otherwise tenure would use another group's limit, and the kernel would kill the process for
+    /// memory that it keeps beyond the true one.
     #[test]
     fn a_group_is_found_whatever_it_and_its_mount_are_called() {
         let made = tempfile::tempdir().unwrap();
@@ -214,11 +218,11 @@ mod tests {
         };
         let group = find("/", b"0::/caf\xe9 x\n");
         assert_eq!((&group.root, group.path), (&point, point.join(name)));
-        // The mount shows one group, whose name another group's begins with.
+        // The mount shows one group. Another group's name begins with that group's name.
         std::fs::create_dir(point.join("b")).unwrap();
         assert_eq!(find("/pod\\0401", b"0::/pod 1/b\n").path, point.join("b"));
         assert_eq!(find("/pod", b"0::/podb\n").path, point);
-        // A name that leads out of the mount.
+        // A group's name that leads out of the mount.
         assert_eq!(find("/", b"0::/../\n").path, point);
     }
 

@@ -1,4 +1,4 @@
-//! `mlock2`, `munlock` and the whole-process calls, and a cheap question: is it locked?
+//! `mlock2`, `munlock`, the whole-process calls, and a cheap check for locked memory.
 
 use super::maps_line::parse_line;
 use super::{brief, small_file};
@@ -11,16 +11,18 @@ use std::ffi::c_void;
 
 /// Locks a range, now or page by page as it is touched.
 ///
-/// A lock on fault laid over a full one weakens it, and a full one over one on fault strengthens it;
-/// neither leaves a moment in which the pages are not locked. On a failure the leading part may be
-/// locked and charged.
+/// A lock on fault laid over a full one weakens it, and a full one laid over a lock on fault
+/// strengthens it. In neither case is there a moment in which the pages are not locked. After a
+/// failure the leading part may be locked and charged.
 pub(super) fn call(range: PageRange, on_fault: bool) -> Result<(), Errno> {
     let flags = if on_fault { MlockFlags::ONFAULT } else { MlockFlags::empty() };
     let (start, len) = (range.start as *mut c_void, range.len());
-    // SAFETY: locking changes where pages may go, never what they hold; the kernel checks the range.
+    // SAFETY: locking changes where pages may go, never their contents; the kernel checks the
+    // range.
     match unsafe { mlock_with(start, len, flags) } {
-        // The older call does the same.
-        // SAFETY: as above.
+        // The older call has the effect of `mlock2` without flags.
+        // SAFETY: locking changes where pages may go, never their contents; the kernel checks the
+        // range.
         Err(errno) if !on_fault && is_refused(errno) => unsafe { mlock(start, len) },
         done => done,
     }
@@ -31,41 +33,41 @@ pub(crate) fn lock(range: PageRange) -> Result<(), Errno> {
     call(range, false)
 }
 
-/// Whether a filter may have refused the call, or the kernel not know it. `EPERM` is also said where nothing may be
-/// locked at all.
+/// Returns whether a filter may have refused the call, or the kernel does not know it. The kernel
+/// also returns `EPERM` where the process may lock no memory at all.
 pub(crate) fn is_refused(errno: Errno) -> bool {
     matches!(errno, Errno::NOSYS | Errno::PERM | Errno::ACCESS)
 }
 
 /// Unlocks a range, up to its first hole.
 pub(crate) fn unlock(range: PageRange) -> Result<(), Errno> {
-    // SAFETY: unlocking changes where pages may go, never what they hold; the kernel checks the
+    // SAFETY: unlocking changes where pages may go, never their contents; the kernel checks the
     // range.
     unsafe { munlock(range.start as *mut c_void, range.len()) }
 }
 
-/// What `msync` tells about locks in a range.
+/// The result of `msync` on locks in a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
     /// Mapped throughout, and no part of it is locked.
     Unlocked,
     /// At least one mapping in it is locked, of either kind; there may be holes behind that one.
     Locked,
-    /// Not mapped throughout; what is mapped is not locked.
+    /// Not mapped throughout; the mapped parts are not locked.
     Hole,
 }
 
-/// Whether anything in the range is locked. Allocates nothing. Where a filter refuses the call that asks it, smaps tells:
-/// a walk over all that is mapped up to the range's end.
+/// Returns whether anything in the range is locked. Allocates nothing. If a filter refuses the
+/// call, this reads smaps: a walk over all mapped memory up to the range's end.
 pub(crate) fn seen(range: PageRange) -> Result<Seen, Errno> {
     asked(range).or_else(|_| seen_in_smaps(range))
 }
 
-/// As [`seen`], by one call: 130 ns for a range in one mapping, and a lookup for each further mapping; nothing is written
-/// or dropped. An error: a filter refuses the call.
+/// Like [`seen`], by one call: 130 ns for a range in one mapping, and a lookup for each further
+/// mapping. It writes and drops nothing. An error means that a filter refuses the call.
 pub(crate) fn asked(range: PageRange) -> Result<Seen, Errno> {
-    // Not by way of the C library, whose msync is a cancellation point.
-    // SAFETY: MS_ASYNC|MS_INVALIDATE does nothing but refuse locked mappings and holes.
+    // Not by the C library's msync, which is a cancellation point.
+    // SAFETY: MS_ASYNC|MS_INVALIDATE only refuses locked mappings and holes; it changes nothing.
     let done = unsafe {
         msync(range.start as *mut c_void, range.len(), MsyncFlags::ASYNC | MsyncFlags::INVALIDATE)
     };
@@ -103,8 +105,8 @@ fn seen_in_smaps(range: PageRange) -> Result<Seen, Errno> {
     Ok(if at < range.end && seen == Seen::Unlocked { Seen::Hole } else { seen })
 }
 
-/// `mlockall`. Without `future` it ends an earlier one; with `on_fault` it weakens what is locked in
-/// full. It fails before it has changed anything.
+/// `mlockall`. Without `future` it ends an earlier `MCL_FUTURE`. With `on_fault` it weakens full
+/// locks to locks on fault. If it fails, it has changed nothing.
 pub(crate) fn lock_all(current: bool, future: bool, on_fault: bool) -> Result<(), Errno> {
     let mut flags = MlockAllFlags::empty();
     flags.set(MlockAllFlags::CURRENT, current);
@@ -113,7 +115,7 @@ pub(crate) fn lock_all(current: bool, future: bool, on_fault: bool) -> Result<()
     mlockall(flags)
 }
 
-/// `munlockall`: everything, and what is mapped later.
+/// `munlockall`: unlocks everything, and ends the locking of later mappings.
 pub(crate) fn unlock_all() -> Result<(), Errno> {
     munlockall()
 }
@@ -136,7 +138,7 @@ mod tests {
             };
             call(of(1, 2), true).unwrap();
             lock(of(5, 6)).unwrap();
-            // SAFETY: a page of this test's own, which nothing uses.
+            // SAFETY: a page of this test's own mapping, which nothing uses.
             unsafe { rustix::mm::munmap(of(3, 4).start as *mut c_void, page) }.unwrap();
             for from in 0..8 {
                 for to in from + 1..=8 {

@@ -1,7 +1,7 @@
 //! The only place with unsafe system calls.
 //!
-//! Everything above calls these functions; each says what it needs and what it leaves behind, so
-//! that the callers' reasoning rests on one contract. Nothing here keeps policy.
+//! All other modules call these functions. Each function documents its requirements and its
+//! effects, so that the callers' reasoning rests on one contract. No function here decides policy.
 
 #![allow(unsafe_code, reason = "makes the system calls")]
 
@@ -62,15 +62,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Size of a transparent huge page (a PMD's reach) on the architectures with 4 KiB pages.
 ///
-/// With 16 or 64 KiB base pages a PMD reaches further; ranges are then offered in pieces of this
-/// size all the same, which splits nothing because such pieces are smaller than the huge page that
-/// `MADV_HUGEPAGE` would give and the probe reports huge pages as absent.
+/// With 16 or 64 KiB base pages a PMD has a larger reach. Ranges are still offered in pieces of
+/// this size then. This splits nothing, because such a piece is smaller than the huge page that
+/// `MADV_HUGEPAGE` would give, and the probe reports huge pages as absent.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
 /// The size of a base page.
 pub(crate) fn page_size() -> usize {
-    /// For the whole process: the kernel has one size. No lock, which a forked child could find held: threads that come
-    /// together find the same.
+    /// For the whole process: the kernel has one size. There is no lock, which a forked child could
+    /// find held: threads that come here together find one size.
     static SIZE: AtomicUsize = AtomicUsize::new(0);
     match SIZE.load(Ordering::Relaxed) {
         0 => {

@@ -1,4 +1,4 @@
-//! Which file system a device number is, and where file systems are mounted.
+//! Finds the file system of a device number, and the places where file systems are mounted.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -10,13 +10,13 @@ pub(crate) fn file_system(device: (u32, u32)) -> Option<(String, String)> {
     find(&table()?, device)
 }
 
-/// Whether no mount of this namespace has the device. Where the mounts cannot be read none is known to
-/// be missing.
+/// Returns whether no mount of this namespace has the device. If the mounts cannot be read, returns
+/// `false`.
 pub(super) fn is_unmounted(device: (u32, u32)) -> bool {
     table().is_some_and(|mounts| find(&mounts, device).is_none())
 }
 
-/// The mounts of this namespace, as bytes: mount points and cgroups may be called anything.
+/// Returns the mounts of this namespace, as bytes: mount points and cgroups may have any name.
 pub(super) fn table() -> Option<Vec<u8>> {
     super::small_file::bytes("/proc/thread-self/mountinfo").ok()
 }
@@ -28,17 +28,17 @@ pub(crate) struct Mount<'a> {
     root: &'a [u8],
     point: &'a [u8],
     pub kind: &'a [u8],
-    /// Of the file system, not of the mount.
+    /// The options of the file system, not of the mount.
     pub options: &'a [u8],
 }
 
 impl Mount<'_> {
-    /// What of the file system is mounted.
+    /// Returns the directory of the file system that is mounted.
     pub fn root(&self) -> PathBuf {
         unescaped(self.root)
     }
 
-    /// Where it is mounted.
+    /// Returns the place at which it is mounted.
     pub fn point(&self) -> PathBuf {
         unescaped(self.point)
     }
@@ -53,13 +53,13 @@ fn mount(line: &[u8]) -> Option<Mount<'_>> {
     let mut fields = line.split(|byte| *byte == b' ');
     let device = fields.nth(2)?;
     let (root, point, _options) = (fields.next()?, fields.next()?, fields.next()?);
-    // Spaces in names are escaped, so only the mark is a field of this kind.
+    // Spaces in names are escaped, so no other field is a lone "-".
     fields.find(|field| *field == b"-")?;
     let kind = fields.next()?;
     Some(Mount { device, root, point, kind, options: fields.nth(1).unwrap_or_default() })
 }
 
-/// The kernel writes space, tab, newline and backslash as `\040` and the like.
+/// Undoes the kernel's escapes: it writes space, tab, newline and backslash as `\040` and the like.
 fn unescaped(name: &[u8]) -> PathBuf {
     let (mut bytes, mut rest) = (Vec::with_capacity(name.len()), name);
     while let Some((first, after)) = rest.split_first() {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Threads that come together each make the value, and all but one drop theirs.
+/// Threads that come here together each make the value, and all but one drop theirs.
 pub(crate) struct RaceOnce<T>(AtomicPtr<T>);
 
 impl<T: Send + Sync + 'static> RaceOnce<T> {
@@ -10,13 +10,13 @@ impl<T: Send + Sync + 'static> RaceOnce<T> {
         RaceOnce(AtomicPtr::new(std::ptr::null_mut()))
     }
 
-    /// The value, if it has been made.
+    /// Returns the value, if it has been made.
     pub fn get(&self) -> Option<&'static T> {
-        // SAFETY: null, or a box that was leaked by `get_or_init` and is never freed.
+        // SAFETY: the pointer is null, or a box that `get_or_init` leaked and that is never freed.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The value; `make` makes it if there is none.
+    /// Returns the value. If there is none, `make` makes it.
     pub fn get_or_init(&self, make: impl FnOnce() -> T) -> &'static T {
         if let Some(value) = self.get() {
             return value;
@@ -24,11 +24,11 @@ impl<T: Send + Sync + 'static> RaceOnce<T> {
         let new = Box::into_raw(Box::new(make()));
         let null = std::ptr::null_mut();
         match self.0.compare_exchange(null, new, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: just leaked, and never freed now that it is published.
+            // SAFETY: the box was leaked just now, and is never freed once it is published.
             Ok(_) => unsafe { &*new },
             Err(other) => {
-                // SAFETY: `new` came from a box above and was not published; `other` is a box that was
-                // leaked by another thread and is never freed.
+                // SAFETY: `new` came from a box above and was not published. `other` is a box that
+                // another thread leaked and that is never freed.
                 unsafe {
                     drop(Box::from_raw(new));
                     &*other

@@ -1,4 +1,5 @@
-//! The process's memory as a file (`/proc/self/mem`): read whatever its protection.
+//! The process's memory as a file (`/proc/self/mem`), which can be read despite the pages'
+//! protection.
 
 use super::brief::{self, Brief};
 use super::{advise, page_size};
@@ -8,12 +9,12 @@ use crate::range::PageRange;
 pub(crate) struct OwnMemory(Option<Brief>);
 
 impl OwnMemory {
-    /// Where the file cannot be opened, protected pages cannot be read.
+    /// Opens the file. If it cannot be opened, protected pages cannot be read.
     pub fn open() -> OwnMemory {
         OwnMemory(brief::open("/proc/thread-self/mem").ok())
     }
 
-    /// Whether a page is all zeros; what cannot be read is not.
+    /// Returns whether a page is all zeros. Returns `false` for a page that cannot be read.
     pub fn reads_as_zeros(&self, page: PageRange) -> bool {
         let mut bytes = [0u8; 4096];
         debug_assert!(page.len() == page_size());
@@ -38,7 +39,7 @@ mod tests {
         let mut scratch = Scratch::new(2 * page, false).unwrap();
         let range = scratch.range();
         scratch.bytes()[page] = 1;
-        // SAFETY: memory of this test's own, which it does not touch until it is put back.
+        // SAFETY: memory of this test's own, which it does not touch until the access is back.
         unsafe { libc::mprotect(range.start as *mut _, 2 * page, libc::PROT_NONE) };
         let memory = OwnMemory::open();
         assert!(memory.reads_as_zeros(PageRange::new(range.start, range.start + page)));

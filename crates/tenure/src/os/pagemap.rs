@@ -1,4 +1,4 @@
-//! Which pages of a range are there: PAGEMAP_SCAN (6.7+), else `/proc/self/pagemap`.
+//! Finds which pages of a range are there: by PAGEMAP_SCAN (6.7+), else by `/proc/self/pagemap`.
 
 use super::errno::again;
 use super::pagemap_scan::{self, Region, Wanted, HUGE, PFN_ZERO, PRESENT, SWAPPED};
@@ -18,19 +18,20 @@ const ENTRY_GUARD: u64 = 1 << 58;
 /// Which pages to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pages {
-    /// Nothing there: never touched, discarded or dropped.
+    /// Nothing is there: never touched, discarded or dropped.
     Missing,
-    /// Pages that hold (or have in swap) data of their own. The shared zero page is left out where
-    /// the kernel tells it apart (PAGEMAP_SCAN); otherwise it counts as data.
+    /// Pages that hold data of their own, or have it in swap. PAGEMAP_SCAN leaves the shared zero
+    /// page out; without it that page counts as data.
     Data,
-    /// Pages of their own that are in memory, and not in swap. Where the kernel does not tell (no
-    /// PAGEMAP_SCAN) the shared zero page counts too.
+    /// Pages of their own that are in memory, and not in swap. Without PAGEMAP_SCAN the shared zero
+    /// page counts, too.
     Resident,
-    /// Pages mapped by a huge page. Nothing is listed where the kernel cannot say.
+    /// Pages mapped by a huge page. Nothing is listed if the kernel does not report them.
     Huge,
 }
 
-/// Whether the page is a guard region (`MADV_GUARD_INSTALL`, 6.13+), where the kernel tells (6.15+).
+/// Returns whether the page is a guard region (`MADV_GUARD_INSTALL`, 6.13+), if the kernel reports
+/// it (6.15+).
 pub(crate) fn is_guard(page: usize) -> bool {
     let mut guard = false;
     if let Ok(pagemap) = Pagemap::open() {
@@ -42,20 +43,21 @@ pub(crate) fn is_guard(page: usize) -> bool {
 
 /// The calling process's pagemap.
 pub(crate) struct Pagemap {
-    /// The thread's, which stays open. See [`stays_open_on_this_thread`].
+    /// The thread's own, which stays open. See [`stays_open_on_this_thread`].
     threads: Option<BorrowedFd<'static>>,
 }
 
 thread_local! {
-    /// Each thread's own: the descriptor table that it is open in is one thread's.
+    /// Each thread's own: it is open in the descriptor table of one thread only.
     static THREADS: Cell<Option<BorrowedFd<'static>>> = const { Cell::new(None) };
 }
 
-/// The calling thread has a descriptor table of its own and runs no code of the program's, so that no other code can
-/// close what it opens: it opens one pagemap for all its looks. To open it takes 0.9 µs, a look at a small range less.
+/// Has the calling thread open one pagemap for all its looks. The caller has a descriptor table of
+/// its own and runs no code of the program's, so no other code can close the file. To open it takes
+/// 0.9 µs; a look at a small range takes less.
 pub(crate) fn stays_open_on_this_thread() {
     if let Ok(fd) = open(PAGEMAP, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
-        // SAFETY: nothing closes the descriptor before the thread's table goes with the thread.
+        // SAFETY: nothing closes the descriptor before the thread ends, and its table with it.
         let fd = unsafe { BorrowedFd::borrow_raw(fd.into_raw_fd()) };
         THREADS.set(Some(fd));
     }
@@ -63,32 +65,33 @@ pub(crate) fn stays_open_on_this_thread() {
 
 const PAGEMAP: &str = "/proc/thread-self/pagemap";
 
-/// For the whole process: the kernel is one. 0 unknown, 1 PAGEMAP_SCAN works, 2 it does not.
+/// For the whole process: all threads run on one kernel. 0 unknown, 1 PAGEMAP_SCAN works, 2 it does
+/// not.
 static SCAN_WORKS: AtomicU8 = AtomicU8::new(0);
 
-/// Whether PAGEMAP_SCAN is used; decided by the first scan.
+/// Returns whether PAGEMAP_SCAN is used; the first scan decides.
 pub(crate) fn scan_works() -> bool {
     SCAN_WORKS.load(Ordering::Relaxed) == 1
 }
 
 impl Pagemap {
-    /// Fails where it cannot be asked.
+    /// Opens the calling process's pagemap. Fails if the kernel refuses.
     pub fn open() -> Result<Pagemap, Errno> {
         let pagemap = Pagemap { threads: THREADS.get() };
         pagemap.asked(|_| ())?;
         Ok(pagemap)
     }
 
-    /// Has `ask` ask the kernel, perhaps more than once.
+    /// Calls `ask` with the descriptor, perhaps more than once.
     fn asked<R>(&self, mut ask: impl FnMut(BorrowedFd<'_>) -> R) -> Result<R, Errno> {
         match self.threads {
-            // Nothing can befall the background thread's.
+            // No other code can close the background thread's descriptor.
             Some(fd) => Ok(ask(fd)),
             None => kept::PAGEMAP.asked(ask),
         }
     }
 
-    /// PAGEMAP_SCAN: how many regions it found, and up to where it looked.
+    /// Makes one PAGEMAP_SCAN. Returns how many regions it found, and up to where it looked.
     fn ask_scan(
         &self,
         part: (u64, u64),
@@ -98,7 +101,7 @@ impl Pagemap {
         self.asked(|fd| pagemap_scan::ask(fd, part, wanted, found))?
     }
 
-    /// Calls `each` with the extents of `range` whose pages are of the kind asked for, in order.
+    /// Calls `each` with the extents of `range` whose pages are of the requested kind, in order.
     pub fn extents(
         &self,
         range: PageRange,
@@ -118,15 +121,15 @@ impl Pagemap {
         self.extents_by_reading(range, pages, each)
     }
 
-    /// The same from each page's entry, as before Linux 6.7.
+    /// Lists the extents from each page's entry, as was needed before Linux 6.7.
     pub fn extents_by_reading(
         &self,
         range: PageRange,
         pages: Pages,
         mut each: impl FnMut(PageRange),
     ) -> Result<(), Errno> {
-        // Neighbours become one extent, as the scan makes them: a caller that populates, refills or frees
-        // an extent then does so once, not once a page.
+        // Neighbours become one extent, as in a scan. So a caller that populates, refills or frees
+        // an extent does so once, not once a page.
         let mut run: Option<PageRange> = None;
         self.entries(range, |at, entry| {
             let there = entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0;
@@ -147,8 +150,9 @@ impl Pagemap {
         Ok(())
     }
 
-    /// The first address of the range where a page is in memory or in swap; its end if there is none.
-    /// 1 µs; what has no page tables is skipped by 512 GiB. Without PAGEMAP_SCAN the range's start.
+    /// Returns the first address of the range at which a page is in memory or in swap, or the
+    /// range's end. Takes 1 µs: the kernel skips parts without page tables in steps of 512 GiB.
+    /// Without PAGEMAP_SCAN it returns the range's start.
     pub fn first_there(&self, range: PageRange) -> usize {
         let wanted =
             Wanted { anyof: PRESENT | SWAPPED, told: PRESENT, most_pages: 1, ..Wanted::default() };
@@ -178,7 +182,7 @@ impl Pagemap {
             Pages::Huge => (0, HUGE, 0),
         };
         let wanted = Wanted { inverted, mask, anyof, told: PRESENT, most_pages: 0 };
-        // On the stack of a thread that may have 16 KiB of it, here and below.
+        // The array lies on the stack of a thread that may have 16 KiB of it, here and below.
         let mut found = [Region::default(); 32];
         pagemap_scan::each_region(
             (range.start as u64, range.end as u64),
@@ -229,15 +233,17 @@ impl Pagemap {
         Ok(None)
     }
 
-    /// Whether some present page of the range is mapped by another process too (a fork's child or
-    /// parent). The shared zero page does not count: it is everybody's, and never discarded.
+    /// Returns whether another process (a fork's child or parent) also maps some present page of
+    /// the range. The shared zero page does not count: all processes map it, and the kernel never
+    /// discards it.
     pub fn any_shared(&self, range: PageRange) -> Result<bool, Errno> {
         let mut shared = false;
         let mut check = |part: PageRange| {
             self.entries(part, |at, entry| {
                 if !shared && entry & ENTRY_PRESENT != 0 && entry & ENTRY_EXCLUSIVE == 0 {
-                    // Before 6.7 nothing but its bytes tells the zero page from a fork's page. A
-                    // fork's page of zeros may be taken for it: losing zeros is no loss.
+                    // Before 6.7 only its bytes distinguish the zero page from a page that a fork
+                    // shares. A shared page of zeros may be taken for the zero page: losing zeros
+                    // is no loss.
                     let page = PageRange::new(at, at + page_size());
                     shared = scan_works() || !advise::reads_as_zeros(page);
                 }
@@ -252,7 +258,7 @@ impl Pagemap {
         checked.map(|()| shared)
     }
 
-    /// Bytes of the range that are of the kind asked for.
+    /// Returns how many bytes of the range are of the requested kind.
     pub fn count(&self, range: PageRange, pages: Pages) -> Result<usize, Errno> {
         let mut bytes = 0;
         self.extents(range, pages, |part| bytes += part.len())?;

@@ -1,11 +1,11 @@
-//! PAGEMAP_SCAN (Linux 6.7): the parts of a range whose pages have what is asked for, from the page map of any
-//! process that the caller may read.
+//! PAGEMAP_SCAN (Linux 6.7): lists the parts of a range whose pages have the requested categories,
+//! from the page map of any process that the caller may read.
 
 use super::errno::{again, last_errno};
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
 
-/// A page of the kernel's zeros, which belongs to everybody.
+/// A page of the kernel's zeros, which all processes share.
 pub(crate) const PFN_ZERO: u64 = 1 << 5;
 /// In memory.
 pub(crate) const PRESENT: u64 = 1 << 3;
@@ -14,13 +14,15 @@ pub(crate) const SWAPPED: u64 = 1 << 4;
 /// Part of a huge page.
 pub(crate) const HUGE: u64 = 1 << 6;
 
-/// What the kernel is to look for. It keeps a page if (categories ^ inverted) has all of `mask` and any of `anyof`.
+/// The request of a scan. The kernel keeps a page if (categories ^ inverted) has all bits of `mask`
+/// and any bit of `anyof`.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Wanted {
     pub inverted: u64,
     pub mask: u64,
     pub anyof: u64,
-    /// Which categories it tells of a part; parts that differ in them are apart.
+    /// The categories that the kernel reports. Neighbouring pages that differ in one of them are
+    /// separate parts.
     pub told: u64,
     /// The scan ends after so many pages; 0: at the end.
     pub most_pages: u64,
@@ -35,7 +37,7 @@ pub(crate) struct Region {
     pub categories: u64,
 }
 
-/// As the kernel defines it.
+/// The structure that the kernel defines.
 #[repr(C)]
 #[derive(Default)]
 struct Argument {
@@ -56,8 +58,8 @@ struct Argument {
 const PAGEMAP_SCAN: u64 =
     (3 << 30) | ((size_of::<Argument>() as u64) << 16) | ((b'f' as u64) << 8) | 16;
 
-/// Asks once. It tells how many regions were found, and up to where the kernel looked: the range's end, or less where
-/// `found` was full.
+/// Makes one scan. Returns how many regions the kernel found, and up to where it looked: the
+/// range's end, or less if `found` was full.
 pub(crate) fn ask(
     pagemap: BorrowedFd<'_>,
     (start, end): (u64, u64),
@@ -78,8 +80,9 @@ pub(crate) fn ask(
         ..Argument::default()
     };
     let scan = PAGEMAP_SCAN as libc::Ioctl;
-    // SAFETY: the argument has the layout that the kernel defines; it and the regions, whose number it says, outlive
-    // the call; without the flag that protects pages against writing the call only reads.
+    // SAFETY: the argument has the layout that the kernel defines. It and the regions, whose number
+    // it contains, outlive the call. Without the flag that protects pages against writing the call
+    // only reads.
     let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), scan, &mut argument) };
     match usize::try_from(count) {
         Ok(count) => Ok((count, argument.walk_end)),
@@ -87,8 +90,8 @@ pub(crate) fn ask(
     }
 }
 
-/// Asks up to the range's end and calls `each` with what is found, in order. `ask` is to ask once, as the function
-/// above does.
+/// Scans up to the range's end and calls `each` with each region, in order. `ask` makes one scan,
+/// as the function above does.
 pub(crate) fn each_region(
     (start, end): (u64, u64),
     found: &mut [Region],
@@ -107,8 +110,9 @@ pub(crate) fn each_region(
     Ok(())
 }
 
-/// Pages of a range that have one of the categories, for a reader of another process's page map: `each` gets the first
-/// address, the end, and whether the pages are in memory, on a swap device, and parts of huge pages.
+/// Lists the pages of a range that have one of the categories, for a reader of another process's
+/// page map. `each` gets the first address, the end, and whether the pages are in memory, on a swap
+/// device, and parts of huge pages.
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-//! Making pages resident: `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` (5.14+), or the touch loop.
+//! Makes pages resident, by `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` (5.14+), or by the touch
+//! loop.
 
 use super::reserve::Scratch;
 use super::touch::{self, Stop};
@@ -7,25 +8,26 @@ use crate::range::PageRange;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// For the whole process: the kernel and its filters are one. For reading and for writing: 0 unknown, 1 works, 2 refused
-/// or missing.
+/// For the whole process: all threads have one kernel, and a filter applies to all. The entries are
+/// for reading and for writing: 0 unknown, 1 works, 2 refused or missing.
 static WORKS: [AtomicU8; 2] = [const { AtomicU8::new(0) }; 2];
 
-/// Whether the error may be that of a kernel that does not know the advice, or of what refuses it: a filter, a security
-/// module.
+/// Returns whether the error may come from a kernel that does not know the advice, or from a filter
+/// or security module that refuses it.
 pub(crate) fn may_be_refused(errno: Errno) -> bool {
     matches!(errno, Errno::INVAL | Errno::PERM | Errno::ACCESS | Errno::NOSYS)
 }
 
-/// Whether `madvise` can populate. `EINVAL` alone does not tell: kernels before 5.14 know no such
-/// advice, later ones answer so for memory that cannot be populated. A page of our own decides.
+/// Returns whether `madvise` can populate. `EINVAL` alone does not decide: kernels before 5.14 do
+/// not know the advice, and later ones return it for memory that cannot be populated. So this tries
+/// the call on a page of its own.
 pub(crate) fn by_madvise(write: bool) -> bool {
     let known = &WORKS[usize::from(write)];
     match known.load(Ordering::Relaxed) {
         1 => true,
         2 => false,
         _ => {
-            // Without a page to try it on nothing is known, and nothing is remembered.
+            // Without a page for the trial the result is not known, and is not remembered.
             let Ok(scratch) = Scratch::new(page_size(), false) else { return true };
             let answer = plain(scratch.range(), write);
             let works = !answer.is_err_and(may_be_refused);
@@ -35,8 +37,8 @@ pub(crate) fn by_madvise(write: bool) -> bool {
     }
 }
 
-/// Asks anew, because a sandbox may have been closed since. It asks for no page at all: the kernel returns
-/// 0 where it knows the advice (0.1 µs; a page to try it on takes 10).
+/// Tries again, because a sandbox may have been closed since. The call has an empty range: the
+/// kernel returns 0 if it knows the advice (0.1 µs; a trial on a page takes 10).
 pub(crate) fn still_by_madvise(write: bool) -> bool {
     let known = &WORKS[usize::from(write)];
     let nothing = PageRange { start: page_size(), end: page_size() };
@@ -46,11 +48,12 @@ pub(crate) fn still_by_madvise(write: bool) -> bool {
     by_madvise(write)
 }
 
-/// Populates the range: afterwards every page of it has been readable (or writable) once. What the
-/// pages hold is unchanged.
+/// Populates the range: afterwards every page of it has been readable (or writable) once. The
+/// contents of the pages are unchanged.
 ///
-/// `EINVAL`: special mapping or protection. `EFAULT`: nothing backs a page. `ENOMEM`: not mapped, or
-/// no memory. `EHWPOISON`. The touch loop answers `EFAULT` for all but the lack of memory.
+/// `EINVAL`: special mapping or protection. `EFAULT`: nothing backs a page. `ENOMEM`: not mapped,
+/// or no memory. `EHWPOISON`: a page is poisoned. The touch loop returns `EFAULT` in all cases but
+/// the lack of memory.
 pub(crate) fn populate(range: PageRange, write: bool) -> Result<(), Stop> {
     let known = WORKS[usize::from(write)].load(Ordering::Relaxed);
     if known != 2 {
@@ -67,14 +70,16 @@ pub(crate) fn populate(range: PageRange, write: bool) -> Result<(), Stop> {
     }
 }
 
-/// Makes every page of the range readable: a page never touched becomes the shared zero page, which
-/// costs no memory. `MADV_POPULATE_READ`, or [`super::touch`] where that is missing.
+/// Makes every page of the range readable. A page that was never touched becomes the shared zero
+/// page, which costs no memory. Uses `MADV_POPULATE_READ`, or [`super::touch`] where that is
+/// missing.
 pub(crate) fn for_reading(range: PageRange) -> Result<(), Errno> {
     populate(range, false).map_err(|stop| stop.errno)
 }
 
-/// The first page of a range that `MADV_POPULATE` does not make resident, and what it answers for that
-/// page; `None`: all are there. Found by halving, so that what is there is walked over twice.
+/// Returns the first page of a range that `MADV_POPULATE` does not make resident, with the error
+/// for that page. `None`: all pages are there. The search halves the range, so it walks over
+/// present pages twice.
 pub(crate) fn first_refused(range: PageRange, write: bool) -> Option<(usize, Errno)> {
     plain(range, write).err()?;
     let (mut low, mut high) = (range.start, range.end);
@@ -85,7 +90,7 @@ pub(crate) fn first_refused(range: PageRange, write: bool) -> Option<(usize, Err
             Err(_) => high = middle,
         }
     }
-    // It may have come meanwhile.
+    // The page may have come meanwhile.
     plain(PageRange::new(low, high), write).err().map(|found| (low, found))
 }
 

@@ -1,5 +1,5 @@
-//! Being told that memory runs short: by what the service manager names, or else by PSI triggers, cgroup v1
-//! pressure levels and cgroup v2 events.
+//! Hears that memory runs short: from the source that the service manager names, or else from PSI
+//! triggers, cgroup v1 pressure levels and cgroup v2 events.
 
 use super::memory_limit::MemoryGroup;
 use super::pressure_told::Told;
@@ -8,18 +8,18 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd
 use rustix::fs::{open, Mode, OFlags};
 use std::path::Path;
 
-/// Where pressure is heard of.
+/// The sources of pressure reports.
 pub(crate) struct PressureWatch {
     sources: Vec<Source>,
 }
 
-/// Ends a thread's wait. It is in the descriptor table that the threads of tenure's share, where the program cannot
-/// close it.
+/// Ends a thread's wait. It is in the descriptor table that tenure's threads share, where the
+/// program cannot close it.
 #[derive(Clone, Copy)]
 pub(crate) struct Bell(RawFd);
 
 impl Bell {
-    /// Made by a thread with a table of its own, for a thread that inherits it.
+    /// Called by a thread with a table of its own, for a thread that inherits the table.
     pub fn new() -> Option<Bell> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
         Some(Bell(event.into_raw_fd()))
@@ -29,22 +29,24 @@ impl Bell {
         self.0
     }
 
-    /// By the thread that made it, which has it no longer.
+    /// Called by the thread that made the bell. It closes that thread's descriptor.
     pub fn ring_and_close(self) {
-        // SAFETY: this thread's table is its own, and the descriptor was made in it and not closed.
+        // SAFETY: this thread's table is its own, and the descriptor was made in it and is closed
+        // only here.
         let event = unsafe { OwnedFd::from_raw_fd(self.0) };
         let _ = rustix::io::write(&event, &1u64.to_ne_bytes());
     }
 }
 
-/// What the sources said, the weightiest last.
+/// The result of a wait; the most important report is the largest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Heard {
     Nothing,
     /// Memory runs short.
     Pressure,
-    /// A source has ended: its group was removed, after the process had been moved to another, or the peer of its
-    /// socket went. It is always ready from then on and says nothing any more. All are to be opened anew.
+    /// A source has ended: its group was removed after the process was moved to another, or the
+    /// peer of its socket has closed it. It is always ready from then on and reports nothing any
+    /// more. The caller opens all sources anew.
     Gone,
     /// The bell was rung.
     Bell,
@@ -56,13 +58,13 @@ struct Source {
     flags: PollFlags,
 }
 
-/// 70 ms of stall within 1 s. Below 2 s windows an unprivileged trigger is refused (6.5+), so that
-/// one is tried second.
+/// 70 ms of stall within 1 s. The kernel refuses an unprivileged trigger whose window is no
+/// multiple of 2 s (6.5+). The second trigger has such a window, and is tried next.
 const TRIGGERS: [&str; 2] = ["some 70000 1000000", "some 150000 2000000"];
 
 impl PressureWatch {
-    /// Opens the source that the service manager names, and no other. Where it names none, or one that cannot be
-    /// opened: every source that this kernel and this user's rights offer.
+    /// Opens the source that the service manager names, and no other. If it names none, or one that
+    /// cannot be opened, opens every source that this kernel and this user's rights allow.
     pub fn as_told(told: &Told, group: Option<&MemoryGroup>) -> PressureWatch {
         match told.open() {
             Some((fd, flags)) => {
@@ -73,7 +75,7 @@ impl PressureWatch {
         }
     }
 
-    /// Opens every source that this kernel and this user's rights offer.
+    /// Opens every source that this kernel and this user's rights allow.
     pub fn open(group: Option<&MemoryGroup>) -> PressureWatch {
         let mut sources = Vec::new();
         let mut add = |name, source: Option<(OwnedFd, PollFlags)>| {
@@ -93,17 +95,17 @@ impl PressureWatch {
         PressureWatch { sources }
     }
 
-    /// Whether there is any source at all.
+    /// Returns whether there is no source.
     pub fn is_empty(&self) -> bool {
         self.sources.is_empty()
     }
 
-    /// Waits, for as long as it takes, until one of the sources has something to say.
+    /// Waits, without a timeout, until one of the sources has a report.
     pub fn wait(&self, bell: Option<Bell>) -> Heard {
         let mut fds: Vec<PollFd<'_>> =
             self.sources.iter().map(|s| PollFd::from_borrowed_fd(s.fd.as_fd(), s.flags)).collect();
         if let Some(bell) = bell {
-            // SAFETY: the calling thread's table has it until the thread ends.
+            // SAFETY: the calling thread's table has the descriptor until the thread ends.
             let event = unsafe { BorrowedFd::borrow_raw(bell.0) };
             fds.push(PollFd::from_borrowed_fd(event, PollFlags::IN));
         }
@@ -124,17 +126,17 @@ impl PressureWatch {
 }
 
 impl Source {
-    /// Has it report the next change too, and tells what this one was.
+    /// Prepares the source for its next change, and returns this change.
     fn answer(&self, revents: PollFlags) -> Heard {
         let mut buffer = [0u8; 512];
         let alive = if self.flags.contains(PollFlags::IN) {
-            // v1 rings the bell once more when the group goes; it is quiet afterwards. Whoever writes without end is
-            // asked again at the next wait.
+            // v1 rings the bell once more when the group goes, and is quiet afterwards. The reads
+            // are bounded: a peer that writes without end is read again at the next wait.
             let mut reads = (0..64).map(|_| rustix::io::read(&self.fd, &mut buffer));
             !matches!(reads.find(|read| !matches!(read, Ok(1..))), Some(Ok(0)))
         } else if self.name == "cgroup events" {
-            // kernfs reports a change, always as an error too, until the file is read again; the
-            // file of a group that is gone cannot be read.
+            // kernfs reports a change, always as an error too, until the file is read again. The
+            // file of a removed group cannot be read.
             rustix::io::pread(&self.fd, &mut buffer, 0).is_ok()
         } else {
             !revents.contains(PollFlags::ERR)
@@ -151,7 +153,7 @@ fn psi(path: &Path) -> Option<(OwnedFd, PollFlags)> {
     TRIGGERS.iter().find_map(|trigger| {
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = open(path, flags, Mode::empty()).ok()?;
-        // The terminating NUL is part of what the kernel documents.
+        // The kernel's documentation includes the terminating NUL in the text.
         let mut text = trigger.as_bytes().to_vec();
         text.push(0);
         rustix::io::write(&fd, &text).ok()?;
@@ -175,8 +177,8 @@ fn v1_level(group: &Path) -> Option<(OwnedFd, PollFlags)> {
     let control =
         open(group.join("cgroup.event_control"), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
             .ok()?;
-    // "low": the kernel is reclaiming. It comes while there is still something to reclaim. The
-    // default mode also hears of pressure in groups above.
+    // "low": the kernel is reclaiming. This event comes while there is still memory to reclaim. The
+    // default mode also reports pressure in groups above.
     let line = format!("{} {} low", event.as_raw_fd(), level.as_raw_fd());
     rustix::io::write(&control, line.as_bytes()).ok()?;
     Some((event, PollFlags::IN))

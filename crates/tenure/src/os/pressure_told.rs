@@ -1,5 +1,5 @@
-//! Where a service manager says that pressure is to be heard of: `MEMORY_PRESSURE_WATCH` and `MEMORY_PRESSURE_WRITE`,
-//! as systemd describes them in its page MEMORY_PRESSURE.
+//! The source of pressure reports that a service manager names: `MEMORY_PRESSURE_WATCH` and
+//! `MEMORY_PRESSURE_WRITE`, as systemd describes them in its page MEMORY_PRESSURE.
 
 use rustix::event::PollFlags;
 use rustix::fd::OwnedFd;
@@ -9,19 +9,21 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// What the environment says.
+/// The content of the two variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Told {
-    /// Nothing, or nothing that can be made sense of.
+    /// They are not set, or their values make no sense.
     Nothing,
-    /// `/dev/null`: the program is not to act on pressure.
+    /// `/dev/null`: the program must not act on pressure.
     Off,
-    /// A file of the kernel's (PSI), a FIFO, or a socket, and what is to be written to it first.
+    /// A file of the kernel's (PSI), a FIFO, or a socket, and the bytes that are written to it
+    /// first.
     Watch { path: PathBuf, write: Vec<u8> },
 }
 
 impl Told {
-    /// Reads the environment. A file that it names is opened, and written to, with the program's rights.
+    /// Reads the environment. tenure opens the named file, and writes to it, with the program's
+    /// rights.
     pub fn by_environment() -> Told {
         let get = super::environment::variable;
         Told::by(get("MEMORY_PRESSURE_WATCH"), get("MEMORY_PRESSURE_WRITE"))
@@ -37,17 +39,18 @@ impl Told {
         }
     }
 
-    /// The descriptor to poll, and for what. `None`: there is none, or it cannot be opened.
+    /// Returns the descriptor to poll, and the events to poll for. `None`: there is none, or it
+    /// cannot be opened.
     pub fn open(&self) -> Option<(OwnedFd, PollFlags)> {
         let Told::Watch { path, write } = self else { return None };
         let flags = OFlags::NONBLOCK | OFlags::CLOEXEC;
-        // First without opening it: a FIFO's or a device's open has effects.
+        // First by path only: opening a FIFO or a device has effects.
         let place = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
         let (fd, events) = match FileType::from_raw_mode(fstat(&place).ok()?.st_mode) {
             FileType::RegularFile => {
                 (open(path, flags | OFlags::RDWR, Mode::empty()).ok()?, PollFlags::PRI)
             }
-            // For writing, too: it has a writer then, and never ends.
+            // Opens it for writing, too: then it has a writer, and never ends.
             FileType::Fifo => {
                 (open(path, flags | OFlags::RDWR, Mode::empty()).ok()?, PollFlags::IN)
             }
@@ -64,7 +67,7 @@ impl Told {
     }
 }
 
-/// The bytes of a base64 text (RFC 4648, padded). `None`: it is none.
+/// Decodes a base64 text (RFC 4648, padded). `None`: it is not base64.
 fn decoded(text: &[u8]) -> Option<Vec<u8>> {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let digits = text.iter().rposition(|byte| *byte != b'=').map_or(0, |last| last + 1);

@@ -1,5 +1,6 @@
-//! What this kernel and this user's rights allow. Each thing is done once on a scratch page, and its effect is
-//! checked: a version number would not show what a seccomp profile refuses.
+//! Finds out which features this kernel and this user's rights allow. Each call is tried once on a
+//! scratch page, and its effect is checked: a version number would not show a refusal by a seccomp
+//! profile.
 
 use super::advise;
 use super::maps;
@@ -32,15 +33,15 @@ use rustix::io::Errno;
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Status {
-    /// It does.
+    /// The feature works.
     Works,
-    /// It does not; something else stands in, at the price that the finding names.
+    /// It does not work, and tenure uses a substitute, at the price that the finding names.
     Degraded,
-    /// It does not, and nothing stands in.
+    /// It does not work, and there is no substitute.
     Missing,
 }
 
-/// One thing that was tried.
+/// One feature that was tried.
 ///
 /// ```
 /// for finding in tenure::capabilities().findings() {
@@ -51,17 +52,17 @@ pub enum Status {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Finding {
-    /// Its name, stable across versions.
+    /// The feature's name, stable across versions.
     pub name: &'static str,
     /// Whether it works.
     pub status: Status,
     /// The error that the attempt gave, if it gave one.
     pub errno: Option<i32>,
-    /// What it is.
+    /// A description of the feature.
     pub what: &'static str,
-    /// What its absence costs the program.
+    /// The effect of its absence on the program.
     pub consequence: &'static str,
-    /// What can be done about it.
+    /// The user's remedy.
     pub remedy: &'static str,
 }
 
@@ -76,7 +77,7 @@ pub struct Capabilities {
     findings: Vec<Finding>,
 }
 
-/// Tries everything once per process. Later calls return what the first one found.
+/// Tries every feature once per process. Later calls return the findings of the first one.
 ///
 /// ```
 /// if !tenure::capabilities().works("userfaultfd") {
@@ -87,7 +88,7 @@ pub struct Capabilities {
 /// # Cost
 /// The first call: some ten milliseconds. Later calls: one load.
 pub fn capabilities() -> &'static Capabilities {
-    /// For the whole process: the kernel and the rights are one.
+    /// For the whole process: it has one kernel and one set of rights.
     static CAPABILITIES: RaceOnce<Capabilities> = RaceOnce::new();
     CAPABILITIES.get_or_init(probe)
 }
@@ -102,7 +103,7 @@ impl Capabilities {
         &self.findings
     }
 
-    /// Returns whether the finding of that name works.
+    /// Returns whether the feature of that name works.
     ///
     /// ```
     /// let name = tenure::capabilities().findings()[0].name;
@@ -113,13 +114,13 @@ impl Capabilities {
     }
 }
 
-/// Why something does not work. `None`: the call succeeded without its effect.
+/// The cause of a failed trial. `None`: the call succeeded without its effect.
 pub(crate) type Cause = Option<Errno>;
 
-/// Whether the kernel lets memory be freed lazily: without that nothing is volatile.
+/// Returns whether the kernel can free memory lazily. Without that nothing is volatile.
 ///
 /// # Errors
-/// There is no page to try it on.
+/// There is no page for the trial.
 pub(crate) fn lazy_free() -> Result<bool, Errno> {
     match free_lazily(Scratch::new(page_size(), false)?) {
         Err(Some(errno @ (Errno::NOMEM | Errno::AGAIN))) => Err(errno),
@@ -127,7 +128,7 @@ pub(crate) fn lazy_free() -> Result<bool, Errno> {
     }
 }
 
-/// Whether purges can be noticed by userfaultfd, and pages taken back by one call.
+/// Returns whether userfaultfd can detect purges, and one call can take pages back.
 pub(crate) fn watching() -> Result<(), Cause> {
     try_userfaultfd()?;
     try_populate_write()
@@ -137,16 +138,16 @@ struct Texts {
     name: &'static str,
     what: &'static str,
     consequence: &'static str,
-    /// Where the kernel has it, and refuses it.
+    /// The remedy if the kernel has the feature and refuses it.
     remedy: &'static str,
-    /// The first version of the kernel that has it, and what to do on an older one. `None`: every kernel that
-    /// tenure runs on has it.
+    /// The first kernel version with the feature, and the remedy on an older one. `None`: every
+    /// kernel on which tenure runs has it.
     newer: Option<((u32, u32), &'static str)>,
     absent: Status,
 }
 
 impl Texts {
-    /// What helps against this cause: a newer kernel only where this one is older.
+    /// Returns the remedy for this cause. A newer kernel is one only if this one is older.
     fn remedy(&self, cause: Cause, kernel: (u32, u32)) -> &'static str {
         let refused = matches!(cause, Some(Errno::PERM | Errno::ACCESS));
         match self.newer {
@@ -374,7 +375,7 @@ fn scratch_page() -> Result<Scratch, Option<Errno>> {
     Scratch::new(page_size(), false).map_err(Some)
 }
 
-/// A scratch page with something on it.
+/// Makes a scratch page with some bytes written to it.
 fn dirty_page() -> Result<Scratch, Option<Errno>> {
     let mut page = scratch_page()?;
     page.bytes()[0] = 1;
@@ -387,14 +388,14 @@ fn try_move_away() -> Result<(), Cause> {
     page.bytes()[1] = 7;
     let range = page.range();
     let mut hidden = Hidden::reserve_like(range).map_err(Some)?;
-    // SAFETY: a page of this function's own, which nothing refers to from here on.
+    // SAFETY: a page of this function's own, to which nothing refers from here on.
     let there = unsafe { hidden.take(range) };
     if there.is_ok() {
-        // Its addresses are another thread's by now.
+        // Another thread may use its addresses by now.
         std::mem::forget(page);
     }
     let there = there.map_err(Some)?;
-    // SAFETY: the page, where it was moved to, and nobody else's.
+    // SAFETY: the page at its new address, which only this function knows.
     unsafe {
         let same = ((there.start + 1) as *const u8).read() == 7;
         detach::unmap(there.start, there.len()).map_err(Some)?;
@@ -416,9 +417,9 @@ fn ensure(effect: bool) -> Result<(), Cause> {
 
 fn free_lazily(mut page: Scratch) -> Result<(), Cause> {
     page.bytes()[0] = 1;
-    // SAFETY: a scratch page of this function's own.
+    // SAFETY: a scratch page of this function's own, whose contents are not needed.
     unsafe { advise::free(page.range())? };
-    // Its contents may be gone by now, but nothing else may stand there.
+    // Its contents may be gone by now, but no other bytes may be there.
     ensure(page.bytes()[0] <= 1 && page.bytes()[1] == 0)
 }
 
@@ -427,7 +428,7 @@ fn try_userfaultfd() -> Result<(), Cause> {
     let watcher = uffd::Watcher::of_this_process(fd.as_raw_fd());
     let page = scratch_page()?;
     uffd::register(watcher, page.range())?;
-    // The kernel's own touch of a missing page must fail like a program's.
+    // The kernel's own touch of a missing page must fail as a program's does.
     match read_by_kernel(page.range()) {
         Err(Errno::FAULT) => {}
         Err(errno) => return Err(Some(errno)),
@@ -437,13 +438,13 @@ fn try_userfaultfd() -> Result<(), Cause> {
     read_by_kernel(page.range()).map_err(Some)
 }
 
-/// Has the kernel read the page's first byte: `EFAULT` where a load would raise a signal.
+/// Has the kernel read the page's first byte. Returns `EFAULT` where a load would raise a signal.
 fn read_by_kernel(page: PageRange) -> Result<(), Errno> {
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     // SAFETY: the range is mapped and lives through the call; the kernel checks the access.
     let bytes = unsafe { std::slice::from_raw_parts(page.start as *const u8, 1) };
     let written = rustix::io::write(&writer, bytes).map(drop);
-    // The reading end only had to exist for the write to succeed.
+    // The write only needed an open reading end.
     drop(reader);
     written
 }
@@ -479,7 +480,7 @@ fn try_touch_read() -> Result<(), Cause> {
 fn try_page_out() -> Result<(), Cause> {
     let page = dirty_page()?;
     let pagemap = Pagemap::open().map_err(Some)?;
-    // SAFETY: a scratch page of this function's own.
+    // SAFETY: a scratch page of this function's own, whose contents are not needed.
     unsafe { advise::free(page.range())? };
     for _ in 0..8 {
         advise::page_out(page.range())?;
@@ -494,7 +495,7 @@ fn try_pagemap() -> Result<(), Cause> {
     let page = dirty_page()?;
     let pagemap = Pagemap::open().map_err(Some)?;
     ensure(pagemap.count(page.range(), Pages::Data) == Ok(page_size()))?;
-    // SAFETY: a scratch page of this function's own.
+    // SAFETY: a scratch page of this function's own, whose contents are not needed.
     unsafe { advise::drop_pages(page.range())? };
     ensure(pagemap.count(page.range(), Pages::Missing) == Ok(page_size()))
 }
@@ -503,7 +504,7 @@ fn try_pagemap_scan() -> Result<(), Cause> {
     let page = scratch_page()?;
     let pagemap = Pagemap::open().map_err(Some)?;
     populate::for_reading(page.range())?;
-    // The zero page must be told from data: that is what the scan is for.
+    // The scan must distinguish the zero page from data.
     let data = pagemap.count(page.range(), Pages::Data).map_err(Some)?;
     ensure(pagemap::scan_works() && data == 0)
 }
@@ -521,7 +522,7 @@ fn try_huge_pages() -> Result<(), Cause> {
     if pagemap.count(page.range(), Pages::Huge) == Ok(HUGE_PAGE) {
         return Ok(());
     }
-    // Without PAGEMAP_SCAN: one touch made all of it resident.
+    // Without PAGEMAP_SCAN: one touch has made all of it resident.
     ensure(pagemap.count(page.range(), Pages::Data) == Ok(HUGE_PAGE))
 }
 
@@ -539,10 +540,10 @@ fn try_poison() -> Result<(), Cause> {
 }
 
 fn try_private_table() -> Result<(), Cause> {
-    // On a thread of its own: its descriptor table does not come back.
+    // On a thread of its own, which never gets the shared descriptor table back.
     let (sender, result) = std::sync::mpsc::channel();
     let body = move || {
-        // The receiver waits below.
+        // The receiver waits below, so the send cannot fail.
         let _ = sender.send(uffd::private_descriptor_table(&mut []));
     };
     super::thread::spawn_quiet("tenure-probe", body).map_err(|_| Errno::AGAIN)?.join();

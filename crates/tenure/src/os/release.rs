@@ -1,12 +1,12 @@
 //! The running kernel's version.
 
-/// The running kernel's version. Where it cannot be read, no kernel counts as too old.
+/// Returns the running kernel's version. Where it cannot be read, no kernel counts as too old.
 pub(crate) fn kernel() -> (u32, u32) {
     let name = rustix::system::uname();
     version(name.release().to_bytes()).unwrap_or((u32::MAX, 0))
 }
 
-/// The first two numbers of a release such as `6.1.0-18-amd64`.
+/// Returns the first two numbers of a release such as `6.1.0-18-amd64`.
 fn version(release: &[u8]) -> Option<(u32, u32)> {
     let release = std::str::from_utf8(release).ok()?;
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());

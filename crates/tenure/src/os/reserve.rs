@@ -1,4 +1,4 @@
-//! Making and ending mappings.
+//! Makes and unmaps mappings.
 
 use super::apart::{self, Congruent};
 use crate::range::PageRange;
@@ -7,11 +7,11 @@ use rustix::io::Errno;
 use rustix::mm::{mmap, munmap, MapFlags, ProtFlags};
 use std::ffi::c_void;
 
-/// Maps `len` bytes of private anonymous memory for the program, where the kernel likes it. The start is a multiple
-/// of `align`.
+/// Maps `len` bytes of private anonymous memory for the program, at an address that the kernel
+/// chooses. The start is a multiple of `align`.
 ///
-/// `MAP_NORESERVE`: volatile memory must not be counted against the commit limit as if it could not
-/// be taken back. `ENOMEM`: no address space, too many mappings, or over `RLIMIT_AS`.
+/// `MAP_NORESERVE`: volatile memory must not count against the commit limit as if the kernel could
+/// not take it back. `ENOMEM`: no address space, too many mappings, or over `RLIMIT_AS`.
 pub(crate) fn map_anonymous(len: usize, align: usize) -> Result<PageRange, Errno> {
     debug_assert!(len % super::page_size() == 0 && align.is_power_of_two());
     let at = apart::map_anywhere(len, Congruent::aligned(align), ACCESS, NORESERVE)?;
@@ -41,7 +41,7 @@ pub(crate) fn map_file(
         protection |= ProtFlags::WRITE;
     }
     let flags = if shared { MapFlags::SHARED } else { MapFlags::PRIVATE };
-    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+    // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing.
     let base = unsafe { mmap(std::ptr::null_mut(), len, protection, flags, fd, offset) }? as usize;
     Ok(PageRange::new(base, base + len))
 }
@@ -49,13 +49,13 @@ pub(crate) fn map_file(
 /// Unmaps a range.
 ///
 /// # Safety
-/// Nothing may refer to the range any more.
+/// Nothing refers to the range.
 pub(crate) unsafe fn unmap(range: PageRange) -> Result<(), Errno> {
-    // SAFETY: the caller promises that nothing refers to the range any more.
+    // SAFETY: the caller promises that nothing refers to the range.
     unsafe { munmap(range.start as *mut c_void, range.len()) }
 }
 
-/// A few pages to try things on, unmapped on drop.
+/// A few pages for a trial, unmapped on drop.
 pub(crate) struct Scratch(PageRange);
 
 impl Scratch {
@@ -63,7 +63,7 @@ impl Scratch {
     pub fn new(len: usize, huge: bool) -> Result<Scratch, Errno> {
         let align = if huge { super::HUGE_PAGE } else { super::page_size() };
         let scratch = Scratch(map_own(len, align)?);
-        // Advice only: the attempt itself shows whether it was taken.
+        // Advice only: the trial itself shows whether the kernel took it.
         let _ = match huge {
             true => super::advise::want_huge_pages(scratch.0),
             false => super::advise::want_base_pages(scratch.0),
@@ -83,7 +83,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // SAFETY: ours alone; no borrow outlives it.
+        // SAFETY: only this value has the pages, and no borrow outlives it.
         let _ = unsafe { unmap(self.0) };
     }
 }

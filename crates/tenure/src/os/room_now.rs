@@ -1,6 +1,6 @@
-//! How much memory is left, read without allocating: for code that runs inside an allocator.
+//! Reads how much memory is left, without allocating: for code that runs inside an allocator.
 //!
-//! It has the figures of `memory_limit::room`, from the same files.
+//! It returns the figures of `memory_limit::room`, from these files.
 
 use super::memory_limit::{MemoryGroup, Room, UNSEEN};
 use super::small_file::{number_of, read};
@@ -17,14 +17,14 @@ struct Level {
     inactive: &'static str,
 }
 
-/// Where to read. Making it allocates, reading does not.
+/// The paths of the files to read. Making this value allocates, reading does not.
 pub(crate) struct Files {
     levels: Vec<Level>,
-    /// There may be a limit, and there are no files that tell.
+    /// There may be a limit, but no file shows it.
     unseen: bool,
 }
 
-/// What is left, under the nearest memory cgroup's limit and on the machine.
+/// The room that is left under the nearest memory cgroup's limit and on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RoomNow {
     pub group: Room,
@@ -93,15 +93,16 @@ impl Level {
 }
 
 fn machine() -> Option<Room> {
-    // Both are among the first three lines.
+    // Both keys are among the first three lines.
     let mut buffer = [0u8; 256];
     let text = read(c"/proc/meminfo", &mut buffer).ok()?;
     let kib = |key: &str| number_after(text, key).map(|kib| kib << 10);
     Some(Room { limit: kib("MemTotal:")?, free: kib("MemAvailable:")? })
 }
 
-/// Resident bytes of this process, from `/proc/self/statm`: 2 µs. Off by a batch of pages for each
-/// processor. `None`: not known, as when the main thread has ended.
+/// Returns the resident bytes of this process, from `/proc/self/statm`: 2 µs. The figure is off by
+/// up to a batch of pages for each processor. `None`: not known, for example when the main thread
+/// has ended.
 pub(crate) fn resident_bytes() -> Option<u64> {
     let mut buffer = [0u8; 128];
     let text = read(c"/proc/thread-self/statm", &mut buffer).ok()?;
@@ -110,8 +111,8 @@ pub(crate) fn resident_bytes() -> Option<u64> {
     Some(pages.saturating_mul(super::page_size() as u64))
 }
 
-/// Whether the machine counts what could be written against a fixed limit
-/// (`vm.overcommit_memory` 2).
+/// Returns whether the machine counts writable memory against a fixed limit (`vm.overcommit_memory`
+/// 2).
 pub(crate) fn commit_is_limited() -> bool {
     let mut buffer = [0u8; 16];
     read(c"/proc/sys/vm/overcommit_memory", &mut buffer).is_ok_and(|text| text.starts_with('2'))
@@ -122,7 +123,7 @@ fn number_in(path: &CStr) -> Option<u64> {
     number(read(path, &mut buffer).ok()?)
 }
 
-/// The number after a key at the beginning of a line.
+/// Returns the number after a key at the beginning of a line.
 fn number_after(text: &str, key: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
     number(rest.trim_ascii_start())
@@ -145,7 +146,7 @@ mod tests {
         let limit = now.group.limit.min(now.machine.limit);
         assert_eq!(limit, other.limit);
         let free = now.group.free.min(now.machine.free);
-        // Memory comes and goes between the two readings.
+        // Other processes take and free memory between the two readings.
         assert!(free.abs_diff(other.free) < 1 << 30, "{free} {}", other.free);
         let resident = resident_bytes().unwrap();
         assert!(resident > 1 << 20 && resident < limit);

@@ -1,9 +1,10 @@
-//! A file of memory that processes share (`memfd`): making it, finding it again, and telling whether a process that
-//! uses it lives.
+//! A file of memory that processes share (`memfd`): makes it, finds it again, and finds out whether
+//! a process that uses it is alive.
 //!
-//! A process says that it lives by a lock on one byte, which belongs to an open file description of its own. A mapping
-//! of one page holds that description. So the kernel ends the lock with the process's memory, and not before: the
-//! program may close every descriptor, and a process that is killed at any instruction is gone when its lock is.
+//! A process shows that it is alive by a lock on one byte, which belongs to an open file
+//! description of its own. A mapping of one page holds that description. So the kernel ends the
+//! lock when the process's memory ends, and not before. The program may close every descriptor. A
+//! process that is killed at any instruction counts as dead once its lock is gone.
 
 use super::brief::{self, Brief, File};
 use super::errno::last_errno;
@@ -18,24 +19,25 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
-/// A descriptor of the file's, at a high number, which programs rarely hand out. The program may close it all the same,
-/// so each use asks whether it is still that file.
+/// A descriptor of the file, at a high number, which programs rarely hand out. The program may
+/// still close it, so each use checks whether it is still that file.
 #[derive(Debug)]
 pub(crate) struct SharedFile {
-    /// Negative: it is closed.
+    /// The descriptor's number. Negative: it is closed.
     number: AtomicI32,
     file: File,
-    /// The number is the program's: not to be closed.
+    /// The number belongs to the program, so this type does not close it.
     borrowed: AtomicBool,
 }
 
-/// Where the bytes that tell who lives begin. A byte that is locked need not exist.
+/// The offset of the bytes whose locks show which processes are alive. A locked byte need not
+/// exist.
 const LIVES: i64 = 1 << 61;
-/// So many bytes of each number.
+/// So many bytes belong to each process number.
 const ALL: i64 = 2;
 
 impl SharedFile {
-    /// Makes one that nobody can make shorter or longer, nor seal against writing.
+    /// Makes a file that no process can make shorter or longer, nor seal against writing.
     ///
     /// # Errors
     /// The call that failed, and why.
@@ -60,41 +62,41 @@ impl SharedFile {
         })
     }
 
-    /// From now on the file is found by a descriptor of the program's, and by no other.
+    /// From now on the file is reached by a descriptor of the program's, and by no other.
     pub fn borrow(&self, fd: BorrowedFd<'_>) {
         let own = self.number.swap(fd.as_raw_fd(), Ordering::AcqRel);
         if !self.borrowed.swap(true, Ordering::AcqRel) && is_file(own, self.file) {
-            // SAFETY: still the file that this value has opened, under the number that it was given, which it has
-            // just forgotten.
+            // SAFETY: it is still the file that this value has opened, under the number that it
+            // got, and this value has just forgotten the number.
             drop(unsafe { OwnedFd::from_raw_fd(own) });
         }
     }
 
-    /// Whether it is the file of this descriptor.
+    /// Returns whether it is the file of this descriptor.
     pub fn is(&self, file: File) -> bool {
         self.file == file
     }
 
-    /// Whether the program has it open under the number. Asks for the main thread's table: the background thread has one
-    /// of its own.
+    /// Returns whether the program has it open under the number. It looks at the main thread's
+    /// table, because the background thread has one of its own.
     pub fn is_the_programs(&self) -> bool {
         let path = number_path(b"/proc/self/fd/", self.number());
         let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
         stat(path).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.file)
     }
 
-    /// Its length, and whether it stays as long.
+    /// Returns its length, and whether the length is sealed.
     pub fn len(&self) -> Result<(u64, bool), Errno> {
         let stat = fstat(self)?;
         let seals = match fcntl_get_seals(self) {
-            // A file of another kind, which can have none.
+            // A file of another kind, which has no seals.
             Err(Errno::INVAL) => SealFlags::empty(),
             seals => seals?,
         };
         Ok((stat.st_size as u64, seals.contains(SealFlags::SHRINK)))
     }
 
-    /// Whether the descriptor is still this file's.
+    /// Returns whether the descriptor is still this file's.
     pub fn is_open(&self) -> bool {
         self.number() >= 0 && fstat(self).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.file)
     }
@@ -103,17 +105,20 @@ impl SharedFile {
         self.number.load(Ordering::Acquire)
     }
 
-    /// Closes the descriptor, on a thread that has the program's descriptor table. Nobody borrows it any more.
+    /// Closes the descriptor, on a thread that has the program's descriptor table. No other thread
+    /// borrows it any more.
     pub fn close(&self) {
         let is_ours = !self.borrowed.load(Ordering::Acquire) && self.is_open();
         let number = self.number.swap(-1, Ordering::AcqRel);
         if is_ours && number >= 0 {
-            // SAFETY: still the file that this value has opened, under the number that it was given.
+            // SAFETY: it is still the file that this value has opened, under the number that it
+            // got.
             drop(unsafe { OwnedFd::from_raw_fd(number) });
         }
     }
 
-    /// Has a part of it in memory, zeros where there was nothing. No process has it mapped by that.
+    /// Allocates memory for a part of the file: zeros where there was nothing. No process maps it
+    /// by that.
     ///
     /// `ENOMEM`, `ENOSPC`: no memory. `EBADF`: the program has closed the descriptor.
     pub fn allocate(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
@@ -123,7 +128,7 @@ impl SharedFile {
         super::files::allocate(self.as_fd(), offset, bytes)
     }
 
-    /// Writes to a part of it, which is in memory afterwards.
+    /// Writes to a part of the file. The part is in memory afterwards.
     ///
     /// `EBADF`: the program has closed the descriptor.
     pub fn write(&self, mut offset: u64, mut bytes: &[u8]) -> Result<(), Errno> {
@@ -141,7 +146,8 @@ impl SharedFile {
         Ok(())
     }
 
-    /// Maps a part of it at an address that the caller has reserved, in place of the reservation.
+    /// Maps a part of the file at an address that the caller has reserved, in place of the
+    /// reservation.
     ///
     /// # Safety
     /// Nothing refers to `place`.
@@ -153,10 +159,11 @@ impl SharedFile {
         Ok(())
     }
 
-    /// A file description of its own for this call, through `/proc`. `EBADF`: the program has closed the descriptor.
+    /// Opens a file description of its own for this call, through `/proc`. `EBADF`: the program has
+    /// closed the descriptor.
     fn reopen(&self) -> Result<Brief, Errno> {
-        // The program's table, which is the main thread's: the background thread has one of its own. Where the main
-        // thread has ended, the calling thread's.
+        // The program's table is the main thread's, because the background thread has one of its
+        // own. If the main thread has ended, the calling thread's table is used.
         let open = |directory: &[u8]| {
             let path = number_path(directory, self.number());
             let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
@@ -164,15 +171,15 @@ impl SharedFile {
         };
         let opened = open(b"/proc/self/fd/").or_else(|_| open(b"/proc/thread-self/fd/"));
         opened.map_err(|errno| match errno {
-            // Not that there were no /proc.
+            // So the error is not taken for a missing /proc.
             Errno::NOENT if !self.is_open() => Errno::BADF,
             errno => errno,
         })
     }
 
-    /// Does something in the place of the process that had the lock, if it is dead. No other process takes the lock
-    /// meanwhile, or does the same: who comes second waits until the first one has done it, 100 milliseconds at most.
-    /// `None`: that process lives.
+    /// Runs `act` in the place of the process that had the lock, if it is dead. No other process
+    /// takes the lock meanwhile, or runs `act`. A second caller waits until the first one has
+    /// finished, 100 milliseconds at most. `None`: that process is alive.
     pub fn in_place_of<R>(&self, number: u32, act: impl FnOnce() -> R) -> Result<Option<R>, Errno> {
         let own = self.reopen()?;
         let mut tries = 0;
@@ -192,8 +199,9 @@ impl SharedFile {
         Ok(Some(done))
     }
 
-    /// Does something in the place of a process that is dead, of which heirs may live. No other process takes the number
-    /// meanwhile, or does the same. `None`: that process lives, or somebody does so.
+    /// Runs `act` in the place of a dead process whose heirs may be alive. No other process takes
+    /// the number meanwhile, or runs `act`. `None`: that process is alive, or another process does
+    /// so just now.
     pub fn in_place_of_parent<R>(
         &self,
         number: u32,
@@ -208,7 +216,7 @@ impl SharedFile {
         Ok(Some(done))
     }
 
-    /// Whether heirs of a number live.
+    /// Returns whether heirs of a number are alive.
     pub fn has_heirs(&self, number: u32) -> Result<bool, Errno> {
         Ok(holder(&self.reopen()?, number, Bytes::Heirs)? != Holder::Nobody)
     }
@@ -216,8 +224,8 @@ impl SharedFile {
 
 impl AsFd for SharedFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as the handle that gives it out lives, unless the program closes what is not its own: see the
-        // type. Afterwards nobody asks for it.
+        // SAFETY: the descriptor is open while the handle that returns it lives, unless the program
+        // closes descriptors that are not its own: see the type. The borrow ends with the handle.
         unsafe { BorrowedFd::borrow_raw(self.number()) }
     }
 }
@@ -228,18 +236,18 @@ impl Drop for SharedFile {
     }
 }
 
-/// What tells the file of a descriptor from others.
+/// Returns the identity of a descriptor's file.
 pub(crate) fn file_of(fd: BorrowedFd<'_>) -> Result<File, Errno> {
     fstat(fd).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 fn is_file(number: RawFd, file: File) -> bool {
-    // SAFETY: the number is asked what it is, and nothing else.
+    // SAFETY: the number is only used to ask which file it is.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
     file_of(fd) == Ok(file)
 }
 
-/// A second file description of a file that the program has open, through `/proc`.
+/// Opens a second file description of a file that the program has open, through `/proc`.
 pub(crate) fn open_again(fd: BorrowedFd<'_>, write: bool) -> Result<OwnedFd, Errno> {
     let file = file_of(fd)?;
     let path = number_path(b"/proc/thread-self/fd/", fd.as_raw_fd());
@@ -247,7 +255,7 @@ pub(crate) fn open_again(fd: BorrowedFd<'_>, write: bool) -> Result<OwnedFd, Err
     brief::open_to_keep(path, file, write)
 }
 
-/// The directory, at most 21 bytes, and the number, with a zero at the end.
+/// Makes a path from the directory, at most 21 bytes, and the number, with a zero at the end.
 fn number_path(directory: &[u8], number: RawFd) -> [u8; 34] {
     let mut path = [0; 34];
     path[..directory.len()].copy_from_slice(directory);
@@ -255,7 +263,7 @@ fn number_path(directory: &[u8], number: RawFd) -> [u8; 34] {
     path
 }
 
-/// Without formatting, which may allocate: a fork's handler comes here.
+/// Writes digits without `format!`, which may allocate: a fork handler calls this.
 fn write_number(text: &mut [u8], number: RawFd) {
     let (mut left, mut len) = (number.unsigned_abs(), 1);
     while left > 9 {
@@ -272,11 +280,14 @@ fn write_number(text: &mut [u8], number: RawFd) {
 /// Which of a number's two bytes a process locks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Bytes {
-    /// The first: by the process whose number it is, or in its place while heirs of it live.
+    /// The first byte: locked by the process that has the number, or in its place while its heirs
+    /// are alive.
     Life,
-    /// The second: as a reader, by children that have no number, in their parent's place.
+    /// The second byte: locked for reading by children that have no number, in their parent's
+    /// place.
     Heirs,
-    /// Both: by who looks after what a dead process and its heirs have left, and by who takes the number, at first.
+    /// Both bytes: locked by a process that cleans up after a dead process and its heirs, and at
+    /// first by a process that takes the number.
     All,
 }
 
@@ -295,10 +306,10 @@ fn lock_of(number: u32, kind: libc::c_int, bytes: Bytes) -> libc::flock {
     }
 }
 
-/// `false`: another description has it.
+/// Sets or ends a lock. `false`: another description has it.
 fn set(own: &Brief, number: u32, kind: libc::c_int, bytes: Bytes) -> Result<bool, Errno> {
     let lock = lock_of(number, kind, bytes);
-    // SAFETY: the kernel reads a structure of ours, of the layout that it defines.
+    // SAFETY: the kernel reads a local structure of the layout that it defines.
     match unsafe { libc::fcntl(own.number(), libc::F_OFD_SETLK, &raw const lock) } {
         0 => Ok(true),
         _ => match last_errno() {
@@ -308,19 +319,19 @@ fn set(own: &Brief, number: u32, kind: libc::c_int, bytes: Bytes) -> Result<bool
     }
 }
 
-/// Who has locks of a number.
+/// The kind of process that has locks of a number.
 #[derive(PartialEq, Eq)]
 enum Holder {
     Nobody,
-    /// A process whose number it is, or heirs of it.
+    /// A process that has the number, or heirs of it.
     Lives,
-    /// One that looks after what they have left.
+    /// A process that cleans up after a dead one.
     LooksAfter,
 }
 
 fn holder(own: &Brief, number: u32, bytes: Bytes) -> Result<Holder, Errno> {
     let mut lock = lock_of(number, libc::F_WRLCK, bytes);
-    // SAFETY: the kernel reads and writes a structure of ours, of the layout that it defines.
+    // SAFETY: the kernel reads and writes a local structure of the layout that it defines.
     let done = unsafe { libc::fcntl(own.number(), libc::F_OFD_GETLK, &raw mut lock) };
     match (done, lock.l_type == libc::F_UNLCK as libc::c_short, lock.l_len) {
         (0, true, _) => Ok(Holder::Nobody),
@@ -330,22 +341,23 @@ fn holder(own: &Brief, number: u32, bytes: Bytes) -> Result<Holder, Errno> {
     }
 }
 
-/// So many milliseconds a process waits for a number that another one looks after.
+/// A process waits at most so many milliseconds for a number that another process cleans up.
 const LONGEST_BURIAL: u32 = 100;
 
-/// The lock by which a process says that it lives. It lasts until it is dropped, or the process's memory ends.
+/// The lock by which a process shows that it is alive. It lasts until it is dropped, or until the
+/// process's memory ends.
 #[derive(Debug)]
 pub(crate) struct LifeLock {
     page: PageRange,
 }
 
 impl LifeLock {
-    /// Takes the first lock that is free of those from 0 to `count`; its number comes with it. Children have it, too,
-    /// until [`only_here`](Self::only_here). `None`: all are taken.
+    /// Takes the first free lock of those from 0 to `count`, and returns it with its number.
+    /// Children have it, too, until [`only_here`](Self::only_here). `None`: all are taken.
     pub fn take(file: &SharedFile, count: u32) -> Result<Option<(LifeLock, u32)>, Errno> {
         let own = file.reopen()?;
         for tries in 0.. {
-            // One that is looked after is perhaps free as soon as that is done.
+            // A number that another process cleans up may be free as soon as that is done.
             if let Some(taken) = LifeLock::try_take(&own, count)? {
                 return Ok(Some(taken));
             }
@@ -361,7 +373,7 @@ impl LifeLock {
 
     fn try_take(own: &Brief, count: u32) -> Result<Option<(LifeLock, u32)>, Errno> {
         for number in 0..count {
-            // One that died has left it to its heirs.
+            // A process that died may have left its number to its heirs.
             if set(own, number, libc::F_WRLCK, Bytes::All)? {
                 set(own, number, libc::F_UNLCK, Bytes::Heirs)?;
                 return Ok(Some((LifeLock::mapped(own)?, number)));
@@ -370,7 +382,7 @@ impl LifeLock {
         Ok(None)
     }
 
-    /// Takes the lock of heirs of a number, which is the caller's. There may be others.
+    /// Takes the lock of heirs of the caller's number. There may be others.
     pub fn of_heirs(file: &SharedFile, number: u32) -> Result<LifeLock, Errno> {
         let own = file.reopen()?;
         match set(&own, number, libc::F_RDLCK, Bytes::Heirs)? {
@@ -381,30 +393,30 @@ impl LifeLock {
 
     fn mapped(own: &Brief) -> Result<LifeLock, Errno> {
         let (len, fd) = (page_size(), own.number());
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing.
         let at = unsafe { raw_map::map(0, len, libc::PROT_NONE, libc::MAP_SHARED, fd, 0) }?;
         Ok(LifeLock { page: PageRange::new(at, at + len) })
     }
 
-    /// Children do not have it.
+    /// Keeps the lock out of children.
     pub fn only_here(&self) {
         self.inherit(libc::MADV_DONTFORK);
     }
 
-    /// Children have it, too.
+    /// Passes the lock on to children, too.
     pub fn also_in_children(&self) {
         self.inherit(libc::MADV_DOFORK);
     }
 
     fn inherit(&self, advice: libc::c_int) {
-        // SAFETY: one page that only this value knows, which nobody can access.
+        // SAFETY: one page that only this value knows, and that no code can access.
         unsafe { libc::madvise(self.page.start as *mut libc::c_void, self.page.len(), advice) };
     }
 }
 
 impl Drop for LifeLock {
     fn drop(&mut self) {
-        // SAFETY: one page that only this value knows, which nobody can access.
+        // SAFETY: one page that only this value knows, and that no code can access.
         let _ = unsafe { reserve::unmap(self.page) };
     }
 }
@@ -412,14 +424,15 @@ impl Drop for LifeLock {
 /// Gives the pages of a shared mapping back, for all processes.
 ///
 /// # Safety
-/// No process wants their contents.
+/// No process needs their contents.
 pub(crate) unsafe fn punch(range: PageRange) -> Result<(), Errno> {
-    // SAFETY: the caller promises that nobody wants the contents.
+    // SAFETY: the caller promises that no process needs the contents.
     let remove = || unsafe { advise::remove(range) };
     match remove() {
-        // The program has locked all that it has mapped (mlockall), and what is locked cannot be given back.
+        // The program has locked all its mappings (mlockall), and locked pages cannot be given
+        // back.
         Err(Errno::INVAL) => {
-            // SAFETY: changes no contents.
+            // SAFETY: the call changes no contents.
             unsafe { libc::munlock(range.start as *mut libc::c_void, range.len()) };
             remove()
         }
@@ -477,7 +490,7 @@ mod tests {
                 })
             });
             waits.recv().unwrap();
-            // On a busy machine the first one may take longer than anybody waits.
+            // On a busy machine the first process may take longer than the longest wait.
             assert!(matches!(file.in_place_of(0, is_done), Ok(None | Some(true))));
             assert_eq!(first.join().unwrap(), Ok(Some(())));
         });

@@ -1,8 +1,9 @@
-//! How many processes with tenure share a memory limit.
+//! Counts the processes with tenure that share a memory limit.
 //!
-//! The background thread of each has a lock on one byte of a file that stands for the limit: one of the memory cgroup's,
-//! or `/proc/meminfo`. Who may read a file may lock it for reading, and the lock ends with the thread's descriptor table,
-//! however the process ends. (Measured: a look among six processes takes 9 µs, alone 1 µs.)
+//! The background thread of each has a lock on one byte of a file that identifies the limit: one of
+//! the memory cgroup's, or `/proc/meminfo`. A user that may read a file may lock it for reading.
+//! The lock ends with the thread's descriptor table, however the process ends. (Measured: a look
+//! among six processes takes 9 µs, alone 1 µs.)
 
 #![allow(unsafe_code, reason = "asks for locks, and keeps a descriptor in the thread's own table")]
 
@@ -16,38 +17,43 @@ use std::cell::Cell;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// More are not told apart.
+/// The largest count. All larger counts look alike.
 const MOST: i64 = 64;
-/// How much time of a processor a look takes at most, and how many times as long there is none then: each question asks
-/// about each lock of the file, and any user may have taken very many.
+/// The most processor time that a look takes, and the pause after a longer one as a multiple of
+/// that time. Each question walks over each lock of the file, and any user may have taken very
+/// many.
 const LONGEST: Duration = Duration::from_millis(1);
 const REST: u32 = 100;
 
 thread_local! {
-    /// Each thread's own: the descriptor table that it is open in is one thread's.
+    /// Each thread's own: it is open in the descriptor table of one thread only.
     static OWN: Cell<Option<(BorrowedFd<'static>, Instant)>> = const { Cell::new(None) };
-    /// Each thread's own: when it may look again.
+    /// Each thread's own: the time at which it may look again.
     static NEXT: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Whether the calling thread is to join, again if it did so long ago: a process may be moved to another group.
+/// Returns whether the calling thread must join, again if it did so long ago: a process may be
+/// moved to another group.
 pub(crate) fn is_to_join(now: Instant, after: Duration) -> bool {
     let is_late = |at: Instant| now.saturating_duration_since(at) >= after;
     kept::this_thread_has_own_table() && OWN.get().is_none_or(|(_, at)| is_late(at))
 }
 
-/// Has the calling thread counted for the limit that this file stands for, and for no other. It has a descriptor table of its
-/// own: in another one the program could close the descriptor.
+/// Counts the calling thread for the limit that this file identifies, and for no other. The thread
+/// has a descriptor table of its own: in the shared one the program could close the descriptor.
 pub(crate) fn join(file: &Path, now: Instant) {
     debug_assert!(kept::this_thread_has_own_table());
     if let Some((before, _)) = OWN.take() {
-        // SAFETY: opened below, in this thread's own table, and taken out of the only place that has it.
+        // SAFETY: the code below opened it in this thread's own table, and `OWN`, from which it is
+        // taken here, was the only place that had it.
         unsafe { rustix::io::close(before.as_raw_fd()) };
     }
     let Ok(fd) = open(file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return };
-    // SAFETY: nothing closes the descriptor before it is taken out of its place, or the table goes with the thread.
+    // SAFETY: nothing closes the descriptor before it is taken out of its place, or before the
+    // thread ends and its table with it.
     let fd = unsafe { BorrowedFd::borrow_raw(fd.into_raw_fd()) };
-    // Two that join at once may choose the same: then they count as one until they join again.
+    // Two threads that join at once may choose one number. Then they count as one until they join
+    // again.
     let begun = spent();
     let mut numbers = (0..MOST).take_while(|_| spent() - begun < LONGEST);
     if let Some(number) = numbers.find(|number| !is_locked(fd, *number, 1)) {
@@ -56,7 +62,8 @@ pub(crate) fn join(file: &Path, now: Instant) {
     OWN.set(Some((fd, now)));
 }
 
-/// How many there are, this process among them. `None`: the calling thread has not joined any, or has looked just now.
+/// Returns how many processes there are, this one included. `None`: the calling thread has not
+/// joined any, or has looked just now.
 pub(crate) fn count(now: Instant) -> Option<u32> {
     let (fd, _) = OWN.get().filter(|_| NEXT.get().is_none_or(|next| now >= next))?;
     let (begun, mut others) = (spent(), 0);
@@ -66,7 +73,7 @@ pub(crate) fn count(now: Instant) -> Option<u32> {
         }
         others += u32::from(is_locked(fd, number, 1));
         if spent() - begun >= LONGEST {
-            // Too few would keep too much.
+            // Assumes the most: too small a count would keep too much memory.
             others = MOST as u32;
             break;
         }
@@ -75,13 +82,13 @@ pub(crate) fn count(now: Instant) -> Option<u32> {
     Some(1 + others)
 }
 
-/// Time of a processor that the calling thread has had.
+/// Returns the processor time that the calling thread has used.
 fn spent() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Whether another thread has one of `count` locks from a number on (0: of all).
+/// Returns whether another thread has one of `count` locks from a number on (0: of all).
 fn is_locked(fd: BorrowedFd<'_>, number: i64, count: i64) -> bool {
     ask(fd, libc::F_OFD_GETLK, libc::F_WRLCK, number, count)
         .is_ok_and(|found| found != libc::F_UNLCK)
@@ -99,7 +106,7 @@ fn ask(
     lock.l_type = kind as libc::c_short;
     lock.l_start = number as libc::off_t;
     lock.l_len = count as libc::off_t;
-    // SAFETY: the kernel reads and writes a structure of ours, of the layout that it defines.
+    // SAFETY: the kernel reads and writes a local structure of the layout that it defines.
     match unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw mut lock) } {
         0 => Ok(libc::c_int::from(lock.l_type)),
         _ => Err(last_errno()),
@@ -112,7 +119,8 @@ mod tests {
     use rustix::fd::AsFd;
     use std::sync::Barrier;
 
-    /// Any user may lock `/proc/meminfo`, as often as memory allows, and each question asks about each lock.
+    /// Any user may lock `/proc/meminfo`, as often as memory allows, and each query walks over
+    /// all locks.
     #[test]
     fn locks_that_others_took_do_not_keep_the_thread() {
         let file = std::env::temp_dir().join(format!("tenure-locked-{}", std::process::id()));
@@ -130,7 +138,7 @@ mod tests {
                 kept::has_own_table();
                 join(&file, Instant::now());
                 let before = spent();
-                // As a second of scans.
+                // As many scans as in a second.
                 let begun = Instant::now();
                 for look in 0..100 {
                     let _ = count(begun + Duration::from_millis(10) * look);
@@ -142,7 +150,7 @@ mod tests {
         std::fs::remove_file(&file).unwrap();
     }
 
-    /// Threads with tables of their own stand for processes: the locks are their tables'.
+    /// Threads with tables of their own act as processes here: a lock belongs to a table.
     #[test]
     fn those_that_are_there_are_counted() {
         let file = std::env::temp_dir().join(format!("tenure-sharers-{}", std::process::id()));
@@ -166,7 +174,7 @@ mod tests {
                 assert_eq!(count(Instant::now()), None);
                 all.wait();
                 joined();
-                // Some of the four may have chosen the same.
+                // Some of the four may have chosen one number.
                 assert!((2..=5).contains(&count(Instant::now()).unwrap()));
                 over.wait();
                 let alone = || count(Instant::now()) == Some(1);

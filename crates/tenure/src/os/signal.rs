@@ -1,4 +1,4 @@
-//! A SIGBUS handler that chains the one before it.
+//! A SIGBUS handler that passes signals on to the handler before it.
 
 use super::errno::last_errno;
 use rustix::io::Errno;
@@ -6,30 +6,31 @@ use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-/// Given the faulting address; `true` when the access may be tried again.
+/// Gets the faulting address. Returns `true` if the access may be tried again.
 pub(crate) type OnBus = fn(usize) -> bool;
 
-/// Whose touches a handler answers.
+/// The memory whose touches a handler serves.
 #[derive(Clone, Copy)]
 pub(crate) enum Touches {
-    /// Of memory that processes share.
+    /// Memory that processes share.
     Shared,
-    /// Of the process's own. It asks the kernel about an address that it does not know, so it is the last.
+    /// The process's own memory. This handler asks the kernel about an address that it does not
+    /// know, so it comes last.
     Private,
 }
 
-/// What a SIGBUS does.
+/// The state of tenure's SIGBUS handler.
 struct Sigbus {
     /// For each of [`Touches`] an [`OnBus`]; null: none yet.
     handlers: [AtomicPtr<()>; 2],
-    /// What was done at a SIGBUS before ours was installed; null is the default. It is never freed: a thread may be
-    /// in it.
+    /// The disposition of SIGBUS before tenure's handler was installed; null is the default. It is
+    /// never freed: a thread may be in that handler.
     previous: AtomicPtr<Previous>,
-    /// Ours was installed, and has not given way to the default since.
+    /// tenure's handler was installed, and has not given way to the default since.
     installed: AtomicBool,
 }
 
-/// For the whole process: a signal's handler is the process's, and finds nothing but what is static.
+/// For the whole process: a signal handler belongs to the process, and reaches only static data.
 static SIGBUS: Sigbus = Sigbus {
     handlers: [const { AtomicPtr::new(std::ptr::null_mut()) }; 2],
     previous: AtomicPtr::new(std::ptr::null_mut()),
@@ -38,15 +39,16 @@ static SIGBUS: Sigbus = Sigbus {
 
 struct Previous {
     action: libc::sigaction,
-    /// It was to be called once (SA_RESETHAND), and has been.
+    /// It was installed for one call (SA_RESETHAND), and that call has happened.
     is_spent: AtomicBool,
 }
 
-/// A touch that the handler is at.
+/// The touch that the handler is working on.
 #[derive(Clone, Copy)]
 struct At {
     page: usize,
-    /// The address of what the kernel saved on the stack. The handler's own frames lie below it.
+    /// The address of the context that the kernel saved on the stack. The handler's own frames lie
+    /// below it.
     frame: usize,
 }
 
@@ -55,23 +57,25 @@ impl At {
 }
 
 thread_local! {
-    /// A touch of the same page by the handler itself must reach the previous handler, not recurse. A handler
-    /// that is left by siglongjmp leaves its touch here: see [`touch_around`].
+    /// A touch of this page by the handler itself must reach the previous handler, not recurse. A
+    /// handler that siglongjmp leaves does not clear its touch here: see [`touch_around`].
     /// Each thread's own: a thread is in one handler at a time.
     static AT: Cell<At> = const { Cell::new(At::NOTHING) };
 }
 
-/// Blocked while the handler runs, so that the mask that the kernel saves tells whether it interrupted the handler.
+/// A signal that is blocked while the handler runs, so that the mask that the kernel saves shows
+/// whether a signal interrupted the handler.
 fn inside_mark() -> libc::c_int {
     libc::SIGRTMAX()
 }
 
-/// The touch whose handler was interrupted. siglongjmp out of the handler restores the mask, and the stack pointer to
-/// above the handler's frames. Only a thread that blocks the mark itself, and touches the page again from further
-/// down the stack than the handler was, cannot be told from the handler.
+/// Returns the touch whose handler was interrupted. siglongjmp out of the handler restores the
+/// mask, and moves the stack pointer above the handler's frames. One case cannot be distinguished
+/// from the handler: a thread that blocks the mark itself, and touches the page again from further
+/// down the stack than the handler was.
 fn touch_around(context: &libc::ucontext_t) -> At {
     let at = AT.get();
-    // SAFETY: reads a valid set.
+    // SAFETY: the call reads a valid set.
     let is_marked = unsafe { libc::sigismember(&context.uc_sigmask, inside_mark()) == 1 };
     if is_marked && stack_pointer(context) < at.frame {
         at
@@ -92,7 +96,7 @@ fn stack_pointer(context: &libc::ucontext_t) -> usize {
     context.uc_mcontext.sp as usize
 }
 
-/// Below every frame: the mark alone decides.
+/// The lowest address: only the mark decides.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn stack_pointer(_: &libc::ucontext_t) -> usize {
     0
@@ -103,11 +107,11 @@ extern "C" fn on_sigbus(
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
-    // errno belongs to the code that was interrupted.
+    // errno belongs to the interrupted code.
     let _errno = super::errno::Kept::now();
     let mut settled = false;
-    // SAFETY: the kernel passes a valid siginfo and ucontext to a handler installed with SA_SIGINFO;
-    // si_addr is set for a SIGBUS that a fault raised (si_code > 0).
+    // SAFETY: the kernel passes a valid siginfo and ucontext to a handler installed with
+    // SA_SIGINFO; si_addr is set for a SIGBUS that a fault raised (si_code > 0).
     let (code, address, around) = unsafe {
         let around = touch_around(&*context.cast::<libc::ucontext_t>());
         ((*info).si_code, (*info).si_addr() as usize, around)
@@ -117,7 +121,8 @@ extern "C" fn on_sigbus(
         AT.set(At { page, frame: context as usize });
         settled = SIGBUS.handlers.iter().any(|handler| {
             let handler = handler.load(Ordering::Acquire);
-            // SAFETY: `SIGBUS.handlers` only ever hold pointers made from an `OnBus`, or null, which is `None`.
+            // SAFETY: `SIGBUS.handlers` only ever holds pointers made from an `OnBus`, or null,
+            // which is `None`.
             let handler: Option<OnBus> = unsafe { std::mem::transmute(handler) };
             handler.is_some_and(|handler| handler(address))
         });
@@ -129,11 +134,13 @@ extern "C" fn on_sigbus(
 }
 
 fn previous() -> Option<&'static Previous> {
-    // SAFETY: null, or a box that `put_before` has leaked. Nothing writes to it but through its atomic.
+    // SAFETY: the pointer is null, or a box that `put_before` has leaked. The box changes only
+    // through its atomic.
     unsafe { SIGBUS.previous.load(Ordering::Acquire).as_ref() }
 }
 
-/// What the signal is to do now. This makes it the default for the next one where the kernel would (SA_RESETHAND).
+/// Returns the disposition that the signal gets now. Resets it to the default for the next signal
+/// where the kernel would (SA_RESETHAND).
 fn take_previous() -> Option<&'static libc::sigaction> {
     let Previous { action, is_spent } = previous()?;
     let once = action.sa_flags & libc::SA_RESETHAND != 0 && action.sa_sigaction != libc::SIG_IGN;
@@ -144,8 +151,9 @@ fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_
     match take_previous() {
         Some(action) if action.sa_sigaction != libc::SIG_IGN => {
             let before = block_as_for(action, signal);
-            // SAFETY: `action` was installed before ours, and is neither the default, which is not remembered,
-            // nor SIG_IGN: a handler. It is called with the arguments that its flags say it expects.
+            // SAFETY: `action` was installed before tenure's handler. It is neither the default,
+            // which is not remembered, nor SIG_IGN, so it is a handler. It gets the arguments that
+            // its flags ask for.
             unsafe {
                 if action.sa_flags & libc::SA_SIGINFO != 0 {
                     let f: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
@@ -156,18 +164,19 @@ fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_
                     f(signal);
                 }
             }
-            // Not left to the kernel: ours may have been called by a handler that the program put before it.
+            // Not left to the kernel: the program may have put its own handler before tenure's and
+            // called it.
             restore(before);
             after_previous(sent);
         }
-        // A signal that was sent is as it would be without tenure.
+        // A signal that a process sent has the effect that it would have without tenure.
         Some(_) if sent => {}
-        // (A fault's signal cannot be ignored: the kernel kills in that case as well.)
+        // (A fault's signal cannot be ignored: the kernel kills the process in that case as well.)
         _ => give_way(signal, sent),
     }
 }
 
-/// The default: die of it, when the access is tried again or at once.
+/// Applies the default: the process dies, at once or when the access is tried again.
 fn give_way(signal: libc::c_int, sent: bool) {
     SIGBUS.installed.store(false, Ordering::Release);
     // SAFETY: resetting a signal's disposition with a zeroed, valid structure.
@@ -181,12 +190,12 @@ fn give_way(signal: libc::c_int, sent: bool) {
     }
 }
 
-/// Blocks what the kernel blocks while this handler runs; returns the mask before.
+/// Blocks the signals that the kernel blocks while this handler runs. Returns the mask before.
 fn block_as_for(action: &libc::sigaction, signal: libc::c_int) -> Mask {
     let mut more = action.sa_mask;
     let mut before = MaybeUninit::uninit();
-    // SAFETY: sigaddset changes a valid local set; pthread_sigmask reads it and writes the other, which is local
-    // as well. It cannot fail with these arguments.
+    // SAFETY: sigaddset changes a valid local set. pthread_sigmask reads it and writes the other
+    // set, which is local as well. It cannot fail with these arguments.
     unsafe {
         if action.sa_flags & libc::SA_NODEFER == 0 {
             libc::sigaddset(&mut more, signal);
@@ -196,8 +205,9 @@ fn block_as_for(action: &libc::sigaction, signal: libc::c_int) -> Mask {
     }
 }
 
-/// The handler before ours may give way to the default, as that of Rust's runtime does at any signal that is not
-/// its own. After a signal that was sent, it is the default that ours is put before.
+/// The handler before tenure's may have given way to the default, as that of Rust's runtime does at
+/// any signal that is not its own. After a signal that a process sent, tenure's handler is then put
+/// before the default.
 fn after_previous(sent: bool) {
     if disposition().is_ok_and(|now| now.sa_sigaction == libc::SIG_DFL) {
         SIGBUS.installed.store(false, Ordering::Release);
@@ -207,17 +217,17 @@ fn after_previous(sent: bool) {
     }
 }
 
-/// Calls `handler` for every SIGBUS that a fault raises; where all of them return `false` the handler that
-/// was installed before gets the signal. A second call replaces the function, not the chain.
+/// Calls `handler` for every SIGBUS that a fault raises. If all of them return `false`, the handler
+/// that was installed before gets the signal. A second call replaces the function, not the chain.
 ///
-/// After `Ok` a SIGBUS reaches ours, so each call asks the kernel. Threads that install it at once each do all of
-/// it, with the same result: none relies on what another has not done yet, and a child that is forked in between
-/// does its own part.
+/// After `Ok` a SIGBUS reaches tenure's handler, so each call asks the kernel. Threads that install
+/// it at once each do the whole work, with one result. No thread relies on work that another has
+/// not done yet, and a child that is forked in between does its own part.
 pub(crate) fn install(touches: Touches, handler: OnBus) -> Result<(), Errno> {
     SIGBUS.handlers[touches as usize].store(handler as *mut (), Ordering::Release);
     let now = disposition()?;
     if now.sa_sigaction == on_sigbus as *const () as usize {
-        // Also for another thread that has put it and has not said so yet.
+        // Also for another thread that has put the handler and has not noted it yet.
         SIGBUS.installed.store(true, Ordering::Release);
         return Ok(());
     }
@@ -227,16 +237,18 @@ pub(crate) fn install(touches: Touches, handler: OnBus) -> Result<(), Errno> {
     put_before((now.sa_sigaction != libc::SIG_DFL).then_some(now))
 }
 
-/// Whether this is a handler that the program has put before ours. It calls ours; ours before it again would make
-/// a chain without an end. The handler that was there before ours is not: the program has put it back, or this
-/// is a child that has its parent's dispositions from before its memory, and ours was installed in between.
+/// Returns whether the program has put this handler before tenure's. Such a handler calls tenure's;
+/// tenure's before it again would make an endless chain. The handler that was there before tenure's
+/// is a different case: either the program has put it back, or this is a child that copied its
+/// parent's dispositions before the parent's memory, and tenure's handler was installed in between.
 fn is_later(now: &libc::sigaction) -> bool {
     let is_handler = !matches!(now.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
     let is_previous = |before: &Previous| before.action.sa_sigaction == now.sa_sigaction;
     SIGBUS.installed.load(Ordering::Acquire) && is_handler && !previous().is_some_and(is_previous)
 }
 
-/// Puts ours before this (`None`: the default), which is remembered first: a SIGBUS may come at once.
+/// Puts tenure's handler before this one (`None`: the default). That one is remembered first,
+/// because a SIGBUS may come at once.
 fn put_before(action: Option<libc::sigaction>) -> Result<(), Errno> {
     let previous = action.map_or(std::ptr::null_mut(), |action| {
         Box::into_raw(Box::new(Previous { action, is_spent: AtomicBool::new(false) }))
@@ -247,9 +259,9 @@ fn put_before(action: Option<libc::sigaction>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What is done at a SIGBUS now.
+/// Returns the present disposition of SIGBUS.
 fn disposition() -> Result<libc::sigaction, Errno> {
-    // SAFETY: plain data, of which any bits are valid; the kernel writes the local.
+    // SAFETY: plain data, for which any bits are valid; the kernel writes the local.
     let (done, now) = unsafe {
         let mut now: libc::sigaction = MaybeUninit::zeroed().assume_init();
         (libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut now), now)
@@ -261,10 +273,11 @@ fn disposition() -> Result<libc::sigaction, Errno> {
 }
 
 fn put_ours() -> Result<(), Errno> {
-    // SAFETY: `on_sigbus` is a valid SA_SIGINFO handler that lives forever. SA_NODEFER: it may touch
-    // purged memory of another object, and a blocked SIGBUS would kill instead of being chained. Not
-    // SA_ONSTACK: the alternate stack that Rust gives its threads has 8 KiB, too little for a handler
-    // that regenerates data (seen: SIGSEGV), and the touch of a data page does not overflow a stack.
+    // SAFETY: `on_sigbus` is a valid SA_SIGINFO handler that lives for ever. SA_NODEFER: it may
+    // touch purged memory of another object, and a blocked SIGBUS would kill the process instead of
+    // reaching the next handler. No SA_ONSTACK: the alternate stack that Rust gives its threads has
+    // 8 KiB, too little for a handler that regenerates data (seen: SIGSEGV), and the touch of a
+    // data page does not overflow a stack.
     let done = unsafe {
         let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
         action.sa_sigaction = on_sigbus as *const () as usize;
@@ -289,17 +302,18 @@ pub(crate) fn send_sigbus(thread: u32) {
 #[derive(Clone, Copy)]
 pub(crate) struct Mask(libc::sigset_t);
 
-/// What a thread raises by what it does itself. Blocked, it kills the process: a sandbox answers refused system
-/// calls by SIGSYS, a language runtime its guard pages by SIGSEGV.
+/// Signals that a thread raises by its own instructions. If they are blocked, they kill the
+/// process: a sandbox raises SIGSYS for refused system calls, a language runtime SIGSEGV for its
+/// guard pages.
 const OWN: [libc::c_int; 6] =
     [libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGSEGV, libc::SIGSYS, libc::SIGTRAP];
 
-/// Keeps every signal that is sent away from the calling thread; returns the mask before. 80 ns.
+/// Blocks, for the calling thread, every signal that others send; returns the mask before. 80 ns.
 pub(crate) fn block_all() -> Mask {
     let mut all = MaybeUninit::uninit();
     let mut before = MaybeUninit::uninit();
-    // SAFETY: sigfillset initialises the set it is given; pthread_sigmask reads the first set and
-    // writes the second, both local. It cannot fail with these arguments.
+    // SAFETY: sigfillset initialises the given set. pthread_sigmask reads the first set and writes
+    // the second, and both are local. It cannot fail with these arguments.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         OWN.iter().for_each(|signal| _ = libc::sigdelset(all.as_mut_ptr(), *signal));
@@ -308,13 +322,14 @@ pub(crate) fn block_all() -> Mask {
     }
 }
 
-/// Gives the calling thread a mask back that [`block_all`] returned.
+/// Restores a mask that [`block_all`] returned, for the calling thread.
 pub(crate) fn restore(mask: Mask) {
     // SAFETY: the set was written by the kernel, and is only read.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &mask.0, std::ptr::null_mut()) };
 }
 
-/// Keeps every signal that is sent away from this thread until it is dropped. Two system calls, 80 ns each.
+/// Blocks, for this thread, every signal that others send, until it is dropped. Two system calls,
+/// 80 ns each.
 pub(crate) struct Blocked {
     before: Mask,
     // A signal mask belongs to its thread.
@@ -326,7 +341,7 @@ impl Blocked {
         Blocked { before: block_all(), _of_this_thread: std::marker::PhantomData }
     }
 
-    /// Signals that wait for the thread are delivered now.
+    /// Delivers the signals that wait for the thread now.
     pub fn let_signals_come(&self) {
         restore(self.before);
         block_all();

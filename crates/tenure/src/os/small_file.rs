@@ -1,11 +1,12 @@
-//! Small files of the kernel's, read without allocating: for code that has a claim, or runs inside an allocator.
+//! Reads small files of the kernel's without allocating: for code that has a claim, or runs inside
+//! an allocator.
 
 use super::brief::open;
 use rustix::io::Errno;
 use rustix::path::Arg;
 use std::ffi::CStr;
 
-/// Reads the beginning of a file into the buffer. What is not text ends it.
+/// Reads the beginning of a file into the buffer, up to the first byte that is not text.
 pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a str, Errno> {
     let file = open(path)?;
     let mut len = 0;
@@ -23,15 +24,17 @@ pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a str, Err
     }
 }
 
-/// The whole of a file as text, where allocating is allowed. What is not text is replaced.
+/// Reads the whole of a file as text, where allocating is allowed. Bytes that are not text are
+/// replaced.
 pub(crate) fn text(path: impl Arg) -> Result<String, Errno> {
     let replaced =
         |error: std::string::FromUtf8Error| String::from_utf8_lossy(error.as_bytes()).into_owned();
     Ok(String::from_utf8(bytes(path)?).unwrap_or_else(replaced))
 }
 
-/// The whole of a file, where allocating is allowed: what names files is bytes. `ENOMEM`: no memory for it; the
-/// background thread reads files when memory is short, and may not end the process for it.
+/// Reads the whole of a file, where allocating is allowed. It returns bytes, because file names are
+/// bytes. `ENOMEM`: no memory for it. The background thread reads files when memory is short, and
+/// must not end the process for a failed allocation.
 pub(crate) fn bytes(path: impl Arg) -> Result<Vec<u8>, Errno> {
     let file = open(path)?;
     let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
@@ -48,13 +51,13 @@ pub(crate) fn bytes(path: impl Arg) -> Result<Vec<u8>, Errno> {
     }
 }
 
-/// Calls `each` with the lines of what `read` reads, while it returns `true`. Of a line that is longer than the window
-/// it gets the beginning.
+/// Calls `each` with the lines that `read` delivers, while it returns `true`. It gets the beginning
+/// of a line that is longer than the window.
 pub(crate) fn each_line(
     mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
     mut each: impl FnMut(&[u8]) -> bool,
 ) -> Result<(), Errno> {
-    // On the stack of a thread that may have 16 KiB of it.
+    // The window lies on the stack of a thread that may have 16 KiB of it.
     let mut window = [0u8; 512];
     let (mut filled, mut skips) = (0, false);
     loop {
@@ -83,12 +86,12 @@ pub(crate) fn each_line(
     }
 }
 
-/// The number of a line such as `VmPTE:  40 kB`, in bytes.
+/// Returns the number of a line such as `VmPTE:  40 kB`, in bytes.
 pub(crate) fn kib_of(path: &CStr, key: &str) -> Result<u64, Errno> {
     number_of(path, key).map(|kib| kib << 10)
 }
 
-/// The number in the line that begins so, perhaps before a unit.
+/// Returns the number in the line that begins with `key`. A unit may follow it.
 pub(crate) fn number_of(path: &CStr, key: &str) -> Result<u64, Errno> {
     let file = open(path)?;
     let mut found = None;

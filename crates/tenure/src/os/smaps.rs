@@ -1,30 +1,32 @@
-//! What `/proc/self/smaps` says of mappings that nothing else does: locked, locked on fault, special.
+//! Facts about mappings that only `/proc/self/smaps` has: locked, locked on fault, special.
 //!
-//! Reading it walks the page tables of every mapping up to the end of the range asked about (about
-//! 10 ns a mapped page), so it is for questions that [`super::maps`] and `msync` cannot answer.
+//! A read walks the page tables of every mapping up to the end of the requested range (about 10 ns
+//! a mapped page). So it serves only questions for which [`super::maps`] and `msync` do not
+//! suffice.
 
 use super::maps_line::{name_in_line, parse_line, Mapping};
 use crate::range::PageRange;
 use rustix::io::Errno;
 
-/// A mapping with what only smaps tells. Sizes in bytes.
+/// A mapping with the facts that only smaps has. Sizes are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub mapping: Mapping,
     /// Path of the file, `[heap]`, `[anon:name]`, or nothing.
     pub name: String,
-    /// Size of the pages that the mapping is made of: above the base page for hugetlbfs.
+    /// Size of the pages of the mapping: larger than the base page for hugetlbfs.
     pub page_size: usize,
     /// Resident.
     pub rss: u64,
-    /// Resident and locked, as the kernel counts it: shared pages in part.
+    /// Resident and locked, as the kernel counts it: its share of shared pages.
     pub locked: u64,
     flags: String,
 }
 
 impl Entry {
-    /// Whether `VmFlags` has this two-letter flag: `lo` locked, `lf` on fault (named so from 6.2 on), `io` and `pf` device
-    /// memory, `ht` hugetlbfs, `dd` and `dp` (droppable, 6.11+), `sf` secretmem has none of its own.
+    /// Whether `VmFlags` has this two-letter flag: `lo` locked, `lf` on fault (named so from 6.2
+    /// on), `io` and `pf` device memory, `ht` hugetlbfs, `dd` and `dp` (droppable, 6.11+), `sf`
+    /// secretmem has none of its own.
     pub fn has(&self, flag: &str) -> bool {
         self.flags.split_ascii_whitespace().any(|f| f == flag)
     }
@@ -39,8 +41,9 @@ impl Entry {
         self.has("lo") && !self.locked_on_fault()
     }
 
-    /// Before 6.2 `VM_LOCKONFAULT` has no name: `??`, in the order of the bits. Those below it (it is
-    /// the 19th) have one each, so it is the one that follows nothing but these.
+    /// Before 6.2 `VM_LOCKONFAULT` has no name and shows as `??`, in the order of the bits. It is
+    /// the 19th bit, and each lower bit has a name. So it is the `??` that follows only these
+    /// names.
     fn has_unnamed_lock_on_fault(&self) -> bool {
         const BELOW: [&str; 20] = [
             "rd", "wr", "ex", "sh", "mr", "mw", "me", "ms", "gd", "gu", "um", "pf", "dw", "uw",
@@ -57,7 +60,7 @@ pub(crate) fn each_entry(range: PageRange, each: impl FnMut(Entry)) -> Result<()
     each_entry_of(|buffer| fd.read(buffer), range, each)
 }
 
-/// The same of what `read` reads.
+/// Calls `each` with the mappings in the text that `read` delivers.
 pub(crate) fn each_entry_of(
     mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
     range: PageRange,
@@ -68,7 +71,7 @@ pub(crate) fn each_entry_of(
     let mut current: Option<Entry> = None;
     loop {
         if filled == buffer.len() {
-            buffer.resize(buffer.len() * 2, 0); // a line longer than that: a very long path
+            buffer.resize(buffer.len() * 2, 0); // a longer line: a very long path
         }
         let got = match read(&mut buffer[filled..]) {
             Ok(got) => got,
@@ -82,7 +85,7 @@ pub(crate) fn each_entry_of(
         };
         for line in buffer[..whole].split(|byte| *byte == b'\n') {
             if !take_line(line, range, &mut current, &mut each) {
-                return Ok(()); // past the range: what follows need not be walked
+                return Ok(()); // past the range, so the rest need not be walked
             }
         }
         if got == 0 {
@@ -96,18 +99,18 @@ pub(crate) fn each_entry_of(
     }
 }
 
-/// `false`: the line begins a mapping past the range.
+/// Takes a line in. `false`: the line begins a mapping past the range.
 fn take_line(
     line: &[u8],
     range: PageRange,
     current: &mut Option<Entry>,
     each: &mut impl FnMut(Entry),
 ) -> bool {
-    // A mapping's first line begins with an address, in small hexadecimal digits; the others with a
-    // name that has a capital.
+    // A mapping's first line begins with an address, in small hexadecimal digits. The other lines
+    // begin with a name that has a capital.
     let begins = line.first().is_some_and(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(b));
     if begins {
-        // Whatever this mapping is, what follows is said of it and no longer of the one before.
+        // Whatever this mapping is, the lines from here on no longer belong to the one before.
         if let Some(entry) = current.take() {
             each(entry);
         }
@@ -195,7 +198,7 @@ mod tests {
             (entry.locked_fully(), entry.locked_on_fault())
         };
         let (none, full, on_fault) = ((false, false), (true, false), (false, true));
-        // As 5.10 and 6.1 have them, then as 6.2 has.
+        // Flags as 5.10 and 6.1 have them, then as 6.2 has.
         assert_eq!(kind("rd wr mr mw me lo ?? ac sd"), on_fault);
         assert_eq!(kind("rd mr me dw lo sr ?? nr"), on_fault);
         assert_eq!(kind("rd sh mr mw me ms lo ?? sd"), on_fault);

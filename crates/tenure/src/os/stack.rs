@@ -6,32 +6,34 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-/// A stack for one thread after the other: what the C library takes for a thread is a hole of the program's, and the
-/// C library keeps it when the thread has ended.
+/// A stack for one thread after another. The C library puts a thread's stack into a hole of the
+/// program's, and keeps it when the thread has ended. So tenure's threads get a stack of their own.
 pub struct Stack {
-    /// Its guard page; 0: there is none yet.
+    /// The address of its guard page; 0: there is none yet.
     start: AtomicUsize,
-    /// The kernel's number of the thread that has it, or had it last; 0: one that has not run yet.
+    /// The kernel's number of the thread that has it, or had it last; 0: a thread that has not run
+    /// yet.
     thread: AtomicI32,
 }
 
 const BYTES: usize = 256 << 10;
 
 impl Stack {
-    /// None yet.
+    /// Makes an empty value, without memory.
     #[allow(clippy::new_without_default)]
     pub const fn new() -> Stack {
         Stack { start: AtomicUsize::new(0), thread: AtomicI32::new(0) }
     }
 
-    /// Starts a thread on it that nobody joins; the thread calls [`is_mine`](Stack::is_mine). Where there is no memory
-    /// for a stack of tenure's own, the C library chooses one.
+    /// Starts a thread on it, which is never joined. The thread calls [`is_mine`](Stack::is_mine).
+    /// If there is no memory for a stack of tenure's own, the C library chooses one.
     ///
     /// # Errors
     /// The errno of `pthread_create`.
     ///
     /// # Safety
-    /// `body` may run on any thread with `argument`. No two threads call this at the same time for one stack.
+    /// `body` may run on any thread with `argument`. No two threads call this at the same time for
+    /// one stack.
     pub unsafe fn start(
         &self,
         body: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,
@@ -41,7 +43,7 @@ impl Stack {
         let mut attributes = MaybeUninit::uninit();
         let mut thread = MaybeUninit::uninit();
         // SAFETY: the attributes are local, initialised before they are used and destroyed
-        // afterwards. The stack is mapped for good, and `take` gives none that a thread uses.
+        // afterwards. The stack is mapped for good, and `take` returns none that a thread uses.
         // `body` may run on any thread with `argument`, as this function requires.
         let failed = unsafe {
             let failed = libc::pthread_attr_init(attributes.as_mut_ptr());
@@ -66,16 +68,17 @@ impl Stack {
         }
     }
 
-    /// The calling thread was started on it.
+    /// Notes that the calling thread was started on it.
     pub fn is_mine(&self) {
         self.thread.store(tid::own(), Ordering::Release);
     }
 
-    /// The stack without its guard page, if no thread uses it any more; a new one otherwise.
+    /// Returns the stack without its guard page, if no thread uses it any more; otherwise a new
+    /// one.
     fn take(&self) -> Option<PageRange> {
         let last = self.thread.swap(0, Ordering::AcqRel);
         let mut start = self.start.load(Ordering::Acquire);
-        // The kernel forgets a thread's number after the thread's last look at its memory.
+        // The kernel removes a thread's number after the thread's last access to its memory.
         if start == 0 || last == 0 || !tid::has_ended(last) {
             start = Self::map()?;
             self.start.store(start, Ordering::Release);
@@ -87,7 +90,8 @@ impl Stack {
         let page = page_size();
         let mapped = reserve::map_own(page + BYTES, page).ok()?;
         let guard = PageRange::new(mapped.start, mapped.start + page);
-        // SAFETY: the first page of what was mapped just above for this stack, which no thread uses yet.
+        // SAFETY: the first page of the memory mapped just above for this stack, which no thread
+        // uses yet.
         if unsafe { raw_map::protect(guard, libc::PROT_NONE) }.is_err() {
             // SAFETY: mapped just above for this stack, which no thread uses yet.
             let _ = unsafe { reserve::unmap(mapped) };

@@ -3,14 +3,14 @@
 use super::small_file;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// When memory gets huge pages of 2 MiB.
+/// When the kernel uses huge pages of 2 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Setting {
-    /// Never, or there are none.
+    /// Never, or the kernel has none.
     Never,
-    /// Where it is advised (`MADV_HUGEPAGE`).
+    /// Where the program advises it (`MADV_HUGEPAGE`).
     Advised,
-    /// Without being asked.
+    /// Without advice.
     Always,
 }
 
@@ -28,12 +28,12 @@ pub(crate) fn setting_of(word: &str) -> Setting {
     }
 }
 
-/// The setting for anonymous memory as it was at the first call.
+/// Returns the setting for anonymous memory at the first call.
 pub(crate) fn first_anonymous() -> Setting {
     KNOWN.first.get(false, anonymous_now)
 }
 
-/// As it is now, read without allocating: two small files, some microseconds.
+/// Returns the present setting, read without allocating: two small files, some microseconds.
 pub(crate) fn anonymous_now() -> Setting {
     let (by_size, general) = (&mut [0; 64], &mut [0; 64]);
     let by_size =
@@ -57,7 +57,7 @@ fn read(own: &str, general: &str) -> Setting {
     }
 }
 
-/// A setting as it was read, and one; 0: not yet.
+/// A setting that was read, plus one; 0: not read yet.
 struct Remembered(AtomicU8);
 
 impl Remembered {
@@ -80,33 +80,34 @@ impl Remembered {
     }
 }
 
-/// The settings as they were read.
+/// The settings that were read.
 struct Known {
-    /// At the first call of [`first_anonymous`].
+    /// The one at the first call of [`first_anonymous`].
     first: Remembered,
     anonymous: Remembered,
     shared: Remembered,
 }
 
-/// For the whole process: the settings are the system's.
+/// For the whole process: the settings belong to the system.
 static KNOWN: Known = Known {
     first: Remembered::nothing(),
     anonymous: Remembered::nothing(),
     shared: Remembered::nothing(),
 };
 
-/// The setting for anonymous memory. Reading it takes longer (10 µs) than populating a huge page, so
-/// it is remembered, until a caller that has the time asks for a `fresh` one.
+/// Returns the setting for anonymous memory. Reading it takes longer (10 µs) than populating a huge
+/// page. So it is remembered, until a caller that has the time wants a `fresh` one.
 pub(crate) fn anonymous(fresh: bool) -> Setting {
     KNOWN.anonymous.get(fresh, || read("enabled", "enabled"))
 }
 
-/// The setting for memfds and shared anonymous memory.
+/// Returns the setting for memfds and shared anonymous memory.
 pub(crate) fn shared(fresh: bool) -> Setting {
     KNOWN.shared.get(fresh, || read("shmem_enabled", "shmem_enabled"))
 }
 
-/// Whether shared memory gets larger pages without being asked, of any size. Reads a dozen small files.
+/// Returns whether shared memory gets larger pages, of any size, without advice. Reads a dozen
+/// small files.
 pub(crate) fn shared_unasked() -> bool {
     let word = |path: &std::path::Path| {
         let text = small_file::text(path.join("shmem_enabled")).unwrap_or_default();

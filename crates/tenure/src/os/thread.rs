@@ -1,13 +1,14 @@
-//! Background threads that stay out of the program's way.
+//! Background threads that do not disturb the program.
 //!
-//! They set no scheduling policy, priority or affinity: systemd's `@resources` group has all three, and
-//! a unit with `SystemCallFilter=~@resources` kills the process for the attempt. On Linux 6.18 the
-//! policy `SCHED_BATCH` made no difference to a thread that wakes one on its own processor.
+//! They set no scheduling policy, priority or affinity: systemd's `@resources` group has all three,
+//! and a unit with `SystemCallFilter=~@resources` kills the process for the attempt. On Linux 6.18
+//! the policy `SCHED_BATCH` made no difference to a thread that wakes another on its own processor.
 //!
-//! They are started by `pthread_create`, not by the standard library. Its threads take a mutex of its own
-//! before they run anything (the list for stack overflows). A process that forks while another thread
-//! starts or ends leaves that mutex locked in the child for ever, and a worker that is started there
-//! never comes to its first instruction (seen: a child of a test hung in `set_current_info`).
+//! They are started by `pthread_create`, not by the standard library. Its threads take a mutex
+//! before they run anything (for the list for stack overflows). A process that forks while another
+//! thread starts or ends leaves that mutex locked in the child for ever, and a worker that is
+//! started there never reaches its first instruction (seen: a child of a test hung in
+//! `set_current_info`).
 
 use super::stack::Stack;
 use std::ffi::{c_void, CString};
@@ -15,38 +16,43 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// glibc's count of threads, by which it ends the process with the last one. It shows the count to debuggers.
+/// glibc's count of threads, by which it ends the process with the last one. glibc exports the
+/// count for debuggers.
 ///
-/// tenure's threads take themselves out, so that they keep no process alive whose main thread has ended by itself
-/// (pthread_exit, thrd_exit, a cancellation).
+/// tenure's threads take themselves out of the count. Otherwise they would keep a process alive
+/// whose main thread has ended by itself (pthread_exit, thrd_exit, a cancellation).
 fn threads_of_the_c_library() -> Option<&'static AtomicU32> {
-    // SAFETY: null, or the C library's variable, an unsigned number that it changes atomically and never frees.
+    // SAFETY: the pointer is null, or the address of the C library's variable, an unsigned number
+    // that it changes atomically and never frees.
     unsafe { THREADS.load(Ordering::Acquire).as_ref() }
 }
 
-/// For the whole process: the C library's variable. Null: not found, or not looked for.
+/// For the whole process: the address of the C library's variable. Null: not found, or not looked
+/// for.
 static THREADS: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Before the first thread is started. Not by the thread itself: the loader's lock may be held by one that waits
-/// for it. `false`: this C library does not show its count.
+/// Finds the count. This runs before the first thread is started, and not on the thread itself: a
+/// thread that waits for it may hold the loader's lock. `false`: this C library does not show its
+/// count.
 pub(crate) fn find_count() -> bool {
     if THREADS.load(Ordering::Acquire).is_null() {
-        // SAFETY: a terminated string.
+        // SAFETY: the call only reads a terminated string.
         let at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__nptl_nthreads".as_ptr()) };
         THREADS.store(at.cast(), Ordering::Release);
     }
     threads_of_the_c_library().is_some()
 }
 
-/// The calling thread is not in the count. It goes back when this is dropped, for glibc takes a thread out that ends.
+/// Takes the calling thread out of the count. Its drop puts the thread back, because glibc
+/// subtracts each thread that ends.
 struct TakenOut;
 
 impl TakenOut {
-    /// Where the thread is the last already, the process is over.
+    /// If the thread is already the last, the process ends here.
     fn new() -> TakenOut {
         let threads = threads_of_the_c_library();
         if threads.is_some_and(|threads| threads.fetch_sub(1, Ordering::SeqCst) == 1) {
-            // SAFETY: what the C library does when its last thread ends.
+            // SAFETY: the C library makes this call when its last thread ends.
             unsafe { libc::exit(0) };
         }
         TakenOut
@@ -61,25 +67,27 @@ impl Drop for TakenOut {
     }
 }
 
-/// Whether the calling thread can allocate. A new thread's first allocation takes an arena, for which the C library may
-/// find no addresses; and an allocation that fails ends the process. Later ones find the arena there.
+/// Returns whether the calling thread can allocate. A new thread's first allocation takes an arena,
+/// for which the C library may find no addresses, and a failed allocation ends the process. Later
+/// allocations find the arena there.
 pub(crate) fn can_allocate() -> bool {
     Vec::<u8>::new().try_reserve_exact(64).is_ok()
 }
 
-/// A thread that was started; dropped, it goes on by itself.
+/// A started thread. It continues to run when this value is dropped.
 pub(crate) struct Thread(libc::pthread_t);
 
-// SAFETY: a thread's id may be used by any thread; this value is the only one that joins or detaches it.
+// SAFETY: a thread's id may be used by any thread; this value is the only one that joins or
+// detaches it.
 unsafe impl Send for Thread {}
-// SAFETY: a shared reference gives no access to the id: it is used only by joining and dropping,
-// which take the value.
+// SAFETY: a shared reference gives no access to the id. Only joining and dropping use it, and both
+// take the value.
 unsafe impl Sync for Thread {}
 
 impl Thread {
-    /// Waits for its end.
+    /// Waits until the thread has ended.
     pub fn join(self) {
-        // SAFETY: the thread was neither joined nor detached, for both take the value.
+        // SAFETY: the thread was neither joined nor detached before, because both take the value.
         unsafe { libc::pthread_join(self.0, std::ptr::null_mut()) };
         std::mem::forget(self);
     }
@@ -87,7 +95,7 @@ impl Thread {
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        // SAFETY: the thread was not joined, for `join` forgets the value.
+        // SAFETY: the thread was not joined, because `join` forgets the value.
         unsafe { libc::pthread_detach(self.0) };
     }
 }
@@ -100,7 +108,7 @@ struct Start {
     body: Body,
 }
 
-/// What the new thread runs. A panic of the body ends the thread, after its message.
+/// The first function of the new thread. A panic of the body ends the thread, after its message.
 extern "C" fn run(start: *mut c_void) -> *mut c_void {
     // SAFETY: `spawn_quiet` made the pointer from such a box, for this call alone.
     let start = unsafe { Box::from_raw(start.cast::<Start>()) };
@@ -108,15 +116,16 @@ extern "C" fn run(start: *mut c_void) -> *mut c_void {
         stack.is_mine();
     }
     let _taken_out = TakenOut::new();
-    // SAFETY: the name ends with a zero and lives through the call; only this thread's name changes.
+    // SAFETY: the name ends with a zero and lives through the call; only this thread's name
+    // changes.
     unsafe { libc::prctl(libc::PR_SET_NAME, start.name.as_ptr()) };
     let _ = super::caught::caught(start.body);
     std::ptr::null_mut()
 }
 
-/// Starts a thread with every signal blocked that others send: a program's handlers run on the program's
-/// threads. What the thread raises itself reaches them: it may run code of the program's, or meet a sandbox.
-/// Of the name, the kernel keeps 15 bytes.
+/// Starts a thread that blocks every signal that others send, so that a program's handlers run on
+/// the program's threads. Signals that the thread raises itself still reach the handlers, because
+/// it may run code of the program's, or meet a sandbox. The kernel keeps 15 bytes of the name.
 pub(crate) fn spawn_quiet(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
     spawn_quiet_with_stack(name, STACK, body)
 }
@@ -130,14 +139,14 @@ pub(crate) fn spawn_quiet_with_stack(
     spawn(name, None, body, |start| create(start, stack_bytes))
 }
 
-/// [`spawn_quiet`] for a thread that nobody joins, on a stack [apart](super::apart) from the program's mappings. No two
-/// threads call this at the same time for one stack.
+/// [`spawn_quiet`] for a thread that is never joined, on a stack [apart](super::apart) from the
+/// program's mappings. No two threads call this at the same time for one stack.
 pub(crate) fn spawn_apart(
     name: &str,
     stack: &'static Stack,
     body: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
-    // SAFETY: `run` may run on any thread, and takes what it is given.
+    // SAFETY: `run` may run on any thread, and takes the box that `start` points to.
     let started = |start: *mut Start| unsafe { stack.start(run, start.cast()) };
     spawn(name, Some(stack), body, |start| started(start).map_err(io::Error::from_raw_os_error))
 }
@@ -151,12 +160,12 @@ fn spawn<T>(
     let name = CString::new(name)?;
     let start: *mut Start = Box::into_raw(Box::new(Start { name, stack, body: Box::new(body) }));
     find_count();
-    // A new thread inherits the mask.
+    // The new thread inherits this mask.
     let before = super::signal::block_all();
     let started = create(start);
     super::signal::restore(before);
     if started.is_err() {
-        // SAFETY: no thread was started, so the box is still this function's.
+        // SAFETY: no thread was started, so this function still owns the box.
         drop(unsafe { Box::from_raw(start) });
     }
     started
@@ -165,8 +174,8 @@ fn spawn<T>(
 fn create(start: *mut Start, stack_bytes: usize) -> io::Result<Thread> {
     let mut attributes = MaybeUninit::uninit();
     let mut thread = MaybeUninit::uninit();
-    // SAFETY: the attributes are local, initialised before they are used and destroyed afterwards;
-    // `run` takes what it is given, which lives until it does.
+    // SAFETY: the attributes are local, initialised before they are used and destroyed afterwards.
+    // `run` takes the box that it gets, which lives until then.
     unsafe {
         let failed = libc::pthread_attr_init(attributes.as_mut_ptr());
         if failed != 0 {
@@ -185,11 +194,11 @@ fn create(start: *mut Start, stack_bytes: usize) -> io::Result<Thread> {
 
 const STACK: usize = 256 << 10;
 
-/// Blocks that the calling thread has had read from disks so far; always 0 where the kernel does not
-/// count them (CONFIG_TASK_IO_ACCOUNTING).
+/// Returns how many blocks the calling thread has read from disks so far. Always 0 where the kernel
+/// does not count them (CONFIG_TASK_IO_ACCOUNTING).
 pub(crate) fn disk_reads() -> u64 {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the kernel fills in the structure it is given, or fails and leaves the zeros.
+    // SAFETY: the kernel fills in the given structure, or fails and leaves the zeros.
     let usage = unsafe {
         libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
         usage.assume_init()
@@ -227,7 +236,7 @@ mod tests {
         std::panic::set_hook(hook);
     }
 
-    /// Children of a process in which threads start and end all the time: each can start one.
+    /// In a process whose threads start and end all the time, each child can start a thread.
     #[test]
     fn a_forked_child_can_start_a_thread_whatever_the_others_did() {
         tenure_testkit::in_child(tenure_testkit::this_test!(), &[], || {
@@ -240,10 +249,10 @@ mod tests {
                 // SAFETY: the child starts a thread, waits for it and exits without unwinding.
                 let child = unsafe { libc::fork() };
                 if child == 0 {
-                    // SAFETY: a number; SIGALRM ends a child that hangs.
+                    // SAFETY: the call takes a number only; SIGALRM ends a child that hangs.
                     unsafe { libc::alarm(20) };
                     spawn_quiet("tenure-test", || {}).unwrap().join();
-                    // SAFETY: ends the child.
+                    // SAFETY: ends the child, which has no more to do.
                     unsafe { libc::_exit(0) };
                 }
                 let mut status = 0;

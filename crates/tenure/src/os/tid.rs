@@ -1,15 +1,15 @@
 //! The kernel's numbers of threads.
 
-/// The kernel's number of the calling thread.
+/// Returns the kernel's number of the calling thread.
 pub(crate) fn own() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
 
-/// Whether the kernel has no thread of this number in the process: it is not counted any more by calls that
-/// only a process with one thread may make (unshare, setns).
+/// Returns whether the kernel has no thread of this number in the process. Then calls that only a
+/// process with one thread may make (unshare, setns) no longer count it.
 pub(crate) fn has_ended(number: i32) -> bool {
     let process = rustix::process::getpid().as_raw_nonzero().get();
-    // SAFETY: signal 0 is sent to nobody; the kernel only looks for the thread.
+    // SAFETY: signal 0 reaches no thread; the kernel only looks for the thread.
     let found = unsafe { libc::syscall(libc::SYS_tgkill, process, number, 0) };
     found < 0 && super::errno::last_errno() == rustix::io::Errno::SRCH
 }

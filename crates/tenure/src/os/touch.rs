@@ -1,5 +1,5 @@
-//! Touching pages through the kernel, which answers `EFAULT` where a load or store of ours would
-//! raise a signal: no handler is needed, and none is disturbed.
+//! Touches pages through the kernel, which returns `EFAULT` where a load or store of this process
+//! would raise a signal. So no signal handler is needed, and none is disturbed.
 
 use super::errno::{again, last_errno};
 use super::page_size;
@@ -8,17 +8,18 @@ use rustix::io::Errno;
 use std::ffi::c_void;
 use std::sync::atomic::AtomicU32;
 
-/// Why a range could not be populated. The pages before the one that failed may be.
+/// The reason why a range could not be populated. The pages before the failed one may be populated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stop {
     pub errno: Errno,
-    /// The page, where it is known: `madvise` does not say.
+    /// The failed page, if it is known: `madvise` does not return it.
     pub page: Option<usize>,
 }
 
-/// Reads a byte of each page (`process_vm_readv` on ourselves). About 100 ns a page that is there.
+/// Reads a byte of each page (`process_vm_readv` on this process). About 100 ns for a page that is
+/// there.
 pub(crate) fn read_each_page(range: PageRange) -> Result<(), Stop> {
-    // Small: a signal's handler may come here, on a stack of a few KiB.
+    // Small: a signal handler may call this, on a stack of a few KiB.
     const BATCH: usize = 64;
     let page = page_size();
     let mut sink = [0u8; BATCH];
@@ -30,8 +31,8 @@ pub(crate) fn read_each_page(range: PageRange) -> Result<(), Stop> {
             part.iov_base = (at + i * page) as *mut c_void;
         }
         let local = libc::iovec { iov_base: sink.as_mut_ptr().cast(), iov_len: count };
-        // SAFETY: the local vector names `count` bytes of `sink`; the remote one is only read, by
-        // the kernel, which reports a bad address instead of faulting.
+        // SAFETY: the local vector names `count` bytes of `sink`. Only the kernel reads the remote
+        // vector, and it reports a bad address instead of faulting.
         let done = unsafe {
             libc::process_vm_readv(
                 libc::getpid(),
@@ -46,16 +47,18 @@ pub(crate) fn read_each_page(range: PageRange) -> Result<(), Stop> {
             return Err(Stop { errno: last_errno(), page: Some(at) });
         }
         at += done as usize * page;
-        // Short: it stopped at a page that cannot be read. The next call says why.
+        // A short read: it stopped at a page that cannot be read. The next call returns the reason.
     }
     Ok(())
 }
 
-/// Reads a byte of each page the way a program would, through its own mapping (`process_vm_writev` of
-/// those bytes to ourselves), about 20 ns a page that is there; what cannot be read is passed over.
+/// Reads a byte of each page through the process's own mapping, as a program would
+/// (`process_vm_writev` of those bytes to this process). About 20 ns for a page that is there.
+/// Pages that cannot be read are skipped.
 ///
-/// A page that a disk has filled is not yet known to the processor that a virtual machine runs on: its
-/// host maps it at its first use. 5 GiB so: 1 to 4 s, spent here instead of where it is waited for.
+/// A page that a disk has filled is not yet mapped for the processor of a virtual machine: its host
+/// maps it at its first use. For 5 GiB this takes 1 to 4 s, spent here instead of at the program's
+/// first touch.
 pub(crate) fn use_each_page(range: PageRange) {
     // Small: it runs on the stack of the caller that maps.
     const BATCH: usize = 64;
@@ -68,8 +71,8 @@ pub(crate) fn use_each_page(range: PageRange) {
             part.iov_base = (piece.start + i * page) as *mut c_void;
         }
         let remote = libc::iovec { iov_base: sink.as_mut_ptr().cast(), iov_len: count };
-        // SAFETY: only `sink` is written, of which the remote vector names `count` bytes. The local
-        // addresses are read by the kernel, which stops at one that cannot be.
+        // SAFETY: the call only writes `sink`, of which the remote vector names `count` bytes. The
+        // kernel reads the local addresses, and stops at one that cannot be read.
         unsafe {
             libc::process_vm_writev(
                 libc::getpid(),
@@ -83,8 +86,8 @@ pub(crate) fn use_each_page(range: PageRange) {
     }
 }
 
-/// Ors 0 into the first word of each page (`FUTEX_WAKE_OP`), which is atomic and leaves it as it is
-/// even if other threads write it. About 0.4 µs a page that is there.
+/// Ors 0 into the first word of each page (`FUTEX_WAKE_OP`). This is atomic and leaves the word as
+/// it is, even if other threads write it. About 0.4 µs for a page that is there.
 pub(crate) fn write_each_page(range: PageRange) -> Result<(), Stop> {
     for page in range.pieces(page_size()) {
         or_zero(page.start).map_err(|errno| Stop { errno, page: Some(page.start) })?;
@@ -93,16 +96,17 @@ pub(crate) fn write_each_page(range: PageRange) -> Result<(), Stop> {
 }
 
 fn or_zero(address: usize) -> Result<(), Errno> {
-    // The kernel sets `*second |= 0` with a fault-handling atomic. Nobody waits on a local variable;
-    // but where the comparison holds, "wake at most 0" still wakes one who waits on the second. None
-    // of the kernel's comparisons is never true, so it is one that an old value hardly meets.
+    // The kernel sets `*second |= 0` with a fault-handling atomic. No thread waits on a local
+    // variable. But where the comparison holds, "wake at most 0" still wakes one thread that waits
+    // on the second word. None of the kernel's comparisons is always false, so this uses one that
+    // an old value hardly meets.
     const UNLIKELY: u32 = 0x5a5;
     const OR_ZERO: u32 =
         (libc::FUTEX_OP_OR as u32) << 28 | (libc::FUTEX_OP_CMP_EQ as u32) << 24 | UNLIKELY;
     let nobody = AtomicU32::new(0);
     again(|| {
-        // SAFETY: the first address is a live, aligned word of ours, only used as a key. The second
-        // is checked by the kernel, which changes no bit of it.
+        // SAFETY: the first address is a live, aligned local word, only used as a key. The kernel
+        // checks the second address, and changes no bit of the word there.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_futex,

@@ -1,10 +1,10 @@
 //! userfaultfd: missing pages raise SIGBUS, or wait for a refill thread.
 //!
 //! The descriptor lives in two descriptor tables: the process's, and a private one that only the
-//! worker thread sees. Closing the last copy would silently end the SIGBUS promise and with it the
-//! detection of purges; programs that close every descriptor they do not know (daemons, launchers)
-//! do just that. So all *registering* goes through the private copy, which such a program cannot
-//! close or replace by another file.
+//! worker thread sees. Closing the last copy would silently end the SIGBUS promise, and with it the
+//! detection of purges. Programs that close every descriptor that they do not know (daemons,
+//! launchers) would do that. So all *registering* goes through the private copy, which such a
+//! program cannot close or replace by another file.
 
 use super::brief::{self, Brief};
 use super::errno::last_errno;
@@ -18,11 +18,11 @@ const USER_MODE_ONLY: i32 = 1;
 const MODE_MISSING: u64 = 1;
 const IOC_NEW: u64 = 0xAA00;
 
-/// Features asked for.
+/// The features that tenure asks for.
 pub(crate) mod feature {
-    /// A missing page raises SIGBUS in the toucher instead of waiting for a reader.
+    /// A missing page raises SIGBUS in the touching thread instead of waiting for a reader.
     pub const SIGBUS: u64 = 1 << 7;
-    /// Events carry the toucher's thread id.
+    /// Events carry the id of the touching thread.
     pub const THREAD_ID: u64 = 1 << 8;
 }
 
@@ -58,7 +58,7 @@ struct Copy {
     copied: i64,
 }
 
-/// `uffdio_poison` and `uffdio_zeropage`.
+/// The argument of `uffdio_poison` and `uffdio_zeropage`.
 #[repr(C)]
 #[derive(Clone, core::marker::Copy)]
 struct Fill {
@@ -107,7 +107,7 @@ pub(crate) fn open(features: u64) -> Result<OwnedFd, Errno> {
         let errno = last_errno();
         open_device(flags).ok_or(errno)?
     };
-    // SAFETY: `fd` was just returned to us by the kernel and nobody else owns it.
+    // SAFETY: the kernel has just returned `fd` to this call, and no other code owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut api = Api { api: UFFD_API, features, ioctls: 0 };
     ioctl(fd.as_raw_fd(), IOC_API, &mut api)?;
@@ -126,7 +126,7 @@ fn open_device(flags: i32) -> Option<RawFd> {
     (fd >= 0).then_some(fd)
 }
 
-/// A userfaultfd, and the process on whose memory it acts. A child has the descriptor, too.
+/// A userfaultfd, and the process on whose memory it acts. A child inherits the descriptor.
 #[derive(Clone, core::marker::Copy)]
 pub(crate) struct Watcher {
     fd: RawFd,
@@ -134,24 +134,26 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// `process`: the [number](generation::current) of the process that opened it, known before the descriptor was
-    /// looked up.
+    /// `process`: the [number](generation::current) of the process that opened it, read before the
+    /// descriptor was looked up.
     pub fn of(process: u64, fd: RawFd) -> Watcher {
         Watcher { fd, process }
     }
 
-    /// For a thread that is not interrupted by the program's handlers, and for what acts on no memory of the program's.
+    /// For a thread that the program's handlers do not interrupt, and for requests that act on no
+    /// memory of the program's.
     pub fn of_this_process(fd: RawFd) -> Watcher {
         Watcher::of(generation::current(), fd)
     }
 
-    /// Negative: there is none.
+    /// Negative: there is no descriptor.
     pub fn fd(self) -> RawFd {
         self.fd
     }
 
-    /// In another process than its own it does nothing. It may have done it before a child was made, and answer
-    /// `ESTALE`, `EINVAL` or as always in the child.
+    /// Makes the request. In a process other than its own it does nothing. It may have done it
+    /// before a child was made; in the child it may then return `ESTALE`, `EINVAL` or its usual
+    /// result.
     fn act<T: core::marker::Copy>(self, request: u64, argument: &mut T) -> Result<(), Errno> {
         let act = |argument| ioctl_at(self.fd, request, argument);
         wiped::call_in(self.process, argument, act).unwrap_or(Err(Errno::STALE))
@@ -165,15 +167,17 @@ fn ioctl<T>(fd: RawFd, request: u64, argument: &mut T) -> Result<(), Errno> {
 /// `argument`: valid for reading and writing.
 fn ioctl_at<T>(fd: RawFd, request: u64, argument: *mut T) -> Result<(), Errno> {
     loop {
-        // Not by the C library's function, at which the preloaded library looks for the program's.
-        // SAFETY: each request in this module is paired with the structure the kernel defines for
-        // it, which this function's callers, all in this module, have for themselves for the time of the call.
+        // Not by the C library's function, by which the preloaded library watches the program.
+        // SAFETY: each request in this module is paired with the structure that the kernel defines
+        // for it. The callers of this function, all in this module, own that structure during the
+        // call.
         let done = unsafe { libc::syscall(libc::SYS_ioctl, fd, request, argument) };
         if done >= 0 {
             return Ok(());
         }
         match last_errno() {
-            // The address space is being changed (a fork is under way): the kernel asks to retry.
+            // The address space is being changed (a fork is under way), and the kernel wants a
+            // retry.
             Errno::AGAIN | Errno::INTR => std::thread::yield_now(),
             errno => return Err(errno),
         }
@@ -184,14 +188,15 @@ fn range_arg(range: PageRange) -> RangeArg {
     RangeArg { start: range.start as u64, len: range.len() as u64 }
 }
 
-/// From here on a missing page of the range is userfaultfd's. `ENOMEM`: too many mappings.
+/// From here on userfaultfd handles the missing pages of the range. `ENOMEM`: too many mappings.
 /// `EINVAL`: not private anonymous (or shmem) memory. `EBUSY`: watched by another userfaultfd.
 pub(crate) fn register(watcher: Watcher, range: PageRange) -> Result<(), Errno> {
     let mut argument = Register { range: range_arg(range), mode: MODE_MISSING, ioctls: 0 };
     watcher.act(IOC_REGISTER, &mut argument)
 }
 
-/// Ends it: missing pages fault in as zeros again. Wakes the threads that wait in the range.
+/// Ends the registration: missing pages fault in as zeros again. Wakes the threads that wait in the
+/// range.
 pub(crate) fn unregister(watcher: Watcher, range: PageRange) -> Result<(), Errno> {
     watcher.act(IOC_UNREGISTER, &mut range_arg(range))
 }
@@ -207,7 +212,8 @@ pub(crate) fn poison(watcher: Watcher, range: PageRange) -> Result<(), Errno> {
     watcher.act(IOC_POISON, &mut argument)
 }
 
-/// Fills one missing page with `bytes` and wakes its touchers. `EEXIST`: it is not missing.
+/// Fills one missing page with `bytes` and wakes the threads that touch it. `EEXIST`: it is not
+/// missing.
 pub(crate) fn copy_page(watcher: Watcher, page: usize, bytes: &[u8]) -> Result<(), Errno> {
     assert_eq!(bytes.len(), super::page_size());
     let mut argument = Copy {
@@ -220,27 +226,28 @@ pub(crate) fn copy_page(watcher: Watcher, page: usize, bytes: &[u8]) -> Result<(
     watcher.act(IOC_COPY, &mut argument)
 }
 
-/// Asks for a page of zeros in the place of a page that is there, which the kernel refuses. The mapping, watched,
-/// counts as written from then on, and a fork copies its page tables.
+/// Asks for a page of zeros in the place of a page that is there, which the kernel refuses. From
+/// then on the watched mapping counts as written, and a fork copies its page tables.
 pub(crate) fn count_as_written(watcher: Watcher, page: usize) -> Result<(), Errno> {
     let range = PageRange::new(page, page + super::page_size());
     let mut argument = Fill { range: range_arg(range), mode: 0, done: 0 };
     match watcher.act(IOC_ZEROPAGE, &mut argument) {
         Err(Errno::EXIST) => Ok(()),
-        // It was missing, and is to be.
-        // SAFETY: a page of zeros that the call has just made, in memory that nobody may use meanwhile.
+        // The page was missing, and must stay so.
+        // SAFETY: a page of zeros that the call has just made, in memory that no code may use
+        // meanwhile.
         Ok(()) => unsafe { super::advise::drop_pages(range) },
         Err(errno) => Err(errno),
     }
 }
 
-/// A toucher that waits for a page.
+/// A thread that waits for a page.
 pub(crate) struct Fault {
     pub address: usize,
     pub thread: u32,
 }
 
-/// Reads the next fault; `None` when there is none.
+/// Reads the next fault. `None`: there is none.
 pub(crate) fn read_fault(fd: RawFd) -> Result<Option<Fault>, Errno> {
     const EVENT_PAGEFAULT: u8 = 0x12;
     let mut message = [0u8; size_of::<Message>()];
@@ -258,7 +265,8 @@ pub(crate) fn read_fault(fd: RawFd) -> Result<Option<Fault>, Errno> {
     }
 }
 
-/// Before 5.11 there is none for the faults of user code alone (`EINVAL`).
+/// Opens a userfaultfd for all faults. Before 5.11 the kernel has none for the faults of user code
+/// alone (`EINVAL`).
 fn open_for_all_faults(errno: Errno) -> Result<OwnedFd, Errno> {
     if errno != Errno::INVAL {
         return Err(errno);
@@ -269,21 +277,21 @@ fn open_for_all_faults(errno: Errno) -> Result<OwnedFd, Errno> {
     if fd < 0 {
         return Err(last_errno());
     }
-    // SAFETY: `fd` was just returned to us by the kernel and nobody else owns it.
+    // SAFETY: the kernel has just returned `fd` to this call, and no other code owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut api = Api { api: UFFD_API, features: 0, ioctls: 0 };
     ioctl(fd.as_raw_fd(), IOC_API, &mut api)?;
     Ok(fd)
 }
 
-/// One for questions, with which nothing is ever registered.
+/// Opens a userfaultfd for questions, with which nothing is ever registered.
 pub(super) fn open_to_ask() -> Result<Brief, Errno> {
     let open = || open(0).or_else(open_for_all_faults);
     brief::open_by(open, |fd, _| is_userfaultfd(fd.as_raw_fd()))
 }
 
-/// Copies to a page from memory that cannot be read: `ENOENT` if the page is registered with nobody's
-/// userfaultfd, and else `EFAULT`. It changes nothing.
+/// Copies to a page from memory that cannot be read. Returns `ENOENT` if the page is registered
+/// with no userfaultfd, and else `EFAULT`. It changes nothing.
 pub(super) fn copy_unreadable(fd: RawFd, page: usize, unreadable: usize) -> Result<(), Errno> {
     let mut copy = Copy {
         dst: page as u64,
@@ -295,29 +303,29 @@ pub(super) fn copy_unreadable(fd: RawFd, page: usize, unreadable: usize) -> Resu
     ioctl(fd, IOC_COPY, &mut copy)
 }
 
-/// Closes a descriptor if it is (still) a userfaultfd: a program that closed it behind our back may
-/// have another file under the same number by now. System calls only.
+/// Closes a descriptor if it is still a userfaultfd: the program may have closed it and opened
+/// another file under that number since. Makes system calls only.
 pub(crate) fn close_if_ours(fd: RawFd) {
     if names_userfaultfd(fd) {
-        // SAFETY: a userfaultfd, of which this process has none but ours unless it uses userfaultfd itself,
-        // and then under numbers of its own.
+        // SAFETY: a userfaultfd. The only one of this process is tenure's, unless the program uses
+        // userfaultfd itself, under numbers of its own.
         unsafe { libc::close(fd) };
     }
 }
 
-/// Whether `fd` is a userfaultfd in the calling thread's descriptor table. 100 ns if it is.
+/// Returns whether `fd` is a userfaultfd in the calling thread's descriptor table. 100 ns if it is.
 pub(crate) fn is_userfaultfd(fd: RawFd) -> bool {
-    // Waking nobody at an address where nothing is mapped only asks what kind of file it is.
+    // A wake at an address where nothing is mapped only shows the kind of the file.
     let page = super::page_size();
     match ioctl(fd, IOC_WAKE, &mut range_arg(PageRange::new(page, 2 * page))) {
         Ok(()) => true,
         Err(Errno::BADF) => false,
-        // Another kind of file, or a failure that has nothing to do with it.
+        // Another kind of file, or an unrelated failure.
         Err(_) => names_userfaultfd(fd),
     }
 }
 
-/// Whether the link that `/proc` shows is a userfaultfd's. Allocates nothing.
+/// Returns whether the link that `/proc` shows is a userfaultfd's. Allocates nothing.
 fn names_userfaultfd(fd: RawFd) -> bool {
     let mut name = [0u8; 32];
     let mut path = *b"/proc/thread-self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
@@ -337,7 +345,7 @@ fn names_userfaultfd(fd: RawFd) -> bool {
     for i in 0..count {
         path[start + i] = digits[count - 1 - i];
     }
-    // SAFETY: `path` ends in a NUL, and `name` is as long as is said.
+    // SAFETY: `path` ends in a NUL, and `name` has the length that is passed.
     let len = unsafe { libc::readlink(path.as_ptr().cast(), name.as_mut_ptr().cast(), name.len()) };
     len > 0 && name[..len as usize].starts_with(b"anon_inode:[userfaultfd]")
 }
@@ -354,8 +362,8 @@ pub(crate) fn private_descriptor_table(keep: &mut [RawFd]) -> Result<(), Errno> 
         if first > last || last == u32::MAX && kept != u32::MAX {
             continue;
         }
-        // SAFETY: with CLOSE_RANGE_UNSHARE first, the table is this thread's own before anything is
-        // closed, so no other thread loses a descriptor; this thread uses none but `keep`.
+        // SAFETY: with CLOSE_RANGE_UNSHARE the kernel first gives this thread a table of its own.
+        // So no other thread loses a descriptor, and this thread uses none but `keep`.
         if unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) } < 0 {
             return Err(last_errno());
         }

@@ -1,21 +1,22 @@
-//! Whether memory is watched, by whomever.
+//! Finds out whether any userfaultfd watches a memory range.
 
 use super::{kept, uffd};
 use rustix::fd::AsRawFd;
 use rustix::io::Errno;
 
-/// Whether a mapping is registered with anybody's userfaultfd, asked without changing anything. `unreadable`: an address
-/// that cannot be read.
+/// Returns whether a mapping is registered with any userfaultfd, without changing anything.
+/// `unreadable` is an address that cannot be read.
 ///
-/// Where userfaultfd is refused it answers `false`: then nobody can have registered it, unless before
-/// it came to be refused.
+/// If userfaultfd is refused, returns `false`: then no code can have registered the mapping, unless
+/// it did so before the refusal began.
 pub(crate) fn is_watched(page: usize, unreadable: usize) -> bool {
     let asked =
         kept::USERFAULTFD.asked(|fd| uffd::copy_unreadable(fd.as_raw_fd(), page, unreadable));
     match asked {
         Ok(answer) => answer != Err(Errno::NOENT),
         Err(Errno::PERM | Errno::NOSYS | Errno::ACCESS) => false,
-        // No descriptor is left, for instance: it may be.
+        // The question failed, for example because no descriptor is left: the mapping may be
+        // watched.
         Err(_) => true,
     }
 }

@@ -1,46 +1,48 @@
 //! Arguments of system calls that only this process may make.
 //!
-//! A userfaultfd acts on the memory of the process that opened it, whichever process calls it. A signal's handler may make a
-//! child between a look at what process this is and the call behind that look, and the child goes on there. So the
-//! call's argument lies in a page that the kernel wipes in a child: the child's call has an argument of zeros, which
-//! asks for nothing. No system call for it, where keeping signals away would take two; and it holds for signals that
-//! cannot be kept away, too.
+//! A userfaultfd acts on the memory of the process that opened it, whichever process calls it. A
+//! signal handler may make a child between the check of the process's number and the call, and the
+//! child continues there. So the call's argument lies in a page that the kernel wipes in a child.
+//! The child's call then has an argument of zeros, which requests nothing. This needs no system
+//! call, where blocking signals would take two. It also holds for signals that cannot be blocked.
 
 use super::generation;
 use super::signal::Blocked;
 use std::sync::atomic::{compiler_fence, AtomicUsize, Ordering};
 
-/// A place for an argument. The kernel's pages of zeros are free places.
+/// A place for an argument. The pages come zeroed from the kernel, so all places are free at first.
 #[repr(C, align(64))]
 struct Place {
-    /// Where its user has the argument on its stack, which no other user at the same time has; 0: it is free.
+    /// The address of the user's argument on its stack, which no other user has at the same time;
+    /// 0: the place is free.
     user: AtomicUsize,
     room: [u64; ROOM],
 }
 
-/// Words.
+/// The size of an argument in words.
 const ROOM: usize = 7;
-/// The first place's page has the number of the process before it.
+/// The first place follows the number of the process in its page.
 const PLACES: usize = 32;
 const _: () =
     assert!(generation::USED <= size_of::<Place>() && size_of::<[Place; PLACES + 1]>() <= 4096);
 
-/// Frees a place when it is dropped, unless the kernel has: another thread of a child may have it by then.
+/// Frees a place when it is dropped, unless the kernel has freed it in a child: another thread of
+/// the child may have it by then.
 struct Taken {
     place: *mut Place,
     user: usize,
 }
 
 impl Taken {
-    /// `None`: none is free, or the kernel wipes no page.
+    /// Takes a place. `None`: none is free, or the kernel wipes no page.
     fn new(user: usize) -> Option<Taken> {
         let page = generation::wiped_page()?;
-        // Threads have their stacks apart from one another, so they mostly find different places.
+        // Each thread has a stack of its own, so threads mostly find different places.
         let first = (user >> 8) ^ (user >> 16);
         (0..PLACES).find_map(|n| {
             let place = (page as *mut Place).wrapping_add(1 + first.wrapping_add(n) % PLACES);
-            // SAFETY: inside the page, which is mapped for ever, zeroed at first and aligned; all use this word as an
-            // atomic only.
+            // SAFETY: the word is inside the page, which is mapped for ever, zeroed at first and
+            // aligned. All code uses this word as an atomic only.
             let word = unsafe { &(*place).user };
             let mine = word.compare_exchange(0, user, Ordering::Acquire, Ordering::Relaxed);
             mine.is_ok().then_some(Taken { place, user })
@@ -57,15 +59,16 @@ impl Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        // SAFETY: `place` lies inside the page, which is mapped for ever and aligned; all use this
-        // word as an atomic only.
+        // SAFETY: `place` lies inside the page, which is mapped for ever and aligned. All code uses
+        // this word as an atomic only.
         let word = unsafe { &(*self.place).user };
         let _ = word.compare_exchange(self.user, 0, Ordering::Release, Ordering::Relaxed);
     }
 }
 
-/// Makes a call with the argument if this is that [process](generation::current). `None`: it is another. If the
-/// number is another one afterwards, the call may have been made by the parent before, or with an argument of zeros.
+/// Makes a call with the argument if this is that [process](generation::current). `None`: it is
+/// another. If the number differs afterwards, either the parent has made the call before, or the
+/// call had an argument of zeros.
 pub(super) fn call_in<T: Copy, R>(
     process: u64,
     argument: &mut T,
@@ -77,10 +80,11 @@ pub(super) fn call_in<T: Copy, R>(
         return here().then(|| call(argument));
     };
     let room = taken.room::<T>();
-    // SAFETY: the place is this call's, and has the room. Bytes that a child finds wiped are of a `T` that is not read.
+    // SAFETY: this call has the place, which is large enough. A child may find the bytes wiped, but
+    // it never reads them as a `T`.
     unsafe { room.write_volatile(*argument) };
-    // First the argument, then the look: a child that is made before the look finds another number, and one that is
-    // made after it finds zeros.
+    // First the argument, then the check. A child that is made before the check finds another
+    // number. A child that is made after it finds zeros.
     compiler_fence(Ordering::SeqCst);
     if !here() {
         return None;

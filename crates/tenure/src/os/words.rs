@@ -1,30 +1,31 @@
-//! Reading and re-dirtying single words of pages that other threads may use meanwhile.
+//! Reads and re-dirties single words of pages that other threads may use meanwhile.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const WORD: usize = size_of::<u64>();
 
-/// The first non-zero word of a page: its number and value.
+/// Returns the first non-zero word of a page: its number and value.
 ///
 /// # Safety
 /// The page is mapped readable and stays so for the call.
 pub(crate) unsafe fn first_nonzero(page: usize, page_size: usize) -> Option<(u16, u64)> {
     (0..page_size / WORD).find_map(|i| {
-        // SAFETY: inside the page, aligned; atomic because the program may write it meanwhile.
+        // SAFETY: the word is inside the page and aligned. The read is atomic because the program
+        // may write it meanwhile.
         let value =
             unsafe { AtomicU64::from_ptr((page + i * WORD) as *mut u64) }.load(Ordering::Relaxed);
         (value != 0).then_some((i as u16, value))
     })
 }
 
-/// Writes `value` over itself if the word still holds it: the page is dirty from then on, so the
-/// kernel keeps it. `false`: it holds something else.
+/// Writes `value` over itself if the word still holds it. The page is dirty from then on, so the
+/// kernel keeps it. `false`: the word holds another value.
 ///
 /// # Safety
 /// The page is mapped writable and stays so for the call.
 pub(crate) unsafe fn redirty(page: usize, word: u16, value: u64) -> bool {
-    // SAFETY: inside the page, aligned; one atomic instruction, so the kernel either discarded the
-    // page before it (the word reads 0) or finds it dirty.
+    // SAFETY: the word is inside the page and aligned. It is one atomic instruction, so the kernel
+    // has either discarded the page before it (the word reads 0) or finds it dirty.
     unsafe { AtomicU64::from_ptr((page + word as usize * WORD) as *mut u64) }
         .compare_exchange(value, value, Ordering::AcqRel, Ordering::Acquire)
         .is_ok()

@@ -8,10 +8,10 @@ use crate::os::generation;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A populate that runs in threads of its own, which take no signals. Dropping it cancels the populate and
-/// waits for its current piece, some milliseconds.
+/// A populate that runs in threads of its own, which take no signals. Dropping it cancels the
+/// populate and waits for its current piece, some milliseconds.
 ///
-/// A forked child has no such threads. There the populate counts as over, waiting for it fails with
+/// A forked child has no such threads. There the populate counts as over, a wait for it fails with
 /// `ECANCELED`, and dropping it does nothing.
 ///
 /// ```
@@ -38,7 +38,7 @@ impl Background {
         generation::current() != self.generation
     }
 
-    /// Returns how far the populate has come.
+    /// Returns the progress of the populate.
     ///
     /// ```
     /// use tenure::populate::{Access, Populate};
@@ -98,7 +98,7 @@ impl Background {
         self.is_finished() || self.job.wait(Some(patience)).is_some()
     }
 
-    /// Waits until the populate is over, and returns how it went.
+    /// Waits until the populate is over, and returns its result.
     ///
     /// ```
     /// use tenure::populate::{Access, Populate};
@@ -109,7 +109,8 @@ impl Background {
     /// ```
     ///
     /// # Errors
-    /// As [`Populate::run`](super::Populate::run), and `ECANCELED` after [`cancel`](Self::cancel).
+    /// As for [`Populate::run`](super::Populate::run), and `ECANCELED` after
+    /// [`cancel`](Self::cancel).
     pub fn wait(self) -> std::result::Result<Report, Failed> {
         match self.job.outcome() {
             Some(outcome) => outcome.clone(),
@@ -118,8 +119,8 @@ impl Background {
         }
     }
 
-    /// Lets the populate go on without an owner. The range should stay mapped until it is done:
-    /// otherwise it populates what is mapped there instead.
+    /// Lets the populate continue without an owner. The range should stay mapped until it is done:
+    /// otherwise it populates the mapping that is there instead.
     ///
     /// ```
     /// use tenure::populate::{Access, Populate};
@@ -132,7 +133,7 @@ impl Background {
     }
 }
 
-/// What waiting returns in a child made by fork.
+/// The result of a wait in a child made by fork.
 fn left_behind(job: &Job) -> Failed {
     let progress = job.progress();
     let why = "the threads that did it stayed with the process that forked";
@@ -150,7 +151,7 @@ fn left_behind(job: &Job) -> Failed {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // In a child the threads are not, and a lock of theirs may be held for good.
+        // A child does not have the threads, and a lock of theirs may be held for good.
         if !self.detached && self.job.outcome().is_none() && !self.in_child() {
             self.job.cancel();
             let _ = self.job.wait(None);

@@ -1,10 +1,10 @@
-//! What stands behind a mapping, as far as populating it differs.
+//! The backing of a mapping, as far as populating depends on it.
 
 use crate::os::maps::Described;
 use crate::os::{internal, mounts, page_size};
 use std::fmt;
 
-/// What a mapping's pages come from.
+/// The source of a mapping's pages.
 ///
 /// ```
 /// use tenure::populate::{Access, Backing, Populate};
@@ -25,13 +25,13 @@ pub enum Backing {
     Memfd,
     /// A file in a tmpfs.
     Tmpfs,
-    /// A file; the type of its file system where it is known.
+    /// A file, with the type of its file system if that is known.
     File(String),
     /// Huge pages from the pool (hugetlbfs, `MAP_HUGETLB`, `MFD_HUGETLB`).
     HugeTlb,
     /// Secret memory (`memfd_secret`), which the kernel refuses to populate.
     Secret,
-    /// A device, or memory of the kernel's own.
+    /// A device, or the kernel's own memory.
     Special,
 }
 
@@ -52,7 +52,7 @@ impl Backing {
                 _ if anonymous.iter().any(|start| name.starts_with(start)) => {
                     Backing::SharedAnonymous
                 }
-                // A driver's object, of which nobody says that its pages may go.
+                // A driver's object. It is not known that its pages may go.
                 _ => Backing::File(String::new()),
             };
         }
@@ -63,7 +63,7 @@ impl Backing {
             return Backing::Secret;
         }
         if mapping.device.0 != 0 {
-            // A block device's file system; its name would cost a reading of all mounts (30 µs).
+            // A file system on a block device; its name would cost a reading of all mounts (30 µs).
             return Backing::File(String::new());
         }
         match mounts::file_system(mapping.device) {
@@ -77,7 +77,7 @@ impl Backing {
         }
     }
 
-    /// Whether its pages are memory of the tmpfs kind.
+    /// Returns whether its pages are memory of the tmpfs kind.
     pub(super) fn shmem(&self) -> bool {
         matches!(self, Backing::SharedAnonymous | Backing::Memfd | Backing::Tmpfs)
     }

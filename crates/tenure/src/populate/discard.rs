@@ -1,4 +1,4 @@
-//! Giving pages back: the other half of a sparse mapping.
+//! Gives pages back: the opposite of populating, for sparse mappings.
 
 #![allow(unsafe_code, reason = "drops what the program gives up")]
 
@@ -15,7 +15,8 @@ use rustix::io::Errno;
 /// touched again.
 ///
 /// - Anonymous memory reads as zeros afterwards, locked or not (it stays locked).
-/// - A private mapping of a file, memfd or hugetlbfs loses its own copies: it reads as the file does.
+/// - A private mapping of a file, memfd or hugetlbfs loses its own copies: it reads as the file
+///   does.
 /// - Shared memory, memfds, tmpfs and hugetlbfs lose the contents for every process that maps them
 ///   (`MADV_REMOVE`), and read as zeros.
 /// - A shared mapping of a file on disk is refused: it would punch a hole into the file.
@@ -24,17 +25,17 @@ use rustix::io::Errno;
 /// ```
 /// let mut memory = tenure::Mapping::anonymous(1 << 20)?;
 /// memory.as_mut_slice().fill(7);
-/// // SAFETY: nobody refers to the bytes, and any bytes are valid ones.
+/// // SAFETY: no code refers to the bytes, and any bytes are valid.
 /// unsafe { tenure::populate::discard(memory.as_mut_ptr(), 4096)? };
 /// assert_eq!(memory.as_slice()[4095..4097], [0, 7]);
 /// # Ok::<(), tenure::Error>(())
 /// ```
 ///
 /// # Errors
-/// Nothing is discarded unless all of it can be.
-/// - `EINVAL`: empty, unaligned or wrapping; part of it is volatile; a file on disk mapped shared; a
-///   special mapping; shared memory that is locked, and any locked memory before Linux 5.18; for huge
-///   pages of a pool, a range that does not consist of whole ones.
+/// Nothing is discarded if the call cannot discard all of it.
+/// - `EINVAL`: empty, unaligned or wrapping; part of it is volatile; a file on disk mapped shared;
+///   a special mapping; shared memory that is locked, and any locked memory before Linux 5.18; for
+///   huge pages of a pool, a range that does not consist of whole ones.
 /// - `EACCES`: shared memory that is mapped read-only.
 /// - `ENOMEM`: part of it is not mapped.
 /// - `EOPNOTSUPP`: huge pages of a pool, mapped privately, before Linux 5.18.
@@ -43,7 +44,7 @@ use rustix::io::Errno;
 /// ns for each page that was there.
 ///
 /// # Safety
-/// The program holds no reference to the bytes, and relies on their contents nowhere.
+/// The program holds no reference to the bytes, and nothing relies on their contents.
 #[doc(alias = "madvise")]
 #[doc(alias = "MADV_DONTNEED")]
 #[doc(alias = "MADV_REMOVE")]
@@ -78,7 +79,7 @@ pub unsafe fn discard(addr: *mut u8, len: usize) -> Result<()> {
         return Err(error(ErrorKind::NotMapped, why, "discard only what is mapped"));
     }
     for (part, way) in &parts {
-        // The kernel would find it out only after it has discarded what lies before.
+        // The kernel would find it only after it has discarded the pages before.
         let locked = mlock::seen(*part) == Ok(Seen::Locked);
         if locked && (matches!(way, Way::Remove) || !advise::knows_locked_drop(*part)) {
             return Err(refused(range, *part, way, Errno::INVAL));
@@ -86,11 +87,11 @@ pub unsafe fn discard(addr: *mut u8, len: usize) -> Result<()> {
     }
     for (part, way) in parts {
         let done = match way {
-            // SAFETY: nobody needs the contents of the range, as this function requires, and the
+            // SAFETY: the caller promises that the contents of the range are not needed, and the
             // part is inside it.
             Way::Drop => unsafe { drop_pages(part) },
-            // SAFETY: nobody needs the contents of the range, in any process that maps them, as
-            // this function requires, and the part is inside it.
+            // SAFETY: the caller promises that no process needs the contents of the range, and the
+            // part is inside it.
             Way::Remove => unsafe { remove(part) },
         };
         done.map_err(|errno| refused(range, part, &way, errno))?;
@@ -138,24 +139,24 @@ fn way(
 }
 
 /// # Safety
-/// Nobody wants the contents of the part.
+/// The contents of the part are not needed.
 unsafe fn drop_pages(part: PageRange) -> std::result::Result<(), Errno> {
-    // SAFETY: nobody needs the contents of the part, as this function requires.
+    // SAFETY: the caller promises that the contents of the part are not needed.
     match unsafe { advise::drop_pages(part) } {
-        // Locked, perhaps.
-        // SAFETY: nobody needs the contents of the part, as this function requires.
+        // The part may be locked.
+        // SAFETY: the caller promises that the contents of the part are not needed.
         Err(Errno::INVAL) => unsafe { advise::drop_locked_pages(part) },
         other => other,
     }
 }
 
-/// Unmapped first, which from 6.14 on frees the page tables too: while they stand, no huge page of
-/// shared memory is mapped there again.
+/// Unmaps the pages first. From 6.14 on that also frees the page tables: while they exist, the
+/// kernel maps no huge page of shared memory there again.
 ///
 /// # Safety
-/// Nobody wants the contents of the part, in whichever process.
+/// No process needs the contents of the part.
 unsafe fn remove(part: PageRange) -> std::result::Result<(), Errno> {
-    // SAFETY: nobody needs the contents of the part, in any process, as this function requires.
+    // SAFETY: the caller promises that no process needs the contents of the part.
     unsafe {
         let _ = advise::drop_pages(part);
         advise::remove(part)

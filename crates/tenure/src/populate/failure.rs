@@ -1,4 +1,4 @@
-//! Why a page could not be populated.
+//! The cause of a failed populate.
 
 use super::backing::Backing;
 use super::plan::{Part, Plan, Step};
@@ -20,7 +20,7 @@ pub(super) struct Fault {
     pub step: Step,
 }
 
-/// The error of a populate, with how far it came.
+/// The error of a populate, with its progress until then.
 ///
 /// ```
 /// use tenure::populate::{populate, Access};
@@ -32,7 +32,7 @@ pub(super) struct Fault {
 pub struct Failed {
     /// The cause, with its remedy.
     pub error: Error,
-    /// What was done before the failure. Boxed, so that a result stays small.
+    /// The work done before the failure. Boxed, so that a result stays small.
     pub report: Box<Report>,
 }
 
@@ -88,11 +88,11 @@ pub(super) fn timed_out(call: &'static str, plan: &Plan, report: &Report) -> Err
     Error::new(ErrorKind::TimedOut, call, why, remedy).on(plan.start, plan.len)
 }
 
-/// Finds the cause behind the kernel's answer for one page.
+/// Finds the cause behind the kernel's error for one page.
 pub(super) fn explain(call: &'static str, plan: &Plan, fault: Fault) -> Error {
     let page = PageRange::new(fault.page, fault.page + page_size());
     let mut entry = None;
-    // What is there now: the plan may be older.
+    // The present mapping: the plan may be older.
     let looked = smaps::each_entry(page, |found| entry = Some(found));
     let (kind, why, remedy) = match &entry {
         None if looked.is_err() => cause(
@@ -168,7 +168,7 @@ fn of_mapping(plan: &Plan, fault: Fault, entry: &Entry) -> Cause {
     }
 }
 
-/// `EFAULT`: where a touch would raise a signal.
+/// The cause of `EFAULT`, the kernel's error where a touch would raise a signal.
 fn no_backing(plan: &Plan, fault: Fault, entry: &Entry) -> Cause {
     if ["um", "uw", "ui"].iter().any(|flag| entry.has(flag)) {
         return cause(
@@ -225,7 +225,7 @@ fn own_file<'a>(plan: &'a Plan, entry: &Entry) -> Option<rustix::fd::BorrowedFd<
 
 fn is_full(plan: &Plan, _fault: Fault, entry: &Entry) -> bool {
     if entry.page_size > page_size() {
-        // Nothing else fails on huge pages inside the file.
+        // On huge pages nothing else inside the file fails.
         return true;
     }
     files::free_behind(own_file(plan, entry), entry).is_some_and(|free| free < page_size() as u64)

@@ -1,4 +1,5 @@
-//! The work: pieces handed out in ascending order to the free threads, sized by the time they take.
+//! The work of a populate: free threads take pieces in ascending order, and the size of a piece
+//! depends on the time that pieces take.
 
 use super::failure::{self, Failed, Fault};
 use super::plan::{Plan, Step, LARGEST_OF_FILE, LARGEST_PIECE};
@@ -14,11 +15,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A piece should take at most this long: short against the 50 ms in which a cancel is to act, long
-/// against the microsecond that a further call costs.
+/// The longest time of a piece: short against the 50 ms in which a cancel must act, long against
+/// the microsecond that a further call costs.
 const PIECE_TIME: Duration = Duration::from_millis(4);
 const FIRST_PIECE: usize = HUGE_PAGE;
-/// How long the threads that start together wait awake for each other: a thread is there after 0.1 ms.
+/// How long threads that start together wait for each other without sleeping: a thread starts
+/// within 0.1 ms.
 const AWAKE: Duration = Duration::from_millis(2);
 
 pub(super) type Outcome = Result<Report, Failed>;
@@ -29,16 +31,16 @@ pub(super) struct Job {
     plan: Plan,
     started: Instant,
     deadline: Option<Instant>,
-    /// What lies before it is handed out.
+    /// Everything below it was handed out.
     cursor: AtomicUsize,
-    /// Nothing from here on is handed out: the end, or the lowest page that failed.
+    /// Nothing from here on is handed out: this is the end, or the lowest page that failed.
     limit: AtomicUsize,
     counter: Counter,
     cancelled: AtomicBool,
     timed_out: AtomicBool,
-    /// A disk had to be read.
+    /// The kernel had to read a disk.
     cold: AtomicBool,
-    /// Nothing is left to take, or nothing may be taken.
+    /// No work is left, or none may be handed out.
     handed_out: AtomicBool,
     told_elapsed: AtomicU64,
     workers: AtomicUsize,
@@ -53,7 +55,7 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// `workers` threads will call [`Job::work`], each once.
+    /// `workers` threads will call [`Job::work`], once each.
     pub fn new(
         call: &'static str,
         plan: Plan,
@@ -64,7 +66,7 @@ impl Job {
         Job {
             call,
             started,
-            // A deadline past the end of time is none.
+            // A deadline past the end of time counts as none.
             deadline: deadline.and_then(|d| started.checked_add(d)),
             cursor: AtomicUsize::new(plan.start),
             limit: AtomicUsize::new(plan.start + plan.len),
@@ -98,7 +100,8 @@ impl Job {
         self.counter.progress(self.plan.len as u64, self.elapsed())
     }
 
-    /// Never less than before: the end is reckoned a moment before it is told.
+    /// Returns the elapsed time. It never decreases: the end is computed a moment before it is
+    /// published.
     fn elapsed(&self) -> Duration {
         let elapsed = match self.outcome.get() {
             Some(Ok(report)) => report.elapsed,
@@ -113,7 +116,7 @@ impl Job {
         self.outcome.get()
     }
 
-    /// Waits for the end, at most this long.
+    /// Waits for the end, at most `patience`.
     pub fn wait(&self, patience: Option<Duration>) -> Option<&Outcome> {
         let until = patience.and_then(|p| Instant::now().checked_add(p));
         let mut working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
@@ -132,16 +135,17 @@ impl Job {
         self.outcome.get()
     }
 
-    /// A thread that was counted on could not be started.
+    /// Notes that an expected thread could not be started.
     pub fn without_one(&self) {
         self.workers.fetch_sub(1, Ordering::Relaxed);
         self.leave();
     }
 
-    /// Lets `helpers` threads in who [`wait_for_opening`](Job::wait_for_opening), once all are there.
+    /// Lets `helpers` threads begin that wait in [`wait_for_opening`](Job::wait_for_opening), once
+    /// all are there.
     ///
-    /// A new thread maps and protects memory for itself. A populate holds the lock for that against
-    /// it, and a waiting writer gets its turn after 4 ms only: of two threads one was 14 ms late.
+    /// A new thread maps and protects memory for itself. A populate holds the kernel's lock for
+    /// that, and a waiting writer gets its turn only after 4 ms: of two threads one was 14 ms late.
     pub fn open(&self, helpers: usize) {
         let until = Instant::now() + AWAKE;
         while self.arrived.load(Ordering::Acquire) < helpers && Instant::now() < until {
@@ -152,7 +156,8 @@ impl Job {
         self.bell.1.notify_all();
     }
 
-    /// Awake at first: one that is woken may have to share its waker's processor for a tick.
+    /// Waits without sleeping at first: a thread that is woken may have to share its waker's
+    /// processor for a tick.
     pub fn wait_for_opening(&self) {
         self.arrived.fetch_add(1, Ordering::AcqRel);
         let until = Instant::now() + AWAKE;
@@ -167,7 +172,8 @@ impl Job {
         }
     }
 
-    /// Waits until a disk had to be read, which a second thread helps with, or the work is over.
+    /// Waits until the kernel had to read a disk, where a second thread helps, or until the work is
+    /// over.
     pub fn wait_for_cold(&self) {
         let warm = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
         let wait = |_: &mut ()| {
@@ -176,7 +182,7 @@ impl Job {
         drop(self.bell.1.wait_while(warm, wait).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Sets a flag that a thread may be waiting for.
+    /// Sets a flag for which a thread may be waiting.
     fn ring(&self, flag: &AtomicBool) {
         if !flag.load(Ordering::Relaxed) {
             let _bell = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -185,7 +191,7 @@ impl Job {
         }
     }
 
-    /// Works until there is nothing left to hand out, calling `between` after each piece.
+    /// Works until no piece is left, and calls `between` after each piece.
     pub fn work(&self, mut between: impl FnMut()) {
         struct Leave<'a>(&'a Job);
         impl Drop for Leave<'_> {
@@ -194,7 +200,7 @@ impl Job {
                 self.0.leave();
             }
         }
-        // Whatever happens here, nobody may wait for this thread for good.
+        // However this ends, no other thread may wait for this one for good.
         let _leave = Leave(self);
         let mut size = FIRST_PIECE;
         while let Some(piece) = self.claim(size) {
@@ -231,8 +237,8 @@ impl Job {
         }
     }
 
-    /// Cuts at multiples of a huge page, so that two threads never meet in one page table; towards
-    /// the end pieces become smaller, so that no thread has long to wait for the last one.
+    /// Cuts pieces at multiples of a huge page, so that two threads never work in one page table.
+    /// Towards the end pieces become smaller, so that no thread waits long for the last one.
     fn piece_end(&self, at: usize, size: usize) -> usize {
         let least = self.plan.part_at(at).map_or(HUGE_PAGE, |part| part.least_piece());
         let left = self.plan.start + self.plan.len - at;
@@ -253,8 +259,8 @@ impl Job {
             Ok(()) => Ok(()),
             Err(_) => self.plan.locate(piece, |part| self.plan.make_ready(part)),
         };
-        // A file that was cold once is taken to be so from there on: readahead makes some pieces look
-        // warm that are new to this processor all the same.
+        // A file that was cold once is taken to be cold from there on. Readahead makes some pieces
+        // look warm, although they are still new to this processor.
         if used && reads.is_some_and(|before| disk_reads() > before) {
             self.ring(&self.cold);
         }
@@ -275,7 +281,7 @@ impl Job {
     fn leave(&self) {
         let mut working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
         if *working == 1 {
-            // The last one out has nobody beside it: what it reads here is final.
+            // The last thread is alone, so its result is final.
             let _ = self.outcome.set(self.conclude());
         }
         *working -= 1;
@@ -293,7 +299,7 @@ impl Job {
             populated: self.counter.done(),
             threads: self.workers.load(Ordering::Relaxed),
             elapsed: self.started.elapsed(),
-            // Pieces go out in ascending order and are finished by the threads that took them.
+            // Pieces are handed out in ascending order, and the threads that took them finish them.
             first_missing: fault.map(|f| f.page).or((cursor < end).then_some(cursor)),
         };
         add(&COUNTERS.populated_bytes, report.populated);
@@ -310,8 +316,8 @@ impl Job {
     }
 }
 
-/// As much as would have taken [`PIECE_TIME`], growing no faster than twofold: one lucky piece (pages
-/// that were there) says little of the next.
+/// Returns the size that would have taken [`PIECE_TIME`], at most twice the last one: one lucky
+/// piece (pages that were there) says little about the next.
 fn next_size(len: usize, took: Duration) -> usize {
     let fitting = len as u128 * PIECE_TIME.as_nanos() / took.as_nanos().max(1);
     let fitting = usize::try_from(fitting).unwrap_or(LARGEST_OF_FILE).min(len * 2);
@@ -320,7 +326,7 @@ fn next_size(len: usize, took: Duration) -> usize {
 }
 
 impl Plan {
-    /// Does the steps for a piece that lies in one part.
+    /// Does the plan's steps for a piece that lies in one part.
     pub(super) fn make_ready(&self, piece: PageRange) -> Result<(), Fault> {
         let write = self.access == Access::Write;
         let fault = |page, errno, step| Err(Fault { page, errno, step });
@@ -333,7 +339,7 @@ impl Plan {
                 let offset = part.offset_of(piece.start);
                 let len = facts.size.saturating_sub(offset).min(piece.len() as u64);
                 match len {
-                    0 => {} // past the end: populating says so
+                    0 => {} // past the end: populating returns the error
                     _ => match files::allocate(fd.as_fd(), offset, len) {
                         Ok(()) | Err(Errno::OPNOTSUPP) => {}
                         Err(Errno::BADF | Errno::PERM) if !self.allocate_asked => {}
@@ -348,7 +354,7 @@ impl Plan {
             .or_else(|stop| fault(stop.page.unwrap_or(piece.start), stop.errno, step))
     }
 
-    /// Finds the lowest page of a piece for which `attempt` fails, by halving: what is populated is
+    /// Finds the lowest page of a piece for which `attempt` fails, by halving: populated pages are
     /// cheap to populate again. Everything before that page is populated afterwards.
     pub(super) fn locate(
         &self,
@@ -363,7 +369,7 @@ impl Plan {
                 let middle = low + (high - low) / 2 / unit * unit;
                 match attempt(PageRange::new(low, middle)) {
                     Ok(()) => low = middle,
-                    // The touch loop names the page, and has done those before it.
+                    // The touch loop names the page, and has populated those before it.
                     Err(fault) if fault.page > low => (low, high) = (fault.page, fault.page + unit),
                     Err(_) => high = middle,
                 }
@@ -374,7 +380,7 @@ impl Plan {
                     fault.page = (low / size * size).max(piece.start);
                     return Err(fault);
                 }
-                // It works by now: memory came free, or the range was mended.
+                // It works by now: memory became free, or the range was repaired.
                 Ok(()) => from = high,
             }
         }

@@ -1,4 +1,4 @@
-//! Populating and discarding an owned mapping.
+//! Populates and discards parts of an owned mapping.
 
 #![allow(unsafe_code, reason = "drops part of a mapping that it borrows exclusively")]
 
@@ -20,10 +20,10 @@ impl Mapping {
     /// ```
     ///
     /// # Cost
-    /// As there.
+    /// As for `Populate::run`.
     ///
     /// # Errors
-    /// As there; `EINVAL` also where the part is not inside the mapping.
+    /// As for `Populate::run`; `EINVAL` also if the part is not inside the mapping.
     #[doc(alias = "MADV_POPULATE_WRITE")]
     #[doc(alias = "MAP_POPULATE")]
     pub fn populate(
@@ -41,9 +41,9 @@ impl Mapping {
         }
     }
 
-    /// Gives the pages of `[offset, offset + len)` back, as [`discard`](fn@crate::populate::discard)
-    /// does: anonymous memory and memfds read as zeros afterwards, a private file mapping as its
-    /// file.
+    /// Gives the pages of
+    /// `[offset, offset + len)` back, as [`discard`](fn@crate::populate::discard) does: anonymous
+    /// memory and memfds read as zeros afterwards, a private file mapping as its file.
     ///
     /// ```
     /// let mut memory = tenure::Mapping::anonymous(1 << 20)?;
@@ -54,15 +54,16 @@ impl Mapping {
     /// ```
     ///
     /// # Cost
-    /// As there.
+    /// As for `discard`.
     ///
     /// # Errors
-    /// As there; `EINVAL` also where the part is not inside the mapping.
+    /// As for `discard`; `EINVAL` also if the part is not inside the mapping.
     #[doc(alias = "MADV_DONTNEED")]
     #[doc(alias = "MADV_REMOVE")]
     pub fn discard(&mut self, offset: usize, len: usize) -> Result<()> {
         let part = self.part("Mapping::discard", offset, len, PageRange::check)?;
-        // SAFETY: `&mut self`: nobody else refers to the bytes, and any bytes are valid ones.
+        // SAFETY: `&mut self` is exclusive, so no other code refers to the bytes, and any bytes are
+        // valid.
         unsafe { discard(part.start as *mut u8, part.len()) }
     }
 }

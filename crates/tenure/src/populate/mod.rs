@@ -1,11 +1,11 @@
-//! Populate: makes pages resident before the program uses them. No page fault comes later, and a page that
-//! cannot be had is an error now instead of SIGBUS later.
+//! Populate: makes pages resident before the program uses them. No page fault comes later. If a
+//! page cannot be made resident, that is an error now instead of SIGBUS later.
 //!
-//! **For** start-up and for latency: a virtual machine's memory, a model file, a table. **Not for** memory
-//! of which the program will use a small part: every page takes memory.
+//! **For** start-up and for latency: a virtual machine's memory, a model file, a table. **Not for**
+//! memory of which the program will use a small part: every page takes memory.
 //!
-//! [`Populate`] makes a range ready for reading or writing, with as many threads as are useful, and reports
-//! exactly how far it came:
+//! [`Populate`] makes a range ready for reading or writing, with as many threads as are useful, and
+//! reports exactly how much it has done:
 //!
 //! ```
 //! use tenure::populate::{Access, Populate};
@@ -16,9 +16,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The contents of pages never change, even while other threads use them. If the program unmaps or replaces a
-//! range while it is being populated, it gets an error or spends some memory, and nothing else happens.
-//! Therefore these functions take plain addresses and are safe.
+//! The contents of pages never change, even while other threads use them. If the program unmaps or
+//! replaces a range while it is being populated, it gets an error or spends some memory, and
+//! nothing else happens. Therefore these functions take plain addresses and are safe.
 //!
 //! # Which access
 //!
@@ -30,15 +30,15 @@
 //! | file, private | reads it into the page cache | makes a copy of every page |
 //! | hugetlbfs | takes huge pages | takes huge pages |
 //!
-//! # What cannot be an error
+//! # Lack of memory
 //!
-//! Where a memory cgroup or the machine has no room left, the kernel answers a populate with its
-//! OOM killer, as it answers a touch. [`Populate::within_room`] asks beforehand.
+//! If a memory cgroup or the machine has no room left, the kernel reacts to a populate with its OOM
+//! killer, as it does to a touch. [`Populate::within_room`] checks the room beforehand.
 //!
 //! # What the kernel must have
 //!
-//! `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` (5.14). Before that the kernel touches each page on
-//! behalf of a `process_vm_readv` or a futex call.
+//! `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` (5.14). Before that the kernel touches each page
+//! on behalf of a `process_vm_readv` or a futex call.
 
 mod background;
 mod backing;
@@ -67,9 +67,9 @@ use crate::error::Result;
 use std::time::Duration;
 
 impl Populate {
-    /// Returns what it will do, mapping by mapping, and why. Costs a look at each mapping, 1 µs;
-    /// before Linux 6.11 a reading of `/proc/self/smaps`, 10 ns for each resident page of the
-    /// process.
+    /// Returns the planned work, mapping by mapping, with the reasons. Costs a look at each
+    /// mapping, 1 µs; before Linux 6.11 a reading of `/proc/self/smaps`, 10 ns for each resident
+    /// page of the process.
     ///
     /// ```
     /// # use tenure::populate::{Access, Populate};
@@ -83,14 +83,15 @@ impl Populate {
     /// ```
     ///
     /// # Errors
-    /// `EINVAL`: empty or wrapping; the address is not a multiple of the page size; or part of it is
-    /// volatile.
+    /// `EINVAL`: empty or wrapping; the address is not a multiple of the page size; or part of it
+    /// is volatile.
     pub fn plan(&self) -> Result<Plan> {
         plan::show(self, self.range("Populate::plan")?)
     }
 
-    /// Returns how much memory it needs, how much there is, and what sets the bound. Costs a look
-    /// at the page table and some files of `/proc` and `/sys`: about 0.1 ms, and 4 ns a page.
+    /// Returns how much memory it needs, how much there is, and which resource is the bound. Costs
+    /// a look at the page table and some files of `/proc` and `/sys`: about 0.1 ms, and 4 ns a
+    /// page.
     ///
     /// ```
     /// # use tenure::populate::{Access, Populate};
@@ -101,15 +102,15 @@ impl Populate {
     /// ```
     ///
     /// # Errors
-    /// As [`plan`](Populate::plan); `ENOENT` and others: `/proc/self/pagemap` cannot be read.
+    /// As for [`plan`](Populate::plan); `ENOENT` and others: `/proc/self/pagemap` cannot be read.
     pub fn room(&self) -> Result<Room> {
         room::ask(self, self.range("Populate::room")?)
     }
 
-    /// Populates, with the calling thread as one of those that work.
+    /// Populates, with the calling thread as one of the working threads.
     ///
-    /// Up to 4 MiB it costs the kernel's own call and a few microseconds; beyond, what
-    /// [`plan`](Populate::plan) costs as well.
+    /// Up to 4 MiB it costs the kernel's own call and a few microseconds; beyond that, also the
+    /// cost of [`plan`](Populate::plan).
     ///
     /// ```
     /// use tenure::populate::{Access, Populate};
@@ -122,14 +123,14 @@ impl Populate {
     /// ```
     ///
     /// # Errors
-    /// [`Failed`] has the cause and how far it came. Everything before
-    /// [`Report::first_missing`] is populated.
-    /// - `EINVAL`: empty or wrapping; the address is not a multiple of the page size; part of it is volatile; or a special mapping
-    ///   (device memory, secretmem).
+    /// [`Failed`] has the cause and the progress. Everything before [`Report::first_missing`] is
+    /// populated.
+    /// - `EINVAL`: empty or wrapping; the address is not a multiple of the page size; part of it is
+    ///   volatile; or a special mapping (device memory, secretmem).
     /// - `ENOMEM`: part of it is not mapped, or the kernel has no memory.
     /// - `EACCES`: the mapping's protection does not allow the access.
-    /// - `EFAULT`: past the end of the file, a guard region, or a page that userfaultfd watches and
-    ///   answers with SIGBUS (where a handler fills such pages, this waits for the handler).
+    /// - `EFAULT`: past the end of the file, a guard region, or a page that userfaultfd watches
+    ///   with SIGBUS (where a handler fills such pages, this waits for the handler).
     /// - `ENOSPC`: the file system, tmpfs or pool of huge pages is full.
     /// - `EHWPOISON`: the hardware lost the page.
     /// - `ETIMEDOUT`: the deadline passed.
@@ -137,7 +138,7 @@ impl Populate {
         run::run(self)
     }
 
-    /// Does what [`run`](Populate::run) does, and calls `each` on this thread about once in
+    /// Populates as [`run`](Populate::run) does, and calls `each` on this thread about once in
     /// `every`, and at the end. This thread only watches; other threads work.
     ///
     /// ```
@@ -151,10 +152,10 @@ impl Populate {
     /// ```
     ///
     /// # Cost
-    /// As [`run`](Populate::run), and a thread.
+    /// As for [`run`](Populate::run), and a thread.
     ///
     /// # Errors
-    /// As [`run`](Populate::run).
+    /// As for [`run`](Populate::run).
     pub fn run_with(
         &self,
         every: Duration,
@@ -177,8 +178,9 @@ impl Populate {
     /// The start of a thread: about 40 µs.
     ///
     /// # Errors
-    /// `EINVAL`, `ENOMEM`, `ENOSPC`: what is known beforehand, as [`run`](Populate::run).
-    /// `EAGAIN`: no thread could be started. [`Background::wait`] reports every later error.
+    /// `EINVAL`, `ENOMEM`, `ENOSPC`: errors that are known beforehand, as for
+    /// [`run`](Populate::run). `EAGAIN`: no thread could be started. [`Background::wait`] reports
+    /// every later error.
     pub fn start(self) -> Result<Background> {
         run::start(&self)
     }
@@ -195,10 +197,10 @@ impl Populate {
 /// ```
 ///
 /// # Cost
-/// As [`Populate::run`].
+/// As for [`Populate::run`].
 ///
 /// # Errors
-/// As [`Populate::run`].
+/// As for [`Populate::run`].
 #[doc(alias = "madvise")]
 #[doc(alias = "MADV_POPULATE_READ")]
 #[doc(alias = "MADV_POPULATE_WRITE")]

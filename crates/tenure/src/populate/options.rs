@@ -1,4 +1,4 @@
-//! What a populate is asked for.
+//! The options of a populate.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::range::PageRange;
@@ -27,8 +27,8 @@ pub enum Access {
     Write,
 }
 
-/// What to ask of the kernel's transparent huge pages before the pages are populated. Afterwards is too
-/// late: the kernel then gives none.
+/// The advice on transparent huge pages before the pages are populated. Afterwards is too late: the
+/// kernel then gives none.
 ///
 /// ```
 /// use tenure::populate::{Access, HugePages, Populate};
@@ -41,19 +41,20 @@ pub enum Access {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum HugePages {
     /// `MADV_HUGEPAGE` on anonymous memory that is populated for writing and holds an aligned huge
-    /// page, where the system's setting is `madvise`; likewise on shared memory and tmpfs where
-    /// theirs is `advise`; and on files that are populated for reading, which are then read by the
-    /// huge page. It stays on the mapping, and overrides an earlier `MADV_NOHUGEPAGE`.
+    /// page, if the system's setting is `madvise`; likewise on shared memory and tmpfs if theirs is
+    /// `advise`; and on files that are populated for reading, which the kernel then reads by the
+    /// huge page. The advice stays on the mapping, and overrides an earlier `MADV_NOHUGEPAGE`.
     ///
-    /// On a part of a mapping it makes that a mapping of its own. Where the process has an eighth of
-    /// the mappings that `vm.max_map_count` allows, only whole mappings are advised any more.
+    /// On a part of a mapping, the advice makes that part a mapping of its own. Once the process
+    /// has an eighth of the mappings that `vm.max_map_count` allows, only whole mappings are
+    /// advised.
     #[default]
     Advise,
     /// Nothing: the mapping stays as it is.
     Leave,
 }
 
-/// A populate, to be [`run`](Populate::run) or [`start`](Populate::start)ed.
+/// A populate. The program calls [`run`](Populate::run) or [`start`](Populate::start) on it.
 ///
 /// ```
 /// use std::time::Duration;
@@ -86,8 +87,9 @@ pub struct Populate {
 }
 
 impl Populate {
-    /// Asks for the pages that `[addr, addr + len)` touches. `addr` is a multiple of the page size.
-    /// Nothing is done before [`run`](Populate::run) or [`start`](Populate::start).
+    /// Makes a populate of the pages that `[addr, addr + len)` touches. `addr` is a multiple of
+    /// the page size. Nothing is done before [`run`](Populate::run) or
+    /// [`start`](Populate::start).
     ///
     /// ```
     /// use tenure::populate::{Access, Populate};
@@ -141,7 +143,7 @@ impl Populate {
         self
     }
 
-    /// Sets what to ask of transparent huge pages.
+    /// Sets the advice on transparent huge pages.
     ///
     /// ```
     /// # use tenure::populate::{Access, HugePages, Populate};
@@ -162,7 +164,7 @@ impl Populate {
     /// ```
     /// use tenure::populate::{Access, Populate};
     /// let program = std::fs::File::open("/proc/self/exe")?;
-    /// // SAFETY: nobody truncates or writes a program that runs.
+    /// // SAFETY: no process truncates or writes a program that runs.
     /// let head = unsafe { tenure::Mapping::file(&program, 0, 4096) }?;
     /// Populate::new(head.as_ptr(), head.len(), Access::Read).file(&program)?.run()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -200,7 +202,8 @@ impl Populate {
 
     /// Sets whether a populate that would not fit is refused before anything is done, as
     /// [`room`](Populate::room) reports it: `ENOMEM` for a memory cgroup or the machine, `ENOSPC`
-    /// for a tmpfs or a pool of huge pages. It cannot foresee what other programs take meanwhile.
+    /// for a tmpfs or a pool of huge pages. It cannot foresee how much other programs take
+    /// meanwhile.
     ///
     /// ```
     /// use tenure::populate::{Access, Populate};
@@ -214,7 +217,7 @@ impl Populate {
         self
     }
 
-    /// In the background: threads after the first only help where a disk has to be read.
+    /// In the background: threads after the first help only where the kernel has to read a disk.
     pub(crate) fn others_once_cold(mut self) -> Self {
         self.others_once_cold = true;
         self
@@ -222,7 +225,7 @@ impl Populate {
 
     pub(crate) fn range(&self, call: &'static str) -> Result<PageRange> {
         let range = PageRange::touched(call, self.start as *const u8, self.len)?;
-        // The kernel would take the pages back behind the back of those who wait for purges.
+        // The kernel would take the pages back, and a later pin or unmark would report them.
         if is_marked(range) {
             let why = "part of it is volatile, and populating would make it silently non-volatile";
             return Err(Error::new(ErrorKind::IsVolatile, call, why, "unmark it first")

@@ -1,4 +1,4 @@
-//! What a populate will do, and why: decided once, shown by `plan()`, followed by `run()`.
+//! The plan of a populate, with reasons: decided once, shown by `plan()`, followed by `run()`.
 
 use super::backing::Backing;
 use super::{threads, Access, HugePages, Populate};
@@ -12,14 +12,14 @@ use rustix::fd::{AsFd, OwnedFd};
 use std::fmt;
 use std::sync::Arc;
 
-/// 0.13 ms of huge pages at their fastest. Not more, because the next piece may be a hundred times
-/// slower: on a virtual machine, where its memory has to come from the host first.
+/// 0.13 ms of huge pages at their fastest. It is not more, because the next piece may be a hundred
+/// times slower: on a virtual machine, whose host must first provide the memory.
 pub(super) const LARGEST_PIECE: usize = 8 << 20;
-/// What takes no memory may take longer pieces, as the page cache is mapped by the folio: 1 µs for 2
-/// MiB.
+/// A populate that takes no memory may have longer pieces, because the page cache is mapped by the
+/// folio: 1 µs for 2 MiB.
 pub(super) const LARGEST_OF_FILE: usize = 64 << 20;
 
-/// One thing that is done to a mapping.
+/// One step of the work on a mapping.
 ///
 /// ```
 /// use tenure::populate::{Access, Populate, Step};
@@ -48,7 +48,7 @@ pub enum Step {
     TouchRead,
     /// Each page touched by a futex call that ors 0 into it.
     TouchWrite,
-    /// A byte of each page read (`process_vm_writev` to ourselves), after it was populated.
+    /// A byte of each page read (`process_vm_writev` to this process), after it was populated.
     UseOnce,
 }
 
@@ -66,7 +66,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// A mapping's part of the range, and what is done to it.
+/// A mapping's part of the range, and the work on it.
 ///
 /// ```
 /// use tenure::populate::{Access, Populate};
@@ -84,13 +84,13 @@ pub struct Part {
     pub start: usize,
     /// Its length in bytes.
     pub len: usize,
-    /// What its pages come from.
+    /// The source of its pages.
     pub backing: Backing,
     /// Whether it is mapped shared.
     pub shared: bool,
-    /// The size of its pages in bytes: above the base page for hugetlbfs.
+    /// The size of its pages in bytes: larger than the base page for hugetlbfs.
     pub page_size: usize,
-    /// What is done, in this order, and why.
+    /// The steps, in this order, with their reasons.
     pub steps: Vec<(Step, String)>,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) described: Described,
@@ -105,14 +105,15 @@ impl Part {
         self.steps.iter().any(|(s, _)| *s == step)
     }
 
-    /// Where madvise cannot populate, nothing else refuses what a touch would do to a device.
+    /// Returns whether a touch must not be used: without madvise, nothing else refuses a touch of a
+    /// device.
     pub(super) fn must_not_be_touched(&self) -> bool {
         matches!(self.backing, Backing::Special | Backing::Secret)
             && (self.does(Step::TouchRead) || self.does(Step::TouchWrite))
     }
 
-    /// The access that leaves nothing to be taken later: reading is enough where a file holds the bytes;
-    /// elsewhere it would only map the zero page.
+    /// Returns the access after which no memory is left to be taken later. Reading is enough where
+    /// a file holds the bytes; elsewhere it would only map the zero page.
     pub(crate) fn access_that_keeps(&self) -> Access {
         match self.backing {
             Backing::File(_) | Backing::Secret | Backing::Special => Access::Read,
@@ -121,12 +122,12 @@ impl Part {
         }
     }
 
-    /// Where an address of it lies in its file.
+    /// Returns an address's offset in its file.
     pub(super) fn offset_of(&self, address: usize) -> u64 {
         self.described.mapping.offset + (address - self.described.mapping.start) as u64
     }
 
-    /// The largest piece that may be done at once.
+    /// Returns the largest size of a piece.
     pub(super) fn largest_piece(&self) -> usize {
         match self.backing {
             Backing::File(_) if self.does(Step::PopulateRead) => LARGEST_OF_FILE,
@@ -134,17 +135,17 @@ impl Part {
         }
     }
 
-    /// The smallest piece that is worth a call.
+    /// Returns the smallest piece that is worth a call.
     pub(super) fn least_piece(&self) -> usize {
         match self.backing {
-            // A cold file: so little that a slow disk does not hold up a cancel.
+            // A cold file: so small that a slow disk does not delay a cancel.
             Backing::File(_) => (128 << 10).max(page_size()),
             _ => self.page_size.max(HUGE_PAGE),
         }
     }
 }
 
-/// What will be done.
+/// The planned work.
 ///
 /// ```
 /// use tenure::populate::{Access, Populate};
@@ -161,18 +162,19 @@ pub struct Plan {
     pub start: usize,
     /// Its length in bytes.
     pub len: usize,
-    /// What its pages are made ready for.
+    /// The access for which its pages are made ready.
     pub access: Access,
     /// How many threads will work.
     pub threads: usize,
-    /// Why that many.
+    /// The reason for that number.
     pub why_threads: String,
-    /// The mappings, in order of address. What lies between them is not mapped, and will be an error.
-    /// Empty where `/proc` cannot be read: then pages are populated, and nothing else is done.
+    /// The mappings, in order of address. A hole between them will be an error. Empty if `/proc`
+    /// cannot be read: then pages are populated, and nothing else is done.
     pub parts: Vec<Part>,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) file: Option<(Arc<OwnedFd>, Facts)>,
-    /// Whether allocation was asked for by name: then what prevents it is an error.
+    /// Whether the caller has explicitly asked for allocation: then a failure to allocate is an
+    /// error.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) allocate_asked: bool,
 }
@@ -182,7 +184,7 @@ impl Plan {
         PageRange { start: self.start, end: self.start + self.len }
     }
 
-    /// The file that was passed, if it is the one behind the part.
+    /// Returns the file that the caller passed, if it is the one behind the part.
     pub(super) fn file_of(&self, part: &Part) -> Option<&(Arc<OwnedFd>, Facts)> {
         self.file.as_ref().filter(|(_, facts)| facts.inode == part.described.mapping.inode)
     }
@@ -193,7 +195,7 @@ impl Plan {
         self.parts[..after].last().filter(|part| address < part.start + part.len)
     }
 
-    /// Where the part, or the hole, that the address is in ends.
+    /// Returns the end of the part, or the hole, that holds the address.
     pub(super) fn boundary_after(&self, address: usize) -> usize {
         match self.part_at(address) {
             Some(part) => part.start + part.len,
@@ -205,7 +207,7 @@ impl Plan {
     }
 }
 
-/// What [`make`] decides, with the names that only readers need.
+/// Makes the plan as [`make`] does, with the names that only readers need.
 pub(super) fn show(asked: &Populate, range: PageRange) -> Result<Plan> {
     let mut plan = make(asked, range)?;
     for part in &mut plan.parts {
@@ -218,12 +220,12 @@ pub(super) fn show(asked: &Populate, range: PageRange) -> Result<Plan> {
     Ok(plan)
 }
 
-/// Looks at the mappings and decides.
+/// Looks at the mappings and decides the steps.
 pub(super) fn make(asked: &Populate, range: PageRange) -> Result<Plan> {
     let by_madvise = os_populate::by_madvise(asked.access == Access::Write);
     let found = match maps::describe(range) {
         Ok(found) => found,
-        // Without /proc the kernel's own checks have to do; a touch makes none.
+        // Without /proc the kernel's own checks must suffice; a touch has none.
         Err(_) if by_madvise => Vec::new(),
         Err(errno) => {
             let what = "looking up the mappings in /proc/self/maps";
@@ -238,7 +240,7 @@ pub(super) fn make(asked: &Populate, range: PageRange) -> Result<Plan> {
                 .map_err(|errno| Error::system("Populate::plan", "fstat of its file", errno))?,
         )),
     };
-    // Worth the 20 µs where the populate takes milliseconds even of huge pages.
+    // Worth the 20 µs if the populate takes milliseconds even with huge pages.
     let fresh = range.len() >= 256 << 20;
     let mut parts: Vec<Part> = found
         .into_iter()

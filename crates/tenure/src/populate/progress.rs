@@ -1,9 +1,9 @@
-//! How far it is, and how far it came.
+//! The progress and the result of a populate.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How far a populate has come.
+/// The progress of a populate.
 ///
 /// ```
 /// use std::time::Duration;
@@ -29,7 +29,7 @@ pub struct Progress {
     pub bytes_per_second: u64,
 }
 
-/// What a populate did.
+/// The result of a populate.
 ///
 /// ```
 /// let memory = tenure::Mapping::anonymous(1 << 20)?;
@@ -41,21 +41,21 @@ pub struct Progress {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Report {
-    /// Bytes asked for.
+    /// Bytes in the range.
     pub bytes: u64,
     /// Bytes that this call has populated. Pages that were there already count.
     pub populated: u64,
     /// Threads that worked.
     pub threads: usize,
-    /// From beginning to end.
+    /// The time from beginning to end.
     pub elapsed: Duration,
     /// Address of the lowest page that this call has not populated; `None`: all are. Everything
     /// before it is populated, and so may be some pages after it.
     pub first_missing: Option<usize>,
 }
 
-/// Bytes done, and the two marks that the rate is reckoned from. Plain atomics: a child made by fork
-/// may ask while a thread that it does not have was counting.
+/// Bytes done, and the two marks from which the rate is computed. Plain atomics: a child made by
+/// fork may read them while a thread that it does not have was counting.
 #[derive(Debug, Default)]
 pub(super) struct Counter {
     done: AtomicU64,
@@ -76,7 +76,7 @@ impl Counter {
         let done = self.done.fetch_add(bytes, Ordering::AcqRel) + bytes;
         let now = since_start.as_nanos() as u64;
         let newest = self.newer.at.load(Ordering::Relaxed);
-        // The thread that wins moves the marks on; a reader between the stores is off by one window.
+        // The thread that wins moves the marks; a reader between the stores is off by one window.
         if now >= newest.saturating_add(HALF_WINDOW)
             && self
                 .newer
@@ -118,7 +118,7 @@ mod tests {
         let slow = counter.progress(2_000_000, ms(2000)).bytes_per_second;
         assert!((900_000..1_100_000).contains(&fast), "{fast}");
         assert!((9_000..11_000).contains(&slow), "{slow}");
-        // And when nothing comes any more, it falls.
+        // When no more bytes come, the rate falls.
         assert!(counter.progress(2_000_000, ms(9000)).bytes_per_second < 1_000);
     }
 }

@@ -1,4 +1,5 @@
-//! Whether it would fit: asked before, because the kernel's own answer may be its OOM killer.
+//! Finds whether a populate would fit, before it runs: without room the kernel may react with its
+//! OOM killer.
 
 use super::backing::Backing;
 use super::plan::{self, Part, Plan, Step};
@@ -13,7 +14,7 @@ use crate::range::PageRange;
 use rustix::fd::AsFd;
 use std::fmt;
 
-/// What sets the bound.
+/// The resource that is the bound.
 ///
 /// ```
 /// use tenure::populate::{Access, Limiting, Populate};
@@ -33,13 +34,13 @@ pub enum Limiting {
     Machine,
     /// A memory cgroup of the process; its directory.
     Cgroup(String),
-    /// The file system of a file: a tmpfs's size limit, or a disk.
+    /// The file system of a file: a tmpfs with a size limit, or a disk.
     FileSystem(String),
     /// The pool of huge pages of this many bytes.
     HugePages(usize),
 }
 
-/// What a populate needs of the scarcest resource, and how much of that resource there is.
+/// The need of a populate of the scarcest resource, and the amount that is available.
 ///
 /// ```
 /// use tenure::populate::{Access, Populate};
@@ -56,7 +57,7 @@ pub struct Room {
     pub needed: u64,
     /// Bytes that are available.
     pub available: u64,
-    /// Which resource it is.
+    /// The resource.
     pub limiting: Limiting,
 }
 
@@ -92,7 +93,7 @@ impl fmt::Display for Room {
     }
 }
 
-/// The resource with the least to spare.
+/// Returns the resource with the least room.
 pub(super) fn ask(asked: &Populate, range: PageRange) -> Result<Room> {
     let plan = plan::make(asked, range)?;
     let pagemap = Pagemap::open().map_err(|errno| {
@@ -118,7 +119,7 @@ pub(super) fn ask(asked: &Populate, range: PageRange) -> Result<Room> {
             bounds.push(Room { needed: missing, available: room, limiting });
         }
     }
-    // A page table takes a page for each 512.
+    // A page table takes a page for each 512 pages.
     memory += memory / 512;
     let group = memory_limit::own_group();
     let machine = memory_limit::room(None).free;
@@ -132,15 +133,15 @@ pub(super) fn ask(asked: &Populate, range: PageRange) -> Result<Room> {
     Ok(bounds.into_iter().min_by_key(spare).expect("the machine is always asked"))
 }
 
-/// An upper bound of the bytes that populating the part will take.
+/// Returns an upper bound of the bytes that populating the part will take.
 fn missing(access: Access, part: &Part, pagemap: &Pagemap) -> u64 {
     let whole = part.len as u64;
     match (&part.backing, access) {
         (Backing::Anonymous, Access::Read) => 0,
-        (Backing::File(_), Access::Read) => 0, // page cache, which gives way
+        (Backing::File(_), Access::Read) => 0, // page cache, which the kernel can drop
         (Backing::File(_), Access::Write) if part.shared => 0,
-        // The zero page is no memory yet; a file's page in a private mapping counts as there, though
-        // a copy of it will be made: so count all of those.
+        // The zero page is no memory yet. A file's page in a private mapping counts as present,
+        // although a copy of it will be made. So all of those count.
         (Backing::Anonymous, Access::Write) => {
             whole - pagemap.count(part.range(), Pages::Data).unwrap_or(0) as u64
         }
@@ -159,7 +160,7 @@ fn file_system_room(part: &Part, plan: &Plan, missing: u64) -> Option<u64> {
     files::free_behind(plan.file_of(part).map(|(fd, _)| fd.as_fd()), &entry?)
 }
 
-/// Whether huge pages were reserved for the part when it was mapped.
+/// Returns whether huge pages were reserved for the part when it was mapped.
 fn reserved(part: &Part) -> bool {
     let mut reserved = false;
     let page = PageRange { start: part.start, end: part.start + part.page_size };
@@ -167,7 +168,7 @@ fn reserved(part: &Part) -> bool {
     reserved
 }
 
-/// Refuses what does not fit.
+/// Refuses a populate that does not fit.
 pub(super) fn insist(call: &'static str, asked: &Populate, range: PageRange) -> Result<()> {
     let room = ask(asked, range)?;
     if room.fits() {
@@ -184,7 +185,7 @@ pub(super) fn insist(call: &'static str, asked: &Populate, range: PageRange) -> 
         .on(range.start, range.len()))
 }
 
-/// The cause of an `ENOMEM` for a page that is mapped.
+/// Returns the cause of an `ENOMEM` for a mapped page.
 pub(super) fn no_memory() -> (ErrorKind, String, String) {
     let group = memory_limit::own_group();
     let machine = memory_limit::room(None).free;

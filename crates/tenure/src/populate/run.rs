@@ -1,4 +1,4 @@
-//! The ways to run a populate: at once, watched, and behind the caller's back.
+//! The ways to run a populate: in the caller, watched, and in the background.
 
 use super::background::Background;
 use super::failure::{self, Failed};
@@ -15,7 +15,8 @@ use crate::runtime::counters::{add, COUNTERS};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Up to here one call does it: less than the time in which a deadline could be noticed.
+/// Up to this size one call does all: it takes less than the time in which a deadline could be
+/// noticed.
 const AT_ONCE: usize = 4 << 20;
 
 pub(super) fn run(asked: &Populate) -> Outcome {
@@ -24,7 +25,8 @@ pub(super) fn run(asked: &Populate) -> Outcome {
     let range = asked.range(call).map_err(nothing)?;
     if is_plain(asked, range) {
         let outcome = at_once(call, asked, range, started);
-        // For reasons of its own madvise never says so here; what follows asks it anew.
+        // madvise never returns these two for a reason of its own, so the code below tries the call
+        // anew.
         let refused = [libc::EPERM, libc::ENOSYS];
         if !outcome.as_ref().is_err_and(|failed| refused.contains(&failed.error.errno())) {
             return outcome;
@@ -36,9 +38,9 @@ pub(super) fn run(asked: &Populate) -> Outcome {
     job.wait(None).expect("it has ended").clone()
 }
 
-/// Whether one call will do for the range, as it needs no plan.
+/// Returns whether one call is enough for the range, because it needs no plan.
 fn is_plain(asked: &Populate, range: PageRange) -> bool {
-    // A file is passed for its holes, and to say more of a failure, which can be done then.
+    // A file is passed for its holes, and for better errors, which can be made after the failure.
     let allocates = match asked.access {
         Access::Read => asked.allocate == Some(true),
         Access::Write => asked.file.is_some() && asked.allocate != Some(false),
@@ -51,8 +53,8 @@ fn is_plain(asked: &Populate, range: PageRange) -> bool {
         && os_populate::by_madvise(asked.access == Access::Write)
 }
 
-/// The plan's advice without a look at what the range is made of, which would take a fifth of the time
-/// that a huge page does: on memory that takes none from it, the advice changes nothing.
+/// Gives the plan's advice without a look at the range's mappings, which would take a fifth of the
+/// time that a huge page does. On memory that gains nothing from it, the advice changes nothing.
 fn advise_unseen(asked: &Populate, range: PageRange) {
     let asks = asked.access == Access::Write
         && asked.huge_pages == HugePages::Advise
@@ -75,7 +77,7 @@ fn at_once(call: &'static str, asked: &Populate, range: PageRange, started: Inst
     advise_unseen(asked, range);
     let result = os_populate::populate(range, asked.access == Access::Write);
     if result.is_err() {
-        // Now it is worth the look.
+        // After a failure the look is worth its time.
         let plan = plan::make(asked, range).map_err(nothing)?;
         if let Err(fault) = plan.locate(range, |part| plan.make_ready(part)) {
             report.populated = (fault.page - range.start) as u64;
@@ -92,7 +94,7 @@ fn at_once(call: &'static str, asked: &Populate, range: PageRange, started: Inst
     Ok(report)
 }
 
-/// Everything that comes before the first piece.
+/// Does everything that comes before the first piece.
 fn prepare(
     call: &'static str,
     asked: &Populate,
@@ -115,30 +117,30 @@ fn advise_huge(plan: &Plan) {
     }
 }
 
-/// What the caller does while the helpers work.
+/// The caller's behaviour while the helpers work.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Helpers {
     /// It waits for them.
     Urgent,
-    /// It goes on.
+    /// It continues with other work.
     Behind,
-    /// As `Behind`, and only if a disk has to be waited for.
+    /// As `Behind`, and only if the kernel has to wait for a disk.
     OnceCold,
 }
 
-/// Starts helpers; those that cannot be started are not waited for. How many there are.
+/// Starts helpers, and does not wait for those that cannot be started. Returns how many there are.
 ///
 /// None works before all are there; see [`Job::open`].
 fn help(job: &Arc<Job>, count: usize, helpers: impl Fn(usize) -> Helpers) -> usize {
     let mut started = 0;
     for i in 0..count {
-        // The first that there is must not be one that waits for another.
+        // The first helper must not be one that waits for another.
         match spawn(job, if started == 0 { helpers(0) } else { helpers(i) }) {
             Ok(_) => started += 1,
             Err(_) => job.without_one(),
         }
     }
-    // A caller that goes on with something else does not wait for them.
+    // A caller that continues with other work does not wait for them.
     job.open(if helpers(0) == Helpers::Urgent { started } else { 0 });
     started
 }
@@ -164,7 +166,8 @@ pub(super) fn run_with(
     let started = Instant::now();
     let range = asked.range(call).map_err(nothing)?;
     let (job, workers) = prepare(call, asked, range, started).map_err(nothing)?;
-    // Where the first cannot be started, this thread works in its place and watches between pieces.
+    // If the first helper cannot be started, this thread works in its place and calls `each`
+    // between pieces.
     if spawn(&job, Helpers::Urgent).is_ok() {
         help(&job, workers - 1, |_| Helpers::Urgent);
     } else {
@@ -177,7 +180,7 @@ pub(super) fn run_with(
             }
         });
     }
-    // Should `each` panic, this is dropped: the code that catches it may unmap the range.
+    // If `each` panics, this is dropped: the code that catches the panic may unmap the range.
     let watched = Background::new(job);
     while !watched.wait_timeout(every.max(Duration::from_millis(1))) {
         each(&watched.progress());

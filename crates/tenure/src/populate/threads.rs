@@ -1,6 +1,6 @@
-//! How many threads work. Where they do is the scheduler's choice: it starts each on the idlest
-//! processor, of all memory nodes, and to bind them would take `sched_setaffinity`, which a systemd unit
-//! with `SystemCallFilter=~@resources` kills for.
+//! How many threads work. The scheduler chooses where they run: it starts each on the idlest
+//! processor, of all memory nodes. To bind them would take `sched_setaffinity`, for which a systemd
+//! unit with `SystemCallFilter=~@resources` kills the process.
 
 use crate::os::HUGE_PAGE;
 use std::num::NonZeroUsize;
@@ -10,7 +10,7 @@ use std::num::NonZeroUsize;
 const PER_THREAD: usize = 32 << 20;
 const MOST: usize = 1024;
 
-/// How many, and why.
+/// Returns the number of threads, and the reason for it.
 pub(super) fn useful(asked: usize, len: usize) -> (usize, String) {
     if asked > 0 {
         let pieces = len.div_ceil(HUGE_PAGE).min(MOST);
@@ -23,7 +23,8 @@ pub(super) fn useful(asked: usize, len: usize) -> (usize, String) {
     if by_size == 1 {
         return (1, "a second would cost more than it saves below 32 MiB".into());
     }
-    // Reads the cgroup's quota, which may change: asked anew each time, for large ranges only.
+    // This reads the cgroup's quota, which may change. So it is read each time, for large ranges
+    // only.
     let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     if by_size < processors {
         (by_size, "one for each 32 MiB".into())

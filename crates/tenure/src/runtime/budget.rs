@@ -1,5 +1,5 @@
-//! How much memory is left under the limits that hold for this process, asked at most ten times a second:
-//! an answer takes three to five small files, about 50 µs.
+//! Finds how much memory is left under the limits that hold for this process. It asks the kernel at
+//! most ten times a second: each time takes three to five small files, about 50 µs.
 
 #![allow(unsafe_code, reason = "takes over a lock in a forked child")]
 
@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const FRESH: Duration = Duration::from_millis(100);
-/// A process may be moved to another group, with another limit.
+/// How long the group's path is trusted. A process may be moved to another group, with another
+/// limit.
 const GROUP_FRESH: Duration = Duration::from_secs(5);
 
-/// What the last look found.
+/// The results of the last look.
 struct Known {
     group: Option<MemoryGroup>,
     group_at: Instant,
@@ -23,16 +24,16 @@ struct Known {
     room_at: Instant,
 }
 
-/// What is remembered.
+/// The remembered results.
 struct Budget {
     known: Lock<Option<Known>>,
     /// The limit that the last look found. For callers that must take no lock.
     limit: AtomicU64,
-    /// As many processes share it.
+    /// How many processes share the limit.
     sharers: AtomicU32,
 }
 
-/// Less is not worth the kernel's calls.
+/// A smaller share is not worth the kernel's calls.
 const LEAST_SHARE: u64 = 1 << 20;
 
 /// For the whole process: the limits are the process's.
@@ -48,14 +49,15 @@ static SERVICE: Service = Service {
     release: || BUDGET.known.release(),
     recover: || {
         if BUDGET.known.reset_in_child() {
-            // SAFETY: a child's only user of it; the old value may be half changed, and is not dropped.
+            // SAFETY: in a child only this thread uses it. The old value may be half changed, and
+            // is not dropped.
             std::mem::forget(unsafe { BUDGET.known.held_value() }.take());
         }
     },
     ..Service::named("budget", &[Rank::Budget])
 };
 
-/// What is left, as of at most [`FRESH`] ago. The files are read outside of the lock.
+/// Returns the room that is left, at most [`FRESH`] old. The files are read outside the lock.
 pub(crate) fn room(now: Instant) -> Room {
     fork_state::register(&SERVICE);
     let stale = |at: Instant, fresh: Duration| now.saturating_duration_since(at) >= fresh;
@@ -72,22 +74,23 @@ pub(crate) fn room(now: Instant) -> Room {
     let room = memory_limit::room(group.as_ref());
     BUDGET.limit.store(room.limit, Ordering::Relaxed);
     let new = Known { group, group_at, room, room_at: now };
-    // What another thread found meanwhile is dropped outside of the lock.
+    // The result of another thread's look is dropped outside the lock.
     let other = BUDGET.known.lock().replace(new);
     drop(other);
     room
 }
 
-/// What this process may keep from the kernel, so that a sudden need is met from the rest and from what is offered.
+/// The memory that this process may keep from the kernel. The rest, and the offered memory, serve a
+/// sudden need.
 pub(crate) struct Share {
-    /// Where memory is short.
+    /// The share while memory is short.
     pub least: u64,
-    /// Elsewhere.
+    /// The share at other times.
     pub most: u64,
 }
 
-/// A sixteenth of a small limit, or a quarter of what is free, shared with the other processes that use tenure under the same
-/// limit.
+/// A sixteenth of a small limit, or a quarter of the free room, divided by the number of processes
+/// that use tenure under that limit.
 pub(crate) fn share(now: Instant) -> Share {
     let (room, sharers) = (room(now), u64::from(sharers(now)));
     let least = (room.limit / 16).clamp(4 << 20, 16 << 20);
@@ -95,7 +98,8 @@ pub(crate) fn share(now: Instant) -> Share {
     Share { least, most: (room.free / 4 / sharers).max(least) }
 }
 
-/// How many processes share the limit. The background thread asks; for others it is what that found last.
+/// Returns how many processes share the limit. The background thread asks the kernel; other threads
+/// get the last result.
 fn sharers(now: Instant) -> u32 {
     if sharers::is_to_join(now, GROUP_FRESH) {
         let group = memory_limit::governing_group();
@@ -107,7 +111,7 @@ fn sharers(now: Instant) -> u32 {
     BUDGET.sharers.load(Ordering::Relaxed)
 }
 
-/// The memory limit at the last call of [`room`], whenever that was. One load.
+/// Returns the memory limit at the last call of [`room`], however old. One load.
 pub(crate) fn limit_at_last_look() -> u64 {
     BUDGET.limit.load(Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! What happened so far: counters that every promise adds to.
+//! Counts since the start. Every promise adds to these counters.
 
 #[cfg(not(loom))]
 use super::published::Part;
@@ -21,12 +21,12 @@ macro_rules! counters {
         pub struct Totals { $($(#[doc = $doc])* pub $name: u64),* }
 
         impl Totals {
-            /// Each field's name, what it counts, and its value.
+            /// Calls `each` with each field's name, its description and its value.
             pub(crate) fn each(&self, mut each: impl FnMut(&'static str, &'static str, u64)) {
                 $(each(stringify!($name), concat!($($doc),*), self.$name);)*
             }
 
-            /// The counts that `figure` has under the names of the fields.
+            /// Returns the counts that `figure` has under the names of the fields.
             pub(crate) fn of(figure: impl Fn(&str) -> u64) -> Totals {
                 Totals { $($name: figure(stringify!($name))),* }
             }
@@ -36,10 +36,10 @@ macro_rules! counters {
         #[derive(Default)]
         pub(crate) struct Counters { $(pub $name: AtomicU64),* }
 
-        /// For the whole process: what [`totals`] returns.
+        /// For the whole process: [`totals`] returns them.
         pub(crate) static COUNTERS: Counters = Counters { $($name: AtomicU64::new(0)),* };
 
-        /// For the whole process: what readers in other processes read.
+        /// For the whole process: other processes read it.
         #[cfg(not(loom))]
         pub(crate) static PUBLISHED: Part = Part::words(
             (&raw const COUNTERS).cast(),
@@ -95,10 +95,11 @@ counters! {
     retired_plain_bytes,
     /// Bytes of address space that were moved away and have been torn down since.
     torn_down_bytes,
-    /// Of the bytes torn down, what callers tore down because too much was waiting, or because they asked.
+    /// Of the bytes torn down, what callers tore down because too much was waiting, or because they
+    /// asked.
     retire_helped_bytes,
-    /// The longest step of a teardown in nanoseconds: what another thread may have waited for. Includes
-    /// the time that the tearing thread was without a processor.
+    /// The longest step of a teardown in nanoseconds: what another thread may have waited for.
+    /// Includes the time that the tearing thread was without a processor.
     retire_longest_slice_ns,
     /// Blocks that the pool handed out; those that moved for a reallocation count again.
     pool_allocs,
@@ -122,11 +123,11 @@ pub(crate) struct Gauges {
     pub retiring_bytes: AtomicU64,
 }
 
-/// For the whole process: what the statistics return.
+/// For the whole process: the statistics return them.
 pub(crate) static GAUGES: Gauges =
     Gauges { retiring: AtomicU64::new(0), retiring_bytes: AtomicU64::new(0) };
 
-/// For the whole process: what readers in other processes read.
+/// For the whole process: other processes read them.
 #[cfg(not(loom))]
 pub(crate) static PUBLISHED_GAUGES: Part =
     Part::words((&raw const GAUGES).cast(), "retiring retiring_bytes", 2, 1, 0);

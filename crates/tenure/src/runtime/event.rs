@@ -1,13 +1,13 @@
-//! Waiting for a condition that other threads make true.
+//! Waits for a condition that other threads make true.
 
 use crate::sync::{fence, AtomicU32, Futex, Ordering};
 use std::time::Duration;
 
-/// A wait ends at the latest after this, and begins again: a child whose fork handlers did not run has
-/// no thread that would ring.
+/// A wait ends at the latest after this time, and begins again: a child whose fork handlers did not
+/// run has no thread that would ring.
 pub(super) const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
-/// Where threads wait. It has no state of its own, so a fork need not hold it.
+/// A place where threads wait. It has no state of its own, so a fork need not hold it.
 #[derive(Debug)]
 pub(crate) struct Event {
     rings: Futex,
@@ -25,7 +25,8 @@ impl Event {
         Event { rings: Futex::new(0), waiters: AtomicU32::new(0) }
     }
 
-    /// Waits until `done` holds. The thread that makes it hold calls [`ring`](Event::ring) afterwards.
+    /// Waits until `done` holds. The thread that makes `done` hold calls [`ring`](Event::ring)
+    /// afterwards.
     pub fn wait_until(&self, mut done: impl FnMut() -> bool) {
         self.wait_for(&mut done, None);
     }
@@ -45,8 +46,8 @@ impl Event {
         }
         let mut left = timeout;
         loop {
-            // SeqCst on both sides: either the ringer sees this waiter, or the waiter sees what the
-            // ringer did before it looked.
+            // SeqCst on both sides: either the ringing thread sees this waiter, or the waiter sees
+            // the change that the ringing thread made before it looked.
             self.waiters.fetch_add(1, Ordering::SeqCst);
             let rings = self.rings.word.load(Ordering::SeqCst);
             fence(Ordering::SeqCst);
@@ -67,7 +68,7 @@ impl Event {
         }
     }
 
-    /// Has all waiters look again.
+    /// Wakes all waiters, which test their condition again.
     pub fn ring(&self) {
         fence(Ordering::SeqCst);
         if self.waiters.load(Ordering::SeqCst) > 0 {
@@ -76,7 +77,7 @@ impl Event {
         }
     }
 
-    /// In a forked child: its parent's waiters did not come along.
+    /// In a forked child, which does not have its parent's waiters.
     pub fn reset_in_child(&self) {
         self.waiters.store(0, Ordering::SeqCst);
     }

@@ -1,6 +1,6 @@
-//! Forks: every lock is held while the child is made, so that the child finds all in order. A child whose
-//! handlers did not run (made by a raw `clone`, or before the first use) is noticed by
-//! the first lock or claim that it takes, and what the handlers should have done is done then.
+//! Fork handlers hold every lock while the child is made, so that the child finds all state
+//! consistent. A child whose handlers did not run (made by a raw `clone`, or before the first use)
+//! is noticed at the first lock or claim that it takes, which then does the work of the handlers.
 
 #![allow(unsafe_code, reason = "registers itself in the section of initial functions")]
 
@@ -17,13 +17,13 @@ use std::time::Duration;
 
 pub(crate) use super::fork_state::{count, gives_up, lock, look, missed, register, NoWait};
 
-/// How forks come here.
+/// The state of tenure's fork handlers.
 struct Watch {
-    /// One at a time.
+    /// Held by the thread that forks: one fork at a time.
     turn: Lock<()>,
-    /// Tenure is in use, so forks concern it.
+    /// The program uses tenure, so forks concern it.
     watched: AtomicBool,
-    /// Tenure has its place among the process's fork handlers.
+    /// tenure's handlers are registered with the C library.
     registered: AtomicBool,
 }
 
@@ -34,7 +34,7 @@ static WATCH: Watch = Watch {
     registered: AtomicBool::new(false),
 };
 
-/// What forks do to the runtime itself, before the promises' services.
+/// The runtime's own part of a fork, before the promises' services.
 /// For the whole process: the register's entry of the runtime.
 static SERVICE: Service = Service {
     recover: || _ = WATCH.turn.reset_in_child(),
@@ -46,31 +46,34 @@ static SERVICE: Service = Service {
 };
 
 thread_local! {
-    // Constant and without a destructor: no allocation, and usable to a thread's very end.
-    /// Each thread's own: the signal mask before the fork that this thread has prepared. `None`: it has prepared none.
+    // Constant and without a destructor, so the first use allocates nothing, and a thread can use
+    // it until its very end.
+    /// Each thread's own: the signal mask before the fork that this thread has prepared. `None`: it
+    /// has prepared none.
     static PREPARED: Cell<Option<signal::Mask>> = const { Cell::new(None) };
 }
 
-/// How long a fork waits at first for all that it holds, with signals blocked, and at most.
+/// How long a fork waits for all its locks, with signals blocked: at first, and at most.
 const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(20)..=Duration::from_secs(1);
 
-/// Has forks hold what tenure locks, from now on.
+/// From now on forks hold tenure's locks.
 pub(crate) fn watch() {
     register(&SERVICE);
     register_handlers();
     WATCH.watched.store(true, Ordering::Release);
 }
 
-/// Takes tenure's place among the process's fork handlers, whose order is that of their registration. Once.
+/// Registers tenure's fork handlers, once. The C library calls handlers in the order of their
+/// registration, or its reverse.
 extern "C" fn register_handlers() {
     if !WATCH.registered.swap(true, Ordering::AcqRel) {
         fork::register(on_prepare, on_parent, on_child);
     }
 }
 
-/// When the program or the library is loaded: handlers that the program registers later then run while tenure
-/// holds nothing, and may use it. Where a linker has dropped this the first use registers them.
-/// For the whole process: the loader calls it once.
+/// Runs when the program or the library is loaded. So handlers that the program registers later run
+/// while tenure holds nothing, and may use it. If a linker has dropped this entry, the first use
+/// registers the handlers. For the whole process: the loader calls it once.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = register_handlers;
@@ -80,8 +83,9 @@ extern "C" fn on_prepare() {
         return;
     }
     look();
-    // The owner of a lock may be stopped by a signal's handler until this thread is stopped, too: collectors of garbage
-    // stop a program's threads so. Then all is released, the signal comes, and the fork begins again.
+    // A signal handler may have stopped the owner of a lock until this thread is stopped, too:
+    // garbage collectors stop a program's threads so. Then the fork releases all locks, the signal
+    // comes, and the fork begins again.
     let mut patience = *PATIENCE.start();
     while !prepare(patience) {
         release();
@@ -91,21 +95,22 @@ extern "C" fn on_prepare() {
     FORKS.holds(true);
 }
 
-/// Holds what a fork holds. `false`: a part of it; the rest was not to be had in time.
+/// Holds all locks of a fork. `false`: it holds only some, because the others were not free in
+/// time.
 fn prepare(patience: Duration) -> bool {
-    // A handler that forked too would find the locks half taken.
+    // A handler that forked too would find some locks held and some not.
     PREPARED.set(Some(signal::block_all()));
     FORKS.under_way.fetch_add(1, Ordering::SeqCst);
     hold_within(patience, || {
         WATCH.turn.hold();
-        // Or another thread's fork is under way.
+        // Otherwise another thread's fork is under way.
         if WATCH.turn.is_mine() {
             services::hold_all(gave_up);
         }
     })
 }
 
-/// Releases it, in the process that has prepared the fork. Signals come again.
+/// Releases the locks, in the process that has prepared the fork, and lets signals come again.
 fn release() {
     let Some(mask) = PREPARED.take() else { return }; // the fork began before the first use
     if WATCH.turn.is_mine() {
@@ -127,7 +132,7 @@ extern "C" fn on_parent() {
 
 extern "C" fn on_child() {
     let Some(mask) = PREPARED.take() else {
-        // It began before the first use: the first lock makes up for the rest.
+        // The fork began before the first use. The first lock does the rest of the handlers' work.
         kept::reset_in_child();
         return;
     };
@@ -135,7 +140,7 @@ extern "C" fn on_child() {
     FORKS.so_far.fetch_add(1, Ordering::Relaxed);
     brief::close_others();
     kept::reset_in_child();
-    // Other threads that were forking are not here.
+    // This process does not have the other threads that were forking.
     FORKS.under_way.store(0, Ordering::SeqCst);
     FORKS.holds(false);
     services::recover_all(services::was_not_held);

@@ -1,5 +1,5 @@
-//! What every lock has to know of forks: whether one was missed, whether one is under way, and whether the
-//! calling thread may wait for it.
+//! The facts about forks that every lock needs: whether the process missed one, whether one is
+//! under way, and whether the calling thread may wait for it.
 
 use super::services::{self, Service, ServiceId};
 use crate::os::brief;
@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 
 /// The count of forks.
 pub(super) struct Forks {
-    /// Seen by this process and its ancestors since tenure started.
+    /// Forks that this process and its ancestors have seen since tenure started.
     pub so_far: AtomicU32,
-    /// Those whose handlers have begun, and that are not over.
+    /// Forks whose handlers have begun and not ended.
     pub under_way: AtomicU32,
-    /// Since when one holds all that it holds: nanoseconds of the monotonic clock. 0: none does.
+    /// Since when a fork holds all its locks: nanoseconds of the monotonic clock. 0: none does.
     held_since: AtomicU64,
 }
 
-/// For the whole process: every lock asks it.
+/// For the whole process: every lock reads it.
 pub(super) static FORKS: Forks = Forks {
     so_far: AtomicU32::new(0),
     under_way: AtomicU32::new(0),
@@ -29,21 +29,24 @@ pub(super) static FORKS: Forks = Forks {
 };
 
 thread_local! {
-    // Constant and without destructors: no allocation, and usable to a thread's very end.
+    // Constant and without destructors, so the first use allocates nothing, and a thread can use it
+    // until its very end.
     /// Each thread's own: see [`NoWait`].
     static WAITS: Cell<Waits> = const { Cell::new(Waits::Long) };
-    /// Each thread's own: since when its call waits for locks, if that is not to take long. `None`: it has not waited.
+    /// Each thread's own: since when its call waits for locks, if the call must not wait long.
+    /// `None`: it has not waited.
     static WAITS_SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
-    /// Each thread's own: until when it waits for what it is to hold for a fork. `None`: as long as it takes.
+    /// Each thread's own: until when it waits for the locks of a fork. `None`: without a bound.
     static HOLDS_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
-    /// Each thread's own: it has waited for as long, and holds no more.
+    /// Each thread's own: it has waited for so long, and holds no more locks.
     static GAVE_UP: Cell<bool> = const { Cell::new(false) };
-    /// Each thread's own: it makes up for a fork that was missed: the locks that it takes meanwhile do not begin again.
+    /// Each thread's own: it is doing the work of handlers that did not run. The locks that it
+    /// takes meanwhile do not begin that work again.
     static MAKING_UP: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Notices a fork whose handlers did not run, and makes up for it. Before anything of tenure's is locked or
-/// claimed. Two loads.
+/// Notices a fork whose handlers did not run, and does their work. It runs before anything of
+/// tenure's is locked or claimed. Two loads.
 #[inline]
 pub(crate) fn look() {
     if word().load(Ordering::Acquire) != marker::SETTLED {
@@ -51,13 +54,14 @@ pub(crate) fn look() {
     }
 }
 
-/// Whether this process is a child whose handlers did not run, and nobody has made up for it.
+/// Returns whether this process is a child whose handlers did not run, and no thread has done their
+/// work.
 #[inline]
 pub(crate) fn missed() -> bool {
     word().load(Ordering::Relaxed) != marker::SETTLED
 }
 
-/// Registers a service unless it is there, and returns its number. A few loads.
+/// Registers a service unless it is registered, and returns its number. A few loads.
 #[inline]
 pub(crate) fn register(service: &'static Service) -> ServiceId {
     look();
@@ -76,7 +80,8 @@ fn make_up() {
         }
         return;
     }
-    // A handler would go on in the midst of it, with what is its parent's still.
+    // Without signals: a handler would continue in the middle of this, with state that is still the
+    // parent's.
     let _no_handler = Blocked::all();
     MAKING_UP.set(true);
     FORKS.so_far.fetch_add(1, Ordering::Relaxed);
@@ -90,12 +95,12 @@ fn make_up() {
 }
 
 impl Forks {
-    /// One holds all that it holds from now on; or none does.
+    /// Notes that a fork holds all its locks from now on, or that none does.
     pub fn holds(&self, holds: bool) {
         self.held_since.store(if holds { now() } else { 0 }, Ordering::Relaxed);
     }
 
-    /// Whether one has held it for as long as anybody waits.
+    /// Returns whether a fork has held the locks for longer than any thread waits.
     fn holds_long(&self) -> bool {
         let since = self.held_since.load(Ordering::Relaxed);
         since != 0 && now().saturating_sub(since) >= LONGEST_FOR_FORK.as_nanos() as u64
@@ -107,8 +112,8 @@ fn now() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Has `hold` hold what a fork holds. `false`: that took longer than `patience`, and what is held by then is to be
-/// released.
+/// Runs `hold`, which takes the locks of a fork. `false`: that took longer than `patience`, and the
+/// caller releases the locks held so far.
 pub(super) fn hold_within(patience: Duration, hold: impl FnOnce()) -> bool {
     HOLDS_UNTIL.set(Some(Instant::now() + patience));
     hold();
@@ -116,19 +121,19 @@ pub(super) fn hold_within(patience: Duration, hold: impl FnOnce()) -> bool {
     !GAVE_UP.replace(false)
 }
 
-/// Whether the calling thread waits no longer for what it is to hold for a fork.
+/// Returns whether the calling thread no longer waits for the locks of a fork.
 pub(crate) fn gives_up() -> bool {
     let is_over = HOLDS_UNTIL.get().is_some_and(|until| gave_up() || Instant::now() >= until);
     GAVE_UP.set(is_over);
     is_over
 }
 
-/// Whether it has waited for as long as it may.
+/// Returns whether the calling thread has stopped waiting for the locks of a fork.
 pub(crate) fn gave_up() -> bool {
     GAVE_UP.get()
 }
 
-/// How many forks were seen.
+/// Returns how many forks were seen.
 pub(crate) fn count() -> u32 {
     FORKS.so_far.load(Ordering::Relaxed)
 }
@@ -136,26 +141,28 @@ pub(crate) fn count() -> u32 {
 /// How long a thread waits for locks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Waits {
-    /// As long as it takes.
+    /// Without a bound.
     Long,
-    /// Long for a thread, not so for a fork.
+    /// Without a bound for a thread, but not without one for a fork.
     NotForFork,
-    /// Not for a fork at all, and not long for a thread.
+    /// Not at all for a fork, and not long for a thread.
     Short,
-    /// The same, and no signal comes while it has a list of the pool's.
+    /// As `Short`, and no signal comes while the thread has a list of the pool's.
     ShortAndQuiet,
 }
 
-/// How long a call waits that may not wait long. The owner may be stopped by a signal's handler that waits for this
-/// very thread: collectors of garbage stop a program's threads so, and map memory meanwhile.
+/// The longest wait of a call that must not wait long. A signal handler that waits for this very
+/// thread may have stopped the owner: garbage collectors stop a program's threads so, and map
+/// memory meanwhile.
 const LONGEST_SHORT_WAIT: Duration = Duration::from_millis(20);
-/// How long a fork is waited for by calls that are not to wait for it for ever. Forks mostly take less, and then the
-/// calls are served as without one.
+/// The longest wait for a fork by calls that must not wait for it for ever. Most forks take less,
+/// and then the calls are served as if there were none.
 const LONGEST_FOR_FORK: Duration = Duration::from_millis(50);
 
-/// While it lives the calling thread waits for no lock that a fork may hold: a call that a signal's handler
-/// may make, which has interrupted the C library's `malloc`. A fork takes malloc's lock after all handlers
-/// have run, so the fork waits for this thread, with all of tenure's locks in its hands.
+/// While it lives, the calling thread waits for no lock that a fork may hold. For a call from a
+/// signal handler that may have interrupted the C library's `malloc`. A fork takes malloc's lock
+/// after all handlers have run, so the fork waits for this thread while it holds all of tenure's
+/// locks.
 pub(crate) struct NoWait {
     before: Waits,
 }
@@ -166,15 +173,16 @@ impl NoWait {
         NoWait { before: WAITS.replace(Waits::Short) }
     }
 
-    /// Also for a call that a program may leave by siglongjmp, or in which a signal's handler may stop it for as long
-    /// as it likes: it has no lock then.
+    /// Also for a call that a program may leave by siglongjmp, or in which a signal handler may
+    /// stop the thread for any time. The thread has no lock then.
     #[inline]
     pub fn quietly() -> NoWait {
         NoWait { before: WAITS.replace(Waits::ShortAndQuiet) }
     }
 
-    /// For a call that waits [some time](LONGEST_FOR_FORK) for a fork, but not for ever. The caller may have a lock for which
-    /// the fork waits: that of a stream, or one that a handler of the program's takes which runs after tenure's.
+    /// For a call that waits for a fork for [a bounded time](LONGEST_FOR_FORK). The caller may have
+    /// a lock for which the fork waits: that of a stream, or one that a handler of the program's
+    /// takes which runs after tenure's.
     #[inline]
     pub fn long_for_fork() -> NoWait {
         NoWait { before: WAITS.replace(Waits::NotForFork) }
@@ -191,20 +199,21 @@ impl Drop for NoWait {
     }
 }
 
-/// Whether the calling thread is to wait for short times only, and to ask [`must_not_wait`] in between.
+/// Returns whether the calling thread must wait for short times only, and call [`must_not_wait`] in
+/// between.
 #[inline]
 pub(crate) fn may_not_wait_long() -> bool {
     WAITS.get() != Waits::Long
 }
 
-/// Whether no signal is to come while the calling thread has a list of the pool's.
+/// Returns whether no signal may come while the calling thread has a list of the pool's.
 #[inline]
 pub(crate) fn is_to_be_quiet() -> bool {
     WAITS.get() == Waits::ShortAndQuiet
 }
 
-/// Whether the calling thread has to give up on a lock that it does not get: a fork is under way, for which it has
-/// waited long enough.
+/// Returns whether the calling thread must give up on a lock that it does not get: a fork is under
+/// way, and the thread has waited long enough for it.
 pub(crate) fn must_not_wait() -> bool {
     match WAITS.get() {
         Waits::Long => false,
@@ -213,21 +222,22 @@ pub(crate) fn must_not_wait() -> bool {
     }
 }
 
-/// Whether the calling thread's call has waited for locks for as long as it may.
+/// Returns whether the calling thread's call has waited for locks for as long as it may.
 pub(crate) fn has_waited_long() -> bool {
     matches!(WAITS.get(), Waits::Short | Waits::ShortAndQuiet)
         && WAITS_SINCE.get().is_some_and(|since| since.elapsed() >= LONGEST_SHORT_WAIT)
 }
 
-/// The calling thread, which [may not wait long](may_not_wait_long), waits for a lock from now on, if it has not before.
+/// Notes that the calling thread, which [may not wait long](may_not_wait_long), waits for a lock
+/// from now on, unless it is noted already.
 pub(crate) fn waits_now() {
     WAITS_SINCE.set(WAITS_SINCE.get().or_else(|| Some(Instant::now())));
 }
 
-/// How long to wait at a time where [`may_not_wait_long`].
+/// The length of one wait where [`may_not_wait_long`].
 pub(crate) const SHORT_WAIT: Duration = Duration::from_millis(1);
 
-/// Locks what belongs to one process alone, so that no fork holds it, unless the thread
+/// Locks data that belongs to one process alone, so that no fork holds it, unless the thread
 /// [must not wait](must_not_wait) for it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     loop {

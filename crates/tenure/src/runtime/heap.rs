@@ -1,11 +1,11 @@
-//! Memory for what tenure notes while it has a claim on a range.
+//! Memory for tenure's notes while a thread has a claim on a range.
 //!
-//! Not the program's allocator: a fork may hold that one's locks while it waits for the claim (jemalloc registers
-//! its fork handlers at its first use), and a want of memory there ends the process. Here a want of memory is an
-//! error, and the lock comes after all others.
+//! This is not the program's allocator. A fork may hold that allocator's locks while it waits for
+//! the claim (jemalloc registers its fork handlers at its first use), and a failed allocation there
+//! ends the process. Here a failed allocation is an error, and the lock comes after all others.
 //!
-//! Blocks have sizes of powers of two, cut from chunks that are never given back; each size has a list of free
-//! blocks. A block above the largest size is a mapping of its own.
+//! Blocks have sizes of powers of two. They are cut from chunks, which are never unmapped. Each
+//! size has a list of free blocks. A block above the largest size is a mapping of its own.
 
 #![allow(unsafe_code, reason = "hands out memory")]
 
@@ -20,40 +20,41 @@ use std::ptr::NonNull;
 const SMALLEST: usize = 64;
 const SIZES: usize = 10;
 const LARGEST: usize = SMALLEST << (SIZES - 1);
-/// A multiple of every size.
+/// A multiple of every size of block.
 const CHUNK: usize = 64 << 10;
 
-/// Of each size.
+/// The blocks of one size.
 #[derive(Clone, Copy)]
 struct Blocks {
-    /// The first free block's address, which holds the next one's; 0: there is none.
+    /// The first free block's address, at which the next one's is stored; 0: there is none.
     free: usize,
-    /// Where the next block of a chunk begins. A multiple of a chunk's size: there is none.
+    /// The start of the next block in a chunk. A multiple of a chunk's size: there is none.
     uncut: usize,
 }
 
-/// For the whole process: what a claim notes is found by all threads.
+/// For the whole process: all threads find the notes of a claim.
 static HEAP: Lock<[Blocks; SIZES]> = Lock::new(Rank::Heap, [Blocks { free: 0, uncut: 0 }; SIZES]);
 
 /// For the whole process: the register's entry of the heap.
 static SERVICE: Service = Service {
     hold: || HEAP.hold(),
     release: || HEAP.release(),
-    // What is not the memory of one moment is not used again; blocks that are in use are as they were.
+    // A raw `clone` may have copied the lists page by page, so they are not used again. Blocks that
+    // are in use stay as they were.
     recover: || {
         HEAP.reset_in_child();
-        // SAFETY: this child has one thread, which has no guard of it.
+        // SAFETY: this child has one thread, and that thread has no guard of the lock.
         *unsafe { HEAP.held_value() } = [Blocks { free: 0, uncut: 0 }; SIZES];
     },
     ..Service::named("heap", &[Rank::Heap])
 };
 
-/// The number of the size that holds so many bytes; `None`: a mapping of its own.
+/// Returns the number of the smallest size with so many bytes; `None`: a mapping of its own.
 fn size_of_block(bytes: usize) -> Option<usize> {
     (bytes <= LARGEST).then(|| bytes.max(SMALLEST).next_power_of_two().ilog2() as usize - 6)
 }
 
-/// How many bytes a block has that is asked for so many.
+/// Returns how many bytes a block has that was allocated for `bytes`.
 pub(crate) fn usable(bytes: usize) -> usize {
     match size_of_block(bytes) {
         Some(size) => SMALLEST << size,
@@ -61,7 +62,7 @@ pub(crate) fn usable(bytes: usize) -> usize {
     }
 }
 
-/// A block of at least so many bytes, aligned to 64. About 20 ns; above 32 KiB a mapping.
+/// Allocates a block of at least `bytes`, aligned to 64. About 20 ns; above 32 KiB it is a mapping.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -84,40 +85,43 @@ pub(crate) fn allocate(bytes: usize) -> Result<NonNull<u8>, Errno> {
                 block
             }
             block => {
-                // SAFETY: a free block, in which `free` has put the next one's address.
+                // SAFETY: a free block, in which `free` has stored the next one's address.
                 blocks.free = unsafe { *(block as *const usize) };
                 block
             }
         };
         NonNull::new(block as *mut u8).ok_or(Errno::NOMEM)
     })
-    // A signal's handler that cannot have the lock begins a chunk of its own, of which the rest is lost.
+    // A signal handler that cannot have the lock begins a chunk of its own, and the rest of that
+    // chunk is lost.
     .unwrap_or_else(|| NonNull::new(map(CHUNK, CHUNK)?.start as *mut u8).ok_or(Errno::NOMEM))
 }
 
-/// Makes it likely that small blocks can be had also where the program's addresses are used up later.
+/// Makes it likely that small blocks can be allocated after the program has used up its addresses.
 pub(crate) fn prepare() {
     for bytes in [64, 128, 256, 512, 1024] {
         if let Ok(block) = allocate(bytes) {
-            // SAFETY: allocated just above with this size, and nobody else knows it.
+            // SAFETY: the block was allocated just above with this size, and no other code knows
+            // it.
             unsafe { free(block, bytes) };
         }
     }
 }
 
-/// Gives a block back.
+/// Frees a block.
 ///
 /// # Safety
-/// From [`allocate`] with the same number of bytes, and in use no more.
+/// The block comes from [`allocate`] with the same number of bytes, and is in use no more.
 pub(crate) unsafe fn free(block: NonNull<u8>, bytes: usize) {
     let at = block.as_ptr() as usize;
     let Some(size) = size_of_block(bytes) else {
         let len = bytes.next_multiple_of(page_size());
-        // SAFETY: a mapping of its own, by the caller's promise in use no more.
+        // SAFETY: the block is a mapping of its own, and the caller promises that it is in use no
+        // more.
         let _ = unsafe { reserve::unmap(PageRange::new(at, at + len)) };
         return;
     };
-    // In a signal's handler that cannot have the lock the block is lost.
+    // In a signal handler that cannot have the lock the block is lost.
     let _ = HEAP.with_also_in_forks(|heap| {
         // SAFETY: the caller promises that the block is in use no more; its first word is inside it
         // and aligned.
@@ -142,12 +146,14 @@ mod tests {
                         let bytes = 1 + (number >> 33) % [100, 5000, 70_000][number >> 60 & 1];
                         let block = allocate(bytes).unwrap();
                         assert!(block.as_ptr() as usize % SMALLEST == 0 && usable(bytes) >= bytes);
-                        // SAFETY: allocated just above by this thread, with at least so many bytes.
+                        // SAFETY: this thread has just allocated the block, with at least so many
+                        // bytes.
                         unsafe { block.write_bytes(thread, usable(bytes)) };
                         held.push((block, bytes));
                         if held.len() > 20 {
                             let (block, bytes) = held.swap_remove((number >> 40) % 20);
-                            // SAFETY: this thread's block, whole, and then in use no more.
+                            // SAFETY: this thread's block: it reads the whole block, and does not
+                            // use it after `free`.
                             unsafe {
                                 let all = std::slice::from_raw_parts(block.as_ptr(), usable(bytes));
                                 assert!(all.iter().all(|byte| *byte == thread));

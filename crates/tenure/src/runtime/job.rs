@@ -1,4 +1,4 @@
-//! One thing to do on the background thread, while its sender waits.
+//! A job for the background thread, while its sender waits.
 
 #![allow(unsafe_code, reason = "runs jobs that lie on their senders' stacks")]
 
@@ -20,7 +20,8 @@ pub(crate) struct Job<F, R> {
     result: UnsafeCell<MaybeUninit<R>>,
 }
 
-/// What the background thread knows of a job. First in it, and the link first in this.
+/// The part of a job that the background thread knows. It is the first field of the job, and the
+/// link is its first field.
 #[repr(C)]
 pub(crate) struct Head {
     link: Link,
@@ -29,11 +30,11 @@ pub(crate) struct Head {
     succeeded: AtomicBool,
 }
 
-/// How often a sender sees to it that there is a background thread.
+/// How often a waiting sender checks that there is a background thread.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Rung when a job is done; senders share it.
-/// For the whole process: a waiting sender looks at its own job.
+/// Rung when a job is done. All senders share it. For the whole process: each waiting sender looks
+/// at its own job.
 static DONE: Event = Event::new();
 
 impl<F: FnOnce() -> R + Send, R: Send> Job<F, R> {
@@ -55,10 +56,10 @@ impl<F: FnOnce() -> R + Send, R: Send> Job<F, R> {
     }
 
     /// # Safety
-    /// The head is that of a `Job<F, R>` whose sender waits; called once.
+    /// The head is that of a `Job<F, R>` whose sender waits. The function is called once for it.
     unsafe fn run(head: *mut Head) {
-        // SAFETY: the head is the first field of a `repr(C)` job, which its sender keeps until it is done;
-        // the sender touches neither field before that.
+        // SAFETY: the head is the first field of a `repr(C)` job, which its sender keeps until the
+        // job is done. The sender touches neither field before that.
         unsafe {
             let job = &*head.cast::<Job<F, R>>();
             if let Some(act) = (*job.act.get()).take() {
@@ -67,14 +68,15 @@ impl<F: FnOnce() -> R + Send, R: Send> Job<F, R> {
                     job.head.succeeded.store(true, Ordering::Relaxed);
                 }
             }
-            // The last touch of the job: from here on it may be gone.
+            // The last access to the job: the sender may end it from here on.
             job.head.done.store(true, Ordering::Release);
         }
         DONE.ring();
     }
 
-    /// Waits until the background thread has done it; calls `see` every now and then. `None`: it panicked, it
-    /// was [refused](refuse_all), or this process is a child whose parent has that thread.
+    /// Waits until the background thread has done the job, and calls `see` from time to time.
+    /// `None`: the job panicked or was [refused](refuse_all), or this process is a child whose
+    /// parent has that thread.
     pub fn wait(&mut self, sent_in: u64, see: impl Fn()) -> Option<R> {
         let over = || self.head.done.load(Ordering::Acquire) || generation::current() != sent_in;
         while !DONE.wait_until_timeout(over, LOOK) {
@@ -82,16 +84,16 @@ impl<F: FnOnce() -> R + Send, R: Send> Job<F, R> {
         }
         let succeeded =
             self.head.done.load(Ordering::Acquire) && self.head.succeeded.load(Ordering::Relaxed);
-        // SAFETY: written by `run` before it said so, and taken once: `wait` is called once by its only
-        // caller, and clears what says so.
+        // SAFETY: `run` wrote the result before it set the flag, and the result is taken once:
+        // `wait` has one caller, calls this once, and clears the flag.
         succeeded.then(|| unsafe { self.result.get_mut().assume_init_read() })
     }
 }
 
-/// Has something done by the thread that takes the mailbox's jobs, and waits for it. `None`: see [`Job::wait`].
-/// `Err`: this is not the process of that number any more, whose thread it is; nothing is done.
+/// Runs `act` on the thread that takes the mailbox's jobs, and waits for it. `None`: see
+/// [`Job::wait`]. `Err`: this is not the process that has the thread, and `act` did not run.
 ///
-/// The caller holds no lock and no claim: the thread may need it.
+/// The caller holds no lock and no claim: the job may need it.
 pub(crate) fn send<R: Send, F: FnOnce() -> R + Send>(
     mailbox: &Mailbox,
     process: u64,
@@ -100,27 +102,28 @@ pub(crate) fn send<R: Send, F: FnOnce() -> R + Send>(
 ) -> Result<Option<R>, F> {
     let mut job = Job::new(act);
     {
-        // A signal's handler that forks here would leave the child with a job in its list that its parent waits
-        // for, or wait for one that is not in it.
+        // Without signals. If a handler forked here, the child would have a job in its list for
+        // which its parent waits, or wait for a job that is not in its list.
         let _blocked = Blocked::all();
         if generation::current() != process {
             return Err(job.act.into_inner().expect("nothing has run it"));
         }
-        // SAFETY: the job stays on this stack until it is done: `wait` returns only then, or in a child,
-        // whose list of jobs has been emptied.
+        // SAFETY: the job stays on this stack until it is done. `wait` returns only then, or in a
+        // child, whose list of jobs has been emptied.
         unsafe { mailbox.push(job.link()) };
     }
     mailbox.post(JOBS);
     Ok(job.wait(process, see))
 }
 
-/// Ends the waits of the jobs' senders; nothing is done. There is no background thread, and none can be made.
+/// Ends the waits of the jobs' senders without running the jobs. There is no background thread, and
+/// none can be made.
 pub(crate) fn refuse_all(newest: *mut Link) {
     let mut at = newest;
     while !at.is_null() {
         let head = at.cast::<Head>();
-        // SAFETY: links in the list are kept by their senders until they are done, and this list is the
-        // caller's; the next link is read before that.
+        // SAFETY: the senders keep the links in the list until they are done, and only the caller
+        // has this list. The next link is read before its job is done.
         unsafe {
             at = (*at).next.load(Ordering::Relaxed);
             (*head).done.store(true, Ordering::Release);
@@ -129,18 +132,19 @@ pub(crate) fn refuse_all(newest: *mut Link) {
     DONE.ring();
 }
 
-/// Runs jobs as the mailbox gives them: the oldest first.
+/// Runs the jobs that the mailbox returned: the oldest first.
 pub(crate) fn run_all(newest: *mut Link) {
     let mut oldest: *mut Link = std::ptr::null_mut();
     let mut at = newest;
     while !at.is_null() {
-        // SAFETY: links in the list are kept by their senders until they are run, below.
+        // SAFETY: the senders keep the links in the list until their jobs are run, which happens
+        // below.
         let next = unsafe { (*at).next.swap(oldest, Ordering::Relaxed) };
         (oldest, at) = (at, next);
     }
     while !oldest.is_null() {
         let head = oldest.cast::<Head>();
-        // SAFETY: the sender keeps its link until the job is run; the next link is read before
+        // SAFETY: the sender keeps its link until the job is run, and the next link is read before
         // that.
         unsafe {
             oldest = (*oldest).next.load(Ordering::Relaxed);
@@ -149,7 +153,7 @@ pub(crate) fn run_all(newest: *mut Link) {
     }
 }
 
-/// In a child.
+/// Resets this module in a child.
 pub(crate) fn reset_in_child() {
     DONE.reset_in_child();
 }
@@ -159,7 +163,7 @@ mod tests {
     use super::*;
     use crate::runtime::mailbox::Mailbox;
 
-    /// What a sender does when no thread can be made.
+    /// A sender ends its wait when no thread can be made.
     #[test]
     fn refused_senders_go_on_without_a_result() {
         let (mailbox, process) = (Mailbox::new(), generation::current());

@@ -1,4 +1,5 @@
-//! The one lock. It knows its owner, its place in the order of locks, and forks.
+//! The one lock type. A lock knows its owner and its place in the order of locks, and forks can
+//! hold it.
 
 #![allow(unsafe_code, reason = "gives out the value that it guards")]
 
@@ -13,28 +14,31 @@ use std::time::Duration;
 
 pub(crate) use super::rank::Rank;
 
-/// A thread sleeps until the lock is free.
+/// A bit: a thread sleeps until the lock is free.
 const WAITED_FOR: u32 = 1 << 31;
-/// A fork of the owner's holds it.
+/// A bit: a fork of the owner's holds it.
 const BY_FORK: u32 = 1 << 30;
 const OWNER: u32 = BY_FORK - 1;
 const SPINS: u32 = 60;
-/// How long a thread waits at a time with signals blocked.
+/// The length of one wait with signals blocked.
 const LONGEST_WITHOUT_SIGNALS: Duration = Duration::from_millis(10);
-/// A sleeper looks again at the latest after this: a child whose handlers did not run has no thread that wakes it.
+/// A sleeping thread looks again at the latest after this time: in a child whose handlers did not
+/// run no thread wakes it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 thread_local! {
-    // Constant and without a destructor: no allocation, and usable to a thread's very end.
+    // Constant and without a destructor, so the first use allocates nothing, and a thread can use
+    // it until its very end.
     /// Each thread's own: see [`thread_number`]. 0: none yet.
     static NUMBER: Cell<u32> = const { Cell::new(0) };
-    /// Each thread's own: the ranks that it holds, a bit each. Debug builds only.
+    /// Each thread's own: the ranks of its locks, a bit each. Debug builds only.
     static RANKS: Cell<u64> = const { Cell::new(0) };
     /// Each thread's own: how many locks it holds for a fork. Debug builds only.
     static FOR_FORK: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A number that no other thread of the process has; a forked child's only thread keeps its own.
+/// Returns a number that no other thread of the process has. A forked child's only thread keeps its
+/// number.
 #[inline]
 pub(crate) fn thread_number() -> u32 {
     match NUMBER.get() {
@@ -52,25 +56,25 @@ fn new_number() -> u32 {
     number
 }
 
-/// A value behind a lock. Neither making nor taking it allocates.
+/// A value behind a lock. Neither making nor locking it allocates.
 pub(crate) struct Lock<T: ?Sized> {
     word: Futex,
     rank: Rank,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached through a guard, of which there is one at a time; `T: Send` because the
-// guards of different threads follow each other.
+// SAFETY: the value is reached through a guard, and there is one guard at a time. `T: Send` is
+// required because the guards of different threads follow one another.
 unsafe impl<T: ?Sized + Send> Sync for Lock<T> {}
 
-/// Gives the value, and the lock back when it is dropped.
+/// Gives access to the value, and frees the lock when it is dropped.
 pub(crate) struct Guard<'a, T: ?Sized> {
     lock: &'a Lock<T>,
 }
 
-/// A [`Guard`] whose thread takes no signal meanwhile.
+/// A [`Guard`] whose thread gets no signal meanwhile.
 pub(crate) struct QuietGuard<'a, T: ?Sized> {
-    // Fields are dropped in this order: signals come again when the lock is free.
+    // Fields are dropped in this order, so signals come again only after the lock is free.
     guard: Guard<'a, T>,
     _blocked: Blocked,
 }
@@ -78,12 +82,13 @@ pub(crate) struct QuietGuard<'a, T: ?Sized> {
 /// How long a thread waits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Patience {
-    /// Until it is asked to give up, or its call has waited for as long as it may.
+    /// Until the thread must give up, or its call has waited for as long as it may.
     Short,
-    /// As long as it takes.
+    /// Without a bound.
     Long,
-    /// For one sleep: signals that wait for the thread are to come now and then. A collector of garbage stops all
-    /// threads by signals, and the lock's owner, stopped, waits for this thread to stop.
+    /// For one sleep, because signals that wait for the thread must come now and then. A garbage
+    /// collector stops all threads by signals, and the stopped owner of the lock waits until this
+    /// thread has stopped.
     WithoutSignals,
 }
 
@@ -97,16 +102,17 @@ impl Patience {
     }
 }
 
-/// Why a thread did not get the lock.
+/// The reason why a thread did not get the lock.
 enum Refused {
-    /// It has it already.
+    /// The thread has it already.
     Mine,
-    /// A fork is under way, for which it must not wait; or it has waited for as long as it may.
+    /// A fork is under way for which the thread must not wait; or the thread has waited for as long
+    /// as it may.
     Waited,
 }
 
 impl<T> Lock<T> {
-    /// Where the value lies, from the lock's address on.
+    /// The offset of the value from the lock's address.
     pub const VALUE: usize = std::mem::offset_of!(Lock<T>, value);
 
     pub const fn new(rank: Rank, value: T) -> Lock<T> {
@@ -118,7 +124,7 @@ impl<T: ?Sized> Lock<T> {
     /// Waits for the lock.
     ///
     /// # Panics
-    /// The calling thread has it already: a defect of tenure's, which would hang otherwise.
+    /// If the calling thread has it already: a defect of tenure, which would hang otherwise.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         self.check_order();
@@ -128,21 +134,23 @@ impl<T: ?Sized> Lock<T> {
         }
     }
 
-    /// `None`: another thread has it, or this one.
+    /// Takes the lock if it is free. `None`: another thread has it, or this one.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         fork::look();
         self.try_acquire()
     }
 
-    /// Waits for the lock. `None`: the calling thread has it already (a signal's handler interrupted
-    /// it), a fork is under way for which it must not wait, or it has waited for as long as it may.
+    /// Waits for the lock. `None`: the calling thread has it already (a signal handler interrupted
+    /// it), a fork is under way for which the thread must not wait, or it has waited for as long as
+    /// it may.
     #[inline]
     pub fn lock_unless_mine(&self) -> Option<Guard<'_, T>> {
         self.acquire(Patience::of_thread()).ok()
     }
 
-    /// [`lock`](Lock::lock), and keeps signals away meanwhile: for what a signal's handler may lock too.
+    /// [`lock`](Lock::lock), with signals blocked meanwhile: for a lock that a signal handler may
+    /// take, too.
     pub fn lock_signals_blocked(&self) -> QuietGuard<'_, T> {
         self.check_order();
         match self.acquire_quietly(false) {
@@ -151,7 +159,8 @@ impl<T: ?Sized> Lock<T> {
         }
     }
 
-    /// [`lock_signals_blocked`](Lock::lock_signals_blocked), unless the lock would have to wait for a fork.
+    /// [`lock_signals_blocked`](Lock::lock_signals_blocked), unless the thread would have to wait
+    /// for a fork.
     pub fn lock_signals_blocked_unless_forking(&self) -> Option<QuietGuard<'_, T>> {
         self.check_order();
         match self.acquire_quietly(fork::may_not_wait_long()) {
@@ -161,12 +170,12 @@ impl<T: ?Sized> Lock<T> {
         }
     }
 
-    /// [`lock_unless_mine`](Lock::lock_unless_mine), and keeps signals away meanwhile.
+    /// [`lock_unless_mine`](Lock::lock_unless_mine), with signals blocked meanwhile.
     pub fn lock_signals_blocked_unless_mine(&self) -> Option<QuietGuard<'_, T>> {
         self.acquire_quietly(fork::may_not_wait_long()).ok()
     }
 
-    /// [`try_lock`](Lock::try_lock), and keeps signals away meanwhile.
+    /// [`try_lock`](Lock::try_lock), with signals blocked meanwhile.
     pub fn try_lock_signals_blocked(&self) -> Option<QuietGuard<'_, T>> {
         let blocked = Blocked::all();
         Some(QuietGuard { guard: self.try_lock()?, _blocked: blocked })
@@ -190,28 +199,28 @@ impl<T: ?Sized> Lock<T> {
         }
     }
 
-    /// Does something to the value, if [`lock_unless_mine`](Lock::lock_unless_mine) gives it. Signals are kept away
-    /// meanwhile where the thread [is to be quiet](fork::is_to_be_quiet).
+    /// Runs `act` on the value, if [`lock_unless_mine`](Lock::lock_unless_mine) gets the lock.
+    /// Signals are blocked meanwhile where the thread [must be quiet](fork::is_to_be_quiet).
     #[inline]
     pub fn with<R>(&self, act: impl FnOnce(&mut T) -> R) -> Option<R> {
-        // Dropped last.
+        // This is dropped last.
         let _blocked = fork::is_to_be_quiet().then(Blocked::all);
         let mut guard = self.lock_unless_mine()?;
         Some(act(&mut guard))
     }
 
-    /// Does something to the value, also in a fork's handlers, which hold the lock. It takes no other lock. `None`: a
-    /// signal's handler has interrupted this very function on its thread, or a fork is under way for which the
-    /// thread [must not wait](fork::must_not_wait).
+    /// Runs `act` on the value, also in a fork's handlers, which hold the lock. `act` takes no
+    /// other lock. `None`: a signal handler has interrupted this very function on its thread, or a
+    /// fork is under way for which the thread [must not wait](fork::must_not_wait).
     ///
-    /// For a lock that is only taken in this way.
+    /// For a lock that is taken only in this way.
     pub fn with_also_in_forks<R>(&self, act: impl FnOnce(&mut T) -> R) -> Option<R> {
         self.check_order();
         match self.acquire(Patience::of_thread()) {
             Ok(mut guard) => Some(act(&mut guard)),
             Err(Refused::Mine) if self.word.word.load(Ordering::Relaxed) & BY_FORK != 0 => {
-                // SAFETY: a fork of this thread's holds it, with signals blocked until it is released, and its handlers
-                // make no guard.
+                // SAFETY: a fork of this thread's holds the lock, with signals blocked until it is
+                // released, and its handlers make no guard.
                 Some(act(unsafe { self.held_value() }))
             }
             Err(_) => None,
@@ -253,7 +262,7 @@ impl<T: ?Sized> Lock<T> {
                 return Err(Refused::Mine);
             }
             if word & OWNER == 0 {
-                // A thread that has slept cannot know whether others still do.
+                // A thread that has slept cannot know whether other threads still sleep.
                 let mine = if spins > SPINS { me | WAITED_FOR } else { me };
                 let exchanged = self.word.word.compare_exchange(
                     word,
@@ -302,14 +311,15 @@ impl<T: ?Sized> Lock<T> {
         }
     }
 
-    /// Takes the lock for as long as a fork takes, unless the fork [gives up](fork::gives_up) waiting;
-    /// [`release`](Lock::release) frees it if it was taken. A lock that the calling thread has already, because a signal's handler forks that interrupted it, stays as it is:
-    /// parent and child both go on with what the thread was doing.
+    /// Takes the lock for the time of a fork, unless the fork [gives up](fork::gives_up) waiting.
+    /// If it was taken, [`release`](Lock::release) frees it. The calling thread may have the lock
+    /// already, because the fork comes from a signal handler that interrupted it. Then the lock
+    /// stays as it is, and parent and child both continue the interrupted work.
     pub fn hold(&self) {
         if fork::gave_up() {
             return;
         }
-        // Also where the handler interrupted a call that may not wait.
+        // Also where the handler interrupted a call that must not wait.
         let acquired = loop {
             match self.acquire(Patience::WithoutSignals) {
                 Err(Refused::Waited) if fork::gives_up() => return,
@@ -327,7 +337,7 @@ impl<T: ?Sized> Lock<T> {
         }
     }
 
-    /// Frees what [`hold`](Lock::hold) took.
+    /// Frees the lock that [`hold`](Lock::hold) took.
     pub fn release(&self) {
         let word = self.word.word.load(Ordering::Relaxed);
         if word & BY_FORK != 0 && word & OWNER == thread_number() {
@@ -338,8 +348,8 @@ impl<T: ?Sized> Lock<T> {
         }
     }
 
-    /// In a child whose handlers did not run: frees a lock that a thread of the parent's had. `true`: one
-    /// had it, so the value may be half changed.
+    /// In a child whose handlers did not run: frees a lock that a thread of the parent's had.
+    /// `true`: a thread had it, so the value may be half changed.
     pub fn reset_in_child(&self) -> bool {
         let owner = self.word.word.load(Ordering::Relaxed) & OWNER;
         if owner == 0 || owner == thread_number() {
@@ -349,23 +359,23 @@ impl<T: ?Sized> Lock<T> {
         true
     }
 
-    /// Whether the calling thread has a guard: a signal's handler, or a fork in it, finds the value perhaps half
-    /// changed, and the thread goes on with it.
+    /// Returns whether the calling thread has a guard. A signal handler, or a fork in it, may then
+    /// find the value half changed, and the thread continues with it.
     pub fn is_guarded_here(&self) -> bool {
         let word = self.word.word.load(Ordering::Relaxed);
         word & OWNER == thread_number() && word & BY_FORK == 0
     }
 
-    /// Whether the calling thread has it: a guard of it further up, or a fork's.
+    /// Returns whether the calling thread has it: by a guard further up its stack, or for a fork.
     pub fn is_mine(&self) -> bool {
         self.word.word.load(Ordering::Relaxed) & OWNER == thread_number()
     }
 
-    /// The value, for a fork's handlers, which hold the lock.
+    /// Returns the value to a fork's handlers, which hold the lock.
     ///
     /// # Safety
-    /// The calling thread [holds](Lock::hold) the lock, or is the only thread of a child, and has no guard
-    /// of it.
+    /// The calling thread [holds](Lock::hold) the lock, or is the only thread of a child, and has
+    /// no guard of it.
     #[allow(clippy::mut_from_ref, reason = "the lock is held, as the contract says")]
     pub unsafe fn held_value(&self) -> &mut T {
         // SAFETY: the caller promises that there is no guard, and that no other thread can make
@@ -393,7 +403,7 @@ impl<T: ?Sized> Lock<T> {
     }
 }
 
-/// Debug builds: the thread may take a lock of this rank now.
+/// Debug builds: asserts that the thread may take a lock of this rank now.
 #[track_caller]
 pub(crate) fn assert_order(rank: Rank) {
     if cfg!(debug_assertions) {
@@ -407,7 +417,8 @@ pub(crate) fn assert_order(rank: Rank) {
     }
 }
 
-/// Debug builds: the thread holds no lock at all, so it may wait, call back, allocate and unmap.
+/// Debug builds: asserts that the thread holds no lock, so that it may wait, call back, allocate
+/// and unmap.
 #[track_caller]
 pub(crate) fn assert_none_held() {
     if cfg!(debug_assertions) {
@@ -417,7 +428,7 @@ pub(crate) fn assert_none_held() {
     }
 }
 
-/// The ranks that the thread holds, a bit each, which are forgotten. `None`: it holds none.
+/// Returns the ranks that the thread holds, a bit each, and forgets them. `None`: it holds none.
 #[cfg(test)]
 pub(crate) fn take_held_ranks() -> Option<u64> {
     Some(RANKS.take()).filter(|ranks| *ranks != 0)
@@ -427,7 +438,8 @@ impl<T: ?Sized> Deref for Guard<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: while this guard lives no other thread has the lock, so nobody changes the value.
+        // SAFETY: while this guard lives no other thread has the lock, so no thread changes the
+        // value.
         unsafe { &*self.lock.value.get() }
     }
 }

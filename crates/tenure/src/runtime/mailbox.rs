@@ -1,13 +1,12 @@
-//! How the rest of the process reaches the background thread: bits that say what is wanted, and a list of
-//! jobs. There is no lock: nothing to hold over a fork, and nothing that a signal's handler could find
-//! held.
+//! The way to reach the background thread: bits for its tasks, and a list of jobs. It
+//! has no lock. So a fork has nothing to hold, and a signal handler can find nothing held.
 
 #![allow(unsafe_code, reason = "links jobs that lie on their senders' stacks")]
 
 use crate::sync::{fence, AtomicPtr, AtomicU32, Futex, Ordering};
 use std::time::Duration;
 
-/// A part of a job that the list needs; the job lies where its sender waits for it.
+/// The part of a job that the list needs. The job lies on the stack of its waiting sender.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub next: AtomicPtr<Link>,
@@ -17,15 +16,15 @@ pub(crate) struct Link {
 pub(crate) const JOBS: u32 = 1 << 31;
 /// The kernel is short of memory.
 pub(crate) const PRESSURE: u32 = 1 << 30;
-/// The thread is to end; another one takes its place.
+/// The thread must end; another one takes its place.
 pub(crate) const END: u32 = 1 << 29;
 
-/// See the module's head. The lower bits are the services', one each.
+/// See the head of the module. The lower bits belong to the services, one each.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     wanted: Futex,
     asleep: AtomicU32,
-    /// Services that want a visit when they are stirred.
+    /// The services that sleep until they are stirred, a bit each.
     interested: AtomicU32,
     jobs: AtomicPtr<Link>,
 }
@@ -51,9 +50,10 @@ impl Mailbox {
         }
     }
 
-    /// Says what is wanted, and wakes the thread if it sleeps.
+    /// Sets bits, and wakes the thread if it sleeps.
     pub fn post(&self, wanted: u32) {
-        // SeqCst on both sides: either the thread sees the bits before it sleeps, or it is seen asleep.
+        // SeqCst on both sides: either the thread sees the bits before it sleeps, or this call sees
+        // that it sleeps.
         self.wanted.word.fetch_or(wanted, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) != 0 {
@@ -61,10 +61,11 @@ impl Mailbox {
         }
     }
 
-    /// A service has something new to do. One load unless it sleeps; then the thread is woken.
+    /// Tells the thread that a service has new work. One load unless the service sleeps; then it
+    /// wakes the thread.
     ///
-    /// What is new must have been published by an atomic read-modify-write or under a lock: either the
-    /// thread sees it on its last visit, or this sees that the service sleeps.
+    /// The caller must have published the work by an atomic read-modify-write or under a lock. Then
+    /// either the thread sees it on its last visit, or this call sees that the service sleeps.
     #[inline]
     pub fn stir(&self, service: u32) {
         fence(Ordering::SeqCst);
@@ -80,25 +81,27 @@ impl Mailbox {
         }
     }
 
-    /// The thread's: a service has nothing to do until it is stirred. It is visited once more after this.
+    /// For the thread: a service has no work until it is stirred. The thread visits it once more
+    /// after this call.
     pub fn sleep_until_stirred(&self, service: u32) {
         self.interested.fetch_or(service, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// The thread's: that last visit found something.
+    /// For the thread: that last visit found work.
     pub fn is_awake(&self, service: u32) {
         self.interested.fetch_and(!service, Ordering::SeqCst);
     }
 
-    /// Adds a job; [`post`](Mailbox::post) follows.
+    /// Adds a job. The sender calls [`post`](Mailbox::post) next.
     ///
     /// # Safety
     /// The link stays where it is until the thread has taken it from the list and is done with it.
     pub unsafe fn push(&self, job: *mut Link) {
         let mut head = self.jobs.load(Ordering::Relaxed);
         loop {
-            // SAFETY: the caller promises that the link stays where it is; nobody else has it yet.
+            // SAFETY: the caller promises that the link stays where it is, and no other thread has
+            // it yet.
             unsafe { &*job }.next.store(head, Ordering::Relaxed);
             match self.jobs.compare_exchange(head, job, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return,
@@ -107,17 +110,17 @@ impl Mailbox {
         }
     }
 
-    /// The thread's: takes all jobs, the last one first.
+    /// For the thread: takes all jobs, the newest first.
     pub fn take_jobs(&self) -> *mut Link {
         self.jobs.swap(std::ptr::null_mut(), Ordering::AcqRel)
     }
 
-    /// The thread's: what is wanted by now.
+    /// For the thread: takes the bits that are set.
     pub fn take(&self) -> u32 {
         self.wanted.word.swap(0, Ordering::SeqCst)
     }
 
-    /// The thread's: sleeps until something is wanted, or the time is over.
+    /// For the thread: sleeps until a bit is set, or the timeout.
     pub fn wait(&self, timeout: Option<Duration>) {
         self.asleep.store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -127,7 +130,7 @@ impl Mailbox {
         self.asleep.store(0, Ordering::SeqCst);
     }
 
-    /// In a child, where the thread did not come along, nor those that wait for jobs.
+    /// In a child, which has neither the thread nor the senders that wait for jobs.
     pub fn reset_in_child(&self) {
         self.jobs.store(std::ptr::null_mut(), Ordering::SeqCst);
         self.wanted.word.store(0, Ordering::SeqCst);

@@ -1,6 +1,6 @@
-//! How many of the process's mappings tenure may use up. What acts on a part of a mapping cuts it in up to
-//! three, and once the process has `vm.max_map_count` mappings, 65,530 by default, the program's threads,
-//! files and allocators fail.
+//! How many of the process's mappings tenure may use up. A call on a part of a mapping splits it
+//! into up to three. Once the process has `vm.max_map_count` mappings, 65,530 by default, the
+//! program's threads, files and allocators fail.
 
 use crate::os::maps_line::Mapping;
 use crate::os::{limits, maps};
@@ -8,33 +8,35 @@ use crate::range::PageRange;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// After so many cuts the mappings are counted anew, because the program maps too. To count takes 0.3 µs for
-/// each mapping.
+/// After so many cuts the mappings are counted anew, because the program makes mappings, too.
+/// Counting takes 0.3 µs for each mapping.
 const CUTS: u32 = 1024;
-/// Where fewer cuts than that are left, none is made, and the mappings are counted again after this: 32,000
-/// take 10 ms.
+/// If fewer cuts than this are left, tenure makes none, and counts the mappings again after this
+/// time: 32,000 take 10 ms.
 const FEW: usize = 64;
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// A share of the mappings that the process may have.
+/// tenure's share of the mappings that the process may have.
 pub(crate) struct MappingRoom {
     share: usize,
-    /// Cuts that may be made before the mappings are counted.
+    /// The cuts that tenure may make before it counts the mappings again.
     left: AtomicU32,
-    /// When no room was found last, in milliseconds; 0: there was room.
+    /// When tenure last found no room, in milliseconds; 0: there was room.
     full_since: AtomicU64,
 }
 
 impl MappingRoom {
-    /// Cuts are made while the process has fewer mappings than the limit divided by `share`.
+    /// tenure cuts mappings while the process has fewer of them than the limit divided by `share`.
     pub const fn new(share: usize) -> MappingRoom {
         MappingRoom { share, left: AtomicU32::new(0), full_since: AtomicU64::new(0) }
     }
 
-    /// Whether the mappings at the ends of `range` may be cut there. Where the room is used up, only if the
-    /// range is whole mappings, which takes the kernel's help (6.11) to find out. The caller holds no lock.
+    /// Returns whether tenure may cut the mappings at the ends of `range`. If the room is used up,
+    /// it may do so only if the range consists of whole mappings, which needs the kernel's help
+    /// (6.11). The caller holds no lock.
     pub fn may_cut(&self, range: PageRange) -> bool {
-        // Threads that do this at once count one too many or too few, which is as good.
+        // Threads that come here together may count one cut too many or too few, which does no
+        // harm.
         let less = |left: u32| left.checked_sub(1);
         self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
             || self.found_room()
@@ -58,13 +60,14 @@ impl MappingRoom {
     }
 }
 
-/// Not 0. Since the machine's start.
+/// Milliseconds since the machine's start; never 0.
 fn now_ms() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000 + 1
 }
 
-/// Whether the range is whole mappings. `false` also where that would take a reading of all mappings.
+/// Returns whether the range consists of whole mappings. Also `false` where only a reading of all
+/// mappings would show it.
 fn is_whole(range: PageRange) -> bool {
     let mut whole = true;
     let inside = |mapping: Mapping| mapping.start >= range.start && mapping.end <= range.end;

@@ -1,5 +1,5 @@
-//! What all promises stand on: locks that know forks, one register of services, one background thread, the
-//! memory budget, and counters.
+//! The base of all promises: locks that forks can hold, one register of services, one background
+//! thread, the memory budget, and counters.
 
 pub(crate) mod budget;
 #[cfg(feature = "tracing")]

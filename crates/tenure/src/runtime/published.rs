@@ -1,11 +1,12 @@
-//! Where this process has its figures, for a reader in another process (`tenure inspect`).
+//! The place of this process's figures, for a reader in another process (`tenure inspect`).
 //!
-//! The first service that has figures makes one page, readable only, and named `tenure: figures` where the kernel can
-//! name memory (5.17). The page says where the [parts](Part) are listed, and a part says where its figures are and what
-//! they mean. The reader reads the program's memory, which only a process may that could trace it.
+//! The first service that has figures makes one page, readable only, and named `tenure: figures`
+//! where the kernel can name memory (5.17). The page contains the address of the list of
+//! [parts](Part). A part contains the address of its figures and describes them. The reader reads
+//! the program's memory, which the kernel allows only to a process that may trace the program.
 //!
-//! So a counter stays where it is, counting costs what it did, and nothing has to be refreshed. A child of a fork
-//! has a copy of all of it, and goes on counting in its own.
+//! So a counter stays where it is, counting costs no more than before, and no code refreshes
+//! anything. A child of a fork has a copy of all of it, and continues to count in its own.
 
 #![allow(unsafe_code, reason = "shares addresses between threads")]
 
@@ -13,14 +14,15 @@ use crate::os::figures_page;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// The page begins so. The digit is the version of this layout: readers refuse another one.
+/// The first bytes of the page. The digit is the version of this layout: readers refuse another
+/// one.
 pub const MAGIC: [u8; 16] = *b"tenure figures 1";
-/// As the kernel lists the page in `/proc/PID/maps`.
+/// The page's name in the kernel's list `/proc/PID/maps`.
 pub const NAME: &str = "tenure: figures";
-/// How many parts there may be.
+/// The largest number of parts.
 pub const PLACES: usize = 32;
 
-/// What the page holds.
+/// The content of the page.
 #[repr(C)]
 pub struct Root {
     /// [`MAGIC`].
@@ -29,28 +31,29 @@ pub struct Root {
     pub size: usize,
     /// The address of `places` addresses of [parts](Part); 0: none.
     pub parts: usize,
-    /// See `parts`.
+    /// The number of addresses in `parts`.
     pub places: usize,
-    /// Of tenure; what is left is zeros.
+    /// The version of tenure, filled up with zeros.
     pub version: [u8; 16],
 }
 
-/// Some figures.
+/// Some figures of one kind.
 #[repr(C)]
 pub struct Part {
-    /// Says how to read `numbers`.
+    /// How to read `numbers`.
     pub kind: usize,
-    /// Where the figures are.
+    /// The address of the figures.
     pub at: *const u8,
     /// Names, separated by spaces.
     pub names: *const u8,
     /// The length of the names.
     pub names_len: usize,
-    /// What the kind says.
+    /// Numbers whose meaning depends on the kind.
     pub numbers: [usize; 16],
 }
 
-// SAFETY: a part is a constant: two addresses and numbers. Nothing is read or written through the addresses here.
+// SAFETY: a part is a constant: two addresses and numbers. This module neither reads nor writes
+// through the addresses.
 unsafe impl Sync for Part {}
 
 /// The kind of parts that `Part::words` makes.
@@ -59,8 +62,8 @@ pub const WORDS: usize = 1;
 pub const RANGES: usize = 2;
 
 impl Part {
-    /// Words of 64 bits, one after the other, with a name each. There are `shards` of them, `stride` bytes apart; a
-    /// figure is the sum of its words.
+    /// Words of 64 bits, one after another, with a name each. There are `shards` copies of them,
+    /// `stride` bytes apart, and a figure is the sum of its words.
     pub(crate) const fn words(
         at: *const u8,
         names: &'static str,
@@ -89,7 +92,8 @@ struct Published {
 static PUBLISHED: Published =
     Published { parts: [const { AtomicPtr::new(null_mut()) }; PLACES], page: AtomicUsize::new(0) };
 
-/// Lists the parts that are not listed yet. Takes no lock and allocates nothing. Parts that find no place are left out.
+/// Lists the parts that are not listed yet. Takes no lock and allocates nothing. A part that finds
+/// no free place is left out.
 pub(crate) fn publish(parts: &[&'static Part]) {
     for part in parts {
         let new = std::ptr::from_ref::<Part>(part).cast_mut();
@@ -103,7 +107,7 @@ pub(crate) fn publish(parts: &[&'static Part]) {
     }
 }
 
-/// Two threads that come together each make one, and one unmaps its own.
+/// Two threads that come here together each make a page, and one of them unmaps its own.
 #[cold]
 fn make_page() {
     let mut version = [0; 16];
@@ -126,7 +130,7 @@ fn make_page() {
     }
 }
 
-/// The address of the page. For tests.
+/// Returns the address of the page. For tests.
 #[cfg(test)]
 pub(crate) fn page() -> usize {
     PUBLISHED.page.load(Ordering::Acquire)
@@ -153,14 +157,14 @@ mod tests {
             let listed: Vec<_> = listed.filter(|part| !part.is_null()).collect();
             assert_eq!(listed, parts.map(std::ptr::from_ref));
             let at = page();
-            // SAFETY: the page is mapped for the process's lifetime, and nobody writes to it.
+            // SAFETY: the page is mapped for the process's lifetime, and no code writes to it.
             let root = unsafe { &*(at as *const Root) };
             assert_eq!((root.magic, root.places), (MAGIC, PLACES));
             assert_eq!(root.parts, PUBLISHED.parts.as_ptr() as usize);
             let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
             let line = maps.lines().find(|line| line.starts_with(&format!("{at:x}-"))).unwrap();
             assert!(line.contains(" r--p "), "{line}");
-            // Of eight threads that made one, seven have unmapped theirs.
+            // Of eight threads that made a page, seven have unmapped theirs.
             let same =
                 |other: &&str| other.contains(" r--p 00000000 00:00 0") && !other.contains('[');
             assert_eq!(maps.lines().filter(same).count(), 1, "{maps}");

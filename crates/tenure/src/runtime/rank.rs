@@ -1,7 +1,7 @@
 //! The order of locks.
 
-/// The order of locks, outermost first: a thread that holds one takes only locks that come later. Forks
-/// hold them in this order. Locks of one rank are not nested.
+/// The order of locks, outermost first: a thread that holds one takes only locks that come later.
+/// Forks hold the locks in this order. A thread takes no two locks of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Rank {
@@ -13,28 +13,28 @@ pub(crate) enum Rank {
     CacheSpace,
     /// One shard of a cache's table.
     CacheShard,
-    /// A cache's values that are being made.
+    /// The values of a cache that threads are making.
     SingleFlight,
     /// The list of objects with a refill function.
     RefillList,
-    /// Which thread waits for which.
+    /// The list of threads that wait for other threads.
     Waits,
     /// Mappings that wait to be torn down.
     RetireQueue,
-    /// How much may wait.
+    /// The bound on the memory that waits to be torn down.
     RetireBudget,
     /// The pool's free runs on their way to the kernel.
     PoolDecay,
     /// The raw ranges in order of address.
     IntervalMap,
-    /// No lock but a place in the order: forks wait here until no other thread has a claim. A thread with
-    /// a claim takes only locks that come later.
+    /// This is a place in the order, and no lock: here a fork waits until no other thread has a
+    /// claim. A thread with a claim takes only locks that come later.
     Claims,
     /// The list of shared volatile memory.
     SharedList,
-    /// Where shared memory reads what is left.
+    /// Where shared memory reads the room that is left.
     SharedRoom,
-    /// What is left under the memory limits.
+    /// The room that is left under the memory limits.
     Budget,
     /// The pool's reserved addresses.
     PoolReservation,
@@ -44,6 +44,6 @@ pub(crate) enum Rank {
     PoolThreadCache,
     /// The pool's free blocks of one class.
     PoolCentral,
-    /// The memory of what is noted under a claim.
+    /// The memory of notes made under a claim.
     Heap,
 }

@@ -1,5 +1,5 @@
-//! Refill functions, which make purged bytes again: how one is called, and the thread that runs them for touches. That
-//! thread runs the program's code, with the program's descriptors.
+//! Refill functions, which make purged bytes again: the call of one, and the thread that runs them
+//! for touches. That thread runs the program's code, with the program's descriptors.
 
 use super::counters::{add, COUNTERS};
 use super::job;
@@ -10,7 +10,7 @@ use crate::os::{generation, thread};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Why a refill failed. The error of the pin that needed the refill contains its text.
+/// The reason why a refill failed. The error of the pin that needed the refill contains its text.
 ///
 /// ```
 /// use tenure::volatile::{Refill, RefillError};
@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// ```
 pub type RefillError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Calls a function that makes `bytes` again; a panic is a failure like any other.
+/// Calls a function that makes `bytes` again. A panic counts as a failure.
 pub(crate) fn attempt(
     bytes: &mut [u8],
     function: impl FnOnce(&mut [u8]) -> Result<(), RefillError>,
@@ -48,10 +48,10 @@ pub(crate) fn attempt(
     result
 }
 
-/// The thread, and how it is reached.
+/// The thread and its mailbox.
 struct Runner {
     touches: Mailbox,
-    /// The [process](generation) whose thread runs, or is being started.
+    /// The [process](generation) whose thread runs, or is starting.
     process: AtomicU64,
 }
 
@@ -60,15 +60,15 @@ static RUNNER: Runner = Runner { touches: Mailbox::new(), process: AtomicU64::ne
 const NOBODY: u64 = 0;
 
 thread_local! {
-    /// Each thread's own: it is the one that runs refill functions.
+    /// Each thread's own: whether it is the thread that runs refill functions.
     static IS_RUNNER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What the program's own threads have.
+/// As large as the stacks of the program's own threads.
 const STACK: usize = 8 << 20;
 
-/// Starts the thread unless it runs, on a thread of the program's, whose descriptor table it shares. `false`:
-/// no thread can be made.
+/// Starts the thread unless it runs. The caller is a thread of the program's, and the new thread
+/// shares its descriptor table. `false`: no thread can be made.
 pub(crate) fn start() -> bool {
     let process = generation::current();
     if RUNNER.process.swap(process, Ordering::AcqRel) == process {
@@ -81,7 +81,7 @@ pub(crate) fn start() -> bool {
     started
 }
 
-/// Does something on the thread and waits for it. `None`: there is no thread.
+/// Runs `act` on the thread and waits for it. `None`: there is no thread.
 pub(crate) fn run<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
     let see = || {
         if RUNNER.process.load(Ordering::Acquire) == NOBODY {
@@ -91,12 +91,12 @@ pub(crate) fn run<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
     job::send(&RUNNER.touches, generation::current(), act, see).unwrap_or(None)
 }
 
-/// In a child, where neither the thread nor those that wait for it came along.
+/// In a child, which has neither the thread nor the threads that wait for it.
 pub(crate) fn reset_in_child() {
     RUNNER.touches.reset_in_child();
 }
 
-/// Whether the calling thread is the one that runs refill functions.
+/// Returns whether the calling thread is the one that runs refill functions.
 pub(crate) fn is_runner() -> bool {
     IS_RUNNER.get()
 }

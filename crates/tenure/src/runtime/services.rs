@@ -1,8 +1,9 @@
-//! The register of services: what each promise holds over a fork, does in the background, gives back when
-//! memory is refused, and forgets when a range is unmapped.
+//! The register of services. A service describes a promise: the locks that it holds over a fork,
+//! its work in the background, the memory that it gives back when an allocation is refused, and the
+//! state that it forgets when a range is unmapped.
 //!
-//! A promise registers one `static` (the pool two, at two places in the order of locks) before it takes
-//! its first lock. Registering takes no lock and allocates nothing.
+//! A promise registers one `static` (the pool two, at two places in the order of locks) before it
+//! takes its first lock. Registration takes no lock and allocates nothing.
 
 #![allow(unsafe_code, reason = "reads services from a list of pointers that are never freed")]
 
@@ -14,29 +15,32 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// See the module's head. Functions that a service does not need do nothing.
+/// See the head of the module. A function that a service does not need does nothing.
 pub(crate) struct Service {
-    /// For messages.
+    /// The service's name in messages.
     pub name: &'static str,
     /// The ranks of its locks, outermost first.
     pub ranks: &'static [Rank],
-    /// Holds all its locks, outermost first, or fewer where the fork gives up waiting. Allocates nothing.
+    /// Holds all its locks, outermost first, or fewer where the fork gives up waiting. Allocates
+    /// nothing.
     pub hold: fn(),
-    /// Releases those that `hold` took.
+    /// Releases the locks that `hold` took.
     pub release: fn(),
-    /// In a child: frees the locks that threads of the parent's hold, and repairs or forgets what they
-    /// may have left half done. The calling thread is the only one that uses the service.
+    /// In a child: frees the locks that threads of the parent's hold, and repairs or forgets state
+    /// that they may have left half changed. Only the calling thread uses the service.
     pub recover: fn(),
-    /// In a child, with the locks held or recovered: what concerns the parent alone is forgotten.
-    /// `true`: no handler ran before the child was made. System calls only, no allocation.
+    /// In a child, with the locks held or recovered: forgets state that concerns the parent alone.
+    /// `true`: no handler ran before the child was made. It makes system calls only and allocates
+    /// nothing.
     pub reset_in_child: fn(bool),
     /// Work for the background thread, a few milliseconds at a time.
     pub task: Option<fn(&Visit) -> Next>,
     /// The kernel is short of memory: called at once, on the thread that hears of it.
     pub on_pressure: Option<fn()>,
-    /// On the background thread, before it chooses what of the volatile memory to offer.
+    /// Called on the background thread, before it chooses the volatile memory to offer.
     pub before_offers: Option<fn(Instant)>,
-    /// Gives back memory, addresses or locks, on the calling thread. `true`: something was given back.
+    /// Gives back memory, addresses or locks, on the calling thread. `true`: it gave something
+    /// back.
     pub shrink: Option<fn() -> bool>,
     /// A range is about to be unmapped. `true`: the service watches a part of it with userfaultfd.
     pub forget: Option<fn(PageRange) -> bool>,
@@ -45,7 +49,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// What a service has that says nothing else.
+    /// A service with this name and these locks whose functions do nothing.
     pub const fn named(name: &'static str, ranks: &'static [Rank]) -> Service {
         Service {
             name,
@@ -64,37 +68,38 @@ impl Service {
     }
 }
 
-/// What a task is told.
+/// The facts that a task gets.
 pub(crate) struct Visit {
     pub now: Instant,
-    /// The kernel has said since the last visit that memory is short.
+    /// The kernel has reported since the last visit that memory is short.
     pub pressure: bool,
-    /// The visit was asked for, and is not only due.
+    /// A caller asked for the visit; otherwise its time has come.
     pub called: bool,
 }
 
-/// When a task wants its next visit.
+/// The time of the next visit that a task wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Next {
-    /// There is more to do: after the others.
+    /// The task has more work, and is visited again after the others.
     AtOnce,
     After(Duration),
-    /// When it is [stirred](super::worker::stir), or at the next pressure.
+    /// The next visit comes when the task is [stirred](super::worker::stir), or at the next
+    /// pressure.
     WhenStirred,
 }
 
-/// As many as there may be.
+/// The largest number of services.
 pub(crate) const MOST: usize = 16;
 
 /// The services of the process.
 struct Register {
     places: [AtomicPtr<Service>; MOST],
-    /// Those that the fork under way holds, a bit each.
+    /// The services that the fork under way holds, a bit each.
     held: AtomicU32,
-    /// This process is a child whose handlers did not run, or a child of one. What such a child finds is not the
-    /// memory of one moment, because a raw `clone` copies page by page while other threads go on: a service may be
-    /// in use there, by threads that do not exist, and not be registered. So one thread resets it when it is
-    /// registered, and the others wait.
+    /// This process is a child whose handlers did not run, or a child of one. Its memory was not
+    /// copied at one moment: a raw `clone` copies page by page while other threads continue. So a
+    /// service may be in use there by threads that do not exist, without being registered.
+    /// Therefore one thread resets it when it is registered, and the others wait.
     made_up: AtomicBool,
 }
 
@@ -109,8 +114,8 @@ static REGISTER: Register = Register {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ServiceId(pub usize);
 
-/// Registers a service unless it is there, and returns its number. A few loads. The caller has made up for
-/// a fork that was missed.
+/// Registers a service unless it is registered, and returns its number. A few loads. The caller has
+/// already done the work of fork handlers that did not run.
 pub(super) fn register(service: &'static Service) -> ServiceId {
     let new = std::ptr::from_ref(service).cast_mut();
     for (number, place) in REGISTER.places.iter().enumerate() {
@@ -122,12 +127,14 @@ pub(super) fn register(service: &'static Service) -> ServiceId {
     unreachable!("tenure: more than {MOST} services: {} is one too many", service.name)
 }
 
-/// Puts a service into a place, or waits for the thread that does. `false`: another service is there.
+/// Puts a service into a place, or waits for the thread that does so. `false`: another service is
+/// there.
 #[cold]
 fn add(place: &AtomicPtr<Service>, service: &'static Service) -> bool {
     let new = std::ptr::from_ref(service).cast_mut();
     let reset = being_reset(new);
-    // A handler that registers the service would wait for the thread that it interrupts.
+    // Without signals: a handler that registers the service would wait for the thread that it
+    // interrupts.
     let _blocked = Blocked::all();
     let made_up = REGISTER.made_up.load(Ordering::Acquire);
     if !service.published.is_empty() {
@@ -151,33 +158,34 @@ fn add(place: &AtomicPtr<Service>, service: &'static Service) -> bool {
     }
 }
 
-/// What stands in the register while a service is reset: its address and one, which no service has.
+/// The entry in the register while a service is reset: its address plus one, which no service has.
 fn being_reset(service: *mut Service) -> *mut Service {
     service.wrapping_byte_add(1)
 }
 
-/// All that the register names, and whether each is ready.
+/// Returns all services in the register, and whether each is ready.
 fn named() -> impl Iterator<Item = (ServiceId, &'static Service, bool)> {
     REGISTER.places.iter().enumerate().map_while(|(number, place)| {
         let there = place.load(Ordering::Acquire);
         let ready = there.is_aligned();
         let service = if ready { there } else { there.wrapping_byte_sub(1) };
-        // SAFETY: null, or a `static` that `register` was given; only read.
+        // SAFETY: the pointer is null, or a `static` that was passed to `register`; it is only
+        // read.
         Some((ServiceId(number), unsafe { service.as_ref() }?, ready))
     })
 }
 
-/// The registered services and their numbers.
+/// Returns the registered services and their numbers.
 pub(crate) fn all() -> impl Iterator<Item = (ServiceId, &'static Service)> {
     named().filter(|(_, _, ready)| *ready).map(|(id, service, _)| (id, service))
 }
 
-/// Whether some registered service holds locks of this rank over forks.
+/// Returns whether some registered service holds locks of this rank over forks.
 pub(crate) fn covers(rank: Rank) -> bool {
     named().any(|(_, service, _)| service.ranks.contains(&rank))
 }
 
-/// The registered services in the order of their locks, outermost first.
+/// Returns the registered services in the order of their locks, outermost first.
 fn by_rank() -> ([Option<(ServiceId, &'static Service)>; MOST], usize) {
     let mut sorted = [None; MOST];
     let mut count = 0;
@@ -194,7 +202,7 @@ fn by_rank() -> ([Option<(ServiceId, &'static Service)>; MOST], usize) {
     (sorted, count)
 }
 
-/// Before a fork, unless it gives up waiting: then the last one is held in part.
+/// Holds all services before a fork. If the fork gives up waiting, the last one is held in part.
 pub(crate) fn hold_all(gave_up: impl Fn() -> bool) {
     let (sorted, count) = by_rank();
     for (id, service) in sorted[..count].iter().flatten() {
@@ -206,7 +214,7 @@ pub(crate) fn hold_all(gave_up: impl Fn() -> bool) {
     }
 }
 
-/// After a fork, in parent and child.
+/// Releases all services after a fork, in parent and child.
 pub(crate) fn release_all() {
     let held = REGISTER.held.swap(0, Ordering::Relaxed);
     let (sorted, count) = by_rank();
@@ -217,15 +225,15 @@ pub(crate) fn release_all() {
     }
 }
 
-/// In a child whose handlers ran: a service that was registered between the first handler and the fork was
-/// not held.
+/// In a child whose handlers ran: a service that was registered between the first handler and the
+/// fork was not held.
 pub(crate) fn was_not_held(id: ServiceId) -> bool {
     REGISTER.held.load(Ordering::Relaxed) & (1 << id.0) == 0
 }
 
-/// In a child: has the services that `wanted` names recover.
+/// In a child: lets the services that `wanted` selects recover.
 pub(crate) fn recover_all(wanted: impl Fn(ServiceId) -> bool) {
-    // The thread that was resetting one is not here.
+    // This process does not have the thread that was resetting a service.
     for place in &REGISTER.places {
         let there = place.load(Ordering::Relaxed);
         if !there.is_aligned() {
@@ -233,13 +241,13 @@ pub(crate) fn recover_all(wanted: impl Fn(ServiceId) -> bool) {
         }
     }
     let (sorted, count) = by_rank();
-    // Innermost first: where the program's allocator is the pool, the others' recovery uses it.
+    // Innermost first: if the program's allocator is the pool, the recovery of the others uses it.
     for (_, service) in sorted[..count].iter().rev().flatten().filter(|(id, _)| wanted(*id)) {
         (service.recover)();
     }
 }
 
-/// In a child: has all services forget what concerns the parent alone.
+/// In a child: lets all services forget state that concerns the parent alone.
 pub(crate) fn reset_in_child(missed: bool) {
     if missed {
         REGISTER.held.store(0, Ordering::Relaxed);
@@ -251,17 +259,18 @@ pub(crate) fn reset_in_child(missed: bool) {
     }
 }
 
-/// Tells all services that the background thread is about to choose what to offer.
+/// Tells all services that the background thread is about to choose memory to offer.
 pub(crate) fn before_offers(now: Instant) {
     all().filter_map(|(_, service)| service.before_offers).for_each(|before| before(now));
 }
 
-/// Asks all services to give back what they can. `true`: what was refused may succeed now.
+/// Has all services give back memory that they can spare. `true`: a refused call may succeed now.
 pub(crate) fn shrink() -> bool {
     all().filter_map(|(_, service)| service.shrink).filter(|shrink| shrink()).count() > 0
 }
 
-/// Tries once more after [`shrink`], where the failure may be for want of what a service gives back.
+/// Tries once more after [`shrink`], if the call may have failed for lack of memory, addresses or
+/// locks that a service gives back.
 pub(crate) fn retry<T, E>(
     mut attempt: impl FnMut() -> Result<T, E>,
     wanting: impl Fn(&E) -> bool,
@@ -272,7 +281,8 @@ pub(crate) fn retry<T, E>(
     }
 }
 
-/// Has all services forget a range that is about to be unmapped. `true`: one watches a part of it.
+/// Has all services forget a range that is about to be unmapped. `true`: a service watches a part
+/// of it.
 pub(crate) fn forget(range: PageRange) -> bool {
     all().filter_map(|(_, service)| service.forget).filter(|forget| forget(range)).count() > 0
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A number of bytes, or none, which leaves the choice to tenure.
+/// A number of bytes, or none. With none, tenure chooses.
 pub(crate) struct Bytes(AtomicU64);
 
 impl Bytes {
@@ -13,7 +13,8 @@ impl Bytes {
         Bytes(AtomicU64::new(Self::UNSET))
     }
 
-    /// `u64::MAX` bytes, "no bound" in a program's words, become one less: it is not the same as unset.
+    /// A program sets `u64::MAX` bytes for "no bound". The stored value is one less, because
+    /// `u64::MAX` means unset.
     pub fn set(&self, bytes: Option<u64>) {
         let number = bytes.map_or(Self::UNSET, |bytes| bytes.min(Self::UNSET - 1));
         self.0.store(number, Ordering::Relaxed);
@@ -25,7 +26,7 @@ impl Bytes {
     }
 }
 
-/// A time, to the nanosecond. One above 584 years is 584 years.
+/// A time, to the nanosecond. A time above 584 years is stored as 584 years.
 pub(crate) struct Time(AtomicU64);
 
 impl Time {

@@ -1,5 +1,5 @@
-//! One thread at a time does something that may wait, allocate and call the program's code: more than may be
-//! done under a lock.
+//! A turn: one thread at a time does work that may wait, allocate and call the program's code,
+//! which is not allowed under a lock.
 
 #![allow(unsafe_code, reason = "follows a list of waiting threads, each on its own stack")]
 
@@ -8,12 +8,13 @@ use crate::os::generation;
 use crate::sync::{thread_number, AtomicU64, Futex, Ordering};
 use std::cell::Cell;
 
-/// Whose turn it is. In a forked child a thread of the parent's does not count, so nothing is held over forks.
+/// The owner of the turn. In a forked child a thread of the parent's does not count, so forks hold
+/// nothing.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    /// The thread's number, and the process's generation in the upper half. 0: nobody's.
+    /// The thread's number, and the process's generation in the upper half. 0: the turn is free.
     owner: AtomicU64,
-    /// How many turns have ended. Counted after the owner has gone.
+    /// How many turns have ended. It is counted after the owner is cleared.
     ended: Futex,
 }
 
@@ -22,13 +23,13 @@ thread_local! {
     static INNERMOST: Cell<*const Mine<'static>> = const { Cell::new(std::ptr::null()) };
 }
 
-/// The calling thread's turn. It ends when it is dropped, by a panic too.
+/// The calling thread's turn. It ends when it is dropped, also by a panic.
 pub(crate) struct Mine<'a> {
     turn: &'a Turn,
     outer: Cell<*const Mine<'static>>,
 }
 
-/// What trying found.
+/// The result of an attempt.
 pub(crate) enum Attempt<'a> {
     Mine(Mine<'a>),
     /// The calling thread has it already.
@@ -46,7 +47,7 @@ impl Turn {
         Turn { owner: AtomicU64::new(0), ended: Futex::new(0) }
     }
 
-    /// Takes the turn, if it is nobody's.
+    /// Takes the turn if it is free.
     pub fn attempt(&self) -> Attempt<'_> {
         let me = token();
         let owner = self.owner.load(Ordering::Acquire);
@@ -63,13 +64,13 @@ impl Turn {
     }
 
     /// Waits until the thread that has the turn has ended it, or does not exist in this process.
-    /// Another one may have it by then. `false`: that thread waits, itself or through others, for
-    /// the calling thread, so it never will. The caller holds no lock.
+    /// Another thread may have it by then. `false`: that thread waits, itself or through others,
+    /// for the calling thread, so its turn would never end. The caller holds no lock.
     pub fn wait(&self) -> bool {
         let process = generation::current();
-        // In this order: while the count stays the same, the owner found has yet to end its turn.
-        // (The end of the turn before it may be counted late. The wait is over then, and the
-        // caller looks again.)
+        // In this order: while the count stays unchanged, the owner that was found has not ended
+        // its turn. (The end of the turn before it may be counted late. Then the wait is over, and
+        // the caller looks again.)
         let ended = self.ended.word.load(Ordering::Acquire);
         let owner = self.owner.load(Ordering::Acquire);
         if owner == 0 || owner >> 32 != process & u64::from(u32::MAX) {
@@ -92,8 +93,8 @@ impl Turn {
 }
 
 impl Mine<'_> {
-    /// Notes for a fork that the thread is at this, from a place that it does not leave before its end: a
-    /// child made meanwhile goes on with it.
+    /// Notes for a fork that the thread has the turn. The value must not move until its end: a
+    /// child that is made meanwhile continues with it.
     pub fn goes_on_in_child(&self) {
         self.outer.set(INNERMOST.get());
         INNERMOST.set(std::ptr::from_ref(self).cast());
@@ -111,10 +112,11 @@ impl Drop for Mine<'_> {
     }
 }
 
-/// In a child: what the forking thread is at goes on here.
+/// In a child: the turns of the forking thread continue here.
 pub(super) fn reset_in_child() {
     let mut at = INNERMOST.get();
-    // SAFETY: null, or in a frame of this thread that has not returned: `drop` takes it out.
+    // SAFETY: the pointer is null, or leads into a frame of this thread that has not returned:
+    // `drop` takes it out.
     while let Some(mine) = unsafe { at.as_ref() } {
         mine.turn.owner.store(token(), Ordering::Release);
         at = mine.outer.get();

@@ -1,10 +1,10 @@
-//! Which thread waits for which, whatever it waits for: an object's refill, a value of a cache, an
-//! open segment.
+//! The list of threads that wait for other threads: for an object's refill, a value of a cache, or
+//! an open segment.
 //!
-//! What a thread waits for is ended by one other thread, the holder. Before a thread waits it looks
-//! whether the holder waits for it, itself or through others: then neither would ever go on. The
-//! look and the entry in the list of waits are one step under one lock, so of the threads of a
-//! circle the last to come sees all others.
+//! One other thread, the holder, ends a wait. Before a thread waits, it checks whether the holder
+//! waits for it, itself or through others: then neither thread would ever continue. The check and
+//! the entry in the list are one step under one lock. So the last thread of a circle sees all
+//! others.
 
 #![allow(unsafe_code, reason = "follows a list of waits that lie on their threads' stacks")]
 
@@ -15,24 +15,25 @@ use crate::sync::{thread_number, Futex, Lock, Ordering, Rank, SPINS};
 use std::cell::Cell;
 use std::ptr::null;
 
-/// A thread that waits, on the thread's own stack. A thread has two where a signal's handler waits
-/// that has interrupted a wait.
+/// A waiting thread, on that thread's own stack. A thread has two entries if a signal handler that
+/// has interrupted a wait waits, too.
 struct Wait {
     thread: u32,
     holder: u32,
-    /// It is over when this is no longer `seen`. The thread that waits keeps it alive.
+    /// The wait is over when this word is no longer `seen`. The waiting thread keeps the word
+    /// alive.
     end: *const Futex,
     seen: u32,
     next: Cell<*const Wait>,
-    /// Of a search: what is to be followed after this.
+    /// For a search: the wait that is followed after this one.
     then: Cell<*const Wait>,
 }
 
-/// All waits. Each keeps its holder until it is over, and none that is entered closes a circle, so
-/// there is none.
+/// All waits. Each keeps its holder until it is over. No wait that would close a circle is entered,
+/// so there is no circle.
 struct Waits(*const Wait);
 
-// SAFETY: what it leads to is used under its lock only, and taken out before it ends.
+// SAFETY: the entries are used under the list's lock only, and each is taken out before it ends.
 unsafe impl Send for Waits {}
 
 /// For the whole process: a circle of waits may go through any of its threads.
@@ -40,7 +41,7 @@ unsafe impl Send for Waits {}
 static WAITS: Lock<Waits> = Lock::new(Rank::Waits, Waits(null()));
 #[cfg(loom)]
 loom::lazy_static! {
-    /// For the whole process, as the other.
+    /// For the whole process: a circle of waits may go through any of its threads.
     static ref WAITS: Lock<Waits> = Lock::new(Rank::Waits, Waits(null()));
 }
 
@@ -56,19 +57,19 @@ static SERVICE: super::services::Service = super::services::Service {
     hold: || WAITS.hold(),
     release: || WAITS.release(),
     recover: || _ = WAITS.reset_in_child(),
-    // The waits of other threads are on stacks that the child may use anew. One of the forking
-    // thread's own, which a signal's handler has interrupted, is for a thread that does not exist:
-    // it is over.
-    // SAFETY: the lock is held or recovered, and no guard of this thread's is interrupted: signals
-    // are blocked.
+    // The waits of other threads are on stacks that the child may use anew. The forking thread
+    // itself may have one, if a signal handler has interrupted it. Its holder does not exist in the
+    // child, so it is over.
+    // SAFETY: the lock is held or recovered. No guard of this thread's is interrupted, because
+    // signals are blocked.
     reset_in_child: |_| unsafe { WAITS.held_value() }.0 = null(),
     ..super::services::Service::named("waits", &[Rank::Waits])
 };
 
 /// Waits while `end` is `seen`. The thread `holder` changes it and [wakes](Futex::wake_all) its
 /// waiters. `process` is the process, read before the caller looked for the holder: a child that is
-/// made in a wait has no holder, so the wait ends there. `false`: the holder waits for the calling
-/// thread in the end. The caller holds no lock.
+/// made in a wait has no holder, so the wait ends there. `false`: the holder waits, perhaps through
+/// others, for the calling thread. The caller holds no lock.
 pub(crate) fn wait(end: &Futex, seen: u32, holder: u32, process: u64) -> bool {
     assert_none_held();
     watch();
@@ -93,25 +94,26 @@ impl Waits {
     fn iter(&self) -> impl Iterator<Item = &Wait> {
         let mut at = self.0;
         std::iter::from_fn(move || {
-            // SAFETY: an entered wait is on the stack of a thread that takes it out, under the
-            // lock, before it returns.
+            // SAFETY: an entered wait is on the stack of its thread, and that thread takes it out,
+            // under the lock, before it returns.
             let wait = unsafe { at.as_ref() }?;
             at = wait.next.get();
             Some(wait)
         })
     }
 
-    /// Whether one thread waits for another in the end.
+    /// Returns whether one thread waits for another, perhaps through others.
     fn lead(&self, from: u32, to: u32) -> bool {
         let (mut at, mut to_follow) = (from, null::<Wait>());
         while at != to {
-            // A wait that is met twice has been followed before the second time, for there is no
-            // circle.
+            // A wait that the search meets twice was followed before the second time, because there
+            // is no circle.
             for wait in self.iter().filter(|wait| wait.thread == at && !wait.is_over()) {
                 wait.then.set(to_follow);
                 to_follow = wait;
             }
-            // SAFETY: null, or met above: in the list, whose lock is held.
+            // SAFETY: the pointer is null, or leads to a wait met above, in the list, whose lock is
+            // held.
             let Some(wait) = (unsafe { to_follow.as_ref() }) else { return false };
             (at, to_follow) = (wait.holder, wait.then.get());
         }
@@ -121,16 +123,16 @@ impl Waits {
 
 impl Wait {
     fn is_over(&self) -> bool {
-        // SAFETY: the thread that waits keeps it alive for as long as the wait is in the list, and
-        // this one is, or is about to be.
+        // SAFETY: the waiting thread keeps the word alive while the wait is in the list, and this
+        // wait is in it or about to be.
         unsafe { &*self.end }.word.load(Ordering::Acquire) != self.seen
     }
 
-    /// Enters it in the list. `None`: its holder waits for it.
+    /// Enters the wait in the list. `None`: its holder waits for the calling thread.
     fn enter(&self) -> Option<Entered<'_>> {
         let mut waits = WAITS.lock_signals_blocked();
-        // A holder that has ended this may wait for this thread by now, but not for this one's
-        // sake.
+        // A holder that has changed the word may wait for this thread by now, but not because of
+        // this wait.
         if !self.is_over() && waits.lead(self.holder, self.thread) {
             return None;
         }
@@ -152,11 +154,11 @@ impl Drop for Entered<'_> {
         } else if let Some(before) = waits.iter().find(|w| std::ptr::eq(w.next.get(), self.0)) {
             before.next.set(next);
         }
-        // In a child it may not be there; `next` is not used then.
+        // In a child the wait may not be in the list; `next` is not used then.
     }
 }
 
-/// How many threads wait for this.
+/// Returns how many threads wait for this word.
 #[cfg(all(test, not(loom)))]
 pub(crate) fn count(end: &Futex) -> usize {
     watch();

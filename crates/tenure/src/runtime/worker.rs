@@ -1,5 +1,5 @@
-//! The background thread: it visits the services' tasks, does jobs for others, and sleeps when there is
-//! nothing to do. A second thread hears of memory pressure.
+//! The background thread: it visits the services' tasks, runs jobs for other threads, and sleeps
+//! when it has no work. A second thread hears of memory pressure.
 
 use super::event::Event;
 use super::job;
@@ -22,15 +22,15 @@ use std::time::{Duration, Instant};
 /// The process's background thread.
 struct Worker {
     mailbox: Mailbox,
-    /// One of the four below.
+    /// One of the four constants below.
     state: AtomicU32,
     /// Rung when `state` changes.
     changed: Event,
-    /// How often a thread was started, which is also the number of the one that runs.
+    /// How often a thread was started. This is also the number of the running thread.
     starts: AtomicU64,
-    /// The threads up to this number are to end.
+    /// The threads up to this number must end.
     end: AtomicU64,
-    /// The thread that ends was asked to by [`stop`], which may have given up waiting: nobody starts another.
+    /// [`stop`] ended the thread. It may have given up waiting, so no caller starts another thread.
     stopping: AtomicBool,
     /// Whether the thread has a descriptor table of its own.
     guarded: AtomicBool,
@@ -38,9 +38,10 @@ struct Worker {
     listening: AtomicBool,
     /// The kernel's numbers of both threads; 0: none yet.
     numbers: [AtomicI32; 2],
-    /// Theirs. The thread that has set the state to [`STARTING`] starts the first, which starts the second.
+    /// The stacks of both threads. The thread that has set the state to [`STARTING`] starts the
+    /// first thread, which starts the second.
     stacks: [Stack; 2],
-    /// Descriptors of which the thread keeps copies in its own table, where the program cannot close them;
+    /// Descriptors that the thread copies into its own table, where the program cannot close them;
     /// -1: none.
     kept: [AtomicI32; KEPT],
 }
@@ -48,11 +49,11 @@ struct Worker {
 const NONE: u32 = 0;
 const STARTING: u32 = 1;
 const RUNNING: u32 = 2;
-/// The thread has ended for a [`restart`], whose caller starts the next: it could wait for ever for a moment in
-/// which no other caller starts one.
+/// The thread has ended for a [`restart`], whose caller starts the next one. (Otherwise that caller
+/// could wait for ever for a moment in which no other caller starts a thread.)
 const ENDED: u32 = 3;
 const KEPT: usize = 2;
-/// In `numbers`.
+/// Indices into `numbers`.
 const KEEPER: usize = 0;
 const LISTENER: usize = 1;
 
@@ -72,32 +73,34 @@ static WORKER: Worker = Worker {
 };
 
 thread_local! {
-    /// Each thread's own: set by the background thread alone.
+    /// Each thread's own: only the background thread sets it.
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread is the background thread.
+/// Returns whether the calling thread is the background thread.
 pub(crate) fn is_worker() -> bool {
     IS_WORKER.get()
 }
 
-/// Whether this process has a background thread.
+/// Returns whether this process has a background thread.
 #[inline]
 pub(crate) fn running() -> bool {
     WORKER.state.load(Ordering::Acquire) == RUNNING && !fork::missed()
 }
 
-/// Whether this process has a background thread, or is about to.
+/// Returns whether this process has a background thread, or will have one soon.
 pub(crate) fn is_coming() -> bool {
     running() || (WORKER.state.load(Ordering::Acquire) == STARTING && !fork::missed())
 }
 
-/// The places for descriptors that the thread is to keep copies of; they are read when it starts.
+/// Returns the place for a descriptor that the thread copies. The thread reads the places when it
+/// starts.
 pub(crate) fn kept(number: usize) -> &'static AtomicI32 {
     &WORKER.kept[number]
 }
 
-/// Whether the thread holds copies of the [kept](fn@kept) descriptors in a table of its own.
+/// Returns whether the thread holds copies of the [kept](fn@kept) descriptors in a table of its
+/// own.
 pub(crate) fn is_guarded() -> bool {
     WORKER.guarded.load(Ordering::Acquire)
 }
@@ -116,7 +119,8 @@ pub(crate) fn start(call: &'static str) -> Result<()> {
     Ok(())
 }
 
-/// Starts the thread unless there is one. On a busy machine it may run only milliseconds later.
+/// Starts the thread unless there is one. On a busy machine it may run only some milliseconds
+/// later.
 ///
 /// # Errors
 /// `EAGAIN`: no thread could be created.
@@ -136,7 +140,7 @@ pub(crate) fn create(call: &'static str) -> Result<()> {
     }
 }
 
-/// Waits while the thread is starting: whether it [is guarded](is_guarded) is known then.
+/// Waits while the thread is starting. After that it is known whether it [is guarded](is_guarded).
 pub(crate) fn wait_until_started() {
     let process = generation::current();
     let state = || WORKER.state.load(Ordering::Acquire);
@@ -144,11 +148,11 @@ pub(crate) fn wait_until_started() {
     WORKER.changed.wait_until(|| state() != STARTING || generation::current() != process);
 }
 
-/// Ends the thread, does something while there is none, and starts another, which keeps copies of the
+/// Ends the thread, runs `between` while there is none, and starts another, which copies the
 /// descriptors that are there by then.
 ///
 /// # Errors
-/// As [`start`].
+/// As for [`start`].
 pub(crate) fn restart(call: &'static str, between: impl FnOnce()) -> Result<()> {
     fork::look();
     assert_none_held();
@@ -157,7 +161,8 @@ pub(crate) fn restart(call: &'static str, between: impl FnOnce()) -> Result<()> 
     loop {
         let there = state.load(Ordering::Acquire);
         match there {
-            // Of two that have ended the thread, one goes on; the other ends the thread that it starts.
+            // If two callers have ended the thread, one continues here. The other ends the thread
+            // that this one starts.
             NONE | ENDED => {
                 let taken =
                     state.compare_exchange(there, STARTING, Ordering::AcqRel, Ordering::Acquire);
@@ -166,7 +171,8 @@ pub(crate) fn restart(call: &'static str, between: impl FnOnce()) -> Result<()> 
                 }
             }
             RUNNING => {
-                // By number, so that it does not end a thread that another caller has started meanwhile.
+                // By number, so that this does not end a thread that another caller has started
+                // meanwhile.
                 let number = WORKER.starts.load(Ordering::Acquire);
                 WORKER.end.fetch_max(number, Ordering::AcqRel);
                 WORKER.mailbox.post(END);
@@ -186,8 +192,8 @@ pub(crate) fn restart(call: &'static str, between: impl FnOnce()) -> Result<()> 
     Ok(())
 }
 
-/// Ends both threads, and waits until the kernel counts them no more. The next [`start`] starts them again.
-/// `false`: they have not ended within a second.
+/// Ends both threads, and waits until the kernel no longer counts them. The next [`start`] starts
+/// them again. `false`: they have not ended within a second.
 pub(crate) fn stop() -> bool {
     fork::look();
     assert_none_held();
@@ -196,7 +202,8 @@ pub(crate) fn stop() -> bool {
     loop {
         match state.load(Ordering::Acquire) {
             NONE => break,
-            // A restart whose caller has not gone on yet starts none any more before it is called again.
+            // A restart whose caller has not continued yet now starts no thread until it is called
+            // again.
             ENDED => {
                 let _ = state.compare_exchange(ENDED, NONE, Ordering::AcqRel, Ordering::Relaxed);
             }
@@ -228,7 +235,7 @@ pub(crate) fn stop() -> bool {
     })
 }
 
-/// The caller has set the state to [`STARTING`].
+/// Starts a thread. The caller has set the state to [`STARTING`].
 fn create_new(call: &'static str) -> Result<()> {
     let number = WORKER.starts.fetch_add(1, Ordering::AcqRel) + 1;
     let started = spawn_apart("tenure-keeper", &WORKER.stacks[KEEPER], move || run(number));
@@ -246,7 +253,7 @@ fn set_state(state: u32) {
     WORKER.changed.ring();
 }
 
-/// Has a service's task visited, if it waits for that. See [`Mailbox::stir`].
+/// Has a service's task visited, if it waits to be stirred. See [`Mailbox::stir`].
 #[inline]
 pub(crate) fn stir(service: ServiceId) {
     WORKER.mailbox.stir(1 << service.0);
@@ -257,10 +264,10 @@ pub(crate) fn call(service: ServiceId) {
     WORKER.mailbox.post(1 << service.0);
 }
 
-/// Does something on the background thread and waits for it. `None`: there is no such thread, or this
+/// Runs `act` on the background thread and waits for it. `None`: there is no such thread, or this
 /// process is a child of the one that has it.
 ///
-/// The caller holds no lock and no claim: the thread may need it.
+/// The caller holds no lock and no claim: the job may need it.
 pub(crate) fn on_worker<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
     if is_worker() {
         return Some(act());
@@ -270,7 +277,7 @@ pub(crate) fn on_worker<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
     loop {
         let process = generation::current();
         start("on_worker").ok()?;
-        // A thread that was to take the place of another may have failed to start.
+        // A thread that should have replaced another may have failed to start.
         let see = || {
             if start("on_worker").is_err() {
                 job::refuse_all(WORKER.mailbox.take_jobs());
@@ -278,13 +285,13 @@ pub(crate) fn on_worker<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
         };
         match job::send(&WORKER.mailbox, process, act, see) {
             Ok(result) => return result,
-            // In a child that was made meanwhile: once more.
+            // A child that was made meanwhile tries once more.
             Err(not_sent) => act = not_sent,
         }
     }
 }
 
-/// In a child, where the thread did not come along; the next use starts one.
+/// In a child, which does not have the thread; the next use starts one.
 pub(crate) fn reset_in_child() {
     WORKER.mailbox.reset_in_child();
     WORKER.changed.reset_in_child();
@@ -297,7 +304,7 @@ pub(crate) fn reset_in_child() {
     IS_WORKER.set(false);
 }
 
-/// When the tasks are next to be visited.
+/// The times of the tasks' next visits.
 struct Schedule {
     due: [Due; MOST],
 }
@@ -314,8 +321,9 @@ fn run(number: u64) {
     }
     IS_WORKER.set(true);
     WORKER.numbers[KEEPER].store(tid::own(), Ordering::Release);
-    // Where the table cannot be unshared (before 5.9, or refused) the program's own is used: all works as
-    // long as the program closes no descriptor that is not its own.
+    // If the kernel cannot give the thread a table of its own (before 5.9, or refused), the thread
+    // uses the program's. Then all works while the program closes no descriptor that is not its
+    // own.
     let mut keep = [0; KEPT];
     let mut count = 0;
     for place in &WORKER.kept {
@@ -330,14 +338,14 @@ fn run(number: u64) {
         kept::has_own_table();
         pagemap::stays_open_on_this_thread();
     }
-    // There may be none yet, or the program may have closed them before.
+    // There may be no descriptors yet, or the program may have closed them before.
     let there = count > 0 && keep[..count].iter().all(|fd| uffd::is_userfaultfd(*fd));
     WORKER.guarded.store(private && there, Ordering::Release);
-    // In the program's table another file could have its number.
+    // In the program's table another file could take its number.
     let bell = private.then(Bell::new).flatten();
     listen(bell);
     set_state(RUNNING);
-    // A child's thread finds its parent's services, and what they left to do.
+    // A child's thread finds its parent's services, and their unfinished work.
     let mut schedule = Schedule { due: [Due::At(Instant::now()); MOST] };
     loop {
         let wanted = WORKER.mailbox.take();
@@ -345,10 +353,11 @@ fn run(number: u64) {
             job::run_all(WORKER.mailbox.take_jobs());
         }
         if wanted & END != 0 && number <= WORKER.end.load(Ordering::Acquire) {
-            // What else was wanted is the next thread's.
+            // The other bits are for the next thread.
             WORKER.mailbox.post(wanted & !END);
             if private {
-                // At once, and not when this thread and those that share its table have ended.
+                // Closes the copies at once. Otherwise they would stay until this thread and those
+                // that share its table have ended.
                 keep[..count].iter().for_each(|fd| uffd::close_if_ours(*fd));
             }
             WORKER.guarded.store(false, Ordering::Release);
@@ -356,7 +365,7 @@ fn run(number: u64) {
                 bell.ring_and_close();
                 WORKER.listening.store(false, Ordering::Release);
             }
-            // A restart goes on from either.
+            // A restart continues from either state.
             let stopped = WORKER.stopping.swap(false, Ordering::AcqRel);
             set_state(if stopped { NONE } else { ENDED });
             return;
@@ -369,7 +378,7 @@ fn run(number: u64) {
 }
 
 impl Schedule {
-    /// Visits the tasks that are due or wanted; returns how long to sleep at most.
+    /// Visits the tasks that are due or wanted. Returns how long to sleep at most.
     fn visit(&mut self, wanted: u32) -> Option<Duration> {
         let pressure = wanted & PRESSURE != 0;
         let mut soonest: Option<Instant> = None;
@@ -395,8 +404,8 @@ fn visit_one(task: fn(&Visit) -> Next, visit: &Visit, bit: u32) -> Due {
     WORKER.mailbox.is_awake(bit);
     let mut next = task(visit);
     if next == Next::WhenStirred {
-        // A thread that publishes after this finds the service asleep and wakes it; what came before is
-        // seen now.
+        // A thread that publishes work after this finds the service asleep and wakes it. This visit
+        // sees earlier work.
         WORKER.mailbox.sleep_until_stirred(bit);
         next = task(&Visit { now: Instant::now(), pressure: false, called: false });
         if next != Next::WhenStirred {
@@ -410,21 +419,23 @@ fn visit_one(task: fn(&Visit) -> Next, visit: &Visit, bit: u32) -> Due {
     }
 }
 
-/// Hears of pressure on a thread of its own. It wakes only when the kernel reports something, or to end.
+/// Hears of pressure on a thread of its own, which wakes only when the kernel reports something, or
+/// to end.
 fn listen(bell: Option<Bell>) {
     if WORKER.listening.swap(true, Ordering::AcqRel) {
         return;
     }
     let told = Told::by_environment();
     let open = move |told: &Told| PressureWatch::as_told(told, memory_limit::own_group().as_ref());
-    // A socket hears of one reader, which is the thread below.
+    // A socket serves one reader, which is the thread below.
     if !matches!(told, Told::Watch { .. }) && open(&told).is_empty() {
         return;
     }
     let number = &WORKER.numbers[LISTENER];
     number.store(0, Ordering::Release);
     let hear = move || {
-        // Copies of the descriptors in its table would keep ranges watched that nobody can take back any more.
+        // Without copies of the descriptors in its table. Such copies would keep ranges watched
+        // that no thread can take back any more.
         let mut keep = bell.map(Bell::descriptor);
         if uffd::private_descriptor_table(keep.as_mut_slice()).is_ok() {
             kept::has_own_table();
@@ -438,29 +449,29 @@ fn listen(bell: Option<Bell>) {
     // Without that thread pressure is noticed at the next visit.
     let started = spawn_apart("tenure-pressure", &WORKER.stacks[LISTENER], hear);
     if started.is_ok() {
-        // `stop` is to know it, and the bell to be in its table.
+        // `stop` must know the thread, and the thread's table must have the bell.
         WORKER.changed.wait_until(|| number.load(Ordering::Acquire) != 0);
     }
     WORKER.listening.store(started.is_ok(), Ordering::Release);
 }
 
-/// Until the bell is rung, or there is nothing that reports any more.
+/// Runs until the bell is rung, or there is no source any more.
 fn hear_of_pressure(told: Told, open: impl Fn(&Told) -> PressureWatch, bell: Option<Bell>) {
     let mut sources = open(&told);
     while !sources.is_empty() {
         match sources.wait(bell) {
             Heard::Pressure => {
-                // Before anything is given up for it.
+                // Counted before any memory is given up for it.
                 counters::add(&counters::COUNTERS.pressure_events, 1);
                 services::all().filter_map(|(_, s)| s.on_pressure).for_each(|act| act());
                 WORKER.mailbox.post(PRESSURE);
             }
             Heard::Nothing => {}
-            // What the service manager named has ended: not again.
+            // The source that the service manager named has ended, and is not opened again.
             Heard::Gone => sources = open(&Told::Nothing),
             Heard::Bell => return,
         }
-        // The kernel reports at every reclaim; acting more often gains nothing.
+        // The kernel reports at every reclaim; more frequent action gains nothing.
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -471,7 +482,7 @@ mod tests {
     use std::sync::mpsc;
     use std::sync::Arc;
 
-    /// Others start the thread anew before a caller that has ended it looks.
+    /// Other callers start the thread again before a caller that has ended it looks.
     #[test]
     fn restarts_end_though_others_start_the_thread_too() {
         let over = Arc::new(AtomicBool::new(false));

@@ -1,4 +1,4 @@
-//! How purges are noticed: the process's userfaultfds, or one remembered word a page.
+//! Detects purges: by the process's userfaultfds, or by one remembered word a page.
 
 use crate::error::{Error, Result};
 use crate::os::signal::Blocked;
@@ -10,7 +10,7 @@ use rustix::fd::{IntoRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU8, Ordering};
 
-/// How a purge is noticed.
+/// The way to detect a purge.
 ///
 /// ```
 /// use tenure::volatile::{detection, Detection};
@@ -25,9 +25,9 @@ pub enum Detection {
     Words,
 }
 
-/// What has been decided for this process and its children.
+/// The decision for this process and its children.
 struct Decision {
-    /// One of the four below.
+    /// One of the four constants below.
     mode: AtomicU8,
     /// Rung when it changes.
     changed: Event,
@@ -41,15 +41,17 @@ const DECIDING: u8 = 3;
 /// For the whole process: a userfaultfd watches the memory of a process.
 static DECISION: Decision = Decision { mode: AtomicU8::new(UNDECIDED), changed: Event::new() };
 
-/// How the process's descriptors, whose numbers the background thread [keeps](worker::kept), are replaced.
+/// The replacement of the process's descriptors, whose numbers the background thread
+/// [keeps](worker::kept).
 struct Replacement {
-    /// How often they were.
+    /// How often they were replaced.
     times: AtomicU32,
     /// A thread opens new ones in place of lost ones.
     under_way: AtomicBool,
-    /// It has begun to give up what the old ones watch: nothing is registered meanwhile.
+    /// That thread has begun to give up the watches of the old ones: nothing is registered
+    /// meanwhile.
     giving_up: AtomicBool,
-    /// Why there are none, if they could not be opened.
+    /// Why there are none, if opening failed.
     failure: AtomicI32,
 }
 
@@ -73,7 +75,8 @@ pub(crate) enum Kind {
 const KINDS: [Kind; 2] = [Kind::Sigbus, Kind::Refill];
 
 impl Kind {
-    /// The descriptor's number. The background thread keeps copies in a table of its own.
+    /// The place of the descriptor's number. The background thread keeps copies of the descriptors
+    /// in a table of its own.
     fn place(self) -> &'static AtomicI32 {
         worker::kept(match self {
             Kind::Sigbus => 0,
@@ -89,7 +92,7 @@ impl Kind {
     }
 }
 
-/// The way in force. [`Detection::Words`] also where it cannot be decided yet.
+/// Returns the present way. Also [`Detection::Words`] while it cannot be decided yet.
 pub(crate) fn detection() -> Detection {
     match DECISION.mode.load(Ordering::Acquire) {
         USERFAULTFD => Detection::Userfaultfd,
@@ -98,12 +101,12 @@ pub(crate) fn detection() -> Detection {
     }
 }
 
-/// Whether purges are told by userfaultfd. One load; `false` before it has been decided.
+/// Returns whether userfaultfd detects purges. One load; `false` before the decision.
 pub(crate) fn by_userfaultfd() -> bool {
     DECISION.mode.load(Ordering::Acquire) == USERFAULTFD
 }
 
-/// Decides at the first call, by doing the whole cycle on a scratch page.
+/// Decides at the first call, by trying the whole cycle on a scratch page.
 ///
 /// # Errors
 /// `EMFILE`, `ENFILE`, `ENOMEM`: it cannot be decided now. The next call tries again.
@@ -111,8 +114,9 @@ pub(crate) fn decide(call: &'static str) -> Result<Detection> {
     let (mode, process) = (&DECISION.mode, generation::current());
     let _no_handler = loop {
         fork::look();
-        // A signal's handler may fork: in the child what was begun here would act on the parent's memory. Or it may
-        // come here, too, and wait for the thread that it has interrupted.
+        // Without signals. If a handler forked here, the child would continue with descriptors that
+        // act on the parent's memory. Or the handler could call this, too, and wait for the thread
+        // that it has interrupted.
         let no_handler = Blocked::all();
         let deciding =
             mode.compare_exchange(UNDECIDED, DECIDING, Ordering::AcqRel, Ordering::Acquire);
@@ -157,12 +161,12 @@ fn find(call: &'static str) -> Result<Detection> {
             Err(_) => return Ok(Detection::Words),
         }
     }
-    // A background thread that runs already, for another service, has no copies of them.
+    // A background thread that already runs for another service has no copies of the descriptors.
     worker::restart(call, || ())?;
     Ok(Detection::Userfaultfd)
 }
 
-/// Whether the same attempt may succeed later.
+/// Returns whether a later attempt may succeed.
 fn is_passing(errno: Errno) -> bool {
     matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::INTR)
 }
@@ -192,21 +196,22 @@ fn high(fd: OwnedFd) -> OwnedFd {
     rustix::io::fcntl_dupfd_cloexec(&fd, 700).unwrap_or(fd)
 }
 
-/// The raw descriptor; negative: there is none.
+/// Returns the descriptor's number; negative: there is none.
 pub(crate) fn raw(kind: Kind) -> RawFd {
     kind.place().load(Ordering::Acquire)
 }
 
-/// Has the descriptor of a kind do something to this process's memory.
+/// Runs `act` with the descriptor of a kind, which acts on this process's memory.
 ///
-/// A signal's handler may make a child anywhere in it, which goes on here with a descriptor that acts on the parent's
-/// memory: it does nothing there, and the child begins anew with what it has by then.
+/// A signal handler may make a child anywhere in it, and the child continues here with a descriptor
+/// that acts on the parent's memory. There the request does nothing, and the child begins anew with
+/// its own descriptors.
 fn with_watcher<R>(
     kind: Kind,
     act: impl Fn(uffd::Watcher) -> std::result::Result<R, Errno>,
 ) -> std::result::Result<R, Errno> {
     loop {
-        // First the number: a child that is made from here on has another one.
+        // The number is read first: a child that is made from here on has another one.
         let process = generation::current();
         // A child that was made before has its own descriptors from here on.
         fork::look();
@@ -217,27 +222,28 @@ fn with_watcher<R>(
     }
 }
 
-/// Registers a range. On the background thread only: the program cannot close that thread's copy of the
-/// descriptor, or put another file in its place.
+/// Registers a range. Runs on the background thread only: the program cannot close that thread's
+/// copy of the descriptor, or put another file in its place.
 pub(crate) fn register(kind: Kind, range: PageRange) -> std::result::Result<(), Errno> {
     with_watcher(kind, |watcher| match watcher.fd() {
         _ if REPLACEMENT.giving_up.load(Ordering::SeqCst) => Err(Errno::AGAIN),
-        // Why there is none says more than that there is none.
+        // The reason why there is no descriptor tells the caller more than `EBADF` would.
         ..0 => Err(Errno::from_raw_os_error(REPLACEMENT.failure.load(Ordering::Acquire))),
         _ => uffd::register(watcher, range),
     })
 }
 
-/// Has forks copy the page tables of a watched mapping of which this page is there.
+/// Has forks copy the page tables of a watched mapping, in which this page is present.
 pub(super) fn have_forks_copy(kind: Kind, page: usize) -> std::result::Result<(), Errno> {
     with_watcher(kind, |watcher| uffd::count_as_written(watcher, page))
 }
 
-/// Ends a registration. [`is_closed`] tells of the error whether the background thread has to do it.
+/// Ends a registration. For the error, [`is_closed`] returns whether the background thread has to
+/// do it.
 pub(super) fn unregister(kind: Kind, range: PageRange) -> std::result::Result<(), Errno> {
     with_watcher(kind, |watcher| match watcher.fd() {
-        // Nothing is registered: a child inherits no registrations, and those of a lost descriptor ended
-        // with it.
+        // Nothing is registered: a child inherits no registrations, and those of a lost descriptor
+        // ended with it.
         ..0 => Ok(()),
         _ => uffd::unregister(watcher, range),
     })
@@ -253,8 +259,8 @@ pub(crate) fn wake(kind: Kind, range: PageRange) -> std::result::Result<(), Errn
     with_watcher(kind, |watcher| uffd::wake(watcher, range))
 }
 
-/// Whether the error means that the program has closed the calling thread's copy of a descriptor, or has put
-/// another file in its place, and that the background thread has another copy.
+/// Returns whether the error means that the program has closed the calling thread's copy of a
+/// descriptor, or has put another file in its place, while the background thread has another copy.
 pub(crate) fn is_closed(errno: Errno) -> bool {
     matches!(errno, Errno::BADF | Errno::NOTTY | Errno::INVAL)
         && worker::is_guarded()
@@ -263,13 +269,14 @@ pub(crate) fn is_closed(errno: Errno) -> bool {
         && KINDS.iter().any(|kind| !uffd::is_userfaultfd(raw(*kind)))
 }
 
-/// A number that differs between processes, and changes when a process opens new descriptors.
+/// Returns a number that differs between processes, and changes when a process opens new
+/// descriptors.
 pub(crate) fn epoch() -> u64 {
     generation::current() << 32 | u64::from(REPLACEMENT.times.load(Ordering::Acquire))
 }
 
-/// Whether purges can have gone unnoticed: a descriptor was closed while the background thread held no
-/// copy (in a child, between fork and its first use of tenure).
+/// Returns whether purges may have gone unnoticed: a descriptor was closed while the background
+/// thread held no copy (in a child, between the fork and its first use of tenure).
 pub(crate) fn is_lost() -> bool {
     let is_closed = |kind: &Kind| !uffd::is_userfaultfd(raw(*kind));
     by_userfaultfd() && !worker::is_guarded() && KINDS.iter().any(is_closed)
@@ -285,10 +292,10 @@ pub(super) fn forget_descriptors() {
     }
 }
 
-/// Forgets the descriptors and opens new ones: in a child, whose copies act on the parent's memory, and
-/// where they are [lost](is_lost). All or none: after an error there are none, and the next call that needs
-/// them tries again. A process that uses userfaultfd has both kinds, so that what it had before, which may be
-/// none, is not asked. System calls only.
+/// Forgets the descriptors and opens new ones: in a child, whose copies act on the parent's memory,
+/// and when they are [lost](is_lost). It opens all or none. After an error there are none, and the
+/// next call that needs them tries again. A process that uses userfaultfd has both kinds, so both
+/// are opened, whatever it had before. Makes system calls only.
 pub(super) fn reopen() -> std::result::Result<(), Errno> {
     forget_descriptors();
     let opened = open_new(Kind::Sigbus).and_then(|fd| Ok((fd, open_new(Kind::Refill)?)));
@@ -306,13 +313,14 @@ pub(super) fn reopen() -> std::result::Result<(), Errno> {
     }
 }
 
-/// Whether this process uses userfaultfd and has no descriptor. Two loads.
+/// Returns whether this process uses userfaultfd and has no descriptor. Two loads.
 pub(crate) fn is_missing() -> bool {
     by_userfaultfd() && raw(Kind::Sigbus) < 0
 }
 
-/// Opens the descriptors where they are [missing](is_missing), if they can be opened by now. What the failure
-/// found offered is suspect since, and nothing could be offered in the meantime. Answers whether it has.
+/// Opens the descriptors if they are [missing](is_missing) and can be opened by now. Ranges that
+/// were offered at the failure are suspect since, and nothing could be offered in the meantime.
+/// Returns whether it opened them.
 #[inline]
 pub(super) fn open_missing() -> bool {
     let missing = is_missing() && !worker::is_worker();
@@ -322,24 +330,24 @@ pub(super) fn open_missing() -> bool {
     missing && !is_missing()
 }
 
-/// The descriptors are [lost](is_lost), so what is offered can have been discarded unseen: has `give_up` say
-/// so of every range and end its watch, opens new ones, and gives the background thread copies. Where none can
-/// be opened the next call tries again.
+/// The descriptors are [lost](is_lost), so offered pages may have been discarded unseen. Has
+/// `give_up` mark every range as suspect and end its watch, opens new descriptors, and gives the
+/// background thread copies. If none can be opened, the next call tries again.
 pub(super) fn recover(give_up: impl Fn() + Sync) {
     one_at_a_time(|| {
-        // A thread that is starting may turn out to have copies.
+        // A starting thread may turn out to have copies.
         worker::wait_until_started();
         if is_missing() {
-            // What is offered has been said to be suspect: see `open_missing`.
+            // The offered ranges are marked as suspect already: see `open_missing`.
             replace_missing();
         } else if is_lost() {
-            // From here on nothing is offered: what the background thread watched with a copy of its own ends
-            // with that.
+            // From here on nothing is offered. The watches by the background thread's own copies
+            // end with those copies.
             REPLACEMENT.giving_up.store(true, Ordering::SeqCst);
             if !worker::running() || worker::on_worker(&give_up).is_none() {
                 give_up();
             }
-            // It works with the program's descriptors, too, if no thread can be made.
+            // If no thread can be made, the program's descriptors still work.
             let _ = worker::restart("detection", || {
                 let _ = reopen();
                 REPLACEMENT.giving_up.store(false, Ordering::SeqCst);
@@ -348,16 +356,19 @@ pub(super) fn recover(give_up: impl Fn() + Sync) {
     });
 }
 
-/// Nothing is watched, so the background thread need not end first, and goes on if none can be opened.
+/// Nothing is watched, so the background thread need not end first, and continues if no descriptor
+/// can be opened.
 fn replace_missing() {
     if is_missing() && reopen().is_ok() {
         let _ = worker::restart("detection", || ());
     }
 }
 
-/// One thread replaces descriptors; others that come wait.
+/// One thread replaces the descriptors; other threads that come here wait.
 fn one_at_a_time(act: impl FnOnce()) {
-    // As in `decide`.
+    // Without signals. If a handler forked here, the child would continue with descriptors that act
+    // on the parent's memory. Or the handler could come here, too, and wait for the thread that it
+    // has interrupted.
     let mut no_handler = Blocked::all();
     while REPLACEMENT.under_way.swap(true, Ordering::AcqRel) {
         drop(no_handler);
@@ -369,7 +380,7 @@ fn one_at_a_time(act: impl FnOnce()) {
     DECISION.changed.ring();
 }
 
-/// In a child: a thread of the parent's that was deciding is not here.
+/// In a child, which does not have the parent's thread that was deciding.
 pub(super) fn reset_in_child() {
     let mode = &DECISION.mode;
     let _ = mode.compare_exchange(DECIDING, UNDECIDED, Ordering::AcqRel, Ordering::Acquire);

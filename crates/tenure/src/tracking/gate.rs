@@ -1,20 +1,21 @@
-//! Where forks wait for claims, and claims for forks: no page is half way between two states when a child
-//! is made.
+//! The gate, at which forks wait for claims, and claims for forks. So no page is half way between
+//! two states when a child is made.
 
 use crate::runtime::event::Event;
 use crate::sync::{own_claims, set_own_claims, AtomicU32, Ordering};
 
-/// Among a thread's own claims: it is at the count, and what a signal's handler finds there is not certain.
+/// A bit in the number of a thread's claims: the thread is changing the count, so a signal handler
+/// cannot rely on it.
 const CHANGING: u32 = 1 << 31;
-/// The gate is closed; one more: and a claim of another thread's may be open.
+/// The gate is closed. `CLOSED + 1`: it is closed, and another thread may have a claim.
 const CLOSED: u32 = 1;
 
-/// See the module's head.
+/// See the head of the module.
 #[derive(Debug)]
 pub(crate) struct Gate {
     /// Claims of all threads.
     claims: AtomicU32,
-    /// A fork waits for them to end, or is under way.
+    /// Not 0: a fork waits for the claims to end, or is under way.
     closed: AtomicU32,
     /// Rung when either changes.
     changed: Event,
@@ -31,7 +32,7 @@ impl Gate {
         Gate { claims: AtomicU32::new(0), closed: AtomicU32::new(0), changed: Event::new() }
     }
 
-    /// One more claim. A thread that has one already does not wait: the fork waits for it.
+    /// Adds a claim. A thread that has one already does not wait, because the fork waits for it.
     pub fn enter(&self) {
         let own = own_claims();
         loop {
@@ -49,7 +50,7 @@ impl Gate {
         set_own_claims(own + 1);
     }
 
-    /// One claim less.
+    /// Subtracts a claim.
     pub fn leave(&self) {
         let own = own_claims();
         let less = (own & !CHANGING).saturating_sub(1) | own & CHANGING;
@@ -61,37 +62,38 @@ impl Gate {
         }
     }
 
-    /// Not below 0: see [`reset_in_child`](Gate::reset_in_child).
+    /// Subtracts a claim, but does not go below 0: see [`reset_in_child`](Gate::reset_in_child).
     fn one_less(&self) {
         let less = |claims: u32| claims.checked_sub(1);
         let _ = self.claims.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
     }
 
-    /// Before a fork: lets no other thread have a claim, and waits until none has one, or the fork gives up. The claims
-    /// of the forking thread itself, which a signal's handler interrupted, go on in parent and child.
+    /// Before a fork: keeps other threads from taking a claim, and waits until none has one, or
+    /// until the fork gives up. Claims of the forking thread itself, which a signal handler
+    /// interrupted, continue in parent and child.
     pub fn close(&self, gives_up: impl Fn() -> bool) {
         let own = own_claims();
-        // Where the handler interrupted `enter` or `leave` nobody can tell whether that claim is counted: one
-        // of another thread's may take its place.
+        // If the handler interrupted `enter` or `leave`, it is not known whether that claim is
+        // counted. A claim of another thread may be counted in its place.
         let unsure = u32::from(own & CHANGING != 0);
         self.closed.store(CLOSED + unsure, Ordering::SeqCst);
         let most = (own & !CHANGING) + unsure;
         self.changed.wait_until(|| self.claims.load(Ordering::SeqCst) <= most || gives_up());
     }
 
-    /// In a child, before the gate is opened: whether another thread may have had a claim.
+    /// In a child, before the gate is opened: returns whether another thread may have had a claim.
     pub fn is_unsure(&self) -> bool {
         self.closed.load(Ordering::SeqCst) > CLOSED
     }
 
-    /// After it.
+    /// After a fork: lets threads take claims again.
     pub fn open(&self) {
         self.closed.store(0, Ordering::SeqCst);
         self.changed.ring();
     }
 
-    /// In a child, where the caller is the only thread. A claim that it is about to end may have been counted
-    /// or not: it counts as ended.
+    /// In a child, where the caller is the only thread. A claim that it is about to end may have
+    /// been counted or not: it counts as ended.
     pub fn reset_in_child(&self) {
         self.claims.store(own_claims() & !CHANGING, Ordering::SeqCst);
         self.changed.reset_in_child();

@@ -1,7 +1,9 @@
-//! Page tables for what was never touched of offered ranges. The kernel makes them when the holes are made readable,
-//! counts them as the program's memory (2 MiB for each GiB), and keeps them until the range is unmapped.
+//! Page tables for the parts of offered ranges that were never touched (holes). The kernel makes
+//! these tables when the holes are made readable, counts them as the program's memory (2 MiB for
+//! each GiB), and keeps them until the range is unmapped.
 //!
-//! Seen without a bound: 64 GiB of which one page was touched ended its program in a group of 64 MiB.
+//! Seen without a bound: a range of 64 GiB of which one page was touched got its program killed in
+//! a group of 64 MiB.
 
 use crate::os::memory_limit;
 use crate::os::pagemap::{Pagemap, Pages};
@@ -9,8 +11,8 @@ use crate::range::PageRange;
 use crate::runtime::budget;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of such tables. What was unmapped since counts as well, until the bound is met.
-/// For the whole process: the limit is that of its memory.
+/// Bytes of such tables. Tables of ranges that were unmapped since count as well, until the bound
+/// is reached. For the whole process: the limit applies to its whole memory.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
 /// A page of 4 KiB takes 8 bytes of a table.
@@ -18,12 +20,13 @@ fn tables(bytes: usize) -> u64 {
     bytes as u64 / 512
 }
 
-/// Holes of so many bytes, one after the other, were made readable.
+/// Counts adjoining holes of so many bytes, which were made readable.
 pub(super) fn made_readable(bytes: usize) {
     MADE.fetch_add(tables(bytes), Ordering::Relaxed);
 }
 
-/// Whether the tables of a range's holes fit: all of them take a sixteenth of the memory limit at most. Takes no lock.
+/// Returns whether the tables of a range's holes fit: all such tables take a sixteenth of the
+/// memory limit at most. Takes no lock.
 pub(super) fn fit(range: PageRange, pagemap: Option<&Pagemap>) -> bool {
     let most = budget::limit_at_last_look() / 16;
     let made = MADE.load(Ordering::Relaxed);

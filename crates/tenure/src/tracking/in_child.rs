@@ -11,7 +11,8 @@ use crate::range::PageRange;
 use detection::Kind;
 use std::sync::atomic::Ordering;
 
-/// Ends the claims of threads that are not here, and makes ranges and interval map fit one another.
+/// Ends the claims of threads that do not exist in the child, and makes ranges and interval map
+/// consistent.
 pub(super) fn recover() {
     TRACKING.claims.reset_in_child();
     TRACKING.claims.gate.open();
@@ -24,8 +25,8 @@ pub(super) fn recover() {
     });
 }
 
-/// Does something to the map, or has all be done that a child does to it, when the thread whose signal handler has made
-/// the child gives it back.
+/// Runs `act` on the map. If the thread whose signal handler has made the child has the map's lock,
+/// the whole recovery runs when that thread gives the lock back.
 fn with_map(act: impl FnOnce(&mut IntervalMap)) {
     let later = |map: &mut IntervalMap| {
         if !forget_what_is_not_in_the_map(map) {
@@ -33,15 +34,16 @@ fn with_map(act: impl FnOnce(&mut IntervalMap)) {
         }
         forget_what_was_not_inherited(map);
     };
-    // SAFETY: a child has one thread when it is put in order.
+    // SAFETY: a child has one thread while it is being recovered.
     if let Some(map) = unsafe { TRACKING.map.in_child(later) } {
         act(map);
     }
 }
 
-/// A join takes ranges out of the map a moment before they are forgotten: as ranges that nobody can unmark they
-/// would be offered. `false`: there is something to know of one, so the map is not right. Allocates nothing: a
-/// thread that is not here may have been in the allocator.
+/// A join takes ranges out of the map a moment before they are forgotten. No unmark could take such
+/// ranges back, but the worker would offer them. `false`: such a range has losses or offered pages,
+/// so the map is not right. Allocates nothing: a thread that does not exist here may have been in
+/// the allocator.
 fn forget_what_is_not_in_the_map(map: &IntervalMap) -> bool {
     let mut fits = true;
     TRACKING.slab.each(|id, tracked, word| {
@@ -54,7 +56,8 @@ fn forget_what_is_not_in_the_map(map: &IntervalMap) -> bool {
                 std::mem::forget(claim.side().take());
                 TRACKING.slab.free(claim);
             }
-            // It is still the thread's that took it out, which goes on here, or that thread has forgotten it.
+            // Either the thread that took it out still owns it and continues here, or that thread
+            // has forgotten it.
             None if tracked.load().has(Word::CLAIMED | Word::FREE) => {}
             None => fits = false,
         }
@@ -62,9 +65,10 @@ fn forget_what_is_not_in_the_map(map: &IntervalMap) -> bool {
     fits
 }
 
-/// A split or a join that was half done leaves ranges that overlap.
+/// Rebuilds the map: a split or a join that was half done leaves ranges that overlap.
 fn rebuild(place: &mut IntervalMap) {
-    // As everywhere in a child of a raw clone: the program's allocator may be locked by a thread that is not here.
+    // As everywhere in a child of a raw clone, a thread that does not exist here may hold locks of
+    // the program's allocator.
     const NO_MEMORY: &str = "tenure: memory to list the ranges of a child";
     let mut raw: List<(usize, RangeId, &'static Tracked)> = List::new();
     TRACKING.slab.each(|id, tracked, word| {
@@ -93,13 +97,14 @@ fn rebuild(place: &mut IntervalMap) {
         count += 1;
     }
     TRACKING.raw.store(count, Ordering::Release);
-    // What is there may be half changed, so it is not dropped.
+    // The old map may be half changed, so it is not dropped.
     place.abandon();
     *place = map;
 }
 
-/// Of two ranges that overlap, the lower one keeps what both have if the upper one says nothing of it: that one
-/// was joined to it, or is about to be cut off. Otherwise the upper one keeps it. `false`: the upper one is gone.
+/// Of two ranges that overlap, the lower one keeps the common part if the upper one is only marked,
+/// with nothing offered or lost: the upper one was joined to it, or is about to be cut off.
+/// Otherwise the upper one keeps it. `false`: the upper one is gone.
 fn settle_overlap(
     lower: (RangeId, &'static Tracked),
     upper: (RangeId, &'static Tracked),
@@ -124,8 +129,9 @@ fn settle_overlap(
     true
 }
 
-/// Watches in the child what was watched in the parent, and forgets what it did not inherit. A page that was
-/// discarded in between is missing here too, so it still counts as purged.
+/// Watches in the child the ranges that the parent watched, and forgets ranges that the child did
+/// not inherit. A page that was discarded in between is missing here too, so it still counts as
+/// purged.
 pub(super) fn reset(missed: bool) {
     if TRACKING.claims.gate.is_unsure() {
         TRACKING.slab.each(|_, tracked, _| TRACKING.claims.end_foreign(tracked));
@@ -137,7 +143,7 @@ pub(super) fn reset(missed: bool) {
     detection::reset_in_child();
     with_map(forget_what_was_not_inherited);
     if !watching {
-        // A thread of the parent's may have opened descriptors and not said so yet.
+        // A thread of the parent's may have opened descriptors and not published them yet.
         detection::forget_descriptors();
         return;
     }
@@ -149,13 +155,14 @@ pub(super) fn reset(missed: bool) {
         let offered = word.has(Word::OFFERED);
         let unmade = word.has(Word::LOST) && word.has(Word::REMADE);
         if !offered && !unmade {
-            // All of it is there, or is zeros that the program may write. The next offer watches it anew.
+            // All of the range is present, or is zeros that the program may write. The next offer
+            // watches it anew.
             tracked.not_watched();
             return;
         }
         if word.has(Word::CLAIMED) {
-            // By this thread, whose signal handler forks: it goes on here, perhaps behind the end of the watch,
-            // or with what it has found in the parent's pages.
+            // Claimed by this thread, whose signal handler forks. It continues here, perhaps after
+            // the end of the watch, or with facts about the parent's pages.
             tracked.not_watched();
             tracked.suspect();
             return;
@@ -172,14 +179,15 @@ pub(super) fn reset(missed: bool) {
     });
 }
 
-/// Raw ranges that the parent gave MADV_DONTFORK: something else may come to lie at their addresses here.
+/// Forgets raw ranges that the parent gave MADV_DONTFORK: other memory may be mapped at their
+/// addresses here.
 fn forget_what_was_not_inherited(map: &mut IntervalMap) {
     if TRACKING.raw.load(Ordering::Acquire) == 0 {
         return;
     }
     let mut from = crate::os::page_size();
     while from < TOP {
-        // Neighbours are asked about together.
+        // One question to the kernel covers a run of neighbours.
         let Some((first, run)) = next_run(map, from) else { return };
         from = run.end;
         if maps::is_mapped(run) {
@@ -205,7 +213,7 @@ fn forget_what_was_not_inherited(map: &mut IntervalMap) {
 /// The end of the addresses that a range may have.
 const TOP: usize = isize::MAX as usize;
 
-/// The first run of ranges that touch one another, from an address on.
+/// Returns the first run of ranges that touch one another, from an address on.
 fn next_run(map: &IntervalMap, from: usize) -> Option<(Option<RangeId>, PageRange)> {
     let page = crate::os::page_size();
     let mut ids = map.starting_in(PageRange { start: from, end: TOP / page * page });
@@ -221,22 +229,22 @@ fn next_run(map: &IntervalMap, from: usize) -> Option<(Option<RangeId>, PageRang
     Some((Some(first), run))
 }
 
-/// A range of which a part at least is not mapped here.
+/// Forgets a range of which a part at least is not mapped here.
 fn leave_behind(map: &mut IntervalMap, mut claim: Claim, mapped: bool) {
     let range = claim.range();
     if !mapped {
         map.remove(range.start, claim.id());
         TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
-        // Not freed: a fork's handler calls no allocator.
+        // Not freed: a fork handler calls no allocator.
         std::mem::forget(claim.side().take());
         TRACKING.slab.free(claim);
         return;
     }
-    // A part is here. What was offered of it counts as lost; nothing of the range is offered again.
+    // A part is mapped. Its offered pages count as lost; nothing of the range is offered again.
     claim.set(flag::TORN);
     if claim.is_offered() {
-        // SAFETY: the range was offered, and is reported as lost; nothing new can have been mapped in it
-        // yet. What is not mapped is left out.
+        // SAFETY: the range was offered, and is reported as lost. No new memory can have been
+        // mapped in it yet, and the call skips unmapped parts.
         let _ = unsafe { advise::drop_pages(range) };
         std::mem::forget(claim.side().take());
         claim.taken_back();

@@ -1,4 +1,5 @@
-//! Lists and boxes for what is noted under a claim: in tenure's own memory, and a want of it is an error.
+//! Lists and boxes for notes that are made under a claim. They lie in tenure's own memory, and a
+//! failed allocation is an error.
 
 #![allow(unsafe_code, reason = "keeps values in memory of its own")]
 
@@ -14,20 +15,20 @@ use std::ptr::NonNull;
 /// A growing list. The first few values lie in the list itself: most lists take no memory.
 pub(crate) struct List<T> {
     few: [MaybeUninit<T>; FEW],
-    /// All values, once they are more than a few.
+    /// The address of all values, once there are more than a few.
     at: NonNull<T>,
     len: usize,
-    /// For how many values there is room at `at`; 0: they are in `few`.
+    /// The number of values for which there is room at `at`; 0: they are in `few`.
     capacity: usize,
     owned: PhantomData<T>,
 }
 
 const FEW: usize = 4;
 
-// SAFETY: the list owns its values, and shares them as a reference to it does.
+// SAFETY: the list owns its values, so they move to the other thread with it.
 unsafe impl<T: Send> Send for List<T> {}
-// SAFETY: the list owns its values, and a shared reference to it gives shared references to them
-// only.
+// SAFETY: the list owns its values, and a shared reference to it gives only shared references to
+// them.
 unsafe impl<T: Sync> Sync for List<T> {}
 
 impl<T> List<T> {
@@ -39,14 +40,14 @@ impl<T> List<T> {
     /// An empty list with room for so many values.
     ///
     /// # Errors
-    /// `ENOMEM`, here and below. The list is as it was then.
+    /// `ENOMEM`, here and below. After an error the list is as it was.
     pub fn with_room(values: usize) -> Result<List<T>, Errno> {
         let mut list = List::new();
         list.reserve(values)?;
         Ok(list)
     }
 
-    /// Makes room for so many values more.
+    /// Makes room for so many additional values.
     pub fn reserve(&mut self, more: usize) -> Result<(), Errno> {
         let wanted = self.len.checked_add(more).ok_or(Errno::NOMEM)?;
         if wanted <= self.capacity() {
@@ -56,14 +57,15 @@ impl<T> List<T> {
         let bytes = heap::usable(wanted.checked_mul(size_of::<T>()).ok_or(Errno::NOMEM)?);
         const { assert!(align_of::<T>() <= 64 && size_of::<T>() > 0) };
         let new = heap::allocate(bytes)?.cast::<T>();
-        // SAFETY: both blocks hold so many values, and are different ones. The old block's are not used again.
+        // SAFETY: both blocks hold so many values, and they are different blocks. The old block's
+        // values are not used again.
         unsafe { std::ptr::copy_nonoverlapping(self.values(), new.as_ptr(), self.len) };
         self.give_back();
         (self.at, self.capacity) = (new, bytes / size_of::<T>());
         Ok(())
     }
 
-    /// How many values there is room for.
+    /// Returns for how many values there is room.
     pub fn capacity(&self) -> usize {
         self.capacity.max(FEW)
     }
@@ -89,7 +91,7 @@ impl<T> List<T> {
     pub fn insert(&mut self, at: usize, value: T) -> Result<(), Errno> {
         assert!(at <= self.len, "tenure: place {at} of a list of {}", self.len);
         self.reserve(1)?;
-        // SAFETY: there is room for one more; what lies behind the place moves up.
+        // SAFETY: there is room for one more value; the values behind the place move up.
         unsafe {
             let place = self.values_mut().add(at);
             std::ptr::copy(place, place.add(1), self.len - at);
@@ -102,7 +104,7 @@ impl<T> List<T> {
     pub fn remove(&mut self, at: usize) -> T {
         assert!(at < self.len, "tenure: place {at} of a list of {}", self.len);
         self.len -= 1;
-        // SAFETY: a value of the list, which gives it up; what lies behind it moves down.
+        // SAFETY: the value belongs to the list, which gives it up; the values behind it move down.
         unsafe {
             let place = self.values_mut().add(at);
             let value = place.read();
@@ -122,7 +124,7 @@ impl<T> List<T> {
         }
     }
 
-    /// Keeps the values of which `wanted` holds.
+    /// Keeps the values for which `wanted` holds.
     pub fn retain(&mut self, wanted: impl Fn(&T) -> bool) {
         let mut kept = 0;
         for at in 0..self.len {
@@ -137,7 +139,8 @@ impl<T> List<T> {
     fn give_back(&mut self) {
         if self.capacity > 0 {
             let bytes = self.capacity * size_of::<T>();
-            // SAFETY: the block of this list. So many values fill more than half of it, so a block of that many
+            // SAFETY: the list owns the block. So many values fill more than half of it, so the
+            // block's size is that of so many bytes.
             // bytes has its size.
             unsafe { heap::free(self.at.cast(), bytes) };
         }
@@ -189,7 +192,7 @@ impl<T> DerefMut for List<T> {
     }
 }
 
-/// Its values one by one, the first first.
+/// Iterates over its values by value, in order.
 impl<T> IntoIterator for List<T> {
     type Item = T;
     type IntoIter = Values<T>;
@@ -222,7 +225,7 @@ pub(crate) struct Own<T> {
     owned: PhantomData<T>,
 }
 
-// SAFETY: it alone reaches its value, which goes with it to the other thread.
+// SAFETY: only this owner reaches the value, and the value goes with it to the other thread.
 unsafe impl<T: Send> Send for Own<T> {}
 
 impl<T> Own<T> {
@@ -245,7 +248,7 @@ impl<T: std::fmt::Debug> std::fmt::Debug for Own<T> {
 
 impl<T> Drop for Own<T> {
     fn drop(&mut self) {
-        // SAFETY: written by `new`, and used by nobody from here on.
+        // SAFETY: `new` wrote the value, and no code uses it from here on.
         unsafe {
             self.at.drop_in_place();
             heap::free(self.at.cast(), size_of::<T>());
@@ -268,7 +271,7 @@ impl<T> DerefMut for Own<T> {
     }
 }
 
-/// The extents of a range that hold such pages.
+/// Returns the extents of a range that hold such pages.
 pub(crate) fn listed(
     pagemap: &Pagemap,
     range: PageRange,

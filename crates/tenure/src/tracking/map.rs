@@ -1,8 +1,11 @@
 //! The interval map: raw ranges in order of address.
 //!
-//! Blocks of up to 512 entries, eight bytes each, and a list of the blocks. A million one-page ranges make
-//! a list of a few thousand blocks, which stays in the processor's cache. Changes take what memory they
-//! need from spare blocks that were made before the map was locked: nothing is allocated under its lock.
+//! The map has blocks of up to 512 entries, eight bytes each, and a list of the blocks. A million
+//! one-page ranges make a list of a few thousand blocks, which stays in the processor's cache.
+//! Changes take memory from spare blocks that were made before the map was locked, because nothing
+//! may be allocated under its lock.
+//! need from spare blocks that were made before the map was locked: nothing is allocated under its
+//! lock.
 
 use super::list::{List, Own};
 use super::state::RangeId;
@@ -10,10 +13,10 @@ use crate::os::page_size;
 use crate::range::PageRange;
 use rustix::io::Errno;
 
-/// A block of them fills 4 KiB.
+/// So many entries fill a block of 4 KiB.
 const BLOCK: usize = 508;
 
-/// Entries that lie within 2^32 pages of the first.
+/// A block of entries within 2^32 pages of the first one.
 pub(crate) struct Block {
     /// The first entry's page number.
     base: usize,
@@ -34,12 +37,12 @@ impl Block {
         self.len == BLOCK
     }
 
-    /// How many entries start at or below the page.
+    /// Returns how many entries start at or below the page.
     fn up_to(&self, page: usize) -> usize {
         let Some(offset) = page.checked_sub(self.base) else { return 0 };
         let Ok(offset) = u32::try_from(offset) else { return self.len };
-        // Ranges mostly lie evenly, so the place can be reckoned: one line of the list is read instead of
-        // the three or four of a binary search.
+        // Ranges mostly lie evenly, so the place can be calculated: this reads one line of the list
+        // instead of the three or four of a binary search.
         let span = self.offsets[self.len - 1] as usize + 1;
         let at = (offset as usize * self.len / span).min(self.len - 1);
         if self.offsets[at] == offset {
@@ -78,7 +81,7 @@ impl Block {
     }
 }
 
-/// Blocks that are not in use, as a list.
+/// A list of unused blocks.
 #[derive(Default)]
 pub(crate) struct Blocks {
     first: Option<Own<Block>>,
@@ -107,14 +110,14 @@ impl Drop for Blocks {
     }
 }
 
-/// What a change needs before the map is locked.
+/// The memory that a change needs, made before the map is locked.
 #[derive(Default)]
 pub(crate) struct Supplies {
     blocks: Blocks,
     list: List<Own<Block>>,
 }
 
-/// See the module's head.
+/// See the head of the module.
 pub(crate) struct IntervalMap {
     blocks: List<Own<Block>>,
     spare: Blocks,
@@ -124,7 +127,7 @@ pub(crate) struct IntervalMap {
 /// A place in the map: block and entry.
 type Place = (usize, usize);
 
-/// What the map keeps in reserve.
+/// The number of blocks that the map keeps in reserve.
 const SPARE: usize = 2;
 
 impl IntervalMap {
@@ -132,24 +135,26 @@ impl IntervalMap {
         IntervalMap { blocks: List::new(), spare: Blocks { first: None, count: 0 }, len: 0 }
     }
 
-    /// How many ranges there are.
+    /// Returns how many ranges there are.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// How many blocks `insertions` may need: each splits another block at most, or fills one.
+    /// Returns how many blocks `insertions` may need: each insertion splits at most one block, or
+    /// fills one.
     fn needed(&self, insertions: usize) -> usize {
         insertions.min(self.blocks.len() + 1) + insertions / (BLOCK / 2) + 1
     }
 
-    /// Whether so many ranges can be inserted without allocating.
+    /// Returns whether so many ranges can be inserted without allocating.
     pub fn has_room(&self, insertions: usize) -> bool {
         let needed = self.needed(insertions);
         self.spare.count >= needed && self.blocks.capacity() - self.blocks.len() >= needed
     }
 
-    /// What is missing for that: blocks, and the capacity of a larger list (0: none is needed).
+    /// Returns the memory that is missing for so many insertions: blocks, and the capacity of a
+    /// larger list (0: none is needed).
     pub fn wants(&self, insertions: usize) -> (usize, usize) {
         let needed = self.needed(insertions);
         let large = self.blocks.capacity() - self.blocks.len() >= needed;
@@ -157,14 +162,15 @@ impl IntervalMap {
         (needed.saturating_sub(self.spare.count), capacity)
     }
 
-    /// Takes in what was made outside of the lock, and gives back what is to be dropped there.
+    /// Takes in memory that was made outside the lock. Returns the memory that the caller drops
+    /// outside the lock.
     pub fn supply(&mut self, mut supplies: Supplies) -> Supplies {
         while let Some(block) = supplies.blocks.pop() {
             self.spare.push(block);
         }
         if supplies.list.capacity() > self.blocks.capacity() {
             std::mem::swap(&mut supplies.list, &mut self.blocks);
-            // There is room: the larger list was made for it.
+            // The list has room: the larger list was made for this.
             while let Some(block) = supplies.list.pop() {
                 let _ = self.blocks.push(block);
             }
@@ -173,7 +179,7 @@ impl IntervalMap {
         supplies
     }
 
-    /// What is spare beyond a small reserve, to be dropped outside of the lock.
+    /// Returns the spare blocks beyond a small reserve. The caller drops them outside the lock.
     pub fn surplus(&mut self) -> Blocks {
         let mut surplus = Blocks::default();
         while self.spare.count > SPARE + self.needed(1) {
@@ -183,7 +189,7 @@ impl IntervalMap {
         surplus
     }
 
-    /// The last entry that starts at or below the page.
+    /// Returns the last entry that starts at or below the page.
     fn place_before(&self, page: usize) -> Option<Place> {
         let block = self.blocks.partition_point(|block| block.base <= page).checked_sub(1)?;
         Some((block, self.blocks[block].up_to(page) - 1))
@@ -197,19 +203,19 @@ impl IntervalMap {
         self.blocks[block].base + self.blocks[block].offsets[entry] as usize
     }
 
-    /// The range that starts at the address.
+    /// Returns the range that starts at the address.
     pub fn starting_at(&self, address: usize) -> Option<RangeId> {
         let page = address / page_size();
         let place = self.place_before(page)?;
         (self.page_at(place) == page).then(|| self.at(place))
     }
 
-    /// The last range that starts at or below the address.
+    /// Returns the last range that starts at or below the address.
     pub fn at_or_before(&self, address: usize) -> Option<RangeId> {
         Some(self.at(self.place_before(address / page_size())?))
     }
 
-    /// The ranges that start in `range`, in order.
+    /// Returns the ranges that start in `range`, in order.
     pub fn starting_in(&self, range: PageRange) -> impl Iterator<Item = RangeId> + '_ {
         let (first, end) = (range.start / page_size(), range.end / page_size());
         let mut place = match self.place_before(first) {
@@ -228,14 +234,16 @@ impl IntervalMap {
         })
     }
 
-    /// Adds a range that starts at the address; none does. There [is room](IntervalMap::has_room).
+    /// Adds a range that starts at the address, where no range starts yet. There
+    /// [is room](IntervalMap::has_room).
     pub fn insert(&mut self, address: usize, id: RangeId) {
         let page = address / page_size();
         self.len += 1;
         let block = match self.place_before(page) {
             Some((block, _)) => block,
             None => {
-                // Before all others: an entry of its own block, since a block's base is its first entry.
+                // Before all others: it needs a block of its own, because a block's base is its
+                // first entry.
                 return self.insert_block(0, page, id);
             }
         };
@@ -246,7 +254,7 @@ impl IntervalMap {
         let mut offset = offset;
         if self.blocks[block].full() {
             let mut upper = self.spare.pop().expect("the map was supplied before it was locked");
-            // Ascending insertions, the usual ones, leave full blocks behind.
+            // Ascending insertions, the usual ones, fill whole blocks.
             let last = self.blocks[block].offsets[BLOCK - 1] < offset;
             if last {
                 self.spare.push(upper);
@@ -265,7 +273,8 @@ impl IntervalMap {
     }
 
     fn insert_block(&mut self, at: usize, page: usize, id: RangeId) {
-        // A block with room whose first entry comes right after takes it, else a new one.
+        // A block with room whose first entry follows directly takes it; otherwise a new block
+        // does.
         if at == 0 {
             if let Some(first) = self.blocks.first_mut().filter(|block| !block.full()) {
                 let shift = first.base - page;
@@ -284,7 +293,7 @@ impl IntervalMap {
         self.put(at, block);
     }
 
-    /// There [is room](IntervalMap::has_room) in the list.
+    /// Puts a block into the list, which [has room](IntervalMap::has_room).
     fn put(&mut self, at: usize, block: Own<Block>) {
         let put = self.blocks.insert(at, block);
         assert!(put.is_ok(), "tenure: the map was supplied before it was locked");
@@ -305,8 +314,9 @@ impl IntervalMap {
         }
     }
 
-    /// The range that starts at `from`, if it is this one, starts at `to`, which is above it and below the next
-    /// range's start. Takes no memory. `false`: it lies too far from the others of its block.
+    /// Moves the start of range `id` from `from` to `to`, which is above it and below the next
+    /// range's start. Takes no memory. `false`: `to` lies too far from the other entries of its
+    /// block.
     pub fn move_up(&mut self, from: usize, to: usize, id: RangeId) -> bool {
         let (from, to) = (from / page_size(), to / page_size());
         let Some(place) = self.place_before(from) else { return false };
@@ -330,14 +340,14 @@ impl IntervalMap {
         }
     }
 
-    /// Forgets everything, for a child that finds the map half changed. Nothing is dropped.
+    /// Forgets everything without dropping it, for a child that finds the map half changed.
     pub fn abandon(&mut self) {
         std::mem::forget(std::mem::replace(self, IntervalMap::new()));
     }
 }
 
 impl Supplies {
-    /// What the map [wants](IntervalMap::wants).
+    /// Makes the memory that the map [wants](IntervalMap::wants).
     ///
     /// # Errors
     /// `ENOMEM`.

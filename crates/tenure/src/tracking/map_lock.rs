@@ -1,5 +1,6 @@
-//! The interval map's lock. A signal's handler may make a child while the thread that it interrupts changes the map:
-//! there the thread goes on with the change, and what the child has to do to the map waits until it is whole.
+//! The interval map's lock. A signal handler may make a child while the thread that it interrupts
+//! changes the map. In the child the thread continues with the change, and the child's recovery of
+//! the map waits until the map is whole.
 
 #![allow(unsafe_code, reason = "takes over the map in a forked child")]
 
@@ -9,20 +10,21 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// What a child does to the map.
+/// The recovery of the map in a child.
 pub(super) type Later = fn(&mut IntervalMap);
 
-/// See the module's head.
+/// See the head of the module.
 pub(super) struct MapLock {
     lock: Lock<IntervalMap>,
-    /// A [`Later`] that waits for the guard of the child's only thread. Null: nothing does.
+    /// A [`Later`] that waits for the guard of the child's only thread. Null: none waits.
     later: AtomicPtr<()>,
 }
 
-/// Gives the map, and the lock back when it is dropped.
+/// Gives access to the map, and frees the lock when it is dropped.
 pub(super) struct MapGuard {
-    // Fields are dropped in this order: what waits is done when the lock is free. Looked at before, it could be missed: a
-    // handler may fork between the look and the lock's end.
+    // Fields are dropped in this order, so the waiting recovery runs after the lock is free. A
+    // check before that could miss it: a handler may fork between the check and the end of the
+    // lock.
     guard: Guard<'static, IntervalMap>,
     _then: Then,
 }
@@ -37,34 +39,34 @@ impl MapLock {
         MapLock { lock, later: AtomicPtr::new(null_mut()) }
     }
 
-    /// As [`Lock::lock`].
+    /// Like [`Lock::lock`].
     #[inline]
     pub fn lock(&'static self) -> MapGuard {
         MapGuard { guard: self.lock.lock(), _then: Then { lock: self } }
     }
 
-    /// As [`Lock::try_lock`].
+    /// Like [`Lock::try_lock`].
     pub fn try_lock(&'static self) -> Option<MapGuard> {
         Some(MapGuard { guard: self.lock.try_lock()?, _then: Then { lock: self } })
     }
 
-    /// As [`Lock::hold`].
+    /// Like [`Lock::hold`].
     pub fn hold(&self) {
         self.lock.hold();
     }
 
-    /// Frees what [`hold`](MapLock::hold) took.
+    /// Frees the lock that [`hold`](MapLock::hold) took.
     pub fn release(&self) {
         self.lock.release();
     }
 
-    /// As [`Lock::reset_in_child`].
+    /// Like [`Lock::reset_in_child`].
     pub fn reset_in_child(&self) -> bool {
         self.lock.reset_in_child()
     }
 
-    /// In a child: the map, if no guard has it. Then its thread is in the middle of something, and `later` is done
-    /// when it gives the lock back.
+    /// In a child: returns the map, if no guard has it. `None`: the thread is in the middle of a
+    /// change, and `later` runs when it gives the lock back.
     ///
     /// # Safety
     /// The calling thread is the child's only one.
@@ -84,7 +86,7 @@ impl MapLock {
     #[cold]
     fn do_what_waits(&self) {
         while !self.later.load(Ordering::Acquire).is_null() {
-            // Another thread that has it does this when it gives it back.
+            // Another thread that has the lock does this when it gives the lock back.
             let Some(mut map) = self.lock.try_lock() else { return };
             let later = self.later.swap(null_mut(), Ordering::AcqRel);
             if !later.is_null() {

@@ -1,17 +1,18 @@
-//! What is volatile: the state of every tracked range, and everything that is done to it.
+//! Volatile memory: the state of every tracked range, and all operations on it.
 //!
-//! - [`state`]: the state machine. A pin changes one word; [`state::Claim`] is the right to do the rest.
-//! - [`slab`], [`map`], [`map_lock`], [`side`]: where ranges live, the raw ones in order of address, and their side
-//!   data.
-//! - [`mod@offer`], [`revive`], [`detection`]: telling the kernel, taking back, and noticing what is gone; [`holes`]:
-//!   what was never touched.
-//! - [`scan`], [`backpressure`]: when the background thread offers, and who waits for it; [`spared`]: what the kernel is
-//!   to take last.
-//! - [`service`], [`wake`]: forks, and how the background thread comes here.
-//! - [`settle`]: the ways of a range, made of these; [`touched`]: touches of pages that are gone; [`unmade`],
-//!   [`watch_again`]: what is lost until its owner has made it again.
-//! - [`owned`], [`raw`]: the two kinds of ranges, as the promises use them; [`shape`] and [`unmark`] belong to
-//!   raw ones.
+//! - [`state`]: the state machine. A pin changes one word; a [`state::Claim`] is the right to
+//!   change the rest.
+//! - [`slab`], [`map`], [`map_lock`], [`side`]: the storage of ranges, the raw ones in order of
+//!   address, and their side data.
+//! - [`mod@offer`], [`revive`], [`detection`]: offering, taking back, and detecting purges;
+//!   [`holes`]: the parts that were never touched.
+//! - [`scan`], [`backpressure`]: when the background thread offers, and which callers wait for it;
+//!   [`spared`]: the memory that the kernel should take last.
+//! - [`service`], [`wake`]: forks, and the ways to call the background thread.
+//! - [`settle`]: the transitions of a range, made of these; [`touched`]: touches of purged pages;
+//!   [`unmade`], [`watch_again`]: pages that are lost until their owner has made them again.
+//! - [`owned`], [`raw`]: the two kinds of ranges, for the promises; [`shape`] and [`unmark`] belong
+//!   to raw ones.
 
 pub(crate) mod backpressure;
 pub(crate) mod detection;
@@ -53,16 +54,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 struct Tracking {
     slab: Slab,
     claims: Claims,
-    /// The raw ranges in order of address. Its lock orders every change of their shape; claims are taken
-    /// under it, but never waited for.
+    /// The raw ranges in order of address. Its lock orders every change of their shape. A thread
+    /// may take a claim under it, but never wait for one.
     map: MapLock,
-    /// How many raw ranges there are, so that unmapping memory of a program without any takes no lock.
+    /// How many raw ranges there are, so that unmapping memory of a program without any takes no
+    /// lock.
     raw: AtomicUsize,
     /// See `raw::unknown_is_lost`.
     unknown_is_lost: AtomicBool,
 }
 
-/// For the whole process: a range is found by its address alone, also by handlers of forks and signals.
+/// For the whole process: fork and signal handlers find a range by its address alone.
 static TRACKING: Tracking = Tracking {
     slab: Slab::new(),
     claims: Claims::new(),
@@ -71,14 +73,15 @@ static TRACKING: Tracking = Tracking {
     unknown_is_lost: AtomicBool::new(false),
 };
 
-/// The claims of this process: a child whose fork handlers did not run is put in order first, or it would
-/// wait for its parent's threads, and take its parent's pages back.
+/// Returns the claims of this process. A child whose fork handlers did not run is recovered first.
+/// Otherwise it would wait for its parent's threads, and take its parent's pages back.
 fn claims() -> &'static Claims {
     fork::look();
     &TRACKING.claims
 }
 
-/// Calls `each` with every tracked range and its word, for statistics and for signal handlers: no lock.
+/// Calls `each` with every tracked range and its word, without a lock: for statistics and for
+/// signal handlers.
 pub(crate) fn each(mut each: impl FnMut(&'static Tracked, Word)) {
     TRACKING.slab.each(|_, tracked, word| each(tracked, word));
 }

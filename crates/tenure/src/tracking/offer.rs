@@ -1,4 +1,4 @@
-//! Telling the kernel that it may take a range's pages.
+//! Offers a range: tells the kernel that it may take the pages.
 
 #![allow(unsafe_code, reason = "lets the kernel discard pages, and reads their words")]
 
@@ -17,34 +17,34 @@ use crate::runtime::mapping_room::MappingRoom;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
-/// The worker looks up after this many bytes whether a thread wants the range back: 8 MiB of base pages
-/// take it about 1 ms.
+/// After this many bytes the worker checks whether a thread wants the range back. 8 MiB of base
+/// pages take it about 1 ms.
 const STEP: usize = 8 << 20;
 
-/// A watch cuts mappings, and scattered offers could use up all that the program may have: 60,000 left its
-/// allocator none. Half is the program's.
+/// A watch splits mappings, and scattered offers could use up all that the program may have: 60,000
+/// offers left its allocator none. So half belongs to the program.
 /// For the whole process: the kernel bounds the mappings of a process.
 static ROOM: MappingRoom = MappingRoom::new(2);
 
-/// Whether an end of the watch of a part may cut mappings, too.
+/// Returns whether the end of the watch of a part may split mappings, too.
 pub(super) fn may_cut(part: PageRange) -> bool {
     ROOM.may_cut(part)
 }
 
-/// Why a range was not offered.
+/// The reason why a range was not offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// It was pinned before anything was told to the kernel.
+    /// A thread pinned it before any page was offered.
     Wanted,
     /// It lies inside a huge page of which another part is in use.
     InsideHugePage,
-    /// Another process (a fork's) has the pages too, so discarding them frees nothing.
+    /// Another process (of a fork) has the pages too, so discarding them frees nothing.
     Shared,
-    /// It would cut mappings, of which the program has few left.
+    /// The offer would split mappings, of which the program has few left.
     TooManyMappings,
-    /// The page tables of its holes would take too much.
+    /// The page tables of its holes would take too much memory.
     TooSparse,
-    /// The kernel refused this.
+    /// The kernel refused this call.
     Kernel(&'static str, Errno),
 }
 
@@ -59,7 +59,7 @@ impl Refusal {
         Refusal::Kernel("having its pages watched", errno)
     }
 
-    /// What only the background thread does was not done: there is none.
+    /// There is no background thread, and only it may do this work.
     pub const NO_WORKER: Refusal = Refusal::Kernel("starting the background thread", Errno::AGAIN);
 
     fn not_freed(errno: Errno) -> Refusal {
@@ -67,7 +67,7 @@ impl Refusal {
     }
 }
 
-/// Which userfaultfd watches the range.
+/// Returns the userfaultfd that watches the range.
 pub(super) fn kind(claim: &Claim) -> Kind {
     if claim.is(flag::REFILLED) {
         Kind::Refill
@@ -76,9 +76,9 @@ pub(super) fn kind(claim: &Claim) -> Kind {
     }
 }
 
-/// Tells the kernel that it may take the range's pages. On the background thread. After `Ok` some pages at
-/// least are the kernel's to take and the range is offered; after `Err` none are, and it is not.
-/// `split_huge`: even where that splits a huge page of which another part is in use.
+/// Offers the range. On the background thread. After `Ok` the kernel may take some pages at least,
+/// and the range is offered. After `Err` it may take none, and the range is not offered.
+/// `split_huge`: offer even where that splits a huge page of which another part is in use.
 pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> {
     let range = claim.range();
     if range.len() == 0 || claim.is(flag::TORN) {
@@ -88,7 +88,8 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
     if !by_words && !claim.is(flag::WHOLLY_WATCHED) && !ROOM.may_cut(range) {
         return Err(Refusal::TooManyMappings);
     }
-    // An open costs 2 µs, which a range that has no holes and is its process's alone does not need.
+    // Opening the page map costs 2 µs. A range without holes that its process alone has does not
+    // need it.
     let exclusive = is_exclusive(claim);
     let plain = claim.is(flag::DENSE) && exclusive && !claim.is_raw();
     let pagemap = if plain { None } else { Pagemap::open().ok() };
@@ -102,8 +103,8 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
         if !holes::fit(range, pagemap.as_ref()) {
             return Err(Refusal::TooSparse);
         }
-        // All of the range before any of it is told: an offer may be cut short, and a hole in the part
-        // that was left out would count as purged with the rest.
+        // The whole range is made readable before any of it is offered. An offer may be cut short,
+        // and a hole in the part that was left out would count as purged with the rest.
         for piece in range.pieces(STEP) {
             if claim.is_wanted() {
                 return Err(Refusal::Wanted);
@@ -120,8 +121,8 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
     }
     if told.is_ok() && !by_words && !claim.is_raw() {
         claim.set(flag::WHOLLY_WATCHED);
-        // Safe code can reach owned memory only through its owner, so no page goes missing later but by
-        // being discarded.
+        // Safe code reaches owned memory only through its owner, so later a page goes missing only
+        // by being discarded.
         if claim.is(flag::SPARSE) {
             claim.clear(flag::DENSE);
         } else {
@@ -133,8 +134,8 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// Watches the parts and frees them lazily, piece by piece. `Err`: it was cut short; the range's word says
-/// whether anything was told, and its side data what.
+/// Watches the parts and frees them lazily, piece by piece. `Err`: it was cut short. Then the
+/// range's word says whether anything was offered, and its side data lists the offered parts.
 fn tell(
     claim: &mut Claim,
     parts: &[PageRange],
@@ -143,14 +144,14 @@ fn tell(
 ) -> Result<(), Refusal> {
     let range = claim.range();
     let whole = parts == [range];
-    // What is told must be known, so its list comes first.
+    // tenure must know the offered parts, so their list comes first.
     let mut told = List::new();
     let pieces = || parts.iter().flat_map(|part| part.pieces(STEP));
     told.reserve(pieces().count())?;
     let had_side = claim.known_side().is_some();
     claim.side_mut()?;
     let mut result = Ok(());
-    // What is made again from here on the kernel has perhaps been told of already.
+    // Pages that are made again from here on may already be covered by this offer.
     claim.clear(flag::MADE_AGAIN);
     // Owned memory stays registered as a whole from its first offer on.
     let watched = claim.is(flag::WHOLLY_WATCHED);
@@ -160,8 +161,8 @@ fn tell(
             break;
         }
         if !by_words && !watched {
-            // Said first, so that a registration that fails half way is ended by the next to take the
-            // range back.
+            // The flag is set first, so that the next thread that takes the range back ends a
+            // registration that failed half way.
             claim.set(flag::WATCHED);
             let registered = detection::register(kind(claim), piece);
             if let Err(errno) = registered.and_then(|()| have_forks_copy(claim, piece, pagemap)) {
@@ -175,11 +176,11 @@ fn tell(
             break;
         }
         told.push(piece)?;
-        // SAFETY: a part of a range that is marked volatile or owned and not pinned, so its contents may go;
-        // the claim keeps it from being unmapped meanwhile.
+        // SAFETY: a part of a range that is marked volatile, or owned and not pinned, so its
+        // contents may go. The claim keeps it from being unmapped meanwhile.
         if let Err(errno) = unsafe { advise::free(piece) } {
-            // It may have taken in one mapping before it met another that is locked, so the piece counts
-            // as offered and stays watched.
+            // The kernel may have freed one mapping before it met another that is locked. So the
+            // piece counts as offered and stays watched.
             add(&COUNTERS.refused_offers, 1);
             result = Err(Refusal::not_freed(errno));
             break;
@@ -197,17 +198,18 @@ fn tell(
     result
 }
 
-/// Tells the kernel once more of the parts of an offered range that it was told of: threads that touched pages
-/// which were gone have had them made again, and such a page is the program's until it is told.
+/// Offers the offered parts of a range once more. Threads that touched purged pages have had them
+/// made again, and such a page belongs to the program until it is offered again.
 ///
-/// A thread that pins the range meanwhile is told nothing before it has the claim, so what goes now it finds gone.
+/// A thread that pins the range meanwhile waits for the claim, so it finds the pages that go now as
+/// gone.
 pub(super) fn tell_again(claim: &mut Claim) -> Result<(), Refusal> {
     if !claim.is_offered() {
         return Err(Refusal::Wanted);
     }
     let watched = detection::by_userfaultfd() && claim.is(flag::WATCHED | flag::WHOLLY_WATCHED);
     if !watched || claim.is(flag::SUSPECT | flag::TORN) {
-        // A purge would go unseen. All of it counts as lost already.
+        // A purge would go unseen. All of the range counts as lost already.
         claim.clear(flag::MADE_AGAIN);
         return Err(Refusal::Wanted);
     }
@@ -216,15 +218,15 @@ pub(super) fn tell_again(claim: &mut Claim) -> Result<(), Refusal> {
         return Err(Refusal::Shared);
     }
     let told = offered_parts(claim)?;
-    // Before the kernel is told: a page that is made meanwhile sets it again.
+    // The flag is cleared before the offer: a page that is made again meanwhile sets it again.
     claim.clear(flag::MADE_AGAIN);
     for piece in told.iter().flat_map(|part| part.pieces(STEP)) {
         if claim.is_wanted() {
             claim.set(flag::MADE_AGAIN);
             return Err(Refusal::Wanted);
         }
-        // SAFETY: the piece is offered, so the program has given up its contents; the claim keeps the range
-        // offered and watched meanwhile.
+        // SAFETY: the piece is offered, so the program has given up its contents. The claim keeps
+        // the range offered and watched meanwhile.
         if let Err(errno) = unsafe { advise::free(piece) } {
             claim.set(flag::MADE_AGAIN);
             return Err(Refusal::not_freed(errno));
@@ -233,7 +235,7 @@ pub(super) fn tell_again(claim: &mut Claim) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The parts of an offered range that the kernel was told of.
+/// Returns the parts of an offered range that were really offered.
 fn offered_parts(claim: &Claim) -> Result<List<PageRange>, Errno> {
     match claim.known_side().and_then(|side| side.offered.as_ref()) {
         Some(told) => List::of(told),
@@ -241,7 +243,8 @@ fn offered_parts(claim: &Claim) -> Result<List<PageRange>, Errno> {
     }
 }
 
-/// Ends a registration that failed half way. What cannot be ended now is the next pinner's to end.
+/// Ends a registration that failed half way. If that fails now, the next thread that pins the range
+/// does it.
 pub(super) fn end_failed_watch(claim: &mut Claim) {
     match detection::unregister(kind(claim), claim.range()) {
         Ok(()) => claim.clear(flag::WATCHED | flag::WHOLLY_WATCHED),
@@ -249,28 +252,28 @@ pub(super) fn end_failed_watch(claim: &mut Claim) {
     }
 }
 
-/// Whether no fork can have shared the pages since they were last looked at.
+/// Returns whether no fork can have shared the pages since they were last checked.
 fn is_exclusive(claim: &Claim) -> bool {
     claim.tracked().exclusive_at.load(Ordering::Relaxed) == fork::count().wrapping_add(1)
 }
 
-/// Whether another process has some of the pages too. Reclaim would take them from this one and free
-/// nothing.
+/// Returns whether another process has some of the pages too. Reclaim would take them from this
+/// process and free nothing.
 fn is_shared(claim: &Claim, range: PageRange, pagemap: Option<&Pagemap>) -> bool {
     let now = fork::count().wrapping_add(1);
     let shared = pagemap.and_then(|pagemap| pagemap.any_shared(range).ok());
     if shared == Some(false) {
         claim.tracked().exclusive_at.store(now, Ordering::Relaxed);
     }
-    // Where it cannot be told the kernel leaves shared pages alone.
+    // If it is not known, the pages are offered: the kernel leaves shared pages alone.
     shared == Some(true)
 }
 
 /// Makes holes readable, as the shared zero page.
 ///
-/// Holes must show it before the range is watched, or a page that was never touched would count as
-/// purged; and nothing may be freed before it is watched, or it could be discarded unseen. What is `lost` stays
-/// missing.
+/// Holes must be readable before the range is watched. Otherwise a page that was never touched
+/// would count as purged. And nothing may be freed before it is watched, or the kernel could
+/// discard it unseen. `lost` pages stay missing.
 pub(super) fn make_readable(
     claim: &mut Claim,
     piece: PageRange,
@@ -283,7 +286,7 @@ pub(super) fn make_readable(
     };
     for hole in without(&missing, lost)?.iter() {
         match populate::for_reading(*hole) {
-            // Found gone by nobody yet, and watched.
+            // A page that is gone, not reported yet, and watched.
             Err(Errno::FAULT | Errno::HWPOISON) if claim.word().has(Word::REMADE) => {}
             done => done?,
         }
@@ -293,11 +296,13 @@ pub(super) fn make_readable(
     Ok(())
 }
 
-/// Has forks copy the page tables of holes that were made readable, in memory that is watched already.
+/// Has forks copy the page tables of holes that were made readable, in memory that is watched
+/// already.
 ///
-/// The kernel leaves those of a mapping out that was never written, for touches in the child would make the pages;
-/// but the child watches the range, and a page of zeros that is missing there counts as purged. A request to fill a
-/// page that is there changes nothing, but that the mapping counts as written.
+/// In a fork the kernel skips the page tables of a mapping that was never written, because touches
+/// in the child would make the pages. But the child watches the range, and a zero page that is
+/// missing there counts as purged. A request to fill a page that is present changes nothing, except
+/// that the mapping then counts as written.
 fn have_forks_copy(
     claim: &Claim,
     piece: PageRange,
@@ -316,7 +321,7 @@ fn have_forks_copy(
     })?;
     noted?;
     for part in parts.iter() {
-        // What is missing still is lost, and the program's to make again.
+        // A page that is still missing is lost, and the program makes it again.
         let missing = match pagemap {
             Some(pagemap) => listed(pagemap, *part, Pages::Missing)?,
             None if claim.word().has(Word::LOST) => continue,
@@ -329,8 +334,8 @@ fn have_forks_copy(
     Ok(())
 }
 
-/// The parts that may be offered without splitting a huge page that is partly in other use: the whole huge
-/// pages, and each end unless a huge page holds it.
+/// Returns the parts that may be offered without splitting a huge page that is partly in other use:
+/// the whole huge pages, and each end that is not inside a huge page.
 fn offerable_parts(
     claim: &Claim,
     range: PageRange,
@@ -365,8 +370,8 @@ fn offerable_parts(
     Ok(parts)
 }
 
-/// Detection by words: remembers a non-zero word of each page, before the kernel is told. A page that was
-/// all zeros loses nothing by being purged, and needs none.
+/// Detection by words: remembers a non-zero word of each page before the offer. A page of zeros
+/// loses nothing by a purge, and needs no word.
 fn remember_words(claim: &mut Claim, range: PageRange) -> Result<(), Errno> {
     let page = page_size();
     // A range that became unreadable since its check must not kill the background thread.
@@ -375,8 +380,8 @@ fn remember_words(claim: &mut Claim, range: PageRange) -> Result<(), Errno> {
     words.place.reserve(range.len() / page)?;
     words.value.reserve(range.len() / page)?;
     for at in (range.start..range.end).step_by(page) {
-        // SAFETY: mapped and readable, as checked just above; the program promises not to unmap a marked
-        // range, and an owned one is not unmapped while it is claimed.
+        // SAFETY: mapped and readable, as checked just above. The program promises not to unmap a
+        // marked range, and an owned one is not unmapped while it is claimed.
         let (place, value) = unsafe { words::first_nonzero(at, page) }.unwrap_or((NO_WORD, 0));
         words.place.push(place)?;
         words.value.push(value)?;
@@ -385,28 +390,28 @@ fn remember_words(claim: &mut Claim, range: PageRange) -> Result<(), Errno> {
     Ok(())
 }
 
-/// In place of a word's number: the page was all zeros.
+/// Replaces a word's number for a page of zeros.
 pub(super) const NO_WORD: u16 = u16::MAX;
 
-/// Has the kernel discard what it may of an offered range; returns how many bytes of it are gone. For tests,
-/// and for programs that want the memory back now. On the background thread.
+/// Has the kernel discard as much of an offered range as it may, and returns how many bytes are
+/// gone. For tests, and for programs that want the memory back now. On the background thread.
 pub(super) fn purge(claim: &mut Claim) -> Result<usize, Refusal> {
     let range = claim.range();
     let pagemap = Pagemap::open().ok();
-    // Only what was told is watched.
+    // Only the offered parts are watched.
     let told = offered_parts(claim)?;
     claim.clear(flag::MADE_AGAIN);
     for attempt in 0..4u64 {
         if attempt > 0 {
-            // A page that another processor faulted in last waits on that one's list, and until it has
-            // left it the kernel cannot mark it. Another thread's look at a page (a walk of smaps, a
-            // migration) holds it for a moment too.
+            // A page that another processor faulted in last waits on that processor's list, and
+            // until it has left the list the kernel cannot mark it. Another thread's look at a page
+            // (a walk of smaps, a migration) holds a reference to it for a moment, too.
             std::thread::sleep(std::time::Duration::from_millis(attempt - 1));
             lru::drain();
         }
         let mut left = false;
         for part in told.iter() {
-            // SAFETY: the part is offered: the program has given up its contents.
+            // SAFETY: the part is offered, so the program has given up its contents.
             unsafe { advise::free(*part) }.map_err(Refusal::not_freed)?;
             advise::page_out(*part)
                 .map_err(|errno| Refusal::Kernel("madvise(MADV_PAGEOUT)", errno))?;
@@ -421,8 +426,8 @@ pub(super) fn purge(claim: &mut Claim) -> Result<usize, Refusal> {
     }
     match pagemap {
         Some(pagemap) => Ok(pagemap.count(range, Pages::Missing)?),
-        // A process that has dropped its privileges cannot read its own. What is missing and watched cannot be
-        // read; without a watch it reads as zeros, and is not counted.
+        // A process that has dropped its privileges cannot read its own page map. A missing,
+        // watched page cannot be read. Without a watch it reads as zeros, and is not counted.
         None => {
             let pages = range.pieces(page_size());
             Ok(pages.filter(|page| read_each_page(*page).is_err()).map(|page| page.len()).sum())

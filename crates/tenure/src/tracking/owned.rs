@@ -18,42 +18,42 @@ use rustix::io::Errno;
 use std::cell::UnsafeCell;
 use std::sync::atomic::Ordering;
 
-/// A mapping and its tracking. The mapping cannot go while another thread may be telling the kernel about
-/// it, or taking it back: that takes the range's claim, and so does every way to the mapping.
+/// A mapping and its tracking. The mapping stays while another thread may be offering it or taking
+/// it back: both need the range's claim, and so does every access to the mapping.
 ///
-/// A thread that has a stale reference to the owner may pin and unpin for a moment whatever the range is at
-/// then: the range stays this owner's for its whole life.
+/// A thread with a stale reference to the owner may pin and unpin the range for a moment, whatever
+/// its state. The range belongs to this owner for its whole life.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct OwnedRange {
     tracked: &'static Tracked,
     id: RangeId,
-    /// Changed by the holder of the range's claim only. `None`: the range is bare.
+    /// Only the holder of the range's claim changes it. `None`: the range is bare.
     mapping: UnsafeCell<Option<Mapping>>,
 }
 
-// SAFETY: the mapping is read and changed under the range's claim, of which there is one at a time; the rest
-// is a number.
+// SAFETY: the mapping is read and changed under the range's claim, and there is one claim at a
+// time. The rest is a number.
 unsafe impl Sync for OwnedRange {}
 
 impl OwnedRange {
-    /// What a range takes beside its memory.
+    /// The bytes that a range takes beside its memory.
     pub const BOOKKEEPING: usize = size_of::<Tracked>();
 }
 
-/// What becomes of what is lost.
+/// The fate of lost pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Losses {
-    /// It reads as zeros, and can be written.
+    /// They read as zeros, and can be written.
     AreZeros,
-    /// The owner makes it again; until then it stays missing.
+    /// The owner makes them again; until then they stay missing.
     AreMadeAgain,
 }
 
 const NOWHERE: PageRange = PageRange { start: 0, end: 0 };
 
 impl OwnedRange {
-    /// Takes a mapping over, pinned once, so that it stays until it is complete.
+    /// Takes a mapping over and pins it once, so that it stays until it is complete.
     ///
     /// # Errors
     /// `ENOMEM`: 2^25 ranges are known already.
@@ -68,10 +68,10 @@ impl OwnedRange {
         Ok(owned)
     }
 
-    /// A range without a mapping, pinned once.
+    /// Makes a range without a mapping, pinned once.
     ///
     /// # Errors
-    /// As [`OwnedRange::new`].
+    /// As for [`OwnedRange::new`].
     pub fn bare(call: &'static str, priority: u8) -> Result<OwnedRange> {
         OwnedRange::with(call, priority, Losses::AreZeros)
     }
@@ -94,19 +94,20 @@ impl OwnedRange {
         self.tracked
     }
 
-    /// Adds a pin. `true`: the pages are there and good. `false`: call [`settle`](OwnedRange::settle),
-    /// then look whether something [is lost](OwnedRange::has_losses).
+    /// Adds a pin. `true`: the pages are there and intact. `false`: the caller calls
+    /// [`settle`](OwnedRange::settle), and then checks whether something
+    /// [is lost](OwnedRange::has_losses).
     #[inline]
     pub fn pin(&self) -> bool {
         self.tracked().pin().plain()
     }
 
-    /// Takes the pages back, which the caller has pinned. `lost` is told what is gone, under the claim,
-    /// before any other pinner gets on: it only notes it.
+    /// Takes back the pages, which the caller has pinned. `lost` gets the purged extents, under the
+    /// claim, before any other pinning thread continues. It only notes them.
     ///
     /// # Errors
-    /// `ENOMEM`: no memory for pages that a fork shares, or too many mappings. Nothing is lost then; the pin
-    /// is the caller's to take away.
+    /// `ENOMEM`: no memory for pages that a fork shares, or too many mappings. Nothing is lost
+    /// then, and the caller takes its pin away.
     pub fn settle(
         &self,
         lost: &mut (dyn FnMut(PageRange) -> std::result::Result<(), Errno> + Send),
@@ -116,22 +117,23 @@ impl OwnedRange {
         settle::settle(self.id, self.tracked(), &needs_settling, &mut found)
     }
 
-    /// [`settle`](OwnedRange::settle), and keeps what is gone among the range's [losses](OwnedRange::losses).
+    /// [`settle`](OwnedRange::settle), which also adds the purged extents to the range's
+    /// [losses](OwnedRange::losses).
     ///
     /// # Errors
-    /// As [`settle`](OwnedRange::settle).
+    /// As for [`settle`](OwnedRange::settle).
     pub fn settle_and_keep_losses(&self) -> std::result::Result<(), Errno> {
-        // What was lost before, and written since, can go again.
+        // A page that was lost before, and written since, can go again.
         settle::settle(self.id, self.tracked(), &needs_settling, &mut revive::record)
     }
 
-    /// Whether something was lost and not restored.
+    /// Returns whether something was lost and not restored.
     #[inline]
     pub fn has_losses(&self) -> bool {
         self.tracked().load().has(Word::LOST)
     }
 
-    /// What was lost and not restored.
+    /// Returns the extents that were lost and not restored.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -147,16 +149,17 @@ impl OwnedRange {
         }
     }
 
-    /// Before what is lost is made, by a thread that has the range pinned and the right to: what was lost under
-    /// descriptors that are not there any more is missing and watched again.
+    /// Called before lost pages are made, by a thread that has pinned the range and has the right
+    /// to make them. It makes pages that were lost under descriptors which no longer exist missing
+    /// and watched again.
     ///
     /// # Errors
-    /// `ENOMEM`: too many mappings. Nothing can be put in place now.
+    /// `ENOMEM`: too many mappings. The pages cannot be filled now.
     pub fn watch_losses(&self) -> std::result::Result<(), Errno> {
         watch_again::for_maker(self.id, self.tracked())
     }
 
-    /// Nothing counts as lost any more.
+    /// Notes that nothing counts as lost any more.
     pub fn restored(&self) {
         let lost = |word: Word| word.has(Word::LOST);
         if let Some(mut claim) = claims().claim(self.id, self.tracked(), lost) {
@@ -167,7 +170,7 @@ impl OwnedRange {
         }
     }
 
-    /// Takes a pin away that the caller has added.
+    /// Removes a pin that the caller has added.
     #[inline]
     pub fn unpin(&self) {
         let before = self.tracked().unpin();
@@ -176,13 +179,13 @@ impl OwnedRange {
         }
     }
 
-    /// Takes a pin away that the caller has added, and no more: in the debug mode the pages are offered later.
-    /// For where nothing may be waited for.
+    /// Removes a pin that the caller has added, and does no more: in the debug mode the pages are
+    /// offered later. For code that must not wait.
     pub fn unpin_unseen(&self) {
         let _ = self.tracked().unpin();
     }
 
-    /// Takes a pin away if there is one. `false`: there is none.
+    /// Removes a pin if there is one. `false`: there is none.
     pub fn unpin_if_pinned(&self) -> bool {
         let before = self.tracked().unpin_if_pinned();
         if before.is_some_and(|word| word.has(Word::SLOW_UNPIN) && word.pins() == 1) {
@@ -191,7 +194,7 @@ impl OwnedRange {
         before.is_some()
     }
 
-    /// What the debug mode does at the last unpin: offers and purges at once.
+    /// The debug mode's work at the last unpin: offers and purges at once.
     #[cold]
     fn last_unpin(&self) {
         let _ = self.purge_now();
@@ -201,17 +204,18 @@ impl OwnedRange {
         self.tracked().load().pins()
     }
 
-    /// Whether the kernel may take the pages.
+    /// Returns whether the kernel may take the pages.
     pub fn is_offered(&self) -> bool {
         self.tracked().load().has(Word::OFFERED)
     }
 
-    /// How many of its bytes are gone, seen without touching them.
+    /// Returns how many of its bytes are gone, without touching them.
     pub fn missing_bytes(&self, pagemap: &Pagemap) -> usize {
         revive::missing_bytes(pagemap, self.range())
     }
 
-    /// Where it lies; empty if it is bare. Stable while the caller has a pin, or is the owner.
+    /// Returns its addresses; empty if it is bare. They do not change while the caller has a pin,
+    /// or is the owner.
     #[inline]
     pub fn range(&self) -> PageRange {
         self.tracked().range()
@@ -221,12 +225,12 @@ impl OwnedRange {
         self.tracked().priority.store(priority, Ordering::Relaxed);
     }
 
-    /// Sets whether the kernel is to take the pages after those of others.
+    /// Sets whether the kernel should take these pages after those of other ranges.
     pub fn set_spared(&self, spared: bool) {
         self.tracked().set_spared(spared);
     }
 
-    /// Tells the kernel now that it may take the pages, if nobody has them pinned.
+    /// Offers the pages now, if no thread has pinned them.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -234,8 +238,8 @@ impl OwnedRange {
         settle::offer_now(self.id, self.tracked())
     }
 
-    /// [`offer_now`](OwnedRange::offer_now), and has the kernel discard them; returns how many bytes are
-    /// gone.
+    /// [`offer_now`](OwnedRange::offer_now), and has the kernel discard the pages. Returns how many
+    /// bytes are gone.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -253,15 +257,16 @@ impl OwnedRange {
         }
     }
 
-    /// Whether missing pages wait for the refill thread.
+    /// Returns whether missing pages wait for the refill thread.
     pub fn is_refilled(&self) -> bool {
         self.tracked().is(flag::REFILLED)
     }
 
-    /// Drops the pages: they read as zeros, and are not watched. The caller alone has the range pinned.
+    /// Drops the pages: they read as zeros, and are not watched. Only the caller has pinned the
+    /// range.
     ///
     /// # Errors
-    /// `ENOMEM`: too many mappings. The pages are as they were then.
+    /// `ENOMEM`: too many mappings. The pages are unchanged then.
     ///
     /// # Safety
     /// No bytes of the range are in use.
@@ -281,8 +286,8 @@ impl OwnedRange {
         }
     }
 
-    /// Takes the mapping away; the range is bare, and as new, afterwards. The caller drops the mapping
-    /// outside of all locks. Waits for another thread that is at the pages.
+    /// Takes the mapping out. Afterwards the range is bare, and as new. The caller drops the
+    /// mapping outside all locks. Waits for another thread that works on the pages.
     pub fn take_mapping(&self) -> Option<Mapping> {
         let mut claim = claims().claim(self.id, self.tracked(), |_| true)?;
         *claim.side() = None;
@@ -292,22 +297,24 @@ impl OwnedRange {
         claim.clear(!flag::REFILLED);
         claim.move_to(NOWHERE);
         claim.tracked().exclusive_at.store(0, Ordering::Relaxed);
-        // SAFETY: the mapping is reached under the claim, which this thread has until the end of this call.
+        // SAFETY: the mapping is reached under the claim, which this thread has until the end of
+        // this call.
         unsafe { &mut *self.mapping.get() }.take()
     }
 
     /// Gives a bare range a mapping. The caller holds no lock and no claim.
     pub fn put_mapping(&self, mapping: Mapping) {
         let range = mapping.range();
-        // A program may unmap a raw range that it has unmarked: what is known of it is stale where this mapping
-        // has come to lie. One load where no raw range is known.
+        // A program may unmap a raw range that it has unmarked. The facts about it are then stale
+        // where this mapping lies. One load where no raw range is known.
         raw::forget_unmapped(range);
         let claim = claims().claim(self.id, self.tracked(), |_| true);
         let Some(mut claim) = claim else { unreachable!("an owned range is not free") };
-        // SAFETY: the mapping is reached under the claim, which this thread has until the end of this call.
+        // SAFETY: the mapping is reached under the claim, which this thread has until the end of
+        // this call.
         let before = unsafe { &mut *self.mapping.get() }.replace(mapping);
         assert!(before.is_none(), "tenure: the range has a mapping already");
-        // Nobody else can have the pages of a mapping that was just made.
+        // No other process can have the pages of a mapping that was just made.
         let exclusive = crate::runtime::fork::count().wrapping_add(1);
         claim.tracked().exclusive_at.store(exclusive, Ordering::Relaxed);
         claim.move_to(range);
@@ -319,7 +326,7 @@ impl OwnedRange {
 
 impl Drop for OwnedRange {
     fn drop(&mut self) {
-        // The mapping goes with this value, after the range is out of use.
+        // The mapping is unmapped with this value, after the range is out of use.
         if let Some(claim) = claims().claim(self.id, self.tracked(), |_| true) {
             TRACKING.slab.free(claim);
         }

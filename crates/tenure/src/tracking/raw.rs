@@ -1,4 +1,4 @@
-//! Raw ranges: memory that the program has mapped itself.
+//! Raw ranges: memory that the program itself has mapped.
 //!
 //! A raw range has one pin while it is not volatile, and none while it is marked.
 
@@ -16,7 +16,7 @@ use crate::runtime::{services, worker};
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
-/// Why a range could not be marked.
+/// The reason why a range could not be marked.
 pub(crate) enum Unmarkable {
     Unfit(Unfit),
     /// 2^25 ranges are known.
@@ -28,13 +28,14 @@ fn no_memory(_: Errno) -> Unmarkable {
     Unmarkable::NoMemory
 }
 
-/// Whether any raw range is known. One load.
+/// Returns whether any raw range is known. One load.
 pub(crate) fn any() -> bool {
     TRACKING.raw.load(Ordering::Acquire) > 0
 }
 
-/// Marks a range that is known as exactly this, if its state allows it without waiting, and if there is a background
-/// thread to offer it: not in a new child, or after the thread was ended.
+/// Marks a range that is known with exactly these bounds, if its state allows that without waiting,
+/// and if there is a background thread to offer it. There is none in a new child, or after the
+/// thread was ended.
 #[inline]
 pub(crate) fn try_mark(id: RangeId, range: PageRange) -> bool {
     if !worker::running() {
@@ -42,7 +43,8 @@ pub(crate) fn try_mark(id: RangeId, range: PageRange) -> bool {
     }
     let tracked = tracked(id);
     loop {
-        // The word first: if the range became another one since, the exchange below fails.
+        // The word is read first: if the range has become another one since, the exchange below
+        // fails.
         let word = tracked.load();
         let other = word.has(Word::FREE | Word::CLAIMED | Word::UNCLEAN) || !word.has(Word::RAW);
         if other || tracked.range() != range || settings::purge_always() {
@@ -60,14 +62,14 @@ pub(crate) fn try_mark(id: RangeId, range: PageRange) -> bool {
     }
 }
 
-/// Marks a range. Returns its number if it is known as exactly this range now.
+/// Marks a range. Returns its number if it is now known with exactly these bounds.
 pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<RangeId>, Unmarkable> {
     {
         let map = TRACKING.map.lock();
         if let Some(id) = map.exact(range) {
             drop(map);
-            // It may have become another range since: then this is one more change of priority that the
-            // program did not ask for, and the way below does the rest.
+            // The number may belong to another range since. Then this is one more change of
+            // priority that the program did not ask for, and the code below does the rest.
             if priority.is_none() && try_mark(id, range) {
                 return Ok(Some(id));
             }
@@ -78,8 +80,9 @@ pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<Rang
         for gap in unknown.iter() {
             maps::check_volatile(*gap).map_err(Unmarkable::Unfit)?;
         }
-        // Where nothing is known there are no ends to cut. `unknown` alone tells, for it alone is looked at again
-        // below: what was known beside the gaps a moment later may have gone, and come back with ends.
+        // If nothing is known, there are no ends to cut. Only `unknown` shows that, because only it
+        // is checked again below. Ranges that were known beside the gaps a moment later may have
+        // gone, and come back with ends.
         let (known, cuts) = match *unknown == [range] {
             true => (0, 0),
             false => (overlapping(range).map_err(no_memory)?.len(), 2),
@@ -102,7 +105,7 @@ pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<Rang
         if changed || same.next().is_some() {
             continue;
         }
-        // What is marked beyond the range already stays one with it; what is not is cut off.
+        // A marked part beyond the range stays one with it; an unmarked part is cut off.
         change.cut_ends(&mut map, range, |claim| claim.word().pins() > 0);
         let level = priority.unwrap_or(settings::Priority::DEFAULT.level());
         for gap in unknown.iter() {
@@ -111,7 +114,7 @@ pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<Rang
             map.insert(gap.start, claim.id());
             TRACKING.raw.fetch_add(1, Ordering::AcqRel);
             backpressure::count(gap.len() as u64);
-            // There is room.
+            // The list has room.
             let _ = change.claims.push(claim);
         }
         change.claims.sort_unstable_by_key(|claim| claim.range().start);
@@ -132,11 +135,12 @@ pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<Rang
     }
 }
 
-/// Offers what is marked inside `range`, cut at its ends so that nothing beyond is touched; `purge`: and has
-/// the kernel discard it. Returns how many bytes are gone. `None`: nothing in it is marked.
+/// Offers the marked parts inside `range`, cut at its ends so that nothing beyond is touched.
+/// `purge`: also has the kernel discard them. Returns how many bytes are gone. `None`: nothing in
+/// it is marked.
 ///
-/// All of it on the background thread and with the claims held from the cut on: nothing is joined to what
-/// lies beside the range meanwhile.
+/// All of it runs on the background thread, with the claims held from the cut on. So nothing is
+/// joined to the ranges beside it meanwhile.
 pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize, Refusal>> {
     settle::before_claiming();
     let offer_all = move || {
@@ -163,12 +167,12 @@ pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize,
     worker::on_worker(offer_all).unwrap_or(Some(Err(Refusal::NO_WORKER)))
 }
 
-/// The range that is known as exactly this.
+/// Returns the range that is known with exactly these bounds.
 pub(crate) fn exact(range: PageRange) -> Option<RangeId> {
     TRACKING.map.lock().exact(range)
 }
 
-/// Whether any page of the range is marked.
+/// Returns whether any page of the range is marked.
 pub(crate) fn is_marked(range: PageRange) -> bool {
     any() && {
         let map = TRACKING.map.lock();
@@ -176,23 +180,23 @@ pub(crate) fn is_marked(range: PageRange) -> bool {
     }
 }
 
-/// Drops all that is known of a range that was unmarked. `false`, and nothing is dropped: another thread has
-/// marked a part since, or has not reported its losses yet. To forget that would leave pages watched that no
+/// Forgets an unmarked range. `false`, and nothing is forgotten: another thread has marked a part
+/// since, or has not reported its losses yet. Forgetting it then would leave pages watched that no
 /// unmark takes back.
 ///
 /// # Errors
-/// `ENOMEM`: nothing is dropped.
+/// `ENOMEM`: nothing is forgotten.
 pub(crate) fn forget(range: PageRange) -> Result<bool, Errno> {
     let unfinished = Word::OFFERED | Word::UNCLEAN | Word::LOST;
     let settled = |word: Word| word.pins() > 0 && !word.has(unfinished);
     Ok(drop_known(range, |claim| settled(claim.word()))?.is_some())
 }
 
-/// Drops all that is known of a range, whose pages stay as they are, if `may_go` holds of each part. `true`: a
-/// part of it is watched.
+/// Forgets a range, whose pages stay as they are, if `may_go` holds for each part. `true`: a part
+/// of it is watched.
 ///
 /// # Errors
-/// `ENOMEM`: nothing is dropped; there is no memory, or no number, to cut its ends off.
+/// `ENOMEM`: nothing is forgotten; there is no memory, or no number, for the cuts at its ends.
 fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Result<Option<bool>, Errno> {
     let (mut map, mut change) =
         services::retry(|| claimed_to_cut(range), |errno| *errno == Errno::NOMEM)?;
@@ -201,7 +205,7 @@ fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Result<Optio
         return Err(Errno::NOMEM);
     }
     if change.can_cut_ends() {
-        // Before the look: a loss that lies beyond the range is not the caller's to hear of.
+        // Before the check: a loss beyond the range must not be reported to this caller.
         change.cut_ends(&mut map, range, |_| true);
     }
     if !change.claims.iter().all(may_go) {
@@ -217,7 +221,7 @@ fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Result<Optio
     Ok(Some(watched))
 }
 
-/// The parts of a claimed range that lie below and above `range`.
+/// Returns the parts of a claimed range that lie below and above `range`.
 fn outside(claim: &Claim, range: PageRange) -> [Option<PageRange>; 2] {
     let whole = claim.range();
     let below = PageRange { start: whole.start, end: range.start };
@@ -225,8 +229,8 @@ fn outside(claim: &Claim, range: PageRange) -> [Option<PageRange>; 2] {
     [below, above].map(|part| Some(part).filter(|part| part.start < part.end))
 }
 
-/// What the program was told to be lost, and then was not told by the call's own answer, is lost again: the next
-/// unmark says so. Takes no memory, so it may say it of more than that.
+/// Marks pages as lost again that were found lost, if the call then did not report them. The next
+/// unmark reports them. Takes no memory, so it may mark more pages than those.
 pub(crate) fn lost_again(range: PageRange) {
     let mut at = range.start;
     while at < range.end {
@@ -246,9 +250,9 @@ pub(crate) fn lost_again(range: PageRange) {
     }
 }
 
-/// Drops all that is known of a range that is being unmapped, or in which a mapping of tenure's own has come to
-/// lie, without taking its pages back. Waits for a thread that is at them. `true`: a part is watched by tenure's
-/// own userfaultfd, which no event of the kernel's goes to.
+/// Forgets a range that is being unmapped, or in which a mapping of tenure's own now lies, without
+/// taking its pages back. Waits for a thread that works on them. `true`: tenure's own userfaultfd
+/// watches a part, and that descriptor gets no unmap event from the kernel.
 pub(super) fn forget_unmapped(range: PageRange) -> bool {
     any()
         && match drop_known(range, |_| true) {
@@ -257,11 +261,12 @@ pub(super) fn forget_unmapped(range: PageRange) -> bool {
         }
 }
 
-/// Drops the ranges without memory for a list: one after the other. Were one not dropped, it would be offered when
-/// another mapping has come to lie there. Of a range that reaches out, what lies outside stays known.
+/// Forgets the ranges without memory for a list: one after another. A range that stays known would
+/// be offered when another mapping lies there. Of a range that reaches out, the part outside stays
+/// known.
 fn drop_each(range: PageRange) -> bool {
     let mut watched = false;
-    // For the one range that can reach out at both ends. Before the map is locked.
+    // For the one range that can reach out at both ends. Taken before the map is locked.
     let mut number = TRACKING.slab.spare();
     loop {
         let mut map = TRACKING.map.lock();
@@ -303,12 +308,12 @@ fn drop_each(range: PageRange) -> bool {
     }
 }
 
-/// A part that is marked can be known no longer. From here on all memory that is not known counts as lost
-/// when it is unmarked: that is too much, and the only answer that is never wrong.
+/// A marked part can no longer be tracked. From here on all unknown memory counts as lost when it
+/// is unmarked. That is too much, but it is the only result that is never wrong.
 fn unknown_is_lost(claim: &Claim, part: PageRange) {
     TRACKING.unknown_is_lost.store(true, Ordering::Release);
     if claim.is(flag::WATCHED) {
-        // A touch would raise SIGBUS for ever.
+        // Otherwise a touch would raise SIGBUS for ever.
         let _ = detection::unregister(offer::kind(claim), part);
     }
 }

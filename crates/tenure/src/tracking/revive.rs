@@ -1,4 +1,4 @@
-//! Taking offered pages back.
+//! Takes offered pages back.
 
 #![allow(unsafe_code, reason = "drops pages that are reported as lost")]
 
@@ -14,16 +14,16 @@ use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::fork;
 use rustix::io::Errno;
 
-/// What ends with a range's watch.
+/// The flags that end with a range's watch.
 const NOT_WATCHED: u8 = flag::WATCHED | flag::WHOLLY_WATCHED | flag::DENSE | flag::SPARSE;
 
-/// The first half of taking a range back: its intact pages are made to stay. Returns the extents that are
-/// gone. The range is still offered and watched, so nothing is lost, and nothing changes for a thread that
-/// touches it, if [`complete`] does not follow.
+/// The first half of taking a range back: makes its intact pages stay, and returns the extents that
+/// are gone. The range is still offered and watched. So if [`complete`] does not follow, nothing is
+/// lost, and nothing changes for a thread that touches it.
 ///
 /// # Errors
-/// `ENOMEM`: no memory for a copy of a page that a fork shares, or for the list. `EINVAL`: the program took away the write
-/// permission. Other errors: [`detection::is_closed`].
+/// `ENOMEM`: no memory for a copy of a page that a fork shares, or for the list. `EINVAL`: the
+/// program has removed the write permission. Other errors: [`detection::is_closed`].
 pub(super) fn keep_pages(claim: &mut Claim) -> Result<List<PageRange>, Errno> {
     let range = claim.range();
     if !claim.is_offered() || !detection::by_userfaultfd() {
@@ -32,7 +32,7 @@ pub(super) fn keep_pages(claim: &mut Claim) -> Result<List<PageRange>, Errno> {
     if claim.is(flag::SUSPECT) {
         return List::of(&[range]);
     }
-    // Populating the zero pages too would cost a page for each that was never touched.
+    // Populating the zero pages too would cost a page for each page that was never touched.
     let zeros = match claim.is(flag::SPARSE) && !claim.word().has(Word::REMADE) {
         true => Zeros::MayGo,
         false => Zeros::Stay,
@@ -42,7 +42,7 @@ pub(super) fn keep_pages(claim: &mut Claim) -> Result<List<PageRange>, Errno> {
         Some(pagemap) if pagemap::scan_works() => keep_data(&pagemap, range)?,
         _ if claim.is(flag::SPARSE) => {
             let gone = salvage_by_page(range, Zeros::MayGo)?;
-            // Under a watch that goes on a page of zeros that goes would be missed, too.
+            // If the watch continues, a zero page that goes would also be reported as missing.
             return if goes_on(claim, &gone) { salvage_by_page(range, zeros) } else { Ok(gone) };
         }
         _ => populated(advise::populate_write(range))?,
@@ -54,45 +54,45 @@ pub(super) fn keep_pages(claim: &mut Claim) -> Result<List<PageRange>, Errno> {
     }
 }
 
-/// What becomes of pages that hold zeros where the kernel does not tell the shared zero page from others: there
-/// is no page map (`/proc/self/pagemap` is root's in a process that has dropped its privileges), or no
+/// The fate of pages of zeros where the shared zero page cannot be recognised: there is no page map
+/// (`/proc/self/pagemap` belongs to root in a process that has dropped its privileges), or no
 /// PAGEMAP_SCAN.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Zeros {
-    /// The kernel may take them, for the range is not watched any more: that is no loss.
+    /// The kernel may take them. The range is not watched any more, so that is no loss.
     MayGo,
     /// They are kept.
     Stay,
 }
 
-/// Is told what is gone, under the claim, and notes it.
+/// Gets the purged extents, under the claim, and notes them.
 pub(super) type Found<'a> = dyn FnMut(&mut Claim, &[PageRange]) -> Result<(), Errno> + Send + 'a;
 
-/// The second half: what [`keep_pages`] found gone reads as zeros (or waits for its refill) and can be
-/// written, and the range is not offered any more. Also ends what is left of a watch of a range that is not
-/// offered.
+/// The second half. Pages that [`keep_pages`] found gone read as zeros (or wait for their refill)
+/// and can be written, and the range is no longer offered. Also ends the rest of a watch of a range
+/// that is not offered.
 ///
-/// `found` notes what is gone, before anything else is done: an end of the watch that fails half way leaves
-/// pages that are gone and not watched, and a child that is made without fork handlers meanwhile has nobody
-/// else who would tell it.
+/// `found` notes the purged extents before anything else happens. An end of the watch that fails
+/// half way leaves pages that are gone and not watched, and in a child that is made without fork
+/// handlers meanwhile only this note reports them.
 ///
 /// # Errors
-/// `ENOMEM`: too many mappings, or no memory for the note. Other errors: [`detection::is_closed`]. The range is
-/// still offered then.
+/// `ENOMEM`: too many mappings, or no memory for the note. Other errors: [`detection::is_closed`].
+/// The range is still offered then.
 pub(super) fn complete(
     claim: &mut Claim,
     gone: &[PageRange],
     found: &mut Found<'_>,
 ) -> Result<(), Errno> {
-    // A signal's handler may have made a child meanwhile, and this may be the child: what was populated here of its
-    // memory, which nothing watched, can be zeros.
+    // A signal handler may have made a child meanwhile, and this may be that child. The pages of
+    // its memory that were populated here, which nothing watched, may be zeros.
     fork::look();
     if !claim.is_offered() {
         return end_watch(claim);
     }
     let range = claim.range();
-    // After `keep_pages`, and in this order: another thread may find at any time that the descriptors are
-    // lost, mark what is offered as suspect, and open new ones.
+    // After `keep_pages`, and in this order: another thread may at any time find that the
+    // descriptors are lost, mark offered ranges as suspect, and open new ones.
     let suspect = detection::is_lost() || claim.is(flag::SUSPECT);
     let found_now;
     let gone = match (detection::by_userfaultfd(), suspect) {
@@ -109,12 +109,13 @@ pub(super) fn complete(
     if detection::by_userfaultfd() {
         end_if_done(claim, gone, suspect)?;
     } else {
-        // A page that was written after its purge may hold a part of something.
-        // SAFETY: the pages are reported as lost; mapped and writable: the program promises not to unmap or
-        // protect a marked range, and an owned one is not unmapped while it is claimed.
+        // A page that was written after its purge may hold parts of a value.
+        // SAFETY: the pages are reported as lost. They are mapped and writable: the program
+        // promises not to unmap or protect a marked range, and an owned one is not unmapped while
+        // it is claimed.
         gone.iter().for_each(|extent| unsafe { make_zero(*extent) });
     }
-    // Also where it came after that: the pages have been kept.
+    // Also if the flag came after that: the pages have been kept.
     claim.clear(flag::SUSPECT);
     if let Some(side) = claim.side() {
         (side.words, side.offered) = (None, None);
@@ -137,7 +138,7 @@ pub(super) fn complete(
 pub(super) fn record(claim: &mut Claim, gone: &[PageRange]) -> Result<(), Errno> {
     let lost_some = claim.word().has(Word::LOST);
     let losses = &mut claim.side_mut()?.losses;
-    // A list that was lost as a whole stands for the whole range.
+    // An empty list stands for the whole range, if its list was lost.
     if !lost_some || !losses.is_empty() {
         losses.extend(gone)?;
         in_order(losses);
@@ -146,8 +147,8 @@ pub(super) fn record(claim: &mut Claim, gone: &[PageRange]) -> Result<(), Errno>
     Ok(())
 }
 
-/// Undoes [`complete`] right after it, where a range that belongs to the same call could not be completed:
-/// what is gone is watched again, as long as nobody has touched it. `Err`: it cannot be.
+/// Undoes [`complete`] right after it, if another range of one call could not be completed: watches
+/// purged pages again, unless a thread has touched them. `Err`: that is not possible.
 pub(super) fn undo(claim: &mut Claim) -> Result<(), Errno> {
     if !detection::by_userfaultfd() {
         return Err(Errno::OPNOTSUPP);
@@ -161,7 +162,7 @@ pub(super) fn undo(claim: &mut Claim) -> Result<(), Errno> {
     })
 }
 
-/// Whether the watch goes on because something is to be made again.
+/// Returns whether the watch continues because pages must be made again.
 fn goes_on(claim: &Claim, gone: &[PageRange]) -> bool {
     let word = claim.word();
     word.has(Word::REMADE) && (!gone.is_empty() || word.has(Word::LOST))
@@ -172,58 +173,59 @@ fn end_if_done(claim: &mut Claim, gone: &[PageRange], suspect: bool) -> Result<(
     let range = claim.range();
     let remade = claim.word().has(Word::REMADE);
     if suspect && remade && detection::register(kind(claim), range).is_ok() {
-        // Before they go: a page that is touched while nothing watches it would be one of zeros.
+        // The flags are set before the pages go: a touch of a page that nothing watches would make
+        // a page of zeros.
         claim.set(flag::WATCHED | flag::WHOLLY_WATCHED);
-        // SAFETY: the range is offered, so its contents may be gone at any time; all of it is
+        // SAFETY: the range is offered, so its contents may be gone at any time. All of it is
         // reported as lost.
         unsafe { zero(range)? };
         claim.clear(flag::DENSE);
         return Ok(());
     }
     if suspect {
-        // Whatever the flags say: a child may have registered a part.
+        // Whatever the flags are: a child may have registered a part.
         detection::unregister(kind(claim), range)?;
-        // SAFETY: the range is offered, so its contents may be gone at any time; all of it is reported as
-        // lost.
+        // SAFETY: the range is offered, so its contents may be gone at any time. All of it is
+        // reported as lost.
         unsafe { zero(range)? };
         claim.clear(NOT_WATCHED);
         return Ok(());
     }
     if gone.is_empty() && !claim.is_raw() && !claim.is(flag::SPARSE) {
-        // Owned memory stays registered: the next offer saves 1.1 µs and this one 1.2 µs.
+        // Owned memory stays registered: this saves the next offer 1.1 µs and this call 1.2 µs.
         return Ok(());
     }
     if goes_on(claim, gone) {
-        // A thread may touch one of the missing pages, or wait for it; it must get refilled bytes or none, so the
-        // range stays registered until they are there.
+        // A thread may touch one of the missing pages, or wait for it. It must get refilled bytes
+        // or none, so the range stays registered until the bytes are there.
         claim.clear(flag::DENSE);
         return Ok(());
     }
     for huge in gone.iter().filter_map(PageRange::huge_part) {
-        // Frees the emptied page table: the refill then faults in a huge page (2 MiB in 47 µs) instead of
-        // 512 base pages (735 µs).
-        // SAFETY: these pages are gone; what is dropped is an empty page table.
+        // Frees the emptied page table. Then the refill faults in a huge page (2 MiB in 47 µs)
+        // instead of 512 base pages (735 µs).
+        // SAFETY: these pages are gone; the call drops an empty page table.
         let _ = unsafe { advise::drop_pages(huge) };
     }
     end_watch(claim)
 }
 
-/// Makes pages read as zeros that are writable.
+/// Makes pages read as zeros and writable.
 ///
 /// # Safety
-/// The pages' contents are nobody's any more.
+/// The pages' contents are not needed any more.
 unsafe fn zero(range: PageRange) -> Result<(), Errno> {
-    // SAFETY: the caller promises that nobody wants the pages' contents.
+    // SAFETY: the caller promises that the pages' contents are not needed.
     unsafe { advise::drop_pages_though_locked(range) }
 }
 
-/// [`zero`], also where the kernel refuses, for pages that were locked meanwhile, for instance.
+/// [`zero`], also where the kernel refuses, for example for pages that were locked meanwhile.
 ///
 /// # Safety
-/// As [`zero`]; mapped and writable.
+/// The pages' contents are not needed any more, and the pages are mapped and writable.
 unsafe fn make_zero(range: PageRange) {
-    // SAFETY: the caller promises that nobody wants the pages' contents, and that they are mapped
-    // and writable.
+    // SAFETY: the caller promises that the pages' contents are not needed, and that the pages are
+    // mapped and writable.
     unsafe {
         if zero(range).is_err() {
             std::ptr::write_bytes(range.start as *mut u8, 0, range.len());
@@ -231,7 +233,7 @@ unsafe fn make_zero(range: PageRange) {
     }
 }
 
-/// Ends the watch of a range whose pages are all there, or are to read as zeros.
+/// Ends the watch of a range whose pages are all there, or should read as zeros.
 fn end_watch(claim: &mut Claim) -> Result<(), Errno> {
     if claim.is(flag::WATCHED) {
         detection::unregister(kind(claim), claim.range())
@@ -242,8 +244,8 @@ fn end_watch(claim: &mut Claim) -> Result<(), Errno> {
     Ok(())
 }
 
-/// An end of the watch has failed. The kernel goes from mapping to mapping, so some may not be watched any
-/// more.
+/// Watches the range again after the end of its watch has failed. The kernel goes from mapping to
+/// mapping, so some may not be watched any more.
 fn make_watch_whole(claim: &mut Claim, errno: Errno) {
     if detection::is_closed(errno) || detection::register(kind(claim), claim.range()).is_ok() {
         return;
@@ -256,7 +258,7 @@ fn make_watch_whole(claim: &mut Claim, errno: Errno) {
     }
 }
 
-/// Turns "a watched page is missing" into `false`.
+/// Turns the error for a missing, watched page into `false`.
 fn populated(result: Result<(), Errno>) -> Result<bool, Errno> {
     match result {
         Ok(()) => Ok(true),
@@ -275,9 +277,9 @@ fn keep_data(pagemap: &Pagemap, range: PageRange) -> Result<bool, Errno> {
     Ok(all && pagemap.count(range, Pages::Missing)? == 0)
 }
 
-/// Keeps what is left of a range of which something is gone, and lists what is gone. A page can go until
-/// the moment it is populated, so the look at the page map is repeated until every page it shows could be
-/// kept.
+/// Keeps the remaining pages of a range that has lost some, and lists the lost ones. A page can go
+/// until the moment it is populated. So the function reads the page map again until it could keep
+/// every page that the map shows.
 fn salvage(range: PageRange, zeros: Zeros) -> Result<List<PageRange>, Errno> {
     let tells = |_: &Pagemap| zeros == Zeros::Stay || pagemap::scan_works();
     let Some(pagemap) = Pagemap::open().ok().filter(tells) else {
@@ -297,20 +299,20 @@ fn salvage(range: PageRange, zeros: Zeros) -> Result<List<PageRange>, Errno> {
             return listed(&pagemap, range, Pages::Missing);
         }
     }
-    // A guard that the program has put into the range (MADV_GUARD_INSTALL) is listed as data for ever.
+    // A guard that the program has put into the range (MADV_GUARD_INSTALL) always shows as data.
     salvage_by_page(range, zeros)
 }
 
-/// Looks at the page map; each takes in what went since the one before.
+/// The most readings of the page map. Each finds the pages that went since the one before.
 const MOST_LOOKS: usize = 4;
 
-/// Poisoned pages are those whose refill failed: they become missing again.
+/// Drops poisoned pages. Their refill failed, and they become missing again.
 fn drop_poisoned(range: PageRange) -> Result<(), Errno> {
     for page in range.pieces(page_size()) {
         match advise::populate_write(page) {
-            // SAFETY: a poisoned page holds nothing.
+            // SAFETY: the kernel reports the page as poisoned, and such a page has no contents.
             Err(Errno::HWPOISON) => unsafe { advise::drop_pages_though_locked(page)? },
-            // The others are kept, or missing.
+            // The other pages are kept, or missing.
             Ok(()) | Err(Errno::FAULT) => {}
             Err(errno) => return Err(errno),
         }
@@ -318,7 +320,7 @@ fn drop_poisoned(range: PageRange) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Without a page map: page by page.
+/// Keeps and lists page by page, without a page map.
 fn salvage_by_page(range: PageRange, zeros: Zeros) -> Result<List<PageRange>, Errno> {
     let mut missing = List::new();
     for page in range.pieces(page_size()) {
@@ -339,15 +341,15 @@ fn add_page(extents: &mut List<PageRange>, page: PageRange) -> Result<(), Errno>
     Ok(())
 }
 
-/// Detection by words: a purged page reads as zeros, so a page whose remembered word is still there was not
-/// purged. A page whose word changed counts as lost: a write after a purge cannot be told from a write
-/// before it.
+/// Detection by words. A purged page reads as zeros, so a page that still has its remembered word
+/// was not purged. A page whose word changed counts as lost: a write after a purge looks like a
+/// write before it.
 ///
 /// # Errors
 /// `ENOMEM`: the words are as they were.
 fn take_back_by_words(claim: &mut Claim, suspect: bool) -> Result<List<PageRange>, Errno> {
     let (range, page) = (claim.range(), page_size());
-    // In a child of a raw clone whose parent had the claim there are none.
+    // In a child of a raw clone whose parent had the claim there are no words.
     let Some(words) = claim.known_side().and_then(|side| side.words.as_ref()).filter(|_| !suspect)
     else {
         return List::of(&[range]);
@@ -355,8 +357,8 @@ fn take_back_by_words(claim: &mut Claim, suspect: bool) -> Result<List<PageRange
     let mut gone = List::new();
     for (i, at) in (range.start..range.end).step_by(page).enumerate() {
         let place = words.place.get(i).copied().unwrap_or(NO_WORD);
-        // SAFETY: mapped and writable: the program promises not to unmap or protect a marked range, and
-        // an owned one is not unmapped while it is claimed.
+        // SAFETY: mapped and writable. The program promises not to unmap or protect a marked range,
+        // and an owned one is not unmapped while it is claimed.
         if place != NO_WORD && !unsafe { words::redirty(at, place, words.value[i]) } {
             add_page(&mut gone, PageRange::new(at, at + page))?;
         }
@@ -364,17 +366,20 @@ fn take_back_by_words(claim: &mut Claim, suspect: bool) -> Result<List<PageRange
     Ok(gone)
 }
 
-/// Drops a range's pages, offered or not: it is ordinary memory that was never touched then.
+/// Drops a range's pages, offered or not. Afterwards it is like ordinary memory that was never
+/// touched.
 ///
 /// # Errors
-/// `ENOMEM`: too many mappings. Other errors: [`detection::is_closed`]. The range is as it was then.
+/// `ENOMEM`: too many mappings. Other errors: [`detection::is_closed`]. The range is unchanged
+/// then.
 ///
 /// # Safety
-/// Nobody wants the range's contents.
+/// The range's contents are not needed.
 pub(super) unsafe fn discard(claim: &mut Claim) -> Result<(), Errno> {
-    // Still watched, its pages must stay, or writing the next contents would raise SIGBUS.
+    // If it fails, the range is still watched, and its pages must stay: a write of the next
+    // contents to a missing page would raise SIGBUS.
     end_watch(claim)?;
-    // SAFETY: the caller promises that nobody wants the range's contents.
+    // SAFETY: the caller promises that the range's contents are not needed.
     unsafe { advise::drop_pages_though_locked(claim.range())? };
     if let Some(side) = claim.side() {
         (side.words, side.offered) = (None, None);
@@ -384,7 +389,8 @@ pub(super) unsafe fn discard(claim: &mut Claim) -> Result<(), Errno> {
     Ok(())
 }
 
-/// How many bytes of an offered range are gone, without touching them. 0 where it cannot be told.
+/// Returns how many bytes of an offered range are gone, without touching them. 0 where that is not
+/// known.
 pub(crate) fn missing_bytes(pagemap: &Pagemap, range: PageRange) -> usize {
     let count = || pagemap.count(range, Pages::Missing);
     if range.len() < os::page_size() {

@@ -1,4 +1,5 @@
-//! One look of the background thread at all ranges: which to offer now, and when to look again.
+//! One scan by the background thread: it looks at all ranges, offers those that are due, and sets
+//! the time of the next scan.
 
 use super::offer::{self, Refusal};
 use super::settings::{settings, Priority};
@@ -12,7 +13,7 @@ use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A look at all ranges may take this share of the time: a million take about 5 ms, so they are looked at
+/// Scans may take this share of the time: a million ranges take about 5 ms, so they are looked at
 /// every 250 ms, not every 60.
 const SHARE: u32 = 50;
 /// The pause between scans when nothing changes.
@@ -20,20 +21,20 @@ const IDLE: Duration = Duration::from_secs(1);
 /// How long a pressure report counts.
 const PRESSED: Duration = Duration::from_secs(1);
 
-/// Room for so many candidates is kept from scan to scan.
+/// Memory for so many candidates is kept from scan to scan.
 const KEPT: usize = 1 << 12;
 
 thread_local! {
-    /// Each thread's own: the background thread's; a new one begins anew.
+    /// Each thread's own: the background thread's. A new thread begins anew.
     static SCANS: RefCell<Scans> = RefCell::new(Scans::new());
 }
 
-/// What is remembered from scan to scan.
+/// The state that is kept from scan to scan.
 struct Scans {
     last: Instant,
-    /// What of the time since the last scan was no whole unit of age.
+    /// The rest of the time since the last scan that is less than a unit of age.
     rest: Duration,
-    /// When the next scan is due, unless it is asked for.
+    /// When the next scan is due, if no caller asks for one earlier.
     due: Option<Instant>,
     pressed_until: Option<Instant>,
     /// When spared ranges are shown again.
@@ -43,9 +44,9 @@ struct Scans {
 
 /// A marked range, or an offered one of which pages were made again.
 struct Candidate {
-    /// Its level, and whether it is spared: less goes first.
+    /// Its level, and whether it is spared: lower goes first.
     order: u8,
-    /// 0 when it was used since the last scan: such a range is offered only to keep the bound.
+    /// 0 if it was used since the last scan. Such a range is offered only to keep the bound.
     age: u8,
     due: bool,
     id: RangeId,
@@ -55,11 +56,12 @@ struct Candidate {
 // A million ranges are a million candidates.
 const _: () = assert!(size_of::<Candidate>() <= 16);
 
-/// What a scan saw.
+/// The results of a scan.
 #[derive(Default)]
 struct Seen {
     marked_bytes: u64,
-    /// The offered ranges of which pages were made again, and the bytes of those that can be told again now.
+    /// The offered ranges of which pages were made again, and the bytes of those that can be
+    /// offered again now.
     made_again: usize,
     made_again_bytes: u64,
     pending: bool,
@@ -88,7 +90,7 @@ impl Scans {
     /// Scans if it is time.
     fn visit(&mut self, visit: &Visit) -> Next {
         if let Some(due) = self.due.filter(|due| *due > visit.now) {
-            // A range became known while others are waiting for their time: that scan will see it.
+            // A range became known while others wait for their time: their scan will see it.
             if !visit.called && !visit.pressure {
                 return Next::After(due - visit.now);
             }
@@ -105,11 +107,12 @@ impl Scans {
         }
     }
 
-    /// Looks, offers, and returns how long to pause (`None`: until a range becomes known or is taken back).
+    /// Looks, offers, and returns how long to pause (`None`: until a range becomes known or is
+    /// taken back).
     fn scan(&mut self, pressure: bool) -> Option<Duration> {
         let now = Instant::now();
         let exposed = backpressure::scan_begins();
-        // Before the look, which finds all ranges that these bytes are in.
+        // Read before the look, which then finds all ranges with these bytes.
         let made_again = backpressure::made_again_so_far();
         if TRACKING.slab.live() == 0 {
             self.last = now;
@@ -129,7 +132,7 @@ impl Scans {
 
         let at_once = settings.offer_after.is_zero();
         let seen = self.look(units, pressed, at_once);
-        // How much of each range was made again is not known: at most all of it.
+        // It is not known how much of each range was made again: at most all of it.
         let again = made_again.min(seen.made_again_bytes);
         let marked = seen.marked_bytes + again;
         if marked > bound {
@@ -156,7 +159,7 @@ impl Scans {
         Some(pause.max(looked * SHARE))
     }
 
-    /// How many eighths of the wait have passed since the last scan.
+    /// Returns how many eighths of the wait have passed since the last scan.
     fn age_units(&mut self, now: Instant, eighth: Duration) -> u8 {
         let passed = now - self.last + self.rest;
         self.last = now;
@@ -165,7 +168,8 @@ impl Scans {
         units
     }
 
-    /// Ages the marked ranges and collects those that are due: few, as a rule, so that the list is small.
+    /// Ages the marked ranges and collects those that are due. They are usually few, so the list is
+    /// small.
     fn look(&mut self, units: u8, pressed: bool, at_once: bool) -> Seen {
         let candidates = &mut self.candidates;
         candidates.clear();
@@ -201,7 +205,7 @@ impl Scans {
         seen
     }
 
-    /// More is marked than may be: collects every marked range.
+    /// Collects every marked range, because more is marked than the bound allows.
     fn collect_all(&mut self, pressed: bool, at_once: bool) {
         let candidates = &mut self.candidates;
         candidates.clear();
@@ -213,7 +217,7 @@ impl Scans {
             if busy || resting || tracked.len() == 0 {
                 return;
             }
-            // An offered one ages from the first page on that was made again.
+            // An offered range ages from the first page that was made again.
             let age = match word.has(Word::OFFERED) {
                 true => tracked.age.load(Ordering::Relaxed),
                 false => tracked.marked_age(word),
@@ -223,11 +227,13 @@ impl Scans {
         });
     }
 
-    /// Offers what is due and what is over the bound. Of the marked bytes, `again` are such as were made again in
-    /// offered ranges. Returns how many bytes stay marked, and how many ranges the kernel was told of again.
+    /// Offers the due ranges, and enough others to keep the bound. `again` of the marked bytes are
+    /// pages that were made again in offered ranges. Returns how many bytes stay marked, and how
+    /// many ranges were offered again.
     fn offer(&mut self, marked: u64, again: u64, bound: u64, pressed: bool) -> (u64, usize) {
         let (mut left, mut again, mut told_again) = (marked, again, 0);
-        // Lowest priority first, in it what is not spared, then the longest unused.
+        // Lowest priority first; within a priority first the ranges that are not spared, then the
+        // longest unused.
         self.candidates.sort_unstable_by_key(|c| (c.order, u8::MAX - c.age, c.id));
         for candidate in self.candidates.drain(..) {
             if !candidate.due && left <= bound {
@@ -238,7 +244,8 @@ impl Scans {
             let len = tracked.len() as u64;
             if word.has(Word::OFFERED) {
                 if told_again == 0 {
-                    // The last pages that were made wait in batches, where the kernel would pass over them.
+                    // The pages that were made last wait in batches, in which the kernel would skip
+                    // them.
                     lru::drain();
                 }
                 if tell_again(id) {
@@ -248,13 +255,13 @@ impl Scans {
                 }
                 continue;
             }
-            // A claim makes a new word, so a range that was joined to another is passed over here.
+            // A claim makes a new word, so this skips a range that was joined to another one.
             let claim = match word.has(Word::RAW) {
                 true => shape::claim_with_neighbours(id, word),
                 false => TRACKING.claims.try_claim_from(id, tracked, word),
             };
             let Some(mut claim) = claim else {
-                // Joined to one that was offered: it is gone from what is marked.
+                // It was joined to a range that was offered, so it no longer counts as marked.
                 if tracked.load().has(Word::FREE | Word::OFFERED) {
                     left = left.saturating_sub(len);
                 }
@@ -267,8 +274,9 @@ impl Scans {
                 }
                 Err(Refusal::Wanted) => {}
                 Err(refusal) => {
-                    // Each try of a range that waits for mappings costs 4 µs, and there may be a million.
-                    // A look at the holes of a large range costs as much as ten thousand such tries.
+                    // Each try of a range that waits for mappings costs 4 µs, and there may be a
+                    // million. A look at the holes of a large range costs as much as ten thousand
+                    // such tries.
                     let costly = matches!(refusal, Refusal::TooManyMappings | Refusal::TooSparse);
                     let scans = if costly { u8::MAX } else { REST };
                     tracked.rest.store(scans, Ordering::Relaxed);
@@ -282,9 +290,9 @@ impl Scans {
 }
 
 impl Seen {
-    /// Ages an offered range of which pages were made again, by so many units, and returns it if it has waited long
-    /// enough. It waits like a marked one, from the first such page on: the claims that make others do not
-    /// count as uses.
+    /// Ages an offered range of which pages were made again, by so many units, and returns it if it
+    /// has waited long enough. It waits like a marked range, from the first such page. The claims
+    /// that make other pages do not count as uses.
     fn look_again(
         &mut self,
         id: RangeId,
@@ -311,11 +319,11 @@ impl Seen {
     }
 }
 
-/// How long a range rests that was refused: a page that the kernel is moving counts as shared for a moment.
+/// How long a refused range rests: a page that the kernel is moving counts as shared for a moment.
 const REST: u8 = 16;
 
-/// Whether a range rests still after it was refused; so many units of age have passed. A scan counts as more
-/// than one where scans are far apart, but not for a range that waits for mappings.
+/// Returns whether a refused range still rests, after so many more units of age. A scan counts as
+/// more than one unit where scans are far apart, but not for a range that waits for mappings.
 fn rests(tracked: &Tracked, units: u8) -> bool {
     let rest = tracked.rest.load(Ordering::Relaxed);
     let passed = if rest > REST { 1 } else { units.clamp(1, REST / 2) };
@@ -325,10 +333,11 @@ fn rests(tracked: &Tracked, units: u8) -> bool {
     rest > 0
 }
 
-/// Tells the kernel again of an offered range. `true`: nothing of it is to be told for now.
+/// Offers an offered range again. `true`: nothing of it remains to be offered for now.
 fn tell_again(id: RangeId) -> bool {
     let tracked = TRACKING.slab.get(id);
-    // Not only if the word is still as it was seen: a thread that makes page after page changes it all the time.
+    // This does not require that the word is unchanged: a thread that makes page after page changes
+    // it all the time.
     let volatile = |word: Word| word.has(Word::OFFERED) && word.pins() == 0;
     let Some(mut claim) = TRACKING.claims.claim(id, tracked, volatile) else { return false };
     match offer::tell_again(&mut claim) {
@@ -341,7 +350,7 @@ fn tell_again(id: RangeId) -> bool {
     }
 }
 
-/// For how many eighths of the wait a range has to be unused before it is offered.
+/// Returns for how many eighths of the wait a range must be unused before it is offered.
 fn wait(level: u8, pressed: bool) -> u64 {
     let wait = Priority::new(level).unwrap_or_default().wait_eighths();
     if pressed {
@@ -351,9 +360,9 @@ fn wait(level: u8, pressed: bool) -> u64 {
     }
 }
 
-/// How many bytes may be marked and not offered.
+/// Returns how many bytes may be marked and not offered.
 fn bound(now: Instant, set: Option<u64>, pressed: bool) -> u64 {
-    // Also where the program has set a bound: an offer takes the last look's word for what is free.
+    // Also if the program has set a bound, because an offer uses the room that was found here.
     let share = budget::share(now);
     if let Some(bytes) = set {
         return bytes;

@@ -1,4 +1,4 @@
-//! What tracking does over forks and in the background, and what has to be ready before the first range.
+//! Tracking's part of a fork, its work in the background, and its preparation for the first range.
 
 use super::{backpressure, detection, in_child, raw, scan, settings, wake, watch_again, TRACKING};
 use crate::error::{Error, ErrorKind, Result};
@@ -31,13 +31,14 @@ static SERVICE: Service = Service {
     ..Service::named("tracking", &[Rank::IntervalMap, Rank::Claims])
 };
 
-/// For the whole process: what readers in other processes read.
+/// For the whole process: other processes read it.
 static PUBLISHED: Part = TRACKING.slab.published();
 
-/// Gets everything ready for the first volatile range: fork handlers, detection, the background thread.
+/// Prepares everything for the first volatile range: fork handlers, detection, the background
+/// thread.
 ///
 /// # Errors
-/// `EOPNOTSUPP` where the kernel refuses `MADV_FREE`: nothing can stand in for it. `EMFILE`, `ENFILE`,
+/// `EOPNOTSUPP` if the kernel refuses `MADV_FREE`: nothing can replace it. `EMFILE`, `ENFILE`,
 /// `ENOMEM`: no userfaultfd can be opened now; the next call tries again. `EAGAIN`: no thread.
 pub(crate) fn ready(call: &'static str) -> Result<()> {
     if FREES.load(Ordering::Acquire) != 1 {
@@ -47,24 +48,25 @@ pub(crate) fn ready(call: &'static str) -> Result<()> {
     ready_to_watch(call)
 }
 
-/// As [`ready`], for memory that tenure discards by other means than `MADV_FREE`.
+/// Like [`ready`], for memory that tenure discards without `MADV_FREE`.
 pub(crate) fn ready_to_watch(call: &'static str) -> Result<()> {
     watch_forks();
     if !worker::running() || READY.load(Ordering::Acquire) != 1 {
         get_ready(call)?;
     }
-    // A child that could open no descriptors may be able to by now. Until then nothing is offered in it.
+    // A child that could open no descriptors may be able to now. Until then nothing is offered in
+    // it.
     if detection::open_missing() {
         watch_again::all();
     }
     Ok(())
 }
 
-/// 1: detection is decided.
-/// For the whole process: as detection. 0: not looked yet.
+/// 1: detection is decided. 0: not looked yet.
+/// For the whole process, like the decision.
 static READY: AtomicU8 = AtomicU8::new(0);
-/// 1: the kernel knows MADV_FREE.
-/// For the whole process: the kernel is one. 0: not known to.
+/// 1: the kernel has MADV_FREE. 0: not known.
+/// For the whole process: all threads run on one kernel.
 static FREES: AtomicU8 = AtomicU8::new(0);
 
 #[cold]
@@ -90,15 +92,16 @@ fn get_ready(call: &'static str) -> Result<()> {
     if READY.load(Ordering::Acquire) == 0 {
         heap::prepare();
         let _ = detection::decide(call)?;
-        // An offer takes the last look's word for the limit.
+        // An offer uses the limit that the last look found.
         let _ = budget::room(Instant::now());
         READY.store(1, Ordering::Release);
     }
     worker::start(call)
 }
 
-/// Reads the environment and watches forks, once; makes up for a fork that went unseen. Cheap: a few loads
-/// later on. Starts no thread and may be called wherever memory may be allocated.
+/// Reads the environment and registers for forks, once. Does the work of fork handlers that did not
+/// run. A few loads in later calls. Starts no thread, and may be called wherever memory may be
+/// allocated.
 pub(crate) fn watch_forks() {
     fork::look();
     settings::read_environment_once();

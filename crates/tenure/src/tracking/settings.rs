@@ -1,4 +1,4 @@
-//! What a program may set: how long to wait before offering, and how much may stay unoffered.
+//! The settings of a program: how long to wait before offering, and how much may stay unoffered.
 
 use crate::os::environment::variable;
 use crate::runtime::setting::{Bytes, Time};
@@ -7,10 +7,10 @@ use std::time::Duration;
 
 /// The order in which ranges are offered and purged: 0 goes first, 7 last.
 ///
-/// Lower priorities are offered sooner. They are also purged first, because the kernel purges in the
-/// order of offering. The wait before offering (see [`Settings::offer_after`]) is multiplied by
-/// 1/8, 1/4, 1/2, 1, 1, 2, 4, 8 for the priorities 0 to 7. Under memory pressure there is no wait, and
-/// only the order remains.
+/// Lower priorities are offered sooner. They are also purged first, because the kernel purges in
+/// the order of offering. The wait before offering (see [`Settings::offer_after`]) is multiplied by
+/// 1/8, 1/4, 1/2, 1, 1, 2, 4, 8 for the priorities 0 to 7. Under memory pressure there is no wait,
+/// and only the order remains.
 ///
 /// ```
 /// use tenure::Priority;
@@ -28,7 +28,7 @@ impl Priority {
     /// assert_eq!(tenure::Priority::LOWEST.level(), 0);
     /// ```
     pub const LOWEST: Priority = Priority(0);
-    /// The priority of a range that was given none.
+    /// The priority of a range for which the program has set none.
     ///
     /// ```
     /// assert_eq!(tenure::Priority::default(), tenure::Priority::DEFAULT);
@@ -61,7 +61,7 @@ impl Priority {
         self.0
     }
 
-    /// The wait before offering, in eighths of the set one.
+    /// Returns the wait before offering, in eighths of the configured one.
     pub(crate) fn wait_eighths(self) -> u64 {
         [1, 2, 4, 8, 8, 16, 32, 64][self.0 as usize]
     }
@@ -89,16 +89,17 @@ pub struct Settings {
     ///
     /// Offering and taking back 2 MiB costs about 10 µs as one huge page and 180 µs in 4 KiB pages
     /// (`tenure bench volatile`). A range that is used again just after it was offered pays that
-    /// once in 500 ms, at most 0.04 % of the time; waiting longer gains nothing and leaves the
+    /// once in 500 ms, at most 0.04 % of the time. Waiting longer gains nothing and leaves the
     /// memory out of the kernel's reach for longer.
     pub offer_after: Duration,
-    /// How many bytes may be marked and not offered. `None` (default): a quarter of what is free
-    /// under the limits that hold for this process (its memory cgroups', the machine's), at least
-    /// 16 MiB or a sixteenth of the limit. Processes that use tenure under the same limit share that equally. Beyond that the oldest marked ranges are offered at once,
-    /// and a caller that takes memory back faster than the worker offers it waits.
+    /// How many bytes may be marked and not offered. `None` (default): a quarter of the memory that
+    /// is free under the limits that hold for this process (those of its memory cgroups, and the
+    /// machine's), at least 16 MiB or a sixteenth of the limit. Processes that use tenure under one
+    /// limit share that equally. Above it the oldest marked ranges are offered at once, and a
+    /// caller that takes memory back faster than the worker offers it waits.
     ///
     /// The kernel meets a sudden need from free and from offered memory. So the memory that is
-    /// marked and not offered has to be small against the free memory.
+    /// marked and not offered must be small against the free memory.
     pub unoffered_max: Option<u64>,
 }
 
@@ -120,7 +121,7 @@ impl Settings {
         self
     }
 
-    /// Bounds what is marked and not offered.
+    /// Sets the bound on the memory that is marked and not offered.
     ///
     /// ```
     /// use tenure::volatile::{configure, settings};
@@ -132,12 +133,12 @@ impl Settings {
     }
 }
 
-/// The settings in force, each readable by itself.
+/// The present settings, each readable by itself.
 struct InForce {
     offer_after: Time,
     unoffered_max: Bytes,
     purge_always: AtomicBool,
-    /// The environment was read.
+    /// Whether the environment was read.
     read: AtomicBool,
 }
 
@@ -161,7 +162,7 @@ pub fn configure(settings: Settings) {
     super::wake::wake();
 }
 
-/// Returns the settings in force.
+/// Returns the present settings.
 ///
 /// ```
 /// assert_eq!(tenure::volatile::settings().offer_after.as_millis(), 500); // the default
@@ -173,14 +174,14 @@ pub fn settings() -> Settings {
     }
 }
 
-/// Whether every unmark and every offer purges, for programs that test their own refill
+/// Returns whether every unmark and every offer purges, for programs that test their own refill
 /// (`TENURE_PURGE=always` in the environment, read once).
 pub(crate) fn purge_always() -> bool {
     IN_FORCE.purge_always.load(Ordering::Relaxed)
 }
 
-/// Reads the environment, when tenure is first used. Threads that come together read it twice; no lock,
-/// which a forked child could find held.
+/// Reads the environment, when tenure is first used. Threads that come here together read it twice.
+/// There is no lock, which a forked child could find held.
 pub(super) fn read_environment_once() {
     if !IN_FORCE.read.load(Ordering::Acquire) {
         read_environment();
@@ -188,7 +189,7 @@ pub(super) fn read_environment_once() {
     }
 }
 
-/// An unknown value is said, not ignored. In a program that is setuid nothing is read.
+/// Reports an unknown value instead of ignoring it. In a setuid program nothing is read.
 fn read_environment() {
     let text = |name| variable(name)?.into_string().ok();
     match text("TENURE_PURGE").as_deref() {

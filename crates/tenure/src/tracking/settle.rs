@@ -1,5 +1,5 @@
-//! The ways of a range, as promises and the background thread call them: taken back under a pin, offered,
-//! purged.
+//! The transitions of a range, as the promises and the background thread call them: taken back
+//! under a pin, offered, purged.
 
 use super::detection::Kind;
 use super::offer::{self, Refusal};
@@ -12,12 +12,13 @@ use crate::runtime::lock::assert_none_held;
 use crate::runtime::{fork, services, worker};
 use rustix::io::Errno;
 
-/// Takes back the pages of a range that the caller has pinned, if they are offered, and ends what is left of
-/// a watch. Another thread that does so is waited for. `found` has the claim, and the extents that are gone,
-/// before the range ceases to be offered; after a failure it may hear of them again.
+/// Takes back the pages of a range that the caller has pinned, if they are offered, and ends the
+/// rest of a watch. Waits for another thread that does so. `found` gets the claim and the purged
+/// extents before the range ceases to be offered. After a failure it may get the extents again.
 ///
 /// # Errors
-/// As [`revive::keep_pages`] and [`revive::complete`]; the range stays offered, and the pin is the caller's to take away.
+/// As for [`revive::keep_pages`] and [`revive::complete`]. The range stays offered, and the caller
+/// takes its pin away.
 pub(super) fn settle(
     id: RangeId,
     tracked: &'static Tracked,
@@ -25,8 +26,9 @@ pub(super) fn settle(
     found: &mut Found<'_>,
 ) -> Result<(), Errno> {
     before_claiming();
-    // Where the process has too many mappings for the split that this may take, what waits to be unmapped goes
-    // first: here, without a claim, because that takes locks for which a fork waits that waits for claims.
+    // If the process has too many mappings for the split that this may need, retired mappings are
+    // unmapped first. That happens here, without a claim: it takes locks that a fork holds while it
+    // waits for claims.
     let short = |errno: &Errno| *errno == Errno::NOMEM;
     let settled = match services::retry(|| settle_here(id, tracked, wanted, found), short) {
         // The background thread has a descriptor that the program cannot close.
@@ -37,13 +39,14 @@ pub(super) fn settle(
         other => other,
     };
     match settled {
-        // All of it is there. What is left of a watch is the next pinner's to end.
+        // All pages are there. The next thread that pins the range ends the rest of the watch.
         Err(_) if !tracked.load().has(Word::OFFERED) => Ok(()),
         settled => settled,
     }
 }
 
-/// What is to be seen to before any claim is taken for it: a fork that went unseen, descriptors that are lost.
+/// Does the work that must precede any claim: notices a fork whose handlers did not run, and
+/// replaces lost descriptors.
 pub(super) fn before_claiming() {
     assert_none_held();
     fork::look();
@@ -54,13 +57,14 @@ pub(super) fn before_claiming() {
                 let refilled = tracked.is(flag::REFILLED);
                 tracked.not_watched();
                 tracked.not_refilled();
-                // Claimed: perhaps by a thread that is about to offer it as watched. Looked at after the
-                // flags went: a thread that claims it later does not find them.
+                // A thread may have claimed it in order to offer it as watched. This check comes
+                // after the flags are cleared, so a thread that claims it later does not find them.
                 if tracked.load().has(Word::OFFERED | Word::CLAIMED) {
                     tracked.suspect();
                 }
                 if watched {
-                    // After that: a thread that takes it back and finds it whole asks whether it is suspect.
+                    // After the claim: a thread that takes the range back and finds it intact then
+                    // asks whether it is suspect.
                     let kind = if refilled { Kind::Refill } else { Kind::Sigbus };
                     let _ = detection::unregister(kind, tracked.range());
                 }
@@ -82,7 +86,7 @@ fn settle_here(
     let gone = revive::keep_pages(&mut claim);
     if let Err(errno) = gone.and_then(|gone| revive::complete(&mut claim, &gone, found)) {
         drop(claim);
-        // What was kept is the kernel's again.
+        // The kernel may take the kept pages again.
         touched::made_again(tracked, len);
         return Err(errno);
     }
@@ -94,14 +98,15 @@ fn settle_here(
     Ok(())
 }
 
-/// Whether a pinner has something to do: take pages back, or end a watch.
+/// Returns whether a thread that pins the range must take pages back, or end a watch.
 pub(super) fn needs_settling(word: Word) -> bool {
     word.has(Word::OFFERED | Word::UNCLEAN)
 }
 
 /// Offers a claimed range. On the background thread.
 pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> {
-    // Not only pinned: a claim that began before the pin would be offered under the program's hands.
+    // Not only for pins: a range whose claim began before the pin would be offered while the
+    // program uses it.
     if claim.is_wanted() || claim.is_offered() {
         return Err(Refusal::Wanted);
     }
@@ -123,7 +128,7 @@ pub(super) fn offer_or_again(claim: &mut Claim) -> Result<(), Refusal> {
         return offer(claim, true);
     }
     if claim.is(flag::MADE_AGAIN) {
-        // The next scan tries again.
+        // If this fails, the next scan tries again.
         let _ = offer::tell_again(claim);
     }
     Ok(())
@@ -142,7 +147,7 @@ pub(super) fn offer_now(id: RangeId, tracked: &'static Tracked) -> Result<(), Re
     worker::on_worker(offer).unwrap_or(Err(Refusal::NO_WORKER))
 }
 
-/// Offers a range and has the kernel discard it; returns how many bytes are gone.
+/// Offers a range and has the kernel discard it. Returns how many bytes are gone.
 pub(super) fn purge_now(id: RangeId, tracked: &'static Tracked) -> Result<usize, Refusal> {
     offer_now(id, tracked)?;
     let offered = |word: Word| word.has(Word::OFFERED);

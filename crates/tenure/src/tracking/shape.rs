@@ -1,8 +1,9 @@
-//! The shape of raw ranges: which there are in a part of memory, cuts and joins.
+//! The shape of raw ranges: finds them in a part of memory, cuts and joins them.
 //!
-//! Every change happens with the map locked and the claims of all ranges concerned. Claims are never waited
-//! for under the lock: a thread that does not get one releases everything, waits, and begins again. Nothing is
-//! allocated or freed under the lock: numbers, claims' places and the map's memory are there before.
+//! Every change happens with the map locked and with the claims of all ranges concerned. No thread
+//! waits for a claim under the lock: a thread that does not get one releases everything, waits, and
+//! begins again. Nothing is allocated or freed under the lock: numbers, memory for claims and the
+//! map's memory are made before.
 
 use super::list::List;
 use super::map::{IntervalMap, Supplies};
@@ -22,12 +23,12 @@ pub(super) fn tracked(id: RangeId) -> &'static Tracked {
 }
 
 impl IntervalMap {
-    /// The range that is exactly this one.
+    /// Returns the range with exactly these bounds.
     pub fn exact(&self, range: PageRange) -> Option<RangeId> {
         self.starting_at(range.start).filter(|id| tracked(*id).range() == range)
     }
 
-    /// The ranges that overlap `range`, in order.
+    /// Returns the ranges that overlap `range`, in order.
     pub fn overlapping(&self, range: PageRange) -> impl Iterator<Item = RangeId> + '_ {
         let inside = PageRange { start: range.start + page_size(), end: range.end };
         let first = self.at_or_before(range.start);
@@ -37,7 +38,7 @@ impl IntervalMap {
     }
 }
 
-/// The locked map, with room for so many more ranges.
+/// Locks the map, with room for so many more ranges.
 ///
 /// # Errors
 /// `ENOMEM`, here and below.
@@ -57,7 +58,7 @@ pub(super) fn lock_with_room(insertions: usize) -> Result<MapGuard, Errno> {
     }
 }
 
-/// What `visit` finds in the map. Collected without allocating under the lock.
+/// Returns the items that `visit` finds in the map, collected without allocating under the lock.
 fn collected<T>(visit: impl Fn(&IntervalMap, &mut dyn FnMut(T))) -> Result<List<T>, Errno> {
     let mut list = List::new();
     loop {
@@ -66,7 +67,7 @@ fn collected<T>(visit: impl Fn(&IntervalMap, &mut dyn FnMut(T))) -> Result<List<
         visit(&map, &mut |item| {
             found += 1;
             if list.len() < list.capacity() {
-                // There is room.
+                // The list has room.
                 let _ = list.push(item);
             }
         });
@@ -79,12 +80,12 @@ fn collected<T>(visit: impl Fn(&IntervalMap, &mut dyn FnMut(T))) -> Result<List<
     }
 }
 
-/// The ranges that overlap `range`.
+/// Returns the ranges that overlap `range`.
 pub(super) fn overlapping(range: PageRange) -> Result<List<RangeId>, Errno> {
     collected(|map, each| map.overlapping(range).for_each(each))
 }
 
-/// The parts of `range` that belong to no tracked range.
+/// Returns the parts of `range` that belong to no tracked range.
 pub(super) fn gaps(range: PageRange) -> Result<List<PageRange>, Errno> {
     collected(|map, each| each_gap(map, range, each))
 }
@@ -103,11 +104,11 @@ pub(super) fn each_gap(map: &IntervalMap, range: PageRange, mut each: impl FnMut
     }
 }
 
-/// The locked map, with the claims of all ranges that overlap, and, unless too many ranges are known, all that
-/// [`cut_ends`](Change::cut_ends) needs.
+/// Locks the map and claims all ranges that overlap. Also makes everything that
+/// [`cut_ends`](Change::cut_ends) needs, unless too many ranges are known.
 ///
 /// # Errors
-/// `ENOMEM`, here and below: there are no claims then.
+/// `ENOMEM`, here and below: then there are no claims.
 pub(super) fn claimed_to_cut(range: PageRange) -> Result<(MapGuard, Change), Errno> {
     claimed_with(2, range)
 }
@@ -129,14 +130,15 @@ fn claimed_with(spares: usize, range: PageRange) -> Result<(MapGuard, Change), E
     }
 }
 
-/// The claims of all ranges that overlap.
+/// Claims all ranges that overlap.
 pub(super) fn claimed(range: PageRange) -> Result<List<Claim>, Errno> {
     let (map, change) = claimed_with(0, range)?;
     drop(map);
     Ok(change.claims)
 }
 
-/// The claims of the marked ranges inside `range`, cut at its ends. `None`: no more ranges can be known.
+/// Claims the marked ranges inside `range`, cut at its ends. `None`: the limit on ranges is
+/// reached.
 pub(super) fn claim_marked(range: PageRange) -> Result<Option<List<Claim>>, Errno> {
     let marked = |claim: &Claim| claim.word().pins() == 0;
     let (mut map, mut change) = claimed_to_cut(range)?;
@@ -151,17 +153,18 @@ pub(super) fn claim_marked(range: PageRange) -> Result<Option<List<Claim>>, Errn
     Ok(can_cut.then_some(change.claims))
 }
 
-/// The cut at the start of a part of memory, and the one at its end.
+/// The indices of the cut at the start of a part of memory, and of the one at its end.
 const LOWER: usize = 0;
 const UPPER: usize = 1;
 
-/// Claims and numbers that one change uses, with room made beforehand.
+/// The claims and numbers of one change, with room made beforehand.
 pub(super) struct Change {
     pub claims: List<Claim>,
-    /// Claims of ranges that were joined to others or forgotten: freed outside of the lock.
+    /// Claims of ranges that were joined to others or forgotten. They are freed outside the lock.
     pub done: List<Claim>,
     pub spares: List<Spare>,
-    /// For the cuts at the start and at the end; after the cuts, what is to be freed.
+    /// The side data for the cuts at the start and at the end; after the cuts, the memory that is
+    /// freed outside the lock.
     halves: [Halves; 2],
 }
 
@@ -182,8 +185,8 @@ impl Change {
         Ok(Some(change))
     }
 
-    /// Claims all ranges that overlap, and has ready what [`cut_ends`](Change::cut_ends) needs of their side
-    /// data. `Err`: what was claimed is to be released, and this to be waited for.
+    /// Claims all ranges that overlap, and makes the side data that [`cut_ends`](Change::cut_ends)
+    /// needs. `Err`: the caller releases the claims, and waits for this.
     pub fn claim_to_cut(
         &mut self,
         map: MapGuard,
@@ -198,15 +201,16 @@ impl Change {
         }
         drop(map);
         self.halve_ends(range).map_err(|_| Waiting::Memory)?;
-        // With claims in hand the map is not waited for: a fork holds it while it waits for claims.
+        // A thread with claims does not wait for the map, because a fork holds it while it waits
+        // for claims.
         let same = |map: &MapGuard| {
             map.has_room(insertions) && map.overlapping(range).eq(self.claims.iter().map(Claim::id))
         };
         TRACKING.map.try_lock().filter(same).ok_or(Waiting::Other)
     }
 
-    /// For the upper cut, and for the lower one, which cuts what the upper one leaves where both are of one
-    /// range.
+    /// Makes the halves for the upper cut, and for the lower cut. If both cut one range, the lower
+    /// cut divides the part that the upper cut leaves.
     fn halve_ends(&mut self, range: PageRange) -> Result<(), Errno> {
         let [lower, upper] = &mut self.halves;
         let halved = |claim: &Claim, side: &Side, at: usize| {
@@ -232,7 +236,7 @@ impl Change {
                 return Err(Waiting::Other);
             }
             match TRACKING.claims.try_claim(id, tracked(id), |_| true) {
-                // There is room.
+                // The list has room.
                 Some(claim) => _ = self.claims.push(claim),
                 None => return Err(Waiting::Claim(id)),
             }
@@ -240,26 +244,27 @@ impl Change {
         Ok(())
     }
 
-    /// Cuts the claimed range at `number` in two; the upper part comes after it among the claims.
+    /// Cuts the claimed range at index `number` in two. The upper part follows it in the list of
+    /// claims.
     fn cut(&mut self, map: &mut IntervalMap, number: usize, at: usize, end: usize) {
         let spare = self.spares.pop().expect("a spare number for each cut");
         let upper = self.claims[number].split(at, spare.take(), &mut self.halves[end]);
-        // In this order, for a signal's handler that looks for an address of the upper part.
+        // In this order, for a signal handler that looks for an address of the upper part.
         TRACKING.slab.moved();
         self.claims[number].shorten(at);
         map.insert(at, upper.id());
         TRACKING.raw.fetch_add(1, Ordering::AcqRel);
-        // There is room.
+        // The list has room.
         let _ = self.claims.insert(number + 1, upper);
     }
 
-    /// Whether there are numbers for [`cut_ends`](Change::cut_ends).
+    /// Returns whether there are numbers for [`cut_ends`](Change::cut_ends).
     pub fn can_cut_ends(&self) -> bool {
         self.spares.len() >= 2
     }
 
-    /// Cuts the first and the last claimed range to their parts inside `range`, if `wanted` holds of them;
-    /// the parts outside are not touched any more.
+    /// Cuts the first and the last claimed range to their parts inside `range`, if `wanted` holds
+    /// for them. The change no longer touches the parts outside.
     pub fn cut_ends(
         &mut self,
         map: &mut IntervalMap,
@@ -289,10 +294,10 @@ impl Change {
         std::mem::swap(&mut self.claims, &mut self.done);
     }
 
-    /// Joins neighbours of one state and priority among the claimed ranges.
+    /// Joins neighbours of equal state and priority among the claimed ranges.
     pub fn join_neighbours(&mut self, map: &mut IntervalMap) {
-        // In one pass: there may be a hundred thousand, and the map is locked. What was absorbed gathers
-        // behind what is kept.
+        // In one pass: there may be a hundred thousand ranges, and the map is locked. Absorbed
+        // claims gather behind the kept ones.
         let mut kept = 0;
         for at in 1..self.claims.len() {
             let (low, high) = self.claims.split_at_mut(at);
@@ -306,13 +311,13 @@ impl Change {
             }
         }
         while kept + 1 < self.claims.len() {
-            // There is room.
+            // The list has room.
             let Some(absorbed) = self.claims.pop() else { break };
             let _ = self.done.push(absorbed);
         }
     }
 
-    /// Ends everything, outside of the lock.
+    /// Ends all claims, outside the lock.
     pub fn finish(self) {
         for claim in self.done {
             TRACKING.slab.free(claim);
@@ -320,12 +325,12 @@ impl Change {
     }
 }
 
-/// What a change has to wait for, outside of the lock.
+/// The reason why a change must be tried again, outside the lock.
 pub(super) enum Waiting {
     Claim(RangeId),
-    /// There are other ranges by now, or the map is locked: nothing is to be waited for.
+    /// The ranges have changed, or the map is locked: try again at once.
     Other,
-    /// It cannot be had: there is no memory.
+    /// There is no memory, so waiting does not help.
     Memory,
 }
 
@@ -342,7 +347,8 @@ impl Waiting {
     }
 }
 
-/// Not offered, nothing lost, nothing left over: nothing of it needs side data.
+/// Returns whether two ranges may be joined: not offered, nothing lost, no rest of a watch, so
+/// neither needs side data.
 pub(super) fn may_join(low: &Claim, high: &Claim) -> bool {
     let plain = |claim: &Claim| {
         !claim.word().has(Word::OFFERED | Word::LOST | Word::UNCLEAN)
@@ -356,14 +362,15 @@ pub(super) fn may_join(low: &Claim, high: &Claim) -> bool {
         && low.word().pins() == high.word().pins()
 }
 
-/// Joined ranges stay below this, so that one offer takes a bounded time (1 GiB of base pages: 90 ms,
-/// interruptible every 8 MiB).
+/// Joined ranges stay below this size, so that one offer takes a bounded time (1 GiB of base pages:
+/// 90 ms, interruptible every 8 MiB).
 const LONGEST_JOIN: usize = 1 << 30;
-/// So many ranges are joined at once at most.
+/// The most ranges that are joined at once.
 const MOST_JOINED: usize = 4096;
 
-/// Claims a marked range that a scan has seen, joined with the marked ranges beside it that are as cold: one
-/// call offers them, they are watched as one mapping, and huge pages that they share can go whole.
+/// Claims a marked range that a scan has seen, joined with the neighbouring marked ranges that are
+/// as cold. Then one call offers them, they are watched as one mapping, and huge pages that they
+/// share can go as a whole.
 pub(super) fn claim_with_neighbours(id: RangeId, word: Word) -> Option<Claim> {
     let seen = tracked(id);
     let age = seen.age.load(Ordering::Relaxed) / 2;
@@ -395,7 +402,7 @@ pub(super) fn claim_with_neighbours(id: RangeId, word: Word) -> Option<Claim> {
         map.remove(range.start, claim.id());
         lower.absorb(&mut claim);
         TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
-        // There is room, here and below.
+        // The list has room, here and below.
         let _ = change.done.push(std::mem::replace(&mut claim, lower));
     }
     while change.done.len() < MOST_JOINED {
@@ -417,8 +424,8 @@ pub(super) fn claim_with_neighbours(id: RangeId, word: Word) -> Option<Claim> {
     Some(claim)
 }
 
-/// Whether a range is marked, not offered, of the priority of `seen`, and as cold. Asked before it is claimed: a
-/// claim for nothing counts as a use, and puts its own offer off.
+/// Returns whether a range is marked, not offered, of the priority of `seen`, and as cold. This is
+/// checked before the claim: a useless claim counts as a use, and delays the range's own offer.
 fn fits(id: RangeId, seen: &Tracked, age: u8) -> bool {
     let range = tracked(id);
     let word = range.load();

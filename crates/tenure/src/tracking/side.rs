@@ -1,19 +1,19 @@
-//! What a tracked range needs beside its state, while it needs it. Only the holder of the range's claim
-//! reaches it.
+//! Data of a tracked range beside its state, which exists only while it is needed. Only the holder
+//! of the range's claim reaches it.
 
 use super::list::{List, Own};
 use crate::range::PageRange;
 use rustix::io::Errno;
 
-/// See the module's head.
+/// See the head of the module.
 #[derive(Debug, Default)]
 pub(crate) struct Side {
-    /// Detection by words: what the pages held when they were offered.
+    /// For detection by words: a word of each page at the time of the offer.
     pub words: Option<Words>,
-    /// What was found purged and has not been reported, in order. Empty although the range is marked as having
-    /// lost something: all of it counts as lost.
+    /// The purged extents that have not been reported, in order. If the list is empty although the
+    /// range is marked as having lost something, all of it counts as lost.
     pub losses: List<PageRange>,
-    /// The parts that the kernel was told of. `None`: all of the range.
+    /// The parts that were offered. `None`: all of the range.
     pub offered: Option<List<PageRange>>,
 }
 
@@ -29,7 +29,7 @@ impl Side {
         !self.losses.is_empty()
     }
 
-    /// What is lost of a range that is marked as having lost something, in order.
+    /// Returns the lost extents of a range that is marked as having lost something, in order.
     pub fn lost_of(&self, range: PageRange) -> Result<List<PageRange>, Errno> {
         match &self.losses {
             losses if losses.is_empty() => List::of(&[range]),
@@ -37,8 +37,8 @@ impl Side {
         }
     }
 
-    /// Makes the list of a range that is marked as having lost something say so, with room for
-    /// [`found_again`](Side::found_again).
+    /// Makes the list of losses explicit, for a range that is marked as having lost something. It
+    /// has room for [`found_again`](Side::found_again) afterwards.
     pub fn list_losses(&mut self, range: PageRange) -> Result<(), Errno> {
         self.losses.reserve(2)?;
         match self.has_losses() {
@@ -67,14 +67,15 @@ impl Side {
             kept += 1;
         }
         self.losses.truncate(kept);
-        // An extent that the part lies in the middle of is the only one that grows to two.
+        // Only an extent that reaches beyond the part at both ends becomes two.
         if let Some(above) = upper {
             let _ = self.losses.push(above);
             self.losses.sort_unstable_by_key(|extent| extent.start);
         }
     }
 
-    /// Forgets what does not lie in `to`, a part of `whole`, whose side data this is. Takes no memory.
+    /// Forgets everything outside `to`, a part of `whole`, whose side data this is. Takes no
+    /// memory.
     pub fn clip(&mut self, whole: PageRange, to: PageRange, page_size: usize) {
         clip(&mut self.losses, to);
         if let Some(offered) = &mut self.offered {
@@ -88,7 +89,8 @@ impl Side {
         }
     }
 
-    /// A copy of the part below `at`, which lies `pages` after the range's start, and one of the part above.
+    /// Returns a copy of the part below `at`, which lies `pages` after the range's start, and a
+    /// copy of the part above.
     fn cut(&self, at: usize, pages: usize) -> Result<(Side, Side), Errno> {
         let words = match &self.words {
             Some(words) => {
@@ -112,7 +114,7 @@ impl Side {
     }
 }
 
-/// What the parts of a range get of its side data when it is cut. Made before the map is locked.
+/// The side data of the two parts of a range that is cut. Made before the map is locked.
 #[derive(Default)]
 pub(crate) struct Halves {
     pub lower: Option<Own<Side>>,
@@ -120,14 +122,14 @@ pub(crate) struct Halves {
 }
 
 impl Halves {
-    /// For a cut at `at`, which lies `pages` after the range's start.
+    /// Makes the halves for a cut at `at`, which lies `pages` after the range's start.
     pub fn of(side: &Side, at: usize, pages: usize) -> Result<Halves, Errno> {
         let (lower, upper) = side.cut(at, pages)?;
         Ok(Halves { lower: Some(Own::new(lower)?), upper: Some(Own::new(upper)?) })
     }
 }
 
-/// Cuts extents to what lies in `to`.
+/// Cuts extents to their parts inside `to`.
 fn clip(extents: &mut List<PageRange>, to: PageRange) {
     let mut kept = 0;
     for at in 0..extents.len() {
@@ -141,7 +143,7 @@ fn clip(extents: &mut List<PageRange>, to: PageRange) {
     extents.truncate(kept);
 }
 
-/// Keeps so many values from the one with the number `first` on.
+/// Keeps `count` values, from index `first` on.
 fn keep<T: Copy>(values: &mut List<T>, first: usize, count: usize) {
     let end = (first + count).min(values.len());
     let first = first.min(end);
@@ -174,7 +176,8 @@ pub(crate) fn in_order(extents: &mut List<PageRange>) {
     extents.truncate(kept);
 }
 
-/// The extents without what lies in `parts`; both are in order. In time proportional to both.
+/// Returns the extents without their parts inside `parts`. Both are in order. Takes time
+/// proportional to both.
 pub(crate) fn without(
     extents: &[PageRange],
     parts: &[PageRange],
@@ -199,7 +202,7 @@ pub(crate) fn without(
     Ok(rest)
 }
 
-/// The parts below `at` and those above.
+/// Splits into the parts below `at` and those above.
 fn split(parts: &[PageRange], at: usize) -> Result<(List<PageRange>, List<PageRange>), Errno> {
     let (mut below, mut above) = (List::new(), List::new());
     for part in parts {
@@ -219,7 +222,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Extents in order from the lengths of gaps and extents in turn.
+    /// Makes extents in order, from alternating lengths of gaps and extents.
     fn extents(lengths: &[usize]) -> Vec<PageRange> {
         let mut at = 0;
         let ends = lengths.chunks_exact(2).map(|pair| {

@@ -1,4 +1,5 @@
-//! Where tracked ranges live: chunks that are never given back, and a list of the free ones. No lock.
+//! The storage of tracked ranges: chunks that are never freed, and a list of the free ranges. It
+//! has no lock.
 
 #![allow(unsafe_code, reason = "gives out tracked ranges by number")]
 
@@ -6,38 +7,38 @@ use super::state::{Claim, Claims, RangeId, Tracked, Word};
 use crate::range::PageRange;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// How many ranges a chunk holds, and how many chunks there are at most: 2^25 ranges.
+/// The number of ranges in a chunk, and the largest number of chunks: 2^25 ranges.
 #[cfg(not(loom))]
 const SIZES: (usize, usize) = (1 << 12, 1 << 13);
 #[cfg(loom)]
 const SIZES: (usize, usize) = (2, 2);
 const CHUNK: usize = SIZES.0;
 const CHUNKS: usize = SIZES.1;
-/// How often [`Slab::holder_of`] looks: an end for a program whose ranges change all the time. Each change that
-/// hides an address from a look has to come right in the middle of it.
+/// How often [`Slab::holder_of`] looks at most, for a program whose ranges change all the time.
+/// Each change that hides an address from a look must come exactly in the middle of it.
 const LOOKS: u32 = 100;
-/// No range.
+/// The number of no range.
 const NONE: u32 = u32::MAX;
 
-/// See the module's head.
+/// See the head of the module.
 #[derive(Debug)]
 pub(crate) struct Slab {
     chunks: [AtomicPtr<Tracked>; CHUNKS],
-    /// Ranges in use in each chunk, so that a look at all ranges leaves out chunks that came and went.
+    /// Ranges in use in each chunk, so that a look at all ranges skips empty chunks.
     used: [AtomicU32; CHUNKS],
-    /// How many numbers have ever been given out: every range has a smaller one.
+    /// How many numbers were ever handed out. Every range has a smaller number.
     made: AtomicU32,
     /// Ranges in use.
     live: AtomicU32,
-    /// The first free number; in the upper half a count of changes, so that an exchange that started from
-    /// a list that has changed since fails.
+    /// The first free number. The upper half counts changes, so that an exchange fails if the list
+    /// has changed since it started.
     free: AtomicU64,
-    /// How often addresses have gone from one range to another: moved on when the other one holds them already,
-    /// and the first one holds them still.
+    /// How often addresses have moved from one range to another. It is counted while both ranges
+    /// hold them.
     moves: AtomicU64,
 }
 
-/// A number that is not in use; the holder alone knows of it. It goes back when it is dropped.
+/// A number that is not in use, and that only its holder knows. Its drop puts it back.
 #[derive(Debug)]
 pub(crate) struct Spare {
     slab: &'static Slab,
@@ -45,7 +46,7 @@ pub(crate) struct Spare {
 }
 
 impl Slab {
-    /// For readers in other processes: how the ranges lie, and what their words mean.
+    /// For readers in other processes: the layout of the ranges, and the meaning of their words.
     #[cfg(not(loom))]
     pub const fn published(&'static self) -> crate::runtime::published::Part {
         use crate::runtime::published::{Part, RANGES};
@@ -92,7 +93,7 @@ impl Slab {
         }
     }
 
-    /// How many ranges are in use.
+    /// Returns how many ranges are in use.
     pub fn live(&self) -> u32 {
         self.live.load(Ordering::SeqCst)
     }
@@ -100,8 +101,8 @@ impl Slab {
     pub fn get(&self, id: RangeId) -> &Tracked {
         let chunk = self.chunks[id.0 as usize / CHUNK].load(Ordering::Acquire);
         debug_assert!(!chunk.is_null());
-        // SAFETY: a number is given out only after its chunk was published; a chunk has CHUNK entries and
-        // is never freed.
+        // SAFETY: a number is handed out only after its chunk was published. A chunk has CHUNK
+        // entries and is never freed.
         unsafe { &*chunk.add(id.0 as usize % CHUNK) }
     }
 
@@ -110,8 +111,8 @@ impl Slab {
         &self.get(id).claimant_or_next_free
     }
 
-    /// Takes a number out of the free ones; makes room for more if there is none. Allocates then, so the
-    /// caller holds no lock. `None`: 2^25 are in use.
+    /// Takes a free number. If there is none, makes room for more, which allocates, so the caller
+    /// holds no lock. `None`: 2^25 are in use.
     pub fn spare(&'static self) -> Option<Spare> {
         let id = self.pop().or_else(|| self.make())?;
         Some(Spare { slab: self, id })
@@ -145,7 +146,7 @@ impl Slab {
         }
     }
 
-    /// A number that was never given out.
+    /// Returns a number that was never handed out.
     fn make(&self) -> Option<RangeId> {
         let mut number = self.made.load(Ordering::Acquire);
         loop {
@@ -153,7 +154,7 @@ impl Slab {
             if chunk >= CHUNKS {
                 return None;
             }
-            // Before the number is counted, so that who sees the count finds the chunk.
+            // Before the number is counted, so that a thread that sees the count finds the chunk.
             self.provide(&self.chunks[chunk]);
             let next = number + 1;
             match self.made.compare_exchange(number, next, Ordering::AcqRel, Ordering::Acquire) {
@@ -163,8 +164,8 @@ impl Slab {
         }
     }
 
-    /// Makes a chunk unless there is one. Threads that come together each make one, and all but one drop
-    /// theirs.
+    /// Makes a chunk unless there is one. Threads that come here together each make one, and all
+    /// but one drop theirs.
     fn provide(&self, place: &AtomicPtr<Tracked>) {
         if !place.load(Ordering::Acquire).is_null() {
             return;
@@ -175,12 +176,12 @@ impl Slab {
         let published =
             place.compare_exchange(null, new.cast(), Ordering::AcqRel, Ordering::Acquire);
         if published.is_err() {
-            // SAFETY: the box that was made above, and not published.
+            // SAFETY: the box was made above and was not published.
             drop(unsafe { Box::from_raw(new) });
         }
     }
 
-    /// Calls `each` with every range in use, but for those that come and go meanwhile.
+    /// Calls `each` with every range in use, except for those that come and go meanwhile.
     pub fn each<'a>(&'a self, mut each: impl FnMut(RangeId, &'a Tracked, Word)) {
         let made = self.made.load(Ordering::Acquire) as usize;
         for (chunk, used) in self.used.iter().enumerate().take(made.div_ceil(CHUNK)) {
@@ -198,8 +199,8 @@ impl Slab {
         }
     }
 
-    /// The range that holds the address, as it was at some moment of the call. For a signal's handler: it takes
-    /// no lock, and waits for no other thread.
+    /// Returns the range that held the address at some moment of the call. For a signal handler: it
+    /// takes no lock, and waits for no other thread.
     pub fn holder_of(&self, address: usize) -> Option<(RangeId, PageRange, Word)> {
         for _ in 0..LOOKS {
             let moves = self.moves.load(Ordering::Acquire);
@@ -207,18 +208,19 @@ impl Slab {
             self.each(|id, tracked, word| {
                 let range = tracked.range();
                 if (range.start..range.end).contains(&address) {
-                    // Where the word has changed, the start and the length may be of two ranges, one after the
-                    // other.
+                    // If the word has changed, the start and the length may belong to two ranges,
+                    // one after the other.
                     match tracked.load() == word {
                         true => found = Some((id, range, word)),
                         false => unsure = true,
                     }
                 }
             });
-            // The address can have gone from a range that the look had not reached to one that it had passed.
-            // Then it was in both when `moves` went on, so without a move one of the two was seen with it. There is
-            // nothing to wait for: a thread in the middle of a change, which may be the one that the signal
-            // has interrupted, has left the address in at least one of the two.
+            // The address may have moved from a range that the look had not reached to one that it
+            // had passed. Then both ranges held it when `moves` was counted. So if `moves` has not
+            // changed, the look has seen it in one of them. There is nothing to wait for. A thread
+            // in the middle of a change, which may be the one that the signal has interrupted, has
+            // left the address in at least one of the two.
             if found.is_some() || !unsure && self.moves.load(Ordering::Acquire) == moves {
                 return found;
             }
@@ -226,12 +228,13 @@ impl Slab {
         None
     }
 
-    /// Addresses are in two ranges, and about to leave one of them: see [`holder_of`](Slab::holder_of).
+    /// Notes that addresses are in two ranges, and will leave one of them: see
+    /// [`holder_of`](Slab::holder_of).
     pub fn moved(&self) {
         self.moves.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// How often they were. It goes on before a range is freed, too.
+    /// Returns how often that happened. It is counted before a range is freed, too.
     pub fn moves(&self) -> u64 {
         self.moves.load(Ordering::Acquire)
     }
@@ -241,7 +244,7 @@ impl Slab {
         self.live.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Takes a range out of use. Another one may have absorbed it.
+    /// Takes a range out of use. Another range may have absorbed it.
     pub fn free(&self, claim: Claim) {
         self.moved();
         let id = claim.free();
@@ -258,7 +261,8 @@ impl Drop for Slab {
         for chunk in &self.chunks {
             let chunk = chunk.load(Ordering::Acquire);
             if !chunk.is_null() {
-                // SAFETY: made by `provide` from a box of so many entries, which nothing refers to any more.
+                // SAFETY: `provide` made it from a box of so many entries, to which nothing refers
+                // any more.
                 drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(chunk, CHUNK)) });
             }
         }
@@ -266,7 +270,7 @@ impl Drop for Slab {
 }
 
 impl Spare {
-    /// Puts it into use, claimed.
+    /// Puts the range into use, claimed.
     pub fn begin(
         self,
         claims: &'static Claims,
@@ -284,7 +288,7 @@ impl Spare {
         self.id.0
     }
 
-    /// Gives the number away, to be put into use.
+    /// Hands the number over to the caller, which puts it into use.
     pub fn take(self) -> (RangeId, &'static Tracked) {
         let (slab, id) = (self.slab, self.id);
         std::mem::forget(self);

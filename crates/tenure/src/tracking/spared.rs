@@ -1,12 +1,15 @@
-//! Which ranges the kernel is to take after the others, though it takes them in the order in which it heard of them.
+//! Selects the ranges that the kernel should take after the others, although it takes ranges in the
+//! order of their offers.
 //!
-//! A page that was offered keeps its place in the kernel's list until reclaim comes by, however often it is taken back
-//! and offered again. So the order of offers alone does not decide. What does is the mark of a use: reclaim passes
-//! once over a page that was used since it last came by, and takes the next ones first. So a spared range is read once
-//! it was offered. The kernel may take it all the same where the rest is not enough.
+//! An offered page keeps its place in the kernel's list until reclaim reaches it, however often it
+//! is taken back and offered again. So the order of offers alone does not decide. The mark of a use
+//! does: reclaim skips, once, a page that was used since the last pass, and takes the next pages
+//! first. So a spared range is read once after its offer. The kernel may still take it if the other
+//! pages are not enough.
 //!
-//! Ranges are spared by caches that are worth more than others of the process (`cache/worth.rs`). While any is, ranges
-//! of a priority above the default are, too: a priority that the program has set counts before worth.
+//! Caches that are worth more than others of the process spare their ranges (`cache/worth.rs`).
+//! While any range is spared, ranges of a priority above the default are, too: a priority that the
+//! program has set counts before worth.
 
 use super::settings::Priority;
 use super::state::{flag, Claim, RangeId, Tracked, Word, LEVEL, SPARED};
@@ -17,19 +20,20 @@ use crate::range::PageRange;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// In a range's byte of priority: the kernel was shown a use since the range was offered last.
+/// A bit in a range's byte of priority: the kernel was shown a use since the last offer of the
+/// range.
 const SHOWN: u8 = 16;
 
-/// How often a use is shown again while memory is short: reclaim counts each once.
+/// How often a use is shown again while memory is short: reclaim counts each use once.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How often some are shown, and how long that may take each time: 200 segments or so.
+/// The pause between two batches, and the longest time of a batch: about 200 segments.
 const PACE: Duration = Duration::from_millis(50);
 const MOST: Duration = Duration::from_millis(2);
 
-/// When the next ranges are due to be shown.
+/// When the next ranges are shown.
 pub(super) struct Due {
     next: Instant,
-    /// All of them, if memory is short then.
+    /// When all ranges are shown, if memory is short then.
     all: Instant,
 }
 
@@ -39,35 +43,36 @@ impl Due {
     }
 }
 
-/// Some range may be spared.
-/// For the whole process: the kernel's lists are one for all its ranges.
+/// Whether some range may be spared.
+/// For the whole process: the kernel has one set of lists for all its ranges.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Whether any range is spared.
+/// Returns whether any range is spared.
 pub(crate) fn is_any() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
-/// Says whether any range is spared.
+/// Sets whether any range is spared.
 pub(crate) fn set_any(any: bool) {
     ANY.store(any, Ordering::Relaxed);
 }
 
-/// Among ranges that are offered: less goes first.
+/// The order among ranges to offer: lower goes first.
 pub(super) fn order(tracked: &Tracked) -> u8 {
     let priority = tracked.priority.load(Ordering::Relaxed);
     (priority & LEVEL) * 2 + u8::from(priority & SPARED != 0)
 }
 
-/// Whether the kernel is to take the range after others.
+/// Returns whether the kernel should take the range after others.
 fn is_spared(priority: u8) -> bool {
     let level = priority & LEVEL;
     level > Priority::DEFAULT.level()
         || level == Priority::DEFAULT.level() && priority & SPARED != 0
 }
 
-/// After an offer: shows the first page of each 2 MiB of a spared range to the kernel as used. That is all of it where
-/// it has huge pages. A range in use is offered thousands of times in a second, so the rest waits for [`show_all`].
+/// After an offer: shows the kernel the first page of each 2 MiB of a spared range as used. With
+/// huge pages that is the whole range. A range in use is offered thousands of times a second, so
+/// the other pages wait for [`show_all`].
 pub(super) fn after_offer(claim: &mut Claim) {
     let priority = claim.tracked().priority.fetch_and(!SHOWN, Ordering::Relaxed);
     if is_any() && is_spared(priority) && claim.is_offered() && is_watched(claim.tracked()) {
@@ -77,8 +82,8 @@ pub(super) fn after_offer(claim: &mut Claim) {
     }
 }
 
-/// Has the kernel count a use of the pages, about 20 ns a page. It fills none: only watched ranges are shown, in which a
-/// read of what is gone fails.
+/// Has the kernel count a use of the pages, about 20 ns a page. It fills none: only watched ranges
+/// are shown, and in those a read of a purged page fails.
 fn show(claim: &mut Claim) {
     if !claim.is_offered() || !is_watched(claim.tracked()) {
         return;
@@ -92,17 +97,18 @@ fn show(claim: &mut Claim) {
     }
 }
 
-/// Whether a read of what is gone fails, and nothing makes it again.
+/// Returns whether a read of a purged page fails and no thread makes the page again.
 fn is_watched(tracked: &Tracked) -> bool {
     let hidden = flag::SUSPECT | flag::TORN | flag::REFILLED;
     tracked.is(flag::WHOLLY_WATCHED) && !tracked.is(hidden)
 }
 
-/// The worker looks up after this many bytes whether a thread wants the range back.
+/// After this many bytes the worker checks whether a thread wants the range back.
 const STEP: usize = 8 << 20;
 
-/// Shows spared ranges that were offered before they were spared, and while memory is short now and then all of them. On
-/// the background thread, for a short time: a later scan goes on.
+/// Shows spared ranges that were offered before they were spared, and, from time to time while
+/// memory is short, all of them. On the background thread, for a short time: a later scan
+/// continues.
 pub(super) fn show_all(due: &mut Due, now: Instant, pressed: bool) {
     if !is_any() || now < due.next {
         return;

@@ -1,4 +1,5 @@
-//! Touches of pages that are gone: what a signal's handler asks, and pages that are made again without a pin.
+//! Touches of purged pages: the questions of a signal handler, and pages that are made again
+//! without a pin.
 
 #![allow(unsafe_code, reason = "drops pages that are reported as lost")]
 
@@ -11,50 +12,51 @@ use crate::runtime::worker;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
-/// How a tracked range stands, as a signal handler sees it.
+/// The state of a tracked range, as a signal handler sees it.
 #[derive(Clone, Copy)]
 pub(crate) enum Standing {
     /// The kernel may have taken the touched page.
     Offered,
-    /// It is the program's again.
+    /// The page belongs to the program again.
     TakenBack,
 }
 
-/// What a look at an address finds.
+/// The result of a look at an address.
 pub(crate) struct Look {
-    /// The range that holds the address. `None`: no range, any more at least.
+    /// The range that holds the address. `None`: no range holds it, or none any more.
     pub holder: Option<(PageRange, Standing)>,
-    /// A number that differs from an earlier look's if the page may have been taken back in between: the range
-    /// was pinned, unmarked or claimed, or a range was forgotten.
+    /// A number that differs from an earlier look's if the page may have been taken back in
+    /// between: the range was pinned, unmarked or claimed, or a range was forgotten.
     pub changes: u64,
 }
 
-/// Looks for the range that holds the address. Looks at all ranges and takes no lock, because the signal may
-/// have interrupted anything.
+/// Looks for the range that holds the address. It looks at all ranges and takes no lock, because
+/// the signal may have interrupted any code.
 pub(crate) fn look_at(address: usize) -> Look {
     let holder = TRACKING.slab.holder_of(address);
-    // After the look: a range that it has missed had moved the count on before it was freed.
+    // Read after the look: a range that the look has missed had moved the count before it was
+    // freed.
     let moves = TRACKING.slab.moves();
     let Some((_, range, word)) = holder else { return Look { holder: None, changes: moves } };
-    // Lost: a pin has found it purged, and its refill has failed.
+    // Lost: a pin has found the page purged, and its refill has failed.
     let offered = word.has(Word::OFFERED | Word::LOST);
     let standing = if offered { Standing::Offered } else { Standing::TakenBack };
     Look { holder: Some((range, standing)), changes: moves ^ u64::from(word.uses()) << 32 }
 }
 
-/// How often a page is tried to be filled that is neither there nor missing: the kernel may take it, or another
-/// thread may change its range, between a try and the look that follows it.
+/// How often the function tries to fill a page that is neither there nor missing. Between a try and
+/// the next look the kernel may take the page, or another thread may change its range.
 const TRIES: u32 = 10;
 
-/// Puts one page's contents in place, whole, if it is missing from a range of which pages may be gone, or was
-/// poisoned because its refill had failed. It does not count as lost from then on. A page that is there stays as
-/// it is.
+/// Puts one page's whole contents in place, if the page is missing from a range of which pages may
+/// be gone, or was poisoned because its refill had failed. It does not count as lost from then on.
+/// A page that is there stays as it is.
 ///
 /// The caller holds no lock and no claim.
 ///
 /// # Errors
-/// `ENOMEM`: no memory. `EFAULT`: the page is not there, and no range of tenure's is to blame. After `Ok` it was
-/// there.
+/// `ENOMEM`: no memory. `EFAULT`: the page is not there, and no range of tenure's is the cause.
+/// After `Ok` it was there.
 pub(crate) fn fill_page(page: usize, bytes: &[u8]) -> Result<(), Errno> {
     let page = PageRange::new(page, page + page_size());
     let fill = || {
@@ -77,32 +79,35 @@ pub(crate) fn fill_page(page: usize, bytes: &[u8]) -> Result<(), Errno> {
     }
 }
 
-/// So many bytes of a range have been made again, perhaps without a pin. The range stays volatile, so they are told to
-/// the kernel by a later scan; until then they count as what it cannot take. Needs no claim.
+/// Notes that so many bytes of a range have been made again, perhaps without a pin. The range stays
+/// volatile, so a later scan offers them again. Until then they count as memory that the kernel
+/// cannot take. Needs no claim.
 ///
-/// Called after the pages were made: where the range is not offered then, its next offer takes them in.
+/// Called after the pages were made: if the range is not offered then, its next offer covers them.
 pub(crate) fn made_again(tracked: &Tracked, bytes: usize) {
     if !tracked.load().has(Word::OFFERED) {
         return;
     }
     if tracked.set(flag::MADE_AGAIN) & flag::MADE_AGAIN == 0 {
-        // The first of them: the range waits from here on, however many follow.
+        // The first such page: the range waits from here on, however many follow.
         tracked.age.store(0, Ordering::Relaxed);
     }
     backpressure::made_again(bytes as u64);
     stir();
 }
 
-/// Makes every touch of a missing page raise SIGBUS, `toucher`'s too, because it cannot be made. Not where its range
-/// was taken back meanwhile, and it is there.
+/// Makes every touch of a missing page raise SIGBUS, also the touch by `toucher`, because the page
+/// cannot be made. Does nothing if the range was taken back meanwhile and the page is there.
 ///
 /// The caller holds no lock and no claim.
 pub(crate) fn fail_page(watcher: uffd::Watcher, page: PageRange, toucher: u32) {
-    // With the claim no other thread takes the range back, which would find the page neither there nor missing.
+    // With the claim no other thread takes the range back. It would find the page neither there nor
+    // missing.
     let mut is_there = false;
     let mut look = |_| match claim_holder(page) {
         None if TRACKING.slab.holder_of(page.start).is_some() => {
-            // Where it is missing it may have been offered, and taken, since the look for its claim.
+            // If it is missing, the range may have been offered, and the page taken, since the look
+            // for the claim.
             is_there = advise::populate_read(page).is_ok();
             is_there.then_some(None)
         }
@@ -113,14 +118,14 @@ pub(crate) fn fail_page(watcher: uffd::Watcher, page: PageRange, toucher: u32) {
         return;
     }
     let not_known = |errno| matches!(errno, Errno::INVAL | Errno::NOTTY | Errno::OPNOTSUPP);
-    // Before 6.6 there is no poison.
+    // Kernels before 6.6 cannot poison a page (UFFDIO_POISON).
     if uffd::poison(watcher, page).is_err_and(not_known) && advise::populate_read(page).is_err() {
         signal::send_sigbus(toucher);
     }
 }
 
-/// Claims the range that holds the page, if pages of it may be gone: it is offered, its losses were not restored,
-/// or the end of its watch has failed.
+/// Claims the range that holds the page, if pages of it may be gone: it is offered, its losses were
+/// not restored, or the end of its watch has failed.
 fn claim_holder(page: PageRange) -> Option<Claim> {
     let gone = |word: Word| word.has(Word::OFFERED | Word::LOST | Word::UNCLEAN);
     let (id, ..) = TRACKING.slab.holder_of(page.start)?;
@@ -144,11 +149,12 @@ fn fill_claimed(claim: &mut Claim, page: PageRange, bytes: &[u8]) -> Result<(), 
         };
         match populate::for_reading(page) {
             Err(Errno::HWPOISON) if is_watched => {
-                // SAFETY: a poisoned page holds nothing. Under the claim no other thread replaces it.
+                // SAFETY: a poisoned page has no contents. Under the claim no other thread replaces
+                // it.
                 unsafe { advise::drop_pages_though_locked(page)? };
             }
             Err(Errno::HWPOISON) => return replace_unwatched(claim, page, bytes),
-            // The kernel has taken it since.
+            // The kernel has taken the page since.
             Err(Errno::FAULT) => {}
             done => return done,
         }
@@ -156,15 +162,16 @@ fn fill_claimed(claim: &mut Claim, page: PageRange, bytes: &[u8]) -> Result<(), 
     Err(Errno::FAULT)
 }
 
-/// Replaces a poisoned page that is not watched: a forked child has such pages. It is watched meanwhile, so that no
-/// thread reads zeros between the poison and the contents.
+/// Replaces a poisoned page that is not watched; a forked child has such pages. The page is watched
+/// meanwhile, so that no thread reads zeros between the poison and the contents.
 fn replace_unwatched(claim: &mut Claim, page: PageRange, bytes: &[u8]) -> Result<(), Errno> {
     let kind = offer::kind(claim);
     let was_watched = claim.is(flag::WATCHED);
-    // Said first, so that a failed end of it is made up for by the next to take the range back.
+    // Set first, so that the next thread that takes the range back repairs a failed end of the
+    // watch.
     claim.set(flag::WATCHED);
     detection::register(kind, page)?;
-    // SAFETY: a poisoned page holds nothing.
+    // SAFETY: a poisoned page has no contents.
     let dropped = unsafe { advise::drop_pages_though_locked(page) };
     let copied = dropped
         .and_then(|()| detection::copy_page(kind, page.start, bytes))
@@ -177,13 +184,13 @@ fn replace_unwatched(claim: &mut Claim, page: PageRange, bytes: &[u8]) -> Result
     copied
 }
 
-/// A page that has been made again is not reported as lost.
+/// Removes a page that has been made again from the reported losses.
 fn forget_loss(claim: &mut Claim, page: PageRange) {
     if !claim.word().has(Word::LOST) {
         return;
     }
     let range = claim.range();
-    // For want of memory it is reported, and made once more.
+    // Without memory for the list the page is reported, and made once more.
     let Ok(side) = claim.side_mut() else { return };
     if side.list_losses(range).is_ok() {
         side.found_again(page);

@@ -1,8 +1,10 @@
-//! Lost pages that their owner is still to make again. They stay missing and watched until then: a thread
-//! that touches one has it made, or gets SIGBUS, and never zeros.
+//! Lost pages that their owner has not made again yet. They stay missing and watched until then:
+//! for a thread that touches one the page is made, or the thread gets SIGBUS, and it never reads
+//! zeros.
 //!
-//! Where the descriptors are replaced the watch ends, and a touch makes a page of zeros that would count as
-//! made. So what is lost is discarded again before it is [watched anew](super::watch_again).
+//! When the descriptors are replaced, the watch ends, and a touch makes a page of zeros that would
+//! count as made. So lost pages are discarded again before they are
+//! [watched anew](super::watch_again).
 
 #![allow(unsafe_code, reason = "drops pages that are reported as lost")]
 
@@ -12,7 +14,7 @@ use crate::os::advise;
 use crate::range::PageRange;
 use rustix::io::Errno;
 
-/// What is lost of a range whose owner makes it again.
+/// Returns the lost extents of a range whose owner makes them again.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -28,9 +30,10 @@ pub(super) fn is_unmade(word: Word) -> bool {
     word.has(Word::LOST) && word.has(Word::REMADE)
 }
 
-/// Discards what may have come to lie in lost pages while nothing watched them.
+/// Discards pages that touches may have made in lost extents while nothing watched them.
 pub(super) fn discard(lost: &[PageRange]) -> Result<(), Errno> {
-    // SAFETY: lost pages hold nothing until their owner has made them. It does so with a pin, and takes the
-    // range's claim before: the caller, who has the claim, is its thread, or has seen no pin.
+    // SAFETY: lost pages have no contents until their owner has made them. The owner does so with a
+    // pin, and takes the range's claim before that. The caller has the claim, and is the owner's
+    // thread or has seen no pin.
     lost.iter().try_for_each(|extent| unsafe { advise::drop_pages_though_locked(*extent) })
 }

@@ -1,4 +1,4 @@
-//! Making raw ranges non-volatile: their pages are taken back, and each loss is reported to one caller.
+//! Makes raw ranges non-volatile: takes their pages back, and reports each loss to one caller.
 
 use super::list::List;
 use super::offer::may_cut;
@@ -12,20 +12,20 @@ use crate::range::PageRange;
 use crate::runtime::{services, worker};
 use rustix::io::Errno;
 
-/// Why a range could not be unmarked.
+/// The reason why a range could not be unmarked.
 pub(crate) enum Failed {
     /// Nothing is mapped at this address.
     Hole(usize),
     Kernel(Errno),
 }
 
-/// What an unmark of a range that is known as exactly this can do at once.
+/// The immediate result of an unmark of a range that is known with exactly these bounds.
 pub(crate) enum Fast {
     /// It is not volatile, and all of it is there.
     Done,
-    /// The caller has pinned it, and its pages are to be taken back.
+    /// The caller has pinned it, and must take its pages back.
     Settle,
-    /// It is another range by now, or another thread is at it.
+    /// It is another range by now, or another thread is changing it.
     Slow,
 }
 
@@ -39,7 +39,8 @@ pub(crate) fn try_unmark(id: RangeId, range: PageRange) -> Fast {
             return Fast::Slow;
         }
         if word.pins() > 0 {
-            // Unmarked already; if another thread is taking it back, this one waits with it.
+            // Unmarked already. If another thread is taking it back, the slow way waits for that
+            // thread.
             return if word.plain() && tracked.rely(word) { Fast::Done } else { Fast::Slow };
         }
         if tracked.try_unmark(word) {
@@ -48,13 +49,14 @@ pub(crate) fn try_unmark(id: RangeId, range: PageRange) -> Fast {
     }
 }
 
-/// Takes the pages of one range back that the caller has just pinned. `Ok(true)`: all of it is there.
-/// `Ok(false)`: something is lost, or it is another range by now, so [`unmark`] is to be called.
+/// Takes back the pages of one range that the caller has just pinned. `Ok(true)`: all of it is
+/// there. `Ok(false)`: something is lost, or it is another range by now, so the caller calls
+/// [`unmark`].
 pub(crate) fn settle_exact(id: RangeId, range: PageRange) -> Result<bool, Failed> {
     let wanted =
         |word: Word| word.has(Word::RAW) && word.has(Word::OFFERED | Word::UNCLEAN | Word::LOST);
     match settle::settle(id, tracked(id), &wanted, &mut revive::record) {
-        // Lost, cut or marked again meanwhile: the full way.
+        // Lost, cut or marked again meanwhile: the slow way.
         Ok(()) => Ok(matches!(try_unmark(id, range), Fast::Done)),
         Err(errno) => {
             remark(&[Pinned { id, range, uses: None }]);
@@ -67,13 +69,13 @@ pub(crate) fn settle_exact(id: RangeId, range: PageRange) -> Result<bool, Failed
 struct Pinned {
     id: RangeId,
     range: PageRange,
-    /// The use counter since then, if nobody else has counted on the pin.
+    /// The use counter after the pin, if no other thread relies on the pin.
     uses: Option<u32>,
 }
 
-/// Marks again what a failed unmark had pinned, unless another call may have been told that it is not volatile.
-/// A range that has changed its shape since stays unmarked too: more is not volatile then than was asked for,
-/// which harms nobody.
+/// Marks again the ranges that a failed unmark had pinned, unless another call may have reported
+/// one of them as not volatile. A range that has changed its shape since also stays unmarked: then
+/// more is not volatile than the caller wanted, which does no harm.
 fn remark(pinned: &[Pinned]) {
     for Pinned { id, range, uses } in pinned {
         let tracked = tracked(*id);
@@ -87,7 +89,8 @@ fn remark(pinned: &[Pinned]) {
         while same(word) && *uses == Some(word.uses()) && !tracked.try_mark(word) {
             word = tracked.load();
         }
-        // Nobody is told so while it is offered; who waits for its pages pins it anew.
+        // No call reports the range as not volatile while it is offered. A thread that waits for
+        // its pages pins it again.
         let offered = |word: Word| same(word) && word.has(Word::OFFERED | Word::CLAIMED);
         if let Some(mut claim) = claims().claim(*id, tracked, offered) {
             if claim.is_offered() && claim.range() == *range {
@@ -97,9 +100,10 @@ fn remark(pinned: &[Pinned]) {
     }
 }
 
-/// Makes the range non-volatile: when it returns, all pages of it are there, whichever thread took them
-/// back. Returns what was lost of it and had not been reported. On an error the range is as volatile as
-/// before, and what was found lost is kept for the next call.
+/// Makes the range non-volatile. When it returns, all pages of the range are there, whichever
+/// thread took them back. Returns the extents that were lost and had not been reported. After an
+/// error the range is as volatile as before, and the losses found so far are kept for the next
+/// call.
 pub(crate) fn unmark(range: PageRange) -> Result<List<PageRange>, Failed> {
     let unknown = gaps(range).map_err(Failed::Kernel)?;
     for gap in unknown.iter() {
@@ -122,12 +126,13 @@ pub(crate) fn unmark(range: PageRange) -> Result<List<PageRange>, Failed> {
     }
 }
 
-/// Unmarks a range. Adds to `pinned` what it has pinned, which is to be marked again after an error.
+/// Unmarks a range. Adds to `pinned` the ranges that it has pinned, which are marked again after an
+/// error.
 fn unmark_pinning(range: PageRange, pinned: &mut List<Pinned>) -> Result<List<PageRange>, Errno> {
     loop {
         let known = pin_all(range, pinned)?;
         let mut bytes = 0;
-        // As in `settle`: without a claim, what waits to be unmapped goes first.
+        // As in `settle`: without a claim, retired mappings are unmapped first.
         let short = |errno: &Errno| *errno == Errno::NOMEM;
         let mut taken = services::retry(|| take_back(&known, &mut bytes), short);
         if matches!(&taken, Err(errno) if detection::is_closed(*errno)) {
@@ -139,8 +144,9 @@ fn unmark_pinning(range: PageRange, pinned: &mut List<Pinned>) -> Result<List<Pa
             backpressure::exposed(bytes);
         }
         taken?;
-        // What was lost is taken when nothing is left to do: another thread that unmarks meanwhile either
-        // hears of it or waits for it. Another thread may have cut or marked a range meanwhile: once more.
+        // The losses are taken out when no work remains. Another thread that unmarks meanwhile
+        // either gets them or waits for them. If another thread has cut or marked a range
+        // meanwhile, the loop runs once more.
         if bytes == 0 && all_there(range) {
             if let Some(lost) = take_losses(range)? {
                 return Ok(lost);
@@ -149,8 +155,8 @@ fn unmark_pinning(range: PageRange, pinned: &mut List<Pinned>) -> Result<List<Pa
     }
 }
 
-/// Takes all of these ranges back, or none: as long as one of them fails, all stay offered and watched. What
-/// is gone is recorded. Adds to `bytes` how many came back.
+/// Takes all of these ranges back, or none: while one of them fails, all stay offered and watched.
+/// The purged extents are recorded. Adds the number of returned bytes to `bytes`.
 fn take_back(ids: &[RangeId], bytes: &mut u64) -> Result<(), Errno> {
     let wanted = |word: Word| {
         word.has(Word::RAW) && word.pins() > 0 && word.has(Word::OFFERED | Word::UNCLEAN)
@@ -159,13 +165,13 @@ fn take_back(ids: &[RangeId], bytes: &mut u64) -> Result<(), Errno> {
     let mut claims = claims().claim_all(ids.iter().map(|id| (*id, tracked(*id))), wanted)?;
     let taken = take_back_claimed(&mut claims, &mut gone, bytes);
     if taken.is_err() {
-        // What was kept is the kernel's again.
+        // The kernel may take the kept pages again.
         claims.iter().for_each(|claim| touched::made_again(claim.tracked(), claim.range().len()));
     }
     taken
 }
 
-/// `gone` takes the extents of each range.
+/// `gone` gets the extents of each range.
 fn take_back_claimed(
     claims: &mut [Claim],
     gone: &mut List<List<PageRange>>,
@@ -181,7 +187,7 @@ fn take_back_claimed(
             Ok(()) if offered => *bytes += claim.range().len() as u64,
             Ok(()) => {}
             Err(errno) => {
-                // What is gone is recorded, whether or not it can be watched again.
+                // The purged extents are recorded, whether or not they can be watched again.
                 let done = claims.iter_mut().zip(gone.iter()).take(number);
                 done.filter(|(_, gone)| !gone.is_empty()).for_each(|(claim, _)| {
                     let _ = revive::undo(claim);
@@ -193,13 +199,13 @@ fn take_back_claimed(
     Ok(())
 }
 
-/// A range that needs nothing more. One that another thread has claimed may: that thread may fail, and offer it
-/// again.
+/// Returns whether a range needs no more work. A range that another thread has claimed may need it:
+/// that thread may fail, and offer it again.
 fn is_there(word: Word) -> bool {
     word.pins() > 0 && !word.has(Word::OFFERED | Word::UNCLEAN)
 }
 
-/// Whether no part of the range is volatile or offered, or may be so soon.
+/// Returns whether no part of the range is volatile or offered, or may soon be so.
 fn all_there(range: PageRange) -> bool {
     let map = TRACKING.map.lock();
     map.overlapping(range).all(|id| {
@@ -208,17 +214,19 @@ fn all_there(range: PageRange) -> bool {
     })
 }
 
-/// Takes what is recorded as lost inside `range`: each loss goes to one caller. `None`: a part is not there any
-/// more.
+/// Takes out the losses recorded inside `range`: each loss goes to one caller. `None`: a part is
+/// not there any more.
 fn take_losses(range: PageRange) -> Result<Option<List<PageRange>>, Errno> {
     let mut lost = List::new();
     if is_lost(range) {
-        // All claims at once: a range that is cut meanwhile would take a part of its losses along.
+        // All claims at once: if a range were cut meanwhile, the part that was cut off would keep
+        // its losses.
         let mut claims = claimed(range)?;
         if !claims.iter().all(|claim| is_there(claim.word())) {
             return Ok(None);
         }
-        // All lists first: what was taken out of one could not be put back for want of memory.
+        // All lists are made first: without memory, a loss that was taken out of one list could not
+        // be put back.
         for claim in claims.iter_mut() {
             list_recorded(claim, range, &mut lost)?;
         }
@@ -233,7 +241,7 @@ fn is_lost(range: PageRange) -> bool {
     map.overlapping(range).any(|id| tracked(id).load().has(Word::LOST))
 }
 
-/// Pins every marked range that overlaps, cut to `range`; returns all that overlap.
+/// Pins every marked range that overlaps, cut to `range`. Returns all ranges that overlap.
 fn pin_all(range: PageRange, pinned: &mut List<Pinned>) -> Result<List<RangeId>, Errno> {
     let mut may_pin_more = false;
     loop {
@@ -247,11 +255,11 @@ fn pin_all(range: PageRange, pinned: &mut List<Pinned>) -> Result<List<RangeId>,
         let to_cut = ends.clone().any(|id| crosses(&id));
         if to_cut && !may_pin_more {
             let watched = |id: &RangeId| crosses(id) && tracked(*id).load().has(Word::OFFERED);
-            // Where mappings are short, or no more ranges can be known, more than was asked for becomes
-            // non-volatile: harmless.
+            // If mappings are short, or the limit on ranges is reached, more than the requested
+            // range becomes non-volatile, which does no harm.
             may_pin_more = ends.clone().any(|id| watched(&id)) && !may_cut(range);
             may_pin_more |= !may_pin_more && claim_marked(range)?.is_none();
-            // The cut made new ranges: they are looked up anew.
+            // The cut made new ranges, so they are looked up again.
             continue;
         }
         let map = TRACKING.map.lock();
@@ -267,7 +275,7 @@ fn pin_all(range: PageRange, pinned: &mut List<Pinned>) -> Result<List<RangeId>,
     }
 }
 
-/// There is room in `pinned`.
+/// `pinned` has room.
 fn pin_marked(id: RangeId, pinned: &mut List<Pinned>) {
     let tracked = tracked(id);
     loop {
@@ -276,7 +284,8 @@ fn pin_marked(id: RangeId, pinned: &mut List<Pinned>) {
             return;
         }
         if word.pins() > 0 {
-            // Of many, one's own are not looked for: on a failure they stay unmarked.
+            // Only the first few pins are searched for the caller's own. Another of its own pins
+            // counts as one that others rely on, so its range stays unmarked after a failure.
             let few = &pinned[..pinned.len().min(16)];
             let mine = few.iter().any(|p| p.id == id && p.uses == Some(word.uses()));
             if mine || tracked.rely(word) {
@@ -290,7 +299,7 @@ fn pin_marked(id: RangeId, pinned: &mut List<Pinned>) {
     }
 }
 
-/// Adds what is recorded as lost inside `range`, and makes room for [`take_recorded`].
+/// Adds the losses recorded inside `range`, and makes room for [`take_recorded`].
 fn list_recorded(
     claim: &mut Claim,
     range: PageRange,
@@ -312,7 +321,7 @@ fn list_recorded(
     Ok(())
 }
 
-/// Takes what is recorded as lost inside `range`: each loss goes to one caller.
+/// Takes out the losses recorded inside `range`: each loss goes to one caller.
 fn take_recorded(claim: &mut Claim, range: PageRange) {
     let Some(side) = claim.side() else { return };
     side.found_again(range);

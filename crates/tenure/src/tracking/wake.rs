@@ -1,14 +1,14 @@
-//! How the rest of tracking reaches its task on the background thread.
+//! The calls by which the rest of tracking reaches its task on the background thread.
 
 use crate::runtime::services::ServiceId;
 use crate::runtime::worker;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// One more than the service's number; 0 before it is registered.
-/// For the whole process: as the register.
+/// The service's number plus one; 0 before it is registered.
+/// For the whole process, like the register.
 static SERVICE: AtomicUsize = AtomicUsize::new(0);
 
-/// The service has this number.
+/// Stores the service's number.
 pub(super) fn is_registered(service: ServiceId) {
     if SERVICE.load(Ordering::Relaxed) == 0 {
         SERVICE.store(service.0 + 1, Ordering::Release);
@@ -26,7 +26,7 @@ pub(super) fn wake() {
     }
 }
 
-/// A range became known or was taken back: a background thread that sleeps for good looks again.
+/// A range became known or was taken back: wakes a background thread that sleeps without a timeout.
 pub(super) fn stir() {
     if let Some(service) = service() {
         worker::stir(service);

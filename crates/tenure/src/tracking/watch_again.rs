@@ -1,4 +1,4 @@
-//! Watching again what is still to be [made](super::unmade), where the watch has ended with its descriptors.
+//! Watches [lost pages](super::unmade) again whose watch has ended with its descriptors.
 
 use super::offer::{end_failed_watch, kind, make_readable};
 use super::state::{flag, Claim, RangeId, Tracked, Word};
@@ -8,11 +8,12 @@ use crate::os::pagemap::Pagemap;
 use crate::runtime::worker;
 use rustix::io::Errno;
 
-/// Watches a range again whose lost pages are not watched any more. The thread that makes them calls it, or
-/// one that has seen no pin.
+/// Watches a range again whose lost pages are not watched any more. The caller is the thread that
+/// makes them, or one that has seen no pin.
 ///
 /// # Errors
-/// It is not wholly watched. If its flag says so it may be in part: then nothing can be put in place.
+/// The range is not wholly watched. If its flag says that it is watched, it may be so in part, and
+/// then its pages cannot be filled.
 fn watch(claim: &mut Claim) -> Result<(), Errno> {
     let (range, lost) = (claim.range(), unmade::of(claim)?);
     if claim.is(flag::TORN) || detection::is_missing() {
@@ -29,7 +30,7 @@ fn watch(claim: &mut Claim) -> Result<(), Errno> {
     watched
 }
 
-/// Before a range is offered: after `Ok` what is lost of it is watched.
+/// Called before a range is offered: after `Ok` its lost pages are watched.
 pub(super) fn before_offer(claim: &mut Claim) -> Result<(), Errno> {
     match is_unwatched(claim.tracked()) {
         true => watch(claim),
@@ -45,32 +46,33 @@ fn is_unwatched(tracked: &Tracked) -> bool {
         && !tracked.is(flag::WHOLLY_WATCHED)
 }
 
-/// [`watch`], on the background thread, which has the descriptors. The caller has the range pinned, and the
-/// right to make what is lost.
+/// [`watch`], on the background thread, which has the descriptors. The caller has pinned the range,
+/// and has the right to make the lost pages.
 pub(super) fn for_maker(id: RangeId, tracked: &'static Tracked) -> Result<(), Errno> {
     if !is_unwatched(tracked) {
         return Ok(());
     }
     let watch = || match claims().claim(id, tracked, is_unmade) {
-        // Without any watch the owner writes them in place.
+        // Without any watch the owner writes the pages in place.
         Some(mut claim) => watch(&mut claim).or_else(|errno| match claim.is(flag::WATCHED) {
             true => Err(errno),
             false => Ok(()),
         }),
         None => Ok(()),
     };
-    // Nor is anything watched without a thread.
+    // Nothing is watched where there is no thread.
     worker::on_worker(watch).unwrap_or(Ok(()))
 }
 
-/// Watches every range again that no thread makes just now: after the descriptors were replaced.
+/// Watches every range again that no thread is making now: after the descriptors were replaced.
 pub(super) fn all() {
     let unpinned = |word: Word| is_unmade(word) && word.pins() == 0;
     let watch_each = || {
         TRACKING.slab.each(|id, tracked, word| {
             if unpinned(word) && is_unwatched(tracked) {
                 if let Some(mut claim) = claims().claim(id, tracked, unpinned) {
-                    // What cannot be watched now is watched by its next offer, or when it is made.
+                    // A range that cannot be watched now is watched by its next offer, or when its
+                    // pages are made.
                     let _ = watch(&mut claim);
                 }
             }

@@ -17,7 +17,8 @@ impl Word {
     pub const OFFERED: u64 = 1 << 21;
     /// Contents were lost and have not been reported (raw ranges) or restored (owned ones).
     pub const LOST: u64 = 1 << 22;
-    /// Not offered, but a part may still be watched: the next to take the range back ends that.
+    /// Not offered, but a part may still be watched: the next thread that takes the range back ends
+    /// that.
     pub const UNCLEAN: u64 = 1 << 23;
     /// The last unpin has more to do (the debug mode that purges at once).
     pub const SLOW_UNPIN: u64 = 1 << 24;
@@ -25,7 +26,7 @@ impl Word {
     pub const FREE: u64 = 1 << 25;
     /// A raw range: its mapping is the program's, and it may be split and joined.
     pub const RAW: u64 = 1 << 26;
-    /// The owner makes again what is lost: what is missing stays watched until it is there.
+    /// The owner makes lost pages again: missing pages stay watched until they are there.
     pub const REMADE: u64 = 1 << 27;
     /// One use.
     pub(super) const USE: u64 = 1 << 32;
@@ -37,7 +38,7 @@ impl Word {
     pub fn has(self, flags: u64) -> bool {
         self.0 & flags != 0
     }
-    /// Pages there, contents good, no claim: a pin needs nothing more.
+    /// Pages there, contents intact, no claim: a pin needs no more work.
     pub fn plain(self) -> bool {
         !self.has(Self::CLAIMED | Self::OFFERED | Self::LOST | Self::UNCLEAN | Self::FREE)
     }
@@ -55,7 +56,7 @@ impl Word {
     }
 }
 
-/// What is known of a range beside its word; changed with its claim only, unless said.
+/// Facts about a range beside its word. They are changed only with its claim, unless noted.
 pub(crate) mod flag {
     /// A part of the range may be registered with userfaultfd.
     pub const WATCHED: u8 = 1;
@@ -63,16 +64,16 @@ pub(crate) mod flag {
     pub const WHOLLY_WATCHED: u8 = 64;
     /// Some pages had never been touched when the range was last offered.
     pub const SPARSE: u8 = 2;
-    /// The range has no missing page and cannot get one but by being discarded.
+    /// The range has no missing page. It can get one only by a discard.
     pub const DENSE: u8 = 4;
     /// Missing pages are refilled by the refill thread.
     pub const REFILLED: u8 = 8;
-    /// Purges can no longer be told from zeros: everything counts as purged. Set in forked children too,
-    /// where no claim is needed.
+    /// Purged pages can no longer be distinguished from zeros: everything counts as purged. Set in
+    /// forked children too, where no claim is needed.
     pub const SUSPECT: u8 = 16;
     /// A part was not inherited from the parent of this process: nothing of it is offered again.
     pub const TORN: u8 = 32;
-    /// Threads have made pages of the offered range again, without a pin, since the kernel was last told of it.
-    /// Set without the claim, too. Says nothing of a range that is not offered.
+    /// Threads have made pages of the offered range again, without a pin, since its last offer. Set
+    /// without the claim, too. It has no meaning for a range that is not offered.
     pub const MADE_AGAIN: u8 = 128;
 }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// # fn main() -> tenure::Result<()> {
 /// let mut thumbnails = tenure::Volatile::new(1 << 20)?;
 /// thumbnails.pin_mut()?.fill(7);
-/// // … later: what is left of it?
+/// // … later: is all of it still there?
 /// let pinned = thumbnails.pin()?;
 /// match pinned.outcome() {
 ///     tenure::Outcome::Intact => assert_eq!(pinned[0], 7),
@@ -32,9 +32,9 @@ use std::sync::Arc;
 /// ```
 ///
 /// Pins are counted: the buffer is volatile when the last guard is dropped. Without a pin safe Rust
-/// cannot reach the bytes. Once something was lost, every pin reports it until
-/// [`Volatile::restored`] is called, or a refill function has made it again. So no nested pin takes
-/// zeros for contents.
+/// cannot reach the bytes. Once something was lost, every pin reports it until the program calls
+/// [`Volatile::restored`], or a refill function has made it again. So no nested pin takes zeros for
+/// contents.
 #[derive(Debug)]
 #[doc(alias = "MADV_FREE")]
 pub struct Volatile {
@@ -70,8 +70,8 @@ impl VolatileBuilder {
         self
     }
 
-    /// Sets the size of its pages. The default is huge pages from 2 MiB on, which are much cheaper to
-    /// offer and take back (`tenure bench volatile`).
+    /// Sets the size of its pages. The default is huge pages from 2 MiB on, which are much cheaper
+    /// to offer and take back (`tenure bench volatile`).
     ///
     /// ```
     /// let buffer = tenure::Volatile::builder(4 << 20).pages(tenure::PageSize::Base).build()?;
@@ -85,17 +85,18 @@ impl VolatileBuilder {
     }
 
     /// Sets the function that makes purged bytes again. A new buffer holds zeros: the program
-    /// writes the first contents, and the function makes again what is purged after that. It is
-    /// called at the next pin, or when a thread touches purged bytes through [`Volatile::as_ptr`]
-    /// without a pin. That thread then waits while the bytes are made on another thread.
+    /// writes the first contents, and the function makes again the bytes that are purged after
+    /// that. tenure calls it at the next pin, or when a thread touches purged bytes through
+    /// [`Volatile::as_ptr`] without a pin. That thread then waits while another thread makes the
+    /// bytes.
     ///
-    /// The other thread has the program's descriptors, the usual stack, and all signals blocked but those that
-    /// it raises itself. Where tenure cannot keep descriptors of its own (`private_descriptors` of `tenure
-    /// doctor`), such a touch raises SIGBUS.
+    /// That other thread has the program's descriptors and the usual stack. It blocks all signals
+    /// except those that it raises itself. If tenure cannot keep descriptors of its own
+    /// (`private_descriptors` of `tenure doctor`), such a touch raises SIGBUS.
     ///
-    /// One thread runs the refill functions of all objects. So the function must not touch purged pages
-    /// of such an object without a pin, and must not wait for a thread that does so (for its lock, for
-    /// instance).
+    /// One thread runs the refill functions of all objects. So the function must not touch purged
+    /// pages of such an object without a pin, and must not wait for a thread that does so (for
+    /// example for its lock).
     ///
     /// ```
     /// use tenure::volatile::{Refill, RefillError};
@@ -124,9 +125,8 @@ impl VolatileBuilder {
     /// # Ok::<(), tenure::Error>(())
     /// ```
     ///
-    /// # Cost
-    /// One mapping: about 3 µs. The first use of volatile memory in the process tries what the kernel allows,
-    /// which takes some milliseconds.
+    /// One mapping: about 3 µs. The first use of volatile memory in the process tries the kernel's
+    /// features, which takes some milliseconds.
     ///
     /// # Errors
     /// `EINVAL`: the length is 0. `ENOMEM`: no address space, too many mappings. `EOPNOTSUPP`: the
@@ -164,17 +164,17 @@ impl Volatile {
     /// ```
     ///
     /// # Cost
-    /// As [`VolatileBuilder::build`]. It takes no memory before the first write.
+    /// As for [`VolatileBuilder::build`]. It takes no memory before the first write.
     ///
     /// # Errors
-    /// As [`VolatileBuilder::build`].
+    /// As for [`VolatileBuilder::build`].
     #[doc(alias = "madvise")]
     #[doc(alias = "MADV_FREE")]
     pub fn new(len: usize) -> Result<Volatile> {
         Volatile::builder(len).build()
     }
 
-    /// Sets what [`Volatile::new`] leaves at its default.
+    /// Returns a builder for the settings that [`Volatile::new`] leaves at their defaults.
     ///
     /// ```
     /// let buffer = tenure::Volatile::builder(1 << 20).priority(tenure::Priority::LOWEST).build()?;
@@ -204,7 +204,8 @@ impl Volatile {
         false
     }
 
-    /// Pins the buffer: the bytes stay while the guard lives. The guard tells what was purged before.
+    /// Pins the buffer: the bytes stay while the guard lives. The guard reports the pages that were
+    /// purged before.
     ///
     /// ```
     /// let buffer = tenure::Volatile::new(1 << 20)?;
@@ -216,16 +217,17 @@ impl Volatile {
     /// ```
     ///
     /// # Cost
-    /// If the buffer is not offered, one atomic instruction each for the pin and the unpin, whatever
-    /// the size. If it is offered, as [`super::unmark`] of an offered range.
+    /// If the buffer is not offered, one atomic instruction each for the pin and the unpin,
+    /// whatever the size. If it is offered, as for [`super::unmark`] of an offered range.
     ///
     /// # Errors
-    /// `EIO`: the refill function failed or panicked; the next pin tries again. `EDEADLK`: the object's own
-    /// refill function pins it, or waits for this thread. `ENOMEM`: no memory for pages that a fork shares, for what the refill
-    /// function makes, or too many mappings. Nothing is lost by an error.
+    /// `EIO`: the refill function failed or panicked; the next pin tries again. `EDEADLK`: the
+    /// object's own refill function pins it, or waits for this thread. `ENOMEM`: no memory for
+    /// pages that a fork shares or for the bytes of the refill function, or too many mappings.
+    /// After an error nothing is lost.
     ///
     /// # Panics
-    /// The buffer has more than 500,000 pins at once: so many guards are held, or were leaked.
+    /// If the buffer has more than 500,000 pins at once: so many guards are held, or were leaked.
     #[inline]
     pub fn pin(&self) -> Result<Pinned<'_>> {
         if !self.inner.memory.pin() {
@@ -247,13 +249,13 @@ impl Volatile {
     /// ```
     ///
     /// # Cost
-    /// As [`Volatile::pin`].
+    /// As for [`Volatile::pin`].
     ///
     /// # Errors
-    /// As [`Volatile::pin`].
+    /// As for [`Volatile::pin`].
     ///
     /// # Panics
-    /// As [`Volatile::pin`]: guards of [`Volatile::pin`] that were leaked count.
+    /// As for [`Volatile::pin`]: guards of [`Volatile::pin`] that were leaked count.
     pub fn pin_mut(&mut self) -> Result<PinnedMut<'_>> {
         if !self.inner.memory.pin() {
             settle(&self.inner)?;
@@ -261,7 +263,7 @@ impl Volatile {
         Ok(PinnedMut { volatile: self })
     }
 
-    /// Takes back a pin whose guard was given to [`std::mem::forget`], for callers that count their
+    /// Removes a pin whose guard was passed to [`std::mem::forget`], for callers that count their
     /// pins themselves, as the C library does. `false`: the buffer is not pinned.
     ///
     /// ```
@@ -275,14 +277,14 @@ impl Volatile {
     /// ```
     ///
     /// # Safety
-    /// There is such a pin, or none at all, and nothing refers to the bytes through it any more.
+    /// There is such a pin, or none at all, and nothing refers to the bytes through it.
     pub unsafe fn unpin(&self) -> bool {
         self.inner.memory.unpin_if_pinned()
     }
 
-    /// Declares the contents good again after they were lost.
+    /// Declares the contents intact again after a loss.
     ///
-    /// Bytes that a refill function has yet to make stay lost: no pin has seen them.
+    /// Bytes that a refill function has not made yet stay lost: no pin has seen them.
     ///
     /// ```
     /// let mut buffer = tenure::Volatile::new(1 << 20)?;
@@ -294,7 +296,7 @@ impl Volatile {
     /// ```
     ///
     /// # Cost
-    /// One atomic instruction; nothing where nothing was lost.
+    /// One atomic instruction if something was lost, else none.
     pub fn restored(&self) {
         if self.inner.refill.is_none() {
             self.inner.memory.restored();
@@ -316,9 +318,9 @@ impl Volatile {
     }
 
     /// Returns the address of the first byte, for code that touches the bytes without a pin. A
-    /// touch of a page that is gone raises SIGBUS, or the page is refilled while the thread waits.
-    /// Where [`super::detection`] is [`super::Detection::Words`] such a page reads as zeros, so
-    /// there only pinned memory may be read.
+    /// touch of a purged page raises SIGBUS, or the page is refilled while the thread waits. If
+    /// [`super::detection`] is [`super::Detection::Words`], such a page reads as zeros, so there
+    /// only pinned memory may be read.
     ///
     /// ```
     /// let buffer = tenure::Volatile::new(1 << 20)?;
@@ -331,7 +333,7 @@ impl Volatile {
         self.inner.range().start as *mut u8
     }
 
-    /// Tells the kernel now that it may take the bytes, if they are not pinned.
+    /// Offers the bytes now, if they are not pinned.
     ///
     /// ```
     /// let buffer = tenure::Volatile::new(1 << 20)?;
@@ -346,7 +348,7 @@ impl Volatile {
     /// About 4 µs for a huge page, and 40 µs for 2 MiB of 4 KiB pages.
     ///
     /// # Errors
-    /// `EINVAL`: pinned. Others as [`super::offer_now`].
+    /// `EINVAL`: pinned. Others as for [`super::offer_now`].
     #[doc(alias = "madvise")]
     #[doc(alias = "MADV_FREE")]
     pub fn offer_now(&self) -> Result<()> {
@@ -368,10 +370,10 @@ impl Volatile {
     /// ```
     ///
     /// # Cost
-    /// As [`Volatile::offer_now`], and the kernel's reclaim: up to 1 µs for each 4 KiB page.
+    /// As for [`Volatile::offer_now`], and the kernel's reclaim: up to 1 µs for each 4 KiB page.
     ///
     /// # Errors
-    /// As [`Volatile::offer_now`].
+    /// As for [`Volatile::offer_now`].
     #[doc(alias = "MADV_PAGEOUT")]
     pub fn purge_now(&self) -> Result<usize> {
         let call = "Volatile::purge_now";
@@ -391,14 +393,15 @@ impl Volatile {
 
 impl Drop for Volatile {
     fn drop(&mut self) {
-        // The mapping goes with the last reference, which the refill thread may hold for a moment.
+        // The mapping is unmapped with the last reference, which the refill thread may hold for a
+        // moment.
         if self.inner.refill.is_some() {
             refill_thread::remove(self.inner.range().start);
         }
     }
 }
 
-/// Completes a pin whose pages were not simply there. On an error the pin is taken away.
+/// Completes a pin of offered or purged pages. After an error the pin is removed.
 #[cold]
 fn settle(object: &Object) -> Result<()> {
     take_back(object).inspect_err(|_| object.memory.unpin())
@@ -450,7 +453,7 @@ pub struct PinnedMut<'a> {
 macro_rules! guard {
     ($name:ident) => {
         impl $name<'_> {
-            /// Returns whether everything is as it was last written.
+            /// Returns whether all bytes are as they were last written.
             ///
             /// ```
             /// let buffer = tenure::Volatile::new(1 << 20)?;
@@ -466,14 +469,14 @@ macro_rules! guard {
                 }
             }
 
-            /// Returns the extents that are gone and read as zeros, as byte offsets, in order. The list is
-            /// empty if nothing was lost.
+            /// Returns the purged extents, which read as zeros, as byte offsets, in order. The list
+            /// is empty if nothing was lost.
             ///
             /// ```
             /// let mut buffer = tenure::Volatile::new(1 << 20)?;
             /// let mut pinned = buffer.pin_mut()?;
             /// for extent in pinned.lost() {
-            ///     pinned[extent].fill(7); // make again just what is gone
+            ///     pinned[extent].fill(7); // make only the lost bytes again
             /// }
             /// pinned.restored();
             /// assert!(pinned.lost().is_empty());
@@ -486,7 +489,7 @@ macro_rules! guard {
                 self.volatile.inner.lost_offsets()
             }
 
-            /// Declares the contents good again; see [`Volatile::restored`].
+            /// Declares the contents intact again; see [`Volatile::restored`].
             ///
             /// ```
             /// let mut buffer = tenure::Volatile::new(1 << 20)?;
@@ -524,8 +527,8 @@ guard!(PinnedMut);
 impl DerefMut for PinnedMut<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         let inner = &self.volatile.inner;
-        // SAFETY: mapped writable, pinned so that it stays, and borrowed exclusively: guards borrow the
-        // `Volatile`, and refills write lost pages only, of which a settled pin leaves none.
+        // SAFETY: mapped writable, pinned so that it stays, and borrowed exclusively: guards borrow
+        // the `Volatile`. A refill writes only lost pages, and a settled pin leaves none.
         unsafe { std::slice::from_raw_parts_mut(inner.range().start as *mut u8, inner.len) }
     }
 }

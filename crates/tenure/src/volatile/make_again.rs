@@ -1,4 +1,4 @@
-//! Making purged bytes again: at a pin, or when a thread touches them without one.
+//! Makes purged bytes again: at a pin, or when a thread touches them without a pin.
 
 #![allow(unsafe_code, reason = "fills and drops pages of a buffer")]
 
@@ -15,10 +15,10 @@ use crate::tracking::touched;
 use rustix::io::Errno;
 use std::time::Instant;
 
-/// What one call of a function for pages makes at most: it is memory beside the object's own.
+/// The most bytes of one call of a function for pages: they take memory beside the object's own.
 const PIECE: usize = 1 << 20;
 
-/// Makes what a pinned object has lost again, or waits until another thread has done so.
+/// Makes the lost pages of a pinned object again, or waits until another thread has done so.
 pub(super) fn make_again(object: &Object, refill: &Refill) -> Result<(), Error> {
     loop {
         match object.refilling.attempt() {
@@ -48,13 +48,13 @@ fn deadlock() -> Error {
     )
 }
 
-/// Why an object could not be made again.
+/// The reason why an object could not be made again.
 pub(super) enum RefillFailure {
     /// The function failed or panicked.
     Function(RefillError),
-    /// What it makes would not fit.
+    /// The bytes that it makes would not fit.
     NoRoom { needed: u64, free: u64 },
-    /// There is no buffer for what it makes, or it could not be put in place.
+    /// There is no buffer for the bytes, or they could not be put in place.
     System(Error),
 }
 
@@ -88,7 +88,7 @@ impl From<RefillError> for RefillFailure {
 }
 
 fn make_lost(object: &Object, refill: &Refill) -> Result<(), RefillFailure> {
-    // Another thread may have been through before this one began.
+    // Another thread may have made them before this one began.
     if object.memory.has_losses() {
         object.memory.watch_losses().map_err(not_put)?;
         make(object, refill, &object.memory.losses().map_err(not_put)?)?;
@@ -97,7 +97,7 @@ fn make_lost(object: &Object, refill: &Refill) -> Result<(), RefillFailure> {
     Ok(())
 }
 
-/// Makes extents of an object again. The caller has the right to.
+/// Makes extents of an object again. The caller has the right to do so.
 pub(super) fn make(
     object: &Object,
     refill: &Refill,
@@ -121,8 +121,8 @@ pub(super) fn make(
     Ok(())
 }
 
-/// In pieces that are given back as soon as they are in place: what is lost as a whole is never in memory
-/// twice.
+/// Makes the whole object, and frees the copy in pieces as soon as they are in place: so an object
+/// that is lost as a whole is never in memory twice.
 fn make_whole(object: &Object, refill: &Refill, lost: &[PageRange]) -> Result<(), RefillFailure> {
     let needed = object.len as u64;
     let free = budget::room(Instant::now()).free;
@@ -142,7 +142,7 @@ fn make_whole(object: &Object, refill: &Refill, lost: &[PageRange]) -> Result<()
     Ok(())
 }
 
-/// Where an extent lies in its object: the last page may reach past the object's end.
+/// Returns the offsets of an extent in its object: the last page may reach past the object's end.
 fn offsets(object: &Object, extent: PageRange) -> Option<(usize, usize)> {
     let base = object.range().start;
     let (from, to) = (extent.start - base, (extent.end - base).min(object.len));
@@ -153,8 +153,8 @@ fn not_put(errno: Errno) -> RefillFailure {
     RefillFailure::System(Error::system("Volatile::pin", "putting refilled pages in place", errno))
 }
 
-/// Puts bytes in place. Where threads may touch the object without a pin, each page comes whole; a page that
-/// is there already stays as it is.
+/// Puts bytes in place. If threads may touch the object without a pin, each page comes as a whole.
+/// A page that is there already stays as it is.
 fn put(object: &Object, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
     // The program's function may have made a child without fork handlers.
     fork::look();
@@ -169,7 +169,7 @@ fn put(object: &Object, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
         };
         // After a failure a part may be in place.
         touched::made_again(object.memory.tracked(), bytes.len());
-        // Not watched: its watch could not be kept, or a signal's handler has forked just now.
+        // Not watched: the watch could not be kept, or a signal handler has forked just now.
         if placed != Err(Errno::NOENT) || object.memory.is_refilled() {
             return placed;
         }
@@ -178,14 +178,15 @@ fn put(object: &Object, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
     let pages = PageRange::new(start, end);
     match advise::populate_write(pages) {
         // The parent's refill thread has failed to make one of them.
-        // SAFETY: the pages are lost, and made just below.
+        // SAFETY: the pages are lost, and are made just below.
         Err(Errno::HWPOISON) => unsafe { advise::drop_pages(pages)? },
-        // A function that was called for a touch has forked, and returned in the child: they are watched.
+        // A function that was called for a touch has forked, and has returned in the child, where
+        // the pages are watched.
         Err(Errno::FAULT) => return Err(Errno::FAULT),
         _ => {}
     }
-    // SAFETY: inside the mapping, which is writable while the object lives. These bytes are lost: no
-    // pinner is given them before they are made, and this thread alone makes them.
+    // SAFETY: inside the mapping, which is writable while the object lives. These bytes are lost:
+    // no pin returns them before they are made, and only this thread makes them.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), start as *mut u8, bytes.len());
     }
@@ -212,8 +213,8 @@ fn place(object: &Object, start: usize, bytes: &[u8]) -> Result<(), Errno> {
             Err(Errno::EXIST) => {
                 let there = PageRange::new(at, at + page);
                 if advise::populate_read(there) == Err(Errno::HWPOISON) {
-                    // Poisoned by a refill that failed before. A handler of touches may be about to replace
-                    // it, too: the one of the two that comes first does.
+                    // A refill that failed before has poisoned the page. A handler of touches may
+                    // be about to replace it, too: the first of the two does.
                     touched::fill_page(at, chunk)?;
                 }
                 detection::wake(kind, there)?;

@@ -1,8 +1,9 @@
-//! Volatile memory: the kernel may take it while the program does not use it, and the program is told.
+//! Volatile memory: the kernel may take it while the program does not use it, and the program finds
+//! out.
 //!
 //! **For** large data that the program can make again: decoded images, indexes, results of queries.
-//! **Not for** data that cannot be made again, for shared memory or files, or for many small values (use a
-//! [`Cache`](crate::Cache)).
+//! **Not for** data that cannot be made again, for shared memory or files, or for many small values
+//! (use a [`Cache`](crate::Cache)).
 //!
 //! There are three ways to use it, from the most careful to the most direct:
 //! [`Cache`](crate::Cache) for values under keys, [`Volatile`] for one buffer, and the functions of
@@ -20,13 +21,13 @@
 //!
 //! # The raw calls
 //!
-//! [`mark`] says that the kernel may take a range. [`unmark`] says that the program needs it again, and
-//! tells whether all of it is still there. The first mark of a range checks it. After that, marking and
-//! unmarking change one word and make no system call, until the worker has offered the range to the kernel.
+//! [`mark`] allows the kernel to take a range. [`unmark`] makes the range stay, and returns whether
+//! all of it is still there. The first mark of a range checks it. After that, marking and unmarking
+//! change one word and make no system call, until the worker has offered the range to the kernel.
 //!
 //! The raw calls are `unsafe`, because only the program can keep these promises:
-//! - the program unmarks a range (or calls [`forget`]) before it unmaps the range, replaces it by another
-//!   mapping, makes it read-only or inaccessible, or locks it;
+//! - the program unmarks a range (or calls [`forget`]) before it unmaps the range, replaces it by
+//!   another mapping, makes it read-only or inaccessible, or locks it;
 //! - where [`detection`] is [`Detection::Words`], the program does not write to a marked range.
 //!
 //! ```
@@ -47,9 +48,10 @@
 //!
 //! # What the kernel must have
 //!
-//! `MADV_FREE`; without it every call fails with `EOPNOTSUPP`. userfaultfd and `MADV_POPULATE_WRITE`
-//! (5.14) make a touch of a purged page raise SIGBUS, or refill the page. Without them tenure still finds
-//! every purge, because it remembers one word of each page ([`Detection::Words`]).
+//! `MADV_FREE`; without it every call fails with `EOPNOTSUPP`. userfaultfd and
+//! `MADV_POPULATE_WRITE` (5.14) make a touch of a purged page raise SIGBUS, or refill the page.
+//! Without them tenure still finds every purge, because it remembers one word of each page
+//! ([`Detection::Words`]).
 
 mod buffer;
 mod make_again;
@@ -70,7 +72,7 @@ pub use ranges::{
 pub use refill::{Refill, RefillError};
 pub use sigbus::{on_purged_access, Purged};
 
-/// What became of a range while it was volatile.
+/// The state of a range after it was volatile.
 ///
 /// ```
 /// let buffer = tenure::Volatile::new(1 << 20)?;
@@ -89,9 +91,10 @@ pub enum Outcome {
     Purged,
 }
 
-/// Returns how purges are noticed in this process. `tenure doctor` shows the consequences.
+/// Returns how this process detects purges. `tenure doctor` shows the consequences.
 ///
-/// The first call tries it on one page, which takes some system calls; later calls read one word.
+/// The first call tries userfaultfd on one page, which takes some system calls; later calls read
+/// one word.
 ///
 /// ```
 /// use tenure::volatile::{detection, Detection};

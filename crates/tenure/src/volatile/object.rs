@@ -1,4 +1,4 @@
-//! What an owned buffer is made of.
+//! The parts of an owned buffer.
 
 #![allow(unsafe_code, reason = "gives out the bytes of a buffer under a pin")]
 
@@ -12,10 +12,10 @@ use std::ops::Range;
 #[derive(Debug)]
 pub(super) struct Object {
     pub memory: OwnedRange,
-    /// As asked for; the mapping is whole pages.
+    /// The length that the program asked for; the mapping is whole pages.
     pub len: usize,
     pub refill: Option<Refill>,
-    /// Of the thread that makes lost bytes again.
+    /// The turn of the thread that makes lost bytes again.
     pub refilling: Turn,
 }
 
@@ -24,10 +24,10 @@ impl Object {
         self.memory.range()
     }
 
-    /// What is lost, as byte offsets, in order.
+    /// Returns the lost extents, as byte offsets, in order.
     pub fn lost_offsets(&self) -> Vec<Range<usize>> {
         let base = self.range().start;
-        // Without memory for the list all of it counts.
+        // Without memory for the list all of it counts as lost.
         let Ok(losses) = self.memory.losses() else {
             return std::iter::once(0..self.len).collect();
         };
@@ -37,10 +37,11 @@ impl Object {
         all
     }
 
-    /// The bytes, for a guard, which has them pinned.
+    /// Returns the bytes to a guard, which has pinned them.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: mapped and initialised while `self` lives, and pinned by the guard that asks, so the
-        // pages stay; refills write lost pages only, which no guard is given before they are made.
+        // SAFETY: mapped and initialised while `self` lives, and pinned by the calling guard, so
+        // the pages stay. Refills write only lost pages, and no guard gets those before they are
+        // made.
         unsafe { std::slice::from_raw_parts(self.range().start as *const u8, self.len) }
     }
 }

@@ -1,4 +1,4 @@
-//! Marking and unmarking ranges that the program has mapped itself.
+//! Marks and unmarks ranges that the program itself has mapped.
 
 #![allow(unsafe_code, reason = "takes the program's word for ranges of its own")]
 
@@ -14,9 +14,9 @@ use crate::tracking::unmark::{self, Failed, Fast};
 use crate::tracking::{self, backpressure};
 use std::ops::Range;
 
-/// Makes `[addr, addr + len)` volatile: from now on the worker may offer the pages to the kernel. Marking
-/// a marked range again changes nothing. The range is page-aligned; it may have been marked in other pieces
-/// before.
+/// Makes `[addr, addr + len)` volatile: from now on the worker may offer the pages to the kernel.
+/// Marking a marked range again changes nothing. The range is page-aligned. Earlier calls may have
+/// marked it in other pieces.
 ///
 /// ```
 /// let mut memory = tenure::Mapping::anonymous(1 << 20)?;
@@ -30,11 +30,12 @@ use std::ops::Range;
 /// ```
 ///
 /// # Cost
-/// A range with parts that were never touched gets page tables for them when it is offered: 2 MiB for each GiB,
-/// until it is unmapped. Where all such tables would take more than a sixteenth of the memory limit, it is not offered.
+/// A range with parts that were never touched gets page tables for them when it is offered: 2 MiB
+/// for each GiB, until it is unmapped. If all such tables would take more than a sixteenth of the
+/// memory limit, it is not offered.
 ///
-/// No system call for a range that was marked before (about 30 ns, whatever its size). The first mark of a
-/// range checks it, which takes about 3 µs.
+/// No system call for a range that was marked before (about 30 ns, whatever its size). The first
+/// mark of a range checks it, which takes about 3 µs.
 ///
 /// # Errors
 /// - `EINVAL`: empty, unaligned or wrapping; shared memory or a file's (the kernel cannot discard
@@ -42,10 +43,10 @@ use std::ops::Range;
 /// - `ENOMEM`: part of it is not mapped; or there are 33 million ranges already.
 /// - `EOPNOTSUPP`: the kernel refuses `MADV_FREE`. `EAGAIN`: the worker's thread could not start.
 ///
-/// Nothing is marked when an error is returned.
+/// After an error nothing is marked.
 ///
 /// # Safety
-/// The promises at the head of [`crate::volatile`].
+/// The promises in the documentation of [`crate::volatile`].
 #[doc(alias = "madvise")]
 #[doc(alias = "MADV_FREE")]
 #[doc(alias = "mvolatile")]
@@ -53,8 +54,8 @@ pub unsafe fn mark(addr: *mut u8, len: usize) -> Result<()> {
     mark_range("mark", addr, len, None)
 }
 
-/// Makes a range volatile as [`mark`] does, with a priority. The priority holds until the range is
-/// marked with another.
+/// Makes a range volatile as [`mark`] does, with a priority. The priority holds until the program
+/// marks the range with another one.
 ///
 /// ```
 /// use tenure::{volatile, Priority};
@@ -69,24 +70,24 @@ pub unsafe fn mark(addr: *mut u8, len: usize) -> Result<()> {
 /// ```
 ///
 /// # Cost
-/// As [`mark`]; a little more than a mark of a range that is known, for it looks the range up.
+/// As for [`mark`]; a little more than a mark of a known range, because it looks the range up.
 ///
 /// # Errors
-/// As [`mark`].
+/// As for [`mark`].
 ///
 /// # Safety
-/// As [`mark`].
+/// As for [`mark`].
 #[doc(alias = "mvolatile")]
 pub unsafe fn mark_with_priority(addr: *mut u8, len: usize, priority: Priority) -> Result<()> {
     mark_range("mark", addr, len, Some(priority))
 }
 
-/// Makes `[addr, addr + len)` non-volatile and returns whether all of it is still there. Pages that
-/// are gone read as zeros and can be written. Parts that were never marked count as intact.
+/// Makes `[addr, addr + len)` non-volatile and returns whether all of it is still there. Purged
+/// pages read as zeros and can be written. Parts that were never marked count as intact.
 ///
-/// Where the process has half of the mappings that `vm.max_map_count` allows, an offered range is
-/// taken back whole, because cutting it costs mappings. That may be more than one call has marked,
-/// because neighbouring ranges are offered as one. Mark the rest again.
+/// If the process has half of the mappings that `vm.max_map_count` allows, an offered range is
+/// taken back as a whole, because cutting it costs mappings. That may be more than one call has
+/// marked, because neighbouring ranges are offered as one. Mark the rest again.
 ///
 /// ```
 /// use tenure::{volatile, Outcome};
@@ -111,18 +112,18 @@ pub unsafe fn mark_with_priority(addr: *mut u8, len: usize, priority: Priority) 
 /// - `EINVAL`: empty, unaligned or wrapping; or no longer writable.
 /// - `ENOMEM`: part of it is not mapped, or there is no memory for pages that a fork shares.
 ///
-/// After an error each part is either volatile as before or the program's again. No loss is forgotten:
-/// the next `unmark` of that part reports it.
+/// After an error each part is either volatile as before, or belongs to the program again. No loss
+/// is forgotten: the next `unmark` of that part reports it.
 ///
 /// # Safety
-/// As [`mark`].
+/// As for [`mark`].
 #[doc(alias = "mnovolatile")]
 pub unsafe fn unmark(addr: *mut u8, len: usize) -> Result<Outcome> {
     Ok(outcome(&unmark_range("unmark", addr, len)?))
 }
 
 /// Takes a range back as [`fn@unmark`] does, and calls `gone` with the byte offsets (from `addr`)
-/// of each extent that is gone, in order. Every other byte is as it was. The range is the program's
+/// of each purged extent, in order. Every other byte is as it was. The range belongs to the program
 /// again when `gone` is called: `gone` may make the contents anew, panic, fork, and call tenure.
 ///
 /// ```
@@ -134,20 +135,20 @@ pub unsafe fn unmark(addr: *mut u8, len: usize) -> Result<Outcome> {
 ///     volatile::mark(addr, len)?;
 ///     volatile::purge_now(addr, len)?;
 ///     let _ = volatile::unmark_with_map(addr, len, |gone| {
-///         memory.as_mut_slice()[gone].fill(7); // make again just what is gone
+///         memory.as_mut_slice()[gone].fill(7); // make only the lost bytes again
 ///     })?;
 /// }
 /// # Ok::<(), tenure::Error>(())
 /// ```
 ///
 /// # Cost
-/// As [`fn@unmark`].
+/// As for [`fn@unmark`].
 ///
 /// # Errors
-/// As [`fn@unmark`].
+/// As for [`fn@unmark`].
 ///
 /// # Safety
-/// As [`mark`].
+/// As for [`mark`].
 #[doc(alias = "mnovolatile")]
 pub unsafe fn unmark_with_map(
     addr: *mut u8,
@@ -203,7 +204,7 @@ fn outcome(lost: &[PageRange]) -> Outcome {
     }
 }
 
-/// Unmarks a range; returns what was lost.
+/// Unmarks a range. Returns the lost extents.
 fn unmark_range(call: &'static str, addr: *mut u8, len: usize) -> Result<List<PageRange>> {
     let range = PageRange::check(call, addr, len)?;
     if let Some(id) = recent_ranges::find(range) {
@@ -242,7 +243,7 @@ fn not_unmarked(call: &'static str, range: PageRange, failed: Failed) -> Error {
     }
 }
 
-/// Offers what is marked in the range to the kernel now, without the usual wait.
+/// Offers the marked parts of the range to the kernel now, without the usual wait.
 ///
 /// ```
 /// let mut memory = tenure::Mapping::anonymous(1 << 20)?;
@@ -257,22 +258,23 @@ fn not_unmarked(call: &'static str, range: PageRange, failed: Failed) -> Error {
 /// ```
 ///
 /// # Cost
-/// As [`Volatile::offer_now`](super::Volatile::offer_now).
+/// As for [`Volatile::offer_now`](super::Volatile::offer_now).
 ///
 /// # Errors
-/// `EINVAL`: nothing in the range is marked, the range is bad, or it was locked meanwhile. `EBUSY`: a fork
-/// shares the pages. `ENOMEM`: the process has half as many mappings as `vm.max_map_count` allows, and this
-/// offer would make more; the other half is left to the program.
+/// `EINVAL`: nothing in the range is marked, the range is bad, or it was locked meanwhile. `EBUSY`:
+/// a fork shares the pages. `ENOMEM`: the process has half as many mappings as `vm.max_map_count`
+/// allows, and this offer would make more; the other half is left to the program.
 ///
 /// # Safety
-/// As [`mark`].
+/// As for [`mark`].
 #[doc(alias = "MADV_FREE")]
 pub unsafe fn offer_now(addr: *mut u8, len: usize) -> Result<()> {
     offer_range("offer_now", addr, len, false).map(drop)
 }
 
-/// Offers what is marked in the range and has the kernel discard it. Returns how many bytes of it
-/// are gone. It is for tests, and to give room back at once. The kernel's own reclaim discards the pages.
+/// Offers the marked parts of the range and has the kernel discard them. Returns how many bytes are
+/// gone. It is for tests, and to give room back at once. The kernel's own reclaim discards the
+/// pages.
 ///
 /// ```
 /// use tenure::{volatile, Outcome};
@@ -290,13 +292,13 @@ pub unsafe fn offer_now(addr: *mut u8, len: usize) -> Result<()> {
 /// ```
 ///
 /// # Cost
-/// As [`Volatile::purge_now`](super::Volatile::purge_now).
+/// As for [`Volatile::purge_now`](super::Volatile::purge_now).
 ///
 /// # Errors
-/// As [`offer_now`].
+/// As for [`offer_now`].
 ///
 /// # Safety
-/// As [`mark`].
+/// As for [`mark`].
 #[doc(alias = "MADV_PAGEOUT")]
 pub unsafe fn purge_now(addr: *mut u8, len: usize) -> Result<usize> {
     offer_range("purge_now", addr, len, true)
@@ -321,8 +323,8 @@ fn offer_range(call: &'static str, addr: *mut u8, len: usize, purge: bool) -> Re
     }
 }
 
-/// Makes the range non-volatile and forgets what tenure knows of it, so that the program may unmap
-/// it or use it for something else. The next [`mark`] checks it anew.
+/// Makes the range non-volatile and forgets it, so that the program may unmap it or use it for
+/// another purpose. The next [`mark`] checks it anew.
 ///
 /// ```
 /// use tenure::volatile;
@@ -338,19 +340,19 @@ fn offer_range(call: &'static str, addr: *mut u8, len: usize, purge: bool) -> Re
 /// ```
 ///
 /// # Cost
-/// As [`fn@unmark`], and a change of the interval map.
+/// As for [`fn@unmark`], and a change of the interval map.
 ///
 /// # Errors
-/// As [`fn@unmark`].
+/// As for [`fn@unmark`].
 ///
 /// # Safety
-/// As [`mark`].
+/// As for [`mark`].
 pub unsafe fn forget(addr: *mut u8, len: usize) -> Result<()> {
     let range = PageRange::check("forget", addr, len)?;
     let mut has_lost = false;
     let forgotten = unmark_and_forget(range, &mut has_lost);
     if forgotten.is_err() && has_lost {
-        // The next unmark tells it.
+        // The next unmark reports it.
         raw::lost_again(range);
     }
     forgotten
@@ -369,7 +371,7 @@ fn unmark_and_forget(range: PageRange, has_lost: &mut bool) -> Result<()> {
     }
 }
 
-/// Returns whether any page of the range is volatile. tenure's calls that lock memory ask this
+/// Returns whether any page of the range is volatile. tenure's calls that lock memory check this
 /// first.
 ///
 /// ```
@@ -384,7 +386,7 @@ pub fn is_volatile(addr: *const u8, len: usize) -> bool {
     PageRange::check("is_volatile", addr, len).is_ok_and(raw::is_marked)
 }
 
-/// What a failed check means for the caller.
+/// Returns the error for a failed check.
 fn explain(call: &'static str, range: PageRange, unfit: &Unfit) -> Error {
     let error = |kind, why: String, remedy: &'static str| Error::new(kind, call, why, remedy);
     match unfit {

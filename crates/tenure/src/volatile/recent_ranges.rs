@@ -1,4 +1,4 @@
-//! The last ranges that a thread marked or unmarked, so that the next time finds them at once.
+//! The last ranges that a thread marked or unmarked, so that its next call finds them at once.
 
 use crate::range::PageRange;
 use crate::tracking::state::RangeId;
@@ -14,7 +14,7 @@ struct Slot {
 }
 
 thread_local! {
-    /// Each thread's own: found without a lock.
+    /// Each thread's own, so it is found without a lock.
     static RECENT: [Cell<Slot>; SLOTS] =
         const { [const { Cell::new(Slot { start: 0, end: 0, id: 0 }) }; SLOTS] };
 }
@@ -24,8 +24,8 @@ fn slot(start: usize) -> usize {
     ((start >> 12).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) % SLOTS
 }
 
-/// The number remembered for exactly this range. It may be another range's by now: compare the range after
-/// reading its word.
+/// Returns the number remembered for exactly this range. The number may belong to another range by
+/// now: the caller compares the range after reading its word.
 #[inline]
 pub(super) fn find(range: PageRange) -> Option<RangeId> {
     let looked = RECENT.try_with(|recent| {

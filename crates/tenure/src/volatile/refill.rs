@@ -8,8 +8,8 @@ type Function = Box<dyn Fn(usize, &mut [u8]) -> Result<(), RefillError> + Send +
 
 /// How an object's purged bytes are made again.
 ///
-/// The function runs under no lock: it may panic, fork, and use other objects, caches and ranges. If it
-/// pins its own object, or waits for a thread that does, the pin fails with `EDEADLK`.
+/// The function runs under no lock: it may panic, fork, and use other objects, caches and ranges.
+/// If it pins its own object, or waits for a thread that does, the pin fails with `EDEADLK`.
 ///
 /// ```
 /// use tenure::volatile::Refill;
@@ -48,9 +48,9 @@ impl Refill {
         Refill { whole: false, function: Box::new(function) }
     }
 
-    /// Makes purged bytes by `function(0, bytes)`, which makes the whole object. Only the pages of
-    /// it that were purged are used. It needs the object's size in memory beside what is left of
-    /// the object: [`Refill::pages`] serves large objects better.
+    /// Makes purged bytes by `function(0, bytes)`, which makes the whole object. Only the purged
+    /// pages of it are used. It needs the object's size in memory beside the rest of the object:
+    /// [`Refill::pages`] serves large objects better.
     ///
     /// ```
     /// use tenure::volatile::Refill;
@@ -67,12 +67,12 @@ impl Refill {
         Refill { whole: true, function: Box::new(function) }
     }
 
-    /// Whether the function makes the whole object.
+    /// Returns whether the function makes the whole object.
     pub(super) fn makes_whole(&self) -> bool {
         self.whole
     }
 
-    /// Calls the function; a panic is a failure like any other.
+    /// Calls the function. A panic counts as a failure.
     pub(super) fn call(&self, offset: usize, bytes: &mut [u8]) -> Result<(), RefillError> {
         refills::attempt(bytes, |bytes| (self.function)(offset, bytes))
     }

@@ -1,8 +1,8 @@
-//! A thread that touches a purged page without a pin waits until the page is made.
+//! Makes a purged page while a thread that touches it without a pin waits.
 //!
-//! Two threads do it. One hears of touches: it shares the background thread's descriptor table, where the
-//! program can close nothing. The [other](refills) runs the program's functions: it has the program's
-//! descriptors.
+//! Two threads share the work. One hears of touches: it shares the background thread's descriptor
+//! table, in which the program can close nothing. The [other](refills) runs the program's
+//! functions: it has the program's descriptors.
 
 #![allow(unsafe_code, reason = "takes over a list in a forked child, and borrows a descriptor")]
 
@@ -32,10 +32,10 @@ struct Entry {
 }
 
 struct Refills {
-    /// The objects with a refill function, in order of address. Grown outside of its lock.
+    /// The objects with a refill function, in order of address. The list grows outside its lock.
     objects: Lock<Vec<Entry>>,
-    /// Whose thread hears of touches: the process, and its descriptor. A child has none, and neither has a process
-    /// that had to open a new descriptor.
+    /// The process whose thread hears of touches, and its descriptor. A child has no such thread,
+    /// and neither has a process that had to open a new descriptor.
     thread_of: AtomicU64,
 }
 
@@ -49,7 +49,8 @@ static SERVICE: Service = Service {
     release: || REFILLS.objects.release(),
     recover: || {
         if REFILLS.objects.reset_in_child() {
-            // SAFETY: a child's only user of it; the list may be half changed, and is not dropped.
+            // SAFETY: in a child only this thread uses it. The list may be half changed, and is not
+            // dropped.
             std::mem::forget(std::mem::take(unsafe { REFILLS.objects.held_value() }));
         }
     },
@@ -57,8 +58,9 @@ static SERVICE: Service = Service {
     ..Service::named("refill", &[Rank::RefillList])
 };
 
-/// Has touches of the object's purged pages refilled. `false`: this process cannot (no userfaultfd, or
-/// close_range(2) is refused), so such touches read zeros or raise SIGBUS as without a refill function.
+/// Has touches of the object's purged pages refilled. `false`: this process cannot (no userfaultfd,
+/// or close_range(2) is refused), so such touches read zeros or raise SIGBUS as without a refill
+/// function.
 pub(super) fn enrol(object: &Arc<Object>) -> bool {
     fork::register(&SERVICE);
     if detection::detection() != Detection::Userfaultfd || detection::raw(Kind::Refill) < 0 {
@@ -66,8 +68,8 @@ pub(super) fn enrol(object: &Arc<Object>) -> bool {
     }
     let process = detection::epoch();
     if REFILLS.thread_of.load(Ordering::Acquire) != process {
-        // Without a table of its own the thread would sleep at a descriptor that the program can close; what
-        // that one watches could not be taken back any more.
+        // Without a table of its own the thread would wait on a descriptor that the program can
+        // close. Pages that this descriptor watches could then not be taken back.
         let start = move || {
             REFILLS.thread_of.load(Ordering::Acquire) == process
                 || worker::is_guarded()
@@ -101,7 +103,7 @@ pub(super) fn enrol(object: &Arc<Object>) -> bool {
     }
 }
 
-/// Ends it.
+/// Ends the refills of touches of the object at this address.
 pub(super) fn remove(start: usize) {
     fork::register(&SERVICE);
     let mut objects = REFILLS.objects.lock();
@@ -115,22 +117,22 @@ fn find(address: usize) -> Option<Arc<Object>> {
     let objects = REFILLS.objects.lock();
     let at = objects.partition_point(|entry| entry.start <= address).checked_sub(1)?;
     let object = objects[at].object.upgrade();
-    // The last reference may be this one, and its end unmaps.
+    // This may be the last reference, and its drop unmaps memory.
     drop(objects);
     object.filter(|object| address < object.range().end)
 }
 
-/// For each touch of a missing page, makes the page and lets the toucher go on.
+/// For each touch of a missing page: makes the page and lets the touching thread continue.
 fn serve() {
-    // The background thread's.
+    // The thread shares the background thread's table.
     kept::has_own_table();
     let fd = detection::raw(Kind::Refill);
     let watcher = uffd::Watcher::of_this_process(fd);
-    // Touches of objects that another thread is refilling: it makes these pages too.
+    // Touches of objects that another thread is refilling, which makes these pages too.
     let mut put_off: Vec<uffd::Fault> = Vec::new();
     loop {
-        // SAFETY: the descriptor is in the background thread's table, which this thread shares, and is not
-        // closed there while the process lives.
+        // SAFETY: the descriptor is in the background thread's table, which this thread shares, and
+        // is not closed there while the process lives.
         let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
         let mut fds = [PollFd::from_borrowed_fd(borrowed, PollFlags::IN)];
         let soon = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
@@ -145,12 +147,13 @@ fn serve() {
         let read = std::iter::from_fn(|| uffd::read_fault(fd).ok().flatten());
         let faults: Vec<_> = again.into_iter().chain(read).collect();
         put_off.extend(faults.into_iter().filter_map(|fault| answer(watcher, fault)));
-        // Here, without a turn: touchers that are faster than the background thread wait for it.
+        // Here, without a turn: touching threads that are faster than the background thread wait
+        // for it.
         backpressure::hold_back();
     }
 }
 
-/// Answers a touch. `Some`: another thread is refilling the object.
+/// Handles a touch. `Some`: another thread is refilling the object.
 fn answer(watcher: uffd::Watcher, fault: uffd::Fault) -> Option<uffd::Fault> {
     let page = fault.address / page_size() * page_size();
     let missing = PageRange::new(page, page + page_size());
@@ -165,11 +168,11 @@ fn answer(watcher: uffd::Watcher, fault: uffd::Fault) -> Option<uffd::Fault> {
     None
 }
 
-/// What became of a touched page.
+/// The result for a touched page.
 enum Made {
-    /// It is there, and its touchers go on.
+    /// It is there, and the threads that touch it continue.
     Now,
-    /// It was there already; its touchers are to be woken.
+    /// It was there already; the threads that touch it must be woken.
     Before,
     /// Another thread is refilling the object.
     Later,
@@ -192,11 +195,12 @@ fn make(missing: PageRange) -> Made {
     }
     match object.memory.pins() {
         0 => Made::Never,
-        _ => Made::Later, // a pinner waits for its turn, and may succeed
+        _ => Made::Later, // a pinning thread waits for its turn, and may succeed
     }
 }
 
-/// Never made-up bytes: the toucher gets SIGBUS, unless the page has been made, or is not watched any more.
+/// No made-up bytes: the touching thread gets SIGBUS, unless the page has been made, or is not
+/// watched any more.
 fn fail(watcher: uffd::Watcher, missing: PageRange, toucher: u32) {
     touched::fail_page(watcher, missing, toucher);
     let _ = uffd::wake(watcher, missing);

@@ -1,11 +1,11 @@
-//! Why memory was not offered, for the caller.
+//! The caller's error for a refused offer.
 
 use crate::error::{Error, ErrorKind};
 use crate::range::PageRange;
 use crate::tracking::offer::Refusal;
 use rustix::io::Errno;
 
-/// `wanted`: why a thread has it, and what to do about that.
+/// Makes the error. `wanted`: the reason why a thread has the range, and the remedy.
 pub(super) fn error(
     call: &'static str,
     range: PageRange,
@@ -35,7 +35,7 @@ pub(super) fn error(
             return Error::system(call, why, Errno::BUSY).on(range.start, range.len());
         }
         Refusal::Kernel(what, errno) => {
-            // In a child that could open none; `errno` says why.
+            // In a child that could open no descriptors; `errno` has the reason.
             let what = match crate::tracking::detection::is_missing() {
                 true => "opening a userfaultfd, which is tried again at the next call,",
                 false => what,

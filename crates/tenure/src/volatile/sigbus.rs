@@ -35,11 +35,11 @@ pub struct Purged {
 }
 
 impl Purged {
-    /// Makes the contents of the touched page in one step: other threads find the page purged, or find these
-    /// bytes, and never read zeros. The range stays volatile, and the page counts as intact from then on. The
-    /// kernel may take it again after the wait of [`super::Settings::offer_after`]. Like an unmark, this call
-    /// waits where pages are made faster than the worker offers them. If another thread has made the page
-    /// already, it stays as it is.
+    /// Makes the contents of the touched page in one step: other threads find the page purged, or
+    /// find these bytes, and never read zeros. The range stays volatile, and the page counts as
+    /// intact from then on. The kernel may take it again after the wait of
+    /// [`super::Settings::offer_after`]. Like an unmark, this call waits if pages are made faster
+    /// than the worker offers them. If another thread has made the page already, it stays as it is.
     ///
     /// ```
     /// use tenure::volatile::{on_purged_access, Purged};
@@ -55,8 +55,9 @@ impl Purged {
     /// One system call, and a copy of the page.
     ///
     /// # Errors
-    /// `EINVAL`: `bytes` is not as long as a page. `ENOMEM`: there is no memory for it. `EFAULT`: the page
-    /// cannot be read, for a reason that is not tenure's. After `Ok` the page was there.
+    /// `EINVAL`: `bytes` does not have the length of a page. `ENOMEM`: there is no memory for it.
+    /// `EFAULT`: the page cannot be read, for a reason other than tenure. After `Ok` the page was
+    /// there.
     pub fn fill(&self, bytes: &[u8]) -> Result<()> {
         let call = "Purged::fill";
         if bytes.len() != page_size() {
@@ -70,25 +71,28 @@ impl Purged {
     }
 }
 
-/// For the whole process: a signal's handler is the process's. A handler as [`on_purged_access`] was given it; null: none.
+/// For the whole process: a signal handler belongs to the process. The function that
+/// [`on_purged_access`] got; null: none.
 static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Calls `handler` on the thread that touches a purged page of a volatile range. If the handler returns
-/// `true`, the access is tried again: the handler has made the page ([`Purged::fill`]), or it has unmarked
-/// the range and made its contents. If it returns `false`, the signal goes to the SIGBUS handler that was
-/// installed before, or to the default, which kills.
+/// Calls `handler` on the thread that touches a purged page of a volatile range. If the handler
+/// returns `true`, the access is tried again: the handler has made the page ([`Purged::fill`]), or
+/// it has unmarked the range and made its contents. If it returns `false`, the signal goes to the
+/// SIGBUS handler that was installed before, or to the default, which kills the process.
 ///
-/// The handler runs inside a signal handler, at the instruction that touched the page. It may call tenure,
-/// and everything else that the touching code could call at that point. If several threads touch one page at
-/// once, each of them calls the handler. If the handler unmarks the range, other threads read zeros until it
-/// has made the contents. `Purged::fill` has no such moment.
+/// The handler runs inside a signal handler, at the instruction that touched the page. It may call
+/// tenure, and everything else that the touching code could call at that point. If several threads
+/// touch one page at once, each of them calls the handler. If the handler unmarks the range, other
+/// threads read zeros until it has made the contents. With `Purged::fill` there is no such moment.
 ///
-/// tenure installs no signal handler before this call. A second call replaces the function. A signal handler
-/// that the program installs later comes first, and has to call the one that was there before it.
+/// tenure installs no signal handler before this call. A second call replaces the function. A
+/// signal handler that the program installs later comes first, and must call the one that was there
+/// before it.
 ///
-/// A SIGBUS that a process sends, or that has another cause, goes to the signal handler that was there before,
-/// or has its default effect. Some handlers restore the default first, as that of Rust's runtime does. If
-/// another thread touches a purged page in these microseconds, the process is killed.
+/// A SIGBUS that a process sends, or that has another cause, goes to the signal handler that was
+/// there before, or has its default effect. Some handlers restore the default first, as that of
+/// Rust's runtime does. If another thread touches a purged page in these microseconds, the process
+/// is killed.
 ///
 /// ```
 /// use tenure::volatile::{on_purged_access, Purged};
@@ -103,8 +107,8 @@ static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 /// One system call here. A touch of a purged page costs a signal.
 ///
 /// # Errors
-/// `sigaction`'s. Where [`super::detection`] is [`super::Detection::Words`], purged pages raise no
-/// SIGBUS and the handler is never called.
+/// Those of `sigaction`. If [`super::detection`] is [`super::Detection::Words`], purged pages raise
+/// no SIGBUS and the handler is never called.
 #[doc(alias = "SIGBUS")]
 #[doc(alias = "sigaction")]
 #[doc(alias = "userfaultfd")]
@@ -114,22 +118,23 @@ pub fn on_purged_access(handler: fn(Purged) -> bool) -> Result<()> {
         .map_err(|errno| Error::system("on_purged_access", "sigaction(SIGBUS)", errno))
 }
 
-/// How often a page is looked for that its range says is there and that the kernel says is not, and how often an
-/// access is tried again although nothing has changed: an end for a page whose memory has failed, which stays so.
+/// How often the handler looks again at a page that is present according to its range and missing
+/// according to the kernel, and how often it tries an access again although nothing has changed.
+/// The bound is for a page whose memory has failed, which stays so.
 const LOOKS: u32 = 10;
 
-/// How often in a row the access of one page is tried again in any case. Each time it was taken back between the
-/// touch and the look, so the end is for a page that raises SIGBUS for a reason of its own while other threads
-/// change ranges all the time: after some tenths of a second.
+/// How often the access of one page is tried again in a row. Each time the page was taken back
+/// between the touch and the look. The bound is for a page that raises SIGBUS for another reason
+/// while other threads change ranges all the time. It is reached after some tenths of a second.
 const TRIES: u32 = 100_000;
 
 /// The access that this thread has tried again last.
 #[derive(Clone, Copy)]
 struct Tried {
     page: usize,
-    /// What [`look_at`] returned with it.
+    /// The `changes` that [`look_at`] returned for it.
     changes: u64,
-    /// How often since then, and in all.
+    /// The number of tries since then, and in all.
     unchanged: u32,
     in_a_row: u32,
 }
@@ -139,11 +144,11 @@ impl Tried {
 }
 
 thread_local! {
-    /// Each thread's own: the access is that of one thread.
+    /// Each thread's own: it is the access of one thread.
     static TRIED: Cell<Tried> = const { Cell::new(Tried::NOTHING) };
 }
 
-/// Whether the access of a page that is there now is to be tried again.
+/// Returns whether the access of a page that is there now should be tried again.
 fn may_try_again(page: usize, changes: u64) -> bool {
     let mut tried = TRIED.get();
     if tried.page != page {
@@ -176,13 +181,13 @@ fn on_bus(address: usize) -> bool {
             Some((_, Standing::TakenBack)) => true,
             None => false,
         };
-        // Another thread has taken the range back since the touch, or has forgotten it as well: the page is there
-        // if the kernel says so.
+        // Another thread has taken the range back since the touch, or has also forgotten it. The
+        // kernel shows whether the page is there.
         if populate::for_reading(PageRange::new(page, page + page_size())).is_ok() {
             return may_try_again(page, look.changes);
         }
-        // If not, it may have been offered and purged again since the look. Of a page that no range holds, one
-        // more look tells: it may have been forgotten, marked and purged.
+        // If not, it may have been offered and purged again since the look. For a page that no
+        // range holds, one more look decides: it may have been forgotten, marked and purged.
         if !taken_back && is_foreign {
             return false;
         }

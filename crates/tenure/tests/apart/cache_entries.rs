@@ -1,4 +1,5 @@
-//! Going over a cache: every key that stays comes once, whatever else happens, and the closure may do what it likes.
+//! Iterating over a cache: every key that stays comes once, whatever else happens, and the closure
+//! may do anything.
 
 use crate::promise_kit::*;
 use proptest::prelude::*;
@@ -53,7 +54,7 @@ proptest! {
                 Step::RetainMultiples(n) => {
                     cache.retain(|key, _| key % n == 0);
                     map.retain(|key, _| key % n == 0);
-                    // Those that have ended are gone as well.
+                    // Ended values are gone as well.
                     prop_assert_eq!(cache.entry_count(), map.len() as u64);
                 }
                 Step::RetainValues(least) => {
@@ -92,11 +93,11 @@ fn what_stays_is_seen_once_while_others_come_and_go() {
             for thread in 0..2u64 {
                 let (cache, done, removed) = (&cache, &done, &removed);
                 scope.spawn(move || {
-                    // Each round makes the tables larger, and takes the keys out again.
+                    // Each round makes the tables larger, and removes the keys again.
                     for n in 0.. {
                         let key = STAY + (n * 2 + thread) % 40_000;
                         cache.insert(key, &key.to_ne_bytes()).unwrap();
-                        // Values that stay are replaced by the same.
+                        // Values that stay are replaced by equal ones.
                         cache.insert(n % STAY, &(n % STAY).to_ne_bytes()).unwrap();
                         if n % 3 == 0 {
                             removed.fetch_add(u64::from(cache.remove(&key)), Ordering::Relaxed);
@@ -119,7 +120,8 @@ fn what_stays_is_seen_once_while_others_come_and_go() {
                     }),
                     _ => cache.retain(|key, value| {
                         assert_eq!(value[..], key.to_ne_bytes());
-                        // A second time, if the value was moved or replaced meanwhile.
+                        // A key may come a second time, if its value was moved or replaced
+                        // meanwhile.
                         let stays = *key < STAY;
                         assert!(!stays || seen.insert(*key), "{key} came twice");
                         stays
@@ -182,7 +184,7 @@ fn a_closure_may_use_the_cache_fork_and_panic() {
             false
         });
         assert_eq!((cache.entry_count(), cache.stats().values), (0, 0));
-        // What was removed is freed: the cache goes on.
+        // Removed values are freed, so the cache still works.
         (0..1_000).for_each(|key| cache.insert(key, b"value").unwrap());
         assert_eq!(cache.iter().count(), 1_000);
     });

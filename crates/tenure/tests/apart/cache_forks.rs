@@ -1,4 +1,5 @@
-//! A signal's handler may fork at any instruction of a cache's call: parent and child go on with it.
+//! A signal handler may fork at any instruction of a cache's call: parent and child continue the
+//! call.
 #![cfg(target_arch = "x86_64")]
 
 use crate::promise_kit::stepping::{self, stepped, Stepping};
@@ -12,7 +13,7 @@ fn put(cache: &Cache<u64>, key: u64, len: usize) {
     cache.insert(key, &vec![key as u8; len]).unwrap();
 }
 
-/// Every value that is there is the one that was put in.
+/// Checks that every value in the cache is the one that was inserted.
 fn check(cache: &Cache<u64>, keys: std::ops::Range<u64>) {
     for key in keys {
         if let Some(value) = cache.get(&key) {
@@ -34,7 +35,7 @@ fn end_child(cache: &Cache<u64>) {
     }
 }
 
-/// For some hundred forks.
+/// Chosen for some hundred forks.
 fn stride_of_inserts() -> u64 {
     sweep(1801, 601)
 }
@@ -64,7 +65,7 @@ fn a_handler_may_fork_past_all_handlers_while_an_insert_opens_a_segment() {
     promised(this_test!(), || fork_while_segments_are_opened(true));
 }
 
-/// With segments emptied before, so that there is a stack of them.
+/// Segments were emptied before, so that there is a stack of them.
 fn fork_while_segments_lose_their_last_values(raw: bool) {
     stepping::begin(Stepping { each: 0, stride: sweep(13, 4), raw });
     let cache = Cache::<u64>::builder().ceiling(32 << 20).build().unwrap();
@@ -89,7 +90,7 @@ fn a_handler_may_fork_past_all_handlers_while_a_remove_empties_a_segment() {
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
 extern "C" fn fork_here(_: libc::c_int) {
-    // SAFETY: a plain call; parent and child return to what was interrupted.
+    // SAFETY: a plain call; parent and child return to the interrupted code.
     CHILD.store(unsafe { libc::fork() }, Ordering::Release);
 }
 
@@ -115,7 +116,7 @@ fn a_child_does_not_wait_for_a_maker_of_the_parents() {
             });
             making.wait();
             let waiter = scope.spawn(|| {
-                // SAFETY: asks for the thread's own number.
+                // SAFETY: returns the thread's own number.
                 let thread = unsafe { libc::pthread_self() };
                 scope.spawn(move || {
                     std::thread::sleep(std::time::Duration::from_millis(200));
@@ -154,7 +155,8 @@ fn a_child_made_beside_inserts_that_purge_at_every_unpin_can_use_the_cache() {
             }
             let start = Instant::now();
             for fork in 0..150 {
-                // On a busy machine each unpin takes tens of milliseconds: it has all processors' lists emptied.
+                // On a busy machine each unpin takes tens of milliseconds, because it empties all
+                // processors' lists.
                 if fork >= 3 && start.elapsed() > sweep(PATIENCE / 8, PATIENCE / 4) {
                     break;
                 }

@@ -1,4 +1,4 @@
-//! Keys whose hashing, comparison and end do what they like: the cache runs them under no lock, and
+//! Keys whose hashing, comparison and drop may do anything: the cache runs them under no lock, and
 //! keeps its table right.
 
 use crate::promise_kit::*;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Barrier, Weak};
 use tenure::Cache;
 use tenure_testkit::this_test;
 
-/// A key that asks its cache when it is dropped.
+/// A key that uses its cache when it is dropped.
 struct Asking(u64, Weak<Cache<Asking>>);
 
 static ASKED: AtomicU64 = AtomicU64::new(0);
@@ -35,7 +35,7 @@ impl Drop for Asking {
             ASKED.fetch_add(1, Ordering::Relaxed);
             let _ = cache.contains_key(&Asking(self.0, Weak::new()));
             let _ = cache.get(&Asking(self.0 + 1, Weak::new()));
-            // What it puts in is dropped without asking again.
+            // The key that it inserts is dropped without using the cache again.
             cache.insert(Asking(u64::MAX - self.0 % 4, Weak::new()), b"last words").unwrap();
         }
     }
@@ -104,7 +104,7 @@ impl Drop for Looking {
 fn keys_that_look_others_up_when_they_are_dropped_do_not_pile_up_on_the_stack() {
     promised(this_test!(), || {
         let cache = Arc::new(Cache::<Looking>::builder().ceiling(8 << 20).build().unwrap());
-        // Thousands of keys lie in a segment that is evicted at once.
+        // A segment that is evicted has thousands of keys.
         for key in 0..600_000 {
             LOOKING.fetch_add(1, Ordering::Relaxed);
             cache.insert(Looking(key, Arc::downgrade(&cache)), &[1; 40]).unwrap();
@@ -124,7 +124,7 @@ fn making_a_value_inside_its_own_making_is_an_error() {
         let made = cache.get_or_insert_with("a", || {
             let inner = cache.get_or_insert_with("a", || vec![1]);
             assert_eq!(inner.err().map(|error| error.errno()), Some(libc::EDEADLK));
-            // Another key is no matter.
+            // Another key is not affected.
             assert_eq!(cache.get_or_insert_with("b", || vec![3]).unwrap()[..], [3]);
             vec![2]
         });
@@ -147,7 +147,7 @@ fn two_threads_that_make_each_other_s_values_get_an_error_and_no_hang() {
                         let made = cache.get_or_insert_with(own, || {
                             both.wait();
                             match cache.get_or_insert_with(other, || vec![9]) {
-                                // Made by the other thread, or here after it gave up.
+                                // Made by the other thread, or here after that one gave up.
                                 Ok(value) => assert_eq!(value.len(), 1),
                                 Err(error) => {
                                     assert_eq!(error.errno(), libc::EDEADLK);
@@ -177,7 +177,7 @@ impl Hash for Moody {
     }
 }
 
-/// Keys that lead to an outdated value after removals that were interrupted by panics.
+/// Counts keys that lead to an outdated value after removals that panics interrupted.
 fn outdated_after_panics() -> usize {
     let cache = Cache::<Moody>::builder().ceiling(32 << 20).build().unwrap();
     let keys = 0..2000u64;
@@ -219,7 +219,7 @@ fn a_panic_in_hash_leaves_no_outdated_value() {
     });
 }
 
-/// A hasher that answers the key itself.
+/// A hasher that returns the key itself.
 #[derive(Clone, Default)]
 struct Identity(u64);
 
@@ -271,7 +271,7 @@ fn a_hasher_that_answers_the_key_itself_is_as_good_as_another() {
     });
 }
 
-/// What `change` does to a key while its value is made stays; the maker has its value all the same.
+/// The effect of `change` on a key while its value is made stays; the maker still gets its value.
 fn changed_while_made(change: impl Fn(&Cache<u64>) + Sync, then: Option<&[u8]>) {
     let cache = Cache::<u64>::new().unwrap();
     let (making, changed) = (Barrier::new(2), Barrier::new(2));
@@ -291,7 +291,7 @@ fn changed_while_made(change: impl Fn(&Cache<u64>) + Sync, then: Option<&[u8]>) 
         changed.wait();
     });
     assert_eq!(cache.get(&1).as_deref(), then);
-    // The next maker is heeded again, and other keys were all the time.
+    // The next maker's value is inserted again, and other keys' values always were.
     cache.remove(&1);
     assert!(cache.get_or_insert_with(&1, || b"new".to_vec()).unwrap().is_cached());
     assert_eq!(cache.get(&1).as_deref(), Some(&b"new"[..]));
@@ -368,10 +368,10 @@ fn a_value_whose_insert_panics_in_a_key_s_drop_is_there() {
     promised(this_test!(), || {
         let cache = Cache::<Bomb>::builder().ceiling(32 << 20).build().unwrap();
         cache.insert(Bomb(0, 0), b"first").unwrap();
-        // The key that was there stays, and this one is dropped.
+        // The present key stays, and this one is dropped.
         let insert = || cache.insert(Bomb(0, 1), b"second").unwrap();
         assert!(catch_unwind(AssertUnwindSafe(insert)).is_err());
-        // All other values of its segment go; the segment stays for its sake.
+        // All other values of its segment go; the segment stays because of it.
         let fill = |keys: std::ops::Range<u64>| {
             keys.for_each(|n| cache.insert(Bomb(n, 0), &[1; 100_000]).unwrap());
         };

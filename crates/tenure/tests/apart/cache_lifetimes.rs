@@ -1,4 +1,4 @@
-//! Values that end: by a time of their own, or because nobody asks for them.
+//! Values that end: after a time of their own, or because they are not used.
 
 use crate::promise_kit::*;
 use std::collections::HashMap;
@@ -75,7 +75,7 @@ fn a_maker_says_how_long_its_value_lives() {
     make(1, Some(SOON));
     make(2, None);
     make(3, Some(HOUR));
-    // The next one's value is the one that is there.
+    // The next one's value is in the cache.
     make(1, Some(HOUR));
     let mut made = pin!(cache.get_or_try_insert_async_with_time_to_live(&4, async {
         Ok::<_, Error>((vec![4; 100], Some(SOON)))
@@ -105,7 +105,7 @@ fn values_that_nobody_asks_for_end() {
             let now = Instant::now();
             if cache.get(&1).is_none() {
                 assert!(last.elapsed() >= idle, "it ended though it was used");
-                // This machine was busy elsewhere for so long: the test says nothing.
+                // This machine was busy for so long that the test shows nothing.
                 println!("SKIPPED: the test did not run for {:?}", last.elapsed());
                 return;
             }
@@ -129,7 +129,7 @@ fn a_time_to_live_ends_a_value_that_is_used() {
     }
 }
 
-/// The bytes of a version of a key's value.
+/// Returns the bytes of a version of a key's value.
 fn of(key: u64, version: u64) -> Vec<u8> {
     let len = 500 + (key * 37 + version * 11) as usize % 6000;
     let mut bytes = vec![(key + version) as u8; len];
@@ -138,7 +138,7 @@ fn of(key: u64, version: u64) -> Vec<u8> {
     bytes
 }
 
-/// A small cache moves values that are used, and drops others, all the time.
+/// A small cache moves used values, and drops others, all the time.
 fn no_value_is_found_after_its_time(idle: Option<Duration>) {
     let mut builder = Cache::<u64>::builder().ceiling(16 << 20);
     if let Some(idle) = idle {
@@ -205,7 +205,7 @@ fn no_value_is_found_after_its_time_wherever_it_is_moved_with_a_time_to_idle() {
     no_value_is_found_after_its_time(Some(HOUR));
 }
 
-/// As a time namespace does, and a checkpoint that is restored on another machine.
+/// As with a time namespace, and with a checkpoint that is restored on another machine.
 #[test]
 fn a_time_to_live_holds_in_a_child_whose_clock_was_set_back() {
     promised(this_test!(), || {

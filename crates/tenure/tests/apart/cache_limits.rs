@@ -1,5 +1,5 @@
-//! How much a cache may hold: what does not fit is refused before anything makes room for it, and what
-//! readers hold does not keep the rest.
+//! How much a cache may hold: a value that does not fit is refused before anything is evicted for
+//! it, and values that readers hold do not keep other memory.
 
 use crate::promise_kit::*;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn present(cache: &Cache<u64>, count: u64) -> u64 {
 
 /// Zeros without memory behind them: reading them costs nothing.
 fn zeros(len: usize) -> &'static [u8] {
-    // SAFETY: the mapping stays for the rest of the process, and nobody writes it.
+    // SAFETY: the mapping stays for the rest of the process, and no code writes it.
     unsafe { std::slice::from_raw_parts(plain(len) as *const u8, len) }
 }
 
@@ -101,8 +101,8 @@ fn values_that_are_held_do_not_lift_the_ceiling() {
     });
 }
 
-/// Many readers that each hold a small value for long: the memory around those values is still the
-/// kernel's to take.
+/// Many readers each hold a small value for long: the kernel may still take the memory around those
+/// values.
 #[test]
 fn slow_readers_of_small_values_leave_the_program_its_memory() {
     let done = promised_within(this_test!(), 192 << 20, || {
@@ -126,7 +126,7 @@ fn slow_readers_of_small_values_leave_the_program_its_memory() {
     or_skip!(done);
 }
 
-/// The kernel refuses a segment's memory: the cache goes on with what it has.
+/// The kernel refuses a segment's memory: the cache continues with its present memory.
 #[test]
 fn where_memory_is_refused_values_are_evicted_and_small_ones_still_fit() {
     promised(this_test!(), || {

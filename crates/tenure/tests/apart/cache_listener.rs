@@ -1,5 +1,5 @@
-//! The eviction listener: each value that leaves is told of once, with its cause, and the listener may do what it
-//! likes.
+//! The eviction listener: each value that leaves is reported once, with its cause, and the listener
+//! may do anything.
 
 use crate::promise_kit::*;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use tenure_testkit::this_test;
 
 type Told = Arc<Mutex<Vec<(u64, RemovalCause)>>>;
 
-/// A listener that notes what it is told.
+/// A listener that notes its reports.
 fn noting(told: &Told) -> impl Fn(&u64, RemovalCause) + Send + Sync + 'static {
     let told = told.clone();
     move |key, cause| told.lock().unwrap().push((*key, cause))
@@ -48,7 +48,7 @@ fn what_the_program_does_is_told_at_once() {
     let mut rest = taken(&told);
     rest.sort_by_key(|(key, _)| *key);
     assert_eq!(rest, [(3, Removed), (5, Removed)]);
-    // What was put in meanwhile wins over what was made, of which the cache never had anything.
+    // A value that was inserted meanwhile wins over the made one, which was never in the cache.
     let made = cache.get_or_insert_with(&6, || {
         cache.insert(6, b"newer").unwrap();
         b"older".to_vec()
@@ -65,7 +65,7 @@ fn what_makes_room_is_told() {
     let cache =
         Cache::<u64>::builder().ceiling(8 << 20).eviction_listener(noting(&told)).build().unwrap();
     for key in 0..40_000 {
-        // Those of which the time is over have not been evicted.
+        // Values whose time is over have not been evicted.
         match key % 4 {
             0 => cache.insert_with_time_to_live(key, &[7; 1000], Duration::ZERO).unwrap(),
             _ => cache.insert(key, &[7; 1000]).unwrap(),
@@ -137,7 +137,7 @@ fn unruly(
         };
         match n % 512 {
             0..=20 if *key < 1_000_000 => act(*key),
-            // With a lock held here it would wait for ever.
+            // If this thread held a lock, it would wait for ever.
             50 if *key < 1_000_000 => {
                 std::thread::scope(|scope| _ = scope.spawn(|| act(*key)).join())
             }
@@ -199,7 +199,7 @@ fn each_value_is_told_of_once_whatever_the_listener_does() {
                 });
             }
         });
-        // The last reader of each shard frees what is left.
+        // The last reader of each shard frees the removed entries.
         (0..2_000).for_each(|key| _ = cache.get(&key));
         let told: u64 = counts.lock().unwrap().values().sum();
         let stats = cache.stats();
@@ -222,7 +222,7 @@ fn a_listener_may_ask_for_the_key_whose_making_made_room() {
             move |_: &u64, _| {
                 let Some(cache) = own.get().and_then(Weak::upgrade) else { return };
                 let key = now.load(Ordering::Relaxed);
-                // Not from what this leads to again.
+                // At most 300 times, because each insertion may call this listener again.
                 if asked.fetch_add(1, Ordering::Relaxed) < 300 {
                     cache.get_or_insert_with(&key, || vec![7; 100_000]).unwrap();
                 }

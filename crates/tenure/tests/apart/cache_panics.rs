@@ -1,4 +1,5 @@
-//! Keys that panic wherever the cache calls them: no value stays pinned, and the listener is told of all.
+//! Keys that panic wherever the cache calls them: no value stays pinned, and the listener gets all
+//! removals.
 
 use crate::promise_kit::*;
 use std::hash::{Hash, Hasher};

@@ -1,5 +1,5 @@
-//! Large values: their memory is the kernel's to take whenever they are not read, and no value is ever
-//! read wrong, whatever becomes of the memory of those before it.
+//! Large values: the kernel may take their memory whenever they are not read, and no value is ever
+//! read wrong, whatever happens to the memory of earlier values.
 
 use crate::promise_kit::*;
 use std::time::{Duration, Instant};
@@ -28,7 +28,8 @@ fn the_kernel_is_told_of_values_that_took_the_place_of_others() {
             for key in 0..12 {
                 cache.insert(key, &value).unwrap();
             }
-            // What the kernel says it may discard; the last pages of each processor are not in yet.
+            // The bytes that the kernel counts as discardable; the last pages of each processor are
+            // not counted yet.
             let told = || pages::lazyfree_total() >= (10 * 4 * MIB) as u64;
             let text = || pages::lazyfree_total() >> 20;
             assert!(waited(told), "round {round}: the kernel knows of {} of 48 MiB", text());
@@ -58,8 +59,8 @@ fn an_overwritten_cache_gives_way_to_the_program_s_need() {
 
 const LEN: usize = 6 * MIB;
 
-/// The worker is stopped in the middle of offering a value's memory; meanwhile the value goes. Another
-/// mapping of the program at that place is none of the worker's business.
+/// The worker is stopped in the middle of offering a value's memory; meanwhile the value is
+/// removed. The worker must not touch another mapping of the program at that place.
 fn memory_of_a_gone_value_is_let_go(test: &str, env: &[(&str, &str)], call: Call) {
     promised_with(test, env, || {
         without_huge_pages();
@@ -76,10 +77,10 @@ fn memory_of_a_gone_value_is_let_go(test: &str, env: &[(&str, &str)], call: Call
             println!("round {round}, the worker was stopped: {stopped}");
             cache.clear();
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-            // SAFETY: a new mapping where nothing is; refused where something is.
+            // SAFETY: a new mapping where nothing is mapped; the kernel refuses it elsewhere.
             let own = unsafe { libc::mmap(at as *mut _, LEN, 3, flags, -1, 0) };
             if own == libc::MAP_FAILED {
-                // The cache keeps the place, which is its right.
+                // The cache keeps the place, which it may do.
                 hold.release();
                 continue;
             }
@@ -109,7 +110,7 @@ fn without_userfaultfd_too_the_worker_touches_no_mapping_in_its_place() {
     memory_of_a_gone_value_is_let_go(this_test!(), &words, Call::Madvise(libc::MADV_FREE));
 }
 
-/// As above, and the next value comes to the same place: it is right or absent.
+/// With the worker stopped as before, the next value comes to that place: it is right or absent.
 #[test]
 fn a_value_in_the_place_of_a_gone_one_is_right_or_absent() {
     promised(this_test!(), || {
@@ -132,7 +133,7 @@ fn a_value_in_the_place_of_a_gone_one_is_right_or_absent() {
             cache.insert(2, &value).unwrap();
             hold.release();
             let at = cache.get(&2).map_or(0, |value| value.as_ptr() as usize & !(PAGE - 1));
-            // The worker offers it; nothing more is promised than that this is soon.
+            // The worker offers it; tenure promises only that this is soon.
             std::thread::sleep(Duration::from_millis(60));
             reclaim(at, LEN);
             match cache.get(&2) {

@@ -1,4 +1,4 @@
-//! A cache whose values are overwritten takes no more memory the longer that goes on.
+//! A cache whose values are overwritten does not grow with the number of overwrites.
 
 use crate::promise_kit::*;
 use std::ops::Range;
@@ -19,7 +19,7 @@ fn short_values_that_stay_do_not_keep_what_long_ones_left() {
         }
         let footprint = cache.weighted_size() >> 20;
         println!("{footprint} MiB for 1 MB of long values and 6,000 short ones");
-        // 300 MiB where only the number of values counts.
+        // 300 MiB if only the number of values counts.
         assert!(footprint <= 48, "{footprint} MiB");
         let wrong = |(key, value): (u64, tenure::cache::Value<'_>)| match key {
             0..10 => value[..] != long[..],
@@ -29,8 +29,8 @@ fn short_values_that_stay_do_not_keep_what_long_ones_left() {
     });
 }
 
-/// 13,000 values of these lengths, overwritten at random by so many threads. Returns how many times the
-/// values' bytes the process's resident memory grew by.
+/// Overwrites 13,000 values of these lengths at random with so many threads. Returns the growth of
+/// the process's resident memory as a multiple of the values' bytes.
 fn overwritten(lengths: Range<u64>, threads: u64) -> f64 {
     let random = |state: &mut u64| {
         *state ^= *state << 13;
@@ -85,8 +85,8 @@ fn so_does_overwriting_by_values_of_other_lengths() {
     });
 }
 
-/// A thread that opens a segment while another one moves values finds an empty one. It used to add one, for good:
-/// 2.1 times the values' bytes after 24 rounds.
+/// A thread that opens a segment while another one moves values finds an empty one. Before, it
+/// added one for good: 2.1 times the values' bytes after 24 rounds.
 #[test]
 fn threads_that_overwrite_together_take_little_more() {
     promised(this_test!(), || {

@@ -1,4 +1,5 @@
-//! Of several caches the one whose bytes save the least time gives first, in the kernel's own reclaim.
+//! Of several caches, the kernel's own reclaim first takes from the one whose bytes save the least
+//! time.
 
 use crate::promise_kit::*;
 use std::time::Duration;
@@ -26,7 +27,7 @@ fn value(key: u64) -> [u8; VALUE] {
     [key as u8 | 1; VALUE]
 }
 
-/// How many values are there; none is wrong.
+/// Returns how many values are there; none is wrong.
 fn present(cache: &Cache<u64>) -> u64 {
     let is_there = |key: &u64| match cache.get(key) {
         Some(found) => {
@@ -38,14 +39,14 @@ fn present(cache: &Cache<u64>) -> u64 {
     (0..VALUES).filter(is_there).count() as u64
 }
 
-/// Fills both caches alike, in turns, and asks for each value as often. Then a neighbour takes what is free and
-/// 40 MiB more. Answers how many values each has lost.
+/// Fills both caches alike, in turns, and gets each value equally often. Then a neighbour takes the
+/// free memory and 40 MiB more. Returns how many values each has lost.
 fn lost(caches: [&Cache<u64>; 2], wanted: [bool; 2]) -> [u64; 2] {
     volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
     for key in 0..VALUES {
         caches.iter().for_each(|cache| cache.insert(key, &value(key)).unwrap());
     }
-    // All was offered before anything is known of its worth: the order of offers is that of the values.
+    // All was offered before its worth is known: the order of offers is that of the values.
     assert!(waited(|| tenure::stats().marked_bytes == 0));
     let before = caches.map(present);
     assert_eq!(before, [VALUES, VALUES], "there is room for all of them");
@@ -55,7 +56,7 @@ fn lost(caches: [&Cache<u64>; 2], wanted: [bool; 2]) -> [u64; 2] {
     };
     assert!(waited(compared), "{:?}", caches.map(|cache| cache.stats()));
     assert!(waited(|| tenure::stats().marked_bytes == 0));
-    // The worker has shown the kernel what to take last, in the scan after the offers.
+    // In the scan after the offers the worker has shown the kernel which pages to take last.
     let rounds = tenure::stats().total.keeper_rounds;
     assert!(waited(|| tenure::stats().total.keeper_rounds >= rounds + 2));
     let free = LIMIT - room::used();
@@ -66,7 +67,7 @@ fn lost(caches: [&Cache<u64>; 2], wanted: [bool; 2]) -> [u64; 2] {
     lost
 }
 
-/// What the group uses, as the kernel counts.
+/// The memory that the group uses, as the kernel counts it.
 mod room {
     pub fn used() -> u64 {
         let directory = std::env::var(super::GROUP).unwrap();
@@ -76,7 +77,8 @@ mod room {
     }
 }
 
-/// The costly one is the first that was made and filled, or the second: only its cost tells them apart.
+/// The costly cache is the first that was made and filled, or the second: only its cost
+/// distinguishes them.
 fn the_cheap_one_gives(test: &'static str, costly: usize) {
     let done = promised_within(test, LIMIT, || {
         let mut costs = [Some(CHEAP); 2];
@@ -102,7 +104,7 @@ fn the_cheap_cache_gives_first_if_it_is_the_first() {
     the_cheap_one_gives(this_test!(), 1);
 }
 
-/// Where the costs are not known nothing is spared, and the one gives about as much as the other.
+/// If the costs are not known, no cache is spared, and both lose about as much.
 #[test]
 fn caches_of_unknown_cost_give_alike() {
     let done = promised_within(this_test!(), LIMIT, || {
@@ -113,7 +115,7 @@ fn caches_of_unknown_cost_give_alike() {
     or_skip!(done);
 }
 
-/// What a miss costs is measured in the calls that make values, of threads and of tasks.
+/// The cost of a miss is measured in the calls that make values, of threads and of tasks.
 #[test]
 fn the_cost_of_a_miss_is_measured() {
     promised(this_test!(), || {

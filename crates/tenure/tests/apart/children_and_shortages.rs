@@ -1,4 +1,4 @@
-//! What children, guards, shortages and many ranges must not do to unmarks and pins.
+//! Effects that children, guards, shortages and many ranges must not have on unmarks and pins.
 
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -58,10 +58,10 @@ fn a_refill_function_may_fork() {
             4 * PAGE,
             Some(Refill::pages(|_, bytes| {
                 bytes.fill(7);
-                // SAFETY: tenure holds no lock while it calls a refill function, and the turn of this
-                // thread to refill goes on in the child. The C library keeps its allocator usable
-                // there. The child returns through its own copy of this thread's frames, and ends
-                // with `_exit` below.
+                // SAFETY: tenure holds no lock while it calls a refill function, and the turn of
+                // this thread to refill goes on in the child. The C library keeps its allocator
+                // usable there. The child returns through its own copy of this thread's frames, and
+                // ends with `_exit` below.
                 let pid = unsafe { libc::fork() };
                 CHILD.store(pid as u32, Ordering::SeqCst);
                 Ok(())
@@ -71,8 +71,8 @@ fn a_refill_function_may_fork() {
         let good = pin.iter().all(|b| *b == 7);
         drop(pin);
         if CHILD.load(Ordering::SeqCst) == 0 {
-            // SAFETY: `_exit` ends the child at once: it runs no destructors and no exit handlers,
-            // so nothing that only the parent's other threads could finish is waited for.
+            // SAFETY: `_exit` ends the child at once. It runs no destructors and no exit handlers,
+            // so it waits for no thread of the parent's.
             unsafe { libc::_exit(i32::from(!good)) };
         }
         assert!(good);
@@ -148,9 +148,9 @@ fn a_guard_in_a_marked_range_does_not_hang_its_unmark() {
     promised(this_test!(), || {
         let mut map = filled(8);
         let (at, len) = (map.as_mut_ptr(), map.len());
-        // SAFETY: `map` owns the range and outlives the calls. 102 is MADV_GUARD_INSTALL: it makes a
-        // page of the marked range inaccessible, which breaks the promise of `mark` on purpose. That
-        // cannot reach other memory, and no code reads or writes the range afterwards.
+        // SAFETY: `map` owns the range and outlives the calls. 102 is MADV_GUARD_INSTALL: it makes
+        // a page of the marked range inaccessible, which breaks the promise of `mark` on purpose.
+        // That cannot reach other memory, and no code reads or writes the range afterwards.
         unsafe {
             volatile::mark(at, len).unwrap();
             volatile::offer_now(at, len).unwrap();
@@ -182,7 +182,7 @@ fn forgetting_many_ranges_takes_time_in_proportion() {
 }
 
 #[test]
-#[allow(clippy::single_range_in_vec_init)] // a list of ranges is what is tested
+#[allow(clippy::single_range_in_vec_init)] // a list of ranges is tested
 fn what_is_lost_again_is_listed_once() {
     promised(this_test!(), || {
         let mut buffer = purged(4 * PAGE, None);
@@ -193,7 +193,7 @@ fn what_is_lost_again_is_listed_once() {
     });
 }
 
-/// The kernel keeps page tables for what was never touched, too, once it can be read.
+/// The kernel also keeps page tables for pages that were never touched, once they can be read.
 #[test]
 fn a_range_whose_holes_need_too_many_page_tables_is_not_offered() {
     fn amount(file: &str, name: &str) -> usize {
@@ -240,11 +240,12 @@ enum Used {
     WrittenOnce,
 }
 
-/// Memory of several mappings, which lies apart from all other memory: the kernel would join it with that.
+/// Memory of several mappings, apart from all other memory, with which the kernel would join it.
 fn hardly_used_mappings(used: Used) -> (*mut u8, usize) {
     let (len, kind) = (64 * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     let both = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping, and then the middle of it; advice that leaves all contents as they are.
+    // SAFETY: a new mapping, and then the middle of it; advice that leaves all contents as they
+    // are.
     unsafe {
         let around = libc::mmap(std::ptr::null_mut(), 3 * len, libc::PROT_NONE, kind, -1, 0);
         assert_ne!(around, libc::MAP_FAILED);
@@ -262,7 +263,7 @@ fn hardly_used_mappings(used: Used) -> (*mut u8, usize) {
     }
 }
 
-/// The kernel leaves the page tables of mappings that were never written out of a fork's copy.
+/// In a fork the kernel does not copy the page tables of mappings that were never written.
 #[test]
 fn what_was_never_touched_is_intact_in_a_child() {
     promised(this_test!(), || {
@@ -312,7 +313,7 @@ fn what_was_never_touched_is_intact_in_a_child() {
     });
 }
 
-/// The list of what is lost of a scattered range takes memory, and there is none.
+/// The list of losses of a scattered range takes memory, and there is none.
 #[test]
 fn an_unmark_without_memory_for_its_list_fails_and_loses_nothing() {
     promised(this_test!(), || {
@@ -333,12 +334,12 @@ fn an_unmark_without_memory_for_its_list_fails_and_loses_nothing() {
         // SAFETY: a limit of this process's own.
         let set = |limit| assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
         set(limit(mapped * PAGE as u64));
-        // SAFETY: this test's own mapping, which lives on.
+        // SAFETY: this test's own mapping, which stays.
         let error = unsafe { volatile::unmark(at, len) }.unwrap_err();
         set(limit(libc::RLIM_INFINITY));
         assert_eq!(error.errno(), libc::ENOMEM, "{error}");
         let mut lost = Vec::new();
-        // SAFETY: this test's own mapping, which lives on.
+        // SAFETY: this test's own mapping, which stays.
         let _ = unsafe { volatile::unmark_with_map(at, len, |part| lost.push(part)) }.unwrap();
         let bytes: usize = lost.iter().map(|part| part.len()).sum();
         assert!(bytes >= len / 2 - 32 * PAGE, "{bytes} bytes were lost");

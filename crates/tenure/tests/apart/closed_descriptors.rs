@@ -1,5 +1,5 @@
-//! A program may close descriptors that are not its own, and may have none left: nothing hangs, no
-//! buffer is out of reach, and a moment's want of descriptors does not last.
+//! A program may close descriptors that are not its own, and may have none left: nothing hangs,
+//! every buffer stays usable, and a short lack of descriptors has no lasting effect.
 
 use crate::promise_kit::*;
 use std::time::Duration;
@@ -14,7 +14,8 @@ fn descriptors(most: u64) {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
 }
 
-/// What daemons do; the standard streams stay, and what stops calls for the test.
+/// Closes descriptors as daemons do; the standard streams stay, and so does the one that stops
+/// calls for the test.
 fn close_everything() {
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
     let numbers: Vec<i32> = open
@@ -26,8 +27,8 @@ fn close_everything() {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();
     for number in numbers.into_iter().filter(|number| *number > 2) {
-        // SAFETY: nothing in this process uses these from now on but the library. The directory's own
-        // is closed already.
+        // SAFETY: from now on only the library uses these in this process. The directory's own
+        // descriptor is closed already.
         unsafe { libc::close(number) };
     }
 }
@@ -96,10 +97,10 @@ fn a_purged_buffer_is_refilled_at_a_pin() {
 #[test]
 fn a_first_use_without_descriptors_does_not_choose_the_detection_for_good() {
     promised(this_test!(), || {
-        // What works here is found out by a child, whose first use it is.
+        // A child, whose first use it is, finds out which detection works here.
         let works = forked(|| assert_eq!(volatile::detection(), Detection::Userfaultfd));
         descriptors(3);
-        // An error, or a buffer that works as it can now.
+        // An error, or a buffer that works with the present detection.
         if let Ok(mut buffer) = Volatile::new(PAGE) {
             buffer.pin_mut().unwrap().fill(7);
             assert_eq!(buffer.pin().unwrap()[0], 7);
@@ -122,7 +123,7 @@ const PAGES: usize = 8;
 
 fn offered() -> Mapping {
     let mut map = filled(PAGES);
-    // SAFETY: the mapping is the caller's, who uses it after an unmark only.
+    // SAFETY: the caller owns the mapping, and uses it only after an unmark.
     unsafe {
         volatile::mark(map.as_mut_ptr(), map.len()).unwrap();
         volatile::offer_now(map.as_mut_ptr(), map.len()).unwrap();
@@ -135,7 +136,8 @@ fn unmark(map: &mut Mapping) -> tenure::Result<Outcome> {
     unsafe { volatile::unmark(map.as_mut_ptr(), map.len()) }
 }
 
-/// In a child that could open no descriptors: all counts as lost, reads zeros, can be written.
+/// In a child that could open no descriptors: everything counts as lost, reads zeros, and can be
+/// written.
 fn is_lost(map: &mut Mapping) {
     assert_eq!(unmark(map).unwrap(), Outcome::Purged);
     assert!(map.as_slice().iter().all(|b| *b == 0));
@@ -144,9 +146,9 @@ fn is_lost(map: &mut Mapping) {
     assert_eq!(map.as_slice()[PAGE], byte(1));
 }
 
-/// Where no descriptor can be opened: what is marked is not offered, and stays.
+/// If no descriptor can be opened, marked memory is not offered, and stays.
 fn is_marked_and_stays(map: &mut Mapping, why: libc::c_int) {
-    // What a fork shares is not offered.
+    // Memory that a fork shares is not offered.
     refill(map);
     for _ in 0..2 {
         // SAFETY: the mapping lives on, and is written only where it is not marked.
@@ -166,7 +168,7 @@ fn a_child_made_without_descriptors_takes_memory_back_and_offers_once_there_are_
     promised(this_test!(), || {
         needs_userfaultfd!();
         let (mut early, mut late, mut own) = (offered(), offered(), filled(PAGES));
-        // Known, so that it can be marked without a look at the mappings, which takes a descriptor.
+        // Known, so that it can be marked without reading the mappings, which needs a descriptor.
         let at = own.as_mut_ptr();
         // SAFETY: the mapping lives on, and is not touched before it is unmarked.
         unsafe { volatile::mark(at, own.len()).unwrap() };
@@ -200,7 +202,7 @@ fn a_child_made_without_descriptors_takes_memory_back_and_offers_once_there_are_
         });
         descriptors(1024);
         assert_eq!(ended, Ended::Well);
-        // The parent's are not touched by that.
+        // The parent's ranges are not affected by that.
         for map in [&mut early, &mut late] {
             if unmark(map).unwrap() == Outcome::Intact {
                 assert_eq!(map.as_slice()[PAGE], byte(1));
@@ -217,7 +219,7 @@ fn a_child_that_opens_descriptors_first_offers_at_once() {
         descriptors(3);
         let ended = forked(|| {
             descriptors(1024);
-            // What a fork shares is not offered.
+            // Memory that a fork shares is not offered.
             refill(&mut own);
             // SAFETY: the mapping lives on, and is not touched before it is unmarked.
             unsafe { volatile::mark(own.as_mut_ptr(), own.len()).unwrap() };
@@ -243,7 +245,7 @@ fn a_child_in_which_userfaultfd_is_forbidden_takes_memory_back() {
             // SAFETY: the mapping lives on, and stays as it is during the call.
             unsafe { volatile::forget(early.as_mut_ptr(), early.len()).unwrap() };
             is_marked_and_stays(&mut own, libc::EPERM);
-            // A child of this child finds none either.
+            // A child of this child also finds none.
             assert_eq!(forked(|| is_marked_and_stays(&mut own, libc::EPERM)), Ended::Well);
         });
         assert_eq!(ended, Ended::Well);
@@ -266,8 +268,8 @@ fn userfaultfds() -> Vec<i32> {
     numbers
 }
 
-/// The background thread starts with one good descriptor of two, so what it offers is watched by a copy that
-/// ends when another takes its place.
+/// The background thread starts with one good descriptor of two. So its offers are watched by a
+/// copy that ends when another one takes its place.
 #[test]
 fn a_child_that_loses_its_descriptors_one_by_one_hears_of_every_loss() {
     needs_userfaultfd!();
@@ -285,14 +287,14 @@ fn a_child_that_loses_its_descriptors_one_by_one_hears_of_every_loss() {
         unsafe { volatile::mark(range(0), PAGE).unwrap() };
         let ended = forked(|| {
             let close = |fd: i32| {
-                // SAFETY: nothing in this process uses it but the library.
+                // SAFETY: only the library uses it in this process.
                 assert_eq!(unsafe { libc::close(fd) }, 0);
             };
             let both = userfaultfds();
             close(both[1]);
-            // SAFETY: the child's copy of the mapping; what is marked is not touched.
+            // SAFETY: the child's copy of the mapping; marked pages are not touched.
             unsafe {
-                // Pages that the parent has too would not be offered.
+                // Pages that the parent also has would not be offered.
                 let own = |i: usize| ((base + i * PAGE) as *mut u8).write_bytes(byte(i), PAGE);
                 volatile::unmark(range(0), PAGE).map(|_| (0..2 * ranges).for_each(own)).unwrap();
                 (0..ranges).for_each(|i| volatile::mark(range(i), PAGE).unwrap());
@@ -330,7 +332,7 @@ fn a_child_that_loses_one_of_two_descriptors_opens_new_ones() {
         let inherited = sevens();
         for which in 0..2 {
             let child = || {
-                // SAFETY: nothing in this process uses it but the library.
+                // SAFETY: only the library uses it in this process.
                 assert_eq!(unsafe { libc::close(userfaultfds()[which]) }, 0);
                 let buffer = sevens();
                 assert!(inherited.pin().unwrap().iter().all(|byte| *byte == 7));

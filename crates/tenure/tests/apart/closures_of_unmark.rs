@@ -1,5 +1,5 @@
-//! The closure of `unmark_with_map` runs when the range is the program's again: it may write, panic,
-//! fork and call the library.
+//! The closure of `unmark_with_map` runs when the range belongs to the program again: it may write,
+//! panic, fork and call the library.
 
 use crate::promise_kit::*;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -10,7 +10,7 @@ use tenure_testkit::this_test;
 const PAGES: usize = 8;
 const LEN: usize = PAGES * PAGE;
 
-/// A marked range of which something is gone.
+/// Makes a marked range of which some pages are gone.
 fn purged() -> Mapping {
     let mut map = filled(PAGES);
     // SAFETY: the mapping lives on.
@@ -42,7 +42,7 @@ fn it_can_write_what_is_gone() {
         let at = map.as_mut_ptr() as usize;
         unmark(&mut map, |extent| {
             for page in extent.step_by(PAGE) {
-                // SAFETY: inside the mapping, which is this thread's again.
+                // SAFETY: inside the mapping, which belongs to this thread again.
                 unsafe { std::ptr::write_bytes((at + page) as *mut u8, byte(page / PAGE), PAGE) };
             }
         });
@@ -104,7 +104,7 @@ fn it_can_call_the_library() {
             unmark(&mut other, |_| ());
             let (page, len) = ((at + extent.start) as *mut u8, extent.len());
             cache.insert(1, &[1; 100]).unwrap();
-            // SAFETY: inside the mapping, which is this thread's again.
+            // SAFETY: inside the mapping, which belongs to this thread again.
             unsafe {
                 std::ptr::write_bytes(page, 9, len);
                 volatile::mark(page, len).unwrap();

@@ -1,4 +1,4 @@
-//! An unmark that fails takes nothing from another thread's that succeeds, and nothing from the kernel.
+//! A failed unmark takes nothing from another thread's successful one, and nothing from the kernel.
 
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,8 +17,8 @@ fn what_another_thread_has_unmarked_stays_so_when_an_unmark_fails() {
         let mut map = filled(4);
         let (at, len) = (map.as_mut_ptr() as usize, map.len());
         let (p, half) = (at as *mut u8, len / 2);
-        // SAFETY: this test's own memory. The upper half, of another priority, stays a range of its own, and
-        // offered: no unmark of it succeeds.
+        // SAFETY: this test's own memory. The upper half, of another priority, stays a range of its
+        // own, and offered: no unmark of it succeeds.
         unsafe {
             volatile::mark(p, half).unwrap();
             volatile::mark_with_priority(p.add(half), half, Priority::HIGHEST).unwrap();
@@ -60,7 +60,8 @@ fn what_another_thread_has_unmarked_stays_so_when_an_unmark_fails() {
     });
 }
 
-/// What was kept for it is dirty, and so nothing that the kernel may take.
+/// A failed unmark has made pages dirty to keep them. The kernel may take them again only after a
+/// new offer, which must come.
 #[test]
 fn what_a_failed_unmark_has_kept_is_the_kernel_s_again() {
     needs_userfaultfd!();

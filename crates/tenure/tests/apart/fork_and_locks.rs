@@ -1,5 +1,5 @@
-//! Forks never hang, neither in the parent nor in the child, whatever other threads are doing; and the
-//! child's memory is as much the program's as the parent's.
+//! Forks never hang, neither in the parent nor in the child, whatever other threads are doing; and
+//! the child's memory belongs to the program as the parent's does.
 
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,8 +9,8 @@ use tenure::volatile::{self, Refill, Settings};
 use tenure::{Cache, Outcome, Volatile};
 use tenure_testkit::{sweep, this_test};
 
-/// Puts values of about `len` bytes into a cache on two threads while this one forks. The first range
-/// is marked after the cache was made.
+/// Inserts values of about `len` bytes into a cache on two threads while this one forks. The first
+/// range is marked after the cache was made.
 fn fork_beside_a_cache(len: usize, keys: u64) {
     let cache = Cache::<u64>::new().unwrap();
     cache.insert(0, &[1; 4096]).unwrap();
@@ -33,7 +33,7 @@ fn fork_beside_a_cache(len: usize, keys: u64) {
         }
         let start = Instant::now();
         let mut forks = 0;
-        // Some inserts between the forks at least, or it shows nothing.
+        // Some inserts must come between the forks, or the test shows nothing.
         while start.elapsed() < Duration::from_secs(sweep(1, 2))
             || inserts.load(Ordering::Relaxed) < 20
         {
@@ -55,14 +55,14 @@ fn a_program_that_forks_can_keep_values_of_600_kib_beside_marked_ranges() {
     promised(this_test!(), || fork_beside_a_cache(600 << 10, 64));
 }
 
-/// What uses each feature once; each is the first use of something.
+/// Functions that each use one feature once; each is the first use of something.
 const FEATURES: [fn(); 4] = [
     || {
         let mut map = filled(16);
         // SAFETY: the mapping is forgotten before it goes.
         unsafe {
             volatile::mark(map.as_mut_ptr(), map.len()).unwrap();
-            // Refused while a child shares the pages.
+            // The kernel refuses while a child shares the pages.
             let _ = volatile::purge_now(map.as_mut_ptr(), map.len());
             let _ = volatile::unmark(map.as_mut_ptr(), map.len()).unwrap();
             volatile::forget(map.as_mut_ptr(), map.len()).unwrap();
@@ -90,13 +90,14 @@ const FEATURES: [fn(); 4] = [
     },
 ];
 
-/// The order of locks over a fork is not the order in which a program first used this and that.
+/// The order of locks over a fork does not depend on the order in which a program first used
+/// features.
 #[test]
 fn whatever_was_used_first_forks_return_and_children_can_use_everything() {
     promised(this_test!(), || {
         for first in 0..FEATURES.len() {
             for second in 0..FEATURES.len() {
-                // First uses happen once in a process, so each order has one of its own.
+                // A first use happens once in a process, so each order has a process of its own.
                 let ended = forked(|| in_this_order(first, second));
                 assert_eq!(ended, Ended::Well, "first {first}, then {second}");
             }
@@ -129,7 +130,7 @@ fn in_this_order(first: usize, second: usize) {
 fn a_child_made_during_another_threads_first_use_can_use_the_library() {
     promised(this_test!(), || {
         for step in 0..24u64 {
-            // "First" is once in a process.
+            // A first use happens once in a process.
             let ended = forked(|| {
                 std::thread::spawn(|| std::mem::forget(Volatile::new(PAGE).unwrap()));
                 std::thread::sleep(Duration::from_micros(40 * step));
@@ -175,7 +176,8 @@ fn a_child_of_a_raw_clone_can_offer() {
     promised(this_test!(), || {
         let object = Volatile::new(4 * PAGE).unwrap();
         let ended = raw_forked(|| {
-            // It shares its pages with the parent, so it may be told so; it must be told.
+            // It shares its pages with the parent, so the call may return an error for that; it
+            // must return.
             let _ = object.offer_now();
             let other = Volatile::new(4 * PAGE).unwrap();
             other.offer_now().unwrap();
@@ -211,7 +213,7 @@ fn two_threads_of_a_raw_clones_child_make_the_first_caches() {
     });
 }
 
-/// A child that waits to be told, and what it reads of the memory then.
+/// A child that waits for a message, and then reads the memory.
 struct Sharer(i32, std::os::fd::OwnedFd);
 
 impl Sharer {
@@ -255,8 +257,8 @@ fn pages_shared_since_before_the_first_use_are_not_offered() {
     });
 }
 
-/// One of two neighbouring ranges is shared with a child, the other is not; joining them must not
-/// make the shared one forget it.
+/// One of two neighbouring ranges is shared with a child, the other is not. After they are joined,
+/// the shared one must still count as shared.
 #[test]
 fn shared_pages_joined_to_others_are_not_offered() {
     promised(this_test!(), || {
@@ -273,7 +275,8 @@ fn shared_pages_joined_to_others_are_not_offered() {
             // SAFETY: both halves are inside the mapping, which lives on, and nothing refers to
             // them.
             unsafe {
-                // Written since the fork, so these are this process's alone; the library finds that out.
+                // Written since the fork, so only this process has these pages; the library finds
+                // that out.
                 std::ptr::write_bytes(own, 3, half);
                 volatile::mark(own, half).unwrap();
                 assert!(waited(|| volatile::offer_now(own, half).is_ok()));

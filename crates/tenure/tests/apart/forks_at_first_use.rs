@@ -1,6 +1,6 @@
-//! Forks while the process's first use of tenure opens its descriptors, by another thread or by a signal's
-//! handler. The child must neither wait for a thread that it does not have, nor work with descriptors that act
-//! on its parent's memory.
+//! Forks while the process's first use of tenure opens its descriptors, by another thread or by a
+//! signal handler. The child must neither wait for a thread that it does not have, nor work with
+//! descriptors that act on its parent's memory.
 
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -9,14 +9,14 @@ use tenure::{volatile, Outcome, PageSize, Volatile};
 use tenure_testkit::seccomp::{Call, Hold};
 use tenure_testkit::{or_skip, skip, this_test};
 
-/// UFFDIO_API: the descriptor is there, and nobody knows of it yet.
+/// UFFDIO_API: the descriptor is open, and not published yet.
 const API: Call = Call::Ioctl(0xC018_AA3F);
 
 static IN_CHILD: AtomicBool = AtomicBool::new(false);
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
 extern "C" fn fork_here(_: libc::c_int) {
-    // SAFETY: the child goes on with what was interrupted, and ends after it.
+    // SAFETY: the child continues the interrupted work, and ends after it.
     match unsafe { libc::fork() } {
         0 => IN_CHILD.store(true, Ordering::SeqCst),
         pid => CHILD.store(pid, Ordering::SeqCst),
@@ -28,7 +28,8 @@ fn first_use() {
     let len = 16 * PAGE;
     let mut buffer = Volatile::builder(len).pages(PageSize::System).build().unwrap();
     buffer.pin_mut().unwrap().fill(7);
-    // A child does not have the thread that a call waits for, and what the two share is not purged.
+    // A child does not have the thread that a call waits for, and memory that the two share is not
+    // purged.
     let purge =
         |_| buffer.purge_now().inspect_err(|_| std::thread::sleep(Duration::from_millis(5)));
     let purged = (0..20).find_map(|n| purge(n).ok()).unwrap_or(0);
@@ -38,8 +39,8 @@ fn first_use() {
     assert_eq!((lost, pinned.iter().filter(|byte| **byte == 0).count()), (purged, purged));
 }
 
-/// The handler forks while the thread makes this call of the kind, from 0. Once: elsewhere the thread may have the C
-/// library's locks, for which its fork waits.
+/// The handler forks while the thread makes this call of the kind, counted from 0. Once: elsewhere
+/// the thread may have the C library's locks, for which its fork waits.
 fn fork_in_call(number: u32) {
     let hold = or_skip!(Hold::install(&[API]));
     // SAFETY: the handler is a function that lives for ever.
@@ -86,7 +87,7 @@ fn fork_in_call(number: u32) {
     }
 }
 
-/// One to find out what works, and one for each kind.
+/// One child finds out which detection works, and one runs for each kind.
 #[test]
 fn a_handler_may_fork_while_it_is_found_out_what_works() {
     promised(this_test!(), || fork_in_call(0));

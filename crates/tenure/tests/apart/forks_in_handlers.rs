@@ -1,6 +1,6 @@
-//! A signal's handler may fork at any instruction of an unmark or a mark: parent and child go on.
+//! A signal handler may fork at any instruction of an unmark or a mark: parent and child continue.
 //!
-//! The processor is told to raise SIGTRAP after each instruction, and the handler forks.
+//! The processor raises SIGTRAP after each instruction, and the handler forks.
 #![cfg(target_arch = "x86_64")]
 
 use crate::promise_kit::stepping::{self, stepped, Stepping};
@@ -57,8 +57,8 @@ fn a_handler_may_fork_past_all_handlers_at_any_instruction_of_an_unmark() {
     promised(this_test!(), || fork_at_instructions(true));
 }
 
-/// Between the end of the watch and what says so, for instance; or while what is gone is looked for in the list
-/// of pages, which is the parent's still.
+/// For example between the end of the watch and the note of it; or while the code looks for purged
+/// pages in the page map, which is still the parent's.
 #[test]
 fn a_handler_may_fork_at_any_instruction_of_an_unmark_of_what_is_gone_in_part() {
     needs_userfaultfd!();
@@ -68,7 +68,7 @@ fn a_handler_may_fork_at_any_instruction_of_an_unmark_of_what_is_gone_in_part() 
         stepping::begin(Stepping { each: 0, stride: 17, raw: false });
         // SAFETY: this test's own memory.
         unsafe {
-            // Two ranges, for their priorities differ.
+            // Two ranges, because their priorities differ.
             volatile::mark(at, len).unwrap();
             volatile::mark_with_priority(at.add(len / 2), len / 2, Priority::HIGHEST).unwrap();
             volatile::offer_now(at, len).unwrap();
@@ -86,8 +86,8 @@ fn a_handler_may_fork_at_any_instruction_of_an_unmark_of_what_is_gone_in_part() 
     });
 }
 
-/// A child of a raw `clone` goes on with its parent's userfaultfd, which acts on the parent's memory. By then the parent
-/// has offered the range again, and must see what goes.
+/// A child of a raw `clone` continues with its parent's userfaultfd, which acts on the parent's
+/// memory. By then the parent has offered the range again, and must find the purges.
 #[test]
 fn a_child_that_goes_on_in_an_unmark_ends_no_watch_of_its_parent() {
     needs_userfaultfd!();
@@ -120,8 +120,8 @@ fn a_child_that_goes_on_in_an_unmark_ends_no_watch_of_its_parent() {
     });
 }
 
-/// A range that comes before all others moves them in the map of ranges. The parent keeps the last one for itself: a
-/// child forgets that one as soon as its map is whole.
+/// A range that comes before all others moves them in the map of ranges. Only the parent has the
+/// last one: a child forgets that one as soon as its map is whole.
 fn fork_while_ranges_change(raw: bool) {
     const RANGES: usize = 200;
     never_offer();
@@ -139,7 +139,8 @@ fn fork_while_ranges_change(raw: bool) {
         volatile::forget(range(0), PAGE).unwrap();
         stepping::begin(Stepping { each: 0, stride: sweep(307, 101), raw });
         stepped(|| volatile::mark(range(0), PAGE).unwrap());
-        // A child past all handlers is noticed by what it does with tenure next, when something else lies there.
+        // A child that no handler prepared is noticed at its next use of tenure, when other memory
+        // is mapped there.
         if stepping::in_child() && !raw {
             let (all, how) =
                 (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);

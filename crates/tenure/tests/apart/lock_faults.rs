@@ -1,5 +1,5 @@
-//! Each system call behind a lock fails in turn: what is locked is then either as asked or as before,
-//! and never in between. And the same with parts of the kernel refused altogether.
+//! Each system call behind a lock fails in turn: afterwards the locks are either as requested or as
+//! before, and never in between. The tests run again with parts of the kernel refused altogether.
 
 use crate::lock_kit::*;
 use rustix::io::Errno;
@@ -79,7 +79,7 @@ fn sweep(test: &'static str, calls: &'static [Call], errno: Errno) {
                     errors += 1;
                 }
                 assert_eq!(&scene.area.held(), expected, "{name}, call {n}: {result:?}");
-                // What is left is right as well: everything can be given back.
+                // The remaining locks are right as well: all can be given back.
                 drop((result, scene.guard));
                 lock::munlock2(scene.area.page(0), 8 * PAGE, Kinds::ALL).unwrap();
                 assert_eq!(scene.area.held(), [Not; 8], "{name}, call {n}");
@@ -151,7 +151,7 @@ fn without_msync() {
     under(this_test!(), Call::Number(libc::SYS_msync), Errno::PERM, false);
 }
 
-/// Where the kernel knows no lock on fault, `mlock` locks now.
+/// If the kernel has no lock on fault, `mlock` locks now.
 #[test]
 fn without_mlock2() {
     for errno in [Errno::NOSYS, Errno::PERM] {
@@ -176,7 +176,7 @@ fn without_mlock2() {
             drop(guard);
             assert_eq!(area.held(), [Not, Full, Full, Not]);
             lock::munlock2(memory, 4 * PAGE, Kinds::ALL).unwrap();
-            // A page that cannot be had is the error, not what was asked first.
+            // The error names the page that cannot be locked, not the first call that was refused.
             // SAFETY: a page of this test's own.
             assert_eq!(unsafe { libc::mprotect(area.page(3).cast(), PAGE, libc::PROT_NONE) }, 0);
             let error = lock::lock(memory, 4 * PAGE, When::Now).unwrap_err();

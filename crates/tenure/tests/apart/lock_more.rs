@@ -1,4 +1,4 @@
-//! Locks that grow whole by themselves, and locks that follow what is used.
+//! Locks that become complete in the background, and locks that follow the use.
 
 use crate::lock_kit::*;
 use std::io::Write;
@@ -82,7 +82,7 @@ fn a_gradual_lock_is_there_at_once_and_whole_soon() {
         assert_eq!(receipt.on_fault_bytes(), 16 * MIB as u64);
         let maps = smaps_over(area.at, 16 * MIB);
         assert_eq!(maps.iter().map(|map| map.anonymous).sum::<u64>(), 0);
-        // The same answer again, and the lock is still there.
+        // The result is equal again, and the lock is still there.
         assert_eq!(lock.wait().unwrap().populated, 16 * MIB as u64);
         assert_eq!(lock.progress().populated, 16 * MIB as u64);
         let lock = lock.into_lock();
@@ -96,7 +96,7 @@ fn a_gradual_lock_is_there_at_once_and_whole_soon() {
 fn a_gradual_lock_of_anonymous_memory_takes_it() {
     in_child(this_test!(), &[], || {
         let area = Area::new(8 * MIB / PAGE);
-        // What reading alone would do, which keeps nothing: the zero page.
+        // The effect of reading alone, which keeps nothing: the zero page.
         let only_read =
             tenure::populate::populate(area.page(0), MIB, tenure::populate::Access::Read);
         only_read.unwrap();
@@ -174,7 +174,7 @@ fn within_a_budget_what_was_used_last_is_locked() {
         let file = file(32 * MIB);
         let pages = 32 * MIB / PAGE;
         let area = map_file(&file, pages);
-        // The whole does not fit, and the error says so.
+        // The whole does not fit, and the error names the limit.
         let refused = lock::lock(area.page(0), 32 * MIB, lock::When::OnFault).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::LockLimit);
 
@@ -185,7 +185,7 @@ fn within_a_budget_what_was_used_last_is_locked() {
                 assert_eq!(read(&area, page), byte_at(page * PAGE));
             }
         };
-        // A part of the budget's size, and again one: the second must push out the first.
+        // A part of the budget's size, and another one: the second must push out the first.
         for part in [0, 2, 5, 1, 7] {
             let (from, to) = (part * MIB, (part + 2) * MIB);
             let (from, to) = (from * 4 / PAGE, (from * 4 + (to - from)) / PAGE);
@@ -281,7 +281,7 @@ fn a_budget_beyond_the_limit_locks_nothing() {
             assert_eq!((error.kind(), error.errno()), (ErrorKind::BadRange, libc::EINVAL));
         }
         area.unmap(7, 1);
-        // SAFETY: the call is to be refused, and the mapping outlives it.
+        // SAFETY: the kernel must refuse the call, and the mapping outlives it.
         let error = unsafe { lock::within(area.page(0), 8 * MIB, MIB) }.unwrap_err();
         println!("{error}");
         assert_eq!(error.kind(), ErrorKind::NotMapped);
@@ -289,7 +289,7 @@ fn a_budget_beyond_the_limit_locks_nothing() {
     });
 }
 
-/// What is noted of a range is as much as is resident of it, not as it is long.
+/// The notes about a range depend on its resident pages, not on its length.
 #[test]
 fn a_small_budget_over_a_large_range_takes_little_memory() {
     in_child(this_test!(), &[], || {
@@ -317,7 +317,7 @@ fn a_small_budget_over_a_large_range_takes_little_memory() {
 }
 
 /// Begun and dropped at any moment, among other owners' locks: never more than the budget, nothing
-/// left behind, nothing taken from others.
+/// left behind, nothing taken from other owners.
 #[test]
 fn a_budget_is_kept_among_other_owners() {
     in_child(this_test!(), &[], || {
@@ -353,7 +353,7 @@ fn a_budget_is_kept_among_other_owners() {
                 // SAFETY: the mapping outlives the lock and stays as it is.
                 let within = unsafe { lock::within(area.page(0), 16 * MIB, BUDGET) }.unwrap();
                 std::thread::sleep(Duration::from_millis(round * 3));
-                // What others clear is theirs.
+                // Locks that another owner clears belong to it.
                 lock::munlock2(area.page(0), 16 * MIB, lock::Kinds { now: true, on_fault: false })
                     .unwrap();
                 assert!(within.status().locked_bytes <= BUDGET as u64);
@@ -370,7 +370,7 @@ fn a_budget_is_kept_among_other_owners() {
     });
 }
 
-/// The thread would try in vain for ever, or say that it holds what it does not.
+/// The thread would try in vain for ever, or report locks that it does not have.
 #[test]
 fn memory_that_locks_mean_nothing_to_has_no_budget() {
     in_child(this_test!(), &[], || {

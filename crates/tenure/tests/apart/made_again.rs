@@ -1,5 +1,5 @@
-//! Pages that a touch has made again are volatile like the others: the kernel may take them a while later, and
-//! before a program that only touches is killed for want of memory.
+//! Pages that a touch has made again are volatile like the others: the kernel may take them a while
+//! later, before it kills a program that only touches for lack of memory.
 
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ fn fill(purged: Purged) -> bool {
     purged.fill(&[7; PAGE]).is_ok()
 }
 
-/// A buffer whose purged bytes are sevens again.
+/// A buffer whose refill function makes sevens.
 fn sevens(len: usize) -> Volatile {
     let refill = Refill::pages(|_, bytes| {
         FILLED.fetch_add(bytes.len() / PAGE, Ordering::Relaxed);
@@ -32,7 +32,7 @@ fn sevens(len: usize) -> Volatile {
     buffer
 }
 
-/// A marked range, whose purged bytes the handler makes sevens again.
+/// A marked range, for whose purged bytes the handler makes sevens.
 fn marked(len: usize) -> usize {
     volatile::on_purged_access(fill).unwrap();
     let at = plain(len);
@@ -75,7 +75,7 @@ fn what_a_refill_of_touches_has_made_is_told_to_the_kernel_again() {
         for round in 1..4 {
             touch(at, LEN);
             assert!(is_told(at, LEN));
-            // They are as they were, or the kernel has taken them and they are made again.
+            // They are unchanged, or the kernel has taken them and they are made again.
             touch(at, LEN);
             assert!(FILLED.load(Ordering::Relaxed) >= round * LEN / PAGE);
             assert!(waited(|| buffer.purge_now().unwrap() == LEN));
@@ -104,7 +104,7 @@ fn what_a_handler_of_touches_has_filled_is_told_to_the_kernel_again() {
         }
         touch(at, LEN);
         assert!(is_told(at, LEN));
-        // A part is purged, and the rest is intact but for what the kernel may have taken.
+        // A part is purged, and the rest is intact except for pages that the kernel may have taken.
         assert!(purge(p, LEN / 2));
         let mut gone = vec![false; LEN / PAGE];
         // SAFETY: this test's pages.
@@ -123,7 +123,7 @@ fn what_a_handler_of_touches_has_filled_is_told_to_the_kernel_again() {
     });
 }
 
-/// With nothing else that would wake the background thread.
+/// Nothing else wakes the background thread.
 #[test]
 fn a_touch_wakes_a_background_thread_that_sleeps_for_good() {
     needs_userfaultfd!();
@@ -138,7 +138,7 @@ fn a_touch_wakes_a_background_thread_that_sleeps_for_good() {
 
 const LIMIT: u64 = 100 << 20;
 
-/// Takes memory that is there only if the kernel takes the range's.
+/// Takes memory that is free only if the kernel takes the range's pages.
 fn grab() {
     assert!(vec![1u8; 60 * MIB].iter().step_by(PAGE).all(|byte| *byte == 1));
 }
@@ -150,7 +150,7 @@ fn a_program_that_only_touches_a_buffer_keeps_within_its_memory() {
         let buffer = sevens(64 * MIB);
         for _ in 0..2 {
             touch(buffer.as_ptr() as usize, 64 * MIB);
-            // What was made last waits its time.
+            // The pages that were made last wait for their time.
             std::thread::sleep(Duration::from_secs(1));
             grab();
         }
@@ -172,7 +172,7 @@ fn a_program_that_only_touches_a_range_keeps_within_its_memory() {
     or_skip!(done);
 }
 
-/// More than there is memory.
+/// More than the memory there is.
 #[test]
 fn touches_wait_for_the_kernel_to_be_told() {
     needs_userfaultfd!();

@@ -1,7 +1,8 @@
-//! Tests of which each runs in a process of its own: what they change of the library's state is nobody else's.
-//! One program, so that those that wait do so beside others.
+//! Tests that each run in a process of their own, because they change the library's state. One
+//! program, so that the tests that wait run side by side.
 //!
-//! What changes the system (swap, System V memory) is in programs of its own, which run one after the other.
+//! Tests that change the system (swap, System V memory) are programs of their own, which run one
+//! after another.
 
 #[path = "../lock_kit/mod.rs"]
 mod lock_kit;

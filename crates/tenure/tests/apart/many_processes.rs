@@ -6,18 +6,18 @@ use tenure::volatile::Volatile;
 use tenure_testkit::{this_test, Competitor};
 
 const PROCESSES: usize = 8;
-/// In each: together three quarters of the limit.
+/// In each process: together three quarters of the limit.
 const BUFFERS: usize = 12;
 const LIMIT: u64 = 128 << 20;
 
-/// A worker that uses its volatile memory all the time, and pins none of it for long. It is killed where the test is given
-/// up.
+/// A worker that uses its volatile memory all the time, and pins none of it for long. It is killed
+/// if the test stops early.
 fn user() -> i32 {
     worker(|| {
         let mut buffers: Vec<_> = (0..BUFFERS).map(|_| Volatile::new(MIB).unwrap()).collect();
         loop {
             for buffer in &mut buffers {
-                // Its bytes are made again where they are gone.
+                // Purged bytes are made again.
                 let mut pinned = buffer.pin_mut().unwrap();
                 pinned.fill(1);
                 pinned.restored();
@@ -28,7 +28,8 @@ fn user() -> i32 {
     })
 }
 
-/// What each keeps from the kernel is its share, so that together they leave most of the limit to a neighbour.
+/// Each keeps only its share from the kernel, so that together they leave most of the limit to a
+/// neighbour.
 #[test]
 fn a_neighbour_gets_what_none_of_them_uses() {
     let done = promised_within(this_test!(), LIMIT, || {
@@ -39,7 +40,7 @@ fn a_neighbour_gets_what_none_of_them_uses() {
         assert_eq!(neighbour.status(), None, "the neighbour was killed");
         for pid in workers {
             let mut status = 0;
-            // SAFETY: looks at, and ends, a child of this process's own.
+            // SAFETY: checks and kills a child of this process's own.
             unsafe {
                 assert_eq!(libc::waitpid(pid, &mut status, libc::WNOHANG), 0, "one was killed");
                 libc::kill(pid, libc::SIGKILL);

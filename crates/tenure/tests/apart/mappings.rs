@@ -1,4 +1,4 @@
-//! What volatile memory does where the process runs out of mappings (`vm.max_map_count`).
+//! Volatile memory when the process runs out of mappings (`vm.max_map_count`).
 
 use std::time::{Duration, Instant};
 use tenure::volatile;
@@ -14,13 +14,13 @@ fn limit() -> usize {
 /// A limit that this test can reach in a second; a distribution may have raised it.
 const HIGHEST: usize = 200_000;
 
-/// Cuts a mapping of its own into pieces until the process has so many, or the kernel makes no more. They go with
-/// the value.
+/// Cuts a mapping of its own into pieces until the process has so many, or the kernel makes no
+/// more. They end with the value.
 fn crowd(mappings: usize) -> Mapping {
     let pieces = (mappings.saturating_sub(pages::map_count())) / 2 + 1;
     let mut map = Mapping::anonymous_with(pieces * 2 * PAGE, PageSize::Base).unwrap();
     for i in 0..pieces {
-        // SAFETY: a page of the mapping, which nobody uses.
+        // SAFETY: a page of the mapping, which no code uses.
         let done = unsafe {
             libc::mprotect(map.as_mut_ptr().add(i * 2 * PAGE).cast(), PAGE, libc::PROT_NONE)
         };
@@ -31,8 +31,8 @@ fn crowd(mappings: usize) -> Mapping {
     map
 }
 
-/// The end of a watch goes from mapping to mapping. Where it fails at the second, what is gone in the first is not
-/// watched any more, and was reported by nobody.
+/// The end of a watch goes from mapping to mapping. If it fails at the second, the purged pages in
+/// the first are not watched any more, and no call had reported them.
 #[test]
 fn an_unmark_that_fails_half_way_forgets_no_loss() {
     let result = run_child(this_test!(), &[], || {
@@ -42,12 +42,12 @@ fn an_unmark_that_fails_half_way_forgets_no_loss() {
         let mut map = Mapping::anonymous_with(18 * PAGE, PageSize::Base).unwrap();
         let guards = [0, 17].map(|page| map.as_mut_ptr().wrapping_add(page * PAGE));
         let at = map.as_mut_ptr().wrapping_add(PAGE);
-        // SAFETY: inside the mapping, whose first and last page nobody uses.
+        // SAFETY: inside the mapping, whose first and last page no code uses.
         unsafe {
             for guard in guards {
                 assert_eq!(libc::mprotect(guard.cast(), PAGE, libc::PROT_NONE), 0);
             }
-            // Two mappings of eight pages to the kernel.
+            // For the kernel these are two mappings of eight pages.
             let upper = at.add(8 * PAGE).cast();
             assert_eq!(libc::madvise(upper, 8 * PAGE, libc::MADV_DONTDUMP), 0);
             at.write_bytes(5, 16 * PAGE);
@@ -69,7 +69,7 @@ fn an_unmark_that_fails_half_way_forgets_no_loss() {
         if first.is_err() {
             assert_eq!(lost, [true; 12], "of pages that are gone");
         }
-        // SAFETY: inside the mapping, which is unmarked and which nothing writes meanwhile.
+        // SAFETY: inside the mapping, which is unmarked and which no code writes meanwhile.
         let bytes = unsafe { std::slice::from_raw_parts(at, 12 * PAGE) };
         assert!(bytes.iter().all(|byte| *byte == 0));
     });
@@ -85,7 +85,7 @@ fn unmarking_every_second_page_leaves_the_program_mappings() {
         let count = limit() * 11 / 10;
         let mut map = Mapping::anonymous_with(count * 2 * PAGE, PageSize::Base).unwrap();
         let (base, len) = (map.as_mut_ptr(), count * 2 * PAGE);
-        // SAFETY: inside the mapping; of the marked pages nothing is touched.
+        // SAFETY: inside the mapping; no marked page is touched.
         unsafe {
             volatile::mark(base, len).unwrap();
             volatile::offer_now(base, len).unwrap();

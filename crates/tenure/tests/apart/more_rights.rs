@@ -1,5 +1,5 @@
-//! A program that has more rights than whoever starts it (setuid) does not do what the environment says: a file that
-//! `MEMORY_PRESSURE_WATCH` names would be written to with those rights.
+//! A program that has more rights than the user that starts it (setuid) does not follow the
+//! environment: it would write with those rights to a file that `MEMORY_PRESSURE_WATCH` names.
 
 use crate::promise_kit::*;
 use std::os::unix::fs::{chown, PermissionsExt};
@@ -11,23 +11,24 @@ use tenure_testkit::{skip, this_test};
 
 const PART: &str = "TENURE_TEST_MORE_RIGHTS";
 const NOBODY: u32 = 65534;
-/// What the environment asks to be written.
+/// The bytes that the environment asks to write.
 const WRITTEN: &str = "written";
 
-/// In the program: uses what looks at the environment, and says what came of it.
+/// In the program: uses the features that read the environment, and prints the result.
 fn use_what_reads_the_environment() {
-    // SAFETY: asks for a number that the kernel gave the program at its start.
+    // SAFETY: reads a number that the kernel gave the program at its start.
     println!("secure: {}", unsafe { libc::getauxval(libc::AT_SECURE) });
     let told = on_pressure(|| ()).unwrap();
     let mut buffer = Volatile::new(PAGE).unwrap();
     buffer.pin_mut().unwrap().fill(1);
     println!("purged: {}", buffer.pin().unwrap().outcome() == Outcome::Purged);
-    // The thread that listens has opened what it listens to by then.
+    // The listening thread has opened its sources by then.
     std::thread::sleep(Duration::from_millis(500));
     drop(told);
 }
 
-/// Runs a copy of this program, with or without the bit; returns what it said, and what stands in the file.
+/// Runs a copy of this program, with or without the bit. Returns its output, and the file's
+/// contents.
 fn run(directory: &Path, mode: u32) -> (String, String) {
     let program = directory.join(format!("program-{mode:o}"));
     std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
@@ -45,7 +46,7 @@ fn run(directory: &Path, mode: u32) -> (String, String) {
     (said, std::fs::read_to_string(&file).unwrap())
 }
 
-/// A directory that all may enter.
+/// A directory that all users may enter.
 struct Directory(std::path::PathBuf);
 
 impl Directory {
@@ -74,7 +75,7 @@ fn a_setuid_program_does_not_follow_the_environment() {
     if std::env::var_os(PART).is_some() {
         return use_what_reads_the_environment();
     }
-    // SAFETY: asks for the effective user, and cannot fail.
+    // SAFETY: returns the effective user, and cannot fail.
     if unsafe { libc::geteuid() } != 0 {
         skip!("giving a program to another user needs root");
     }

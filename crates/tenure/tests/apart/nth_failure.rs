@@ -1,5 +1,5 @@
-//! Each system call that volatile memory makes fails once, then from there on: nothing may be lost,
-//! and no page may read wrong.
+//! Each system call for volatile memory fails once, then from there on: nothing may be lost, and no
+//! page may read wrong.
 
 use rustix::io::Errno;
 use tenure::volatile;
@@ -14,7 +14,7 @@ fn byte(page: usize) -> u8 {
     page as u8 + 1
 }
 
-/// One life of a raw range, an object and a cache; errors are allowed, wrong bytes are not.
+/// Uses a raw range, an object and a cache once; errors are allowed, wrong bytes are not.
 fn scenario() {
     let mut map = Mapping::anonymous_with(LEN, PageSize::Base).unwrap();
     for (i, page) in map.as_mut_slice().chunks_mut(PAGE).enumerate() {
@@ -35,7 +35,7 @@ fn scenario() {
             let mut unmark = || {
                 volatile::unmark_with_map(p, LEN, |e| gone[e.start / PAGE..e.end / PAGE].fill(true))
             };
-            // A call that failed left the range as it was, so it can be tried again.
+            // A failed call left the range as it was, so it can be tried again.
             let outcome = (0..50).find_map(|_| unmark().ok());
             let Some(outcome) = outcome else {
                 println!("could not be unmarked at all: still volatile, nothing read");
@@ -71,7 +71,8 @@ fn scenario() {
             let _ = cache.insert(key, &vec![key as u8; 60_000]);
             for old in 0..key {
                 if let Some(value) = cache.get(&old) {
-                    // All bytes are as the first: compared so, 80,000 values take no minute.
+                    // All bytes are like the first: this comparison of 80,000 values takes less
+                    // than a minute.
                     assert!(value[0] == old as u8 && value[1..] == value[..value.len() - 1]);
                 }
             }
@@ -89,7 +90,7 @@ macro_rules! needs {
 
 fn sweep(test: &'static str, calls: &'static [Call], errno: Errno) {
     let result = run_child(test, &[], || {
-        // First thing, so that the keeper's calls are counted too.
+        // At the start, so that the worker's calls are counted too.
         let failing = NthFailure::install(calls, errno, When::Never).unwrap();
         scenario();
         let total = failing.calls();

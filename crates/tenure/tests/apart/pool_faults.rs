@@ -1,4 +1,4 @@
-//! What must not be done to the pool, and what must not hurt it: wrong pointers, signals, forks.
+//! Misuse of the pool, and events that must not harm it: wrong pointers, signals, forks.
 
 use crate::pool_kit::*;
 use std::ptr::NonNull;
@@ -9,7 +9,7 @@ use tenure::pool::{self, Settings};
 use tenure_testkit::pages::smaps_of;
 use tenure_testkit::{in_child, run_child, sweep, this_test};
 
-/// Runs a body that must die of SIGABRT, saying all of `parts`.
+/// Runs a body that must die of SIGABRT, with a message that has all of `parts`.
 fn dies(test: &'static str, parts: &[&str], body: fn()) {
     let result = run_child(test, &[], body);
     assert_eq!(result.signal(), Some(libc::SIGABRT), "{} {}", result.status, result.output);
@@ -53,7 +53,7 @@ fn a_double_free_after_the_offer() {
     dies(this_test!(), &["double free", "3000000 bytes", "offered"], || {
         pool::configure(Settings::default().with_offer_after(Duration::ZERO));
         pool::prepare().unwrap();
-        // Where memory is short it is returned instead.
+        // If memory is short, it is returned instead.
         let p = loop {
             let p = take(3_000_000);
             bytes(p, 3_000_000).fill(1);
@@ -90,7 +90,7 @@ fn a_pointer_never_handed_out() {
         let p = take(300_000);
         // SAFETY: not dereferenced; far inside the area.
         let far = NonNull::new(p.as_ptr().wrapping_add(1 << 30)).unwrap();
-        // SAFETY: it is to be refused.
+        // SAFETY: the call must be refused.
         unsafe { pool::realloc(far, 1, 1, false) };
     });
 }
@@ -100,7 +100,7 @@ fn realloc_of_what_is_free() {
     dies(this_test!(), &["realloc", "100000 bytes", "freed"], || {
         let p = take(100_000);
         give(p);
-        // SAFETY: it is to be refused.
+        // SAFETY: the call must be refused.
         unsafe { pool::realloc(p, 200_000, 1, false) };
     });
 }
@@ -117,9 +117,10 @@ extern "C" fn allocate_in_handler(_: libc::c_int) {
     HANDLED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Runs `work` while signals arrive in the midst of every call, one at a time, until `work` has ended.
+/// Runs `work` while signals arrive in the middle of every call, one at a time, until `work` has
+/// ended.
 fn under_signals(handler: extern "C" fn(libc::c_int), work: impl FnOnce()) {
-    // SAFETY: the handler does what is being tested; a zeroed sigaction is a valid one.
+    // SAFETY: the handler makes the tested calls; a zeroed sigaction is a valid one.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as *const () as usize;
@@ -136,7 +137,7 @@ fn under_signals(handler: extern "C" fn(libc::c_int), work: impl FnOnce()) {
                 let before = HANDLED.load(Ordering::Relaxed);
                 // SAFETY: a live thread.
                 unsafe { libc::pthread_kill(me as libc::pthread_t, libc::SIGUSR1) };
-                // One at a time, or the thread does nothing but handle signals.
+                // One at a time, or the thread would only handle signals.
                 while HANDLED.load(Ordering::Relaxed) == before {
                     std::thread::yield_now();
                 }
@@ -179,19 +180,19 @@ fn a_signal_handler_may_allocate() {
     });
 }
 
-/// Addresses that were freed lately.
+/// Addresses that were freed recently.
 static FREED: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
 
 extern "C" fn change_free_runs_in_handler(_: libc::c_int) {
     for place in &FREED {
-        // The thread that was interrupted may have one of them again: an allocation stays.
+        // The interrupted thread may have one of them again: an allocation stays.
         mapped::let_go(place.swap(0, Ordering::Relaxed), 4096, Call::Changes);
     }
     HANDLED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// A handler's mprotect of a free run that is on its way to the kernel, while its own thread has a list for which the
-/// thread waits that has the queue.
+/// A handler's mprotect of a free run that is on its way to the kernel. Its own thread has a list
+/// for which the thread with the queue waits.
 #[test]
 fn a_signal_handler_may_change_free_runs() {
     in_child(this_test!(), &[], || {
@@ -262,7 +263,7 @@ fn forks_in_the_midst_of_it() {
     });
 }
 
-/// Takes, signs, checks and gives runs until told to stop.
+/// Allocates, signs, checks and frees runs until `stop`.
 fn churn(thread: u64, round: u64, stop: impl Fn(usize) -> bool) {
     let mut random = Random(thread * 1000 + round + 1);
     let mut held: Vec<(NonNull<u8>, usize, u64)> = Vec::new();
@@ -293,7 +294,7 @@ fn churn(thread: u64, round: u64, stop: impl Fn(usize) -> bool) {
     }
 }
 
-/// What a fork shares MADV_FREE passes over: it is returned instead.
+/// MADV_FREE skips pages that a fork shares: they are returned instead.
 #[test]
 fn pages_shared_with_a_child_leave_all_the_same() {
     in_child(this_test!(), &[], || {

@@ -1,4 +1,4 @@
-//! Growth: what it costs in memory, and that nothing is lost on the way.
+//! Growth: its cost in memory, and that nothing is lost on the way.
 
 use crate::pool_kit::*;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use tenure::pool::{self, Settings};
 use tenure_testkit::pages::rss;
 use tenure_testkit::{in_child, this_test};
 
-/// As a vector does: doubled until it has `most` bytes, then freed.
+/// Like a vector: doubled until it has `most` bytes, then freed.
 fn grow(most: usize) {
     let mut size = 128 << 10;
     let mut p = take(size);
@@ -36,8 +36,8 @@ fn what_growth_frees_growth_takes_again() {
     });
 }
 
-/// A log of a growing array: a little more at a time, up to a gigabyte. No byte is lost, each page is
-/// touched for the first time once, and the address changes about as often as the size doubles.
+/// A log of a growing array: a little more at a time, up to a gigabyte. No byte is lost, each page
+/// is touched for the first time once, and the address changes about as often as the size doubles.
 #[test]
 fn many_small_steps_touch_each_page_once() {
     in_child(this_test!(), &[], || {
@@ -64,7 +64,7 @@ fn many_small_steps_touch_each_page_once() {
     });
 }
 
-/// Where nothing warm is at hand.
+/// If no warm run fits.
 #[test]
 fn growing_moves_pages_and_not_bytes() {
     in_child(this_test!(), &[], || {
@@ -87,13 +87,13 @@ fn growing_moves_pages_and_not_bytes() {
         let stats = pool::stats();
         assert!(places >= 5 && stats.realloc_moved == places, "{places} places: {stats:?}");
         assert!(stats.realloc_moved_bytes >= kept, "{kept} bytes: {stats:?}");
-        // What has moved away is not there any more.
+        // Moved pages are no longer at their old place.
         assert!(stats.warm_bytes + stats.offered_bytes < 1 << 20, "{stats:?}");
         give(p);
     });
 }
 
-/// Sizes at random, some zeroed: what was there is there, what is new reads zeros where it was asked for.
+/// Sizes at random, some zeroed: old bytes stay, and new bytes read zeros if that was requested.
 #[test]
 fn random_growth_keeps_its_bytes() {
     in_child(this_test!(), &[], || {
@@ -129,7 +129,7 @@ fn random_growth_keeps_its_bytes() {
     });
 }
 
-/// Of a block that does not begin where its run does.
+/// For a block that does not begin where its run does.
 #[test]
 fn what_has_moved_away_is_not_warm() {
     in_child(this_test!(), &[], || {

@@ -9,7 +9,7 @@ use tenure::retire;
 use tenure_testkit::pages::{lazyfree_total, map_count, rss};
 use tenure_testkit::{in_child, sweep, this_test};
 
-/// Every so many cycles a run grows whose pages are moved, whatever runs are warm.
+/// After so many cycles a run grows by moving its pages, whatever runs are warm.
 const MOVE_EVERY: usize = 2_000;
 
 fn cycles(thread: u64, count: usize) {
@@ -50,7 +50,7 @@ fn cycles(thread: u64, count: usize) {
             give(held.swap_remove(random.below(12)).0);
         }
         if n % 20_000 == 0 {
-            // SAFETY: the child gives back its copies, and ends without unwinding.
+            // SAFETY: the child frees its copies, and ends without unwinding.
             match unsafe { libc::fork() } {
                 0 => {
                     held.iter().for_each(|(p, _)| give(*p));
@@ -97,7 +97,7 @@ fn many_cycles_leave_nothing() {
         assert!(after.0 <= before.0 + (4 << 20), "resident: {before:?}, then {after:?}");
         assert_eq!((after.1, after.2), (0, 0));
         // A run with huge pages in a part of it is two mappings, and more runs than before may have
-        // been in use at the same time. Hundreds were moved, each a mapping of its own until returned.
+        // been in use at one time. Hundreds were moved, each a mapping of its own until returned.
         let more = 2 * (after.4 - before.4) + 8;
         assert!(after.3 <= before.3 + more, "mappings: {before:?}, then {after:?}");
         assert!(pool::stats().realloc_moved >= (count / MOVE_EVERY) as u64, "{:?}", pool::stats());
@@ -115,13 +115,13 @@ fn mixed_cycles(thread: u64, count: usize) {
             bytes(p, size)[size - 1] = n as u8;
             give(p);
         } else {
-            // From 4 MiB on mappings are moved away, below that they go in slices.
+            // From 4 MiB on mappings are moved away; smaller ones are unmapped in slices.
             let pages = if n % 16 == 1 { 1024 + random.below(2048) } else { 1 + random.below(96) };
             let len = PAGE * pages;
             let at = untouched(len);
             touch(at, len.min(4 * PAGE));
             if n % 31 == 0 {
-                // Refused for an ordinary user above the limit: the cycle is none the worse.
+                // Refused for an ordinary user above the limit, which does not harm the cycle.
                 // SAFETY: the mapping is this test's own. A lock changes no contents.
                 unsafe { libc::syscall(libc::SYS_mlock2, at, len, 1) };
             }
@@ -176,7 +176,8 @@ fn many_cycles_with_retires_leave_nothing() {
         println!("resident, lazily freed, locked, mappings, runs: {before:?}, then {after:?}");
         assert!(after.0 <= before.0 + 4 * MIB as u64, "{before:?}, then {after:?}");
         assert_eq!((after.1, after.2), (0, 0));
-        // A run with huge pages in a part of it is two mappings, and more may have been in use at once.
+        // A run with huge pages in a part of it is two mappings, and more may have been in use at
+        // one time.
         let more = 2 * (after.4 - before.4) + 8;
         assert!(after.3 <= before.3 + more, "{before:?}, then {after:?}");
         assert_eq!(pool::stats().in_use, 0);

@@ -1,4 +1,4 @@
-//! The pool in the place of a program's own mmap and munmap.
+//! The pool in place of a program's own mmap and munmap.
 
 use crate::pool_kit::*;
 use std::ptr::NonNull;
@@ -21,12 +21,12 @@ fn unmap(p: NonNull<u8>, offset: usize, len: usize) -> Unmapped {
     unsafe { mapped::unmap(p.as_ptr() as usize + offset, len) }
 }
 
-/// Whether the page can be read, asked of the kernel.
+/// Asks the kernel whether the page can be read.
 fn readable(at: usize) -> bool {
     let mut byte = 0u8;
     let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let remote = libc::iovec { iov_base: at as *mut _, iov_len: 1 };
-    // SAFETY: a byte of ours is written; the other address is only looked at by the kernel.
+    // SAFETY: a local byte is written; only the kernel reads the other address.
     unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) == 1 }
 }
 
@@ -46,7 +46,7 @@ fn pairs_are_reused_and_read_zeros() {
     });
 }
 
-/// Whether nothing is mapped there, asked of the kernel.
+/// Asks the kernel whether nothing is mapped there.
 fn is_free(at: usize, len: usize) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: a new mapping that replaces nothing, and is unmapped again.
@@ -56,10 +56,10 @@ fn is_free(at: usize, len: usize) -> bool {
     }
 }
 
-/// Maps, over whatever is there.
+/// Maps over the present mappings.
 fn map_at(at: usize, len: usize, kind: i32) -> NonNull<u8> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: over what the test has unmapped, or never had.
+    // SAFETY: over addresses that the test has unmapped, or never had.
     let made = unsafe {
         let flags = kind | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
         libc::mmap(at as *mut _, len, access, flags, -1, 0)
@@ -81,7 +81,7 @@ fn parts_are_unmapped_and_the_rest_stays() {
         let at = p.as_ptr() as usize;
         sign(p, 4 * MIB, 5);
         assert!(!is_free(at, PAGE) && pool::owns(p.as_ptr()));
-        // Head, a hole, tail; each twice: munmap of what is unmapped succeeds.
+        // Head, a hole, tail; each twice: munmap of unmapped addresses succeeds.
         for _ in 0..2 {
             for (offset, len) in [(0, MIB), (2 * MIB, PAGE), (3 * MIB, MIB)] {
                 assert_eq!(unmap(p, offset, len), Unmapped::Done);
@@ -100,11 +100,11 @@ fn parts_are_unmapped_and_the_rest_stays() {
         ] {
             assert_eq!(readable(at + offset), there, "{offset:#x}");
         }
-        // What is left holds what it held.
+        // The remaining pages are unchanged.
         for page in (MIB / PAGE..3 * MIB / PAGE).filter(|page| *page != 2 * MIB / PAGE) {
             assert_ne!(bytes(p, 4 * MIB)[page * PAGE + PAGE - 8], 0, "page {page}");
         }
-        // The addresses are free, and the run is not the pool's any more.
+        // The addresses are free, and the run no longer belongs to the pool.
         assert!(is_free(at, MIB) && is_free(at + 2 * MIB, PAGE) && is_free(at + 3 * MIB, MIB));
         assert!(!pool::owns(p.as_ptr()) && !pool::touches(at, 4 * MIB) && !mapped::holds(at));
         assert_eq!(pool::stats().in_use, 0);
@@ -158,7 +158,7 @@ fn a_mapping_placed_over_a_free_run_stays_the_programs() {
     });
 }
 
-/// Whatever state a free run is in: its addresses are free before the call that names them.
+/// Whatever state a free run is in, its addresses are free before the call that names them.
 #[test]
 fn a_free_run_that_is_named_leaves_the_pool() {
     let slow = Duration::from_secs(3600);
@@ -191,7 +191,8 @@ fn a_free_run_that_is_named_leaves_the_pool() {
     }
 }
 
-/// What was locked or sealed by a system call that nobody saw is not handed to the next owner.
+/// Pages that a system call locked or sealed without the pool's knowledge are not given to the next
+/// owner.
 #[test]
 fn states_that_nobody_saw_are_not_inherited() {
     in_child(this_test!(), &[], || {
@@ -226,7 +227,8 @@ fn states_that_nobody_saw_are_not_inherited() {
     });
 }
 
-/// Unmapped memory may not be accessed, in whatever state the run is, unless that is wanted.
+/// Unmapped memory may not be accessed, whatever the state of the run, unless the program wants
+/// that.
 #[test]
 fn what_is_unmapped_is_closed() {
     in_child(this_test!(), &[], || {
@@ -251,13 +253,13 @@ fn what_is_unmapped_is_closed() {
     });
 }
 
-/// An address that no run had yet, but would have had next.
+/// An address that no run had yet, but that the next run would have got.
 #[test]
 fn a_mapping_at_a_made_up_address_is_not_handed_out() {
     in_child(this_test!(), &[], || {
         let p = map(3 * MIB);
         let (far, len) = (p.as_ptr() as usize + 700 * MIB, 5 * MIB);
-        // A call that fails closes nothing.
+        // A failed call closes nothing.
         for _ in 0..3 {
             assert!(mapped::let_go(far, len, Call::Replaces));
             mapped::was_refused(far, len);
@@ -317,10 +319,10 @@ fn what_is_not_the_pools_is_left_to_munmap() {
     in_child(this_test!(), &[], || {
         let p = map(2 * MIB);
         let far = Box::new([0u8; 4096]);
-        // SAFETY: refused before anything is unmapped.
+        // SAFETY: the call is refused before anything is unmapped.
         unsafe {
             assert_eq!(mapped::unmap(far.as_ptr() as usize & !0xfff, PAGE), Unmapped::NotOurs);
-            // An unaligned start and an empty range are munmap's to refuse.
+            // munmap itself refuses an unaligned start and an empty range.
             assert_eq!(mapped::unmap(p.as_ptr() as usize + 1, PAGE), Unmapped::NotOurs);
             assert_eq!(mapped::unmap(p.as_ptr() as usize, 0), Unmapped::NotOurs);
         }
@@ -330,7 +332,7 @@ fn what_is_not_the_pools_is_left_to_munmap() {
 }
 
 /// A thread reads a run while `part` of it is unmapped: its data, then SIGSEGV, or the zeros of the
-/// next owner. A part goes at once: a reader that finds zeros finds none of the data any more.
+/// next owner. A part goes at once: a reader that finds zeros does not find the data any more.
 fn read_while_unmapped(part: std::ops::Range<usize>) {
     let p = map(64 * MIB);
     bytes(p, 64 * MIB).fill(0x77);
@@ -414,8 +416,8 @@ fn many_pairs_leave_nothing() {
     });
 }
 
-/// What the program maps over a run that it has unmapped is its own: neither offered nor returned in
-/// the run's place.
+/// A mapping that the program makes over a run that it has unmapped belongs to the program: it is
+/// neither offered nor returned in the run's place.
 #[test]
 fn a_mapping_over_a_free_run_keeps_its_contents() {
     in_child(this_test!(), &[], || {

@@ -1,4 +1,4 @@
-//! The pool against a model: every byte that was written stays until its run is freed, no two runs
+//! The pool compared with a model: every written byte stays until its run is freed, no two runs
 //! overlap, and zeroed means zero, in random sequences of every call, on several threads.
 
 use crate::pool_kit::*;
@@ -18,7 +18,8 @@ enum Step {
     Pause,
 }
 
-/// Sizes around what matters: classes' ends, huge pages, where pages move, where the kernel is asked.
+/// Sizes around the important bounds: classes' ends, huge pages, where pages move, where the kernel
+/// is asked.
 fn size() -> impl Strategy<Value = usize> {
     prop_oneof![
         1usize..200_000,
@@ -41,7 +42,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the model knows of a run: its size, what it was signed with.
+/// The model of a run: its size and its signature.
 type Model = BTreeMap<usize, (usize, u64)>;
 
 fn check_apart(model: &Model, at: usize, size: usize) {
@@ -105,7 +106,7 @@ fn run(steps: &[Step]) {
                     at,
                     usable,
                 );
-                // All of it is the run's contents from now on; the next user finds zeros all the same.
+                // All of it is the run's contents from now on; the next user still finds zeros.
                 sign(p, usable, seed);
                 model.insert(at, (usable, seed));
             }

@@ -1,4 +1,4 @@
-//! The pool where the kernel refuses something, for good or once.
+//! The pool when the kernel refuses calls, for good or once.
 
 use crate::pool_kit::*;
 use rustix::io::Errno;
@@ -7,7 +7,7 @@ use tenure::pool::{self, Settings};
 use tenure_testkit::seccomp::{Call, Filter, NthFailure, When};
 use tenure_testkit::{in_child, this_test};
 
-/// A life of the pool: contents must be right, whatever fails; a request may be refused.
+/// Uses the pool once: contents must be right, whatever fails; a request may be refused.
 fn scenario() {
     let mut random = Random(11);
     let mut held = Vec::new();
@@ -69,7 +69,7 @@ fn without(test: &'static str, calls: &[Call], errno: Errno) {
     });
 }
 
-/// A filter refuses every advice: nothing can be given back, and nobody tries for ever.
+/// A filter refuses every advice: nothing can be given back, and no thread tries for ever.
 #[test]
 fn frees_and_trims_end_without_any_advice() {
     for is_prepared in [false, true] {
@@ -141,12 +141,12 @@ fn each_call_fails_in_turn() {
         }
         assert!(failures > 0);
         println!("{failures} calls failed, and no byte was wrong");
-        // What could not be returned is, once it can.
+        // Runs that could not be returned are returned once that is possible.
         wait_for("all returned", Duration::from_secs(5), |s| s.warm + s.offered == 0);
     });
 }
 
-/// A limit on addresses leaves a small pool, or none, and errors that say so.
+/// A limit on addresses leaves a small pool, or none, and errors that name the limit.
 #[test]
 fn under_a_limit_on_addresses() {
     for gib in [1u64, 40] {
@@ -174,7 +174,7 @@ fn under_a_limit_on_addresses() {
     }
 }
 
-/// A program that limits its own addresses has those of the reservation, and goes on.
+/// A program that limits its own addresses keeps those of the reservation, and continues.
 #[test]
 fn addresses_given_up_are_the_programs() {
     in_child(this_test!(), &[], || {
@@ -190,13 +190,13 @@ fn addresses_given_up_are_the_programs() {
         let kib: u64 = size.trim().trim_end_matches(" kB").parse().unwrap();
         assert!(kib < 2 << 20, "{kib} KiB are mapped");
         assert!(pool::stats().reserved_bytes < 1 << 30, "{:?}", pool::stats());
-        // What there is stays, and is used again; what was never used is gone.
+        // The used part stays, and is used again; the unused part is gone.
         assert!(signed(held, 3 << 20, 1));
         let again = take(5 << 20);
         assert_eq!(again, free);
         sign(again, 5 << 20, 2);
         assert_eq!(pool::alloc(700 << 20, 1, false), None);
-        // The program's own, between the pool's runs.
+        // The program's own mapping, between the pool's runs.
         let far = held.as_ptr() as usize + (1 << 30);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         // SAFETY: nothing is mapped at these addresses.
@@ -206,7 +206,7 @@ fn addresses_given_up_are_the_programs() {
         assert!(pool::owns(held.as_ptr()) && pool::touches(far - (2 << 30), 2 << 30));
         // SAFETY: the test's own mapping.
         unsafe { other.cast::<u8>().write_bytes(7, 1 << 20) };
-        // SAFETY: the mapping is this test's own, and nobody uses it.
+        // SAFETY: the mapping is this test's own, and no code uses it.
         let done = unsafe { pool::mapped::unmap(far, 1 << 20) };
         assert_eq!(done, pool::mapped::Unmapped::Done);
         // SAFETY: free addresses again, or this fails.

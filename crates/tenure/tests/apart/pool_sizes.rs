@@ -1,5 +1,5 @@
-//! Sizes that change: the memory of a program is that of what it has, not that of each size beside the others; and no
-//! byte of a former user is seen.
+//! Sizes that change: the memory of a program is that of its present blocks, not the sum over all
+//! sizes; and no byte of a former user is visible.
 
 use crate::pool_kit::*;
 use std::ptr::NonNull;
@@ -10,7 +10,7 @@ use tenure_testkit::{in_child, sweep, this_test, undisturbed};
 
 const MIB: usize = 1 << 20;
 
-/// Nothing is given back by itself.
+/// No run is given back by itself.
 fn still(huge_pages: HugePages) -> Settings {
     Settings::default()
         .with_huge_pages(huge_pages)
@@ -19,7 +19,8 @@ fn still(huge_pages: HugePages) -> Settings {
         .with_return_after(Duration::from_secs(600))
 }
 
-/// Takes a run of each size after the one before was freed, and answers the resident memory at its highest.
+/// Allocates a run of each size after the one before was freed. Returns the highest resident
+/// memory.
 fn one_after_the_other(sizes: impl IntoIterator<Item = usize>) -> u64 {
     let mut highest = 0;
     for (seed, size) in sizes.into_iter().enumerate() {
@@ -63,7 +64,7 @@ fn the_same_with_huge_pages() {
     in_child(this_test!(), &[], || sizes_change(HugePages::Auto));
 }
 
-/// After a few rounds both have pages of their own, so that nothing is new.
+/// After a few rounds both have pages of their own, so that no page is new.
 #[test]
 fn sizes_that_alternate_keep_their_pages() {
     let pressure = || tenure::stats().total.pressure_events;
@@ -81,7 +82,7 @@ fn sizes_that_alternate_keep_their_pages() {
     });
 }
 
-/// A block of which little is touched takes little, whatever was freed before it.
+/// A block of which little is touched takes little memory, whatever was freed before it.
 #[test]
 fn a_sparse_block_takes_no_memory_of_others() {
     in_child(this_test!(), &[], || {
@@ -113,7 +114,8 @@ impl Random {
     }
 }
 
-/// Takes, writes, checks and frees runs of 0.5 to 12 MiB, a few at a time, and calls `now_and_then`.
+/// Allocates, writes, checks and frees runs of 0.5 to 12 MiB, a few at a time, and calls
+/// `now_and_then`.
 fn mixed(seed: u64, turns: u64, mut now_and_then: impl FnMut()) {
     let mut random = Random(seed);
     let mut held: Vec<(NonNull<u8>, usize, u64)> = Vec::new();
@@ -142,8 +144,8 @@ fn mixed(seed: u64, turns: u64, mut now_and_then: impl FnMut()) {
     }
 }
 
-/// Threads that have one another's free runs returned, while the worker offers and returns them, and children that go on
-/// with what their parent had free.
+/// Threads have one another's free runs returned while the worker offers and returns them, and
+/// children continue with their parent's free runs.
 #[test]
 fn threads_and_children_find_their_own_bytes() {
     in_child(this_test!(), &[], || {
@@ -167,7 +169,7 @@ fn threads_and_children_find_their_own_bytes() {
     });
 }
 
-/// Whether a child did it without a panic.
+/// Returns whether a child ran it without a panic.
 fn fork_and(act: impl FnOnce()) -> bool {
     // SAFETY: the child runs the test's code, which uses the pool only, and ends by _exit.
     unsafe {

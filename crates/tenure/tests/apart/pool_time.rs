@@ -1,4 +1,4 @@
-//! When free runs are offered and returned, by what the kernel says of the pages.
+//! When free runs are offered and returned, according to the kernel's counts of the pages.
 
 use crate::pool_kit::*;
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use tenure_testkit::{in_child, skip, this_test, undisturbed};
 
 const MIB: usize = 1 << 20;
 
-/// Of all mappings that the run is in: with huge pages in a part of it there are two.
+/// The sum over all mappings that contain the run: with huge pages in a part of it there are two.
 fn lazily_freed(p: std::ptr::NonNull<u8>, len: usize) -> u64 {
     smaps_over(p.as_ptr() as usize, len).iter().map(|mapping| mapping.lazy_free).sum()
 }
 
-/// How often the keeper was told that memory is short: then it returns what is free at once, as it should,
-/// whatever on this machine took the memory.
+/// How often the worker got a report of pressure: then it returns free runs at once, as it should,
+/// whatever took the memory.
 fn pressure() -> u64 {
     tenure::stats().total.pressure_events
 }
@@ -28,7 +28,8 @@ fn take_again() {
     }
 }
 
-/// A program that frees its large blocks and takes no others has their memory no more: nobody would return it later.
+/// A program that frees its large blocks and allocates no others no longer has their memory: no
+/// thread would return it later.
 #[test]
 fn without_a_worker_the_first_free_runs_are_returned() {
     in_child(this_test!(), &[], || {
@@ -40,14 +41,15 @@ fn without_a_worker_the_first_free_runs_are_returned() {
         let left = rss().saturating_sub(before);
         let stats = pool::stats();
         assert!(left <= 4 * MIB as u64, "{left} bytes: {stats:?}");
-        // From here on it is seen to take them again.
+        // From here on tenure has seen it allocate them again.
         take_again();
         let stats = pool::stats();
         assert!(stats.offered_bytes >= 60 * MIB as u64 || pressure() > 0, "{stats:?}");
     });
 }
 
-/// The thread that frees offers: no thread will do it later. What was offered long ago is returned by later calls.
+/// The thread that frees also offers, because no thread will do it later. Later calls return runs
+/// that were offered long ago.
 #[test]
 fn without_a_worker_free_runs_are_offered_at_once() {
     in_child(this_test!(), &[], || {
@@ -59,7 +61,7 @@ fn without_a_worker_free_runs_are_offered_at_once() {
             runs.iter().for_each(|p| sign(*p, size, 1));
             runs.into_iter().for_each(give);
         }
-        // A mebibyte may be warm, and one more with the thread.
+        // A mebibyte may be warm, and the thread may have one more.
         let freed = 16 * (300_000 + 18 * MIB) as u64;
         let (offered, stats) = (lazyfree_total() - before, pool::stats());
         assert!(stats.warm_bytes <= 3 * MIB as u64, "{stats:?}");
@@ -106,7 +108,7 @@ macro_rules! offered_within_a_second_and_returned_within_the_set_time {
     };
 }
 
-// Runs of both kinds of pages, of a size that threads keep and one that they do not.
+// Runs of both kinds of pages, of a size that threads keep and of one that they do not.
 offered_within_a_second_and_returned_within_the_set_time! {
     of_300_kb: 300_000;
     of_2_mib: 2 * MIB;
@@ -141,7 +143,8 @@ fn offered_and_returned(size: usize) -> bool {
     }
     assert!(lazy + MIB / 2 >= size, "{size}: {lazy} bytes are lazily freed");
     assert!(there >= size - 4096);
-    // Earlier sizes' memory counts as returned, too, and this one is nowhere while it is being returned.
+    // The memory of earlier sizes also counts as returned, and this size is counted nowhere while
+    // it is being returned.
     let gone = || resident(p, size) == 0;
     wait_for("returned", Duration::from_secs(5), |s| s.returned >= 1 && s.offered == 0 && gone());
     let returned_after = freed.elapsed();
@@ -162,7 +165,7 @@ fn what_is_in_use_stays_warm() {
     undisturbed(this_test!(), pressure, || {
         pool::configure(Settings::default().with_offer_after(Duration::from_millis(100)));
         pool::prepare().unwrap();
-        // Where this thread is kept from running for as long as that, they are not in use.
+        // If this thread does not run for so long, they count as not in use.
         for _ in 0..20 {
             let before = pool::stats();
             let (mut turns, mut longest) = (0, Duration::ZERO);
@@ -204,9 +207,9 @@ fn a_page_written_after_the_offer_is_kept_and_the_rest_is_the_kernels() {
         wait_for("offered", Duration::from_secs(2), |s| s.offered == 1);
         assert_eq!(take(size), p, "an offered run is reused");
         assert_eq!(pool::stats().offered_reuses, 1);
-        // The first half is written anew; then the kernel takes what it may.
+        // The first half is written again; then the kernel takes the pages that it may.
         sign(p, size / 2, 2);
-        // SAFETY: the test's own run. What may be dropped is what the offer left to the kernel.
+        // SAFETY: the test's own run. The kernel may drop only the pages that were offered.
         let done = unsafe { libc::madvise(p.as_ptr().cast(), size, libc::MADV_PAGEOUT) };
         assert_eq!(done, 0);
         assert!(signed(p, size / 2, 2), "a page written after the offer was lost");
@@ -244,7 +247,8 @@ fn the_keeper_sleeps_for_good_when_nothing_is_free() {
             sum
         };
         assert!(switches() > 0);
-        // What it does last may come late, and pressure, of whatever runs on this machine, wakes it.
+        // The worker's last work may come late, and pressure caused by any other program on this
+        // machine wakes it.
         let (mut quiet_s, mut short_s) = (0, 0);
         while quiet_s < 3 && short_s < 60 {
             let before = (pressure(), switches());
@@ -258,7 +262,7 @@ fn the_keeper_sleeps_for_good_when_nothing_is_free() {
         if quiet_s < 3 {
             skip!("memory was short on this machine in each of 60 seconds");
         }
-        // And it wakes when there is something.
+        // It wakes when there is work.
         let p = take(3 * MIB);
         sign(p, 3 * MIB, 1);
         give(p);

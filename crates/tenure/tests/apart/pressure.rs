@@ -13,7 +13,7 @@ use tenure_testkit::{or_skip, run_child, sweep, this_test, ChildResult, Competit
 const PAGE: usize = 4096;
 const RANGE: usize = 2 << 20;
 
-/// Of volatile memory.
+/// Bytes of volatile memory.
 fn total() -> usize {
     sweep(80 << 20, 160 << 20)
 }
@@ -23,12 +23,12 @@ fn limit() -> u64 {
     sweep(128 << 20, 256 << 20)
 }
 
-/// What the competitor needs.
+/// The competitor's need.
 fn need() -> u64 {
     sweep(75 << 20, 150 << 20)
 }
 
-/// Never 0, different for every word.
+/// A word that is never 0 and different for every page and index.
 fn word(page: usize, i: usize) -> u64 {
     ((page * 512 + i) as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1
 }
@@ -55,13 +55,13 @@ struct Seen {
 struct Ranges(*mut u8);
 // SAFETY: the address of a mapping that outlives the threads; each range is used by one thread.
 unsafe impl Send for Ranges {}
-// SAFETY: the threads share an address only, of a mapping that outlives them, and each range is
+// SAFETY: the threads share only an address, of a mapping that outlives them, and each range is
 // used by one thread.
 unsafe impl Sync for Ranges {}
 
 impl Ranges {
-    /// Unmarks a range, checks every page of it against what the unmark said, and (in the process
-    /// that made it) refills what is gone and marks it again.
+    /// Unmarks a range, checks every page of it against the unmark's result, and (in the process
+    /// that made it) refills purged pages and marks it again.
     fn check(self, range: usize, seen: &Seen, again: bool) {
         // SAFETY: inside the mapping; no other thread uses this range meanwhile.
         let (at, bytes) = unsafe {
@@ -143,7 +143,7 @@ fn run(
         // At least a few rounds, however fast the pages are read.
         while seen.reads.load(Ordering::Relaxed) < reads || round < 4 {
             round += 1;
-            // What the keeper has not offered yet cannot be taken.
+            // Memory that the worker has not offered yet cannot be taken.
             std::thread::sleep(Duration::from_millis(20));
             competitor.need(need()).expect("its need is met from volatile memory");
             competitor.release().unwrap();
@@ -157,7 +157,8 @@ fn run(
     if !forks {
         let freed = lazily_freed_pages() - before;
         let purged = seen.purged.load(Ordering::Relaxed);
-        // A page reported that the kernel did not discard would make more reports than discards.
+        // If a page was reported that the kernel did not discard, there would be more reports than
+        // discards.
         assert!(purged <= freed, "{purged} pages reported, {freed} discarded");
     }
     // SAFETY: the mapping is unmapped after this.
@@ -165,7 +166,7 @@ fn run(
     seen
 }
 
-/// A child checks some of its copies of the ranges; answers its exit status.
+/// A child checks some of its copies of the ranges. Returns its exit status.
 fn child_finds_wrong(ranges: Ranges, count: usize, round: usize) -> i32 {
     // SAFETY: the child checks ranges and exits without unwinding.
     match unsafe { libc::fork() } {
@@ -218,7 +219,7 @@ fn all_configurations(reads_each: u64) {
     group.leave_self().unwrap();
 }
 
-/// Shows what the child counted, and fails if it failed.
+/// Prints the child's counts, and fails if it failed.
 fn report(result: ChildResult) {
     println!("{}", result.output);
     assert!(result.finished(), "the child ended with {}", result.status);
@@ -238,7 +239,7 @@ fn the_same_without_userfaultfd() {
     }));
 }
 
-/// The same with one thing refused by seccomp.
+/// Runs with one feature refused by seccomp.
 fn without(test: &'static str, call: Call, errno: Errno) {
     report(run_child(test, &[], || {
         Filter::new().refuse(call, errno).install_this_thread().unwrap();

@@ -1,4 +1,4 @@
-//! Touches of purged pages from several threads: the handler stays, and every thread goes on.
+//! Touches of purged pages from several threads: the handler stays, and every thread continues.
 
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,7 +23,7 @@ fn make_again(purged: Purged) -> bool {
 
 /// The address of the SIGBUS handler.
 fn installed() -> usize {
-    // SAFETY: only reads what is installed; an all-zero sigaction is a valid one.
+    // SAFETY: only reads the present action; an all-zero sigaction is a valid one.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut action);
@@ -47,14 +47,14 @@ fn threads_that_touch_one_purged_page_all_go_on() {
                     if done.load(Ordering::Relaxed) {
                         return;
                     }
-                    // SAFETY: mapped; a purged page is the handler's.
+                    // SAFETY: mapped; the handler makes a purged page.
                     unsafe { (at as *const u8).read_volatile() };
                     turn.wait();
                 });
             }
             let (start, mut rounds) = (Instant::now(), 0);
             while start.elapsed() < sweep(PATIENCE / 10, PATIENCE * 2 / 5) && installed() == ours {
-                // SAFETY: this test's page, which nobody touches now.
+                // SAFETY: this test's page, which no thread touches now.
                 unsafe {
                     std::ptr::write_bytes(p, 7, PAGE);
                     volatile::mark(p, PAGE).unwrap();

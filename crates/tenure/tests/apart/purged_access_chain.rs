@@ -1,5 +1,5 @@
-//! tenure's SIGBUS handler among those of the program: it is there when it is said to be, and the handler before it
-//! is called as the kernel would call it.
+//! tenure's SIGBUS handler among those of the program: it is installed when the call returns, and
+//! it calls the handler before it as the kernel would.
 
 use crate::promise_kit::*;
 use std::mem::MaybeUninit;
@@ -32,11 +32,11 @@ fn purged_page() -> usize {
 }
 
 fn touch(at: usize) -> u8 {
-    // SAFETY: a page of `purged_page`: mapped; what is purged is a handler's.
+    // SAFETY: a page of `purged_page`: mapped; a handler makes a purged page.
     unsafe { (at as *const u8).read_volatile() }
 }
 
-/// Makes a page without `Purged::fill`, so that the access goes on whatever its handler says.
+/// Makes a page without `Purged::fill`, so that the access continues whatever its handler returns.
 fn make(at: usize) {
     let p = at as *mut u8;
     // SAFETY: a page of `purged_page`.
@@ -46,7 +46,7 @@ fn make(at: usize) {
     }
 }
 
-/// Has the program install a handler; returns what was there.
+/// Has the program install a handler; returns the one before.
 fn installed(handler: usize, flags: i32, masked: &[i32]) -> libc::sigaction {
     let mut before = MaybeUninit::uninit();
     // SAFETY: the callers' handlers live for ever; the rest is plain data.
@@ -85,7 +85,8 @@ extern "C" fn makes(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_
 
 const MAKES: Handler = makes;
 
-/// The handler is there when the call returns, also while another thread's first call is half way.
+/// The handler is installed when the call returns, also while another thread's first call is half
+/// way.
 #[test]
 fn a_call_beside_another_and_in_a_child_has_the_handler_installed() {
     needs_userfaultfd!();
@@ -116,7 +117,8 @@ fn make_and_decline(purged: Purged) -> bool {
     false
 }
 
-/// A fault that the default is to have, and that the program survives: the page is there by now.
+/// A fault that should get the default action, and that the program survives, because the page is
+/// there by now.
 #[test]
 fn a_call_after_the_default_was_put_back_installs_the_handler_again() {
     needs_userfaultfd!();
@@ -127,7 +129,7 @@ fn a_call_after_the_default_was_put_back_installs_the_handler_again() {
         assert_eq!(touch(purged_page()), 5);
         on_purged_access(fill).unwrap();
         assert_eq!(touch(purged_page()), 7);
-        // And where the program has put one there meanwhile, which knows of none before it.
+        // Also if the program has installed a handler meanwhile that passes nothing on.
         on_purged_access(make_and_decline).unwrap();
         assert_eq!(touch(purged_page()), 5);
         installed(MAKES as usize, 0, &[]);
@@ -155,7 +157,7 @@ static BLOCKED_AFTER: AtomicU32 = AtomicU32::new(u32::MAX);
 
 extern "C" fn later(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     CALLS.fetch_add(1, Ordering::SeqCst);
-    // SAFETY: what `installed` returned, which takes a siginfo: tenure's.
+    // SAFETY: the result of `installed`, which takes a siginfo: tenure's handler.
     let before: Handler = unsafe { std::mem::transmute(BEFORE_LATER.load(Ordering::SeqCst)) };
     before(signal, info, context);
     BLOCKED_AFTER.store(blocked(), Ordering::SeqCst);
@@ -163,7 +165,8 @@ extern "C" fn later(signal: libc::c_int, info: *mut libc::siginfo_t, context: *m
 
 const LATER: Handler = later;
 
-/// It calls ours. A call leaves it where it is: ours before it again would be a chain without an end.
+/// It calls tenure's handler. A call leaves it in place: tenure's before it again would be an
+/// endless chain.
 #[test]
 fn a_later_handler_of_the_program_stays_before_ours() {
     needs_userfaultfd!();
@@ -175,7 +178,8 @@ fn a_later_handler_of_the_program_stays_before_ours() {
         on_purged_access(fill).unwrap();
         assert_eq!(touch(purged_page()), 7);
         assert_eq!(CALLS.load(Ordering::SeqCst), 1);
-        // What was blocked for the handler before ours is so no more when ours has returned.
+        // Signals that were blocked for the handler before tenure's are unblocked again when
+        // tenure's has returned.
         on_purged_access(decline).unwrap();
         assert_eq!(touch(purged_page()), 5);
         assert_eq!(CALLS.load(Ordering::SeqCst), 3);
@@ -185,7 +189,8 @@ fn a_later_handler_of_the_program_stays_before_ours() {
     });
 }
 
-/// Blocked while the handler before ours runs: its mask, and the signal itself but for SA_NODEFER.
+/// Blocked while the handler before tenure's runs: its mask, and the signal itself unless
+/// SA_NODEFER is set.
 #[test]
 fn the_handler_before_has_blocked_what_it_asked_for() {
     needs_userfaultfd!();
@@ -207,7 +212,7 @@ fn shared_count() -> &'static AtomicI32 {
     static SHARED: AtomicUsize = AtomicUsize::new(0);
     if SHARED.load(Ordering::SeqCst) == 0 {
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping at a place of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), PAGE, 3, flags, -1, 0) };
         assert_ne!(at, libc::MAP_FAILED);
         SHARED.store(at as usize, Ordering::SeqCst);
@@ -225,7 +230,7 @@ extern "C" fn reports(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_v
 
 const REPORTS: Handler = reports;
 
-/// A crash reporter: it reports once, returns, and the access that is tried again kills.
+/// A crash reporter: it reports once and returns, and the repeated access kills the process.
 #[test]
 fn a_handler_before_that_is_to_be_called_once_is_called_once() {
     needs_userfaultfd!();
@@ -238,7 +243,8 @@ fn a_handler_before_that_is_to_be_called_once_is_called_once() {
             let page = purged_page();
             assert_eq!(forked(|| _ = touch(page)), Ended::Signal(libc::SIGBUS));
             assert_eq!(count.load(Ordering::SeqCst), 1);
-            // A signal that is sent, as well. The next is tenure's where it is about a purged page.
+            // Also a signal that a process sends. tenure handles the next one if it is about a
+            // purged page.
             let sent = forked(|| {
                 // SAFETY: the call takes a number only, and there is a handler for the signal.
                 assert_eq!(unsafe { libc::raise(libc::SIGBUS) }, 0);
@@ -257,7 +263,7 @@ fn a_handler_before_that_is_to_be_called_once_is_called_once() {
 
 static RECURSED: AtomicBool = AtomicBool::new(false);
 
-/// Touches the page that it is called for.
+/// Touches its own page.
 fn touches_it_itself(purged: Purged) -> bool {
     if RECURSED.swap(true, Ordering::SeqCst) {
         // SAFETY: ends the process at once.

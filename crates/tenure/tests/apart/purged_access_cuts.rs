@@ -1,5 +1,6 @@
-//! Touches of purged pages while another thread cuts the range that holds them, or joins it to another: the
-//! handler that would make the page is called, or the page is there, and the program is not killed.
+//! Touches of purged pages while another thread cuts the range that holds them, or joins it to
+//! another: the handler that would make the page is called, or the page is there, and the program
+//! is not killed.
 
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -8,7 +9,7 @@ use tenure::volatile::{self, Purged};
 use tenure_testkit::{sweep, this_test};
 
 const PAGES: usize = 64;
-/// So many ranges are between the numbers that are used: a look at all ranges takes a while.
+/// So many ranges lie between the used numbers, so that a look at all ranges takes a while.
 const OTHERS: usize = 20_000;
 /// Above every cut.
 const TOUCHED: usize = 40;
@@ -21,7 +22,7 @@ fn make_again(purged: Purged) -> bool {
 }
 
 fn mark(at: usize, pages: usize) {
-    // SAFETY: this test's pages; what they hold may go.
+    // SAFETY: this test's pages, whose contents are not needed.
     unsafe { volatile::mark(at as *mut u8, pages * PAGE).unwrap() };
 }
 
@@ -35,7 +36,7 @@ fn forget(at: usize, pages: usize) {
     unsafe { volatile::forget(at as *mut u8, pages * PAGE).unwrap() };
 }
 
-/// Ranges that stay known, not one beside another.
+/// Makes ranges that stay known and are not neighbours.
 fn know_others() {
     let at = plain(2 * OTHERS * PAGE);
     for page in (0..2 * OTHERS).step_by(2) {
@@ -44,8 +45,8 @@ fn know_others() {
     }
 }
 
-/// Purges the range, then touches a page of it, and meanwhile has another thread `change` the range's shape, at
-/// every moment of the look that the touch makes. `prepare` puts the shape back as it was.
+/// Purges the range, then touches a page of it, and meanwhile has another thread `change` the
+/// range's shape, at every moment of the look that the touch makes. `prepare` restores the shape.
 fn touch_while(at: usize, mut prepare: impl FnMut(), change: impl Fn() + Sync) {
     let (go, done, end) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
     let delay = AtomicU64::new(0);
@@ -71,17 +72,18 @@ fn touch_while(at: usize, mut prepare: impl FnMut(), change: impl Fn() + Sync) {
         let mut round = 0;
         while start.elapsed() < sweep(PATIENCE / 10, PATIENCE / 5) || round < 100 {
             prepare();
-            // SAFETY: this test's pages, which are marked and which nobody touches now.
+            // SAFETY: this test's pages, which are marked and which no thread touches now.
             let _ = unsafe { volatile::purge_now(at as *mut u8, PAGES * PAGE).unwrap() };
             round += 1;
-            // The first rounds tell how long a touch takes; in the others the change begins earlier or later.
+            // The first rounds measure how long a touch takes; in the others the change begins
+            // earlier or later.
             delay.store(
                 if round > 5 { shortest * (round as u64 % 20) / 20 } else { 0 },
                 Ordering::Relaxed,
             );
             go.store(round, Ordering::Release);
             let touch = Instant::now();
-            // SAFETY: mapped; a purged page is the handler's.
+            // SAFETY: mapped; the handler makes a purged page.
             let byte = unsafe { ((at + TOUCHED * PAGE) as *const u8).read_volatile() };
             shortest = shortest.min(touch.elapsed().as_nanos() as u64);
             assert!([0, 1, 7].contains(&byte), "read {byte}");
@@ -95,7 +97,7 @@ fn touch_while(at: usize, mut prepare: impl FnMut(), change: impl Fn() + Sync) {
     assert!(CALLS.load(Ordering::Relaxed) > 0);
 }
 
-/// A range that is not volatile and holds 1 everywhere.
+/// Makes a range non-volatile that holds 1 everywhere.
 fn write(at: usize, pages: usize) {
     unmark(at, pages);
     // SAFETY: this test's pages, which are not volatile now.
@@ -107,7 +109,8 @@ fn a_touch_finds_its_range_while_it_is_cut() {
     needs_userfaultfd!();
     promised(this_test!(), || {
         volatile::on_purged_access(make_again).unwrap();
-        // Low numbers that are free later: the part above the cut gets one, the whole range has a high one.
+        // Low numbers that are free later: the part above the cut gets one, the whole range has a
+        // high one.
         let low = plain(3 * PAGE);
         mark(low, 1);
         mark(low + 2 * PAGE, 1);

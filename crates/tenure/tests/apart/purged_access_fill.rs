@@ -1,5 +1,5 @@
-//! A handler of purged touches that fills the page: every thread sees the made bytes, or waits, and none
-//! sees zeros.
+//! A handler of purged touches that fills the page: every thread reads the made bytes, or waits,
+//! and none reads zeros.
 
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use tenure_testkit::{sweep, this_test};
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
-/// Takes its time, so that other threads come to touch the page meanwhile.
+/// It is slow, so that other threads touch the page meanwhile.
 fn fill_slowly(purged: Purged) -> bool {
     CALLS.fetch_add(1, Ordering::Relaxed);
     std::thread::sleep(Duration::from_micros(200));
@@ -36,7 +36,7 @@ fn no_thread_reads_zeros_while_a_page_is_made_again() {
                         return;
                     }
                     for word in (0..len).step_by(512) {
-                        // SAFETY: mapped; a purged page is the handler's.
+                        // SAFETY: mapped; the handler makes a purged page.
                         let byte = unsafe { ((at + word) as *const u8).read_volatile() };
                         wrong.fetch_add(u64::from(byte != 7), Ordering::Relaxed);
                     }
@@ -45,7 +45,7 @@ fn no_thread_reads_zeros_while_a_page_is_made_again() {
             }
             let (start, mut rounds) = (Instant::now(), 0);
             while start.elapsed() < sweep(PATIENCE / 10, PATIENCE / 4) || rounds < 10 {
-                // SAFETY: this test's pages, which nobody touches now.
+                // SAFETY: this test's pages, which no thread touches now.
                 unsafe {
                     std::ptr::write_bytes(p, 7, len);
                     volatile::mark(p, len).unwrap();
@@ -62,7 +62,7 @@ fn no_thread_reads_zeros_while_a_page_is_made_again() {
                     })
                     .unwrap();
                     for (page, gone) in gone.iter().enumerate() {
-                        // What was filled holds the made bytes until it is purged again.
+                        // Filled pages hold the made bytes until they are purged again.
                         let right = if *gone { 0 } else { 7 };
                         let bytes = std::slice::from_raw_parts(p.add(page * PAGE), PAGE);
                         assert!(bytes.iter().all(|b| *b == right), "page {page}: {}", bytes[0]);

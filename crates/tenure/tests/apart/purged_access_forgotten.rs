@@ -1,5 +1,6 @@
-//! A SIGBUS for a page that no range holds any more: where another thread has taken the page back and forgotten
-//! its range since the touch, the access is tried again. Every other one is the program's.
+//! A SIGBUS for a page that no range holds any more. If another thread has taken the page back and
+//! forgotten its range since the touch, the access is tried again. Every other one goes to the
+//! program.
 
 use crate::promise_kit::*;
 use std::ffi::c_void;
@@ -14,9 +15,9 @@ type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut c_void);
 
 /// The handler that tenure installs.
 static TENURES: AtomicUsize = AtomicUsize::new(0);
-/// What is to be forgotten before tenure's handler sees the signal. 0: nothing.
+/// The range to forget before tenure's handler gets the signal. 0: none.
 static FORGET: AtomicUsize = AtomicUsize::new(0);
-/// Signals that came to the program's own handler.
+/// Signals that reached the program's own handler.
 static EARLIER: AtomicUsize = AtomicUsize::new(0);
 
 fn never_called(_: Purged) -> bool {
@@ -24,7 +25,8 @@ fn never_called(_: Purged) -> bool {
 }
 
 fn install(handler: Handler) {
-    // SAFETY: the handler has the signature that SA_SIGINFO asks for; an all-zero sigaction is a valid one.
+    // SAFETY: the handler has the signature that SA_SIGINFO asks for; an all-zero sigaction is a
+    // valid one.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as *const () as usize;
@@ -35,15 +37,15 @@ fn install(handler: Handler) {
 
 /// Calls tenure's handler.
 fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: what `tenures` found installed is such a function.
+    // SAFETY: the handler that `tenures` found is such a function.
     let handler: Handler = unsafe { std::mem::transmute(TENURES.load(Ordering::SeqCst)) };
     handler(signal, info, context);
 }
 
-/// Has tenure install its handler, and notes it.
+/// Has tenure install its handler, and notes the handler's address.
 fn tenures() {
     volatile::on_purged_access(never_called).unwrap();
-    // SAFETY: only reads what is installed; an all-zero sigaction is a valid one.
+    // SAFETY: only reads the present action; an all-zero sigaction is a valid one.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut action);
@@ -51,7 +53,7 @@ fn tenures() {
     }
 }
 
-/// Does between the touch and tenure's look what another thread may do there.
+/// Acts between the touch and tenure's look, as another thread may.
 extern "C" fn forget_first(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let at = FORGET.swap(0, Ordering::SeqCst);
     if at != 0 {
@@ -80,19 +82,21 @@ fn a_touch_goes_on_where_its_range_was_forgotten_before_the_look() {
                 assert!(purge(at as *mut u8, PAGES * PAGE), "not purged");
             }
             FORGET.store(at, Ordering::SeqCst);
-            // The same page more often than an access is tried again for nothing.
-            // SAFETY: mapped; its range is forgotten by the handler.
+            // Touches one page more often than an access is tried again without a change.
+            // SAFETY: mapped; the handler forgets its range.
             let byte = unsafe { (at as *const u8).read_volatile() };
             assert_eq!((byte, FORGET.load(Ordering::SeqCst)), (0, 0), "round {round}");
         }
     });
 }
 
-/// What tenure's handler would get for a touch of this page; how many went to the program's.
+/// Passes tenure's handler the signal of a touch of this page. Returns how many reached the
+/// program's handler.
 fn raise(at: usize) -> usize {
     const BUS_ADRERR: libc::c_int = 2;
     let before = EARLIER.load(Ordering::SeqCst);
-    // SAFETY: all-zero structures of these types are valid; the address lies 16 bytes into a siginfo.
+    // SAFETY: all-zero structures of these types are valid; the address lies 16 bytes into a
+    // siginfo.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         let mut context: libc::ucontext_t = std::mem::zeroed();
@@ -121,8 +125,8 @@ fn a_signal_that_is_not_tenure_s_reaches_the_program_s_handler() {
             libc::mmap(std::ptr::null_mut(), PAGE, 1, libc::MAP_SHARED, file, 0) as usize
         };
         assert_eq!(raise(beyond), 1, "a page past the end of its file: at once");
-        // A page that can be read and raises the signal for a reason of its own: after some tries. Of a range
-        // that is not volatile, and of none.
+        // A page that can be read and raises the signal for another reason is passed on after some
+        // tries: in a range that is not volatile, and in none.
         for page in [at, at + PAGE] {
             let tries = (1..1000).find(|_| raise(page) > 0);
             assert!(tries.is_some_and(|tries| tries < 100), "{tries:?} tries");
@@ -134,7 +138,8 @@ fn fill(purged: Purged) -> bool {
     purged.fill(&[7; PAGE]).is_ok()
 }
 
-/// A program may unmap a range that it has unmarked. A buffer that comes to lie there is the one whose pages are gone.
+/// A program may unmap a range that it has unmarked. A buffer that is then mapped there has the
+/// purged pages.
 #[test]
 fn a_buffer_in_place_of_an_unmapped_range_is_the_one_that_is_touched() {
     needs_userfaultfd!();
@@ -149,16 +154,17 @@ fn a_buffer_in_place_of_an_unmapped_range_is_the_one_that_is_touched() {
     });
 }
 
-/// `false`: the buffer came to lie elsewhere.
+/// `false`: the buffer lies elsewhere.
 fn touches_a_buffer_in_place_of_a_range() -> bool {
     const OTHERS: usize = 16;
-    // The range gets a higher number than these, whose numbers are free later: a look at all ranges meets the
-    // buffer first.
+    // The range gets a higher number than these, whose numbers are free later: a look at all ranges
+    // meets the buffer first.
     let others = plain(2 * OTHERS * PAGE);
     let each_other = || (0..OTHERS).map(|i| (others + 2 * i * PAGE) as *mut u8);
-    // Where the kernel puts a buffer.
+    // The place where the kernel puts a buffer.
     let at = buffer().as_ptr();
-    // SAFETY: this test's pages, in a place where nothing is mapped, not volatile when they are unmapped.
+    // SAFETY: this test's pages, in a place where nothing is mapped, not volatile when they are
+    // unmapped.
     unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         if libc::mmap(at.cast(), MIB, 3, flags, -1, 0) != at.cast() {
@@ -173,7 +179,7 @@ fn touches_a_buffer_in_place_of_a_range() -> bool {
     let buffer = buffer();
     if buffer.as_ptr() == at {
         assert!(waited(|| buffer.purge_now().unwrap() == MIB));
-        // SAFETY: mapped; a purged page is the handler's.
+        // SAFETY: mapped; the handler makes a purged page.
         assert_eq!(unsafe { buffer.as_ptr().read_volatile() }, 7);
     }
     // SAFETY: this test's pages, which are not known any more.

@@ -1,4 +1,5 @@
-//! A SIGBUS that a process sends does what it would do without tenure, and takes nothing from tenure's handler.
+//! A SIGBUS that a process sends has the effect that it would have without tenure, and takes
+//! nothing from tenure's handler.
 
 use crate::promise_kit::*;
 use tenure::volatile::{self, Purged};
@@ -8,7 +9,8 @@ fn fill(purged: Purged) -> bool {
     purged.fill(&[7; PAGE]).is_ok()
 }
 
-/// With the disposition that the program has chosen before: `None` leaves that of Rust's runtime.
+/// Installs after the disposition that the program has chosen: `None` leaves that of Rust's
+/// runtime.
 fn installed_after(disposition: Option<libc::sighandler_t>) {
     if let Some(disposition) = disposition {
         // SAFETY: sets the default action or ignores the signal, so no function is called for it.
@@ -18,7 +20,7 @@ fn installed_after(disposition: Option<libc::sighandler_t>) {
 }
 
 fn send() {
-    // SAFETY: the call takes a number only. The signal does what the test has set.
+    // SAFETY: the call takes a number only. The signal has the disposition that the test has set.
     assert_eq!(unsafe { libc::raise(libc::SIGBUS) }, 0);
 }
 
@@ -53,7 +55,7 @@ fn it_kills_by_default() {
     });
 }
 
-/// That of Rust's runtime gives way to the default at a signal that is not its own.
+/// The handler of Rust's runtime gives way to the default at a signal that is not its own.
 #[test]
 fn a_handler_that_gives_way_leaves_tenure_s_in_place() {
     needs_userfaultfd!();

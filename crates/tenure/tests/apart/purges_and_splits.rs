@@ -1,5 +1,5 @@
-//! Ranges that are split, joined, purged and taken back by several threads at once: nothing waits for
-//! ever, and a buffer of its own never becomes part of another range.
+//! Several threads split, join, purge and take back ranges at once: no thread waits for ever, and a
+//! separate buffer never becomes part of another range.
 
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use tenure::{Outcome, PageSize, Volatile};
 use tenure_testkit::seccomp::{Call, Hold};
 use tenure_testkit::{skip, sweep, this_test};
 
-/// The next of a row of numbers that looks random.
+/// The next of a sequence of pseudo-random numbers.
 fn next(state: &mut u64) -> usize {
     *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
     (*state >> 33) as usize
@@ -30,7 +30,8 @@ fn a_purge_and_an_unmark_of_a_part_never_wait_for_ever() {
                     while !done.load(Ordering::Relaxed) {
                         let first = next(&mut state) % pages;
                         let count = 1 + next(&mut state) % (pages - first);
-                        // SAFETY: inside the mapping, which outlives the threads; nobody reads it.
+                        // SAFETY: inside the mapping, which outlives the threads; no thread reads
+                        // it.
                         let _ = unsafe {
                             volatile::unmark((base + first * PAGE) as *mut u8, count * PAGE)
                                 .unwrap()
@@ -40,10 +41,10 @@ fn a_purge_and_an_unmark_of_a_part_never_wait_for_ever() {
             }
             let start = Instant::now();
             while start.elapsed() < sweep(PATIENCE / 8, PATIENCE / 2) {
-                // SAFETY: inside the mapping, which outlives the threads. Nobody reads it.
+                // SAFETY: inside the mapping, which outlives the threads. No thread reads it.
                 unsafe {
                     volatile::mark(base as *mut u8, pages * PAGE).unwrap();
-                    // EINVAL where the others have just unmarked all of it.
+                    // EINVAL if the other threads have just unmarked all of it.
                     let _ = volatile::purge_now(base as *mut u8, pages * PAGE);
                 }
                 rounds.fetch_add(1, Ordering::Relaxed);
@@ -51,7 +52,7 @@ fn a_purge_and_an_unmark_of_a_part_never_wait_for_ever() {
             done.store(true, Ordering::Relaxed);
         });
         println!("{} rounds", rounds.load(Ordering::Relaxed));
-        // Another range is not behind any of it.
+        // Another range does not wait for any of this.
         let mut other = filled(1);
         // SAFETY: the mapping lives on.
         unsafe {
@@ -61,8 +62,8 @@ fn a_purge_and_an_unmark_of_a_part_never_wait_for_ever() {
     });
 }
 
-/// Its place was a raw range's a moment ago, between two others that the worker may join. The worker
-/// is stopped where it waits for a lock, if it waits for one there.
+/// Its place belonged to a raw range a moment ago, between two others that the worker may join. The
+/// worker is stopped where it waits for a lock, if it waits for one there.
 #[test]
 fn a_buffer_never_becomes_part_of_the_ranges_beside_it() {
     promised(this_test!(), || {
@@ -125,16 +126,16 @@ fn fill_holes_before(place: usize) {
     }
 }
 
-/// Whether the buffer came to lie between the two, and whether the worker was stopped.
+/// Returns whether the buffer lies between the two, and whether the worker was stopped.
 fn one_try(three: usize, hold: &Hold) -> (bool, bool) {
     let [left, place, right] = [0, 1, 2].map(|page| (three + page * PAGE) as *mut u8);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: this test's three pages; the middle one is mapped again where it is missing.
+    // SAFETY: this test's three pages; the middle one is mapped again if it is missing.
     unsafe {
         libc::mmap(place.cast(), PAGE, 3, flags, -1, 0);
         libc::madvise(place.cast(), PAGE, libc::MADV_NOHUGEPAGE);
         [left, place, right].iter().for_each(|page| page.write(7));
-        // Of their own priorities, so that they stay three.
+        // With different priorities, so that they stay three ranges.
         volatile::mark(left, PAGE).unwrap();
         volatile::mark(right, PAGE).unwrap();
         hold.arm(Duration::from_millis(30));
@@ -159,7 +160,8 @@ fn one_try(three: usize, hold: &Hold) -> (bool, bool) {
     }
 }
 
-/// `unpin` is for callers that count: one too many is refused, even if other threads call it meanwhile.
+/// `unpin` is for callers that count: one too many is refused, even if other threads call it
+/// meanwhile.
 #[test]
 fn extra_unpins_change_nothing() {
     promised(this_test!(), || {

@@ -1,4 +1,4 @@
-//! No system call for marks, pins and gets of what is there; an idle keeper costs nothing.
+//! No system call for marks, pins and gets of intact memory; an idle worker costs nothing.
 
 use crate::promise_kit::never_offer;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use tenure_testkit::{this_test, undisturbed};
 const PAGE: usize = 4096;
 const MILLION: usize = 1_000_000;
 
-/// How often the keeper was told that memory is short.
+/// How often the worker got a report that memory is short.
 fn pressure() -> u64 {
     tenure::stats().total.pressure_events
 }
@@ -106,7 +106,7 @@ fn an_idle_keeper_rests() {
         let rounds = tenure::stats().total.keeper_rounds;
         std::thread::sleep(Duration::from_millis(2500));
         assert_eq!(tenure::stats().total.keeper_rounds, rounds);
-        // And it wakes again for the next.
+        // It wakes again for the next one.
         let _object = Volatile::new(1 << 20).unwrap();
         let start = Instant::now();
         while tenure::stats().offered == 0 {

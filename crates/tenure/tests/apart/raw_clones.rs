@@ -9,14 +9,15 @@ use tenure_testkit::{sweep, this_test};
 
 const PAGES: usize = 2000;
 
-/// Unmarks all, writes, and has the kernel reclaim: what is the program's stays as it was written.
+/// Unmarks all, writes, and has the kernel reclaim: written bytes stay as they are.
 fn writes_stay(at: *mut u8) {
     let len = PAGES * PAGE;
     let set = |wait: Duration, max: u64| {
         let settings = Settings::default().with_offer_after(wait);
         volatile::configure(settings.with_unoffered_max(max));
     };
-    // SAFETY: the child's copy of the test's mapping, which is not volatile while it is written and read.
+    // SAFETY: the child's copy of the test's mapping, which is not volatile while it is written and
+    // read.
     unsafe {
         let _ = volatile::unmark(at, len).unwrap();
         at.write_bytes(9, len);
@@ -33,7 +34,7 @@ fn writes_stay(at: *mut u8) {
     }
 }
 
-/// Ranges that were joined are out of the map a moment before they are forgotten.
+/// A join takes ranges out of the map a moment before they are forgotten.
 fn clones_while_ranges_are_joined() {
     never_offer();
     let mut map = filled(PAGES);
@@ -43,7 +44,7 @@ fn clones_while_ranges_are_joined() {
         scope.spawn(move || {
             let at = |page: usize| (base + page * PAGE) as *mut u8;
             while !over.load(Ordering::Relaxed) {
-                // SAFETY: the mapping outlives the thread; nobody touches its pages.
+                // SAFETY: the mapping outlives the thread; no thread touches its pages.
                 unsafe {
                     (0..PAGES).for_each(|page| volatile::mark(at(page), PAGE).unwrap());
                     joins.fetch_add(1, Ordering::SeqCst);
@@ -56,7 +57,7 @@ fn clones_while_ranges_are_joined() {
         let end = Instant::now() + Duration::from_secs(sweep(2, 6));
         let mut clones = 0u32;
         while Instant::now() < end {
-            // Until the next join begins, and then for another time at each turn.
+            // Until the next join begins, and then for another time in each turn.
             let next = joins.load(Ordering::SeqCst) / 2 * 2 + 3;
             while joins.load(Ordering::SeqCst) < next {
                 std::hint::spin_loop();

@@ -1,4 +1,5 @@
-//! What a refill function has not made yet is missing for everybody, in a child too: never zeros.
+//! Bytes that a refill function has not made yet are missing for every process, also for a child:
+//! never zeros.
 
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -29,7 +30,7 @@ fn made_unless(fails: &'static AtomicBool) -> Refill {
     })
 }
 
-/// A touch without a pin, by which the process dies.
+/// Touches without a pin, which kills the process.
 fn touch(buffer: &Volatile) {
     // SAFETY: mapped; the default handler ends the process.
     unsafe {
@@ -44,7 +45,7 @@ fn a_function_may_make_a_child_past_all_handlers() {
         static CHILD: AtomicI32 = AtomicI32::new(-1);
         let buffer = purged(Refill::pages(|_, bytes| {
             if CHILD.load(Ordering::SeqCst) == -1 {
-                // SAFETY: the child returns from here, too, and ends below.
+                // SAFETY: the child also returns from here, and ends below.
                 let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
                 CHILD.store(pid as i32, Ordering::SeqCst);
             }
@@ -99,7 +100,7 @@ fn what_a_failed_refill_has_not_made_reads_no_zeros() {
         let in_child = || {
             assert_eq!(forked(|| touch(&buffer)), Ended::Signal(libc::SIGBUS));
             assert!(buffer.pin().is_err());
-            // Its first call makes up for the handlers.
+            // Its first call does the work of the handlers.
             let after_a_call = || {
                 let _ = Volatile::new(PAGE);
                 touch(&buffer);
@@ -118,8 +119,8 @@ fn what_a_failed_refill_has_not_made_reads_no_zeros() {
     });
 }
 
-/// The watch of what is lost ends with the descriptors. Zeros that come to lie there are not taken for bytes that
-/// were made.
+/// The watch of lost pages ends with the descriptors. Zeros that are then read there do not count
+/// as made bytes.
 #[test]
 fn what_was_lost_before_the_descriptors_were_is_made_all_the_same() {
     needs_userfaultfd!();
@@ -147,7 +148,7 @@ fn what_was_lost_before_the_descriptors_were_is_made_all_the_same() {
         assert_eq!(forked(touched_after_a_call), Ended::Signal(libc::SIGBUS));
         let touched_and_made = || {
             close_all();
-            // Nothing watches it now: what is read, and written, is nobody's.
+            // Nothing watches it now: bytes that are read or written there do not count.
             // SAFETY: the byte is inside the buffer, which is mapped; a purged page is refilled.
             unsafe { buffer.as_ptr().write_volatile(1) };
             FAILS.store(false, Ordering::SeqCst);
@@ -158,7 +159,8 @@ fn what_was_lost_before_the_descriptors_were_is_made_all_the_same() {
     });
 }
 
-/// What was lost is watched again while another thread looks at it: no page of zeros is taken for made.
+/// Lost pages are watched again while another thread looks at them: no page of zeros counts as
+/// made.
 #[test]
 fn what_was_lost_is_made_beside_a_thread_that_looks_at_it() {
     needs_userfaultfd!();
@@ -206,7 +208,7 @@ fn what_was_lost_is_made_beside_a_thread_that_looks_at_it() {
             unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
             // SAFETY: locks the child's memory.
             if unsafe { libc::mlockall(libc::MCL_CURRENT) } != 0 {
-                return; // not allowed to
+                return; // not allowed
             }
             FAILS.store(false, Ordering::SeqCst);
             assert!(buffer.pin().unwrap().iter().all(|byte| *byte == 7));
@@ -215,14 +217,15 @@ fn what_was_lost_is_made_beside_a_thread_that_looks_at_it() {
     });
 }
 
-/// A page whose refill failed at a touch holds a mark of the kernel's, which must go although the page is locked.
+/// A page whose refill failed at a touch has a mark of the kernel's, which must go although the
+/// page is locked.
 #[test]
 fn what_a_touch_could_not_make_is_made_although_it_is_locked() {
     needs_userfaultfd!();
     promised(this_test!(), || {
         static FAILS: AtomicBool = AtomicBool::new(true);
         let buffer = purged(made_unless(&FAILS));
-        // The child dies of the touch; the next touch is the kernel's, which gets an error.
+        // The child dies of the touch; the next touch is by the kernel, which gets an error.
         assert_eq!(forked(|| touch(&buffer)), Ended::Signal(libc::SIGBUS));
         assert_eq!(peek(buffer.as_ptr() as usize), None);
         FAILS.store(false, Ordering::SeqCst);

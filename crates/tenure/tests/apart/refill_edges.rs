@@ -1,4 +1,4 @@
-//! Refill functions at the edges: beside pins, of large buffers, with large frames.
+//! Refill functions in special cases: beside pins, of large buffers, with large frames.
 
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,14 +23,14 @@ fn purged(len: usize, refill: Refill) -> Volatile {
     buffer
 }
 
-/// A touch asks for a page and a pin makes it meanwhile; that the touch's own refill fails later
-/// concerns nobody.
+/// A touch requests a page and a pin makes it meanwhile. A later failure of the touch's own refill
+/// has no effect.
 #[test]
 fn a_page_that_a_pin_has_made_raises_no_signal() {
     needs_userfaultfd!();
     promised(this_test!(), || {
-        // As in a program that is not Rust's: its runtime's handler would forgive one signal.
-        // SAFETY: nothing here depends on the handler that is taken away.
+        // As in a program not written in Rust: its runtime's handler would tolerate one signal.
+        // SAFETY: nothing here depends on the removed handler.
         unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
         let (begin, begun) = mpsc::channel();
         let (go_on, wait) = mpsc::channel::<()>();
@@ -65,7 +65,7 @@ fn a_page_that_a_pin_has_made_raises_no_signal() {
     });
 }
 
-/// A buffer is refilled in its own place, or by parts: not beside itself as a whole.
+/// A buffer is refilled in its own place, or by parts, not as a second whole copy.
 #[test]
 fn a_large_buffer_is_refilled_in_less_than_twice_its_memory() {
     let done = promised_within(this_test!(), 160 << 20, || {
@@ -75,7 +75,7 @@ fn a_large_buffer_is_refilled_in_less_than_twice_its_memory() {
     or_skip!(done);
 }
 
-/// Where the address space has no room for a copy, a pin succeeds or says so.
+/// If the address space has no room for a copy, a pin succeeds or returns an error.
 #[test]
 fn a_large_buffer_is_refilled_where_addresses_are_limited() {
     promised(this_test!(), || {
@@ -107,8 +107,8 @@ fn a_refill_function_has_a_thread_s_usual_stack() {
     });
 }
 
-/// Two functions that pin each other's buffers, from two threads at once: one of them is told so, and no
-/// thread waits for ever.
+/// Two functions pin each other's buffers, from two threads at once: one of them gets an error, and
+/// no thread waits for ever.
 #[test]
 fn functions_that_pin_each_others_buffers_get_an_error_and_no_hang() {
     promised(this_test!(), || {
@@ -137,7 +137,7 @@ fn functions_that_pin_each_others_buffers_get_an_error_and_no_hang() {
 
 static FILLED: AtomicU32 = AtomicU32::new(0);
 
-/// Says so if a page that it was told to have filled raises the signal again.
+/// Reports a page that raises the signal again after the fill.
 fn fill_once(purged: Purged) -> bool {
     purged.fill(&[9; PAGE]).is_ok() && FILLED.fetch_add(1, Ordering::SeqCst) < 2
 }
@@ -173,11 +173,11 @@ fn a_handler_fills_a_page_whose_refill_has_failed() {
     });
 }
 
-/// Forks, has the child fill the page, and fills it here.
+/// Forks, has the child fill the page, and fills it in this process.
 fn fill_in_a_child_too(purged: Purged) -> bool {
     let ended = forked(|| {
         purged.fill(&[5; PAGE]).unwrap();
-        // SAFETY: the page is mapped, and was just made by the handler.
+        // SAFETY: the page is mapped, and the handler has just made it.
         assert_eq!(unsafe { (purged.page as *const u8).read_volatile() }, 5);
     });
     FILLED.fetch_add(u32::from(ended == Ended::Well), Ordering::SeqCst);

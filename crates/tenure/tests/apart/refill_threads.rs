@@ -21,14 +21,14 @@ fn sevens(refill: Refill) -> Volatile {
     buffer
 }
 
-/// Purges it; what its first byte is by a touch without a pin.
+/// Purges it, and returns its first byte by a touch without a pin.
 fn purged_and_touched(buffer: &Volatile) -> u8 {
     assert!(waited(|| buffer.purge_now().unwrap() == LEN));
     // SAFETY: mapped; a purged page is refilled.
     unsafe { buffer.as_ptr().read_volatile() }
 }
 
-/// The same by a pin.
+/// Purges it, and returns its first byte by a pin.
 fn purged_and_pinned(buffer: &Volatile) -> u8 {
     assert!(waited(|| buffer.purge_now().unwrap() == LEN));
     buffer.pin().unwrap()[0]
@@ -62,7 +62,8 @@ fn it_reads_from_a_file_that_the_program_has_open() {
 fn it_opens_a_file_at_its_first_call_and_keeps_it() {
     needs_userfaultfd!();
     promised(this_test!(), || {
-        // Whatever number the function's file gets on another thread, here that is a file of nines.
+        // Whatever number the function's file gets on another thread, on this one it is a file of
+        // nines.
         let nines = file_of(9);
         // SAFETY: plain numbers; the standard input is not used.
         assert_eq!(unsafe { libc::dup2(nines.as_raw_fd(), 0) }, 0);
@@ -77,7 +78,7 @@ fn it_opens_a_file_at_its_first_call_and_keeps_it() {
     });
 }
 
-/// Its captures are dropped on the program's side too.
+/// Its captures are also dropped on the program's side.
 #[test]
 fn a_file_that_it_owns_is_closed() {
     needs_userfaultfd!();
@@ -106,20 +107,20 @@ fn it_reads_purged_memory_that_a_handler_makes_again() {
         volatile::on_purged_access(fill_with_sevens).unwrap();
         let buffer = sevens(Refill::pages(move |at, bytes| {
             for (n, byte) in bytes.iter_mut().enumerate() {
-                // SAFETY: inside the memory; what is purged of it is made again.
+                // SAFETY: inside the memory; purged bytes are made again.
                 *byte = unsafe { ((source + at + n) as *const u8).read_volatile() };
             }
             Ok(())
         }));
-        // SAFETY: this test's own memory, which lives on. A handler makes again what is purged of
-        // it.
+        // SAFETY: this test's own memory, which stays. A handler makes its purged bytes again.
         unsafe { volatile::mark(source as *mut u8, LEN).unwrap() };
         assert!(purge(source as *mut u8, LEN));
         assert_eq!(purged_and_touched(&buffer), 7);
     });
 }
 
-/// A thread that slept at a descriptor which the program can close kept what it watched: no pin succeeded.
+/// A thread that waited on a descriptor which the program can close kept its pages watched: no pin
+/// succeeded.
 #[test]
 fn where_no_descriptor_is_safe_pins_refill_and_touches_are_told() {
     promised(this_test!(), || {
@@ -133,7 +134,7 @@ fn where_no_descriptor_is_safe_pins_refill_and_touches_are_told() {
             assert_eq!(purged_and_pinned(&buffer), 7);
             if round == 1 {
                 for fd in 3..1024 {
-                    // SAFETY: nothing in this process uses these from now on but the library.
+                    // SAFETY: from now on only the library uses these in this process.
                     unsafe { libc::close(fd) };
                 }
             }
@@ -153,7 +154,7 @@ fn where_no_descriptor_is_safe_pins_refill_and_touches_are_told() {
     });
 }
 
-/// There it is the only thread, and there is nothing to go on with.
+/// There it is the only thread, and it has nothing to continue.
 #[test]
 fn a_function_may_fork_at_a_touch_and_return_in_the_child() {
     needs_userfaultfd!();

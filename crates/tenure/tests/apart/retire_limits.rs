@@ -1,4 +1,4 @@
-//! Limits: what a program may do after munmap it may do after a retire.
+//! Limits: after a retire a program may do all that it may do after munmap.
 
 use crate::retire_kit::*;
 use rustix::io::Errno;
@@ -46,13 +46,13 @@ fn locks_are_not_charged_for_what_is_gone() {
             assert_eq!(done, 0, "round {round}: the last lock is still charged");
             assert_eq!(unmap(at, len), Ok(Way::InSlices));
         }
-        // Unlocked memory goes the quick way all the same.
+        // Unlocked memory is still moved.
         assert_eq!(unmap(written(len), len), Ok(Way::Moved));
         drain();
     });
 }
 
-/// No limit holds while it is unmapped; the program may set one right after.
+/// No limit is set while it is unmapped; the program may set one right after.
 #[test]
 fn no_lock_is_charged_when_the_call_returns() {
     in_child(this_test!(), &[], || {
@@ -88,14 +88,14 @@ fn at_the_limit_of_mappings_it_fails_as_munmap_does_and_no_sooner() {
         let place = try_map(256 * MIB, libc::PROT_NONE, PRIVATE, -1).unwrap();
         let (at, whole) = (place + 16 * MIB, place + 128 * MIB);
         for start in [at, whole] {
-            // SAFETY: parts of a mapping of ours.
+            // SAFETY: parts of a mapping of this test's own.
             unsafe { libc::mprotect(start as *mut _, 64 * MIB, RW) };
             touch(start, 64 * MIB);
         }
-        // Before the limit is reached: the first mark makes mappings of its own.
+        // Before the limit is reached, because the first mark makes mappings of its own.
         // SAFETY: the mapping stays as it is until it is unmarked below.
         unsafe { volatile::mark(at as *mut u8, 64 * MIB).unwrap() };
-        // One of every two pages with another protection: each change makes two mappings more.
+        // Every second page gets another protection: each change makes two mappings more.
         let filler = try_map(max * 2 * PAGE, RW, PRIVATE, -1).unwrap();
         let mut page = filler;
         loop {
@@ -115,7 +115,7 @@ fn at_the_limit_of_mappings_it_fails_as_munmap_does_and_no_sooner() {
             // SAFETY: the word is aligned, and its page was not lost.
             assert_eq!(unsafe { (page as *const u64).read_volatile() }, page as u64);
         }
-        // A whole one, and one from its end: no kernel needs a mapping more for these.
+        // A whole one, and one from its end: no kernel needs another mapping for these.
         assert!(unmap(at + 32 * MIB, 32 * MIB).is_ok());
         assert_gone(at + 32 * MIB, 32 * MIB);
         assert!(unmap(whole, 64 * MIB).is_ok());
@@ -129,7 +129,7 @@ fn at_the_limit_of_mappings_it_fails_as_munmap_does_and_no_sooner() {
 #[test]
 fn tenures_own_locks_wait_for_a_teardown() {
     in_child(this_test!(), &[], || {
-        // The keeper alone, which inherits the filter, cannot give anything back: this thread must.
+        // Only the worker, which inherits the filter, cannot give anything back: this thread must.
         let keeper = std::thread::spawn(|| {
             let munmap = Call::Number(libc::SYS_munmap);
             let filter = Filter::new().refuse(munmap, Errno::NOMEM);
@@ -143,14 +143,14 @@ fn tenures_own_locks_wait_for_a_teardown() {
             skip!("to have hidden memory locked, no limit may hold, and then one must");
         }
         assert_eq!(unmap(written(len), len), Ok(Way::Moved));
-        // Locked when it waits, as by an mlockall meanwhile.
+        // Locked while it waits, as by an mlockall meanwhile.
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let Some(hidden) = maps.lines().find(|line| line.ends_with("[anon:tenure: retired]"))
         else {
             skip!("the kernel shows no names of anonymous memory");
         };
         let start = usize::from_str_radix(hidden.split('-').next().unwrap(), 16).unwrap();
-        // SAFETY: locks what is there; nothing of it changes.
+        // SAFETY: locks mapped pages; no contents change.
         assert_eq!(unsafe { libc::mlock(start as *const _, len) }, 0);
         let few = 4 * MIB;
         limit(libc::RLIMIT_MEMLOCK as _, few as u64);
@@ -167,7 +167,7 @@ fn tenures_own_locks_wait_for_a_teardown() {
 #[test]
 fn whoever_is_refused_memory_does_not_wait_for_what_cannot_be_torn_down() {
     in_child(this_test!(), &[], || {
-        // The keeper's thread has the filter too.
+        // The worker's thread has the filter too.
         let munmap = Call::Number(libc::SYS_munmap);
         let filter = Filter::new().refuse(munmap, Errno::NOMEM);
         filter.install_this_thread().expect("a seccomp filter needs no rights");
@@ -201,7 +201,7 @@ fn the_bound_on_what_waits_is_kept_by_the_caller() {
     });
 }
 
-/// Retires 60 % of the group's limit and touches as much anew, over and over.
+/// Retires 60 % of the group's limit and touches as much new memory, again and again.
 #[test]
 fn a_cgroup_does_not_kill_for_a_teardown_that_lags() {
     let group = or_skip!(MemoryCgroup::create("retire", 1 << 30));

@@ -1,5 +1,5 @@
-//! Random layouts of mappings, retired here and unmapped by munmap(2) in another process: what is mapped
-//! afterwards is the same, and all memory and locks are back.
+//! Random layouts of mappings, retired here and unmapped by munmap(2) in another process: the
+//! remaining mappings are equal, and all memory and locks are back.
 
 use crate::retire_kit::*;
 use proptest::prelude::*;
@@ -61,7 +61,7 @@ impl Layout {
         self.parts.iter().map(|(_, size)| size * HALF).sum()
     }
 
-    /// Page-aligned, never empty; the length is not whole pages now and then.
+    /// Page-aligned, never empty; the length is sometimes not whole pages.
     fn range(&self) -> (usize, usize) {
         let whole = self.len();
         let from = whole / 64 * self.from / PAGE * PAGE;
@@ -127,8 +127,8 @@ fn memory_file() -> std::fs::File {
     file
 }
 
-/// Address, protection and name of each mapping at the layout's place, neighbours of one kind joined: what
-/// a mark does to a mapping may have split it.
+/// Address, protection and name of each mapping at the layout's place, with neighbours of one kind
+/// joined, because a mark may have split a mapping.
 fn listed(layout: &Layout) -> Vec<(usize, usize, String)> {
     let mut found: Vec<(usize, usize, String)> = Vec::new();
     for smaps in pages::smaps_over(BASE, layout.len()) {
@@ -146,7 +146,7 @@ fn listed(layout: &Layout) -> Vec<(usize, usize, String)> {
 fn check(layout: &Layout) {
     let before = (pages::rss(), status("VmLck:"));
     let (at, len) = layout.range();
-    // What munmap makes of it, in a child.
+    // The result of munmap, in a child.
     let told = memory_file();
     told.set_len(0).unwrap();
     let code = forked(|| {
@@ -165,7 +165,8 @@ fn check(layout: &Layout) {
     let way = unmap(at, len);
     assert!(way.is_ok(), "{way:?}");
     assert_eq!(format!("{:?}", listed(layout)), theirs, "{layout:?} by {way:?}");
-    // What is left holds what it held, as far as it may be read and nobody was told to take it.
+    // The remaining pages are unchanged, as far as they may be read and the kernel may not take
+    // them.
     let mut start = BASE;
     for (kind, size) in &layout.parts {
         let end = start + size * HALF;
@@ -193,7 +194,7 @@ fn random_layouts_end_as_with_munmap() {
     in_child(this_test!(), &[], || {
         ready();
         let layout = Layout { parts: vec![(Kind::Offered, 4)], from: 0, until: 0 };
-        check(&layout); // what the first use maps and allocates
+        check(&layout); // mappings and allocations of the first use
         let config = Config { cases: 120, failure_persistence: None, ..Config::default() };
         let mut runner = TestRunner::new(config);
         let run = runner.run(&layouts(), |layout| {

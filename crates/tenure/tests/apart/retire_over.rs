@@ -1,4 +1,5 @@
-//! What a launcher does for a program's own calls: a shrinking mremap, and MAP_FIXED over populated memory.
+//! A launcher's work for a program's own calls: a shrinking mremap, and MAP_FIXED over populated
+//! memory.
 
 use crate::retire_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,7 +26,7 @@ fn a_tail_goes_and_the_rest_stays() {
         assert!(tail(at, LEN - 5, 16 * MIB - 9));
         assert_gone(at + 16 * MIB, LEN - 16 * MIB);
         assert_eq!(tenure::stats().total.retired_moved_bytes - before, (LEN - 16 * MIB) as u64);
-        // What the caller makes of it: the kernel agrees that the mapping has that size.
+        // After the caller's own call the kernel agrees that the mapping has that size.
         // SAFETY: mremap to the same size changes nothing.
         let same = unsafe { libc::mremap(at as *mut _, 16 * MIB, 16 * MIB, 0) };
         assert_eq!(same as usize, at);
@@ -33,7 +34,7 @@ fn a_tail_goes_and_the_rest_stays() {
             // SAFETY: the word is aligned, and its page lies before the tail that was cut off.
             assert_eq!(unsafe { (page as *const u64).read() }, page as u64);
         }
-        // Not for it: growing, nothing, more than the mapping has, a hole, unaligned, small.
+        // Refused: growing, an empty tail, more than the mapping has, a hole, unaligned, small.
         assert!(!tail(at, 16 * MIB, LEN));
         assert!(!tail(at, 16 * MIB, 0));
         assert!(!tail(at, LEN, MIB));
@@ -60,7 +61,7 @@ fn what_is_mapped_over_populated_memory_is_one_new_mapping() {
             assert_eq!(inside[0].range, from..from + len);
             assert_eq!(inside[0].rss, 0);
             for page in [at, at + 2 * PAGE, from + len, at + LEN - PAGE] {
-                // SAFETY: around it everything stayed.
+                // SAFETY: the memory around it stayed.
                 assert_eq!(unsafe { (page as *const u64).read() }, page as u64);
             }
             if protection != libc::PROT_NONE {
@@ -94,7 +95,7 @@ fn other_calls_are_left_alone() {
         assert_eq!(map_over(at + 1, LEN, RW, FIXED), None);
         assert_eq!(map_over(at, PAGE, RW, FIXED), None);
         assert_eq!(map_over(at, 0, RW, FIXED), None);
-        // Over nothing, and over what is sealed, the kernel's own call decides.
+        // Over nothing, and over sealed pages, the kernel's own call decides.
         const MSEAL: i64 = 462;
         // SAFETY: the page is inside a mapping of this test's own. A seal changes no contents.
         if unsafe { libc::syscall(MSEAL, at + 8 * MIB, PAGE, 0) } == 0 {
@@ -107,7 +108,7 @@ fn other_calls_are_left_alone() {
     });
 }
 
-/// A reader beside it sees the old word or the new mapping's zero, and is never without a mapping.
+/// A reader beside it reads the old word or the new mapping's zero, and always finds a mapping.
 #[test]
 fn readers_see_the_old_data_or_the_new_zeros() {
     in_child(this_test!(), &[], || {

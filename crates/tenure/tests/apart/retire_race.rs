@@ -1,5 +1,5 @@
-//! Threads read a mapping with plain loads while it is retired: they see its data or SIGSEGV, never
-//! anything else; and what is mapped in its place is never touched by the teardown.
+//! Threads read a mapping with plain loads while it is retired: they get its data or SIGSEGV, and
+//! nothing else. The teardown never touches the next mapping in its place.
 
 use crate::retire_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -25,8 +25,8 @@ extern "C" fn on_fault(_: i32) {
 }
 
 fn catch_faults() {
-    // SAFETY: the handler leaves by siglongjmp to a frame that is there. SA_NODEFER: the mask is not
-    // saved, for that would be a system call a load.
+    // SAFETY: the handler leaves by siglongjmp to a frame that is still there. SA_NODEFER: the mask
+    // is not saved, because that would be a system call for each load.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_fault as *const () as usize;
@@ -41,8 +41,8 @@ fn catch_faults() {
 #[inline(never)]
 fn load(address: usize) -> Option<u64> {
     BACK.with(|back| {
-        // SAFETY: between this call and the load nothing has a destructor, and no variable is changed
-        // that is read after a jump.
+        // SAFETY: between this call and the load no value has a destructor, and no variable is
+        // changed that is read after a jump.
         unsafe {
             if __sigsetjmp(back.get().cast(), 0) != 0 {
                 return None;
@@ -57,14 +57,14 @@ const WORDS: u64 = 0x5EED_0000_0000_0000;
 
 fn fill(at: usize, generation: u64) {
     for page in (at..at + LEN).step_by(PAGE) {
-        // SAFETY: mapped by the caller.
+        // SAFETY: the caller has mapped it.
         unsafe {
             (page as *mut u64).write_volatile(WORDS | generation << 20 | (page - at) as u64 >> 12)
         };
     }
 }
 
-/// Retires one mapping after the other under `readers` threads' eyes.
+/// Retires one mapping after another while `readers` threads read.
 fn race(make: fn() -> usize, ways: &[Way], rounds: u64) {
     ready();
     catch_faults();
@@ -78,7 +78,8 @@ fn race(make: fn() -> usize, ways: &[Way], rounds: u64) {
                 let mut random = n * 77 + 1;
                 let mut data = 0u64;
                 while !STOP.load(Ordering::Relaxed) {
-                    // Said before it is used, so that nobody maps the place anew under this batch.
+                    // Published before it is used, so that no thread maps the place anew during
+                    // this batch.
                     let at = AT.load(Ordering::SeqCst);
                     SEEN[n as usize].store(at, Ordering::SeqCst);
                     if at == 0 || AT.load(Ordering::SeqCst) != at {
@@ -92,7 +93,7 @@ fn race(make: fn() -> usize, ways: &[Way], rounds: u64) {
                             .wrapping_add(1442695040888963407);
                         let page = (random >> 33) as usize % (LEN / PAGE);
                         if let Some(word) = load(at + page * PAGE) {
-                            // Of whichever generation is there.
+                            // Whatever the generation.
                             let expected = WORDS | page as u64;
                             assert_eq!(word & !(0xFFF << 20), expected, "page {page} of {at:#x}");
                             data += 1;
@@ -124,8 +125,9 @@ fn race(make: fn() -> usize, ways: &[Way], rounds: u64) {
         while SEEN.iter().any(|seen| seen.load(Ordering::SeqCst) == at) {
             std::hint::spin_loop();
         }
-        // The place again, at once, while the old pages are torn down: its pages stay, and keep.
-        // SAFETY: only if the place is free.
+        // Maps the place again, at once, while the old pages are torn down: the new pages stay,
+        // with their contents.
+        // SAFETY: maps only if the place is free.
         let next = unsafe {
             libc::mmap(at as *mut _, LEN, RW, PRIVATE | libc::MAP_FIXED_NOREPLACE, -1, 0)
         };
@@ -181,7 +183,7 @@ fn readers_of_memory_that_goes_in_slices_see_data_or_sigsegv() {
     });
 }
 
-/// Threads map, fill, check and unmap beside retires: no page of theirs may change.
+/// Threads map, fill, check and unmap beside retires: none of their pages may change.
 #[test]
 fn what_others_map_meanwhile_is_not_touched() {
     in_child(this_test!(), &[], || {
@@ -216,13 +218,13 @@ fn what_others_map_meanwhile_is_not_touched() {
                 })
             })
             .collect();
-        // For as long as it takes: on a busy machine the others get few turns.
+        // For as long as needed: on a busy machine the other threads get few turns.
         let mut round = 0;
         while round < sweep(20, 60) || TURNS.load(Ordering::Relaxed) < 1000 {
             round += 1;
             let at = written(32 * MIB);
-            // Holes and small parts for the sliced way, a large one to move.
-            // SAFETY: parts of a mapping of ours.
+            // Holes and small parts for slices, and a large one to move.
+            // SAFETY: parts of a mapping of this test's own.
             unsafe {
                 libc::mprotect((at + MIB) as *mut _, MIB, libc::PROT_READ);
                 libc::mprotect((at + 30 * MIB) as *mut _, MIB, libc::PROT_READ);

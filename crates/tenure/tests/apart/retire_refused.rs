@@ -1,4 +1,4 @@
-//! Retiring where a seccomp filter refuses parts of it, or where one call fails.
+//! Retiring when a seccomp filter refuses parts of it, or when one call fails.
 
 use crate::retire_kit::*;
 use rustix::io::Errno;
@@ -8,11 +8,11 @@ use tenure_testkit::{in_child, pages, run_child, this_test};
 
 const LEN: usize = 32 * MIB;
 
-/// All kinds that need no rights; what was mapped is gone in the end, and the memory back.
+/// All kinds that need no rights: in the end their mappings are gone, and the memory is back.
 fn scenario(expected: Option<Way>) {
     let (plain, locked, part) = (written(LEN), written(4 * MIB), written(LEN));
     let neighbour = written(2 * MIB);
-    // SAFETY: mappings of ours.
+    // SAFETY: mappings of this test's own.
     unsafe {
         libc::syscall(libc::SYS_mlock2, locked, 4 * MIB, 0);
         libc::mprotect((part + 8 * MIB) as *mut _, MIB, libc::PROT_READ);
@@ -82,7 +82,7 @@ fn without_userfaultfd() {
 
 #[test]
 fn without_proc() {
-    // Nothing can be listed: plain munmap.
+    // No mapping can be listed: plain munmap.
     let result = run_child(this_test!(), &[], || {
         ready();
         let at = written(LEN);

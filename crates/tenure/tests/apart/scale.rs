@@ -1,4 +1,4 @@
-//! A million ranges at once; the kernel's mapping count; nothing leaked.
+//! A million ranges at once; the kernel's mapping count; no leak.
 
 use crate::promise_kit::never_offer;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use tenure_testkit::{pages, run_child, this_test, undisturbed, LeakCheck};
 
 const PAGE: usize = 4096;
 
-/// How often the keeper was told that memory is short.
+/// How often the worker got a report that memory is short.
 fn pressure() -> u64 {
     tenure::stats().total.pressure_events
 }
@@ -72,7 +72,7 @@ fn more_scattered_ranges_than_the_kernel_has_mappings_for_lose_nothing() {
                 assert_eq!(error.kind(), ErrorKind::TooManyMappings, "{error}");
             }
         }
-        // Half of the limit is the program's; the count may be 1024 cuts old.
+        // Half of the limit belongs to the program; the count may be 1024 cuts old.
         let mappings = pages::map_count();
         assert!(mappings < limit / 2 + 2 * 1024 + 100, "{mappings} mappings of {limit}");
         println!("{} of {count} offered, {mappings} mappings", offered());

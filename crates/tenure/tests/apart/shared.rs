@@ -8,9 +8,9 @@ use tenure_testkit::{this_test, Competitor};
 
 const CHUNK: usize = 64 << 10;
 
-/// Runs `child` in a forked process, and returns its number. The child's answer is its exit status.
+/// Runs `child` in a forked process, and returns its number. The child's result is its exit status.
 fn child(child: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child leaves by _exit and runs no destructors of the test's.
+    // SAFETY: the child leaves by _exit and runs no destructors of the test.
     match unsafe { libc::fork() } {
         0 => {
             let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
@@ -33,7 +33,8 @@ fn status(pid: i32) -> i32 {
     }
 }
 
-/// Purges so many chunks. Who looks at a dead process through /proc keeps its pins for a moment.
+/// Purges so many chunks. A process that reads a dead process's files in /proc keeps that process's
+/// pins for a moment.
 fn purged(shared: &SharedVolatile, chunks: std::ops::Range<usize>, wanted: usize) {
     let mut count = 0;
     waited(|| {
@@ -51,7 +52,7 @@ fn open(shared: &SharedVolatile) -> tenure::Result<SharedVolatile> {
 
 /// Bytes that the file has in memory.
 fn allocated(shared: &SharedVolatile) -> i64 {
-    // SAFETY: writes to a structure of ours.
+    // SAFETY: writes to a local structure.
     unsafe {
         let mut stat: libc::stat = std::mem::zeroed();
         assert_eq!(libc::fstat(shared.as_fd().as_raw_fd(), &mut stat), 0);
@@ -63,7 +64,7 @@ fn allocated(shared: &SharedVolatile) -> i64 {
 fn a_purge_frees_the_memory_and_is_told_once() {
     promised(this_test!(), || {
         let shared = SharedVolatile::new(16 * CHUNK).unwrap();
-        shared.stats(); // has the records' pages made
+        shared.stats(); // makes the records' pages
         shared.get_or_make(0, |_| ()).unwrap();
         shared.purge_now(0..1).unwrap();
         let before = allocated(&shared);
@@ -89,13 +90,13 @@ fn a_purge_frees_the_memory_and_is_told_once() {
     });
 }
 
-/// Some systems allow no other files of memory (`vm.memfd_noexec`).
+/// Some systems allow only such files of memory (`vm.memfd_noexec`).
 #[test]
 fn the_file_cannot_be_executed() {
     promised(this_test!(), || {
         const F_SEAL_EXEC: i32 = 0x20;
         let shared = SharedVolatile::new(CHUNK).unwrap();
-        // SAFETY: asks for numbers, and makes a file that nobody else has.
+        // SAFETY: returns numbers, and makes a file that no other code has.
         let (seals, known) = unsafe {
             let seals = libc::fcntl(shared.as_fd().as_raw_fd(), libc::F_GET_SEALS);
             (seals, libc::memfd_create(c"test".as_ptr(), 8) >= 0)
@@ -156,7 +157,8 @@ fn a_touch_without_a_pin_raises_sigbus_in_parent_and_child() {
         // In this process, too.
         let pid = child(|| 0);
         assert_eq!(status(pid), 0);
-        // SAFETY: a page of the object's, read by the kernel, which answers instead of raising the signal.
+        // SAFETY: a page of the object's, read by the kernel, which returns an error instead of
+        // raising the signal.
         let read = unsafe {
             let mut byte = 0u8;
             let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
@@ -206,7 +208,7 @@ fn pins_of_a_killed_process_are_released_within_a_second() {
             waiter.join().unwrap() - killed
         });
         assert!(waiter < Duration::from_secs(1), "{waiter:?}");
-        // By the worker, without a call of the program's.
+        // By the worker, without a call of the program.
         std::thread::sleep(Duration::from_secs(1));
         purged(&shared, 0..4, 4);
         assert!(waited(|| shared.stats().processes == 1));
@@ -215,7 +217,7 @@ fn pins_of_a_killed_process_are_released_within_a_second() {
     });
 }
 
-/// However busy the machine is: the worker, which looks every now and then, may come to a processor late.
+/// However busy the machine is: the worker, which looks from time to time, may run late.
 #[test]
 fn pins_of_a_killed_process_hinder_neither_purge_nor_change() {
     promised(this_test!(), || {
@@ -266,7 +268,7 @@ fn a_child_has_its_parents_pins_as_its_own() {
     });
 }
 
-/// A child's first act, for its handler comes before tenure's: it is stopped.
+/// A child's first action, because its handler comes before tenure's: it is stopped.
 extern "C" fn stop_at_birth() {
     // SAFETY: stops this process.
     unsafe { libc::raise(libc::SIGSTOP) };
@@ -275,7 +277,7 @@ extern "C" fn stop_at_birth() {
 #[test]
 fn a_child_that_has_not_run_keeps_what_its_parent_had_pinned() {
     promised(this_test!(), || {
-        // SAFETY: registers a function of this program's. It comes first: tenure has none yet.
+        // SAFETY: registers a function of this program. It comes first: tenure has none yet.
         assert_eq!(unsafe { libc::pthread_atfork(None, None, Some(stop_at_birth)) }, 0);
         let shared = SharedVolatile::new(8 * CHUNK).unwrap();
         let made = |chunk| shared.get_or_make(chunk, |bytes| bytes.fill(5)).unwrap();
@@ -292,7 +294,7 @@ fn a_child_that_has_not_run_keeps_what_its_parent_had_pinned() {
         assert_eq!(shared.purge_now(0..8).unwrap(), 7, "all but the pinned one");
         drop(inherited);
         assert_eq!(shared.purge_now(0..8).unwrap(), 0, "the child has it");
-        // SAFETY: a child of this process's own goes on.
+        // SAFETY: continues a child of this process's own.
         unsafe { libc::kill(pid, libc::SIGCONT) };
         assert_eq!(status(pid), 1);
         assert!(waited(|| shared.stats().pinned == 0));
@@ -376,7 +378,7 @@ fn bad_descriptors_are_refused() {
         };
         let null = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(open(null.into()), libc::EPROTO);
-        // SAFETY: a new descriptor, which nobody else owns.
+        // SAFETY: a new descriptor, which no other code owns.
         let memfd = |len: i64, seals: i32| unsafe {
             let fd = libc::memfd_create(c"test".as_ptr(), libc::MFD_ALLOW_SEALING);
             assert_eq!(libc::ftruncate(fd, len), 0);
@@ -415,7 +417,7 @@ fn a_raw_clones_child_pins_for_itself() {
             drop(mine);
         });
         assert_eq!(ended, Ended::Well);
-        // What the child did has not taken the parent's pin away.
+        // The child's calls have not removed the parent's pin.
         assert_eq!(shared.purge_now(0..4).unwrap(), 0);
         drop(chunk);
         assert!(waited(|| shared.purge_now(0..4).unwrap() == 1));
@@ -433,7 +435,7 @@ fn a_process_that_execs_has_the_memory_by_its_descriptor() {
                 unsafe { SharedVolatile::open(OwnedFd::from_raw_fd(number.parse().unwrap())) };
             let other = other.unwrap();
             assert_eq!(other.read(2).unwrap().unwrap()[77], 66);
-            // SAFETY: ends this process, which has done what it was started for.
+            // SAFETY: ends this process, whose work is done.
             unsafe { libc::_exit(0) };
         }
         let shared = SharedVolatile::new(4 * CHUNK).unwrap();
@@ -471,17 +473,19 @@ fn a_neighbour_gets_what_is_not_pinned() {
     let limit = 192 << 20;
     let done = promised_within(this_test!(), limit, || {
         let shared = SharedVolatile::new(256 << 20).unwrap();
-        // More than there is room for: making gives the oldest back.
+        // More than there is room for: making a chunk gives the oldest back.
         for chunk in 0..shared.chunks() {
             drop(shared.get_or_make(chunk, |bytes| bytes.fill(1)).unwrap());
         }
         let held = allocated(&shared);
-        // A quarter of the limit stays free, and up to half of it after a look that a busy machine made late.
+        // A quarter of the limit stays free, and up to half of it after a look that came late on a
+        // busy machine.
         assert!(held > 48 << 20 && held < 192 << 20, "{} MiB", held >> 20);
         let pinned = shared.get_or_make(7, |bytes| bytes.fill(9)).unwrap();
         let mut neighbour = Competitor::spawn(None).unwrap();
         for _ in 0..5 {
-            // In steps that wait for the worker: how fast a neighbour may be is a matter of the machine's load.
+            // In steps that wait for the worker, because the allowed speed of a neighbour depends
+            // on the machine's load.
             for taken in (8..=96).step_by(8).map(|mib| mib << 20) {
                 neighbour.need(8 << 20).unwrap();
                 let kept = || allocated(&shared) + taken + (40 << 20);
@@ -512,12 +516,12 @@ fn a_child_without_a_place_leaves_its_parents_pins_alone() {
             std::io::Read::read_exact(&mut read, &mut [0]).unwrap();
             i32::from(refused && inherited.iter().all(|byte| *byte == 5))
         });
-        // The parent's own pins end as ever.
+        // The parent's own pins end as always.
         for _ in 0..40_000 {
             drop(shared.read(0).unwrap().unwrap());
         }
         assert_eq!(shared.purge_now(0..1).unwrap(), 1);
-        // What the child has inherited stays, whether the parent has it or not.
+        // The inherited pins stay, whether the parent has them or not.
         drop(inherited);
         assert_eq!(shared.purge_now(0..4).unwrap(), 2);
         std::io::Write::write_all(&mut write, b"x").unwrap();
@@ -530,7 +534,7 @@ fn memory_that_the_program_has_locked_is_purged_and_made_again() {
     promised(this_test!(), || {
         let shared = SharedVolatile::new(4 * CHUNK).unwrap();
         shared.get_or_make(1, |bytes| bytes.fill(5)).unwrap();
-        // SAFETY: locks what this process has mapped.
+        // SAFETY: locks the mappings of this process.
         if unsafe { libc::mlockall(libc::MCL_CURRENT) } != 0 {
             tenure_testkit::skip!("mlockall is refused");
         }
@@ -542,7 +546,8 @@ fn memory_that_the_program_has_locked_is_purged_and_made_again() {
     });
 }
 
-/// The group of the process that makes a chunk pays for it, whoever reads it and whoever made the memory.
+/// The group of the process that makes a chunk is charged for it, whichever process reads it or
+/// made the memory.
 #[test]
 fn a_chunk_is_charged_to_its_maker() {
     let limit = 64 << 20;

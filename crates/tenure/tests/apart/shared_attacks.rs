@@ -1,4 +1,5 @@
-//! What a death, a fork, another thread or another process's writes do to the shared cache at an unlucky moment.
+//! Deaths, forks, other threads or another process's writes at an unlucky moment of the shared
+//! cache.
 
 use crate::promise_kit::*;
 use crate::shared_cache::endless_maker;
@@ -30,7 +31,7 @@ fn is_made(cache: &SharedCache) {
     assert_eq!(end_of(next), Ended::Well);
 }
 
-/// The next worker has the dead one's place among the processes.
+/// The next worker gets the dead one's place among the processes.
 #[test]
 fn a_maker_that_is_killed_is_not_taken_for_the_worker_after_it() {
     promised(this_test!(), || {
@@ -40,7 +41,7 @@ fn a_maker_that_is_killed_is_not_taken_for_the_worker_after_it() {
     });
 }
 
-/// Where the flights lie in the file, and what one of them holds that somebody has begun.
+/// Returns the file, and the places and contents of the flights in it that a process has begun.
 fn flights(cache: &SharedCache) -> (std::fs::File, Vec<(u64, u64)>) {
     let file = std::fs::File::from(cache.as_fd().try_clone_to_owned().unwrap());
     // 1,024 words.
@@ -85,7 +86,7 @@ fn a_cache_whose_index_does_not_fit_its_chunks_is_refused() {
     });
 }
 
-/// A table of which one chunk can be had and the next cannot. No call leaves a pin behind.
+/// A table of which one chunk can be allocated and the next cannot. No call leaves a pin behind.
 #[test]
 fn a_part_of_a_table_that_cannot_be_had_is_in_nobodys_way() {
     promised(this_test!(), || {
@@ -114,7 +115,8 @@ fn a_part_of_a_table_that_cannot_be_had_is_in_nobodys_way() {
     });
 }
 
-/// While a chunk is emptied its hot values are written again. One that was replaced or taken out meanwhile stays so.
+/// While a chunk is emptied, its hot values are written again. A value that was replaced or removed
+/// meanwhile is not.
 #[test]
 fn a_value_that_was_replaced_or_removed_does_not_come_back() {
     promised(this_test!(), || {
@@ -127,7 +129,7 @@ fn a_value_that_was_replaced_or_removed_does_not_come_back() {
                 }
                 let _ = cache.insert(&key.to_le_bytes(), &[1; 3000]);
                 if key % 2 == 0 {
-                    // Hot, so that there is something to write again.
+                    // Hot, so that there is a value to write again.
                     let _ = cache.get(&key.to_le_bytes());
                 }
             }
@@ -161,8 +163,8 @@ fn a_value_that_was_replaced_or_removed_does_not_come_back() {
     });
 }
 
-/// A thread that inserts until it is told to end, holds what it has put in, and finds it as it was. `n` differs between
-/// its values. Returns how many were wrong.
+/// A thread that inserts until `over` is set, holds its values, and finds them unchanged. `n`
+/// differs between its values. Returns how many were wrong.
 fn insert_and_hold(cache: &SharedCache, over: &AtomicBool, most: u64) -> usize {
     let value = |n: u64| [n as u8; 1000];
     let mut held = Vec::new();
@@ -182,7 +184,7 @@ fn insert_and_hold(cache: &SharedCache, over: &AtomicBool, most: u64) -> usize {
     held.iter().filter(|(n, found)| found[..] != value(*n)).count()
 }
 
-/// In a child several threads insert at once, before any has.
+/// In a child several threads insert at once, before any has inserted.
 #[test]
 fn threads_of_a_child_write_nowhere_where_the_parent_writes() {
     promised(this_test!(), || {
@@ -232,7 +234,7 @@ fn threads_that_all_want_the_oldest_chunk_each_get_one() {
     });
 }
 
-/// Of a chunk that its maker gives up one thread takes its pin back, and another makes it.
+/// The maker of a chunk gives up: one thread takes its pin back, and another makes the chunk.
 #[test]
 fn a_forgotten_pin_that_ends_takes_no_other_makers_chunk() {
     promised(this_test!(), || {
@@ -274,7 +276,8 @@ fn a_forgotten_pin_that_ends_takes_no_other_makers_chunk() {
     });
 }
 
-/// The dead one's place is taken while another process looks for pins of the chunk in which it lies what it made.
+/// A process takes the dead one's place while another process looks for pins of the chunk with the
+/// dead one's value.
 #[test]
 fn a_dead_makers_flight_goes_while_its_chunk_is_looked_at() {
     promised(this_test!(), || {
@@ -286,7 +289,7 @@ fn a_dead_makers_flight_goes_while_its_chunk_is_looked_at() {
     });
 }
 
-/// As many as there are places have the memory open, but for one that is dead.
+/// As many processes as there are places have the memory open, one of which is dead.
 #[test]
 fn a_child_waits_for_a_place_that_is_just_being_cleared() {
     promised(this_test!(), || {
@@ -296,7 +299,7 @@ fn a_child_waits_for_a_place_that_is_just_being_cleared() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
-                    shared.stats(); // clears them
+                    shared.stats(); // clears the places of dead processes
                 }
             });
             let children =
@@ -308,7 +311,7 @@ fn a_child_waits_for_a_place_that_is_just_being_cleared() {
     });
 }
 
-/// Nobody else is there who could see that the maker is dead.
+/// No other process is there that could notice that the maker is dead.
 #[test]
 fn a_process_without_descriptors_waits_for_a_dead_maker_no_longer_than_it_says() {
     promised(this_test!(), || {
@@ -322,7 +325,8 @@ fn a_process_without_descriptors_waits_for_a_dead_maker_no_longer_than_it_says()
             std::thread::sleep(Duration::from_secs(60));
         });
         std::io::Read::read_exact(&mut read, &mut [0]).unwrap();
-        // SAFETY: closes what this process and the library have opened, but for what the test's body returns by.
+        // SAFETY: closes descriptors that this process and the library have opened, except the one
+        // by which the test's body returns.
         unsafe { libc::close_range(600, u32::MAX, 0) };
         kill(pid);
         std::thread::scope(|scope| {
@@ -334,7 +338,7 @@ fn a_process_without_descriptors_waits_for_a_dead_maker_no_longer_than_it_says()
     });
 }
 
-/// The parent drops its pin, and may purge the chunk when the last child that had it has ended.
+/// The parent drops its pin, and may purge the chunk when the last child with that pin has ended.
 #[test]
 fn a_child_without_a_place_keeps_what_it_inherits_and_no_longer() {
     promised(this_test!(), || {
@@ -349,7 +353,7 @@ fn a_child_without_a_place_keeps_what_it_inherits_and_no_longer() {
                     worker(|| {
                         close(&write);
                         if number == 3 {
-                            // Its child has what it has.
+                            // Its child has its pins.
                             assert_eq!(forked(|| wait_for(&read)), Ended::Well);
                         } else {
                             wait_for(&read);
@@ -373,7 +377,7 @@ fn a_child_without_a_place_keeps_what_it_inherits_and_no_longer() {
     });
 }
 
-/// The parent ends first: its place is theirs.
+/// The parent ends first: its place belongs to the children.
 #[test]
 fn children_without_a_place_keep_their_dead_parents() {
     promised(this_test!(), || {
@@ -400,7 +404,7 @@ fn children_without_a_place_keep_their_dead_parents() {
             assert_eq!(shared.stats().processes, 2);
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Nobody can enter in the place of what lives.
+        // No process can take the place of a living one.
         assert_eq!(end_of(worker(|| assert!(shared.read(0).is_err()))), Ended::Well);
         drop(write);
         assert!(waited(|| shared.purge_now(0..4).unwrap() == 1));
@@ -415,7 +419,7 @@ fn wait_for(pipe: &UnixStream) {
 
 /// In a child, which leaves by _exit.
 fn close(pipe: &UnixStream) {
-    // SAFETY: the child's copy, which nobody uses or closes again.
+    // SAFETY: the child's copy, which no code uses or closes again.
     unsafe { libc::close(pipe.as_raw_fd()) };
 }
 
@@ -441,8 +445,8 @@ fn work(cache: &SharedCache, shared: &SharedVolatile, seed: u64) {
     }
 }
 
-/// A worker that is killed at any moment leaves no wrong byte, nothing that is being made, no pin, and nothing that
-/// others wait for.
+/// A worker that is killed at any moment leaves no wrong byte, no unfinished value, no pin, and
+/// nothing for which others wait.
 #[test]
 fn a_worker_may_be_killed_at_any_moment() {
     promised(this_test!(), || {
@@ -467,7 +471,8 @@ fn a_worker_may_be_killed_at_any_moment() {
                     assert!(bytes.iter().all(|byte| *byte == chunk as u8 + 1));
                 }
             }
-            // Who looks at the dead one through /proc keeps its memory, and with it its lock, for a moment.
+            // A process that reads the dead one's files in /proc keeps its memory, and with it its
+            // lock, for a moment.
             let mut stats = shared.stats();
             let nothing_is_left = waited(|| {
                 stats = shared.stats();
@@ -491,7 +496,7 @@ mod stepped {
     use super::*;
     use crate::promise_kit::stepping::{self, Stepping};
 
-    /// The children go on with what they have got when the parent has made the chunk.
+    /// The children continue with their pins when the parent has made the chunk.
     #[test]
     fn a_handler_may_fork_at_any_instruction_of_a_pin() {
         promised(this_test!(), || {
@@ -517,7 +522,7 @@ mod stepped {
         });
     }
 
-    /// The children go on with an insert that began in the parent, when that has gone on.
+    /// The children continue an insert that began in the parent, when the parent has continued it.
     #[test]
     fn a_handler_may_fork_at_any_instruction_of_an_insert() {
         promised(this_test!(), || {

@@ -11,7 +11,7 @@ fn cache() -> SharedCache {
     SharedCache::builder().most(64 << 20).build().unwrap()
 }
 
-/// A worker that makes the value of `key`, and takes longer for it than any test.
+/// A worker that makes the value of `key`, and takes longer than any test.
 pub fn endless_maker(cache: &SharedCache) -> i32 {
     let (mut read, write) = UnixStream::pair().unwrap();
     let pid = worker(|| {
@@ -25,7 +25,7 @@ pub fn endless_maker(cache: &SharedCache) -> i32 {
     pid
 }
 
-/// Bytes that follow from the key and say themselves how long they are.
+/// Bytes that follow from the key and contain their own length.
 fn value_of(key: u64, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len + 8);
     bytes.extend_from_slice(&(len as u64).to_le_bytes());
@@ -121,7 +121,7 @@ fn the_next_process_in_a_killed_makers_slot_does_not_wait_for_itself() {
         let cache = cache();
         let maker = endless_maker(&cache);
         kill(maker);
-        // It gets the lowest slot that is free: the maker's.
+        // It gets the lowest free slot: the maker's.
         let next = worker(|| {
             assert_eq!(&*cache.get_or_insert_with(b"key", || b"made").unwrap(), b"made");
             std::thread::sleep(Duration::from_secs(60));
@@ -189,8 +189,8 @@ fn a_value_that_is_held_outlives_a_clear_and_a_purge() {
     });
 }
 
-/// One process puts newer values in and takes keys out. The other has chunks emptied all the time, and by its gets these
-/// keys' values are written again meanwhile.
+/// One process inserts newer values and removes keys. The other has chunks emptied all the time,
+/// and its gets cause these keys' values to be written again meanwhile.
 #[test]
 fn an_older_value_never_comes_back() {
     promised(this_test!(), || {
@@ -206,7 +206,7 @@ fn an_older_value_never_comes_back() {
             }
         });
         let (mut version, mut found) = (0u64, 0u64);
-        // 0: it was taken out.
+        // 0: it was removed.
         let mut newest = [0; KEYS as usize];
         let end = Instant::now() + Duration::from_millis(sweep(1500, 5000));
         while Instant::now() < end {
@@ -218,7 +218,8 @@ fn an_older_value_never_comes_back() {
                     false => cache.insert(&key(number), &version.to_le_bytes().repeat(25)).unwrap(),
                 }
                 newest[number as usize] = if removed { 0 } else { version };
-                // Those that were changed before, too: the other process may just have written one again.
+                // Also keys that were changed before: the other process may just have written one
+                // again.
                 for number in (number.saturating_sub(8)..=number).rev() {
                     let Some(value) = cache.get(&key(number)).unwrap() else { continue };
                     assert_eq!(
@@ -235,8 +236,8 @@ fn an_older_value_never_comes_back() {
     });
 }
 
-/// Workers of which one after the other is killed, in a group with a neighbour: what is found is right, and nobody else
-/// is killed.
+/// Workers of which one after another is killed, in a group with a neighbour: found values are
+/// right, and no other process is killed.
 #[test]
 fn killed_workers_leave_no_wrong_byte() {
     let done = promised_within(this_test!(), 192 << 20, || {
@@ -265,7 +266,8 @@ fn killed_workers_leave_no_wrong_byte() {
         let mut neighbour = Competitor::spawn(None).unwrap();
         let end = Instant::now() + Duration::from_secs(sweep(3, 5));
         while Instant::now() < end {
-            // In steps, between which the workers give memory back: how fast a neighbour may be is a matter of the load.
+            // In steps, between which the workers give memory back: the allowed speed of a
+            // neighbour depends on the load.
             for _ in 0..8 {
                 neighbour.need(6 << 20).expect("the neighbour lives");
                 std::thread::sleep(Duration::from_millis(12));
@@ -276,7 +278,7 @@ fn killed_workers_leave_no_wrong_byte() {
             neighbour.release().unwrap();
         }
         for pid in workers {
-            // SAFETY: looks at a child of this process's own.
+            // SAFETY: checks a child of this process's own.
             let running = unsafe { libc::waitpid(pid, &mut 0, libc::WNOHANG) };
             assert_eq!(running, 0, "a worker has ended by itself");
             kill(pid);
@@ -288,7 +290,8 @@ fn killed_workers_leave_no_wrong_byte() {
     tenure_testkit::or_skip!(done);
 }
 
-/// Each worker sees what is left for all of them: together they must not take more than the margin between two looks.
+/// Each worker sees the room for all of them: together they must not take more than the margin
+/// between two looks.
 #[test]
 fn workers_that_all_insert_at_once_kill_nobody() {
     let done = promised_within(this_test!(), 96 << 20, || {

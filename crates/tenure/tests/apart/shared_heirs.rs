@@ -13,13 +13,13 @@ fn small(processes: u32) -> SharedVolatile {
     SharedVolatile::builder(4 * 4096).chunk_size(4096).processes(processes).build().unwrap()
 }
 
-/// What the child has mapped since the fork stays when it closes the memory.
+/// Mappings that the child has made since the fork stay when it closes the memory.
 #[test]
 fn a_child_without_a_place_unmaps_only_its_own() {
     promised(this_test!(), || {
         let mut shared = Some(small(1));
         let child = forked(|| {
-            // Each hole of one page that there is.
+            // Fills each hole of one page.
             let pages: Vec<usize> = (0..64).map(|_| plain(PAGE)).collect();
             drop(shared.take());
             assert!(
@@ -31,8 +31,8 @@ fn a_child_without_a_place_unmaps_only_its_own() {
     });
 }
 
-/// A process that has memory open, has a child for which there is no place, and is killed in the midst of `makes`. The
-/// child lives until the returned socket is closed.
+/// A process that has the memory open has a child for which there is no place, and is killed in the
+/// middle of `makes`. The child lives until the returned socket is closed.
 fn dead_maker_with_an_heir(makes: impl FnOnce(&mut dyn FnMut())) -> UnixStream {
     let (mut read, mut write) = UnixStream::pair().unwrap();
     let (wait, lives) = UnixStream::pair().unwrap();
@@ -40,7 +40,8 @@ fn dead_maker_with_an_heir(makes: impl FnOnce(&mut dyn FnMut())) -> UnixStream {
         makes(&mut || {
             // SAFETY: the child ends by _exit.
             if unsafe { libc::fork() } == 0 {
-                // SAFETY: the child's copy, which nobody uses or closes again; and ends the child.
+                // SAFETY: the child's copy, which no code uses or closes again; then the child
+                // ends.
                 unsafe {
                     libc::close(lives.as_raw_fd());
                     write.write_all(b"x").unwrap();
@@ -56,7 +57,8 @@ fn dead_maker_with_an_heir(makes: impl FnOnce(&mut dyn FnMut())) -> UnixStream {
     lives
 }
 
-/// Who waits for the dead one is told, though the dead one's place is its child's.
+/// A thread that waits for the dead process gets an error, although its child has the dead one's
+/// place.
 #[test]
 fn a_dead_maker_is_waited_for_by_nobody_while_its_child_lives() {
     promised(this_test!(), || {
@@ -93,10 +95,11 @@ fn a_dead_maker_is_waited_for_by_nobody_while_its_child_lives() {
 mod stopped {
     use super::*;
 
-    /// At which instruction the other thread stops while it unpins, and how often it has got there.
+    /// The instruction of the unpin at which the other thread stops, and how often it has got
+    /// there.
     static STOP_AT: AtomicU64 = AtomicU64::new(0);
     static STEPS: AtomicU64 = AtomicU64::new(0);
-    /// How far the round has come: these in turn.
+    /// The steps of the round: these in turn.
     static AT: AtomicU64 = AtomicU64::new(0);
     static CHILD: AtomicI32 = AtomicI32::new(0);
     const NONE: u64 = 0;
@@ -112,14 +115,14 @@ mod stopped {
         }
     }
 
-    /// After tenure's handler: it was registered earlier.
+    /// Runs after tenure's handler, because it was registered earlier.
     extern "C" fn on_prepare() {
         if AT.compare_exchange(NONE, PREPARED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             spin_until(PINNED);
         }
     }
 
-    /// Before tenure's.
+    /// Runs before tenure's.
     extern "C" fn on_parent() {
         if AT.compare_exchange(PINNED, FORKED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             spin_until(STOPPED);
@@ -147,12 +150,12 @@ mod stopped {
         // SAFETY: changes the trap flag, for which there is a handler.
         unsafe { std::arch::asm!("pushfq", "or qword ptr [rsp], 0x100", "popfq") };
         act();
-        // SAFETY: changes the trap flag back, and nothing else.
+        // SAFETY: clears the trap flag, and changes nothing else.
         unsafe { std::arch::asm!("pushfq", "and qword ptr [rsp], ~0x100", "popfq") };
     }
 
-    /// Another thread pins the chunk when the fork has noted what is pinned, and is stopped at any instruction of its unpin
-    /// until the fork is done.
+    /// Another thread pins the chunk when the fork has noted the pins, and is stopped at any
+    /// instruction of its unpin until the fork is done.
     #[test]
     fn what_another_thread_unpins_beside_a_fork_the_child_keeps() {
         promised(this_test!(), || {
@@ -211,7 +214,7 @@ extern "C" fn forks(_: libc::c_int) {
     }
 }
 
-/// A signal's handler makes a child without a place while its thread lets go of what others had.
+/// A signal handler makes a child without a place while its thread releases pins that others had.
 #[test]
 fn a_handler_may_fork_while_its_thread_lets_go() {
     promised(this_test!(), || {
@@ -236,7 +239,7 @@ fn a_handler_may_fork_while_its_thread_lets_go() {
     });
 }
 
-/// What a program that a child becomes had inherited, nobody has.
+/// When a child becomes another program, its inherited pins end.
 #[test]
 fn a_child_without_a_place_that_becomes_a_program_keeps_nothing() {
     promised(this_test!(), || {
@@ -254,7 +257,8 @@ fn a_child_without_a_place_that_becomes_a_program_keeps_nothing() {
     });
 }
 
-/// For the handler: the file that the parent has opened, in memory that its child shares. 0: it is not that far.
+/// For the handler: the file that the parent has opened, in memory that its child shares. 0: not
+/// opened yet.
 static PARENTS: AtomicU64 = AtomicU64::new(0);
 
 fn parents() -> &'static AtomicU64 {
@@ -265,7 +269,7 @@ fn parents() -> &'static AtomicU64 {
 static IN_CHILD: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn forks_and_goes_on(_: libc::c_int) {
-    // SAFETY: the child waits for its parent, and goes on with what was interrupted.
+    // SAFETY: the child waits for its parent, and continues the interrupted code.
     match unsafe { libc::fork() } {
         0 => {
             IN_CHILD.store(true, Ordering::SeqCst);
@@ -282,7 +286,7 @@ fn inode(shared: &SharedVolatile) -> u64 {
     std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap())
 }
 
-/// The child goes on with the call, in a place of its own.
+/// The child continues the call, in a place of its own.
 #[test]
 fn a_handler_may_fork_while_its_thread_opens_memory() {
     promised(this_test!(), || {
@@ -301,7 +305,7 @@ fn a_handler_may_fork_while_its_thread_opens_memory() {
             let opened = SharedVolatile::builder(4 * 4096).chunk_size(4096).processes(100).build();
             wait_for_fork();
             if IN_CHILD.load(Ordering::SeqCst) {
-                // An error where its parent has made the same file meanwhile, and has sealed it.
+                // An error if its parent has made this file meanwhile, and has sealed it.
                 let is_wrong = |opened: SharedVolatile| {
                     inode(&opened) == parents().load(Ordering::SeqCst)
                         && opened.stats().processes < 2
@@ -324,8 +328,8 @@ fn wait_for_fork() {
     }
 }
 
-/// Calls `round` again and again, whose thread gets a signal so many nanoseconds at most after it has called what it is
-/// given.
+/// Calls `round` again and again. Its thread gets a signal at most so many nanoseconds after it has
+/// called the given function.
 fn interrupted(most: u64, mut round: impl FnMut(&dyn Fn())) {
     // SAFETY: a call without pointers.
     let this = unsafe { libc::pthread_self() } as usize;

@@ -1,4 +1,5 @@
-//! Touches without a pin of shared memory that is gone: the refill function of the process that touches.
+//! Touches, without a pin, of purged shared memory: the refill function of the touching process
+//! runs.
 
 use crate::promise_kit::*;
 use std::os::fd::AsFd;
@@ -25,7 +26,7 @@ fn open(shared: &SharedVolatile) -> SharedVolatile {
 
 /// A byte of a chunk, touched without a pin.
 fn touch(shared: &SharedVolatile, chunk: usize, at: usize) -> u8 {
-    // SAFETY: mapped while `shared` lives. Nobody writes there but the kernel.
+    // SAFETY: mapped while `shared` lives. Only the kernel writes there.
     unsafe { shared.as_ptr(chunk).unwrap().add(at).read_volatile() }
 }
 
@@ -55,10 +56,10 @@ fn the_process_that_touches_makes_the_chunk() {
         };
         let own = || (std::process::id() % 250) as u8 + 1;
         let shared = made_by(process);
-        assert!(is_all(&shared, 1, own())); // nobody had made it
+        assert!(is_all(&shared, 1, own())); // not made before
         assert_eq!(shared.stats().intact, 1);
         let before = own();
-        // A child finds the parent's, and makes what is gone by its own function.
+        // A child finds the parent's bytes, and makes purged bytes by its own function.
         assert_eq!(forked(|| assert!(is_all(&shared, 1, before))), Ended::Well);
         assert_eq!(shared.purge_now(0..4).unwrap(), 1);
         let mut children = [0; 2];
@@ -69,7 +70,7 @@ fn the_process_that_touches_makes_the_chunk() {
             assert!(is_all(&shared, 1, *byte));
             assert_eq!(shared.purge_now(0..4).unwrap(), 1);
         }
-        // A process that opens it has a function of its own.
+        // A process that opens the memory has a function of its own.
         let other = open(&shared);
         other
             .set_refill(|_, bytes| {
@@ -126,7 +127,7 @@ fn a_touch_sees_what_was_made_while_chunks_are_purged_all_the_time() {
     needs_userfaultfd!();
     promised(this_test!(), || {
         let shared = made_by(|chunk, bytes| {
-            bytes.fill(0xee); // not yet what it is to be
+            bytes.fill(0xee); // not the final bytes yet
             std::thread::yield_now();
             bytes.fill(chunk as u8 + 1);
             Ok(())
@@ -211,7 +212,7 @@ fn a_failed_refill_raises_sigbus_and_the_next_touch_tries_again() {
             let error = shared.pin(1).unwrap_err();
             assert_eq!((error.errno(), shared.stats().intact), (libc::EIO, 0), "{error}");
             assert!(shared.read(1).unwrap().is_none());
-            // The kernel sees a page that is gone, and no contents.
+            // The kernel's read finds a purged page, and no contents.
             assert_eq!(peek(shared.as_ptr(1).unwrap() as usize), None);
             how.fetch_add(1, Ordering::SeqCst);
         }
@@ -257,7 +258,8 @@ fn what_functions_make_is_made_in_no_other_way() {
             Ok(())
         });
         let without = open(&shared);
-        // A process without a function has what others make, and what it brings itself.
+        // A process without a function has the bytes that others make, and those that it writes
+        // itself.
         assert_eq!(without.pin(0).unwrap_err().errno(), libc::EACCES);
         assert_eq!(without.stats().pinned, 0);
         if without.is_watched() {
@@ -293,7 +295,7 @@ fn a_function_that_needs_its_own_chunk_is_told() {
             if in_function_touches.load(Ordering::SeqCst) {
                 let _ = touch(itself, chunk, 0);
             }
-            // Another chunk is no matter.
+            // Another chunk is not affected.
             bytes[0] = match chunk {
                 0 => 1,
                 _ => itself.pin(0)?.intact().ok_or("being made")?[0] + 1,
@@ -381,7 +383,7 @@ fn without_userfaultfd_pins_are_refilled() {
                 assert!(made.iter().all(|byte| *byte == chunk as u8 + 1));
             }
             assert_eq!(shared.purge_now(0..4).unwrap(), 4);
-            // A touch leaves a page of zeros in a chunk that is gone. Its next maker makes it all the same.
+            // A touch leaves a page of zeros in a purged chunk. Its next maker still makes it.
             assert_eq!(touch(&shared, 2, 5 * PAGE), 0);
         }
     });
@@ -409,7 +411,7 @@ fn a_page_that_an_unwatched_touch_has_left_is_replaced() {
     });
 }
 
-/// The worker, which has other descriptors, may be the last to have the memory.
+/// The worker, which has other descriptors, may be the last user of the memory.
 #[test]
 fn what_a_function_has_captured_is_dropped_by_the_thread_that_drops_the_memory() {
     promised(this_test!(), || {

@@ -1,5 +1,5 @@
-//! An unmark tells the truth: intact means resident and right, each loss is reported once, and a call
-//! that fails loses no report.
+//! An unmark reports the truth: intact means resident and right, each loss is reported once, and a
+//! failed call loses no report.
 
 use crate::promise_kit::*;
 use rustix::io::Errno;
@@ -10,7 +10,7 @@ use tenure::{Outcome, PageSize, Volatile};
 use tenure_testkit::seccomp::{Call, Hold, NthFailure, When};
 use tenure_testkit::{or_skip, pages, skip, this_test};
 
-/// Marks what shall stay a range of its own.
+/// Marks memory that must stay a separate range.
 unsafe fn mark_apart(at: *mut u8, len: usize) {
     // SAFETY: the callers pass part of a mapping that lives on, and do not touch it while it is
     // marked.
@@ -52,7 +52,7 @@ fn a_call_that_fails_on_a_later_range_keeps_the_report_of_an_earlier_one() {
     });
 }
 
-/// Every page has been reported or has its bytes.
+/// Every page was reported or has its bytes.
 fn check(bytes: &[u8], gone: &[u32]) {
     for (i, page) in bytes.chunks(PAGE).enumerate() {
         assert!(gone[i] <= 1, "page {i} was reported {} times", gone[i]);
@@ -118,8 +118,8 @@ fn no_report_is_lost_when_the_page_map_cannot_be_scanned() {
     reports_survive(this_test!(), &[], &[(Call::PagemapScan, Errno::NOMEM)]);
 }
 
-/// A child whose fork handlers did not run takes everything that was offered for gone; a call of it that
-/// fails must not make it forget that.
+/// A child whose fork handlers did not run treats all offered memory as gone; a failed call must
+/// not change that.
 #[test]
 fn a_child_of_a_raw_clone_keeps_its_reports_when_pages_cannot_be_dropped() {
     needs_userfaultfd!();
@@ -162,8 +162,8 @@ fn a_child_of_a_raw_clone_keeps_its_reports_when_pages_cannot_be_dropped() {
     });
 }
 
-/// A thread's unmark stands before the kernel; another one's, of a part of it, must not say intact
-/// before the pages are there, and what is written after it must stay.
+/// A thread's unmark has not called the kernel yet. Another thread's unmark of a part must not
+/// report intact before the pages are there, and bytes that are written after it must stay.
 #[test]
 fn an_unmark_returns_when_its_pages_are_there_whoever_takes_them_back() {
     needs_userfaultfd!();
@@ -188,7 +188,7 @@ fn an_unmark_returns_when_its_pages_are_there_whoever_takes_them_back() {
             hold.arm(Duration::from_millis(500));
             let other = std::thread::spawn(move || {
                 let len = (pages + part) * PAGE;
-                // SAFETY: inside the mapping, which lives on. Nobody touches these pages before
+                // SAFETY: inside the mapping, which stays. No thread touches these pages before
                 // they are unmarked.
                 let outcome = unsafe {
                     volatile::unmark_with_map(at as *mut u8, len, |e| note(&mut gone, e)).unwrap()
@@ -198,7 +198,7 @@ fn an_unmark_returns_when_its_pages_are_there_whoever_takes_them_back() {
             if !hold.wait_until_held(Duration::from_secs(2)) {
                 skip!("an unmark does not populate here");
             }
-            // SAFETY: inside the mapping, which lives on. Nobody touches these pages before they
+            // SAFETY: inside the mapping, which stays. No thread touches these pages before they
             // are unmarked.
             unsafe {
                 let _ = volatile::unmark_with_map(z, part * PAGE, |extent| {
@@ -218,8 +218,8 @@ fn an_unmark_returns_when_its_pages_are_there_whoever_takes_them_back() {
     });
 }
 
-/// Where purges are detected by words the pages are put back by hand, so no call can be held up;
-/// a large range takes long enough by itself.
+/// With detection by words the pages are restored by hand, so no call can be stopped; a large range
+/// takes long enough by itself.
 #[test]
 fn without_userfaultfd_too_an_unmark_returns_when_its_pages_are_there() {
     promised_with(this_test!(), &[("TENURE_DETECT", "words")], || {
@@ -247,10 +247,10 @@ fn without_userfaultfd_too_an_unmark_returns_when_its_pages_are_there() {
                 });
                 gate.wait();
                 std::thread::sleep(Duration::from_micros(100 * (round % 10)));
-                // SAFETY: inside the mapping, which lives on. Nobody touches these pages before
+                // SAFETY: inside the mapping, which stays. No thread touches these pages before
                 // they are unmarked.
                 let _ = unsafe { volatile::unmark(z, part * PAGE).unwrap() };
-                // By the contract the range is the program's now.
+                // By the contract the range belongs to the program now.
                 for page in (0..part * PAGE).step_by(PAGE) {
                     // SAFETY: inside the mapping, which lives on. The page is unmarked, and no
                     // other thread touches it.
@@ -267,7 +267,7 @@ fn without_userfaultfd_too_an_unmark_returns_when_its_pages_are_there() {
     });
 }
 
-/// A range that covers a part of a huge page: what a purge takes of that part is reported.
+/// A range covers a part of a huge page: a purge of that part is reported.
 #[test]
 fn a_purge_is_reported_to_the_last_byte_of_its_range() {
     promised(this_test!(), || {

@@ -1,11 +1,12 @@
-//! A memory cgroup whose files cannot be seen, as in a container without `/sys/fs/cgroup`: its limit may be any.
+//! A memory cgroup whose files cannot be seen, as in a container without `/sys/fs/cgroup`: it may
+//! have any limit.
 
 use crate::promise_kit::*;
 use std::time::Duration;
 use tenure::{pool, retire};
 use tenure_testkit::{skip, this_test};
 
-/// Hides the files from this thread, and from those that it starts. `false`: there is no right to.
+/// Hides the files from this thread, and from the threads that it starts. `false`: not permitted.
 fn hide_groups() -> bool {
     let path = c"/sys/fs/cgroup".as_ptr();
     // SAFETY: this thread's own view of the file system, from here on.
@@ -29,7 +30,7 @@ fn written(len: usize) -> std::ptr::NonNull<u8> {
     p
 }
 
-/// What is free stays below what the smallest such group bears, also in the first moments.
+/// Free memory stays below the smallest such group's limit, also in the first moments.
 #[test]
 fn what_is_kept_warm_has_nobody_killed() {
     if std::thread::spawn(hide_groups).join().ok() != Some(true) {

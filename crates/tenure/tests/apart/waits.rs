@@ -1,5 +1,4 @@
-//! Threads that wait for one another, whatever they wait for: one is told so, and none waits for
-//! ever.
+//! Threads that wait for one another, for any reason: one gets an error, and none waits for ever.
 
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -26,7 +25,7 @@ fn purged(
 struct Refusals(AtomicU32);
 
 impl Refusals {
-    /// Counts it, if it is one.
+    /// Counts the result, if it is such a refusal.
     fn note<T>(&self, result: tenure::Result<T>) -> tenure::Result<T> {
         if result.as_ref().is_err_and(|error| error.errno() == libc::EDEADLK) {
             self.0.fetch_add(1, Ordering::SeqCst);
@@ -35,8 +34,8 @@ impl Refusals {
     }
 }
 
-/// One thread refills an object, which takes a value of a cache. Another one makes that value, for
-/// which it pins the object.
+/// One thread refills an object, and gets a value of a cache for that. Another one makes that
+/// value, and pins the object for that.
 #[test]
 fn a_refill_and_a_make_that_wait_for_one_another_get_an_error_and_no_hang() {
     promised(this_test!(), || {
@@ -66,14 +65,13 @@ fn a_refill_and_a_make_that_wait_for_one_another_get_an_error_and_no_hang() {
                 });
             });
             assert!(refused.0.load(Ordering::SeqCst) >= 1, "none of the two was refused");
-            // Nothing of it stays.
+            // Afterwards nothing of it remains.
             assert_eq!(object.pin().unwrap()[0], 7);
         }
     });
 }
 
-/// Waiting for a slow refill is no circle, and however many threads do so, a circle of others is
-/// found.
+/// Waiting for a slow refill is no circle. However many threads do so, a circle of others is found.
 #[test]
 fn a_circle_is_found_beside_many_threads_that_merely_wait() {
     const WAITERS: usize = 80;
@@ -167,7 +165,7 @@ static CHILD: AtomicI32 = AtomicI32::new(0);
 static BEGUN: AtomicBool = AtomicBool::new(false);
 static MAY_END: AtomicBool = AtomicBool::new(false);
 
-/// What takes its time in the parent, and none in a child.
+/// A function that is slow in the parent, and fast in a child.
 fn sevens_slowly(bytes: &mut [u8]) {
     BEGUN.store(true, Ordering::SeqCst);
     let over = || MAY_END.load(Ordering::SeqCst) || IN_CHILD.load(Ordering::SeqCst);
@@ -176,7 +174,7 @@ fn sevens_slowly(bytes: &mut [u8]) {
 }
 
 extern "C" fn fork_here(_: libc::c_int) {
-    // SAFETY: the child goes on with what the handler interrupted, and dies if that hangs.
+    // SAFETY: the child continues the interrupted code, and dies if that hangs.
     let pid = unsafe {
         match RAW.load(Ordering::SeqCst) {
             true => libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32,
@@ -189,8 +187,8 @@ extern "C" fn fork_here(_: libc::c_int) {
     }
 }
 
-/// One thread makes something slowly, and another one waits for it. A signal's handler forks that
-/// interrupts the wait. In the child nobody makes it, so the thread that waited does.
+/// One thread makes a value slowly, and another one waits for it. A signal handler that interrupts
+/// the wait forks. In the child no thread makes the value, so the thread that waited does.
 fn fork_in_a_wait(raw: bool, ask: impl Fn() -> u8 + Sync) {
     RAW.store(raw, Ordering::SeqCst);
     CHILD.store(0, Ordering::SeqCst);

@@ -1,5 +1,5 @@
-//! A process that has dropped its privileges cannot read its page map: what was never touched of a range stays
-//! untouched all the same when the range is taken back.
+//! A process that has dropped its privileges cannot read its page map: the untouched parts of a
+//! range stay untouched when the range is taken back.
 
 use crate::promise_kit::*;
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ const LEN: usize = 64 * MIB;
 /// One page in so many holds data.
 const STRIDE: usize = 256 * PAGE;
 
-/// As a daemon does it that begins as root.
+/// Drops privileges as a daemon does that begins as root.
 fn drop_privileges() {
     or_skip!(as_nobody());
     // SAFETY: the call takes numbers only, and sets a flag of this process.
@@ -42,14 +42,14 @@ fn check(bytes: &[u8]) {
     }
 }
 
-/// Checks, also after the kernel has taken what it may.
+/// Checks, and checks again after the kernel has taken the pages that it may.
 fn check_twice(bytes: &mut [u8], before: usize) {
     check(bytes);
     let more = resident().saturating_sub(before);
     assert!(more < LEN / 4, "{} MiB more are resident", more >> 20);
     reclaim(bytes.as_ptr() as usize, bytes.len());
     check(bytes);
-    // Nothing of it is watched that is not there.
+    // No missing page of it is watched.
     bytes[PAGE] = 1;
     bytes[3 * PAGE] = 1;
     assert_eq!((bytes[PAGE], bytes[3 * PAGE]), (1, 1));
@@ -130,7 +130,7 @@ fn an_object_with_a_refill_function_takes_what_it_had() {
     in_child(this_test!(), &[], || pins_take_what_it_had(Some(none())));
 }
 
-/// What a program has written there are zeros, and not what the function would make.
+/// Zeros that a program has written there stay zeros; the function does not make them again.
 #[test]
 fn zeros_of_an_object_with_a_refill_function_stay() {
     in_child(this_test!(), &[], || {
@@ -163,7 +163,8 @@ fn what_is_purged_is_counted() {
     });
 }
 
-/// A loss that was made up for by a touch is still a loss to the next pin: the watch goes on, and zeros are kept.
+/// A loss that a touch repaired is still a loss for the next pin: the watch continues, and zeros
+/// are kept.
 #[test]
 fn zeros_beside_a_loss_stay() {
     needs_userfaultfd!();

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The sets of nodes that reach one another, each with at least two: the strongly connected components,
-/// found by reachability, because the graphs are small.
+/// The sets of nodes that reach one another, each with at least two: the strongly connected
+/// components, found by reachability, because the graphs are small.
 pub fn circles<N: Ord + Clone>(edges: impl Iterator<Item = (N, N)>) -> Vec<BTreeSet<N>> {
     let mut next: BTreeMap<N, BTreeSet<N>> = BTreeMap::new();
     for (from, to) in edges {

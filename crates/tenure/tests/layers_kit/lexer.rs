@@ -7,7 +7,7 @@ pub enum Kind {
     Word(String),
     /// `::`
     Colons,
-    /// Any other sign; of a literal nothing is kept.
+    /// Any other sign; a literal leaves nothing.
     Sign(char),
 }
 
@@ -139,7 +139,7 @@ impl Lexer {
         }
     }
 
-    /// Not the dot of `0..n`, nor of `1.max(2)`: they make no difference to paths.
+    /// Not the dot of `0..n`, nor of `1.max(2)`: they do not affect paths.
     fn number(&mut self) {
         while self.peek(0).is_some_and(|char| char.is_alphanumeric() || char == '_') {
             self.next();

@@ -1,4 +1,4 @@
-//! A crate's modules, read from its files: what each names by a path, and which module that is in.
+//! A crate's modules, read from its files: the paths that each names, and the module of each path.
 
 use super::lexer::{tokens, Kind, Token};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -14,15 +14,15 @@ struct Written {
     line: usize,
 }
 
-/// What a module says.
+/// The contents of a module.
 #[derive(Debug, Default)]
 struct Module {
-    /// The file that it is in, as a module's name: an inline module belongs to its file.
+    /// The file that contains it, as a module's name: an inline module belongs to its file.
     file: Name,
     children: BTreeSet<String>,
     /// Its functions and macros, and the functions of its types.
     functions: BTreeSet<String>,
-    /// What `use` brings in, by its name here.
+    /// The names that `use` imports.
     names: HashMap<String, Written>,
     imports: Vec<Written>,
     reexports: Vec<Written>,
@@ -37,7 +37,7 @@ pub struct Edge {
     pub file: PathBuf,
     pub line: usize,
     pub text: String,
-    /// It only passes a name on. Modules that use the name depend on the place where it is defined.
+    /// It only passes a name on. Modules that use the name depend on the defining module.
     pub reexport: bool,
 }
 
@@ -125,7 +125,7 @@ impl Crate {
         edges.into_iter().collect()
     }
 
-    /// The module that defines what a path names. `None`: it leads out of the crate.
+    /// Returns the module that defines a path's target. `None`: the path leads out of the crate.
     fn module_of(&self, from: &[String], parts: &[String], depth: u32) -> Option<Name> {
         if depth > 16 {
             return None;
@@ -163,7 +163,7 @@ impl Crate {
             if module.children.contains(part) {
                 at.push(part.clone());
             } else if is_function {
-                // A module that it has brought in may have the same name.
+                // An imported module may have this name, too.
                 break;
             } else if let Some(brought) = module.names.get(part) {
                 let path = [brought.parts.as_slice(), &parts[i + 1..]].concat();
@@ -227,7 +227,7 @@ impl Reader<'_> {
                     self.into.modules.entry(name.clone()).or_default().functions.insert(function);
                     self.at += 2;
                 }
-                // A macro is named as a function is, once `pub(crate) use` has given it a path.
+                // A macro is named like a function, once `pub(crate) use` has given it a path.
                 Some("macro_rules") if self.is(1, '!') && self.word(2).is_some() => {
                     let defined = self.word(2).unwrap_or_default().to_owned();
                     self.into.modules.entry(name.clone()).or_default().functions.insert(defined);
@@ -250,7 +250,7 @@ impl Reader<'_> {
         }
     }
 
-    /// `pub`, `pub(crate)`, `pub(in a::b)`: no use of anything.
+    /// `pub`, `pub(crate)`, `pub(in a::b)`: these use nothing.
     fn visibility(&mut self) {
         self.at += 1;
         let scope = matches!(self.word(1), Some("crate" | "super" | "self" | "in"));

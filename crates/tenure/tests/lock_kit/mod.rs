@@ -1,5 +1,5 @@
-//! What the tests of locks share: the kernel's own account of each page, users without privileges,
-//! memory mapped by hand.
+//! Shared parts of the tests of locks: the kernel's own account of each page, users without
+//! privileges, memory mapped by hand.
 #![allow(dead_code)]
 
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
@@ -9,7 +9,7 @@ use tenure_testkit::{as_nobody, run_child, Unavailable};
 
 pub const PAGE: usize = 4096;
 
-/// How the kernel holds a page.
+/// The kernel's lock on a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     Not,
@@ -18,7 +18,7 @@ pub enum Held {
     Hole,
 }
 
-/// How the kernel holds each page of a range, from smaps.
+/// The kernel's lock on each page of a range, from smaps.
 pub fn held(addr: usize, pages: usize) -> Vec<Held> {
     let mut held = vec![Held::Hole; pages];
     for map in smaps_over(addr, pages * PAGE) {
@@ -34,7 +34,7 @@ pub fn held(addr: usize, pages: usize) -> Vec<Held> {
     held
 }
 
-/// Bytes charged, as /proc tells.
+/// Bytes charged, as /proc reports them.
 pub fn vm_lck() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
@@ -56,7 +56,7 @@ impl Area {
     }
 
     pub fn with(pages: usize, prot: i32, flags: i32, fd: i32) -> std::io::Result<Area> {
-        // SAFETY: a new mapping at a place of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), pages * PAGE, prot, flags, fd, 0) };
         if at == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error());
@@ -96,7 +96,7 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: ours; holes in it do not matter.
+        // SAFETY: the area's own mapping; holes in it do not matter.
         unsafe { libc::munmap(self.at as *mut _, self.pages * PAGE) };
     }
 }
@@ -128,7 +128,7 @@ pub fn soft_limit() -> u64 {
     getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX)
 }
 
-/// Runs `body` in a child of its own, twice: as the user at hand without CAP_IPC_LOCK, and as an
+/// Runs `body` in a child of its own, twice: as the present user without CAP_IPC_LOCK, and as an
 /// ordinary user.
 pub fn as_each_user(test: &str, body: fn()) {
     const WHO: &str = "TENURE_TEST_WHO";
@@ -136,7 +136,7 @@ pub fn as_each_user(test: &str, body: fn()) {
         let result = run_child(test, &[(WHO, who)], || {
             let done = match std::env::var(WHO).as_deref() {
                 Ok("an ordinary user") => {
-                    // Before 5.16 the limit that a machine starts with is 64 KiB, and only root raises it.
+                    // Before 5.16 a machine starts with a limit of 64 KiB, and only root raises it.
                     let soft = getrlimit(Resource::Memlock).current;
                     let _ = setrlimit(Resource::Memlock, Rlimit { current: soft, maximum: None });
                     as_nobody()

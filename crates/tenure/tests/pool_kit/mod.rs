@@ -1,4 +1,4 @@
-//! What the pool's tests share.
+//! Shared parts of the pool's tests.
 
 #![allow(dead_code)]
 
@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 use tenure::pool::{self, PoolStats, Settings};
 use tenure_testkit::Deadline;
 
-/// A run, page-aligned.
+/// Allocates a run, page-aligned.
 pub fn take(size: usize) -> NonNull<u8> {
     pool::alloc(size, 1, false).expect("there is room")
 }
 
-/// A run of zeros.
+/// Allocates a run of zeros.
 pub fn take_zeroed(size: usize) -> NonNull<u8> {
     pool::alloc(size, 1, true).expect("there is room")
 }
 
-/// Gives a run back.
+/// Frees a run.
 pub fn give(p: NonNull<u8>) {
     // SAFETY: the test's own run, used no more.
     unsafe { pool::free(p) }
@@ -34,7 +34,7 @@ pub fn sign(p: NonNull<u8>, len: usize, seed: u64) {
     sign_from(p, 0, len, seed);
 }
 
-/// The same from a page on.
+/// Signs from a page on.
 pub fn sign_from(p: NonNull<u8>, from: usize, len: usize, seed: u64) {
     for (i, page) in bytes(p, len).chunks_mut(4096).enumerate().skip(from / 4096) {
         let word = word(seed, i);
@@ -45,7 +45,7 @@ pub fn sign_from(p: NonNull<u8>, from: usize, len: usize, seed: u64) {
     }
 }
 
-/// Whether [`sign`]'s words are all there, for the pages whole in the first `len` bytes.
+/// Returns whether all of [`sign`]'s words are there, for the whole pages in the first `len` bytes.
 pub fn signed(p: NonNull<u8>, len: usize, seed: u64) -> bool {
     bytes(p, len / 4096 * 4096).chunks(4096).enumerate().all(|(i, page)| {
         let word = word(seed, i);
@@ -57,7 +57,7 @@ fn word(seed: u64, page: usize) -> u64 {
     (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ page as u64).wrapping_mul(0xD6E8_FEB8_6659_FD93) | 1
 }
 
-/// Ready, with times that tests can wait for: offered after 20 ms, returned after 100.
+/// Prepares the pool with short times for tests: offered after 20 ms, returned after 100.
 pub fn prepare_quick() {
     let settings = Settings::default()
         .with_offer_after(Duration::from_millis(20))
@@ -66,7 +66,7 @@ pub fn prepare_quick() {
     pool::prepare().unwrap();
 }
 
-/// Waits until the statistics are as wanted; the machine's stalls come on top of the limit.
+/// Waits until `so` holds for the statistics; the machine's stalls are added to the limit.
 pub fn wait_for(what: &str, longest: Duration, so: impl Fn(&PoolStats) -> bool) -> Duration {
     let (start, deadline) = (Instant::now(), Deadline::after(longest));
     loop {

@@ -1,5 +1,5 @@
-//! For tests that must end even if the library hangs: a child with a watchdog, forks with a deadline,
-//! raw memory, and a page read through the kernel.
+//! For tests that must end even if the library hangs: a child with a watchdog, forks with a
+//! deadline, raw memory, and a page read through the kernel.
 
 #![allow(dead_code)] // each test file uses its part
 
@@ -14,10 +14,10 @@ use tenure_testkit::{in_child, Deadline, MemoryCgroup, Unavailable};
 pub const PAGE: usize = 4096;
 pub const MIB: usize = 1 << 20;
 
-/// Long enough for everything that is not a hang.
+/// Long enough for everything that does not hang.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Too long on a machine that is busy all the time, too.
+/// Too long even on a machine that is busy all the time.
 const LONGEST: Duration = Duration::from_secs(120);
 
 /// Runs `body` in a process of its own, which a watchdog ends after twice [`PATIENCE`].
@@ -33,8 +33,8 @@ pub fn promised_with(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
     });
 }
 
-/// Nothing is offered but what the test offers. The wait alone is not enough: where other programs have taken the memory,
-/// less may stay marked, and the rest is offered at once.
+/// Only the test itself offers. The wait alone is not enough: if other programs have taken the
+/// memory, less may stay marked, and the rest is offered at once.
 pub fn never_offer() {
     let long = Settings::default().with_offer_after(Duration::from_secs(3600));
     volatile::configure(long.with_unoffered_max(u64::MAX));
@@ -49,8 +49,8 @@ pub fn enter_group() {
     std::fs::write(format!("{directory}/cgroup.procs"), "0").unwrap();
 }
 
-/// [`promised`] in a memory cgroup of this size, which nobody else uses. A body that the kernel kills
-/// for want of memory has failed. `Err`: there can be no such group here.
+/// [`promised`] in a memory cgroup of this size, which no other process uses. A body that the
+/// kernel kills for lack of memory has failed. `Err`: such a group cannot be made here.
 pub fn promised_within(test: &str, bytes: u64, body: impl FnOnce()) -> Result<(), Unavailable> {
     // The child finds the group that its parent has made.
     let group = match std::env::var_os(GROUP) {
@@ -74,7 +74,7 @@ pub fn watchdog() {
             std::thread::sleep(Duration::from_millis(50));
         }
         let text = b"HANG: the body did not end in time\n";
-        // SAFETY: a constant is written, without a lock that a stuck thread may hold; then the
+        // SAFETY: a constant is written, without a lock that a hanging thread may hold; then the
         // process ends at once.
         unsafe {
             libc::write(2, text.as_ptr().cast(), text.len());
@@ -97,14 +97,14 @@ pub fn refill(map: &mut Mapping) {
     }
 }
 
-/// What page `i` holds; never 0.
+/// The byte of page `i`; never 0.
 pub fn byte(i: usize) -> u8 {
     (i % 251) as u8 + 1
 }
 
-/// Plain memory that nothing but the test knows of, not backed by huge pages.
+/// Plain memory that only the test knows, not backed by huge pages.
 pub fn plain(len: usize) -> usize {
-    // SAFETY: a new mapping at a place of the kernel's choice, and advice for it.
+    // SAFETY: a new mapping at an address that the kernel chooses, and advice for it.
     unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let at = libc::mmap(std::ptr::null_mut(), len, 3, flags, -1, 0);
@@ -119,12 +119,12 @@ pub fn peek(at: usize) -> Option<u8> {
     let mut byte = 0u8;
     let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let remote = libc::iovec { iov_base: at as *mut _, iov_len: 1 };
-    // SAFETY: one byte is written to `byte`; the other address is the kernel's to check.
+    // SAFETY: one byte is written to `byte`; the kernel checks the other address.
     let read = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
     (read == 1).then_some(byte)
 }
 
-/// What the kernel does when memory is short: harmless to memory that is in use.
+/// Reclaims as the kernel does when memory is short: harmless to memory that is in use.
 pub fn reclaim(at: usize, len: usize) {
     for _ in 0..4 {
         // SAFETY: this advice changes no contents of memory that was not given up.
@@ -132,8 +132,8 @@ pub fn reclaim(at: usize, len: usize) {
     }
 }
 
-/// Purges a marked range until all of it is gone: the kernel passes over a page that waits on
-/// another processor's list. `false`: it did not all go.
+/// Purges a marked range until all of it is gone: the kernel skips a page that waits on another
+/// processor's list. `false`: it did not all go.
 pub fn purge(at: *mut u8, len: usize) -> bool {
     let start = Instant::now();
     while start.elapsed() < PATIENCE / 2 {
@@ -146,7 +146,7 @@ pub fn purge(at: *mut u8, len: usize) -> bool {
     false
 }
 
-/// Waits until `done`; `false`: it was not within [`PATIENCE`].
+/// Waits until `done`; `false`: that took longer than [`PATIENCE`].
 pub fn waited(mut done: impl FnMut() -> bool) -> bool {
     let (start, deadline) = (Instant::now(), Deadline::after(PATIENCE));
     loop {
@@ -197,12 +197,12 @@ fn child_or_parent(pid: i32, body: impl FnOnce()) -> Ended {
     end_of(pid)
 }
 
-/// Starts a forked child that runs `body` and never returns. It is killed where the test is given up.
+/// Starts a forked child that runs `body` and never returns. It is killed if the test stops early.
 pub fn worker(body: impl FnOnce()) -> i32 {
     // SAFETY: the child runs the body and ends without unwinding into the parent's code.
     match unsafe { libc::fork() } {
         0 => {
-            // SAFETY: asks for a signal when the parent's thread ends.
+            // SAFETY: requests a signal for the end of the parent's thread.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             let panicked = catch_unwind(AssertUnwindSafe(body)).is_err();
             // SAFETY: ends the child at once.
@@ -214,7 +214,8 @@ pub fn worker(body: impl FnOnce()) -> i32 {
 
 /// Kills a child that lives, and waits until it is dead.
 pub fn kill(pid: i32) {
-    // SAFETY: a signal to a child of ours that has not been waited for; it changes no memory of this process.
+    // SAFETY: a signal to a child of this process that has not been waited for; it changes no
+    // memory of this process.
     unsafe { libc::kill(pid, libc::SIGKILL) };
     assert_eq!(end_of(pid), Ended::Signal(libc::SIGKILL), "it had ended by itself");
 }
@@ -223,11 +224,11 @@ pub fn kill(pid: i32) {
 pub fn end_of(pid: i32) -> Ended {
     let mut status = 0;
     let ended = waited(|| {
-        // SAFETY: waits for a child of ours.
+        // SAFETY: waits for a child of this process, and writes a local.
         unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) == pid }
     });
     if !ended {
-        // SAFETY: a child of ours, which has not been waited for.
+        // SAFETY: a child of this process, which has not been waited for.
         unsafe {
             libc::kill(pid, libc::SIGKILL);
             libc::waitpid(pid, &mut status, 0);

@@ -1,13 +1,14 @@
-//! Has the processor raise SIGTRAP after each instruction of a part of a test, and forks in the handler.
+//! Has the processor raise SIGTRAP after each instruction of a part of a test, and forks in the
+//! handler.
 #![cfg(target_arch = "x86_64")]
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
-/// At which instructions of the program's own code the handler forks, and how.
+/// The instructions of the program's own code at which the handler forks, and how.
 pub struct Stepping {
-    /// At each of so many first ones: these children end at once.
+    /// At each of the first so many: these children end at once.
     pub each: u64,
-    /// At every so many-th: these children go on with what was interrupted.
+    /// At every so many-th: these children continue the interrupted code.
     pub stride: u64,
     /// By a plain system call, which calls no fork handlers.
     pub raw: bool,
@@ -19,12 +20,14 @@ static STRIDE: AtomicU64 = AtomicU64::new(1);
 static RAW: AtomicBool = AtomicBool::new(false);
 static IN_CHILD: AtomicBool = AtomicBool::new(false);
 static FORKS: AtomicU64 = AtomicU64::new(0);
-/// A pipe that nobody writes to: children wait until its writing end is closed. -1: they do not wait.
+/// A pipe to which no code writes: children wait until its writing end is closed. -1: they do not
+/// wait.
 static GATE: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
 /// The children that wait.
 static WAITING: [AtomicI32; MOST_WAITING] = [const { AtomicI32::new(0) }; MOST_WAITING];
 const MOST_WAITING: usize = 256;
-/// Where this program's own code lies: a handler's fork would meet the C library's locks.
+/// The addresses of this program's own code: elsewhere a handler's fork would meet the C library's
+/// locks.
 static CODE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 /// The trap flag.
 const TRAP: i64 = 0x100;
@@ -34,7 +37,7 @@ extern "C" fn on_trap(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
     let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
     // SAFETY: reads the context's set.
     if unsafe { libc::sigismember(&context.uc_sigmask, libc::SIGUSR1) } == 1 {
-        // No handler of a program's could come here.
+        // No handler of a program could run here.
         return;
     }
     let registers = &mut context.uc_mcontext.gregs;
@@ -47,7 +50,8 @@ extern "C" fn on_trap(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
     }
     let number = FORKS.fetch_add(1, Ordering::Relaxed) as usize;
     let [reading, writing] = [0, 1].map(|n| GATE[n].load(Ordering::Relaxed));
-    // SAFETY: plain system calls; the child ends at once, or goes on with what the handler interrupted.
+    // SAFETY: plain system calls; the child ends at once, or continues the code that the handler
+    // interrupted.
     unsafe {
         let raw = RAW.load(Ordering::Relaxed);
         let pid = match raw {
@@ -87,7 +91,8 @@ fn end_well(pid: i32, step: u64, at: u64) {
     }
 }
 
-/// Children that go on do so when [`let_children_go`] is called, which the handler does not wait for.
+/// Children that continue do so when [`let_children_go`] is called; the handler does not wait for
+/// them.
 pub fn hold_children() {
     let mut ends = [0; 2];
     // SAFETY: a plain system call that writes two numbers.
@@ -95,10 +100,10 @@ pub fn hold_children() {
     GATE.iter().zip(ends).for_each(|(gate, end)| gate.store(end, Ordering::Relaxed));
 }
 
-/// Has those that wait go on, and waits until they have ended; returns how many there were.
+/// Lets waiting children continue, and waits until they have ended. Returns how many there were.
 pub fn let_children_go() -> usize {
     let [reading, writing] = [0, 1].map(|n| GATE[n].swap(-1, Ordering::Relaxed));
-    // SAFETY: the pipe's ends, which nobody else uses in this process.
+    // SAFETY: the pipe's ends, which no other code uses in this process.
     unsafe {
         libc::close(writing);
         libc::close(reading);
@@ -144,7 +149,7 @@ pub fn begin(how: Stepping) {
     }
 }
 
-/// Whether this process is a child that a handler made.
+/// Returns whether this process is a child that a handler made.
 pub fn in_child() -> bool {
     IN_CHILD.load(Ordering::Relaxed)
 }
@@ -154,11 +159,11 @@ pub fn report() {
     println!("{steps} instructions, {forks} forks");
 }
 
-/// Has a trap raised after each instruction of `act`.
+/// Raises a trap after each instruction of `act`.
 pub fn stepped(act: impl FnOnce()) {
     // SAFETY: changes the trap flag, for which there is a handler.
     unsafe { std::arch::asm!("pushfq", "or qword ptr [rsp], 0x100", "popfq") };
     act();
-    // SAFETY: changes the trap flag back, and nothing else.
+    // SAFETY: clears the trap flag, and changes nothing else.
     unsafe { std::arch::asm!("pushfq", "and qword ptr [rsp], ~0x100", "popfq") };
 }

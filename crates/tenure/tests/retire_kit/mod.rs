@@ -1,4 +1,4 @@
-//! Mappings of every kind, made by plain system calls, and what the kernel says of them.
+//! Mappings of every kind, made by plain system calls, and the kernel's facts about them.
 
 #![allow(dead_code)] // each test file uses its part
 
@@ -10,7 +10,7 @@ pub use tenure_testkit::pages::mapped;
 pub const PAGE: usize = 4096;
 pub const MIB: usize = 1 << 20;
 
-/// Ready, with a threshold that tests reach.
+/// Prepares tenure with a threshold that tests reach.
 pub fn ready() {
     retire::prepare().unwrap();
     retire::configure(Settings::default().with_min_bytes(MIB));
@@ -18,7 +18,7 @@ pub fn ready() {
 
 /// Plain mmap; the errno on failure.
 pub fn try_map(len: usize, protection: i32, flags: i32, fd: i32) -> Result<usize, i32> {
-    // SAFETY: an address of the kernel's choice.
+    // SAFETY: an address that the kernel chooses.
     let at = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd, 0) };
     if at == libc::MAP_FAILED {
         return Err(std::io::Error::last_os_error().raw_os_error().unwrap());
@@ -40,7 +40,7 @@ pub fn written(len: usize) -> usize {
 /// Private memory of base pages.
 pub fn untouched(len: usize) -> usize {
     let at = try_map(len, RW, PRIVATE, -1).unwrap();
-    // SAFETY: advice for a mapping of ours.
+    // SAFETY: advice for a mapping of this test's own.
     unsafe { libc::madvise(at as *mut _, len, libc::MADV_NOHUGEPAGE) };
     at
 }
@@ -70,7 +70,7 @@ pub fn status(key: &str) -> u64 {
     line.split_whitespace().nth(1).map_or(0, |n| n.parse::<u64>().unwrap() << 10)
 }
 
-/// That nothing is mapped there, and a touch would fault: the kernel's own answer.
+/// Asserts that nothing is mapped there, and that a touch would fault, by the kernel's own result.
 pub fn assert_gone(at: usize, len: usize) {
     assert_eq!(mapped(at, len), [], "of {at:#x}");
     let mut byte = 0u8;
@@ -99,7 +99,7 @@ pub fn forked(f: impl FnOnce() -> i32) -> i32 {
 
 pub fn ending(child: i32) -> i32 {
     let mut status = 0;
-    // SAFETY: a child of ours.
+    // SAFETY: a child of this process.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     if libc::WIFSIGNALED(status) {
         128 + libc::WTERMSIG(status)

@@ -3,11 +3,12 @@
 use crate::suite_output::place;
 use std::collections::BTreeSet;
 
-/// `- **V1.** What is promised.`, and the lines that follow it.
+/// `- **V1.** A promise.`, and the lines that follow it.
 pub struct Promise {
     /// A letter and a number.
     pub number: String,
-    /// Full names: `package::program::module::test`, with `lib` in place of the program for unit tests.
+    /// Full names: `package::program::module::test`, with `lib` in place of the program for unit
+    /// tests.
     pub tests: Vec<String>,
     pub is_pending: bool,
 }
@@ -19,7 +20,7 @@ fn number(item: &str) -> Option<&str> {
     digits.parse::<u32>().is_ok().then_some(number)
 }
 
-/// What stands in backticks and begins with a package of this workspace.
+/// The texts in backticks that begin with a package of this workspace.
 fn tests(item: &str) -> Vec<String> {
     let quoted = item.split('`').skip(1).step_by(2);
     let named = quoted.filter(|name| name.starts_with("tenure") && name.contains("::"));
@@ -57,7 +58,7 @@ pub fn promises(text: &str) -> Vec<Promise> {
     items(text).iter().filter_map(promise).collect()
 }
 
-/// What is wrong with the text, where these are the tests that exist.
+/// The mistakes in the text; `exist` are the tests that exist.
 pub fn mistakes(text: &str, exist: &BTreeSet<String>) -> Vec<String> {
     let without = items(text).into_iter().filter(|item| number(item).is_none());
     let mut wrong: Vec<String> = without.map(|item| format!("no promise: {item}")).collect();

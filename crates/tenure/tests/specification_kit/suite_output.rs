@@ -1,4 +1,4 @@
-//! What `cargo test --workspace` has printed: which tests ran, and which were skipped.
+//! The output of `cargo test --workspace`: the tests that ran, and those that were skipped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,7 +38,7 @@ impl SuiteOutput {
         self.ran.contains(place(test))
     }
 
-    /// The reason. The suite names a unit test by its package, and another one by its program.
+    /// The reason. The suite names a unit test by its package, and other tests by their program.
     pub fn skipped(&self, test: &str) -> Option<&str> {
         let of_unit = test.replacen("::lib::", "::", 1);
         let reason = self.skipped.get(place(test)).or_else(|| self.skipped.get(&of_unit));
@@ -46,7 +46,7 @@ impl SuiteOutput {
     }
 }
 
-/// Without the package, which cargo's output does not say.
+/// Without the package, which cargo's output does not contain.
 pub fn place(test: &str) -> &str {
     test.split_once("::").map_or(test, |(_package, place)| place)
 }

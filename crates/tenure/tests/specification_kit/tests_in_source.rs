@@ -1,7 +1,7 @@
-//! All tests of the workspace by their full names, from the source as rustfmt leaves it.
+//! All tests of the workspace by their full names, from the source as rustfmt formats it.
 //!
-//! Read line by line: modules, in files and in place, functions with `#[test]`, and macros that make a test of each
-//! name that they are given.
+//! Read line by line: modules, in files and inline, functions with `#[test]`, and macros that make
+//! a test of each name in their call.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -46,13 +46,13 @@ fn indent(line: &str) -> usize {
     line.len() - line.trim_start().len()
 }
 
-/// The name at the beginning, and what follows it.
+/// The name at the beginning, and the text after it.
 fn word(text: &str) -> (&str, &str) {
     let end = text.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(text.len());
     text.split_at(end)
 }
 
-/// The module that a line declares or begins, and whether its source follows in place.
+/// The module that a line declares or begins, and whether its source follows inline.
 fn module(line: &str) -> Option<(&str, bool)> {
     let line = line.trim_start();
     let after = match line.starts_with("pub") {
@@ -71,7 +71,7 @@ fn module(line: &str) -> Option<(&str, bool)> {
 struct File {
     /// The package, the program, and the modules.
     names: Vec<String>,
-    /// Where its modules are.
+    /// The directory of its modules.
     place: PathBuf,
 }
 
@@ -80,7 +80,7 @@ impl File {
         let text = fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
         let lines: Vec<&str> = text.lines().collect();
         let makers = makers(&lines);
-        // Where the modules in place end.
+        // The ends of the inline modules.
         let mut ends = Vec::new();
         let (mut path, mut is_test) = (None, false);
         let mut at = 0;
@@ -119,7 +119,7 @@ impl File {
         found.insert(format!("{}::{name}", self.names.join("::")));
     }
 
-    /// Reads the file of a module that is not in place.
+    /// Reads the file of a module that is not inline.
     fn module(
         &self,
         file: &Path,
@@ -143,14 +143,14 @@ impl File {
     }
 }
 
-/// The lines up to the one that ends what began with this indentation.
+/// The lines up to the end of the block with this indentation.
 fn block<'a>(lines: &'a [&'a str], begun: usize) -> &'a [&'a str] {
     let ends = |line: &&str| indent(line) == begun && line.trim_start().starts_with(['}', ')']);
     let len = lines.iter().position(ends).unwrap_or(0);
     &lines[..len]
 }
 
-/// The macros of a file that make tests, as their calls begin.
+/// The macros of a file that make tests, by the beginnings of their calls.
 fn makers(lines: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     for (at, line) in lines.iter().enumerate() {
@@ -164,7 +164,7 @@ fn makers(lines: &[&str]) -> Vec<String> {
     found
 }
 
-/// The names that begin the items of a macro's call.
+/// The names at the beginnings of the items of a macro's call.
 fn made<'a>(first: &'a str, lines: &'a [&'a str], begun: usize) -> Vec<&'a str> {
     let first = first.trim_start_matches(['(', '{', ' ']);
     let lines = if first.ends_with(';') { &[] } else { lines };

@@ -1,5 +1,5 @@
-//! The cache: values are right or absent, and space comes back. Run as it is, and again with parts
-//! of the kernel refused.
+//! The cache: values are right or absent, and space comes back. It runs with all of the kernel, and
+//! again with parts of the kernel refused.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -48,7 +48,7 @@ fn a_ceiling_holds_and_what_is_used_stays() {
     for key in 0..100_000u64 {
         cache.insert(key, &value).unwrap();
         if key > 20_000 {
-            // One key in a hundred is asked for again and again.
+            // One key in a hundred is requested again and again.
             asked += 1;
             hot += u64::from(cache.get(&(key % 100 * 100 % 10_000)).is_some());
         }
@@ -84,7 +84,7 @@ fn overwriting_gives_space_back() {
     }
     let stats = cache.stats();
     assert!(stats.footprint_bytes < 40 << 20, "16 MB of values take {stats:?}");
-    // In no order too, where no segment becomes empty by itself.
+    // In random order too, in which no segment becomes empty by itself.
     let mut state = 1u64;
     for _ in 0..100_000 {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -147,7 +147,7 @@ fn a_missing_value_is_made_once() {
         }
     });
     assert_eq!(made.load(Ordering::Relaxed), 200);
-    // A maker that panics lets the next one try.
+    // After a maker that panics, the next one tries.
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let _ = cache.get_or_insert_with(&1000, || panic!("no"));
     }));

@@ -1,5 +1,5 @@
-//! What populating does where it can: run as it is, and again where the kernel refuses
-//! `MADV_POPULATE_*`.
+//! The effect of populating where it succeeds: run with all of the kernel, and again where the
+//! kernel refuses `MADV_POPULATE_*`.
 
 use super::raw::{memfd, Place, Raw, ANONYMOUS, MIB, PAGE, READ_WRITE};
 use std::io::Write;
@@ -83,8 +83,8 @@ fn reading_a_file_dirties_nothing_and_writing_a_private_one_copies() {
     assert_eq!(smaps_of(raw.start).unwrap().anonymous, 4 * MIB as u64);
 }
 
-/// On a disk a hole can be mapped for reading, and for writing without a block behind it being
-/// there beforehand; with the file passed, and asked for, there is one.
+/// On a disk a hole can be mapped for reading, and also for writing without a block behind it
+/// beforehand. With the file passed, and allocation requested, there is one.
 #[test]
 fn holes_of_files_are_allocated() {
     use std::os::unix::fs::MetadataExt;
@@ -113,7 +113,7 @@ fn holes_of_files_are_allocated() {
 fn a_part_may_span_mappings_of_many_kinds() {
     let raw = Raw::anonymous(1024);
     let memory = memfd(256 * PAGE, 0).unwrap();
-    // SAFETY: over pages of the mapping just made, which nobody uses.
+    // SAFETY: over pages of the mapping just made, which no code uses.
     let over = unsafe {
         libc::mmap(
             raw.page(300) as *mut _,
@@ -134,7 +134,7 @@ fn a_part_may_span_mappings_of_many_kinds() {
     populated(&raw, Access::Write, 2);
 }
 
-/// A counter on each page, added to without rest: what the touch does in between loses no count.
+/// A counter on each page, incremented without a pause: the touches in between lose no count.
 #[test]
 fn writers_meanwhile_lose_nothing() {
     let raw = Raw::anonymous(512);
@@ -171,7 +171,8 @@ fn writers_meanwhile_lose_nothing() {
 fn parts_come_and_go_in_a_sparse_mapping() {
     let mut map = Mapping::anonymous(1 << 38).unwrap();
     let (start, step) = (map.as_ptr() as usize, 1usize << 30);
-    // Of what is around the parts, and in them. Not by smaps: the kernel merges neighbours' mappings.
+    // For the pages around the parts, and in them. Not by smaps: the kernel merges neighbouring
+    // mappings.
     let there = || {
         let windows = (0..8).map(|i| present_pages(start + i * step, 8 * MIB));
         windows.map(|pages| pages.iter().filter(|there| **there).count()).sum::<usize>() * PAGE
@@ -201,7 +202,7 @@ fn each_kind_is_discarded_in_its_way() {
     let mut file = place.file(0);
     file.write_all(&vec![7; 16 * PAGE]).unwrap();
     let memory = memfd(16 * PAGE, 0).unwrap();
-    // SAFETY: mappings of this test's own, without references into them. Their contents are to be
+    // SAFETY: mappings of this test's own, without references into them. Their contents may be
     // discarded.
     let gone = |raw: &Raw| unsafe { discard(raw.start as *mut u8, raw.len) };
     // Anonymous, and locked: it stays locked.
@@ -214,7 +215,7 @@ fn each_kind_is_discarded_in_its_way() {
             // The plain call refuses it.
             assert_eq!(raw.advise(0, 16, libc::MADV_DONTNEED), Err(libc::EINVAL));
         }
-        // Linux 5.18 brought the call that discards what is locked.
+        // Linux 5.18 brought the call that discards locked pages.
         if lock && raw.advise(0, 1, MADV_DONTNEED_LOCKED).is_err() {
             assert_eq!(gone(&raw).unwrap_err().kind(), ErrorKind::Locked);
             assert!((0..16).all(|i| raw.byte(i) == 3));
@@ -225,23 +226,23 @@ fn each_kind_is_discarded_in_its_way() {
         assert_eq!(smaps_of(raw.start).unwrap().has_flag("lo"), lock);
         assert!((0..16).all(|i| raw.byte(i) == 0));
     }
-    // Shared memory: gone for both who map it.
+    // Shared memory: gone for both mappings.
     let (one, other) = (Raw::shared(&memory, 16 * PAGE), Raw::shared(&memory, 16 * PAGE));
     (0..16).for_each(|i| one.set(i, 3));
     assert!((0..16).all(|i| other.byte(i) == 3));
-    // What the plain call does to it is nothing of the kind.
+    // The plain call has no such effect on it.
     one.advise(0, 16, libc::MADV_DONTNEED).unwrap();
     assert!((0..16).all(|i| one.byte(i) == 3));
     gone(&one).unwrap();
     assert!((0..16).all(|i| other.byte(i) == 0));
-    // Locked, they stay; the kernel has no call for it.
+    // Locked pages stay, because the kernel has no call for that.
     one.set(3, 3);
     // SAFETY: a mapping of this test's own. A lock changes no contents.
     assert_eq!(unsafe { libc::mlock2(one.start as *const _, one.len, 1) }, 0);
     let refused = gone(&one).unwrap_err();
     println!("{refused}");
     assert_eq!((refused.kind(), other.byte(3)), (ErrorKind::Locked, 3));
-    // A private file mapping: as the file is.
+    // A private file mapping reads as the file.
     let copy = Raw::private(&file, 16 * PAGE);
     (0..16).for_each(|i| copy.set(i, 3));
     gone(&copy).unwrap();
@@ -304,7 +305,7 @@ fn bad_ranges_are_refused() {
     }
 }
 
-/// As madvise takes them: what a mapping of a file is long is seldom whole pages.
+/// As for madvise: the length of a file mapping is seldom whole pages.
 #[test]
 fn odd_lengths_are_rounded_up() {
     let raw = Raw::anonymous(4);

@@ -1,5 +1,5 @@
-//! What populating says where it cannot: the page, the cause, and what was done before it. Run as it
-//! is, and again where the kernel refuses `MADV_POPULATE_*`. Beside it what the plain call says.
+//! The errors of populating: the page, the cause, and the work done before it. Run with all of the
+//! kernel, and again where it refuses `MADV_POPULATE_*`. Beside it the plain call's error.
 
 use super::raw::{errno, memfd, truncate, Place, Raw, ANONYMOUS, MIB, PAGE, READ_WRITE};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -16,7 +16,7 @@ fn madvise_populates() -> bool {
     works("populate_write") && works("populate_read")
 }
 
-/// The plain call fails with this errno, if it can be made at all; and then says no more.
+/// The plain call fails with this errno, if it can be made at all, and gives no other facts.
 fn plain_fails(raw: &Raw, access: Access, expected: i32) {
     if !madvise_populates() {
         return;
@@ -28,7 +28,7 @@ fn plain_fails(raw: &Raw, access: Access, expected: i32) {
     assert_eq!(raw.advise(0, raw.len / PAGE, advice), Err(expected));
 }
 
-/// Checks a failure from every side: cause, page, what is there before it, and what it says.
+/// Checks a failure from every side: cause, page, the resident pages before it, and its message.
 fn fails_at(raw: &Raw, asked: &Populate, page: usize, kind: ErrorKind, says: &[&str]) -> Failed {
     let failed = asked.run().expect_err("it cannot be populated");
     println!("{failed}");
@@ -75,7 +75,7 @@ fn holes_at_the_beginning_in_the_middle_and_at_the_end() {
 fn protection() {
     let raw = Raw::anonymous(64);
     raw.protect(40, libc::PROT_READ);
-    // The kernel's word for it is EINVAL, as for much else.
+    // The kernel's error for it is EINVAL, as for many causes.
     plain_fails(&raw, Access::Write, libc::EINVAL);
     let failed = fails_at(&raw, &write(&raw), 40, ErrorKind::NoAccess, &["written", "PROT_WRITE"]);
     assert_eq!(failed.error.errno(), libc::EACCES);
@@ -162,7 +162,7 @@ struct UffdRange {
     out: i64,
 }
 
-/// Watches the pages for missing ones, answering a touch with SIGBUS.
+/// Watches the pages for missing ones; a touch gets SIGBUS.
 fn watch(raw: &Raw, first: usize, pages: usize) -> Result<OwnedFd, String> {
     const SIGBUS_FEATURE: u64 = 1 << 7;
     const USER_MODE_ONLY: i64 = 1;
@@ -200,13 +200,14 @@ fn a_poisoned_page() {
     let fd = or_skip!(watch(&raw, 48, 8));
     let mut poison = UffdRange { start: raw.page(50) as u64, len: PAGE as u64, mode: 0, out: 0 };
     // Only watched pages can be poisoned; the watch then ends.
-    // SAFETY: the argument has the kernel's layout (start, len, mode, updated) and outlives the call.
+    // SAFETY: the argument has the kernel's layout (start, len, mode, updated) and outlives the
+    // call.
     if unsafe { libc::ioctl(fd.as_raw_fd(), 0xC020_AA08_u32 as _, &mut poison) } != 0 {
         skip!("no UFFDIO_POISON before Linux 6.6: errno {}", errno());
     }
     drop(fd);
     if !madvise_populates() {
-        // A touch cannot tell poison from a page that nothing backs.
+        // A touch gets one error for poison and for a page that nothing backs.
         fails_at(&raw, &write(&raw), 50, ErrorKind::NoBacking, &["poison"]);
         return;
     }
@@ -231,7 +232,7 @@ fn a_full_tmpfs() {
             let failed = fails_at(&raw, &asked, full, ErrorKind::NoSpace, &["tmpfs", "full"]);
             assert_eq!(failed.error.errno(), libc::ENOSPC);
             plain_fails(&raw, access, libc::EFAULT);
-            // Two threads share what room there is; the page named is the lowest of those missing.
+            // Two threads share the room; the named page is the lowest of the missing ones.
             let file = place.file(4 * MIB);
             let raw = Raw::shared(&file, 4 * MIB);
             let failed = Populate::new(raw.ptr(), raw.len, access).threads(2).run().unwrap_err();
@@ -239,7 +240,7 @@ fn a_full_tmpfs() {
             assert_eq!(failed.report.first_missing, Some(raw.page(raw.leading())), "{failed}");
             // The thread of the upper half may take all of it before the other one begins.
             assert!((1..=MIB as u64).contains(&failed.report.populated), "{failed}");
-            // And beforehand it is refused with nothing done.
+            // With a check beforehand it is refused before anything is done.
             let file = place.file(4 * MIB);
             let raw = Raw::shared(&file, 4 * MIB);
             let asked = Populate::new(raw.ptr(), raw.len, access).within_room(true);
@@ -289,12 +290,13 @@ impl Drop for Disk {
     }
 }
 
-/// Holes are allocated first, so a full disk is an error before a page is dirty that could not be
-/// written back; without the file it is one all the same.
+/// Holes are allocated first, so a full disk is an error before there is a dirty page that could
+/// not be written back. Without the file it is also an error.
 #[test]
 fn a_full_disk() {
     for (given, access) in [(true, Access::Write), (true, Access::Read), (false, Access::Write)] {
-        // A new one each time: the blocks of a deleted file are free some time after the journal has been written.
+        // A new one each time: the blocks of a deleted file are free only some time after the
+        // journal was written.
         let disk = or_skip!(Disk::of(12 * MIB));
         let path = format!("{}/file", disk.mounted());
         let file = std::fs::OpenOptions::new()
@@ -316,7 +318,7 @@ fn a_full_disk() {
         assert_eq!(failed.error.errno(), libc::ENOSPC);
         let done = failed.report.populated as usize / PAGE;
         assert_eq!(failed.report.first_missing, Some(raw.page(done)), "{failed}");
-        // A read maps what lies around it too, be it a hole.
+        // A read also maps pages around it, even holes.
         assert!(raw.leading() >= done && (access == Access::Read || raw.leading() == done));
         assert!(done > 0 && done < 12 * MIB / PAGE, "{failed}");
         if given {
@@ -329,7 +331,7 @@ fn a_full_disk() {
     }
 }
 
-/// The number of huge pages, put back on drop; one test at a time, of all processes.
+/// The number of huge pages, restored on drop; one test at a time, over all processes.
 struct Pool(String, #[allow(dead_code)] Turn);
 
 const NR_HUGEPAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
@@ -391,7 +393,7 @@ fn huge_pages_of_the_pool_come_and_go() {
     let path = NR_HUGEPAGES.replace("nr_hugepages", "free_hugepages");
     let free = || std::fs::read_to_string(&path).unwrap().trim().parse::<usize>().unwrap();
     let fd = memfd(4 * HUGE, libc::MFD_HUGETLB).unwrap();
-    // One at a time: what the shared one reserves, the other cannot have.
+    // One at a time: pages that the shared one reserves are not available to the other.
     for shared in [false, true] {
         let raw = match shared {
             false => Raw::try_map(4 * HUGE, READ_WRITE, ANONYMOUS | libc::MAP_HUGETLB, -1).unwrap(),

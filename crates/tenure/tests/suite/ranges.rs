@@ -1,5 +1,5 @@
-//! What marking and unmarking raw ranges promise, on real pages: run as it is, and again with
-//! parts of the kernel refused (`refused.rs`).
+//! The promises of marking and unmarking raw ranges, on real pages: run with all of the kernel, and
+//! again with parts of it refused (`refused.rs`).
 
 use tenure::volatile::{self, Detection};
 use tenure::{ErrorKind, Mapping, Outcome, PageSize};
@@ -59,7 +59,7 @@ fn a_purge_is_told_with_exactly_its_pages() {
             assert_eq!(outcome, Outcome::Purged);
             volatile::forget(p, len).unwrap();
         }
-        // Neighbours come as one extent: a refill is then called once, not once a page.
+        // Neighbours come as one extent, so that a refill is called once, not once a page.
         assert_eq!((gone.len(), &gone[0]), (1, &(quarter..2 * quarter)));
         for i in 0..len / PAGE {
             let lost = (quarter..2 * quarter).contains(&(i * PAGE));
@@ -179,7 +179,7 @@ fn the_keeper_offers_by_itself() {
     unsafe { volatile::mark(p, len).unwrap() };
     let start = std::time::Instant::now();
     let offered = || match volatile::detection() {
-        // Registered with userfaultfd, as the kernel tells it.
+        // Registered with userfaultfd, according to the kernel.
         Detection::Userfaultfd => pages::smaps_of(p as usize).unwrap().has_flag("um"),
         _ => tenure::stats().total.offers > offers,
     };

@@ -1,4 +1,4 @@
-//! Mappings as a program makes them itself, for what the owned ones cannot be.
+//! Mappings that a test makes itself, of kinds that the owned ones do not have.
 
 // Each test binary uses a part of it.
 #![allow(dead_code)]
@@ -19,7 +19,7 @@ pub struct Raw {
     pub len: usize,
 }
 
-/// Far below where the kernel puts mappings by itself, so that nothing comes to lie in a hole that a
+/// Far below the addresses that the kernel chooses, so that no other mapping lands in a hole that a
 /// test makes.
 static NEXT: AtomicUsize = AtomicUsize::new(0x1000_0000_0000);
 
@@ -27,7 +27,7 @@ impl Raw {
     pub fn try_map(len: usize, prot: i32, flags: i32, fd: i32) -> Result<Raw, String> {
         let room = len.next_multiple_of(2 * MIB) + 2 * MIB;
         let hint = NEXT.fetch_add(room, Ordering::Relaxed);
-        // SAFETY: a new mapping; the address is a hint, taken if nothing is there.
+        // SAFETY: a new mapping; the address is a hint, used if nothing is there.
         let at = unsafe { libc::mmap(hint as *mut _, len, prot, flags, fd, 0) };
         if at == libc::MAP_FAILED {
             return Err(format!("mmap: {}", std::io::Error::last_os_error()));
@@ -56,7 +56,7 @@ impl Raw {
     }
 
     pub fn unmap(&self, page: usize) {
-        // SAFETY: a page of this mapping, which nobody uses.
+        // SAFETY: a page of this mapping, which no code uses.
         assert_eq!(unsafe { libc::munmap(self.page(page) as *mut _, PAGE) }, 0);
     }
 
@@ -66,7 +66,7 @@ impl Raw {
     }
 
     pub fn advise(&self, page: usize, pages: usize, advice: i32) -> Result<(), i32> {
-        // SAFETY: pages of this mapping, which hold nothing that is needed.
+        // SAFETY: pages of this mapping, whose contents are not needed.
         match unsafe { libc::madvise(self.page(page) as *mut _, pages * PAGE, advice) } {
             0 => Ok(()),
             _ => Err(errno()),
@@ -83,12 +83,12 @@ impl Raw {
     }
 
     pub fn byte(&self, page: usize) -> u8 {
-        // SAFETY: mapped readable by the tests that ask.
+        // SAFETY: the calling tests have mapped it readable.
         unsafe { std::ptr::read_volatile(self.page(page) as *const u8) }
     }
 
     pub fn set(&self, page: usize, byte: u8) {
-        // SAFETY: mapped writable by the tests that ask, and used by them alone.
+        // SAFETY: the calling tests have mapped it writable, and only they use it.
         unsafe { std::ptr::write_volatile(self.page(page) as *mut u8, byte) }
     }
 }
@@ -106,7 +106,7 @@ pub fn errno() -> i32 {
 }
 
 pub fn memfd(len: usize, flags: libc::c_uint) -> Result<OwnedFd, String> {
-    // SAFETY: a NUL-terminated name; the descriptor is new, so ours alone.
+    // SAFETY: a NUL-terminated name; the descriptor is new, so no other code owns it.
     let fd = unsafe {
         let fd = libc::memfd_create(c"populate".as_ptr(), flags | libc::MFD_CLOEXEC);
         if fd < 0 {
@@ -123,8 +123,8 @@ pub fn truncate(fd: &impl AsRawFd, len: usize) {
     assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), len as i64) }, 0);
 }
 
-/// A directory of this test's own, removed on drop, with a file system of its own mounted on it if
-/// asked for.
+/// A directory of this test's own, removed on drop. On request it has a file system of its own
+/// mounted on it.
 pub struct Place {
     pub path: PathBuf,
     mounted: bool,

@@ -1,10 +1,11 @@
-//! The tests of the module `suite` again, with parts of the kernel refused by seccomp, as container profiles do.
+//! The tests of the module `suite` again, with parts of the kernel refused by seccomp, as container
+//! profiles do.
 
 use tenure::volatile::{self, Detection};
 use tenure_testkit::seccomp::{Call, Errno, Filter};
 use tenure_testkit::tests_under;
 
-/// Tells a run under a filter which detection is left.
+/// Names the remaining detection to a run under a filter.
 const LEFT: &str = "TENURE_TEST_DETECTION";
 
 fn suite_under(calls: &[(Call, i32)], left: Detection) {
@@ -12,13 +13,13 @@ fn suite_under(calls: &[(Call, i32)], left: Detection) {
         filter.refuse(*call, Errno::from_raw_os_error(*errno))
     };
     let filter = calls.iter().fold(Filter::new(), refuse);
-    // Before 5.14 it is words whatever is refused.
+    // Before 5.14 it is words, whatever is refused.
     let left = if volatile::detection() == Detection::Words { Detection::Words } else { left };
     let env = [(LEFT, &*format!("{left:?}"))];
     tests_under(&filter, &["suite::", "refused::the_filter_is_there"], &env);
 }
 
-/// A run without a filter has nothing to look for.
+/// A run without a filter has nothing to check.
 #[test]
 fn the_filter_is_there() {
     if let Ok(left) = std::env::var(LEFT) {
@@ -56,7 +57,7 @@ fn without_populate_read() {
     suite_under(&calls, Detection::Userfaultfd);
 }
 
-/// As a browser's sandbox does.
+/// As a browser's sandbox refuses it.
 #[test]
 fn without_msync() {
     suite_under(&[(Call::Number(libc::SYS_msync), libc::EPERM)], Detection::Userfaultfd);

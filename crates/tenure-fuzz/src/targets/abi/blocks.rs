@@ -1,4 +1,4 @@
-//! Blocks of the pool: their bytes are their owner's.
+//! Blocks of the pool: only the owner changes their bytes.
 
 use super::calls::{Calls, P};
 use super::choose::{check, handle, odd, once_in};
@@ -14,7 +14,7 @@ struct Block {
 #[derive(Default)]
 pub struct Blocks(Vec<Block>, u64);
 
-/// Only so much of a block is looked at.
+/// Only the first part of a block is checked.
 const MOST: usize = 1 << 20;
 
 impl Block {
@@ -113,7 +113,7 @@ impl Blocks {
         // SAFETY: a live block, which is used at its new place only.
         let new = unsafe { (calls.realloc)(block.at as P, size) };
         if new.is_null() {
-            // It is as it was; or size 0 has freed it, as realloc does.
+            // It is unchanged; or size 0 has freed it, as realloc does.
             return check(size > 0, || "realloc to nothing returned NULL".into())
                 .and_then(|()| block.check(block.len));
         }

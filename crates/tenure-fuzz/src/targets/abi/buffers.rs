@@ -1,4 +1,4 @@
-//! Volatile buffers: a pin has what was written last, or says what is gone.
+//! Volatile buffers: a pin has the bytes that were written last, or reports which are gone.
 
 use super::calls::{Calls, P};
 use super::choose::{check, handle, odd, once_in};
@@ -26,7 +26,7 @@ thread_local! {
     static FAILS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What a refill callback makes of a page.
+/// The word that a refill callback makes for a page.
 fn made(offset: usize) -> u64 {
     0x5EED_0000_0000_0000 | offset as u64
 }
@@ -92,13 +92,14 @@ impl Buffers {
         if once_in(input, 6) {
             opts[1] = odd(input) as u64;
         }
-        // SAFETY: the structure is at least as long as it says; the callback takes what it is called with.
+        // SAFETY: the structure is at least as long as it says; the callback takes the
+        // arguments of its calls.
         let at = unsafe { (calls.volatile_new_with)(len, opts.as_mut_ptr().cast()) };
         if at.is_null() {
             return Ok(());
         }
         check(len > 0 && len < 1 << 47, || format!("a buffer of {len:#x} bytes was made"))?;
-        // Only what has few pages is written.
+        // Only buffers with few pages are written.
         let pages = len.div_ceil(page_size()).min(64);
         let tags = vec![0; pages];
         let mut buffer =
@@ -179,7 +180,7 @@ impl Buffer {
         for page in 0..self.pages {
             let offset = page * page_size();
             let is_lost = lost.iter().any(|(at, len)| (*at..at + len).contains(&offset));
-            // What is lost may have been written since it was told.
+            // A lost page may have been written since the report.
             let found = self.read(page);
             let is_right = found == self.tags[page] || is_lost && found == 0;
             check(is_right, || {
@@ -194,7 +195,7 @@ impl Buffer {
             let restored = unsafe { (calls.volatile_restored)(self.at) };
             self.is_lost = restored != 0;
         }
-        // What a callback makes again is what it has always made.
+        // The callback always makes the same bytes.
         if !self.is_made_again {
             (0..self.pages).for_each(|page| self.write(page, tag << 8 | page as u64));
         }

@@ -1,4 +1,4 @@
-//! Caches: a get has the value that was put in last, or nothing.
+//! Caches: a get returns the value that was put last, or nothing.
 
 use super::calls::{Calls, P};
 use super::choose::{check, handle, odd, once_in};
@@ -10,12 +10,12 @@ const KEYS: usize = 12;
 
 struct Cache {
     at: P,
-    /// What was put in last under each key: its number and length.
+    /// The value that was put last under each key: its number and length.
     values: [Option<(u8, usize)>; KEYS],
     has_ttl: bool,
 }
 
-/// A handle to a value, and what it holds.
+/// A handle to a value, and the value's contents.
 struct Value {
     at: P,
     holds: (u8, usize),
@@ -25,9 +25,9 @@ struct Value {
 pub struct Caches(Vec<Cache>, Vec<Value>, u8);
 
 thread_local! {
-    /// What a make callback makes: a number, a length, and what it returns.
+    /// The result of a make callback: a number, a length, and the return code.
     static MAKES: Cell<(u8, usize, c_int)> = const { Cell::new((0, 0, 0)) };
-    /// How many entries a callback has been called with, and at which it asks for an end.
+    /// How many entries a callback has got, and the entry at which it requests an end.
     static SEEN: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
     static RESIZE: Cell<Option<unsafe extern "C" fn(P, usize) -> P>> = const { Cell::new(None) };
 }
@@ -35,7 +35,7 @@ thread_local! {
 unsafe extern "C" fn make(_: *mut c_void, into: P) -> c_int {
     let (number, len, returns) = MAKES.get();
     let Some(resize) = RESIZE.get() else { return -1 };
-    // SAFETY: the library's own function, with what it has passed.
+    // SAFETY: the library's own function, with the arguments that it has passed.
     let bytes = unsafe { resize(into, len) };
     if bytes.is_null() {
         return -1;
@@ -154,7 +154,7 @@ impl Caches {
 
 fn nothing(calls: &Calls) -> Result<(), String> {
     let null = std::ptr::null_mut();
-    // SAFETY: the header allows NULL in each, and says that it is refused.
+    // SAFETY: the header allows NULL in each, and documents that it is refused.
     let done = unsafe {
         (calls.cache_free)(null);
         (calls.value_release)(null);
@@ -256,7 +256,8 @@ impl Cache {
         MAKES.set(makes);
         let (mut key, mut bytes, mut len) = (key(at), std::ptr::null_mut(), 0);
         let (make, arg) = (make as *const c_void, std::ptr::null_mut());
-        // SAFETY: a live cache, a key of this length, a callback of the header's type, and places for both results.
+        // SAFETY: a live cache, a key of this length, a callback of the header's type, and places
+        // for both results.
         let got = unsafe {
             let (key, len_of_key) = (key.as_mut_ptr().cast(), key.len());
             (calls.cache_get_or_insert)(self.at, key, len_of_key, make, arg, &mut bytes, &mut len)
@@ -265,7 +266,7 @@ impl Cache {
             return check(makes.2 != 0 || makes.1 > 1 << 20, || "a value could not be made".into())
                 .map(|()| None);
         }
-        // What was in, or what was made just now.
+        // The value that was there, or that was made just now.
         let made = Value { at: got, holds: (number, makes.1) };
         let value = match self.values[at] {
             Some(holds) if holds != made.holds && made.check(calls).is_err() => {

@@ -21,7 +21,8 @@ macro_rules! calls {
             /// Loads the library, which stays.
             pub fn load(path: &Path) -> Result<Calls, String> {
                 let name = CString::new(path.as_os_str().as_bytes()).map_err(|e| e.to_string())?;
-                // SAFETY: a terminated name, of the library under test, whose constructors do nothing.
+                // SAFETY: a terminated name, of the library under test, whose constructors do
+                // nothing.
                 let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
                 if library.is_null() {
                     return Err(format!("{} cannot be loaded", path.display()));
@@ -34,8 +35,8 @@ macro_rules! calls {
                         if found.is_null() {
                             return Err(format!("{} lacks {name}", path.display()));
                         }
-                        // SAFETY: the library's header declares the function so. Structures are passed as pointers, and
-                        // a callback is as large as one.
+                        // SAFETY: the library's header declares the function so. Structures are
+                        // passed as pointers, and a callback is as large as one.
                         unsafe { std::mem::transmute::<P, unsafe extern "C" fn($($arg),*) -> $ret>(found) }
                     },)*
                 })

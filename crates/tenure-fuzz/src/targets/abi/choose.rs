@@ -1,8 +1,8 @@
-//! What the input chooses, and what is checked.
+//! Choices by the input, and checks.
 
 use arbitrary::Unstructured;
 
-/// The promise that is broken unless this holds.
+/// Returns the broken promise unless this holds.
 pub(super) fn check(is_so: bool, what: impl FnOnce() -> String) -> Result<(), String> {
     match is_so {
         true => Ok(()),
@@ -30,7 +30,7 @@ pub(super) fn odd(input: &mut Unstructured<'_>) -> usize {
     }
 }
 
-/// One of a list, or none of it: calls take NULL.
+/// An index of a list, or none, because calls take NULL.
 pub(super) fn handle(input: &mut Unstructured<'_>, count: usize) -> Option<usize> {
     if count == 0 || input.ratio(1, 24).unwrap_or(false) {
         return None;

@@ -1,5 +1,5 @@
-//! C calls in random order with random arguments, in a child. What the C library's header forbids is not done: a
-//! handle is one that lives, or NULL. Everything else may be anything.
+//! C calls in random order with random arguments, in a child. The calls obey the C library's
+//! header: a handle is a live one, or NULL. All other arguments are arbitrary.
 
 #![allow(unsafe_code, reason = "calls C functions with pointers")]
 
@@ -25,7 +25,7 @@ use tenure_testkit::LeakCheck;
 /// Names the library to a child.
 const CHILD: &str = "FUZZ_ABI";
 const ALL_RIGHT: u8 = 88;
-/// No run takes so long, on a busy machine either.
+/// No run takes so long, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The most calls of a run.
 const MOST_CALLS: usize = 400;
@@ -86,11 +86,11 @@ pub fn as_child() -> Option<ExitCode> {
     })
 }
 
-/// Rounds of the same calls, of which one must leave no more than it found.
+/// Rounds of the same calls. At least one must leave no more than it found.
 const ROUNDS: usize = 4;
 
-/// Makes the calls twice or more. What is reserved once, for a size or a thread that was not needed before, is no leak;
-/// what each round leaves is one.
+/// Makes the calls twice or more. Memory that is reserved once, for a size or a thread that was not
+/// needed before, is no leak. Memory that stays after each round is one.
 fn all(library: &Path, input: &[u8]) -> Result<(), String> {
     let calls = Calls::load(library)?;
     round(&calls, input)?;
@@ -106,7 +106,7 @@ fn all(library: &Path, input: &[u8]) -> Result<(), String> {
     left.map_err(|grown| format!("a leak in each round: {grown}"))
 }
 
-/// What a run has. Each part makes some of the calls.
+/// The objects of a run. Each part makes some of the calls.
 struct World<'a> {
     calls: &'a Calls,
     pages: pages::Pages,

@@ -1,4 +1,5 @@
-//! The program's own pages: each holds what the program has written last, or zeros that it was told of.
+//! The program's own pages: each holds the bytes that the program has written last, or zeros that
+//! were reported.
 
 use super::calls::{Calls, P};
 use super::choose::{check, handle, odd, once_in};
@@ -9,7 +10,7 @@ use libc::{
 };
 use std::cell::RefCell;
 
-/// What a part of the area is, in pages: its end, protection, and flags. 0: nothing is mapped there.
+/// The parts of the area, in pages: end, protection, and flags. 0: nothing is mapped there.
 const PARTS: [(usize, i32, i32); 6] = [
     (64, PROT_READ | PROT_WRITE, MAP_PRIVATE),
     (68, PROT_READ, MAP_PRIVATE),
@@ -24,9 +25,9 @@ const MOVABLE: usize = 84;
 
 #[derive(Clone, Copy, Default)]
 struct Page {
-    /// At its start and its end; 0: zeros.
+    /// The word at its start and its end; 0: zeros.
     tag: u64,
-    /// It may be the kernel's to take.
+    /// The kernel may be allowed to take it.
     marked: bool,
 }
 
@@ -55,7 +56,7 @@ fn is_ordinary(page: usize) -> bool {
 }
 
 thread_local! {
-    /// What a call has told this thread is gone.
+    /// The pages that a call has reported as gone to this thread.
     static GONE: RefCell<Vec<(usize, usize)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -63,7 +64,7 @@ unsafe extern "C" fn gone(offset: usize, len: usize, _: *mut c_void) {
     GONE.with(|list| list.borrow_mut().push((offset, len)));
 }
 
-/// A range that a call is given, and the pages of the area that it touches.
+/// A range for a call, and the pages of the area that it touches.
 struct Range {
     at: P,
     len: usize,
@@ -81,7 +82,7 @@ impl Pages {
     pub fn new() -> Result<Pages, String> {
         let page = page_size();
         let flags = MAP_PRIVATE | MAP_ANONYMOUS;
-        // SAFETY: a new mapping at a place of the kernel's choice overlaps nothing.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing.
         let base = unsafe {
             libc::mmap(std::ptr::null_mut(), (PAGES + 2) * page, PROT_NONE, flags, -1, 0)
         };
@@ -96,7 +97,7 @@ impl Pages {
         self.base + page * page_size()
     }
 
-    /// Maps pages as they are to be, empty.
+    /// Maps the pages as `PARTS` requires, empty.
     fn map_again(&mut self, first: usize, end: usize) {
         for page in first..end {
             let (at, (protection, flags)) = (self.address(page) as P, part_of(page));
@@ -114,14 +115,14 @@ impl Pages {
         }
     }
 
-    /// Mostly whole pages of the area, and now and then what no call takes.
+    /// Mostly whole pages of the area, and sometimes a range that no call accepts.
     fn range(&self, input: &mut Unstructured<'_>, from: usize, to: usize) -> Range {
         let first = input.int_in_range(from..=to - 1).unwrap_or(from);
         let count = input.int_in_range(1..=to - first).unwrap_or(1);
         let (mut at, mut len) = (self.address(first), count * page_size());
         match input.int_in_range(0..=23).unwrap_or(9) {
             0 => at += 1 + usize::from(input.arbitrary::<u8>().unwrap_or(0)),
-            // Of the last page a part: the area has a page behind it.
+            // A part of the last page: the area has a page behind it.
             1 => len -= 1 + usize::from(input.arbitrary::<u8>().unwrap_or(0)),
             2 => at = 0,
             3 => len = 0,
@@ -156,7 +157,7 @@ impl Pages {
     fn mark(&mut self, calls: &Calls, input: &mut Unstructured<'_>) -> Result<(), String> {
         let range = self.range(input, 0, PAGES);
         let priority = if once_in(input, 8) { odd(input) as u32 } else { 4 };
-        // SAFETY: the area is this program's, and it relies on no marked page's contents.
+        // SAFETY: the area belongs to this program, which relies on no marked page's contents.
         let done = unsafe {
             match once_in(input, 2) {
                 true => (calls.mvolatile)(range.at, range.len),
@@ -175,7 +176,8 @@ impl Pages {
         let range = self.range(input, 0, PAGES);
         let with_map = once_in(input, 2);
         GONE.with(|list| list.borrow_mut().clear());
-        // SAFETY: the area is this program's; the callback takes what it is called with.
+        // SAFETY: the area belongs to this program; the callback takes the arguments
+        // of its calls.
         let done = unsafe {
             match with_map {
                 true => {
@@ -185,7 +187,7 @@ impl Pages {
             }
         };
         if done == -1 {
-            // A part may be the program's again; what is lost is told by the next call.
+            // A part may belong to the program again; the next call reports the losses.
             return Ok(());
         }
         let told = GONE.with(|list| list.borrow().clone());
@@ -200,7 +202,7 @@ impl Pages {
         };
         for page in range.pages() {
             let marked = self.pages[page].marked;
-            // What was never marked is looked at by `check`.
+            // Parts that were never marked are checked by `check`.
             let is_gone = if with_map {
                 is_told(page)
             } else {
@@ -218,7 +220,7 @@ impl Pages {
 
     fn purge(&mut self, calls: &Calls, input: &mut Unstructured<'_>) -> Result<(), String> {
         let range = self.range(input, 0, PAGES);
-        // SAFETY: what is marked of the area is not relied on, and the area stays mapped.
+        // SAFETY: the program does not rely on marked parts of the area, and the area stays mapped.
         let _ = unsafe {
             match once_in(input, 3) {
                 true => (calls.offer_now)(range.at, range.len),
@@ -230,7 +232,7 @@ impl Pages {
 
     fn forget(&mut self, calls: &Calls, input: &mut Unstructured<'_>) -> Result<(), String> {
         let range = self.range(input, 0, PAGES);
-        // SAFETY: the area is this program's.
+        // SAFETY: the area belongs to this program.
         if unsafe { (calls.forget)(range.at, range.len) } == 0 {
             for page in range.pages() {
                 if self.pages[page].marked && self.read(page) == (0, 0) {
@@ -246,7 +248,8 @@ impl Pages {
         let range = self.range(input, 0, PAGES);
         // SAFETY: the call reads nothing at the address.
         let said = unsafe { (calls.is_volatile)(range.at, range.len) };
-        // After a failed unmark a page may be the program's again and still be noted here.
+        // After a failed unmark a page may belong to the program again although it is still noted
+        // here.
         let any = range.pages().any(|page| self.pages[page].marked);
         check(said == 0 || said == 1 && any, || format!("is_volatile returned {said}"))?;
         let mut parts = vec![0u64; 5 * 8];
@@ -286,11 +289,11 @@ impl Pages {
 
     fn read(&self, page: usize) -> (u64, u64) {
         let at = self.address(page) as *const u64;
-        // SAFETY: the callers ask for readable pages only; both words lie in the page.
+        // SAFETY: the callers pass readable pages only; both words lie in the page.
         unsafe { (at.read_volatile(), at.byte_add(page_size() - 8).read_volatile()) }
     }
 
-    /// What is not marked is as it was written.
+    /// Checks that unmarked pages are as they were written.
     pub fn check(&self) -> Result<(), String> {
         for page in (0..PAGES).filter(|page| part_of(*page).0 & PROT_READ != 0) {
             let Page { tag, marked } = self.pages[page];
@@ -347,11 +350,11 @@ impl Pages {
 
     fn discard(&mut self, calls: &Calls, input: &mut Unstructured<'_>) -> Result<(), String> {
         let range = self.range(input, 0, PAGES);
-        // The kernel may have put another mapping of the program's into the hole.
+        // The kernel may have put another mapping of the program into the hole.
         if range.pages().any(|page| part_of(page).1 == 0) {
             return Ok(());
         }
-        // SAFETY: the area is this program's, which reads zeros afterwards.
+        // SAFETY: the area belongs to this program, which expects zeros afterwards.
         let done = unsafe { (calls.discard)(range.at, range.len) };
         for page in range.pages() {
             if part_of(page).0 & PROT_READ != 0 && !self.pages[page].marked {
@@ -368,10 +371,10 @@ impl Pages {
         Ok(())
     }
 
-    /// In the last part, where no object lies.
+    /// In the last part, which holds no object.
     fn unmap(&mut self, calls: &Calls, input: &mut Unstructured<'_>) -> Result<(), String> {
         let range = self.range(input, MOVABLE, PAGES);
-        // SAFETY: pages of the area, to which nothing refers, or what munmap refuses.
+        // SAFETY: pages of the area, to which nothing refers, or a range that munmap refuses.
         let done = unsafe {
             match once_in(input, 2) {
                 true => (calls.munmap)(range.at, range.len),
@@ -384,7 +387,7 @@ impl Pages {
         Ok(())
     }
 
-    /// A mapping that is made, used and unmapped.
+    /// Makes, uses and unmaps a mapping.
     fn map(&mut self, calls: &Calls, input: &mut Unstructured<'_>) -> Result<(), String> {
         const LOCK_ON_FAULT: i32 = 0x100_0000;
         let len = if once_in(input, 6) { odd(input) } else { 4 * page_size() };
@@ -393,7 +396,7 @@ impl Pages {
         let flags =
             MAP_PRIVATE | MAP_ANONYMOUS | on_fault | if once_in(input, 8) { MAP_SHARED } else { 0 };
         let fd = if once_in(input, 8) { odd(input) as i32 } else { -1 };
-        // SAFETY: a new mapping at a place of the kernel's choice overlaps nothing.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing.
         let at = unsafe { (calls.mmap)(std::ptr::null_mut(), len, protection, flags, fd, 0) };
         if at == libc::MAP_FAILED || at.is_null() {
             return Ok(());
@@ -465,7 +468,8 @@ impl Pages {
 
     pub fn end(mut self, calls: &Calls) -> Result<(), String> {
         self.held.drain(..).for_each(|held| end_one(calls, held));
-        // SAFETY: unlocks change no contents; the pages are this program's, and nothing refers to them.
+        // SAFETY: unlocks change no contents; the pages belong to this program, and nothing refers
+        // to them.
         unsafe {
             (calls.munlockall2)(0);
             let (at, len) = (self.base as P, PAGES * page_size());
@@ -490,7 +494,7 @@ fn end_one(calls: &Calls, held: Held) {
     }
 }
 
-/// As long as it says, or shorter.
+/// A structure as long as its size field, or shorter.
 fn populate_opts(input: &mut Unstructured<'_>) -> [u64; 6] {
     let mut opts = [48, 0, 0, u64::from(u32::MAX), 0, 0];
     if once_in(input, 4) {

@@ -1,4 +1,4 @@
-//! Memory that processes share: a chunk that is intact has what its maker wrote.
+//! Memory that processes share: an intact chunk has the bytes that its maker wrote.
 
 use super::calls::{Calls, P};
 use super::choose::{check, handle, odd, once_in};
@@ -10,7 +10,7 @@ const BEING_MADE: u8 = 4;
 
 struct Shared {
     at: P,
-    /// The chunks that are looked at: what its maker wrote last, and this process's pins.
+    /// The checked chunks: the word that the maker wrote last, and this process's pins.
     chunks: Vec<(Option<u64>, usize)>,
     chunk_size: usize,
 }
@@ -84,7 +84,7 @@ impl All {
 
 fn nothing(calls: &Calls, chunk: usize) -> Result<(), String> {
     let null = std::ptr::null_mut();
-    // SAFETY: the header allows NULL in each, and says that it is refused.
+    // SAFETY: the header allows NULL in each, and documents that it is refused.
     let done = unsafe {
         (calls.shared_free)(null);
         [
@@ -99,7 +99,7 @@ fn nothing(calls: &Calls, chunk: usize) -> Result<(), String> {
 }
 
 impl Shared {
-    /// Chunks that there are, or that there are not.
+    /// Chunks that exist, or that do not.
     fn range(&self, input: &mut Unstructured<'_>) -> (usize, usize) {
         match once_in(input, 8) {
             true => (odd(input), odd(input)),
@@ -162,7 +162,7 @@ impl Shared {
         Ok(())
     }
 
-    /// A chunk of this process's to make.
+    /// A chunk that this process must make.
     fn made(
         &mut self,
         calls: &Calls,
@@ -182,13 +182,13 @@ impl Shared {
         };
         check(done == 0, || format!("the end of a making returned {done}"))?;
         self.chunks[chunk].0 = is_made.then_some(tag);
-        // The pin of what is abandoned gives nothing; it ends as all do.
+        // The pin of an abandoned chunk gives nothing; it ends like every pin.
         Ok(())
     }
 
     fn unpin(&mut self, calls: &Calls, input: &mut Unstructured<'_>) -> Result<(), String> {
         let (first, count) = self.range(input);
-        // SAFETY: a live object; what is not pinned is refused.
+        // SAFETY: a live object; the call refuses chunks that are not pinned.
         let done = unsafe { (calls.shared_unpin)(self.at, first, count) };
         if count == 0 || first.checked_add(count).is_none_or(|end| end > self.chunks.len()) {
             return check(done == -1, || format!("chunks that are none are unpinned: {done}"));
@@ -202,7 +202,7 @@ impl Shared {
         check(done == -1 || done == 0 && all_pinned, || format!("unpin returned {done}"))
     }
 
-    /// For what this process has pinned. What was given up is its own to make then.
+    /// Waits for a chunk that this process has pinned. If its maker gave up, this process makes it.
     fn wait(
         &mut self,
         calls: &Calls,
@@ -257,7 +257,8 @@ impl Shared {
 
     fn ask(&mut self, calls: &Calls, input: &mut Unstructured<'_>) -> Result<(), String> {
         let ((chunk, _), mut out) = (self.range(input), [0u64; 32]);
-        // SAFETY: a live object; room for so many bytes; ends that this process may call at any time.
+        // SAFETY: a live object; room for so many bytes; ends that this process may call at any
+        // time.
         let (priority, read) = unsafe {
             let _ = (calls.shared_stats)(self.at, out.as_mut_ptr().cast(), odd(input).min(256));
             let _ = (calls.shared_set_priority)(self.at, chunk, odd(input) as u32);

@@ -1,4 +1,4 @@
-//! Structures of any size: no call writes past what it was told, or reads past it.
+//! Structures of any size: no call reads or writes past the size that it got.
 
 use super::calls::{Calls, P};
 use super::choose::{check, odd, once_in};
@@ -17,7 +17,8 @@ pub fn step(calls: &Calls, input: &mut Unstructured<'_>) -> Result<(), String> {
     let at = out.as_ptr().align_offset(8);
     let room = out[at..].as_mut_ptr().cast();
     let kind = input.int_in_range(0..=9).unwrap_or(0);
-    // SAFETY: there is room for so many bytes, and more; structures that are read say a size that they have.
+    // SAFETY: there is space for so many bytes, and more; structures that are read contain their
+    // own size.
     let done = unsafe {
         match kind {
             0 => (calls.stats)(room, size),
@@ -52,7 +53,7 @@ unsafe fn retire_configure(calls: &Calls, input: &mut Unstructured<'_>) -> i32 {
     unsafe { (calls.retire_configure)(settings.as_mut_ptr().cast()) }
 }
 
-/// What is said of the last failure is text.
+/// The text about the last failure is valid text.
 unsafe fn sentence(calls: &Calls) -> Result<i32, String> {
     // SAFETY: both return a terminated string, never NULL.
     let texts = unsafe {
@@ -62,7 +63,7 @@ unsafe fn sentence(calls: &Calls) -> Result<i32, String> {
     check(texts.iter().all(Result::is_ok), || format!("no text: {texts:?}")).map(|()| -1)
 }
 
-/// Calls that take little.
+/// Calls that need little.
 unsafe fn others(calls: &Calls, input: &mut Unstructured<'_>) -> i32 {
     let (number, null): (i32, P) = (odd(input) as i32, std::ptr::null_mut());
     // SAFETY: the calls take any number; the descriptors that they make are closed.
@@ -85,7 +86,8 @@ unsafe fn others(calls: &Calls, input: &mut Unstructured<'_>) -> i32 {
 
 unsafe fn region(calls: &Calls, input: &mut Unstructured<'_>) {
     let size = if once_in(input, 3) { odd(input) } else { 5 << 16 };
-    // SAFETY: the name is terminated, or NULL; the descriptor is this function's, and open until it is closed.
+    // SAFETY: the name is terminated, or NULL; the descriptor is this function's, and open until it
+    // is closed.
     unsafe {
         let fd = (calls.ashmem_create_region)(c"fuzz".as_ptr(), size);
         if fd < 0 {

@@ -1,4 +1,4 @@
-//! The claim of a range, and all that may be done with it alone.
+//! The claim of a range, and all operations that need only the claim.
 
 #![allow(unsafe_code, reason = "gives out the state that a claim guards")]
 
@@ -9,7 +9,8 @@ use crate::tracking::list::Own;
 use crate::tracking::side::{Halves, Side};
 use rustix::io::Errno;
 
-/// The exclusive right to change a range: see the module's head. It ends when it is dropped.
+/// The exclusive right to change a range: see the head of the module `state`. It ends when it is
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(super) claims: &'static Claims,
@@ -22,7 +23,7 @@ impl Claim {
         self.id
     }
 
-    /// What anybody may know of the range.
+    /// Returns the part of the range that all threads may read.
     pub fn tracked(&self) -> &'static Tracked {
         self.tracked
     }
@@ -31,12 +32,12 @@ impl Claim {
         self.tracked.range()
     }
 
-    /// The word by now: pins may come and go under a claim.
+    /// Returns the present word: pins may come and go under a claim.
     pub fn word(&self) -> Word {
         self.tracked.load()
     }
 
-    /// Whether a thread waits for the pages.
+    /// Returns whether a thread waits for the pages.
     pub fn is_wanted(&self) -> bool {
         self.word().pins() > 0
     }
@@ -61,31 +62,32 @@ impl Claim {
         self.tracked.flags.fetch_and(!flags, Ordering::AcqRel);
     }
 
-    /// From here on pages may go: before the kernel is told the first of them. `false`: a thread has pinned
-    /// the range since the last look, so it is not offered; that thread does not wait for this claim.
+    /// Sets the range offered: from here on pages may go, so this comes before the first call to
+    /// the kernel. `false`: a thread has pinned the range since the last look, so it is not
+    /// offered, and that thread does not wait for this claim.
     #[must_use]
     pub fn begin_offer(&mut self) -> bool {
         let unwanted = |word: Word| word.pins() == 0 || word.has(Word::OFFERED);
         self.tracked.change(|word| unwanted(word).then(|| word.with(Word::OFFERED))).is_some()
     }
 
-    /// Undoes [`taken_back`](Claim::taken_back) under the same claim, also of a range that is pinned: pages that
-    /// are gone still count as such.
+    /// Undoes [`taken_back`](Claim::taken_back) under this claim, also for a pinned range. Purged
+    /// pages still count as such.
     pub fn offered_again(&mut self) {
         self.tracked.word.fetch_or(Word::OFFERED, Ordering::AcqRel);
     }
 
-    /// All pages are there again, or zeros, and none of them can go.
+    /// Notes that all pages are there again, or are zeros, and that none of them can go.
     pub fn taken_back(&mut self) {
         self.tracked.word.fetch_and(!Word::OFFERED, Ordering::AcqRel);
     }
 
-    /// Something was lost, which is to be reported.
+    /// Notes that something was lost and must be reported.
     pub fn lost(&mut self) {
         self.tracked.word.fetch_or(Word::LOST, Ordering::AcqRel);
     }
 
-    /// The losses are reported, or restored.
+    /// Notes that the losses are reported, or restored.
     pub fn not_lost(&mut self) {
         self.tracked.word.fetch_and(!Word::LOST, Ordering::AcqRel);
     }
@@ -98,24 +100,25 @@ impl Claim {
         };
     }
 
-    /// Takes the pin of a raw range away, if it has one.
+    /// Removes the pin of a raw range, if it has one.
     pub fn mark(&mut self) {
         let _ = self.tracked.unpin_if_pinned();
     }
 
-    /// What the range needs beside its state.
+    /// Returns the range's side data.
     pub fn side(&mut self) -> &mut Option<Own<Side>> {
         // SAFETY: this claim is the only one of the range, and it is borrowed exclusively.
         self.tracked.side.with_mut(|side| unsafe { &mut *side })
     }
 
-    /// What the range needs beside its state, for reading.
+    /// Returns the range's side data, for reading.
     pub fn known_side(&self) -> Option<&Side> {
-        // SAFETY: this claim is the only one of the range, and it is borrowed as long as the reference lives.
+        // SAFETY: this claim is the only one of the range, and it is borrowed as long as the
+        // reference lives.
         self.tracked.side.with(|side| unsafe { &*side }).as_deref()
     }
 
-    /// [`side`](Claim::side), made if there is none.
+    /// Returns the range's [`side`](Claim::side) data, which is made if there is none.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -127,18 +130,18 @@ impl Claim {
         }
     }
 
-    /// Moves the range. The caller has seen to the pages of both places.
+    /// Moves the range. The caller handles the pages of both places.
     pub fn move_to(&mut self, range: PageRange) {
-        // The length first where it shrinks to nothing, and last where it grows: a reader that looks in
-        // between sees a part of either place at most.
+        // The length first becomes 0, and grows last. A reader in between sees at most a part of
+        // one of the places.
         self.tracked.len.store(0, Ordering::Release);
         self.tracked.start.store(range.start, Ordering::Release);
         self.tracked.len.store(range.end - range.start, Ordering::Release);
     }
 
-    /// Makes the part above `at` the range of `spare`, claimed too and in the same state. The caller
-    /// [shortens](Claim::shorten) this one then: until then both hold that part. Leaves in `halves` what is
-    /// to be freed outside of the lock.
+    /// Makes the part above `at` the range of `spare`, claimed too and in this range's state. The
+    /// caller then [shortens](Claim::shorten) this range: until then both hold that part. `halves`
+    /// keeps the memory that the caller frees outside the lock.
     pub fn split(
         &mut self,
         at: usize,
@@ -151,7 +154,7 @@ impl Claim {
         *right.side() = halves.upper.take();
         std::mem::swap(self.side(), &mut halves.lower);
         if word.has(Word::LOST) {
-            // A part that has nothing in its list has lost nothing, unless the list was lost as a whole.
+            // A part with an empty list has lost nothing, unless the list itself was lost.
             let listed = |part: &Claim| part.known_side().is_some_and(Side::has_losses);
             match (listed(self), listed(&right)) {
                 (true, false) => right.not_lost(),
@@ -162,8 +165,9 @@ impl Claim {
         right
     }
 
-    /// The part above `at` as a range of its own, claimed too and in the same state, without side data: of what is
-    /// lost or offered of it, all counts as lost or told to the kernel. Takes no memory.
+    /// Makes the part above `at` a range of its own, claimed too and in this range's state, without
+    /// side data. If any of it is lost or offered, all of it counts as lost or offered. Takes no
+    /// memory.
     pub fn part_above(&self, at: usize, spare: (RangeId, &'static Tracked)) -> Claim {
         let range = self.range();
         debug_assert!(range.start < at && at < range.end);
@@ -182,14 +186,14 @@ impl Claim {
         right
     }
 
-    /// Cuts the range to a part of it; what lies outside of that is not known any more. Takes no memory.
+    /// Cuts the range to a part of it and forgets the rest. Takes no memory.
     pub fn clip_to(&mut self, part: PageRange, page_size: usize) {
         let whole = self.range();
         let had_list = self.known_side().is_some_and(Side::has_losses);
         if let Some(side) = self.side() {
             side.clip(whole, part, page_size);
         }
-        // An empty list would stand for all of it.
+        // An empty list would mean that all of it is lost.
         if had_list && !self.known_side().is_some_and(Side::has_losses) {
             self.not_lost();
         }
@@ -199,7 +203,7 @@ impl Claim {
         }
     }
 
-    /// All of the range counts as lost. Takes no memory.
+    /// Marks all of the range as lost. Takes no memory.
     pub fn lost_as_a_whole(&mut self) {
         if let Some(side) = self.side() {
             side.losses.truncate(0);
@@ -207,13 +211,14 @@ impl Claim {
         self.lost();
     }
 
-    /// Lets the part above `end` go, which [`split`](Claim::split) has made another range.
+    /// Drops the part above `end`, which [`split`](Claim::split) has made another range.
     pub fn shorten(&mut self, end: usize) {
         self.tracked.len.store(end - self.range().start, Ordering::Release);
     }
 
-    /// Joins the range right above to this one, which the caller [frees](Claim::free) then. Both are in the same
-    /// state, and have nothing offered, lost or unclean: neither needs side data.
+    /// Joins the range right above to this one. The caller then [frees](Claim::free) that one. Both
+    /// are in one state, and nothing of them is offered, lost or unclean, so neither needs side
+    /// data.
     pub fn absorb(&mut self, right: &mut Claim) {
         let (low, high) = (self.range(), right.range());
         debug_assert!(low.end == high.start);
@@ -231,7 +236,7 @@ impl Claim {
         a.len.store(high.end - low.start, Ordering::Release);
     }
 
-    /// Takes the range out of use; returns its number, for the slab.
+    /// Takes the range out of use. Returns its number, for the slab.
     pub fn free(mut self) -> RangeId {
         *self.side() = None;
         let low = Word::FREE | Word::CLAIMED;

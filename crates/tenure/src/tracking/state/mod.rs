@@ -1,22 +1,22 @@
-//! The state machine of a tracked range: one word that a pin changes with one instruction, and the claim,
-//! which is the exclusive right to do anything else to the range.
+//! The state machine of a tracked range: one word that a pin changes with one instruction, and the
+//! claim, which is the exclusive right to change anything else of the range.
 //!
 //! A range is pinned or not, and offered or not:
 //!
 //! | | not offered | offered |
 //! | --- | --- | --- |
 //! | no pins | marked: the kernel cannot take the pages yet | the kernel may take them, or has |
-//! | pins | the program's | a pinner takes them back |
+//! pins | the program's | a thread that pins the range takes them back |
 //!
-//! [`Claim`] has every other operation: telling the kernel, taking back, splitting, joining, moving,
-//! unmapping, freeing. There is one claim of a range at a time, and a claim's holder waits for nothing but
-//! the kernel, so a thread that waits for a claim always gets it. `OFFERED` is set before the kernel is
-//! told anything, and cleared when all pages are there again; a claim that is dropped half way, by a
-//! failure or a panic, leaves a range that is exactly as its word says.
+//! [`Claim`] has every other operation: offering, taking back, splitting, joining, moving,
+//! unmapping, freeing. A range has one claim at a time, and a claim's holder waits only for the
+//! kernel, so a thread that waits for a claim always gets it. `OFFERED` is set before the first
+//! call to the kernel, and cleared when all pages are there again. If a claim is dropped half way,
+//! by a failure or a panic, the range's word still describes it exactly.
 //!
-//! Ranges live in a slab that is never given back, so a stale reference is always readable; the use counter
-//! in the upper half of the word changes with every pin, claim and reuse, so an exchange that started
-//! from a stale word fails.
+//! Ranges live in a slab that is never freed, so a stale reference is always readable. The use
+//! counter in the upper half of the word changes with every pin, claim and reuse. So an exchange
+//! that started from a stale word fails.
 
 #![allow(unsafe_code, reason = "shares state that a claim guards")]
 
@@ -40,45 +40,49 @@ pub(crate) struct Tracked {
     word: AtomicU64,
     start: AtomicUsize,
     len: AtomicUsize,
-    /// The claim's holder reaches it alone.
+    /// Only the claim's holder reaches it.
     side: UnsafeCell<Option<Own<Side>>>,
-    /// The thread that has the claim; while the range is free, the next one of the slab's free list.
+    /// The thread that has the claim; while the range is free, the next one of the slab's free
+    /// list.
     pub claimant_or_next_free: AtomicU32,
-    /// The use counter that the last scan saw; with [`HELD`] turned over where the range was pinned.
+    /// The use counter at the last scan; with [`HELD`] inverted if the range was pinned.
     pub seen_uses: AtomicU32,
-    /// One more than the count of forks at which the pages were last known to be this process's alone. 0:
-    /// not known.
+    /// The count of forks, plus one, at which only this process was last known to have the pages.
+    /// 0: not known.
     pub exclusive_at: AtomicU32,
-    /// Eighths of the wait for which scans have seen no use, saturating: of a pinned range since it was pinned last.
+    /// Eighths of the wait for which scans have seen no use, saturating. For a pinned range: since
+    /// its last pin.
     pub age: AtomicU8,
-    /// Its level, and bits of [`spared`](super::spared).
+    /// Its level, and the bits of [`spared`](super::spared).
     pub priority: AtomicU8,
     flags: AtomicU8,
-    /// Scans to leave out after a refusal.
+    /// The number of scans to skip after a refusal.
     pub rest: AtomicU8,
 }
 
 /// The part of the byte of priority that is the level.
 pub(crate) const LEVEL: u8 = 7;
-/// In that byte: the kernel is to take the range after others.
+/// In that byte: the kernel should take the range after others.
 pub(crate) const SPARED: u8 = 8;
-/// Told apart from a use counter that was seen without a pin.
+/// Distinguishes it from a use counter that was seen without a pin.
 const HELD: u32 = 1 << 31;
-/// The age at which a pinned range counts as pinned for long: thirty times the wait for an offer, 15 s by default.
+/// The age at which a pinned range counts as pinned for long: thirty times the wait for an offer,
+/// 15 s by default.
 pub(crate) const LONG: u8 = 240;
 
-// SAFETY: all fields but `side` are atomics; `side` is reached through a `Claim`, of which there is one
-// at a time, and `Side` is `Send`.
+// SAFETY: all fields but `side` are atomics. `side` is reached through a `Claim`, and there is one
+// claim at a time; `Side` is `Send`.
 unsafe impl Sync for Tracked {}
 // SAFETY: its fields are atomics, and `side`, which is `Send`: nothing in it belongs to a thread.
 unsafe impl Send for Tracked {}
 
 #[cfg(not(loom))]
-// The promise is at most 64 bytes a marked range, its place in the interval map included.
+// tenure promises at most 64 bytes for a marked range, its place in the interval map included.
 const _: () = assert!(size_of::<Tracked>() <= 48);
 
 impl Tracked {
-    /// Its size, and where its word, its start, its length, its age and the seen use counter lie.
+    /// Its size, and the offsets of its word, its start, its length, its age and the seen use
+    /// counter.
     #[cfg(not(loom))]
     pub const LAYOUT: [usize; 6] = [
         size_of::<Tracked>(),
@@ -112,7 +116,8 @@ impl Tracked {
         Word(self.word.load(Ordering::Acquire))
     }
 
-    /// Where it lies. Read the word before and after, or have the claim, if it may move meanwhile.
+    /// Returns its addresses. If it may move meanwhile, the caller reads the word before and after,
+    /// or has the claim.
     pub fn range(&self) -> PageRange {
         let start = self.start.load(Ordering::Acquire);
         PageRange { start, end: start + self.len.load(Ordering::Acquire) }
@@ -126,12 +131,12 @@ impl Tracked {
         self.flags.load(Ordering::Acquire) & flag != 0
     }
 
-    /// Its level of priority.
+    /// Returns its level of priority.
     pub fn level(&self) -> u8 {
         self.priority.load(Ordering::Relaxed) & LEVEL
     }
 
-    /// Sets whether the kernel is to take the range after others of its level.
+    /// Sets whether the kernel should take the range after others of its level.
     pub fn set_spared(&self, spared: bool) {
         match spared {
             true => self.priority.fetch_or(SPARED, Ordering::Relaxed),
@@ -139,15 +144,16 @@ impl Tracked {
         };
     }
 
-    /// Adds a pin; returns the word before. If that was [plain](Word::plain) the pages are there and
-    /// good; otherwise they are to be taken back.
+    /// Adds a pin. Returns the word before. If that was [plain](Word::plain), the pages are there
+    /// and intact; otherwise the caller takes them back.
     ///
     /// # Panics
-    /// There are 500,000 pins. The pin is not added then.
+    /// If there are 500,000 pins. The pin is not added then.
     #[inline(always)]
     pub fn pin(&self) -> Word {
-        // SeqCst: a cache reads a segment's generation after pinning it, and a thread that recycles the
-        // segment writes the generation before it looks for pins; one of the two must see the other.
+        // SeqCst: a cache reads a segment's generation after pinning it. A thread that recycles the
+        // segment writes the generation before it looks for pins. One of the two must see the
+        // other.
         let before = Word(self.word.fetch_add(Word::PIN + Word::USE, Ordering::SeqCst));
         if before.pins() > (Word::PINS / 2) as u32 {
             self.too_many();
@@ -161,7 +167,7 @@ impl Tracked {
         panic!("tenure: more than 500,000 pins on one range at once: are guards being leaked?");
     }
 
-    /// Takes a pin away that the caller has added; returns the word before.
+    /// Removes a pin that the caller has added. Returns the word before.
     #[inline(always)]
     pub fn unpin(&self) -> Word {
         let before = Word(self.word.fetch_sub(Word::PIN, Ordering::AcqRel));
@@ -169,39 +175,41 @@ impl Tracked {
         before
     }
 
-    /// Takes a pin away if there is one; any thread may have added it. `None`: there is none.
+    /// Removes a pin if there is one. Any thread may have added it. `None`: there is none.
     pub fn unpin_if_pinned(&self) -> Option<Word> {
         self.change(|word| (word.pins() > 0).then(|| Word(word.0 - Word::PIN)))
     }
 
-    /// Adds the pin of a raw range if it has none. The exchange fails if anything has changed since `word`.
+    /// Adds the pin of a raw range if it has none. The exchange fails if anything has changed since
+    /// `word`.
     #[inline]
     pub fn try_unmark(&self, word: Word) -> bool {
         debug_assert!(word.has(Word::RAW) && word.pins() == 0 && !word.has(Word::FREE));
         self.exchange(word, Word(word.used().0 + Word::PIN))
     }
 
-    /// Notes that one more caller counts on the pin of a raw range: the thread that added it does not take it
-    /// away then. The exchange fails if anything has changed since `word`.
+    /// Notes that one more caller relies on the pin of a raw range, so that the thread that added
+    /// it does not remove it. The exchange fails if anything has changed since `word`.
     #[inline]
     pub fn rely(&self, word: Word) -> bool {
         debug_assert!(word.has(Word::RAW) && word.pins() > 0);
         self.exchange(word, word.used())
     }
 
-    /// Takes the pin of a raw range away. The exchange fails if anything has changed since `word`.
+    /// Removes the pin of a raw range. The exchange fails if anything has changed since `word`.
     #[inline]
     pub fn try_mark(&self, word: Word) -> bool {
         debug_assert!(word.has(Word::RAW) && word.pins() == 1 && !word.has(Word::FREE));
         self.exchange(word, Word(word.0 - Word::PIN))
     }
 
-    /// A scan has come by, so many units after the last one. Returns whether the range was used in between.
+    /// Notes a scan, so many units after the last one. Returns whether the range was used in
+    /// between.
     pub fn is_seen(&self, word: Word, units: u8) -> bool {
         let (free, held) = (word.uses(), word.uses() ^ HELD);
         let now = if word.pins() > 0 { held } else { free };
         let before = self.seen_uses.swap(now, Ordering::Relaxed);
-        // The age of a pin is none of the marked range, and the other way round.
+        // The age of a pin does not count for the marked range, nor the reverse.
         let age = match before {
             _ if word.has(Word::CLAIMED) => 0,
             _ if before == now => self.age.load(Ordering::Relaxed).saturating_add(units),
@@ -212,7 +220,7 @@ impl Tracked {
         before != free && before != held
     }
 
-    /// The age of a marked range. 0: it was used since the last scan, or was pinned then.
+    /// Returns the age of a marked range. 0: it was used since the last scan, or was pinned then.
     pub fn marked_age(&self, word: Word) -> u8 {
         match self.seen_uses.load(Ordering::Relaxed) == word.uses() {
             true => self.age.load(Ordering::Relaxed),
@@ -220,34 +228,34 @@ impl Tracked {
         }
     }
 
-    /// Whether the same pin was there at all scans of [a long time](LONG).
+    /// Returns whether one pin was there at all scans of [a long time](LONG).
     pub fn is_pinned_for_long(&self, word: Word) -> bool {
         word.pins() > 0
             && self.seen_uses.load(Ordering::Relaxed) == word.uses() ^ HELD
             && self.age.load(Ordering::Relaxed) >= LONG
     }
 
-    /// Sets flags, also without the claim; returns those before.
+    /// Sets flags, also without the claim. Returns the flags before.
     pub fn set(&self, flags: u8) -> u8 {
         self.flags.fetch_or(flags, Ordering::AcqRel)
     }
 
-    /// In a child, or where userfaultfd is lost for the process: purges can have gone unseen.
+    /// In a child, or if userfaultfd is lost for the process: purges may have gone unseen.
     pub fn suspect(&self) {
         self.set(flag::SUSPECT);
     }
 
-    /// In a child that has registered the range anew: all of it.
+    /// In a child that has registered the whole range again.
     pub fn watched_again(&self) {
         self.set(flag::WATCHED | flag::WHOLLY_WATCHED);
     }
 
-    /// In a child: refill threads do not come along.
+    /// In a child, which has no refill threads.
     pub fn not_refilled(&self) {
         self.flags.fetch_and(!flag::REFILLED, Ordering::AcqRel);
     }
 
-    /// Where userfaultfd is lost for the process: nothing is watched any more.
+    /// If userfaultfd is lost for the process: nothing is watched any more.
     pub fn not_watched(&self) {
         let gone = flag::WATCHED | flag::WHOLLY_WATCHED | flag::DENSE;
         self.flags.fetch_and(!gone, Ordering::AcqRel);
@@ -257,7 +265,8 @@ impl Tracked {
         self.word.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Applies `change` until it sticks; returns the word before. `None` from `change` gives up.
+    /// Applies `change` until the exchange succeeds, and returns the word before. If `change`
+    /// returns `None`, gives up.
     fn change(&self, mut change: impl FnMut(Word) -> Option<Word>) -> Option<Word> {
         let mut word = self.load();
         loop {
@@ -275,7 +284,7 @@ impl Tracked {
     }
 }
 
-/// How many events ranges share.
+/// The number of events that all ranges share.
 #[cfg(not(loom))]
 const PLACES: usize = 16;
 #[cfg(loom)]
@@ -285,7 +294,7 @@ const PLACES: usize = 1;
 #[derive(Debug)]
 pub(crate) struct Claims {
     pub gate: Gate,
-    /// Rung when a range's claim ends; ranges share the places.
+    /// Rung when a range's claim ends; ranges share the events.
     ended: [Event; PLACES],
 }
 
@@ -304,7 +313,8 @@ impl Claims {
         &self.ended[id.0 as usize % PLACES]
     }
 
-    /// Claims a range if its word is still `word`. `None`: it is not, or is claimed or free.
+    /// Claims a range if its word is still `word`. `None`: the word differs, or the range is
+    /// claimed or free.
     pub fn try_claim_from(
         &'static self,
         id: RangeId,
@@ -347,7 +357,7 @@ impl Claims {
         }
     }
 
-    /// Claims a range if `wanted` holds of its word and nobody has the claim.
+    /// Claims a range if `wanted` holds for its word and no thread has the claim.
     pub fn try_claim(
         &'static self,
         id: RangeId,
@@ -358,8 +368,9 @@ impl Claims {
         Some(claim)
     }
 
-    /// Claims a range if `wanted` holds of its word once nobody else has the claim: a thread that has it may
-    /// be about to change what `wanted` asks for. `None`: it does not hold, or the range is free.
+    /// Claims a range if `wanted` holds for its word once no other thread has the claim: a thread
+    /// that has it may be about to change the bits that `wanted` checks. `None`: it does not hold,
+    /// or the range is free.
     ///
     /// The caller holds no lock and no claim.
     pub fn claim(
@@ -377,14 +388,15 @@ impl Claims {
         }
     }
 
-    /// [`claim`](Claims::claim) of all of these ranges of which `wanted` holds. Where another thread has the
-    /// claim of one, those that this call has are released before it waits, because no order of waiting is
-    /// safe: while a thread waits, the range behind a number can become another one, at another address.
+    /// [`claim`](Claims::claim) for all of these ranges for which `wanted` holds. If another thread
+    /// has the claim of one, this call releases its claims before it waits, because no order of
+    /// waiting is safe: while a thread waits, a number can become another range, at another
+    /// address.
     ///
     /// The caller holds no lock and no claim.
     ///
     /// # Errors
-    /// `ENOMEM`: it has none of them.
+    /// `ENOMEM`: the call has none of the claims.
     pub fn claim_all(
         &'static self,
         ranges: impl Iterator<Item = (RangeId, &'static Tracked)> + Clone,
@@ -407,8 +419,8 @@ impl Claims {
         }
     }
 
-    /// Waits until nobody has the claim. The caller holds no lock, and no claim either: two threads that
-    /// each hold what the other waits for would wait for ever.
+    /// Waits until no thread has the claim. The caller holds no lock and no claim: two threads that
+    /// each hold the claim for which the other waits would wait for ever.
     pub fn wait(&self, id: RangeId, tracked: &Tracked) {
         debug_assert_eq!(own_claims(), 0, "waits for a claim and holds one");
         self.ended(id).wait_until(|| {
@@ -417,7 +429,7 @@ impl Claims {
         });
     }
 
-    /// Puts a free range into use, claimed by the caller. `pins` are there from the beginning.
+    /// Puts a free range into use, claimed by the caller, with `pins` from the beginning.
     pub fn begin(
         &'static self,
         id: RangeId,
@@ -437,41 +449,42 @@ impl Claims {
         tracked.exclusive_at.store(0, Ordering::Relaxed);
         tracked.claimant_or_next_free.store(thread_number(), Ordering::Relaxed);
         let low = u64::from(pins) | flags | Word::CLAIMED;
-        // Not a plain store: a stale pinner of a cache may add and take a pin at any time. None does of a
-        // free range, but the counter goes on.
+        // Not a plain store: a cache's thread with a stale reference may add and remove a pin at
+        // any time. It does not keep a pin of a free range, but the counter changes.
         let _ = tracked.change(|old| Some(Word(old.used().0 & !Word::LOW | low)));
         Claim { claims: self, id, tracked }
     }
 
-    /// In a child, where the caller is the only thread: ends the claims of threads that are not here. What
-    /// they may have been changing is forgotten.
+    /// In a child, where the caller is the only thread: ends the claims of threads that do not
+    /// exist here. State that they may have been changing is forgotten.
     pub fn end_foreign(&self, tracked: &Tracked) {
         let foreign = tracked.claimant_or_next_free.load(Ordering::Relaxed) != thread_number();
         if !(tracked.load().has(Word::CLAIMED) && foreign) {
             return;
         }
-        // SAFETY: the claim's holder does not exist in this process, and no other thread does. What it
-        // left may be half changed, so it is not dropped.
+        // SAFETY: the claim's holder does not exist in this process, and no other thread does. The
+        // side data may be half changed, so it is not dropped.
         std::mem::forget(tracked.side.with_mut(|side| unsafe { &mut *side }.take()));
         if tracked.load().has(Word::OFFERED) {
-            // With the remembered words, for instance, goes what tells a purged page from an intact one.
+            // For example the remembered words are lost, which distinguish a purged page from an
+            // intact one.
             tracked.suspect();
         }
         let _ = tracked.change(|word| Some(word.used().without(Word::CLAIMED)));
     }
 
-    /// In a child.
+    /// In a child, resets the places where threads wait.
     pub fn reset_in_child(&self) {
         self.gate.reset_in_child();
         self.ended.iter().for_each(Event::reset_in_child);
     }
 }
 
-/// How a try to claim a range ended.
+/// The result of a try to claim a range.
 enum Attempt {
     Claimed(Claim),
     /// Another thread has the claim.
     Busy,
-    /// The range is free, or is not as the caller wants it.
+    /// The range is free, or `wanted` does not hold.
     Unwanted,
 }
