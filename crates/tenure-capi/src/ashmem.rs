@@ -46,9 +46,8 @@ pub extern "C" fn tenure_ashmem_get_size_region(fd: c_int) -> c_int {
     status("tenure_ashmem_get_size_region", || {
         // SAFETY: the C caller keeps the descriptor open during the call.
         let size = ashmem::size(unsafe { descriptor(fd)? })?;
-        c_int::try_from(size).map_err(|_| {
-            Failure::new(libc::EOVERFLOW, format!("{size} bytes are more than an int can say"))
-        })
+        c_int::try_from(size)
+            .map_err(|_| Failure::new(libc::EOVERFLOW, format!("{size} bytes do not fit an int")))
     })
 }
 
@@ -64,7 +63,9 @@ pub extern "C" fn tenure_ashmem_set_prot_region(fd: c_int, prot: c_int) -> c_int
         let fd = unsafe { descriptor(fd)? };
         let is_writable = ashmem::is_writable(fd)?;
         if prot & libc::PROT_READ == 0 {
-            return Err(Failure::invalid("reading cannot be taken away; pass PROT_READ, too"));
+            return Err(Failure::invalid(
+                "the right to read cannot be taken away; pass PROT_READ, too",
+            ));
         }
         match prot & libc::PROT_WRITE != 0 {
             true if is_writable => {}

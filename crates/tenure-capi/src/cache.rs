@@ -144,7 +144,7 @@ unsafe fn slice<'a>(what: &str, bytes: *const c_void, len: usize) -> Outcome<&'a
     }
     if bytes.is_null() || len > isize::MAX as usize {
         return Err(Failure::invalid(format!(
-            "the {what} is {len} bytes at {bytes:p}, where no {len} bytes can be"
+            "the {what} is {len} bytes at {bytes:p}, where no {len} bytes can lie"
         )));
     }
     // SAFETY: `bytes` is not NULL here, so it points to `len` bytes that do not change during `'a`,
@@ -374,7 +374,7 @@ pub unsafe extern "C" fn tenure_made_resize(into: *mut tenure_made, len: usize) 
         // SAFETY: `into` is NULL, or what the `make` callback received. While the callback runs,
         // only that callback has a pointer to it.
         let made = unsafe { into.as_mut() }
-            .ok_or_else(|| Failure::invalid("NULL; pass what the make callback was given"))?;
+            .ok_or_else(|| Failure::invalid("NULL; pass the maker that the make callback got"))?;
         let more = len.saturating_sub(made.bytes.len());
         if made.bytes.try_reserve_exact(more).is_err() {
             let why = format!("no memory for {len} bytes; make a smaller value");

@@ -63,7 +63,9 @@ unsafe fn gradual<'a>(g: *const tenure_gradual) -> Outcome<MutexGuard<'a, Gradua
     // function requires.
     match unsafe { g.as_ref() } {
         Some(held) => Ok(held.gradual.lock().unwrap_or_else(PoisonError::into_inner)),
-        None => Err(Failure::invalid("the lock is NULL; pass what tenure_lock_gradually gave")),
+        None => Err(Failure::invalid(
+            "the lock is NULL; pass the one that tenure_lock_gradually returned",
+        )),
     }
 }
 
@@ -180,7 +182,9 @@ pub unsafe extern "C" fn tenure_within_status(
         // SAFETY: the C caller passes NULL, or a lock from `tenure_lock_within` that is not ended
         // yet.
         let Some(held) = (unsafe { w.as_ref() }) else {
-            return Err(Failure::invalid("the lock is NULL; pass what tenure_lock_within gave"));
+            return Err(Failure::invalid(
+                "the lock is NULL; pass the one that tenure_lock_within returned",
+            ));
         };
         let now = held.within.status();
         let value = tenure_within_status {

@@ -106,7 +106,7 @@ fn refused(size: usize) -> Failure {
     } else {
         format!(
             "there is no block for {size} bytes: no addresses, or the kernel refuses to map more; \
-             free something, or raise RLIMIT_AS, RLIMIT_DATA or vm.max_map_count"
+             free memory, or raise RLIMIT_AS, RLIMIT_DATA or vm.max_map_count"
         )
     };
     Failure::new(libc::ENOMEM, text)
@@ -145,7 +145,7 @@ pub extern "C" fn tenure_aligned_alloc(align: usize, size: usize) -> *mut c_void
     pointer("tenure_aligned_alloc", || {
         if !align.is_power_of_two() {
             return Err(Failure::invalid(format!(
-                "the alignment is {align}, which is not a power of two; pass 64 or 4096, say"
+                "the alignment is {align}, which is not a power of two; pass a power of two, as 64 or 4096"
             )));
         }
         block(size, align, false)

@@ -146,7 +146,7 @@ fn request(
     let both = TENURE_POPULATE_ALLOCATE | TENURE_POPULATE_NO_ALLOCATE;
     if opts.flags & !known != 0 || opts.flags & both == both {
         return Err(Failure::invalid(format!(
-            "flags {:#x} has what tenure does not know, or both of ALLOCATE and NO_ALLOCATE",
+            "flags {:#x} have a bit that tenure does not know, or both of ALLOCATE and NO_ALLOCATE",
             opts.flags
         )));
     }
@@ -307,7 +307,7 @@ pub unsafe extern "C" fn tenure_populate_start(
         let opts = unsafe { sized::read(opts, tenure_populate_opts::default()) }?;
         if opts.progress.is_some() {
             return Err(Failure::invalid(
-                "nobody would call progress; ask tenure_populate_progress instead",
+                "no thread would call progress; call tenure_populate_progress instead",
             ));
         }
         let background = request(addr, len, how, &opts)?.start()?;
@@ -322,7 +322,9 @@ unsafe fn background<'a>(p: *const tenure_populating) -> Outcome<&'a Background>
     // function requires.
     match unsafe { p.as_ref() } {
         Some(populating) => Ok(&populating.background),
-        None => Err(Failure::invalid("the populate is NULL; pass what tenure_populate_start gave")),
+        None => Err(Failure::invalid(
+            "the populate is NULL; pass the one that tenure_populate_start returned",
+        )),
     }
 }
 

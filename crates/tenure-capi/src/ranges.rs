@@ -46,7 +46,7 @@ pub(crate) fn found(outcome: Found) -> c_int {
 /// first mark of a range checks it, which takes about 3 us.
 ///
 /// Errors: EINVAL: empty, unaligned or wrapping; shared memory or a file's; locked; not readable and
-/// writable. ENOMEM: part of it is not mapped, or 33 million ranges are known already. EOPNOTSUPP:
+/// writable. ENOMEM: part of it is not mapped, or there are 33 million ranges already. EOPNOTSUPP:
 /// the kernel refuses MADV_FREE. EAGAIN: the worker's thread could not be started. Nothing is marked
 /// then.
 #[unsafe(no_mangle)]

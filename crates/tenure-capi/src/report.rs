@@ -104,7 +104,7 @@ extern "C" fn caught<T, F: FnOnce() -> Outcome<T>>(work: &mut Work<T, F>) {
                 .downcast_ref::<String>()
                 .map(String::as_str)
                 .or(panic.downcast_ref::<&str>().copied())
-                .unwrap_or("for a reason it did not give");
+                .unwrap_or("without a reason");
             let text = format!("a bug inside tenure: it panicked: {text}; please report it");
             record(work.call, &Failure::new(libc::EIO, text));
             // A payload's own drop may panic as well.

@@ -147,7 +147,7 @@ pub unsafe extern "C" fn tenure_retire_configure(settings: *const tenure_retire_
     status("tenure_retire_configure", || {
         if settings.is_null() {
             return Err(Failure::invalid(
-                "no settings; pass what tenure_retire_settings has filled in",
+                "no settings; pass a structure that tenure_retire_settings has filled in",
             ));
         }
         // SAFETY: `settings` is not NULL here, and is as long as its size field says.

@@ -68,7 +68,9 @@ pub unsafe extern "C" fn tenure_settings(out: *mut tenure_settings, size: usize)
 pub unsafe extern "C" fn tenure_configure(settings: *const tenure_settings) -> c_int {
     status("tenure_configure", || {
         if settings.is_null() {
-            return Err(Failure::invalid("no settings; pass what tenure_settings has filled in"));
+            return Err(Failure::invalid(
+                "no settings; pass a structure that tenure_settings has filled in",
+            ));
         }
         // SAFETY: `settings` is not NULL here, and is as long as its size field says.
         let wanted = unsafe { sized::read(settings, in_force())? };

@@ -80,7 +80,7 @@ static void ranges(void)
     FAILS(tenure_shared_wait(s, 0, 1), ETIMEDOUT, "being made");
     CHECK(tenure_shared_finish(s, 0) == 0);
     CHECK(tenure_shared_wait(s, 0, -1) == 0);
-    FAILS(tenure_shared_remake(s, 0), EBUSY, "pinned by somebody else");
+    FAILS(tenure_shared_remake(s, 0), EBUSY, "pinned by another");
     CHECK(tenure_shared_unpin(s, 0, 1) == 0 && tenure_shared_unpin(s, 0, 1) == 0);
     FAILS(tenure_shared_unpin(s, 0, 1), EINVAL, "not pinned");
 

@@ -45,8 +45,8 @@ impl Enforcement {
         match self {
             Enforcement::Kernel => None,
             Enforcement::StandIn { reason } => Some(format!(
-                "stand-in: no memory cgroup is used here ({reason}); the limit is enforced by this \
-                 program, not by the kernel's reclaim and OOM killer"
+                "stand-in: no memory cgroup ({reason}), so this program enforces the limit, not \
+                 the kernel's reclaim and OOM killer"
             )),
         }
     }
