@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn the_stand_in_says_what_it_is() {
         let note = Enforcement::choose(1 << 20, true).note().unwrap();
-        assert!(note.contains("stand-in") && note.contains("not by the kernel"), "{note}");
+        assert!(note.contains("stand-in") && note.contains("not the kernel"), "{note}");
         assert_eq!(Enforcement::Kernel.note(), None);
     }
 }

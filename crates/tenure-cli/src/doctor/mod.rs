@@ -325,6 +325,6 @@ mod tests {
         assert!(shown.lines().all(|line| line.len() <= 60), "{text}");
         assert!(text.contains("1 of 2 work, 1 replaced, 0 missing"), "{text}");
         assert!(text.contains("does not work: it is nowhere"), "{text}");
-        assert!(text.contains("locked up to 8 MiB (hard limit unlimited)"), "{text}");
+        assert!(text.contains("may lock up to 8 MiB (hard limit unlimited)"), "{text}");
     }
 }
