@@ -261,7 +261,7 @@ fn read_words(
     let (count, shards, stride) = (numbers[0], numbers[1], numbers[2]);
     let names: Vec<&str> = names.split_ascii_whitespace().collect();
     if count > 256 || shards > 256 || stride > 1 << 20 || names.len() as u64 != count {
-        return Err(wrong("there are too many figures, or fewer or more than names"));
+        return Err(wrong("there are too many figures, or not as many as names"));
     }
     for shard in 0..shards {
         let place =

@@ -204,7 +204,7 @@ impl fmt::Display for Explanation {
         if self.memory_free < self.bytes {
             writeln!(
                 f,
-                "  Less memory is free: the kernel may allow the lock, and then kill a process."
+                "  Less memory is free: the kernel may allow the lock, and then call its OOM killer."
             )?;
         }
         let lines = self.lines();
