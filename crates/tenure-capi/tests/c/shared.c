@@ -111,7 +111,7 @@ static void errors(void)
     FAILS_NULL(tenure_shared_new(MIB, &opts), EINVAL, "power of two");
     opts.chunk_size = PAGE;
     opts.processes = 2000;
-    FAILS_NULL(tenure_shared_new(MIB, &opts), EINVAL, "2000 processes");
+    FAILS_NULL(tenure_shared_new(MIB, &opts), EINVAL, "processes is 2000");
     opts.processes = 3;
     struct tenure_shared *s = tenure_shared_new(MIB, &opts);
     CHECK(s && tenure_shared_chunks(s) == MIB / PAGE);
